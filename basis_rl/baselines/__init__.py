@@ -1,0 +1,25 @@
+"""Baselines: how the advantage of a rollout is estimated. One short file a family, all behind one contract."""
+
+from basis_rl.baselines.base import Baseline, CenterScale, check_state_keys, scorable_rows
+from basis_rl.baselines.basis import Basis
+from basis_rl.baselines.batch import BatchMean, NoBaseline
+from basis_rl.baselines.checks import BaselineError, check_baseline
+from basis_rl.baselines.group import DrGrpo, Grpo, Rloo
+from basis_rl.baselines.registry import BASELINES, build_baseline
+
+__all__ = [
+    "BASELINES",
+    "Baseline",
+    "BaselineError",
+    "Basis",
+    "BatchMean",
+    "CenterScale",
+    "DrGrpo",
+    "Grpo",
+    "NoBaseline",
+    "Rloo",
+    "build_baseline",
+    "check_baseline",
+    "check_state_keys",
+    "scorable_rows",
+]

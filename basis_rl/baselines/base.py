@@ -1,0 +1,107 @@
+"""The contract of a baseline.
+
+Every rank receives the same global batch in the same order and runs the same deterministic code. So a baseline holds no
+collective, cannot deadlock, does not depend on the world size, and can be tested on one CPU.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from basis_rl.types import Advantages, RolloutBatch, RunContext
+
+
+class Baseline(ABC):
+    """How the advantage of a rollout is estimated: ``A = (r - b) / s``.
+
+    Subclasses implement `advantages`; those with state also `update`, `state_dict` and `load_state_dict`.
+
+    Class attributes:
+        requires: optional fields of `RolloutBatch` that it reads: ``{"energies", "greedy_rewards", ...}``.
+        scope: ``"group"`` if a group's result does not depend on other groups, else ``"batch"``.
+        min_group_size: 1 or 2, checked against ``num_generations`` when the trainer is built.
+        uses_own_reward: whether ``b_i`` depends on ``r_i``. If it does, the gradient is biased (by a factor such as
+            ``1 - 1/G`` for a group mean), which is a choice to be made knowingly.
+    """
+
+    requires: ClassVar[frozenset[str]] = frozenset()
+    scope: ClassVar[Literal["batch", "group"]] = "batch"
+    min_group_size: ClassVar[int] = 1
+    uses_own_reward: ClassVar[bool] = False
+
+    @abstractmethod
+    def advantages(self, batch: RolloutBatch) -> Advantages:
+        """Advantages of one generation batch. Must not change the object's state."""
+
+    def update(self, batch: RolloutBatch) -> None:  # noqa: B027
+        """Learn from a batch. Called once, after the policy was updated on it, in training only."""
+
+    def validate(self, run: RunContext) -> None:  # noqa: B027
+        """Check the run before anything is spent.
+
+        Raises:
+            ValueError: if the baseline cannot serve this run; names the thing and the way out.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors, numbers and strings from which `load_state_dict` restores the object exactly."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`'s result.
+
+        Raises:
+            ValueError: on a missing or an unexpected key.
+        """
+        check_state_keys(self, state, expected=())
+
+
+def check_state_keys(owner: object, state: Mapping[str, Any], expected: tuple[str, ...]) -> None:
+    """Raise ValueError unless the keys of `state` are exactly `expected`."""
+    missing, unexpected = sorted(set(expected) - set(state)), sorted(set(state) - set(expected))
+    if missing or unexpected:
+        raise ValueError(
+            f"The state of {type(owner).__name__} does not fit: missing keys {missing}, unexpected keys {unexpected}. "
+            "It was saved by another baseline or another version of it."
+        )
+
+
+def scorable_rows(batch: RolloutBatch) -> Tensor:
+    """``(N,)`` bool on CPU: the reward is not NaN and the policy sampled at least one token of the row."""
+    return (~batch.rewards.isnan() & batch.action_mask.any(dim=1)).cpu()
+
+
+class CenterScale(Baseline):
+    """``A_i = (r_i - center_i) / (scale_i + eps)``: an estimator that is only a center and a scale, one value a rollout.
+
+    Subclasses give `center` and, where they scale, `scale`, each ``(N,)`` float64 on CPU. A row without a reward, or for
+    which the center or the scale is undefined (NaN: too few scored rollouts), gets ``A = 0``; the share of such rows
+    among the scored ones is the metric ``undefined``.
+    """
+
+    eps: float = 0.0
+
+    @abstractmethod
+    def center(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        """``(N,)`` the baseline of each row, NaN where undefined."""
+
+    def scale(self, rewards: Tensor, group_ids: Tensor) -> Tensor | None:
+        """``(N,)`` what to divide by, NaN where undefined; None divides by nothing."""
+        return None
+
+    def advantages(self, batch: RolloutBatch) -> Advantages:
+        rewards, group_ids = batch.rewards.double().cpu(), batch.group_ids.cpu()
+        scorable = scorable_rows(batch)
+        center, scale = self.center(rewards, group_ids), self.scale(rewards, group_ids)
+        values = rewards - center
+        if scale is not None:
+            values = values / (scale + self.eps)
+        undefined = scorable & values.isnan()
+        values = torch.where(scorable, torch.nan_to_num(values, nan=0.0), 0.0)
+        share = float(undefined.sum() / scorable.sum().clamp(min=1))
+        return Advantages(values=values, baseline=torch.nan_to_num(center, nan=0.0), metrics={"undefined": share})

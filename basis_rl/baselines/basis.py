@@ -1,0 +1,159 @@
+"""BASIS: one rollout a prompt, the whole batch as the baseline (Gong et al. 2026)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from basis_rl.baselines.base import Baseline, scorable_rows
+from basis_rl.functional.blue import WEIGHTINGS, Weighting, cross_entropy, mean_squared_error, refine
+from basis_rl.functional.tilt import beta_grid
+from basis_rl.types import Advantages, RolloutBatch, RunContext
+from basis_rl.values.table import ValueTable
+
+Calibration = Literal["common", "likelihood", "literal"]
+
+# Elements of a (beta, rollout) block: small enough for the cache, and memory stays O(N) whatever the grid. Measured in
+# benchmarks/basis_speed.py.
+_BLOCK = 1 << 14
+
+
+class Basis(Baseline):
+    """``A_i = r_i - b_i``, with ``b_i`` the value of prompt i as the other prompts of the batch tell it (Algorithm 1).
+
+    1. For each candidate ``beta`` the table gives the initial value ``V_i`` of the tilted reference policy (Eq. 5).
+    2. ``b_i`` refines ``V_i`` with the rewards of the other rollouts of the batch (Eqs. 7, 8, 9: `refine`).
+    3. ``beta`` is the candidate that explains this batch's rewards best:
+
+       - ``common`` minimises ``mean_i (r_i - b_i)^2`` (Eq. 6) over one set of prompts, the same for every beta;
+       - ``likelihood`` minimises the cross-entropy of ``r_i`` under ``V_i``, over the same set;
+       - ``literal`` is Eq. 6 to the letter: the average runs over the prompts that are active FOR THAT beta. Small betas
+         drop all but the hardest prompts, which have almost no variance, so they win and ruin the baseline. It is here
+         to be compared with, not to be used.
+
+    A prompt is active if ``epsilon < V_i < 1 - epsilon`` (Eq. 4), where ``V_i`` is the reference policy's value
+    (``common``, ``likelihood``) or the value at that beta (``literal``). Others fall back to ``b = 0``, and so does a
+    batch with fewer than two active prompts (Appendix D). With ``smoothing > 0`` no prompt is inactive.
+
+    ``b_i`` uses ``r_i`` only through the choice of beta, a number that all rewards of the batch choose together.
+    Rollouts of the same prompt (G > 1) count as further sources. No scaling.
+
+    Departures from the paper: ``smoothing`` (0.5 = Jeffreys; 0 = the paper), the common set, and rewards other than 0/1
+    (see `ValueTable.tilt`). Values are clamped to ``[epsilon, 1 - epsilon]`` before they become weights.
+
+    Metrics: ``beta``; ``active``, the share of rollouts with an active prompt; ``fallback``, the share of scored rollouts
+    with ``b = 0`` for want of one; ``calibration_loss``, the minimum.
+
+    Args:
+        values: the table, its folder, or its Hub id.
+        weighting: ``unb`` (best linear unbiased), ``vop`` (shrunk towards 0) or ``rvg`` (mean of ratios).
+        smoothing: pseudo-rollouts at each end of the reward range, >= 0.
+        epsilon: activity threshold, in (0, 0.5).
+        calibration: how beta is chosen.
+        accept_mismatch: use the table although it was built for another model, template, reward or sampling.
+
+    Raises:
+        ValueError: a parameter out of its range, or a table that cannot be read.
+    """
+
+    uses_own_reward = True
+
+    def __init__(
+        self,
+        values: ValueTable | str | Path,
+        weighting: Weighting = "unb",
+        smoothing: float = 0.5,
+        epsilon: float = 1e-6,
+        calibration: Calibration = "common",
+        accept_mismatch: bool = False,
+    ) -> None:
+        if weighting not in WEIGHTINGS:
+            raise ValueError(f"basis: weighting must be one of {', '.join(WEIGHTINGS)}, got '{weighting}'.")
+        if calibration not in get_args(Calibration):
+            raise ValueError(
+                f"basis: calibration must be one of {', '.join(get_args(Calibration))}, got '{calibration}'."
+            )
+        if smoothing < 0 or not 0 < epsilon < 0.5:
+            raise ValueError(f"basis: needs smoothing >= 0 and 0 < epsilon < 0.5, got {smoothing} and {epsilon}.")
+        self.values = values if isinstance(values, ValueTable) else ValueTable.load(values)
+        self.weighting: Weighting = weighting
+        self.smoothing, self.epsilon, self.calibration = smoothing, epsilon, calibration
+        self.accept_mismatch = accept_mismatch
+        self.betas = beta_grid()
+
+    def validate(self, run: RunContext) -> None:
+        self.values.check(run, accept_mismatch=self.accept_mismatch)
+
+    def advantages(self, batch: RolloutBatch) -> Advantages:
+        low, high = self.values.reward_range
+        rewards = (batch.rewards.double().cpu() - low) / (high - low)
+        tilt = self.values.tilt(batch.prompt_ids, self.smoothing)
+        reference, _ = tilt(torch.tensor([torch.inf], dtype=torch.float64))
+        candidates = _Candidates(self, tilt, rewards, self._inside(reference[0]))
+        beta, loss = self._calibrate(candidates)
+
+        refined, active = candidates.refine(beta[None])
+        sources = active[0] & ~rewards.isnan()
+        served = active[0] & (sources.sum() - sources.long() > 0)
+        baseline = torch.where(served, low + (high - low) * refined[0], 0.0)
+        scorable = scorable_rows(batch)
+        values = torch.where(scorable, torch.nan_to_num(batch.rewards.double().cpu() - baseline, nan=0.0), 0.0)
+        metrics = {
+            "beta": float(beta),
+            "active": float(active[0].double().mean()),
+            "fallback": float((scorable & ~served).sum() / scorable.sum().clamp(min=1)),
+            "calibration_loss": loss,
+        }
+        return Advantages(values=values, baseline=baseline, metrics=metrics)
+
+    def _inside(self, values: Tensor) -> Tensor:
+        return (values > self.epsilon) & (values < 1 - self.epsilon)
+
+    def _calibrate(self, candidates: _Candidates) -> tuple[Tensor, float]:
+        """The best beta of the grid and its loss; the largest one where nothing can be learnt from the batch."""
+        block = max(1, _BLOCK // max(1, len(candidates.rewards)))
+        curve = torch.cat([candidates.loss(betas) for betas in self.betas.split(block)])
+        if not bool(curve.isfinite().any()):
+            return self.betas[-1], float("nan")
+        best = int(curve.argmin())
+        return self.betas[best], float(curve[best])
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """One batch, seen under candidate betas. Rewards ``(N,)`` and values on the scale where the range is (0, 1)."""
+
+    basis: Basis
+    tilt: Callable[[Tensor], tuple[Tensor, Tensor]]
+    rewards: Tensor
+    common: Tensor
+
+    def values(self, betas: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Clamped values and variances, and who is active, each ``(K, N)``."""
+        values, variances = self.tilt(betas)
+        epsilon = self.basis.epsilon
+        literal = self.basis.calibration == "literal"
+        active = self.basis._inside(values) if literal else self.common.expand_as(values)
+        return values.clamp(epsilon, 1 - epsilon), variances.clamp(min=epsilon * (1 - epsilon)), active
+
+    def refine(self, betas: Tensor) -> tuple[Tensor, Tensor]:
+        """Refined baselines, and who is active, each ``(K, N)``."""
+        values, variances, active = self.values(betas)
+        return refine(values, variances, self.rewards, active, self.basis.weighting), active
+
+    def loss(self, betas: Tensor) -> Tensor:
+        """``(K,)`` what calibration minimises; infinity where fewer than two active rollouts have a reward."""
+        if self.basis.calibration == "likelihood":
+            values, _, active = self.values(betas)
+            scored = active & ~self.rewards.isnan()
+            losses = cross_entropy(values, self.rewards.clamp(0.0, 1.0), scored)
+        else:
+            refined, active = self.refine(betas)
+            scored = active & ~self.rewards.isnan()
+            losses = mean_squared_error(refined, self.rewards, scored)
+        return torch.where(scored.sum(dim=-1) > 1, losses, torch.inf)

@@ -1,0 +1,48 @@
+"""Every baseline by its name: the names of YAML recipes and of ``BasisTrainer(baseline=...)``."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Collection
+from typing import Any
+
+from basis_rl.baselines.base import Baseline
+from basis_rl.baselines.basis import Basis
+from basis_rl.baselines.batch import BatchMean, NoBaseline
+from basis_rl.baselines.group import DrGrpo, Grpo, Rloo
+
+BASELINES: dict[str, type[Baseline]] = {
+    "none": NoBaseline,
+    "batch_mean": BatchMean,
+    "grpo": Grpo,
+    "dr_grpo": DrGrpo,
+    "rloo": Rloo,
+    "basis": Basis,
+}
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """``" Did you mean 'x'?"`` for the known name that is nearest to `name`, or an empty string."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean '{near[0]}'?" if near else ""
+
+
+def build_baseline(name: str, **params: Any) -> Baseline:
+    """The registered baseline `name`, built with `params`.
+
+    Raises:
+        ValueError: unknown name, unknown or missing parameter, or a parameter that the baseline refuses.
+    """
+    if name not in BASELINES:
+        raise ValueError(f"Unknown baseline '{name}'.{did_you_mean(name, BASELINES)} Known: {', '.join(BASELINES)}.")
+    signature = inspect.signature(BASELINES[name])
+    for key in params:
+        if key not in signature.parameters:
+            known = ", ".join(signature.parameters) or "none"
+            hint = did_you_mean(key, signature.parameters)
+            raise ValueError(f"Baseline '{name}' has no parameter '{key}'.{hint} Its parameters: {known}.")
+    for parameter in signature.parameters.values():
+        if parameter.default is parameter.empty and parameter.name not in params:
+            raise ValueError(f"Baseline '{name}' needs the parameter '{parameter.name}' (recipe: `baseline_kwargs`).")
+    return BASELINES[name](**params)

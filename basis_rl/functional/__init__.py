@@ -1,0 +1,1 @@
+"""Pure tensor functions: no state, no I/O, no collectives, no configuration."""

@@ -1,0 +1,78 @@
+"""Batchwise refinement of BASIS: a prompt's value from the rewards of the OTHER prompts of the batch.
+
+All three rules are leave-one-out sums, total minus own term: O(N) for each beta, no ``N x N`` matrix.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+Weighting = Literal["unb", "vop", "rvg"]
+WEIGHTINGS: tuple[str, ...] = get_args(Weighting)
+
+
+def refine(values: Tensor, variances: Tensor, rewards: Tensor, active: Tensor, weighting: Weighting) -> Tensor:
+    """Leave-one-out baselines of BASIS for each candidate beta.
+
+    With ``S`` the rows that are active for that beta and have a reward, and ``var_j`` the reward's variance::
+
+        unb   b_i = V_i * sum_{j in S, j != i} (V_j r_j / var_j) / sum_{j in S, j != i} (V_j^2 / var_j)         Eq. 7
+        vop   the same with 1 + in the denominator                                                            Eq. 8
+        rvg   b_i = V_i / |S \\ i| * sum_{j in S, j != i} r_j / V_j                                              Eq. 9
+
+    Eq. 3 of the paper's main text lost the square in its denominator; Eq. 7 and the proof in E.1 are right. The own
+    reward ``r_i`` is never used, so the policy gradient stays unbiased.
+
+    Args:
+        values: ``(K, N)`` initial values ``V``, in (0, 1) on active rows.
+        variances: ``(K, N)`` their reward variances, positive on active rows.
+        rewards: ``(N,)`` float64, NaN = not scored.
+        active: ``(K, N)`` or ``(N,)`` bool.
+        weighting: the rule.
+
+    Returns:
+        ``(K, N)`` float64; 0 where a row is not active, or has no other active scored row to learn from.
+    """
+    assert weighting in WEIGHTINGS, weighting
+    active = active.expand_as(values)
+    sources = active & ~rewards.isnan()
+    r = torch.nan_to_num(rewards, nan=0.0)
+    if weighting == "rvg":
+        inverse = torch.where(sources, 1.0 / values, 0.0)
+        numerator, denominator = inverse * r, sources.double()
+    else:
+        weight = torch.where(sources, values / variances, 0.0)
+        numerator, denominator = weight * r, weight * values.masked_fill(~sources, 0.0)
+    numerator = numerator.sum(dim=-1, keepdim=True) - numerator
+    denominator = denominator.sum(dim=-1, keepdim=True) - denominator
+    if weighting == "vop":
+        denominator = denominator + 1.0
+    others = sources.sum(dim=-1, keepdim=True) - sources.long()
+    usable = active & (others > 0)
+    # A row that outweighs all others can round the difference to 0; the smallest normal keeps the quotient finite.
+    denominator = denominator.clamp(min=torch.finfo(torch.float64).tiny)
+    return torch.where(usable, values * numerator / denominator, 0.0)
+
+
+def mean_squared_error(baselines: Tensor, rewards: Tensor, scored: Tensor) -> Tensor:
+    """``L_beta = mean_{i in scored} (r_i - b_i)^2``, Eq. 6; infinity where no row is scored. ``(K, N) -> (K,)``."""
+    scored = scored.expand_as(baselines)
+    count = scored.sum(dim=-1)
+    errors = torch.where(scored, (torch.nan_to_num(rewards, nan=0.0) - baselines) ** 2, 0.0).sum(dim=-1)
+    return torch.where(count > 0, errors / count.clamp(min=1), torch.inf)
+
+
+def cross_entropy(values: Tensor, rewards: Tensor, scored: Tensor) -> Tensor:
+    """``L_beta = -mean_i [r_i log V_i + (1 - r_i) log(1 - V_i)]`` for rewards in [0, 1]. ``(K, N) -> (K,)``.
+
+    The Bernoulli likelihood of the initial values; for other rewards in [0, 1] the proper scoring rule that the mean
+    minimises.
+    """
+    scored = scored.expand_as(values)
+    count = scored.sum(dim=-1)
+    r = torch.nan_to_num(rewards, nan=0.0)
+    terms = -(torch.xlogy(r, values) + torch.xlogy(1.0 - r, 1.0 - values))
+    return torch.where(count > 0, torch.where(scored, terms, 0.0).sum(dim=-1) / count.clamp(min=1), torch.inf)

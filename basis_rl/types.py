@@ -1,0 +1,88 @@
+"""Data that passes between the layers.
+
+Shape legend, used by every docstring of the package:
+
+======  =====================================================================================
+``N``   rollouts of one generation batch, over all ranks
+``T``   completion tokens, padded to the longest completion of the batch
+``P``   prompts
+``G``   rollouts of one prompt (``num_generations``)
+``K``   candidate values of the tilt ``beta``
+``n``   reference rollouts of one prompt in a value table
+======  =====================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutBatch:
+    """One generation batch, identical on every rank, rows in rank-major sampler order.
+
+    Attributes:
+        rewards: ``(N,)`` float32, weighted sum of the reward functions; NaN = could not be scored.
+        group_ids: ``(N,)`` int64, rollouts of one prompt share one id; groups may be ragged and in any order.
+        prompt_ids: ``N`` stable content hashes of the prompts, the keys into tables.
+        action_mask: ``(N, T)`` bool, tokens that the policy sampled (no padding, no tool output).
+        energies: ``(N, T)`` float32, ``w_t = 1 - 2 pi(y_t) + sum_v pi(v)^2``; only if the baseline asks.
+        kl: ``(N, T)`` float32, KL penalty of each token, coefficient included; None unless KL is placed in the reward.
+        rollout_weights: ``(N, T)`` float32, truncated ``pi_theta / pi_behaviour``; only if the baseline asks.
+        greedy_rewards: ``(N,)`` reward of the prompt's greedy rollout; only if the baseline asks.
+        step: index of the generation batch.
+    """
+
+    rewards: Tensor
+    group_ids: Tensor
+    prompt_ids: list[str]
+    action_mask: Tensor
+    energies: Tensor | None = None
+    kl: Tensor | None = None
+    rollout_weights: Tensor | None = None
+    greedy_rewards: Tensor | None = None
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        n = self.rewards.shape[0]
+        assert self.rewards.ndim == 1, f"rewards must be (N,), got {tuple(self.rewards.shape)}"
+        assert self.group_ids.shape == (n,), f"group_ids must be ({n},), got {tuple(self.group_ids.shape)}"
+        assert len(self.prompt_ids) == n, f"{len(self.prompt_ids)} prompt_ids for {n} rewards"
+        assert self.action_mask.ndim == 2, f"action_mask must be (N, T), got {tuple(self.action_mask.shape)}"
+        assert self.action_mask.shape[0] == n, f"action_mask has {self.action_mask.shape[0]} rows, rewards {n}"
+        for name in ("energies", "kl", "rollout_weights"):
+            value: Tensor | None = getattr(self, name)
+            assert value is None or value.shape == self.action_mask.shape, f"{name} must be {self.action_mask.shape}"
+        assert self.greedy_rewards is None or self.greedy_rewards.shape == (n,), f"greedy_rewards must be ({n},)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advantages:
+    """What a baseline makes of a batch.
+
+    Attributes:
+        values: ``(N,)`` or ``(N, T)``; exactly 0 where the reward is NaN or the mask is 0.
+        baseline: ``(N,)`` or ``(N, T)``, in reward units.
+        metrics: scalars of this batch, already global (every rank computes the same ones).
+    """
+
+    values: Tensor
+    baseline: Tensor
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """What a baseline may check before a run starts (`Baseline.validate`).
+
+    Attributes:
+        prompts: id of every training prompt -> fingerprint of the text that the model is given for it.
+        provenance: what identifies the run's rollouts and rewards (model, revision, chat template, reward, sampling).
+            A key that is unknown is absent.
+    """
+
+    prompts: Mapping[str, str]
+    provenance: Mapping[str, str | float]

@@ -1,0 +1,61 @@
+"""What identifies a model, a prompt format and a reward, so that a value table is not used for another run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_EDGE = 1 << 20
+
+
+def fingerprint(text: str) -> str:
+    """First 16 hex digits of the SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def model_revision(name_or_path: str, commit: str | None = None) -> str | None:
+    """The commit of a Hub model, or for a local folder a hash over its weights; None where neither is known.
+
+    The hash covers name, size and both ends (1 MiB) of each weight file: two checkpoints of one run differ in all their
+    weights, and reading a hundred gigabytes whole would cost minutes.
+    """
+    folder = Path(name_or_path)
+    if not folder.is_dir():
+        return commit
+    digest = hashlib.sha256()
+    weights = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
+    for path in weights:
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(_EDGE))
+            file.seek(max(0, size - _EDGE))
+            digest.update(file.read(_EDGE))
+    return digest.hexdigest()[:16] if weights else None
+
+
+def reward_identity(reward_funcs: Sequence[Callable[..., Any]], weights: Sequence[float] | None = None) -> str:
+    """Names of the reward functions with the ``version`` that they state, and the weights where they are not all 1."""
+    names = []
+    for func in reward_funcs:
+        name = getattr(func, "__name__", type(func).__name__)
+        version = getattr(func, "version", None)
+        names.append(f"{name}[{version}]" if version else name)
+    if weights is not None and any(w != 1 for w in weights):
+        names = [f"{w:g}*{name}" for w, name in zip(weights, names, strict=True)]
+    return " + ".join(names)
+
+
+def mismatches(table: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
+    """One line for each fact on which table and run contradict each other; what either does not know is passed over."""
+    keys = set(table) & set(run)
+    if "revision" in keys:  # the weights themselves are known on both sides: their name may differ
+        keys.discard("model")
+    return [
+        f"{key}: table {json.dumps(table[key])}, run {json.dumps(run[key])}"
+        for key in sorted(keys)
+        if table[key] is not None and run[key] is not None and table[key] != run[key]
+    ]

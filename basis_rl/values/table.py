@@ -1,0 +1,227 @@
+"""`ValueTable`: rewards of the reference model's rollouts, prompt by prompt, and the values that follow from them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from basis_rl.functional.tilt import tilt_bernoulli, tilt_samples
+from basis_rl.types import RunContext
+from basis_rl.values.provenance import mismatches
+
+_REWARDS, _METADATA, _FORMAT = "rewards.parquet", "metadata.json", 1
+_REBUILD = "Build a table for this run with `basis-rl values RECIPE`"
+
+
+class ValueTable:
+    """Rewards of ``n`` reference rollouts for each of P prompts, with their provenance.
+
+    On disk it is a folder: ``rewards.parquet`` (prompt_id, fingerprint of the rendered prompt, rewards) and
+    ``metadata.json`` (format, reward range, provenance).
+
+    Attributes:
+        provenance: what identifies the rollouts: model, revision, chat template, reward, sampling parameters, date.
+        reward_range: ``(low, high)``, the scale on which values live; see `tilt`.
+        source: where the table came from, for messages.
+    """
+
+    def __init__(
+        self,
+        rewards: Mapping[str, Sequence[float]],
+        *,
+        fingerprints: Mapping[str, str] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+        reward_range: tuple[float, float] | None = None,
+        source: str = "in memory",
+    ) -> None:
+        self.prompt_ids = list(rewards)
+        self._row = {prompt_id: row for row, prompt_id in enumerate(self.prompt_ids)}
+        self.fingerprints = dict(fingerprints or {})
+        self.provenance = dict(provenance or {})
+        self.source = source
+        scored = [np.asarray([r for r in rs if r is not None and not np.isnan(r)], np.float64) for rs in rewards.values()]
+        if not scored:
+            raise ValueError("A value table needs at least one prompt.")
+        empty = [prompt_id for prompt_id, rs in zip(self.prompt_ids, scored, strict=True) if rs.size == 0]
+        if empty:
+            raise ValueError(f"{len(empty)} prompts have no scored rollout (first: '{empty[0]}'). Leave them out.")
+        self._rewards = scored
+        self._count = torch.tensor([float(rs.size) for rs in scored], dtype=torch.float64)
+        flat = np.concatenate(scored)
+        self.reward_range = reward_range or _default_range(flat)
+        low, high = self.reward_range
+        if not low < high or flat.min() < low or flat.max() > high:
+            raise ValueError(f"reward_range {self.reward_range} must hold all rewards ({flat.min()} to {flat.max()}).")
+        self._mean = torch.tensor([(rs.mean() - low) / (high - low) for rs in scored], dtype=torch.float64)
+        self._binary = bool(np.isin(flat, self.reward_range).all())
+
+    @classmethod
+    def from_rewards(cls, rewards: Mapping[str, Sequence[float]], **kwargs: Any) -> ValueTable:
+        """A table from ``{prompt_id: [reward of each reference rollout]}``; NaN and None are left out.
+
+        Raises:
+            ValueError: no prompts, or a prompt without a scored rollout.
+        """
+        return cls(rewards, **kwargs)
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids)
+
+    def __contains__(self, prompt_id: str) -> bool:
+        return prompt_id in self._row
+
+    def rewards(self, prompt_id: str) -> list[float]:
+        """The scored rewards of one prompt."""
+        rewards: list[float] = self._rewards[self._row[prompt_id]].tolist()
+        return rewards
+
+    @property
+    def means(self) -> Tensor:
+        """``(P,)`` mean reward of each prompt, on the scale where ``reward_range`` is (0, 1)."""
+        return self._mean
+
+    def tilt(self, prompt_ids: Sequence[str], smoothing: float = 0.0) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """Mean and variance of the reward under the tilted reference policy, as a function of beta (BASIS Eq. 5, App. D).
+
+        Rewards are taken on the scale where ``reward_range`` is (0, 1), and ``beta`` with them: for 0/1 rewards that is
+        the paper; for others it makes the values equivariant under any change of the reward's unit. ``smoothing = s``
+        adds s pseudo-rollouts at each end of the range, ``p = (k + s) / (n + 2 s)`` for k successes; s = 0.5 is the
+        Jeffreys prior, s = 0 the paper.
+
+        Args:
+            prompt_ids: N ids, all in the table.
+            smoothing: s >= 0.
+
+        Returns:
+            A function from ``betas`` (``(K,)``, positive; infinity is the reference policy) to values and variances,
+            each ``(K, N)`` float64, in (0, 1) units. The table is looked up once, not at each call.
+        """
+        rows = [self._row[prompt_id] for prompt_id in prompt_ids]
+        if self._binary:
+            n, p = self._count[rows], self._mean[rows]
+            return partial(tilt_bernoulli, (p * n + smoothing) / (n + 2 * smoothing))
+        low, high = self.reward_range
+        width = max(len(self._rewards[row]) for row in rows) + 2
+        samples, weights = np.full((len(rows), width), np.nan), np.ones((len(rows), width))
+        samples[:, 0], samples[:, 1], weights[:, :2] = 0.0, 1.0, smoothing
+        for i, row in enumerate(rows):
+            samples[i, 2 : 2 + len(self._rewards[row])] = (self._rewards[row] - low) / (high - low)
+        return partial(tilt_samples, torch.from_numpy(samples), torch.from_numpy(weights))
+
+    def check(self, run: RunContext, *, accept_mismatch: bool = False) -> None:
+        """Refuse a run that this table was not built for.
+
+        Raises:
+            ValueError: a training prompt is not in the table, or model, template, reward or sampling contradict the
+                run's (not raised with `accept_mismatch`). Both sides are named.
+        """
+        missing = [prompt_id for prompt_id in run.prompts if prompt_id not in self._row]
+        if missing:
+            raise ValueError(
+                f"{len(missing)} of {len(run.prompts)} training prompts are not in the value table ({self.source}, "
+                f"{len(self)} prompts); the first is prompt_id '{missing[0]}'. {_REBUILD}, or leave those prompts out."
+            )
+        if accept_mismatch:
+            return
+        problems = mismatches(self.provenance, run.provenance)
+        rendered = {k: v for k, v in run.prompts.items() if self.fingerprints.get(k, v) != v}
+        if rendered and not any(problem.startswith("chat_template") for problem in problems):
+            first, there = next(iter(rendered.items()))
+            problems.append(
+                f"prompt text: {len(rendered)} prompts are rendered otherwise (system prompt or prompt template); "
+                f"prompt_id '{first}': table {self.fingerprints[first]}, run {there}"
+            )
+        if problems:
+            raise ValueError(
+                f"The value table ({self.source}) was built for another run:\n  "
+                + "\n  ".join(problems)
+                + f"\n{_REBUILD}, or set `accept_mismatch: true` in `baseline_kwargs` if you know that it fits."
+            )
+
+    def save(self, path: str | Path) -> Path:
+        """Write the folder `path`, replacing a table that is there; a crash leaves either the old or the new one."""
+        path = Path(path)
+        part = path.with_name(f".{path.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        columns = {
+            "prompt_id": self.prompt_ids,
+            "fingerprint": [self.fingerprints.get(prompt_id) for prompt_id in self.prompt_ids],
+            "rewards": [rs.tolist() for rs in self._rewards],
+        }
+        types = {"prompt_id": pa.string(), "fingerprint": pa.string(), "rewards": pa.list_(pa.float64())}
+        pq.write_table(pa.table(columns, schema=pa.schema(types.items())), part / _REWARDS)
+        metadata = {"format": _FORMAT, "reward_range": self.reward_range, "provenance": self.provenance}
+        (part / _METADATA).write_text(json.dumps(metadata, indent=2) + "\n")
+        if path.exists():
+            if not (path / _METADATA).is_file():
+                raise ValueError(f"'{path}' exists and is not a value table; it is left alone. Choose another folder.")
+            shutil.rmtree(path)
+        part.rename(path)
+        return path
+
+    @classmethod
+    def load(cls, path_or_hub_id: str | Path, *, revision: str | None = None) -> ValueTable:
+        """A table from a folder, or from a dataset repository on the Hub (``owner/name``).
+
+        Raises:
+            ValueError: neither a table's folder nor a repository that can be read.
+        """
+        folder = Path(path_or_hub_id)
+        if not folder.is_dir():
+            folder = _download(str(path_or_hub_id), revision)
+        if not (folder / _METADATA).is_file():
+            raise ValueError(f"'{folder}' is not a value table: it has no {_METADATA}.")
+        metadata = json.loads((folder / _METADATA).read_text())
+        if metadata["format"] > _FORMAT:
+            raise ValueError(f"'{folder}' was written by a newer basis-rl (format {metadata['format']}). Upgrade it.")
+        table = pq.read_table(folder / _REWARDS).to_pydict()
+        fingerprints = zip(table["prompt_id"], table["fingerprint"], strict=True)
+        low, high = metadata["reward_range"]
+        return cls(
+            dict(zip(table["prompt_id"], table["rewards"], strict=True)),
+            fingerprints={prompt_id: value for prompt_id, value in fingerprints if value is not None},
+            provenance=metadata["provenance"],
+            reward_range=(low, high),
+            source=str(path_or_hub_id),
+        )
+
+    def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
+        """Upload the table as a dataset repository and return its address."""
+        import tempfile
+
+        from huggingface_hub import HfApi
+
+        api = HfApi(token=token)
+        url = api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = self.save(Path(temporary) / "table")
+            api.upload_folder(repo_id=repo_id, folder_path=folder, repo_type="dataset", commit_message="Value table")
+        return str(url)
+
+
+def _default_range(rewards: np.ndarray) -> tuple[float, float]:
+    low, high = float(rewards.min()), float(rewards.max())
+    return (0.0, 1.0) if low >= 0.0 and high <= 1.0 else (low, high if high > low else low + 1.0)
+
+
+def _download(repo_id: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repo_id, repo_type="dataset", revision=revision))
+    except Exception as error:
+        raise ValueError(
+            f"There is no value table at '{repo_id}': not a folder, and not a dataset repository on the Hub that could "
+            f"be read ({type(error).__name__}). Build it with `basis-rl values RECIPE`."
+        ) from error

@@ -1,0 +1,137 @@
+"""BASIS on simulated rewards, its calibration, its fallback, and rewards that are not 0/1."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from basis_rl.baselines import Basis, BatchMean
+from basis_rl.types import RolloutBatch
+from basis_rl.values import ValueTable
+
+
+def simulate(beta, n_prompts=64, n_reference=32, seed=0):
+    """True values ``V``, a batch of one 0/1 reward a prompt, and a table; ``p ~ Beta(0.8, 0.9)`` as in PAPERS.md."""
+    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    p = torch.distributions.Beta(0.8, 0.9).sample((n_prompts,)).double().clamp(1e-6, 1 - 1e-6)
+    successes = torch.binomial(torch.full((n_prompts,), float(n_reference)).double(), p, generator=generator)
+    truth = torch.sigmoid(torch.logit(p) + (0.0 if beta is None else 1 / beta))
+    ids = [f"p{i}" for i in range(n_prompts)]
+    rewards = {i: [1.0] * int(k) + [0.0] * (n_reference - int(k)) for i, k in zip(ids, successes, strict=True)}
+    batch = RolloutBatch(
+        rewards=torch.bernoulli(truth, generator=generator).float(),
+        group_ids=torch.arange(n_prompts),
+        prompt_ids=ids,
+        action_mask=torch.ones((n_prompts, 1), dtype=torch.bool),
+    )
+    return truth, batch, ValueTable.from_rewards(rewards)
+
+
+def errors(beta, repeats=40, **params):
+    """Mean squared error of the baseline to the true value: BASIS, batch mean; and the betas chosen."""
+    ours, theirs, betas = 0.0, 0.0, []
+    for seed in range(repeats):
+        truth, batch, table = simulate(beta, seed=seed)
+        result = Basis(table, **params).advantages(batch)
+        ours += float(((result.baseline - truth) ** 2).mean()) / repeats
+        theirs += float(((BatchMean().advantages(batch).baseline - truth) ** 2).mean()) / repeats
+        betas.append(result.metrics["beta"])
+    return ours, theirs, sorted(betas)[repeats // 2]
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.5])
+@pytest.mark.parametrize("weighting", ["unb", "vop", "rvg"])
+def test_mse_is_at_most_031_of_the_batch_mean(beta, weighting):
+    ours, theirs, chosen = errors(beta, weighting=weighting)
+    assert ours <= 0.31 * theirs
+    assert chosen == pytest.approx(beta, rel=0.35)
+
+
+def test_reference_policy_chooses_the_upper_end_of_the_grid():
+    *_, chosen = errors(None)
+    assert chosen > 4.0
+
+
+@pytest.mark.parametrize("beta", [None, 1.0, 0.5])
+def test_literal_rule_fails_where_the_common_set_does_not(beta):
+    # PAPERS.md, section 1.4: read to the letter, Eq. 6 is worse than the batch mean.
+    literal, batch_mean, _ = errors(beta, calibration="literal", smoothing=0.0)
+    common, *_ = errors(beta, calibration="common", smoothing=0.0)
+    assert literal > 2 * batch_mean
+    assert common < batch_mean < literal
+
+
+@pytest.mark.parametrize("beta", [None, 1.0, 0.5])
+def test_smoothing_beats_the_papers_fallback(beta):
+    smoothed, *_ = errors(beta)
+    paper, *_ = errors(beta, smoothing=0.0)
+    assert smoothed < 0.5 * paper
+
+
+def test_inactive_prompts_fall_back_to_zero_without_smoothing():
+    table = ValueTable.from_rewards({"always": [1.0] * 4, "half": [0.0, 1.0], "other": [0.0, 0.0, 1.0]})
+    batch = RolloutBatch(
+        rewards=torch.tensor([1.0, 1.0, 0.0]),
+        group_ids=torch.arange(3),
+        prompt_ids=["always", "half", "other"],
+        action_mask=torch.ones((3, 1), dtype=torch.bool),
+    )
+    paper = Basis(table, smoothing=0.0).advantages(batch)
+    assert paper.values[0] == 1.0
+    assert paper.metrics["active"] == pytest.approx(2 / 3)
+    assert paper.metrics["fallback"] == pytest.approx(1 / 3)
+    ours = Basis(table).advantages(batch)
+    assert ours.metrics["active"] == 1.0
+    assert ours.metrics["fallback"] == 0.0
+    assert ours.values[0] < 0.5
+
+
+@pytest.mark.parametrize("calibration", ["common", "likelihood", "literal"])
+def test_fewer_than_two_active_prompts_fall_back(calibration):
+    table = ValueTable.from_rewards({"a": [0.0, 1.0], "b": [1.0, 1.0]})
+    batch = RolloutBatch(
+        rewards=torch.tensor([1.0, 0.0]),
+        group_ids=torch.arange(2),
+        prompt_ids=["a", "b"],
+        action_mask=torch.ones((2, 1), dtype=torch.bool),
+    )
+    result = Basis(table, smoothing=0.0, calibration=calibration).advantages(batch)
+    assert result.values.tolist() == [1.0, 0.0]
+    assert result.metrics["fallback"] == 1.0
+    assert math.isnan(result.metrics["calibration_loss"])
+
+
+def test_rewards_in_another_unit_give_the_same_baseline_in_that_unit():
+    _, batch, table = simulate(1.0)
+    plain = Basis(table).advantages(batch)
+    scaled_table = ValueTable.from_rewards({i: [3 * r - 1 for r in table.rewards(i)] for i in table.prompt_ids})
+    scaled = Basis(scaled_table).advantages(replace(batch, rewards=3 * batch.rewards - 1))
+    torch.testing.assert_close(scaled.baseline, 3 * plain.baseline - 1)
+    torch.testing.assert_close(scaled.values, 3 * plain.values)
+    assert scaled.metrics["beta"] == plain.metrics["beta"]
+
+
+def test_graded_rewards_beat_the_batch_mean():
+    # Rewards 0, 0.5, 1 with prompt-specific odds: Eq. 5 in its general form.
+    generator = torch.Generator().manual_seed(0)
+    ours = theirs = 0.0
+    for _ in range(20):
+        odds = torch.distributions.Dirichlet(torch.tensor([0.5, 0.5, 0.5]).double()).sample((64,)).clamp(min=1e-9)
+        levels = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
+        reference = levels[torch.multinomial(odds, 32, replacement=True, generator=generator)]
+        tilted = odds * torch.exp(levels / 0.5)
+        tilted = tilted / tilted.sum(dim=1, keepdim=True)
+        truth = tilted @ levels
+        ids = [f"p{i}" for i in range(64)]
+        batch = RolloutBatch(
+            rewards=levels[torch.multinomial(tilted, 1, generator=generator)[:, 0]].float(),
+            group_ids=torch.arange(64),
+            prompt_ids=ids,
+            action_mask=torch.ones((64, 1), dtype=torch.bool),
+        )
+        table = ValueTable.from_rewards(dict(zip(ids, reference.tolist(), strict=True)))
+        ours += float(((Basis(table).advantages(batch).baseline - truth) ** 2).mean())
+        theirs += float(((BatchMean().advantages(batch).baseline - truth) ** 2).mean())
+    assert ours < 0.31 * theirs

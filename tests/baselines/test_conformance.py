@@ -1,0 +1,123 @@
+"""The conformance matrix: every registered baseline keeps the contract, and objects that break it are told how."""
+
+import pytest
+import torch
+
+from basis_rl.baselines import BASELINES, Baseline, BaselineError, CenterScale, Rloo, build_baseline, check_baseline
+from basis_rl.baselines.basis import Basis
+from basis_rl.types import Advantages
+from basis_rl.values import ValueTable
+
+IDS = [f"prompt-{i}" for i in range(8)]
+
+
+TABLE = ValueTable.from_rewards({p: [1.0] * i + [0.0] * (7 - i) for i, p in enumerate(IDS)})
+GRADED = ValueTable.from_rewards({p: [0.1 * i, 0.5, 2.0, -1.0] for i, p in enumerate(IDS)})
+
+VARIANTS = [(name, {}) for name in BASELINES if name != "basis"] + [
+    ("basis", {"values": values, "weighting": weighting, "calibration": calibration, "smoothing": smoothing})
+    for values in (TABLE, GRADED)
+    for weighting in ("unb", "vop", "rvg")
+    for calibration in ("common", "likelihood", "literal")
+    for smoothing in (0.5, 0.0)
+]
+
+
+@pytest.mark.parametrize(("name", "kwargs"), VARIANTS, ids=lambda v: v if isinstance(v, str) else None)
+def test_registered_baselines_conform(name, kwargs):
+    passed = check_baseline(lambda: build_baseline(name, **kwargs), IDS)
+    assert len(passed) == 10
+
+
+def test_every_registered_baseline_is_in_the_matrix():
+    assert {name for name, _ in VARIANTS} == set(BASELINES)
+
+
+class NoisyState(Rloo):
+    calls = 0
+
+    def advantages(self, batch):
+        self.calls += 1
+        return super().advantages(batch)
+
+    def state_dict(self):
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state):
+        if set(state) != {"calls"}:
+            raise ValueError("keys")
+        self.calls = state["calls"]
+
+
+class ByPosition(Baseline):
+    def advantages(self, batch):
+        scored = torch.nan_to_num(batch.rewards) * batch.action_mask.any(dim=1)
+        values = scored * torch.arange(len(scored))
+        return Advantages(values=values, baseline=torch.zeros_like(values))
+
+
+class LeaksNan(CenterScale):
+    def advantages(self, batch):
+        return Advantages(values=batch.rewards, baseline=torch.zeros_like(batch.rewards))
+
+    def center(self, rewards, group_ids):
+        return rewards
+
+
+class HiddenOwnReward(CenterScale):
+    def center(self, rewards, group_ids):
+        return 0.5 * rewards
+
+
+class NotAGroupBaseline(CenterScale):
+    scope = "group"
+    uses_own_reward = True
+
+    def center(self, rewards, group_ids):
+        return torch.full_like(rewards, float(rewards.nanmean()))
+
+
+class ForgetsState(Rloo):
+    offset = 0.0
+
+    def advantages(self, batch):
+        result = super().advantages(batch)
+        shifted = torch.where(result.values != 0, result.values + self.offset, 0.0)
+        return Advantages(values=shifted, baseline=result.baseline)
+
+    def update(self, batch):
+        self.offset += 1.0
+
+
+class LooseState(Rloo):
+    def load_state_dict(self, state):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (NoisyState, "changes its state in `advantages`"),
+        (ByPosition, "depends on the order of the rows"),
+        (LeaksNan, "not finite"),
+        (HiddenOwnReward, "depends on the own reward"),
+        (NotAGroupBaseline, "scope = 'group'"),
+        (ForgetsState, "does not come back the same"),
+        (LooseState, "without a ValueError"),
+    ],
+)
+def test_broken_baselines_are_told_what_they_break(broken, message):
+    with pytest.raises(BaselineError, match=message):
+        check_baseline(broken)
+
+
+def test_basis_own_reward_enters_only_through_beta():
+    # With a grid of one candidate nothing is calibrated, and the claim "own reward excluded" must hold exactly.
+    class Fixed(Basis):
+        uses_own_reward = False
+
+        def __init__(self):
+            super().__init__(TABLE)
+            self.betas = torch.tensor([0.7], dtype=torch.float64)
+
+    assert "own_reward" in check_baseline(Fixed, IDS)

@@ -1,0 +1,68 @@
+"""The tilted reference policy: BASIS Eq. 5 against its definition, Appendix D as its special case, and its limits."""
+
+import math
+
+import pytest
+import torch
+
+from basis_rl.functional.tilt import beta_grid, tilt_bernoulli, tilt_samples
+
+
+def test_grid_is_the_papers():
+    grid = beta_grid()
+    assert len(grid) == 230
+    assert grid[0] == 0.01
+    assert grid[199] == 2.0
+    assert grid[200] == 2.1
+    assert grid[-1] == 5.0
+    steps = grid.diff()
+    assert torch.allclose(steps[:199], torch.tensor(0.01, dtype=torch.float64))
+    assert torch.allclose(steps[199:], torch.tensor(0.1, dtype=torch.float64))
+
+
+def test_samples_equal_the_definition():
+    rewards = [[0.0, 0.3, 1.0, 0.3], [0.7, 0.7, 0.1, math.nan]]
+    weights = [[1.0, 2.0, 1.0, 0.5], [1.0, 1.0, 3.0, 9.0]]
+    betas = [0.2, 1.0, 4.0]
+    values, variances = tilt_samples(torch.tensor(rewards), torch.tensor(weights), torch.tensor(betas))
+    for k, beta in enumerate(betas):
+        for i in range(2):
+            pairs = [(r, c) for r, c in zip(rewards[i], weights[i], strict=True) if not math.isnan(r)]
+            z = sum(c * math.exp(r / beta) for r, c in pairs)
+            v = sum(c * r * math.exp(r / beta) for r, c in pairs) / z
+            second = sum(c * r * r * math.exp(r / beta) for r, c in pairs) / z
+            assert values[k, i].item() == pytest.approx(v, abs=1e-6)
+            assert variances[k, i].item() == pytest.approx(second - v * v, abs=1e-6)
+
+
+def test_binary_rewards_reduce_to_appendix_d():
+    betas = beta_grid()
+    successes, n = [0, 1, 7, 16], 16
+    samples = torch.tensor([[1.0] * k + [0.0] * (n - k) for k in successes])
+    general = tilt_samples(samples, torch.ones_like(samples), betas)
+    special = tilt_bernoulli(torch.tensor(successes) / n, betas)
+    torch.testing.assert_close(general, special, rtol=1e-9, atol=1e-12)
+
+
+def test_smallest_beta_does_not_overflow():
+    values, variances = tilt_bernoulli(torch.tensor([0.0, 1e-6, 0.5, 1.0]), torch.tensor([0.01]))
+    assert values.isfinite().all()
+    assert variances.isfinite().all()
+    assert values[0].tolist() == pytest.approx([0.0, 1.0, 1.0, 1.0])
+    samples = torch.tensor([[0.0, 700.0], [-900.0, 900.0]])
+    general, _ = tilt_samples(samples, torch.ones_like(samples), torch.tensor([0.01]))
+    assert general[0].tolist() == [700.0, 900.0]
+
+
+def test_infinite_beta_is_the_reference_policy():
+    p = torch.tensor([0.0, 0.2, 1.0], dtype=torch.float64)
+    infinity = torch.tensor([torch.inf])
+    torch.testing.assert_close(tilt_bernoulli(p, infinity)[0][0], p)
+    samples = torch.tensor([[0.1, 0.5, torch.nan]], dtype=torch.float64)
+    values, _ = tilt_samples(samples, torch.ones_like(samples), infinity)
+    assert values[0, 0].item() == pytest.approx(0.3)
+
+
+def test_smaller_beta_is_a_better_policy():
+    values, _ = tilt_bernoulli(torch.tensor([0.1, 0.5, 0.9]), beta_grid())
+    assert (values.diff(dim=0) <= 0).all()
