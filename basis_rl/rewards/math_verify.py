@@ -1,0 +1,107 @@
+"""The reward of verifiable mathematics: is the last boxed answer the gold one, by Math-Verify?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from basis_rl.rewards.extract import completion_text, last_boxed
+from basis_rl.rewards.pool import WorkerPool
+
+_MEMORY_BYTES = 4 << 30
+_REMEMBERED = 200_000
+
+
+class MathVerifyReward:
+    r"""1.0 if the last balanced ``\boxed{...}`` of the completion equals the gold answer, else 0.0.
+
+    A reward function as TRL knows them; it reads the dataset's ``solution`` column. The gold is the content of its own
+    last ``\boxed{}`` where it has one, else the whole text, and is given to Math-Verify inside a box (bare LaTeX golds
+    fail against themselves). Grading runs in processes that are killed when they hang, so this never raises for what
+    a model wrote, and never hangs: an answer that takes longer than `timeout` counts as wrong.
+
+    A rollout is not scored (None; the trainer gives it advantage 0) when its gold cannot be parsed, or when the worker
+    died twice on it.
+
+    Metrics, where the trainer passes ``log_metric``: ``reward/no_box``, ``reward/timeout``, ``reward/unscored``, shares
+    of the rollouts.
+
+    Args:
+        num_workers: grading processes (of this rank).
+        timeout: seconds for one answer, from the moment that a worker takes it up.
+
+    Raises:
+        ValueError: a parameter out of its range.
+    """
+
+    __name__ = "math_verify_reward"
+
+    def __init__(self, num_workers: int = 2, timeout: float = 5.0) -> None:
+        if num_workers < 1 or timeout <= 0:
+            raise ValueError(f"MathVerifyReward needs num_workers >= 1 and timeout > 0, got {num_workers}, {timeout}.")
+        self.version = f"math-verify {version('math-verify')}"
+        worker = Path(__file__).with_name("worker.py")
+        # -P: the script's folder stays off the path, where this very file would shadow the package math_verify
+        command = [sys.executable, "-P", str(worker), str(timeout), str(_MEMORY_BYTES)]
+        self._pool = WorkerPool(command, num_workers, timeout)
+        self._verdicts: dict[tuple[str, str], bool | None] = {}
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[str | list[dict[str, str]]],
+        solution: Sequence[str],
+        log_metric: Callable[[str, float], None] | None = None,
+        **kwargs: Any,
+    ) -> list[float | None]:
+        answers = [last_boxed(completion_text(completion)) for completion in completions]
+        rewards, timeouts = self._grade([gold_answer(gold) for gold in solution], answers)
+        if log_metric is not None and answers:
+            log_metric("reward/no_box", sum(answer is None for answer in answers) / len(answers))
+            log_metric("reward/timeout", timeouts / len(answers))
+            log_metric("reward/unscored", sum(reward is None for reward in rewards) / len(answers))
+        return rewards
+
+    def check_golds(self, solution: Sequence[str]) -> list[int]:
+        """Indices of the golds that do not verify against themselves: no answer to them could ever be right."""
+        golds = [gold_answer(gold) for gold in solution]
+        rewards, _ = self._grade(golds, list(golds))
+        return [i for i, reward in enumerate(rewards) if reward != 1.0]
+
+    def close(self) -> None:
+        """End the grading processes; they also end with the object, and with the program."""
+        self._pool.close()
+
+    def _grade(self, golds: list[str], answers: Sequence[str | None]) -> tuple[list[float | None], int]:
+        """Rewards, and how many answers took too long."""
+        pairs = [(gold, answer) for gold, answer in zip(golds, answers, strict=True) if answer is not None]
+        new = list(dict.fromkeys(pair for pair in pairs if pair not in self._verdicts))
+        outcomes = self._pool.run([{"gold": gold, "answer": answer} for gold, answer in new]) if new else []
+        fresh: dict[tuple[str, str], bool | None] = {}
+        timeouts = set()
+        for pair, outcome in zip(new, outcomes, strict=True):
+            if outcome.status == "ok":
+                self._verdicts[pair] = outcome.value["verdict"]
+            else:  # how long an answer takes depends on the load: not remembered
+                fresh[pair] = False if outcome.status == "timeout" else None
+                if outcome.status == "timeout":
+                    timeouts.add(pair)
+        rewards: list[float | None] = []
+        for gold, answer in zip(golds, answers, strict=True):
+            if answer is None:
+                rewards.append(0.0)
+                continue
+            verdict = fresh[gold, answer] if (gold, answer) in fresh else self._verdicts[gold, answer]
+            rewards.append(None if verdict is None else float(verdict))
+        if len(self._verdicts) > _REMEMBERED:
+            self._verdicts.clear()
+        return rewards, sum(pair in timeouts for pair in pairs)
+
+
+def gold_answer(solution: str) -> str:
+    """The gold answer in a ``solution`` cell: its last box, or all of it."""
+    boxed = last_boxed(str(solution))
+    return boxed if boxed is not None else str(solution).strip()
