@@ -22,3 +22,15 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("needs ../shared/data (real GSM8K and MATH rows), which is not part of the project")
     return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model and its tokenizer, as `from_pretrained` reads them."""
+    from examples.quickstart.warm_start import save
+    from tests.tiny import tiny_model, tiny_tokenizer
+
+    folder = tmp_path_factory.mktemp("tiny")
+    tokenizer = tiny_tokenizer()
+    save(tiny_model(tokenizer), tokenizer, folder)
+    return folder

@@ -77,11 +77,11 @@ def scorable_rows(batch: RolloutBatch) -> Tensor:
 
 
 class CenterScale(Baseline):
-    """``A_i = (r_i - center_i) / (scale_i + eps)``: an estimator that is only a center and a scale, one value a rollout.
+    """``A_i = (r_i - center_i) / (scale_i + eps)``: an estimator that is a center and a scale, one value a rollout.
 
-    Subclasses give `center` and, where they scale, `scale`, each ``(N,)`` float64 on CPU. A row without a reward, or for
-    which the center or the scale is undefined (NaN: too few scored rollouts), gets ``A = 0``; the share of such rows
-    among the scored ones is the metric ``undefined``.
+    Subclasses give `center` and, where they scale, `scale`, each ``(N,)`` float64 on CPU. A row without a reward, or
+    for which the center or the scale is undefined (NaN: too few scored rollouts), gets ``A = 0``; the share of such
+    rows among the scored ones is the metric ``undefined``.
     """
 
     eps: float = 0.0

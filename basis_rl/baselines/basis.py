@@ -32,9 +32,9 @@ class Basis(Baseline):
 
        - ``common`` minimises ``mean_i (r_i - b_i)^2`` (Eq. 6) over one set of prompts, the same for every beta;
        - ``likelihood`` minimises the cross-entropy of ``r_i`` under ``V_i``, over the same set;
-       - ``literal`` is Eq. 6 to the letter: the average runs over the prompts that are active FOR THAT beta. Small betas
-         drop all but the hardest prompts, which have almost no variance, so they win and ruin the baseline. It is here
-         to be compared with, not to be used.
+       - ``literal`` is Eq. 6 to the letter: the average runs over the prompts that are active FOR THAT beta. Small
+         betas drop all but the hardest prompts, which have almost no variance, so they win and ruin the baseline. It is
+         here to be compared with, not to be used.
 
     A prompt is active if ``epsilon < V_i < 1 - epsilon`` (Eq. 4), where ``V_i`` is the reference policy's value
     (``common``, ``likelihood``) or the value at that beta (``literal``). Others fall back to ``b = 0``, and so does a
@@ -46,8 +46,8 @@ class Basis(Baseline):
     Departures from the paper: ``smoothing`` (0.5 = Jeffreys; 0 = the paper), the common set, and rewards other than 0/1
     (see `ValueTable.tilt`). Values are clamped to ``[epsilon, 1 - epsilon]`` before they become weights.
 
-    Metrics: ``beta``; ``active``, the share of rollouts with an active prompt; ``fallback``, the share of scored rollouts
-    with ``b = 0`` for want of one; ``calibration_loss``, the minimum.
+    Metrics: ``beta``; ``active``, the share of rollouts with an active prompt; ``fallback``, the share of scored
+    rollouts with ``b = 0`` for want of one; ``calibration_loss``, the minimum.
 
     Args:
         values: the table, its folder, or its Hub id.

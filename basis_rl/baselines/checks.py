@@ -1,7 +1,7 @@
 """`check_baseline`: one conformance matrix, run over every registered baseline and over anybody's own.
 
-It feeds an object batches that a trainer will feed it sooner or later (ragged groups, unscored rollouts, rows in another
-order, padding) and says which promise of the contract (`basis_rl.baselines.base.Baseline`) it breaks.
+It feeds an object batches that a trainer will feed it sooner or later (ragged groups, unscored rollouts, rows in
+another order, padding) and says which promise of the contract (`basis_rl.baselines.base.Baseline`) it breaks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class BaselineError(AssertionError):
 def example_batch(
     baseline: Baseline, prompt_ids: list[str], *, seed: int = 0, step: int = 0, unscored: bool = True
 ) -> RolloutBatch:
-    """A ragged batch over `prompt_ids`: groups of at least the baseline's minimum, 0/1 rewards, some of them missing."""
+    """A ragged batch over `prompt_ids`: groups of the baseline's minimum or more, 0/1 rewards, some missing."""
     generator = torch.Generator().manual_seed(seed)
     sizes = [baseline.min_group_size + i % 3 for i in range(len(prompt_ids))]
     group_ids = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
@@ -200,7 +200,9 @@ def _check_own_reward(make: Callable[[], Baseline], ids: list[str]) -> None:
         rewards = batch.rewards.clone()
         rewards[row] = 1.0 - rewards[row]
         if not _close(before[row], baseline.advantages(replace(batch, rewards=rewards)).baseline[row]):
-            raise _fail(baseline, "has a baseline that depends on the own reward; say `uses_own_reward = True` if meant")
+            raise _fail(
+                baseline, "has a baseline that depends on the own reward; say `uses_own_reward = True` if meant"
+            )
 
 
 def _check_state_round_trip(make: Callable[[], Baseline], ids: list[str]) -> None:

@@ -26,8 +26,7 @@ class MathVerifyReward:
     A rollout is not scored (None; the trainer gives it advantage 0) when its gold cannot be parsed, or when the worker
     died twice on it.
 
-    Metrics, where the trainer passes ``log_metric``: ``reward/no_box``, ``reward/timeout``, ``reward/unscored``, shares
-    of the rollouts.
+    Metrics, where the trainer passes ``log_metric``: ``reward/no_box`` and ``reward/timeout``, shares of the rollouts.
 
     Args:
         num_workers: grading processes (of this rank).
@@ -62,7 +61,6 @@ class MathVerifyReward:
         if log_metric is not None and answers:
             log_metric("reward/no_box", sum(answer is None for answer in answers) / len(answers))
             log_metric("reward/timeout", timeouts / len(answers))
-            log_metric("reward/unscored", sum(reward is None for reward in rewards) / len(answers))
         return rewards
 
     def check_golds(self, solution: Sequence[str]) -> list[int]:

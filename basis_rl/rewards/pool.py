@@ -94,8 +94,8 @@ def _kill_all(workers: list[_Worker]) -> None:
 class WorkerPool:
     """Runs tasks in up to `size` processes and always returns, in input order.
 
-    A task that takes longer than `timeout` seconds from its dispatch is ended by SIGKILL and the worker replaced. A task
-    whose worker dies is tried once more on a fresh one. Safe to call from any thread, one batch at a time.
+    A task that takes longer than `timeout` seconds from its dispatch is ended by SIGKILL and the worker replaced. A
+    task whose worker dies is tried once more on a fresh one. Safe to call from any thread, one batch at a time.
 
     Args:
         command: how to start a worker; it speaks the protocol of `basis_rl.rewards.worker`.

@@ -1,7 +1,7 @@
 """The process that grades. Run as a script by `WorkerPool`; imports nothing of basis_rl, so that it starts fast.
 
-One JSON object a line in, one a line out: ``{"gold": ..., "answer": ...}`` -> ``{"verdict": true | false | null}``, null
-when the gold itself cannot be parsed. The first line out is ``{"ready": true}``, after the imports.
+One JSON object a line in, one a line out: ``{"gold": ..., "answer": ...}`` -> ``{"verdict": true | false | null}``,
+null when the gold itself cannot be parsed. The first line out is ``{"ready": true}``, after the imports.
 """
 
 from __future__ import annotations

@@ -59,3 +59,39 @@ def mismatches(table: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
         for key in sorted(keys)
         if table[key] is not None and run[key] is not None and table[key] != run[key]
     ]
+
+
+def rendered_prompt(prompt: str | list[dict[str, Any]], tokenizer: Any, template_kwargs: Mapping[str, Any]) -> str:
+    """The text that the model is given: the prompt itself, or the conversation in the tokenizer's chat template."""
+    if isinstance(prompt, str):
+        return prompt
+    text: str = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False, **template_kwargs)
+    return text
+
+
+def run_provenance(
+    config: Any,
+    tokenizer: Any,
+    reward_funcs: Sequence[Callable[..., Any]],
+    reward_weights: Sequence[float] | None = None,
+    **sampling: float,
+) -> dict[str, str | float]:
+    """What identifies the rollouts and rewards of a run (`RunContext.provenance`); what is unknown is left out.
+
+    Args:
+        config: the model's; knows where the model came from.
+        tokenizer: its chat template counts.
+        reward_funcs: see `reward_identity`.
+        reward_weights: one for each reward function.
+        **sampling: temperature, top_p, top_k, max_completion_length.
+    """
+    model = str(getattr(config, "_name_or_path", "") or "")
+    template = getattr(tokenizer, "chat_template", None)
+    known = {
+        "model": model,
+        "revision": model_revision(model, getattr(config, "_commit_hash", None)) if model else None,
+        "chat_template": fingerprint(template) if isinstance(template, str) else None,
+        "reward": reward_identity(reward_funcs, reward_weights),
+        **sampling,
+    }
+    return {key: value for key, value in known.items() if value not in (None, "")}

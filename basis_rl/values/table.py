@@ -49,7 +49,9 @@ class ValueTable:
         self.fingerprints = dict(fingerprints or {})
         self.provenance = dict(provenance or {})
         self.source = source
-        scored = [np.asarray([r for r in rs if r is not None and not np.isnan(r)], np.float64) for rs in rewards.values()]
+        scored = [
+            np.asarray([r for r in rs if r is not None and not np.isnan(r)], np.float64) for rs in rewards.values()
+        ]
         if not scored:
             raise ValueError("A value table needs at least one prompt.")
         empty = [prompt_id for prompt_id, rs in zip(self.prompt_ids, scored, strict=True) if rs.size == 0]
@@ -91,7 +93,7 @@ class ValueTable:
         return self._mean
 
     def tilt(self, prompt_ids: Sequence[str], smoothing: float = 0.0) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-        """Mean and variance of the reward under the tilted reference policy, as a function of beta (BASIS Eq. 5, App. D).
+        """Mean and variance of the reward under the tilted reference policy, as a function of beta (BASIS Eq. 5).
 
         Rewards are taken on the scale where ``reward_range`` is (0, 1), and ``beta`` with them: for 0/1 rewards that is
         the paper; for others it makes the values equivariant under any change of the reward's unit. ``smoothing = s``

@@ -16,7 +16,9 @@ def loop(statistic, values, groups):
     for i, group in enumerate(groups):
         members = [v for v, g in zip(values, groups, strict=True) if g == group and not math.isnan(v)]
         others = [
-            v for j, (v, g) in enumerate(zip(values, groups, strict=True)) if g == group and j != i and not math.isnan(v)
+            v
+            for j, (v, g) in enumerate(zip(values, groups, strict=True))
+            if g == group and j != i and not math.isnan(v)
         ]
         rows.append(statistic(members, others))
     return torch.tensor(rows, dtype=torch.float64)

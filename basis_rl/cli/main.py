@@ -1,0 +1,60 @@
+"""``basis-rl COMMAND``: one thin module a command, imported when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from basis_rl import __version__
+from basis_rl.baselines.registry import did_you_mean
+
+COMMANDS = {
+    "train": "train a model by a recipe",
+    "values": "build the value table that BASIS needs, from rollouts of the reference model",
+    "check": "check a recipe before anything is spent",
+}
+USAGE = """usage: basis-rl COMMAND RECIPE.yaml [--key value ...]
+
+commands:
+{commands}
+
+A recipe is YAML; every key can be overridden, `--learning_rate 1e-6`, `--baseline_kwargs.weighting vop`.
+Several processes: accelerate launch --config_file accelerate_configs/ddp.yaml -m basis_rl train RECIPE.yaml
+`basis-rl train --help` lists all keys. BASIS_RL_DEBUG=1 shows tracebacks of errors in a recipe."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0, or 2 for a message about what was asked for."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE.format(commands="\n".join(f"  {name:8} {text}" for name, text in COMMANDS.items())))
+        return 0 if arguments else 2
+    command, *rest = arguments
+    if command in ("--version", "version"):
+        print(f"basis-rl {__version__}")
+        return 0
+    if command not in COMMANDS:
+        return fail(f"unknown command '{command}'.{did_you_mean(command, COMMANDS)} Commands: {', '.join(COMMANDS)}.")
+    if rest and rest[0] in ("-h", "--help"):
+        from basis_rl.recipe import parser
+
+        parser().print_help()
+        return 0
+    code: int = importlib.import_module(f"basis_rl.cli.{command}").main(rest)
+    return code
+
+
+def fail(message: object) -> int:
+    """Print one message, on the first rank only, and return the exit code of a bad request."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"basis-rl: error: {message}", file=sys.stderr)
+    return 2
+
+
+def report(error: ValueError) -> int:
+    """Answer an error in what was asked for: the message alone, or with BASIS_RL_DEBUG=1 the traceback."""
+    if os.environ.get("BASIS_RL_DEBUG"):
+        raise error
+    return fail(error)

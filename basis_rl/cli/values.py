@@ -1,0 +1,57 @@
+"""``basis-rl values RECIPE``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from basis_rl.cli.main import report
+from basis_rl.recipe import (
+    build_rewards,
+    load_config_and_tokenizer,
+    load_training_data,
+    model_init_kwargs,
+    parse_recipe,
+)
+from basis_rl.trainer.preflight import check_golds
+from basis_rl.values.build import build_table, describe
+
+
+def main(argv: Sequence[str]) -> int:
+    """Sample the recipe's model on its prompts, score, and write the table where the baseline will look for it."""
+    try:
+        recipe = parse_recipe(argv)
+        output = recipe.run.values_output or (recipe.run.baseline_kwargs or {}).get("values")
+        if not output:
+            raise ValueError("Where should the table go? Set `values` in baseline_kwargs, or --values_output FOLDER.")
+        rewards = build_rewards(recipe.run)
+        _, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
+        dataset = check_golds(load_training_data(recipe, tokenizer), recipe.args, rewards)
+    except ValueError as error:
+        return report(error)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        recipe.model.model_name_or_path,
+        trust_remote_code=recipe.args.trust_remote_code,
+        **model_init_kwargs(recipe),
+    )
+    args = recipe.args
+    table = build_table(
+        model.to("cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu"),
+        tokenizer,
+        dataset,
+        rewards,
+        num_rollouts=recipe.run.values_num_rollouts,
+        max_completion_length=args.max_completion_length,
+        reward_weights=args.reward_weights,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        batch_size=recipe.run.values_batch_size,
+        chat_template_kwargs=args.chat_template_kwargs or {},
+    )
+    print(describe(table))
+    print(f"Value table: {table.save(output)}")
+    return 0

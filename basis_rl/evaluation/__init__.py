@@ -1,0 +1,5 @@
+"""Measuring models."""
+
+from basis_rl.evaluation.accuracy import accuracy
+
+__all__ = ["accuracy"]

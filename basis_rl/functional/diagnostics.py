@@ -1,0 +1,46 @@
+"""What the trainer reports of any baseline, from the batch and the result alone."""
+
+from __future__ import annotations
+
+import torch
+
+from basis_rl.types import Advantages, RolloutBatch
+
+
+def advantage_metrics(batch: RolloutBatch, result: Advantages) -> dict[str, float]:
+    """Scalars of one generation batch; averages run over the scored rollouts (and their action tokens).
+
+    - ``baseline/mean``: mean of ``b``; ``baseline/mse_to_reward``: mean of ``(r - b)^2``, which is the variance of the
+      reward plus the squared error of the baseline, so that of two baselines on one batch the lower one is nearer.
+    - ``baseline/at_bounds``: share of rollouts whose baseline is exactly 0 or 1 (BASIS Fig. 3d).
+    - ``advantages/zero``: share of rollouts that teach nothing, every advantage exactly 0; ``advantages/std``.
+    - ``reward/unscored``: share of rollouts, of all, without a reward.
+    """
+    rewards = batch.rewards.double().cpu()
+    mask = batch.action_mask.cpu()
+    scored = ~rewards.isnan()
+    metrics = {"reward/unscored": float((~scored).double().mean())}
+    if not bool((scored & mask.any(dim=1)).any()):
+        return metrics
+    n, t = mask.shape
+    weights = (mask & scored[:, None]).double()
+    if result.baseline.ndim == 1 and result.values.ndim == 1:
+        weights = (weights.sum(dim=1, keepdim=True) > 0).double()
+        t = 1
+    baseline = result.baseline.double().cpu().reshape(n, -1).expand(n, t)
+    values = result.values.double().cpu().reshape(n, -1).expand(n, t)
+    total = weights.sum()
+
+    def mean(x: torch.Tensor) -> float:
+        return float((x * weights).sum() / total)
+
+    rows = weights.sum(dim=1) > 0
+    center = mean(values)
+    return {
+        **metrics,
+        "baseline/mean": mean(baseline),
+        "baseline/mse_to_reward": mean((torch.nan_to_num(rewards)[:, None] - baseline) ** 2),
+        "baseline/at_bounds": mean(((baseline == 0) | (baseline == 1)).double()),
+        "advantages/zero": float(((values * weights) == 0).all(dim=1)[rows].double().mean()),
+        "advantages/std": mean((values - center) ** 2) ** 0.5,
+    }

@@ -1,0 +1,272 @@
+"""A recipe (YAML and command-line overrides) made into objects."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from datasets import Dataset
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+
+from basis_rl.baselines import Baseline, build_baseline
+from basis_rl.baselines.registry import did_you_mean
+from basis_rl.data import DataArguments, load_prompts
+from basis_rl.rewards import MathVerifyReward
+from basis_rl.trainer import BasisConfig, BasisTrainer
+
+DICT_KEYS = ("baseline_kwargs", "reward_kwargs", "dataset_kwargs")
+
+
+@dataclass
+class RunArguments:
+    """What is trained with which estimator and reward, and how a value table is built."""
+
+    baseline: str = field(default="grpo", metadata={"help": "Name of the advantage baseline."})
+    baseline_kwargs: dict[str, Any] | None = field(default=None, metadata={"help": "Its parameters (JSON)."})
+    objective: str | None = field(default=None, metadata={"help": "Name of the policy objective; default: loss_type."})
+    reward_funcs: list[str] = field(
+        default_factory=lambda: ["math_verify"],
+        metadata={"help": "`math_verify`, or the dotted path of a function (`my_lib.rewards.mine`)."},
+    )
+    reward_kwargs: dict[str, Any] | None = field(
+        default=None, metadata={"help": "Parameters of `math_verify`: num_workers, timeout (JSON)."}
+    )
+    values_num_rollouts: int = field(default=32, metadata={"help": "`basis-rl values`: rollouts a prompt."})
+    values_batch_size: int = field(default=256, metadata={"help": "`basis-rl values`: rollouts generated at a time."})
+    values_output: str | None = field(
+        default=None, metadata={"help": "`basis-rl values`: where to write; default: `values` of baseline_kwargs."}
+    )
+
+
+@dataclass
+class Recipe:
+    """A parsed recipe; `resolved` is every key that was given, after overrides."""
+
+    run: RunArguments
+    data: DataArguments
+    model: ModelConfig
+    args: BasisConfig
+    resolved: dict[str, Any]
+
+
+class _Parser(TrlParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def parser() -> TrlParser:
+    """The parser of all keys that a recipe or the command line may hold."""
+    types = (RunArguments, DataArguments, ModelConfig, BasisConfig)
+    return _Parser(types, prog="basis-rl", allow_abbrev=False)
+
+
+def parse_recipe(argv: Sequence[str]) -> Recipe:
+    """A recipe from ``[RECIPE.yaml] [--config RECIPE.yaml] [--key value ...]``; the command line wins.
+
+    ``--baseline_kwargs.weighting vop`` changes one entry of a dictionary; an ``env`` mapping in the file sets
+    environment variables, as in TRL.
+
+    Raises:
+        ValueError: no such file, unknown key ("did you mean"), value of a wrong type, settings that contradict.
+    """
+    keys = parser()
+    flags = {flag for action in keys._actions for flag in action.option_strings}
+    path, rest = _split_path(list(argv))
+    config = _read(path) if path else {}
+    for name, value in (config.pop("env", None) or {}).items():
+        os.environ[name] = str(value)
+    known = {action.dest for action in keys._actions} - {"help"}
+    for key in config:
+        if key not in known:
+            raise ValueError(f"Unknown key '{key}' in {path}.{did_you_mean(key, known)}")
+    arguments = _take_dictionaries(rest, config)
+    for token in arguments:
+        flag = token.split("=")[0]
+        if flag.startswith("--") and flag not in flags:
+            raise ValueError(f"Unknown option '{flag}'.{did_you_mean(flag, flags)}")
+    keys.set_defaults_with_config(**{k: v for k, v in config.items() if k not in DICT_KEYS})
+    run, data, model, args = keys.parse_args_into_dataclasses(arguments, look_for_args_file=False)
+    run.baseline_kwargs = config.get("baseline_kwargs") or {}
+    run.reward_kwargs = config.get("reward_kwargs") or {}
+    data.dataset_kwargs = config.get("dataset_kwargs") or {}
+    if isinstance(run.reward_funcs, str):
+        run.reward_funcs = [run.reward_funcs]
+    if not model.model_name_or_path:
+        raise ValueError("model_name_or_path is missing: a Hub id or the path of a model.")
+    resolved = {**config, **_overrides(arguments)}
+    return Recipe(run=run, data=data, model=model, args=args, resolved=resolved)
+
+
+def _split_path(argv: list[str]) -> tuple[str | None, list[str]]:
+    if "--config" in argv:
+        at = argv.index("--config")
+        if at + 1 >= len(argv):
+            raise ValueError("--config needs the path of a recipe.")
+        return argv[at + 1], argv[:at] + argv[at + 2 :]
+    if argv and not argv[0].startswith("-"):
+        return argv[0], argv[1:]
+    return None, argv
+
+
+def _read(path: str) -> dict[str, Any]:
+    if not Path(path).is_file():
+        raise ValueError(f"There is no recipe '{path}'.")
+    try:
+        config = yaml.safe_load(Path(path).read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"'{path}' is not valid YAML: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"'{path}' must hold `key: value` lines.")
+    return config
+
+
+def _take_dictionaries(argv: list[str], config: dict[str, Any]) -> list[str]:
+    """Put ``--dict_key JSON`` and ``--dict_key.entry value`` into `config`; return the other arguments."""
+    rest: list[str] = []
+    i = 0
+    while i < len(argv):
+        flag, equals, inline = argv[i].partition("=")
+        key, dot, entry = flag.removeprefix("--").partition(".")
+        if not flag.startswith("--") or key not in DICT_KEYS:
+            rest.append(argv[i])
+            i += 1
+            continue
+        if not equals and i + 1 >= len(argv):
+            raise ValueError(f"{flag} needs a value.")
+        text = inline if equals else argv[i + 1]
+        value = yaml.safe_load(text)
+        if dot:
+            config[key] = {**(config.get(key) or {}), entry: value}
+        elif isinstance(value, dict):
+            config[key] = value
+        else:
+            raise ValueError(f"{flag} must be a JSON object, got {text!r}.")
+        i += 1 if equals else 2
+    return rest
+
+
+def _overrides(argv: Sequence[str]) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    key = ""
+    for token in argv:
+        if token.startswith("--"):
+            key, equals, inline = token.removeprefix("--").partition("=")
+            given[key] = yaml.safe_load(inline) if equals else True
+        elif key:
+            value = yaml.safe_load(token)
+            given[key] = value if given[key] is True else [*_as_list(given[key]), value]
+    return given
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def build_rewards(run: RunArguments) -> list[Any]:
+    """The reward functions.
+
+    Raises:
+        ValueError: a name that is neither registered nor can be imported, or parameters that do not fit.
+    """
+    rewards: list[Any] = []
+    for name in run.reward_funcs:
+        if name == "math_verify":
+            known = inspect.signature(MathVerifyReward).parameters
+            for key in run.reward_kwargs or {}:
+                if key not in known:
+                    raise ValueError(f"reward_kwargs: math_verify has no '{key}'.{did_you_mean(key, known)}")
+            rewards.append(MathVerifyReward(**(run.reward_kwargs or {})))
+        elif "." in name:
+            rewards.append(_import(name))
+        else:
+            hint = did_you_mean(name, ["math_verify"])
+            raise ValueError(f"Unknown reward function '{name}'.{hint} Take math_verify or a dotted path.")
+    return rewards
+
+
+def _import(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"The reward function '{name}' cannot be imported: {error}") from error
+
+
+def load_config_and_tokenizer(model: ModelConfig, args: BasisConfig) -> tuple[Any, PreTrainedTokenizerBase]:
+    """The model's configuration and its tokenizer, without its weights.
+
+    Raises:
+        ValueError: they cannot be loaded.
+    """
+    name = model.model_name_or_path
+    options = {"revision": model.model_revision, "trust_remote_code": args.trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(name, **options)
+        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", truncation_side="left", **options)
+    except (OSError, ValueError) as error:
+        if Path(name).is_absolute() or name.startswith((".", "runs/")) or name.count("/") != 1:
+            raise ValueError(f"model_name_or_path: there is no model in the folder '{name}'.") from error
+        raise ValueError(f"model_name_or_path: '{name}' could not be loaded: {str(error)[:300]}") from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return config, tokenizer
+
+
+def load_training_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, held_out: bool = False) -> Dataset:
+    """The recipe's problems, as messages if the tokenizer has a chat template."""
+    return load_prompts(recipe.data, conversational=tokenizer.chat_template is not None, held_out=held_out)
+
+
+def build_recipe_baseline(run: RunArguments) -> Baseline:
+    """The recipe's baseline object."""
+    return build_baseline(run.baseline, **(run.baseline_kwargs or {}))
+
+
+def model_init_kwargs(recipe: Recipe) -> dict[str, Any]:
+    """What the model is loaded with."""
+    given = {
+        "revision": recipe.model.model_revision,
+        "attn_implementation": recipe.model.attn_implementation,
+        "dtype": recipe.model.dtype,
+    }
+    extra = recipe.args.model_init_kwargs
+    return {**given, **(json.loads(extra) if isinstance(extra, str) else extra or {})}
+
+
+def build_trainer(recipe: Recipe) -> BasisTrainer:
+    """Everything that a run needs, checked; cheap checks first.
+
+    Raises:
+        ValueError: see `parse_recipe`, `BasisTrainer` and the loaders.
+    """
+    baseline = build_recipe_baseline(recipe.run)
+    rewards = build_rewards(recipe.run)
+    _, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
+    dataset = load_training_data(recipe, tokenizer)
+    recipe.args.model_init_kwargs = model_init_kwargs(recipe)
+    held_out = None
+    if recipe.args.eval_strategy != "no":
+        held_out = load_training_data(recipe, tokenizer, held_out=True)
+    return BasisTrainer(
+        model=recipe.model.model_name_or_path,
+        reward_funcs=rewards,
+        args=recipe.args,
+        train_dataset=dataset,
+        eval_dataset=held_out,
+        processing_class=tokenizer,
+        baseline=baseline,
+        objective=recipe.run.objective,
+        peft_config=get_peft_config(recipe.model),
+        quantization_config=get_quantization_config(recipe.model),
+    )

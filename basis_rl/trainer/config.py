@@ -1,0 +1,98 @@
+"""`BasisConfig`: TRL's `GRPOConfig`, with one rollout a prompt allowed, and the named objectives."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from trl import GRPOConfig
+
+from basis_rl.baselines.registry import did_you_mean
+
+# name -> TRL's (loss_type, importance_sampling_level)
+OBJECTIVES: dict[str, tuple[str, str]] = {
+    "grpo": ("grpo", "token"),
+    "gspo": ("grpo", "sequence"),
+    "dr_grpo": ("dr_grpo", "token"),
+    "dapo": ("dapo", "token"),
+    "bnpo": ("bnpo", "token"),
+    "cispo": ("cispo", "token"),
+    "sapo": ("sapo", "token"),
+    "luspo": ("luspo", "sequence"),
+    "vespo": ("vespo", "token"),
+}
+
+
+class _One(int):
+    """The integer 1, as `GRPOConfig` sees it: it refuses ``num_generations < 2``, which is the baseline's to decide."""
+
+    def __lt__(self, other: Any) -> bool:
+        return False
+
+
+@dataclass
+class BasisConfig(GRPOConfig):
+    """Settings of a run: all of TRL's `GRPOConfig` (and so transformers' `TrainingArguments`), and these.
+
+    ``num_generations`` may be 1 with a baseline that needs no group. What TRL reads for its own advantage
+    (``scale_rewards``, ``multi_objective_aggregation``) belongs to the baseline here and must keep its default.
+
+    Raises:
+        ValueError: settings that contradict each other, from here or from TRL.
+    """
+
+    num_generations: int = field(
+        default=8, metadata={"help": "Rollouts a prompt; 1 with a baseline that needs no group."}
+    )
+    on_invalid_gold: str = field(
+        default="error",
+        metadata={"help": "What to do with problems whose gold does not verify against itself: 'error' or 'drop'."},
+    )
+
+    def __post_init__(self) -> None:
+        generations = self.num_generations
+        if generations < 1:
+            raise ValueError(f"num_generations must be at least 1, got {generations}.")
+        if self.on_invalid_gold not in ("error", "drop"):
+            raise ValueError(f"on_invalid_gold must be 'error' or 'drop', got '{self.on_invalid_gold}'.")
+        if generations == 1:
+            self.num_generations = _One(1)
+        try:
+            super().__post_init__()
+        finally:
+            self.num_generations = generations
+        if self.scale_rewards != "group":
+            raise ValueError(
+                f"scale_rewards='{self.scale_rewards}': the scale is the baseline's choice. For the group mean without "
+                "the standard deviation take baseline='dr_grpo'."
+            )
+        if self.multi_objective_aggregation != "sum_then_normalize":
+            raise ValueError(
+                f"multi_objective_aggregation='{self.multi_objective_aggregation}' is an advantage estimator of its "
+                "own, which no baseline can be put into. Leave it out; reward_weights weigh the reward functions."
+            )
+
+
+def with_objective(args: BasisConfig, objective: str | None) -> BasisConfig:
+    """A copy of `args` whose loss is `objective` (`OBJECTIVES`); `args` itself if it is None.
+
+    Raises:
+        ValueError: unknown name, or `args` already names another loss.
+    """
+    if objective is None:
+        return args
+    if objective not in OBJECTIVES:
+        hint = did_you_mean(objective, OBJECTIVES)
+        raise ValueError(f"Unknown objective '{objective}'.{hint} Known: {', '.join(OBJECTIVES)}.")
+    defaults = {f.name: f.default for f in dataclasses.fields(GRPOConfig)}
+    changed = copy.copy(args)
+    for name, value in zip(("loss_type", "importance_sampling_level"), OBJECTIVES[objective], strict=True):
+        current = getattr(args, name)
+        if current not in (defaults[name], value):
+            raise ValueError(
+                f"objective='{objective}' means {name}='{value}', but {name}='{current}' is set. Drop one."
+            )
+        setattr(changed, name, value)
+    return changed

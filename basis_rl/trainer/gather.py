@@ -1,0 +1,66 @@
+"""From what each rank holds to the one batch that every rank sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from basis_rl.data.prompts import prompt_id
+from basis_rl.types import RolloutBatch
+
+
+def total_rewards(rewards_per_func: Tensor, weights: Tensor) -> Tensor:
+    """``r_i = sum_f w_f r_if`` over the functions that scored row i; NaN where none did. ``(N, F), (F,) -> (N,)``."""
+    total = (rewards_per_func * weights.to(rewards_per_func.device)).nansum(dim=1)
+    return total.masked_fill(rewards_per_func.isnan().all(dim=1), torch.nan)
+
+
+def row_prompt_id(row: Mapping[str, Any]) -> str:
+    """The row's ``prompt_id`` column, else the hash of its prompt."""
+    return str(row["prompt_id"]) if row.get("prompt_id") is not None else prompt_id(row["prompt"])
+
+
+def gather_batch(
+    accelerator: Accelerator,
+    *,
+    rewards: Tensor,
+    inputs: Sequence[Mapping[str, Any]],
+    action_mask: Tensor,
+    num_generations: int,
+    step: int,
+) -> RolloutBatch:
+    """The global batch, on CPU, the same on every rank.
+
+    Args:
+        accelerator: gathers.
+        rewards: ``(N,)``, already global, in rank-major order.
+        inputs: this rank's rows of the dataset, one a rollout.
+        action_mask: this rank's ``(N / ranks, T')``; T' differs between ranks.
+        num_generations: G; TRL's sampler puts the G rollouts of a prompt next to each other in the global order, and a
+            group may straddle two ranks.
+        step: index of the generation batch.
+    """
+    mask = accelerator.pad_across_processes(action_mask.to(torch.uint8), dim=1)
+    mask = accelerator.gather(mask).bool().cpu()
+    ids: list[str] = gather_object([row_prompt_id(row) for row in inputs])
+    return RolloutBatch(
+        rewards=rewards.float().cpu(),
+        group_ids=torch.arange(rewards.numel()) // num_generations,
+        prompt_ids=ids,
+        action_mask=mask,
+        step=step,
+    )
+
+
+def local_rows(values: Tensor, accelerator: Accelerator, rows: int, tokens: int) -> Tensor:
+    """This rank's ``(rows,)`` or ``(rows, tokens)`` of the global values, ``(N,)`` or ``(N, T)``, as float32."""
+    start = accelerator.process_index * rows
+    local = values[start : start + rows]
+    if local.ndim == 2:
+        local = local[:, :tokens]
+    return local.to(device=accelerator.device, dtype=torch.float32)

@@ -1,0 +1,129 @@
+"""What is checked before a model is loaded: each failure is one message that names the thing and the way out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+from datasets import Dataset
+
+from basis_rl.baselines import BASELINES, Baseline
+from basis_rl.trainer.config import BasisConfig
+from basis_rl.trainer.gather import row_prompt_id
+from basis_rl.types import RunContext
+from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provenance
+
+# What TRL hands to a reward function besides the columns of the dataset.
+_GIVEN = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
+_COLLECTED: frozenset[str] = frozenset()
+
+
+def check_baseline_fits(baseline: Baseline, args: BasisConfig) -> None:
+    """The trainer can supply what the baseline reads, and its groups are large enough.
+
+    Raises:
+        ValueError: it cannot, or they are not.
+    """
+    name = next((key for key, cls in BASELINES.items() if cls is type(baseline)), type(baseline).__name__)
+    missing = sorted(baseline.requires - _COLLECTED)
+    if missing:
+        raise ValueError(f"Baseline '{name}' requires {missing}, which this version of BasisTrainer does not collect.")
+    if args.num_generations < baseline.min_group_size:
+        smaller = ", ".join(key for key, cls in BASELINES.items() if cls.min_group_size <= args.num_generations)
+        raise ValueError(
+            f"Baseline '{name}' needs at least {baseline.min_group_size} rollouts a prompt, but num_generations is "
+            f"{args.num_generations}. Set num_generations to {baseline.min_group_size} or more, or take a baseline "
+            f"that works with {args.num_generations}: {smaller}."
+        )
+
+
+def check_dataset(dataset: Dataset, args: BasisConfig, reward_funcs: Sequence[Any]) -> None:
+    """Columns are there, and there is at least one generation batch.
+
+    Raises:
+        ValueError: a column is missing, or training would take zero steps.
+    """
+    columns = dataset.column_names
+    if "prompt" not in columns:
+        raise ValueError(
+            f"The training dataset has no column 'prompt', only {columns}. Rename yours, or load it with "
+            "basis_rl.data.load_prompts."
+        )
+    for func in reward_funcs:
+        missing = sorted(_required_columns(func) - set(columns))
+        if missing:
+            name = getattr(func, "__name__", type(func).__name__)
+            raise ValueError(f"The reward function '{name}' reads the columns {missing}; the dataset has {columns}.")
+    prompts = args.generation_batch_size // args.num_generations
+    if len(dataset) < prompts:
+        raise ValueError(
+            f"The training dataset has {len(dataset)} prompts, but one generation batch takes {prompts} different ones "
+            f"(generation_batch_size {args.generation_batch_size} / num_generations {args.num_generations}): training "
+            "would end after zero steps. Lower per_device_train_batch_size, gradient_accumulation_steps or "
+            "steps_per_generation, or add prompts."
+        )
+
+
+def _required_columns(func: Callable[..., Any] | str) -> set[str]:
+    if isinstance(func, str) or not callable(func) or hasattr(func, "forward"):
+        return set()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(func).parameters.values()
+    return {p.name for p in parameters if p.kind in kinds and p.default is p.empty} - _GIVEN
+
+
+def check_golds(dataset: Dataset, args: BasisConfig, reward_funcs: Sequence[Any]) -> Dataset:
+    """The dataset without the problems whose gold does not verify against itself.
+
+    Reward functions that can tell have a method ``check_golds(solution) -> indices``. One rank asks, all are told.
+
+    Raises:
+        ValueError: there are such problems, and ``on_invalid_gold`` is 'error'.
+    """
+    checkers = [func for func in reward_funcs if hasattr(func, "check_golds")]
+    if not checkers or "solution" not in dataset.column_names:
+        return dataset
+    bad: list[list[int] | None] = [None]
+    state = PartialState()
+    if state.is_main_process:
+        solutions = list(dataset["solution"])
+        bad = [sorted({index for checker in checkers for index in checker.check_golds(solutions)})]
+    if state.num_processes > 1:
+        broadcast_object_list(bad)
+    rows = bad[0]
+    assert rows is not None
+    if not rows:
+        return dataset
+    if args.on_invalid_gold == "error":
+        shown = "\n  ".join(f"row {i}: {dataset[i]['solution'][:100]!r}" for i in rows[:5])
+        raise ValueError(
+            f"{len(rows)} of {len(dataset)} golds do not verify against themselves, so no answer to them could be "
+            f"right:\n  {shown}\nMend or remove them, or set on_invalid_gold: drop."
+        )
+    dropped = set(rows)
+    return dataset.select([i for i in range(len(dataset)) if i not in dropped])
+
+
+def run_context(
+    config: Any, tokenizer: Any, dataset: Dataset | None, reward_funcs: Sequence[Any], args: BasisConfig
+) -> RunContext:
+    """What `Baseline.validate` may look at. A streamed dataset's prompts are not known beforehand, and left out."""
+    prompts: dict[str, str] = {}
+    if isinstance(dataset, Dataset):
+        template = args.chat_template_kwargs or {}
+        for row in dataset:
+            prompts[row_prompt_id(row)] = fingerprint(rendered_prompt(row["prompt"], tokenizer, template))
+    provenance = run_provenance(
+        config,
+        tokenizer,
+        reward_funcs,
+        args.reward_weights,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        max_completion_length=args.max_completion_length,
+    )
+    return RunContext(prompts=prompts, provenance=provenance)

@@ -1,0 +1,158 @@
+"""`BasisTrainer`: TRL's `GRPOTrainer`, with the advantage taken from a baseline object."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from datasets import Dataset
+from torch import Tensor
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from trl import GRPOTrainer
+
+from basis_rl.baselines import Baseline, build_baseline
+from basis_rl.functional.diagnostics import advantage_metrics
+from basis_rl.trainer.config import BasisConfig, with_objective
+from basis_rl.trainer.gather import gather_batch, local_rows, total_rewards
+from basis_rl.trainer.preflight import check_baseline_fits, check_dataset, check_golds, run_context
+from basis_rl.trainer.state import load_baseline, save_baseline
+from basis_rl.types import RolloutBatch
+
+
+class BasisTrainer(GRPOTrainer):
+    """PPO/GRPO training with a pluggable baseline.
+
+    For each generation batch the rewards of all ranks are gathered, the baseline turns them into advantages
+    (``(N,)`` or ``(N, T)``), and the objective does the rest. The trainer does not know which baseline it has.
+
+    Args:
+        model: Hub id, path, or a loaded model, as in TRL.
+        reward_funcs: as in TRL.
+        args: a `BasisConfig`.
+        train_dataset: columns ``prompt``, those that the reward functions read, and optionally ``prompt_id``.
+        baseline: a registered name (`basis_rl.baselines.BASELINES`) or an object.
+        objective: a name of `basis_rl.trainer.OBJECTIVES`; None leaves the loss to `args` (TRL's default is ``dapo``).
+        **kwargs: everything else that `GRPOTrainer` takes.
+
+    Raises:
+        ValueError: before training starts, where something does not fit: baseline and group size, dataset and columns,
+            golds that do not verify against themselves, a value table that was built for another run.
+    """
+
+    _tag_names = ("trl", "basis-rl")
+    _name = "BASIS"
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        reward_funcs: Any = None,
+        args: BasisConfig | None = None,
+        train_dataset: Dataset | None = None,
+        *,
+        baseline: str | Baseline = "grpo",
+        objective: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if args is None:
+            name = model if isinstance(model, str) else model.config._name_or_path
+            args = BasisConfig(f"{name.rstrip('/').split('/')[-1]}-BASIS")
+        if not isinstance(args, BasisConfig):
+            raise ValueError(f"args must be a BasisConfig, got {type(args).__name__}; it takes the same settings.")
+        args = with_objective(args, objective)
+        self.baseline = build_baseline(baseline) if isinstance(baseline, str) else baseline
+        funcs = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs] if reward_funcs is not None else []
+        check_baseline_fits(self.baseline, args)
+        if isinstance(train_dataset, Dataset):
+            check_dataset(train_dataset, args, funcs)
+            train_dataset = check_golds(train_dataset, args, funcs)
+            check_dataset(train_dataset, args, funcs)
+
+        self._generation_batch = 0
+        self._unlearnt: RolloutBatch | None = None
+        self._rewards_per_func: Tensor | None = None
+        super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
+        self.add_callback(_UpdateBaseline(self))
+        if type(self.baseline).validate is not Baseline.validate:
+            context = run_context(self.model.config, self._tokenizer, self.train_dataset, self.reward_funcs, self.args)
+            self.baseline.validate(context)
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+        self._rewards_per_func = super()._calculate_rewards(*args, **kwargs)
+        return self._rewards_per_func
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if self.model.training:
+            self._finish_batch()
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if self.model.training:  # in evaluation there is nothing to learn, and a table need not know the prompts
+            output["advantages"] = self._advantages(inputs, output)
+        return output
+
+    def _advantages(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Tensor:
+        """This rank's advantages; the whole batch's go into the logs."""
+        assert self._rewards_per_func is not None
+        mask = output["completion_mask"] * output.get("tool_mask", 1)
+        batch = gather_batch(
+            self.accelerator,
+            rewards=total_rewards(self._rewards_per_func, self.reward_weights),
+            inputs=inputs,
+            action_mask=mask,
+            num_generations=self.num_generations,
+            step=self._generation_batch,
+        )
+        result = self.baseline.advantages(batch)
+        name = type(self.baseline).__name__
+        if tuple(result.values.shape) not in {batch.action_mask.shape, batch.rewards.shape}:
+            raise ValueError(
+                f"{name} returned advantages of shape {tuple(result.values.shape)} for a batch of (N, T) = "
+                f"{tuple(batch.action_mask.shape)}. `basis_rl.baselines.check_baseline` tells what else it breaks."
+            )
+        if not bool(result.values.isfinite().all()):
+            raise ValueError(f"{name} returned advantages that are not finite in generation batch {batch.step}.")
+        self._log_advantages(batch, result.values, {f"baseline/{k}": v for k, v in result.metrics.items()})
+        for key, value in advantage_metrics(batch, result).items():
+            self._metrics["train"][key].append(value)
+        self._unlearnt = batch
+        self._generation_batch += 1
+        return local_rows(result.values, self.accelerator, len(inputs), mask.shape[1])
+
+    def _log_advantages(self, batch: RolloutBatch, values: Tensor, metrics: dict[str, float]) -> None:
+        for key, value in metrics.items():
+            self._metrics["train"][key].append(value)
+        if self.num_generations == 1:  # TRL's is always 1.0 then; `advantages/zero` is the true one
+            self._metrics["train"].pop("frac_reward_zero_std", None)
+        if values.ndim == 2:
+            values = (values.cpu() * batch.action_mask).sum(dim=1) / batch.action_mask.sum(dim=1).clamp(min=1)
+        logged = self._logs["advantages"]
+        for _ in range(min(len(logged), values.shape[0])):
+            logged.pop()
+        logged.extend(values.tolist())
+
+    def _finish_batch(self) -> None:
+        """Let the baseline learn from the batch that the policy has been updated on."""
+        if self._unlearnt is not None:
+            self.baseline.update(self._unlearnt)
+            self._unlearnt = None
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        super().save_model(output_dir, _internal_call=_internal_call)
+        # Here and not after `_save_checkpoint`, which pushes to the Hub before it returns.
+        if _internal_call and self.args.should_save:
+            save_baseline(output_dir or self.args.output_dir, self.baseline, self._generation_batch)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self._generation_batch = load_baseline(checkpoint, self.baseline)
+            self._unlearnt = None
+
+
+class _UpdateBaseline(TrainerCallback):
+    """Calls `Baseline.update` after the optimizer step that ends a generation batch, before a checkpoint is written."""
+
+    def __init__(self, trainer: BasisTrainer) -> None:
+        self.trainer = trainer
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        trainer = self.trainer
+        if trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0:
+            trainer._finish_batch()

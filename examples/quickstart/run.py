@@ -1,0 +1,127 @@
+"""The whole of it on a laptop: warm start, value table, BASIS with one rollout a prompt, accuracy before and after.
+
+    python examples/quickstart/run.py [--seed 0] [--output runs/quickstart]
+
+Each phase is a command that a user types for a larger model; this script only types them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+# Nothing is fetched here, and two threads are what the figures of the README were measured with.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+
+from basis_rl.cli.main import main as basis_rl
+from basis_rl.data import load_prompts
+from basis_rl.evaluation import accuracy
+from basis_rl.recipe import Recipe, parse_recipe
+from basis_rl.rewards import MathVerifyReward
+from examples.quickstart.warm_start import build_model, build_tokenizer, save, warm_start
+
+RECIPE = str(Path(__file__).with_name("basis.yaml"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--warm_start_steps", type=int, default=1000)
+    parser.add_argument("--output", type=Path, default=Path("runs/quickstart"))
+    options, overrides = parser.parse_known_args()
+    print(json.dumps(run(options.seed, options.output, overrides, options.warm_start_steps), indent=2))
+
+
+def run(seed: int, output: Path, overrides: list[str], warm_start_steps: int = 1000) -> dict[str, Any]:
+    """All phases; returns the summary that is also written to ``summary.json``."""
+    seconds: dict[str, float] = {}
+    argv = [RECIPE, "--seed", str(seed), "--output_dir", str(output / "basis")]
+    argv += ["--model_name_or_path", str(output / "warm_start"), "--baseline_kwargs.values", str(output / "values")]
+    argv += overrides
+    recipe = parse_recipe(argv)
+
+    with Phase(1, "warm start: a small Qwen3 sees sums and their answers", seconds, "warm_start"):
+        set_seed(seed)
+        train = load_prompts(recipe.data, conversational=True)
+        texts = [row[0]["content"] for row in train["prompt"][:2000]]
+        tokenizer = build_tokenizer([*texts, *["\\boxed{7}", "assistant\n", "user\n"] * len(texts)])
+        model = build_model(tokenizer)
+        warm_start(model, tokenizer, train, steps=warm_start_steps)
+        save(model, tokenizer, output / "warm_start")
+    with Phase(2, "accuracy before, on problems that no phase trains on", seconds, "evaluation"):
+        before = held_out_accuracy(recipe, output / "warm_start")
+        print(f"held-out accuracy, greedy: {before:.1%}")
+    with Phase(3, "value table: what this model earns on each problem (basis-rl values)", seconds, "value_table"):
+        command("values", argv)
+    with Phase(4, "BASIS, one rollout a prompt (basis-rl train)", seconds, "training"):
+        command("train", argv)
+    with Phase(5, "accuracy after", seconds, "evaluation"):
+        after = held_out_accuracy(recipe, output / "basis")
+        print(f"held-out accuracy, greedy: {before:.1%} -> {after:.1%}")
+    summary = summarize(recipe, seed, before, after, seconds)
+    (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    print(f"\nSummary: {output / 'summary.json'}; plot: {output / 'basis' / 'training.png'}")
+    return summary
+
+
+class Phase:
+    """Says what is being done, and adds up how long it took."""
+
+    def __init__(self, number: int, what: str, seconds: dict[str, float], key: str) -> None:
+        self.text, self.seconds, self.key = f"\n[{number}/5] {what}", seconds, key
+
+    def __enter__(self) -> None:
+        print(self.text, flush=True)
+        self.began = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self.key] = round(self.seconds.get(self.key, 0.0) + time.perf_counter() - self.began, 1)
+
+
+def command(name: str, argv: list[str]) -> None:
+    code = basis_rl([name, *argv])
+    if code:
+        raise SystemExit(code)
+
+
+def held_out_accuracy(recipe: Recipe, folder: Path) -> float:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    test = load_prompts(recipe.data, conversational=True, held_out=True)
+    length = recipe.args.max_completion_length
+    return accuracy(model, tokenizer, test, MathVerifyReward(), max_completion_length=length)
+
+
+def summarize(recipe: Recipe, seed: int, before: float, after: float, seconds: dict[str, float]) -> dict[str, Any]:
+    args = recipe.args
+    batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    updates = args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps
+    return {
+        "accuracy_before": before,
+        "accuracy_after": after,
+        "rollouts": args.max_steps // updates * args.generation_batch_size,
+        "rollouts_a_prompt": args.num_generations,
+        "optimizer_steps": args.max_steps,
+        "rollouts_an_update": batch,
+        "seconds": {**seconds, "total": round(sum(seconds.values()), 1)},
+        "seed": seed,
+        "machine": {"cores": os.cpu_count(), "threads": torch.get_num_threads(), "python": platform.python_version()},
+        "versions": {
+            name: version(name) for name in ("basis-rl", "torch", "trl", "transformers", "math-verify", "reasoning-gym")
+        },
+    }
+
+
+if __name__ == "__main__":
+    main()

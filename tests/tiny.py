@@ -1,0 +1,68 @@
+"""A model of a few thousand parameters, a dataset of sums, and the settings that every trainer test shares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+
+from basis_rl.data import prompt_id
+from basis_rl.trainer import BasisConfig
+from basis_rl.values import ValueTable
+from examples.quickstart.warm_start import build_model, build_tokenizer
+
+
+def tiny_tokenizer():
+    return build_tokenizer(["State the sum of 1 + 2 =", "\\boxed{7}", "user\n", "assistant\n"] * 50, vocab_size=300)
+
+
+def tiny_model(tokenizer=None, seed=0):
+    torch.manual_seed(seed)
+    return build_model(tokenizer or tiny_tokenizer(), hidden_size=16, layers=1)
+
+
+def sums(n=16) -> Dataset:
+    rows = []
+    for i in range(n):
+        question = f"{i} + {i + 1} ="
+        rows.append(
+            {
+                "prompt": [{"role": "user", "content": question}],
+                "solution": str(2 * i + 1),
+                "prompt_id": prompt_id(question),
+            }
+        )
+    return Dataset.from_list(rows)
+
+
+def table_for(dataset: Dataset) -> ValueTable:
+    return ValueTable.from_rewards({p: [1.0] * (i % 5) + [0.0] * (4 - i % 5) for i, p in enumerate(dataset["prompt_id"])})
+
+
+def config(output_dir: Path | str, **overrides: Any) -> BasisConfig:
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 1,
+        "steps_per_generation": 2,
+        "num_generations": 4,
+        "max_completion_length": 6,
+        "max_steps": 2,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "disable_tqdm": True,
+        "seed": 3,
+    }
+    return BasisConfig(output_dir=str(output_dir), **{**settings, **overrides})
+
+
+def parity_reward(completions, completion_ids, **kwargs):
+    """0 or 1 by the sum of the sampled token ids: random enough that groups are mixed, and always the same."""
+    return [float(sum(ids) % 2) for ids in completion_ids]

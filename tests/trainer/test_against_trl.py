@@ -1,0 +1,73 @@
+"""With the baseline `grpo`, BasisTrainer is TRL's GRPOTrainer: same rollouts, loss and gradients, step for step."""
+
+import pytest
+import torch
+from trl import GRPOConfig, GRPOTrainer
+
+from basis_rl.trainer import OBJECTIVES, BasisTrainer
+from tests.tiny import config, parity_reward, sums
+
+
+class Recording:
+    """Keeps the loss and the gradient of every backward pass."""
+
+    def __init__(self, *args, **kwargs):
+        self.trace = []
+        super().__init__(*args, **kwargs)
+
+    def training_step(self, model, inputs, num_items_in_batch):
+        before = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        grads = [
+            p.grad - (0.0 if b is None else b) for p, b in zip(model.parameters(), before, strict=True) if p.grad is not None
+        ]
+        self.trace.append((loss.detach().clone(), grads))
+        return loss
+
+
+class RecordingTrl(Recording, GRPOTrainer):
+    pass
+
+
+class RecordingBasis(Recording, BasisTrainer):
+    pass
+
+
+def trl_config(ours, objective):
+    loss_type, level = OBJECTIVES[objective]
+    names = (
+        "output_dir per_device_train_batch_size gradient_accumulation_steps num_generations max_completion_length max_steps"
+        " learning_rate lr_scheduler_type logging_steps save_strategy report_to use_cpu bf16 gradient_checkpointing"
+        " disable_tqdm seed steps_per_generation beta"
+    ).split()
+    return GRPOConfig(
+        **{name: getattr(ours, name) for name in names}, loss_type=loss_type, importance_sampling_level=level
+    )
+
+
+@pytest.mark.parametrize("objective", ["grpo", "gspo", "dr_grpo", "dapo"])
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+def test_loss_and_gradients_equal_trl(objective, beta, tmp_path, tiny_path):
+    ours_config = config(tmp_path, max_steps=4, beta=beta, gradient_accumulation_steps=2, steps_per_generation=4)
+    traces = []
+    for cls, args, extra in (
+        (RecordingTrl, trl_config(ours_config, objective), {}),
+        (RecordingBasis, ours_config, {"baseline": "grpo", "objective": objective}),
+    ):
+        trainer = cls(
+            model=str(tiny_path),  # a path: with beta > 0 TRL loads the reference model from it
+            reward_funcs=parity_reward,
+            args=args,
+            train_dataset=sums(),
+            **extra,
+        )
+        trainer.train()
+        traces.append(trainer.trace)
+    theirs, ours = traces
+    assert len(theirs) == len(ours) == 8
+    assert any(loss.abs() > 1e-4 for loss, _ in theirs), "a trace of zeros would prove nothing"
+    for (loss_a, grads_a), (loss_b, grads_b) in zip(theirs, ours, strict=True):
+        torch.testing.assert_close(loss_b, loss_a, rtol=0, atol=1e-6)
+        assert max(g.abs().max() for g in grads_a) > 0
+        for a, b in zip(grads_a, grads_b, strict=True):
+            torch.testing.assert_close(b, a, rtol=0, atol=1e-6)
