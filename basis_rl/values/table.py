@@ -108,7 +108,10 @@ class ValueTable:
             A function from ``betas`` (``(K,)``, positive; infinity is the reference policy) to values and variances,
             each ``(K, N)`` float64, in (0, 1) units. The table is looked up once, not at each call.
         """
-        rows = [self._row[prompt_id] for prompt_id in prompt_ids]
+        try:
+            rows = [self._row[prompt_id] for prompt_id in prompt_ids]
+        except KeyError as error:
+            raise ValueError(f"prompt_id {error} is not in the value table ({self.source}). {_REBUILD}.") from None
         if self._binary:
             n, p = self._count[rows], self._mean[rows]
             return partial(tilt_bernoulli, (p * n + smoothing) / (n + 2 * smoothing))

@@ -1,0 +1,105 @@
+"""Datasets in: columns, templates, ids, hold-out, and what a wrong one is answered with."""
+
+import json
+
+import pytest
+
+from basis_rl.data import DataArguments, load_prompts, prompt_id
+
+ROWS = [{"question": f"What is {i} + {i}?", "answer": f"It is\n#### {2 * i}"} for i in range(60)]
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in [*ROWS, ROWS[0]]))
+    return str(path)
+
+
+def load(path, conversational=True, held_out=False, **settings):
+    return load_prompts(
+        DataArguments(dataset_name=path, **settings), conversational=conversational, held_out=held_out
+    )
+
+
+def test_columns_are_found_and_duplicates_dropped(path):
+    dataset = load(path, solution_pattern=r"####\s*(.+)")
+    assert len(dataset) == 60
+    assert dataset[3]["solution"] == "6"
+    assert dataset[3]["prompt"] == [
+        {
+            "role": "user",
+            "content": "What is 3 + 3?\n\nPlease reason step by step, and put your final answer within \\boxed{}.",
+        }
+    ]
+
+
+def test_the_id_depends_on_the_problem_alone(path):
+    plain = load(path, conversational=False, prompt_template="{prompt}")
+    chat = load(path, prompt_template="Q: {prompt}", system_prompt="Be brief.")
+    assert plain["prompt_id"] == chat["prompt_id"]
+    assert plain[0]["prompt_id"] == prompt_id("  What is 0 + 0?\n")
+    assert chat[0]["prompt"][0] == {"role": "system", "content": "Be brief."}
+    assert load(path, conversational=False, system_prompt="Be brief.")[0]["prompt"].startswith("Be brief.\n\nWhat is 0")
+
+
+def test_problems_with_braces_survive_the_template(tmp_path):
+    path = tmp_path / "tex.jsonl"
+    path.write_text(json.dumps({"problem": r"Find $\frac{1}{2} + \{x\}$ {prompt}", "answer": "1"}))
+    assert r"\frac{1}{2} + \{x\}$ {prompt}" in load(str(path), conversational=False)[0]["prompt"]
+
+
+def test_held_out_problems_are_disjoint_stable_and_complete(path):
+    train, test = load(path, test_fraction=0.3), load(path, test_fraction=0.3, held_out=True)
+    assert not set(train["prompt_id"]) & set(test["prompt_id"])
+    assert len(train) + len(test) == 60
+    assert 5 < len(test) < 35
+    assert load(path, test_fraction=0.3)["prompt_id"] == train["prompt_id"]
+    assert set(load(path, test_fraction=0.1, held_out=True)["prompt_id"]) <= set(test["prompt_id"])
+
+
+def test_answer_column_goes_before_a_worked_solution(tmp_path):
+    path = tmp_path / "math.json"
+    path.write_text(json.dumps([{"problem": "p", "solution": "long", "answer": "7"}]))
+    assert load(str(path))[0]["solution"] == "7"
+
+
+def test_reasoning_gym_is_seeded():
+    settings = {"dataset_kwargs": {"size": 20, "seed": 4}}
+    first, second = load("reasoning_gym:chain_sum", **settings), load("reasoning_gym:chain_sum", **settings)
+    assert first.to_list() == second.to_list()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prompt_column": "questoin"}, r"prompt_column: .* has no column 'questoin', only \['question', 'answer'\]"),
+        ({"prompt_template": "no place"}, "prompt_template must hold `{prompt}`"),
+        ({"test_fraction": 1.0}, "test_fraction"),
+        ({"solution_pattern": r"= (\d+)"}, "finds no group in row 0"),
+    ],
+)
+def test_bad_settings_are_named(path, settings, message):
+    with pytest.raises(ValueError, match=message):
+        load(path, **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", "dataset_name is missing"),
+        ("no/such.jsonl", "there is no file 'no/such.jsonl'"),
+        ("reasoning_gym:no_such_task", "cannot make 'no_such_task'"),
+        ("no-such-owner/no-such-dataset", "could not be loaded"),
+    ],
+)
+def test_bad_names_are_answered(name, message):
+    with pytest.raises(ValueError, match=message):
+        load(name)
+
+
+def test_missing_columns_are_listed(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"text": "a", "label": "b"}))
+    with pytest.raises(ValueError, match=r"none of the columns .* only \['text', 'label'\]; say which one with prompt_column"):
+        load(str(path))

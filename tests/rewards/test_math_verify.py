@@ -1,0 +1,162 @@
+"""MathVerifyReward: verdicts, golds, hostile answers, dying workers."""
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from basis_rl.rewards import MathVerifyReward
+from basis_rl.rewards.pool import WorkerPool
+
+HOSTILE = [r"9^{9^{9^{9}}}", "((9!)!)!", r"\binom{10000000}{5000000}", r"\sin(" * 30, r"\frac{1}{1+" * 40, "9" * 100_000]
+
+
+@pytest.fixture(scope="module")
+def reward():
+    reward = MathVerifyReward(num_workers=2, timeout=2.0)
+    yield reward
+    reward.close()
+
+
+def grade(reward, answer, gold):
+    return reward(prompts=[], completions=[answer], solution=[gold])[0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "expected"),
+    [
+        (r"\boxed{7}", "7", 1.0),
+        (r"\boxed{8}", "7", 0.0),
+        ("7", "7", 0.0),
+        (r"\boxed{\frac12}", "0.5", 1.0),
+        (r"\boxed{1/2}", r"\frac{1}{2}", 1.0),
+        (r"I guess \boxed{3} or \boxed{4}", "3", 0.0),
+        (r"\boxed{x=5}", "5", 1.0),
+        (r"\boxed{-12}", "-12", 1.0),
+        (r"\boxed{1,000}", "1000", 1.0),
+        (r"\boxed{7}", r"We get \boxed{7}.", 1.0),
+        (r"\boxed{(1,2)}", "(1,2)", 1.0),
+        (r"\boxed{(2,1)}", "(1,2)", 0.0),
+        (r"\boxed{\text{east}}", r"\text{east}", 1.0),
+        ("", "7", 0.0),
+        (r"\boxed{}", "7", 0.0),
+    ],
+)
+def test_verdicts(reward, answer, gold, expected):
+    assert grade(reward, answer, gold) == expected
+
+
+def test_conversations_are_graded_by_their_last_assistant_message(reward):
+    talk = [{"role": "assistant", "content": r"\boxed{1}"}, {"role": "assistant", "content": r"\boxed{2}"}]
+    assert reward(prompts=[], completions=[talk], solution=["2"]) == [1.0]
+
+
+def test_a_gold_that_cannot_be_parsed_is_not_scored(reward):
+    assert grade(reward, r"\boxed{1}", "") is None
+    assert reward.check_golds(["7", "", r"\frac{1}{2}"]) == [1]
+
+
+def test_hostile_answers_are_wrong_and_do_not_hang_or_spoil_others(reward):
+    answers = [rf"\boxed{{{text}}}" for text in HOSTILE]
+    mixed = [answer for pair in zip(answers, [r"\boxed{5}"] * len(answers), strict=True) for answer in pair]
+    metrics = {}
+    began = time.perf_counter()
+    rewards = reward(prompts=[], completions=mixed, solution=["5"] * len(mixed), log_metric=metrics.__setitem__)
+    assert time.perf_counter() - began < 60
+    assert rewards[1::2] == [1.0] * len(answers)
+    assert all(r in (0.0, None) for r in rewards[0::2])
+    assert metrics["reward/timeout"] > 0
+
+
+def test_works_off_the_main_thread(reward):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(grade(reward, r"\boxed{11}", "11")))
+    thread.start()
+    thread.join(30)
+    assert results == [1.0]
+
+
+def test_verdicts_are_remembered(reward):
+    grade(reward, r"\boxed{123}", "123")
+    workers = [worker.process.pid for worker in reward._pool._workers]
+    began = time.perf_counter()
+    assert reward(prompts=[], completions=[r"\boxed{123}"] * 5000, solution=["123"] * 5000) == [1.0] * 5000
+    assert time.perf_counter() - began < 1.0
+    assert [worker.process.pid for worker in reward._pool._workers] == workers
+
+
+def test_a_worker_killed_from_outside_is_replaced(reward):
+    assert grade(reward, r"\boxed{21}", "21") == 1.0
+    for worker in reward._pool._workers:
+        os.kill(worker.process.pid, signal.SIGKILL)
+    golds = [str(i) for i in range(1000, 1040)]
+    answers = [rf"\boxed{{{gold}}}" for gold in golds]
+    assert reward(prompts=[], completions=answers, solution=golds) == [1.0] * 40
+
+
+ECHO = """
+import json, sys, os
+print('{"ready": true}', flush=True)
+for line in sys.stdin:
+    task = json.loads(line)
+    if task.get("die"):
+        os._exit(1)
+    print(json.dumps({"verdict": task["n"]}), flush=True)
+"""
+
+
+def test_outcomes_are_in_input_order_and_a_task_that_kills_its_worker_is_tried_twice():
+    pool = WorkerPool([sys.executable, "-c", ECHO], size=3, timeout=10)
+    tasks = [{"n": i, "die": i % 7 == 3} for i in range(30)]
+    outcomes = pool.run(tasks)
+    for i, outcome in enumerate(outcomes):
+        assert outcome.status == ("crashed" if i % 7 == 3 else "ok")
+        assert outcome.value == ({} if i % 7 == 3 else {"verdict": i})
+    pool.close()
+
+
+def test_a_worker_that_cannot_start_says_why():
+    pool = WorkerPool([sys.executable, "-c", "raise SystemExit('no such module')"], size=1, timeout=1)
+    with pytest.raises(RuntimeError, match="no such module"):
+        pool.run([{"n": 1}])
+
+
+def test_workers_end_with_the_object():
+    reward = MathVerifyReward(num_workers=1)
+    grade(reward, r"\boxed{1}", "1")
+    process = reward._pool._workers[0].process
+    del reward
+    gc.collect()
+    assert process.poll() is not None
+
+
+def test_workers_end_when_the_trainer_is_killed():
+    script = (
+        "from basis_rl.rewards import MathVerifyReward; import os, signal\n"
+        "r = MathVerifyReward(num_workers=1); r(prompts=[], completions=['\\\\boxed{1}'], solution=['1'])\n"
+        "print(r._pool._workers[0].process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False).stdout
+    pid = int(out)
+    for _ in range(50):
+        if not os.path.exists(f"/proc/{pid}") or "Z" in open(f"/proc/{pid}/stat").read().split(")")[1][:3]:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"worker {pid} outlived its trainer")
+
+
+def test_parameters_out_of_range():
+    with pytest.raises(ValueError, match="num_workers >= 1 and timeout > 0"):
+        MathVerifyReward(timeout=0)
+
+
+def test_all_math500_golds_verify(reward, shared_data):
+    rows = [json.loads(line) for line in (shared_data / "math500.jsonl").read_text().splitlines()]
+    assert reward.check_golds([row["answer"] for row in rows]) == []
+    assert reward.check_golds([row["solution"] for row in rows]) == []

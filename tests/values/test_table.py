@@ -1,0 +1,147 @@
+"""ValueTable: values, storage, and the runs that it refuses."""
+
+import json
+
+import pytest
+import torch
+
+from basis_rl.types import RunContext
+from basis_rl.values import ValueTable
+from basis_rl.values.provenance import mismatches, model_revision, reward_identity
+
+REWARDS = {"a": [0.0, 1.0, 1.0, 1.0], "b": [0.0, 0.0], "c": [1.0]}
+
+
+def context(prompts=None, **provenance):
+    return RunContext(prompts=prompts or {"a": "fa", "b": "fb"}, provenance=provenance)
+
+
+def test_smoothing_is_jeffreys_at_one_half():
+    table = ValueTable.from_rewards(REWARDS)
+    infinity = torch.tensor([torch.inf])
+    values, variances = table.tilt(["b", "a", "c"], smoothing=0.5)(infinity)
+    assert values[0].tolist() == pytest.approx([0.5 / 3, 3.5 / 5, 1.5 / 2])
+    assert variances[0].tolist() == pytest.approx([v * (1 - v) for v in values[0].tolist()])
+    assert table.tilt(["b", "a", "c"])(infinity)[0][0].tolist() == pytest.approx([0.0, 0.75, 1.0])
+
+
+def test_graded_rewards_take_the_same_pseudo_rollouts():
+    binary = ValueTable.from_rewards(REWARDS)
+    graded = ValueTable.from_rewards({**REWARDS, "d": [0.5]})
+    betas = torch.tensor([0.05, 0.7, 5.0])
+    for smoothing in (0.0, 0.5, 2.0):
+        expected = binary.tilt(["a", "b", "c"], smoothing)(betas)
+        torch.testing.assert_close(graded.tilt(["a", "b", "c"], smoothing)(betas), expected)
+
+
+def test_unscored_rollouts_are_left_out():
+    assert ValueTable.from_rewards({"a": [1.0, float("nan"), 0.0]}).rewards("a") == [1.0, 0.0]
+
+
+def test_save_and_load(tmp_path):
+    table = ValueTable.from_rewards(
+        {**REWARDS, "d": [0.25, 0.5]}, fingerprints={"a": "fa"}, provenance={"model": "m", "temperature": 1.0}
+    )
+    folder = table.save(tmp_path / "table")
+    loaded = ValueTable.load(folder)
+    assert loaded.prompt_ids == table.prompt_ids
+    assert [loaded.rewards(p) for p in "abcd"] == [table.rewards(p) for p in "abcd"]
+    assert loaded.provenance == table.provenance
+    assert loaded.fingerprints == {"a": "fa"}
+    assert loaded.reward_range == (0.0, 1.0)
+    table.save(folder)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["table"]
+
+
+def test_saving_never_replaces_something_else(tmp_path):
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("x")
+    with pytest.raises(ValueError, match="is not a value table; it is left alone"):
+        ValueTable.from_rewards(REWARDS).save(tmp_path / "precious")
+    assert (tmp_path / "precious" / "file").read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("rewards", "kwargs", "message"),
+    [
+        ({}, {}, "at least one prompt"),
+        ({"a": []}, {}, "no scored rollout"),
+        ({"a": [2.0]}, {"reward_range": (0.0, 1.0)}, "must hold all rewards"),
+    ],
+)
+def test_impossible_tables(rewards, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        ValueTable.from_rewards(rewards, **kwargs)
+
+
+def test_loading_what_is_not_a_table(tmp_path):
+    with pytest.raises(ValueError, match="it has no metadata.json"):
+        ValueTable.load(tmp_path)
+    with pytest.raises(ValueError, match="no value table at 'owner/name'"):
+        ValueTable.load("owner/name")
+    folder = ValueTable.from_rewards(REWARDS).save(tmp_path / "t")
+    metadata = json.loads((folder / "metadata.json").read_text())
+    (folder / "metadata.json").write_text(json.dumps({**metadata, "format": 99}))
+    with pytest.raises(ValueError, match="newer basis-rl"):
+        ValueTable.load(folder)
+
+
+def test_a_prompt_that_is_not_in_the_table():
+    with pytest.raises(ValueError, match="1 of 2 training prompts are not in the value table .* prompt_id 'z'"):
+        ValueTable.from_rewards(REWARDS).check(context({"a": "", "z": ""}))
+    with pytest.raises(ValueError, match="prompt_id 'z' is not in the value table"):
+        ValueTable.from_rewards(REWARDS).tilt(["a", "z"])
+
+
+@pytest.mark.parametrize(
+    ("ours", "run", "message"),
+    [
+        ({"model": "Qwen/A"}, {"model": "Qwen/B"}, 'model: table "Qwen/A", run "Qwen/B"'),
+        ({"revision": "1", "model": "x"}, {"revision": "2", "model": "x"}, 'revision: table "1", run "2"'),
+        ({"chat_template": "t1"}, {"chat_template": "t2"}, "chat_template"),
+        ({"reward": "f[1]"}, {"reward": "f[2]"}, r'reward: table "f\[1\]", run "f\[2\]"'),
+        ({"temperature": 1.0}, {"temperature": 0.7}, "temperature: table 1.0, run 0.7"),
+    ],
+)
+def test_contradictions_name_both_sides(ours, run, message):
+    table = ValueTable.from_rewards(REWARDS, provenance=ours)
+    with pytest.raises(ValueError, match=message):
+        table.check(context(**run))
+    table.check(context(**run), accept_mismatch=True)
+
+
+def test_what_one_side_does_not_know_is_no_contradiction():
+    table = ValueTable.from_rewards(REWARDS, provenance={"model": "m", "date": "today"})
+    table.check(context(temperature=1.0))
+    assert mismatches({"revision": "1", "model": "a"}, {"revision": "1", "model": "b"}) == []
+
+
+def test_prompts_rendered_otherwise():
+    table = ValueTable.from_rewards(REWARDS, fingerprints={"a": "other", "b": "fb"})
+    with pytest.raises(ValueError, match="1 prompts are rendered otherwise .* prompt_id 'a': table other, run fa"):
+        table.check(context())
+
+
+def test_model_revision_follows_the_weights(tiny_path, tmp_path):
+    assert model_revision("owner/name", "abc") == "abc"
+    assert model_revision(str(tmp_path)) is None
+    first = model_revision(str(tiny_path))
+    assert first is not None
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    weights = (tiny_path / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(weights)
+    assert model_revision(str(copy)) == first
+    (copy / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    assert model_revision(str(copy)) != first
+
+
+def test_reward_identity():
+    def plain(): ...
+
+    def versioned(): ...
+
+    versioned.version = "2"
+    assert reward_identity([plain, versioned]) == "plain + versioned[2]"
+    assert reward_identity([plain], [0.5]) == "0.5*plain"
+    assert reward_identity([plain], [1.0]) == "plain"
