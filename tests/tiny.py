@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from datasets import Dataset
 
+from basis_rl.baselines import Baseline
 from basis_rl.data import prompt_id
 from basis_rl.trainer import BasisConfig
+from basis_rl.types import Advantages
 from basis_rl.values import ValueTable
 from examples.quickstart.warm_start import build_model, build_tokenizer
 
@@ -66,3 +68,13 @@ def config(output_dir: Path | str, **overrides: Any) -> BasisConfig:
 def parity_reward(completions, completion_ids, **kwargs):
     """0 or 1 by the sum of the sampled token ids: random enough that groups are mixed, and always the same."""
     return [float(sum(ids) % 2) for ids in completion_ids]
+
+
+class Tokenwise(Baseline):
+    """REINFORCE spelled per token: the same gradient as `none`, through the ``(N, T)`` path."""
+
+    scope = "group"
+
+    def advantages(self, batch):
+        values = torch.nan_to_num(batch.rewards)[:, None] * batch.action_mask
+        return Advantages(values=values, baseline=torch.zeros_like(values))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +58,8 @@ class BasisConfig(GRPOConfig):
             raise ValueError(f"num_generations must be at least 1, got {generations}.")
         if self.on_invalid_gold not in ("error", "drop"):
             raise ValueError(f"on_invalid_gold must be 'error' or 'drop', got '{self.on_invalid_gold}'.")
+        if self.use_cpu and self.ddp_backend is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            self.ddp_backend = "gloo"  # transformers would ask for it; there is no other choice
         if generations == 1:
             self.num_generations = _One(1)
         try:

@@ -37,13 +37,12 @@ RECIPE = str(Path(__file__).with_name("basis.yaml"))
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--warm_start_steps", type=int, default=1000)
     parser.add_argument("--output", type=Path, default=Path("runs/quickstart"))
     options, overrides = parser.parse_known_args()
-    print(json.dumps(run(options.seed, options.output, overrides, options.warm_start_steps), indent=2))
+    print(json.dumps(run(options.seed, options.output, overrides), indent=2))
 
 
-def run(seed: int, output: Path, overrides: list[str], warm_start_steps: int = 1000) -> dict[str, Any]:
+def run(seed: int, output: Path, overrides: list[str]) -> dict[str, Any]:
     """All phases; returns the summary that is also written to ``summary.json``."""
     seconds: dict[str, float] = {}
     argv = [RECIPE, "--seed", str(seed), "--output_dir", str(output / "basis")]
@@ -57,7 +56,8 @@ def run(seed: int, output: Path, overrides: list[str], warm_start_steps: int = 1
         texts = [row[0]["content"] for row in train["prompt"][:2000]]
         tokenizer = build_tokenizer([*texts, *["\\boxed{7}", "assistant\n", "user\n"] * len(texts)])
         model = build_model(tokenizer)
-        warm_start(model, tokenizer, train, steps=warm_start_steps)
+        steps, right = warm_start(model, tokenizer, train)
+        print(f"{right:.0%} of the answers right after {steps} steps")
         save(model, tokenizer, output / "warm_start")
     with Phase(2, "accuracy before, on problems that no phase trains on", seconds, "evaluation"):
         before = held_out_accuracy(recipe, output / "warm_start")

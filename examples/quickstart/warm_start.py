@@ -6,7 +6,6 @@ reads; the rest is left to reinforcement learning.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -84,30 +83,41 @@ def warm_start(
     tokenizer: PreTrainedTokenizerFast,
     dataset: Dataset,
     *,
-    steps: int,
+    until: float = 0.45,
+    max_steps: int = 3000,
     batch_size: int = 64,
-    learning_rate: float = 3e-3,
-) -> float:
-    """Supervised steps on the answers; returns the seconds they took."""
-    began = time.perf_counter()
+    learning_rate: float = 1.5e-3,
+) -> tuple[int, float]:
+    """Supervised steps on the answers, until the share `until` of them is predicted whole (teacher-forced).
+
+    How many steps that takes varies a lot with the seed: learning to carry comes suddenly. Stopping at an accuracy
+    leaves the same room to every seed. Returns the steps and the share reached.
+    """
     ids, labels = encode(tokenizer, dataset)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 50))
     model.train()
-    progress = tqdm(range(steps), desc="warm start", unit="step", mininterval=5)
+    right = 0.0
+    progress = tqdm(range(max_steps), desc="warm start", unit="step", mininterval=5)
     for step in progress:
         rows = torch.randint(len(ids), (batch_size,))
-        loss = model(
+        output = model(
             input_ids=ids[rows], attention_mask=(ids[rows] != tokenizer.pad_token_id).long(), labels=labels[rows]
-        ).loss
-        loss.backward()
+        )
+        output.loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
+        wanted = labels[rows][:, 1:]
+        whole = ((output.logits[:, :-1].argmax(-1) == wanted) | (wanted == -100)).all(dim=1).float().mean()
+        right += 0.05 * (float(whole) - right)
         if step % 50 == 0:
-            progress.set_postfix(loss=f"{loss.item():.3f}")
-    return time.perf_counter() - began
+            progress.set_postfix(loss=f"{output.loss.item():.3f}", right=f"{right:.2f}")
+        if right >= until:
+            break
+    progress.close()
+    return step + 1, right
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: str | Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from basis_rl.baselines import BASELINES, Baseline, build_baseline
 from basis_rl.trainer import BasisTrainer
 from basis_rl.types import Advantages
-from tests.tiny import config, parity_reward, sums, table_for, tiny_model, tiny_tokenizer
+from tests.tiny import Tokenwise, config, parity_reward, sums, table_for, tiny_model, tiny_tokenizer
 
 
 def trainer_for(tmp_path, baseline, reward=parity_reward, objective=None, cls=BasisTrainer, **settings):
@@ -64,16 +64,6 @@ def test_odd_generation_batch_at_one_rollout(tmp_path):
     trainer.train()
     assert trainer.args.num_generations == 1
     assert type(trainer.args.num_generations) is int
-
-
-class Tokenwise(Baseline):
-    """REINFORCE spelled per token: the same gradient as `none`, through the (N, T) path."""
-
-    scope = "group"
-
-    def advantages(self, batch):
-        values = torch.nan_to_num(batch.rewards)[:, None] * batch.action_mask
-        return Advantages(values=values, baseline=torch.zeros_like(values))
 
 
 def test_token_advantages_equal_sequence_advantages(tmp_path):

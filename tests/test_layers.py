@@ -1,0 +1,72 @@
+"""The import rules of the design: no upward import, one importer for each heavy library."""
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1] / "basis_rl"
+
+# A layer may import the layers named before it in its own list.
+BELOW = {
+    "types": [],
+    "functional": ["types"],
+    "rewards": [],
+    "rollout": [],
+    "data": [],
+    "values": ["types", "functional", "rewards", "rollout", "data"],
+    "baselines": ["types", "functional", "values"],
+    "trainer": ["types", "functional", "rewards", "rollout", "data", "values", "baselines"],
+    "evaluation": ["types", "functional", "rewards", "rollout", "data", "values", "baselines"],
+    "report": ["types", "functional", "rewards", "rollout", "data", "values", "baselines"],
+}
+TOP = {"recipe", "cli", "__init__", "__main__"}
+ONLY_IMPORTER = {"math_verify": "rewards", "vllm": "rollout"}
+
+
+def layer_of(path):
+    part = path.relative_to(PACKAGE).parts[0]
+    return part.removesuffix(".py")
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def files():
+    return [path for path in PACKAGE.rglob("*.py")]
+
+
+def test_every_file_has_a_layer():
+    assert {layer_of(path) for path in files()} <= set(BELOW) | TOP
+
+
+def test_no_upward_import():
+    for path in files():
+        layer = layer_of(path)
+        if layer in TOP:
+            continue
+        for name in imports(path):
+            if name.startswith("basis_rl."):
+                target = name.split(".")[1]
+                assert target == layer or target in BELOW[layer], f"{path}: {layer} imports {name}"
+
+
+def test_heavy_libraries_have_one_importer():
+    for path in files():
+        for name in imports(path):
+            owner = ONLY_IMPORTER.get(name.split(".")[0])
+            assert owner is None or layer_of(path) == owner, f"{path} imports {name}"
+
+
+def test_only_the_trainer_and_the_top_import_trl():
+    for path in files():
+        if any(name.split(".")[0] == "trl" for name in imports(path)):
+            assert layer_of(path) in {"trainer", "recipe"}, path
+
+
+def test_files_are_short():
+    for path in files():
+        assert len(path.read_text().splitlines()) <= 400, path

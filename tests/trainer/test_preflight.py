@@ -1,0 +1,127 @@
+"""Bad input to the Python API: one clear message that names the thing and the way out, before a model is loaded."""
+
+import pytest
+
+from basis_rl.baselines import Rloo, build_baseline
+from basis_rl.rewards import MathVerifyReward
+from basis_rl.trainer import BasisConfig, BasisTrainer
+from basis_rl.values import ValueTable
+from tests.tiny import config, parity_reward, sums, table_for, tiny_model, tiny_tokenizer
+
+
+def build(tmp_path, dataset=None, reward=parity_reward, baseline="rloo", objective=None, model="no/such-model", **settings):
+    return BasisTrainer(
+        model=model,
+        reward_funcs=reward,
+        args=config(tmp_path, **settings),
+        train_dataset=sums() if dataset is None else dataset,
+        processing_class=tiny_tokenizer(),
+        baseline=baseline,
+        objective=objective,
+    )
+
+
+class NeedsEnergies(Rloo):
+    requires = frozenset({"energies"})
+
+
+CASES = {
+    "unknown baseline": ({"baseline": "rlo"}, "Did you mean 'rloo'"),
+    "unknown objective": ({"objective": "gsp"}, "Unknown objective 'gsp'. Did you mean 'gspo'"),
+    "objective against loss_type": ({"objective": "gspo", "loss_type": "bnpo"}, "loss_type='bnpo' is set"),
+    "group too small": (
+        {"baseline": "rloo", "num_generations": 1},
+        "'rloo' needs at least 2 rollouts a prompt, but num_generations is 1.*none, batch_mean, basis",
+    ),
+    "field not collected": ({"baseline": NeedsEnergies()}, r"requires \['energies'\]"),
+    "dataset too small": ({"dataset": sums(3)}, "has 3 prompts, but one generation batch takes 4"),
+    "no prompt column": ({"dataset": sums().remove_columns("prompt")}, "has no column 'prompt', only"),
+    "no solution column": (
+        {"dataset": sums().remove_columns("solution"), "reward": MathVerifyReward()},
+        r"'math_verify_reward' reads the columns \['solution'\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_input_is_named_before_the_model_is_loaded(case, tmp_path):
+    # The model does not exist: a check that came after loading it would fail with another error.
+    arguments, message = CASES[case]
+    with pytest.raises(ValueError, match=message):
+        build(tmp_path, **arguments)
+
+
+def with_bad_golds():
+    return sums().map(lambda row, i: {"solution": "" if i in (2, 5) else row["solution"]}, with_indices=True)
+
+
+def test_golds_that_do_not_verify_are_listed(tmp_path):
+    with pytest.raises(ValueError, match=r"2 of 16 golds do not verify .*\n  row 2: ''\n  row 5: ''\n.*on_invalid_gold: drop"):
+        build(tmp_path, dataset=with_bad_golds(), reward=MathVerifyReward())
+
+
+def test_golds_that_do_not_verify_are_dropped_on_request(tmp_path, tiny_path):
+    trainer = build(
+        tmp_path, dataset=with_bad_golds(), reward=MathVerifyReward(), model=str(tiny_path), on_invalid_gold="drop"
+    )
+    assert len(trainer.train_dataset) == 14
+    assert "" not in trainer.train_dataset["solution"]
+
+
+def test_a_table_must_know_every_prompt_and_fit_the_run(tmp_path, tiny_path):
+    table = table_for(sums(15))
+    with pytest.raises(ValueError, match="1 of 16 training prompts are not in the value table"):
+        build(tmp_path, baseline=build_baseline("basis", values=table), model=str(tiny_path))
+    full = table_for(sums())
+    rewards = {p: full.rewards(p) for p in full.prompt_ids}
+    other = ValueTable.from_rewards(rewards, provenance={"revision": "1234", "temperature": 0.3})
+    with pytest.raises(ValueError, match=r"built for another run:\n  revision: table .*\n  temperature: table 0.3, run 1.0"):
+        build(tmp_path, baseline=build_baseline("basis", values=other), model=str(tiny_path))
+    build(tmp_path, baseline=build_baseline("basis", values=other, accept_mismatch=True), model=str(tiny_path))
+
+
+def test_another_chat_template_is_noticed(tmp_path, tiny_path):
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    rewards = {p: table_for(sums()).rewards(p) for p in sums()["prompt_id"]}
+    table = ValueTable.from_rewards(rewards, provenance={"chat_template": "something else"})
+    assert tiny_tokenizer().chat_template != template
+    with pytest.raises(ValueError, match='chat_template: table "something else", run '):
+        build(tmp_path, baseline=build_baseline("basis", values=table), model=str(tiny_path))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_generations": 0}, "num_generations must be at least 1"),
+        ({"num_generations": 3}, "must be divisible by num_generations"),
+        ({"scale_rewards": "none"}, "take baseline='dr_grpo'"),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, "advantage estimator of its own"),
+        ({"on_invalid_gold": "ignore"}, "'error' or 'drop'"),
+        (
+            {"num_generations": 1, "vllm_importance_sampling_clip_min": 4.0, "vllm_importance_sampling_clip_max": 3.0},
+            "must be less than",
+        ),
+    ],
+)
+def test_settings_that_contradict_are_refused(settings, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        config(tmp_path, **settings)
+
+
+def test_args_must_be_ours(tmp_path):
+    from trl import GRPOConfig
+
+    with pytest.raises(ValueError, match="args must be a BasisConfig, got GRPOConfig"):
+        BasisTrainer("x", parity_reward, GRPOConfig(str(tmp_path), use_cpu=True, bf16=False), sums())
+    assert issubclass(BasisConfig, GRPOConfig)
+
+
+def test_the_callers_settings_are_not_changed(tmp_path):
+    args = config(tmp_path)
+    tokenizer = tiny_tokenizer()
+    trainer = BasisTrainer(
+        tiny_model(tokenizer), parity_reward, args, sums(), processing_class=tokenizer, objective="gspo"
+    )
+    assert trainer.loss_type == "grpo"
+    assert trainer.importance_sampling_level == "sequence"
+    assert args.loss_type == "dapo"

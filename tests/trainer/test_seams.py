@@ -1,0 +1,52 @@
+"""TRL's private names that the trainer stands on: an upgrade must fail here, not in training."""
+
+import inspect
+
+from transformers import Trainer
+from trl import GRPOConfig, GRPOTrainer
+
+
+def source(function):
+    return inspect.getsource(function)
+
+
+def test_rewards_are_gathered_where_we_pick_them_up():
+    text = source(GRPOTrainer._calculate_rewards)
+    assert "rewards_per_func = gather(rewards_per_func)" in text
+    assert "_calculate_rewards(" in source(GRPOTrainer._generate_and_score_completions)
+
+
+def test_groups_are_formed_after_advantages_are_replaced():
+    text = source(GRPOTrainer._prepare_inputs)
+    assert text.index("_generate_and_score_completions") < text.index("shuffle_sequence_dict")
+
+
+def test_output_keys():
+    text = source(GRPOTrainer._generate_and_score_completions)
+    for key in ('"advantages": advantages', '"completion_mask": completion_mask', 'output["tool_mask"] = tool_mask'):
+        assert key in text
+    assert 'self._logs["advantages"].extend' in text
+
+
+def test_loss_takes_token_advantages():
+    assert "if advantages.dim() == 1:" in source(GRPOTrainer._compute_loss)
+
+
+def test_the_group_of_one_is_refused_in_one_place_only():
+    text = source(GRPOConfig.__post_init__)
+    assert text.count("self.num_generations < 2") == 1
+    assert "num_generations > 1" in source(GRPOTrainer._generate_and_score_completions)
+
+
+def test_the_push_comes_after_save_model():
+    text = source(Trainer._save_checkpoint)
+    assert text.index("self.save_model(output_dir, _internal_call=True)") < text.index("_push_from_checkpoint")
+
+
+def test_the_state_is_restored_on_every_rank_and_backend():
+    assert "self._load_optimizer_and_scheduler(resume_from_checkpoint)" in inspect.getsource(Trainer)
+    assert "_load_optimizer_and_scheduler(self, checkpoint)" in source(GRPOTrainer._load_optimizer_and_scheduler)
+
+
+def test_step_counts_micro_batches():
+    assert "self._step += 1" in source(GRPOTrainer.training_step)
