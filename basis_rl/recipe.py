@@ -102,7 +102,9 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
         run.reward_funcs = [run.reward_funcs]
     if not model.model_name_or_path:
         raise ValueError("model_name_or_path is missing: a Hub id or the path of a model.")
-    resolved = {**config, **_overrides(arguments)}
+    parsed = {**vars(args), **vars(model), **vars(data), **vars(run)}
+    given = [token.removeprefix("--").split("=")[0].replace("-", "_") for token in arguments if token.startswith("--")]
+    resolved = {**config, **{key: parsed[key] for key in given if key in parsed}}
     return Recipe(run=run, data=data, model=model, args=args, resolved=resolved)
 
 
@@ -152,23 +154,6 @@ def _take_dictionaries(argv: list[str], config: dict[str, Any]) -> list[str]:
             raise ValueError(f"{flag} must be a JSON object, got {text!r}.")
         i += 1 if equals else 2
     return rest
-
-
-def _overrides(argv: Sequence[str]) -> dict[str, Any]:
-    given: dict[str, Any] = {}
-    key = ""
-    for token in argv:
-        if token.startswith("--"):
-            key, equals, inline = token.removeprefix("--").partition("=")
-            given[key] = yaml.safe_load(inline) if equals else True
-        elif key:
-            value = yaml.safe_load(token)
-            given[key] = value if given[key] is True else [*_as_list(given[key]), value]
-    return given
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def build_rewards(run: RunArguments) -> list[Any]:

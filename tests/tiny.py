@@ -40,7 +40,9 @@ def sums(n=16) -> Dataset:
 
 
 def table_for(dataset: Dataset) -> ValueTable:
-    return ValueTable.from_rewards({p: [1.0] * (i % 5) + [0.0] * (4 - i % 5) for i, p in enumerate(dataset["prompt_id"])})
+    return ValueTable.from_rewards(
+        {p: [1.0] * (i % 5) + [0.0] * (4 - i % 5) for i, p in enumerate(dataset["prompt_id"])}
+    )
 
 
 def config(output_dir: Path | str, **overrides: Any) -> BasisConfig:

@@ -17,9 +17,7 @@ def path(tmp_path):
 
 
 def load(path, conversational=True, held_out=False, **settings):
-    return load_prompts(
-        DataArguments(dataset_name=path, **settings), conversational=conversational, held_out=held_out
-    )
+    return load_prompts(DataArguments(dataset_name=path, **settings), conversational=conversational, held_out=held_out)
 
 
 def test_columns_are_found_and_duplicates_dropped(path):
@@ -101,5 +99,7 @@ def test_bad_names_are_answered(name, message):
 def test_missing_columns_are_listed(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"text": "a", "label": "b"}))
-    with pytest.raises(ValueError, match=r"none of the columns .* only \['text', 'label'\]; say which one with prompt_column"):
+    with pytest.raises(
+        ValueError, match=r"none of the columns .* only \['text', 'label'\]; say which one with prompt_column"
+    ):
         load(str(path))

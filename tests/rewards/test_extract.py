@@ -42,7 +42,11 @@ def test_linear_in_the_length(piece):
 
 def test_completion_text():
     assert completion_text("abc") == "abc"
-    talk = [{"role": "assistant", "content": "1"}, {"role": "tool", "content": "2"}, {"role": "assistant", "content": "3"}]
+    talk = [
+        {"role": "assistant", "content": "1"},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "3"},
+    ]
     assert completion_text(talk) == "3"
     assert completion_text([{"role": "assistant", "content": None}]) == ""
     assert completion_text([]) == ""

@@ -14,7 +14,14 @@ import pytest
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.pool import WorkerPool
 
-HOSTILE = [r"9^{9^{9^{9}}}", "((9!)!)!", r"\binom{10000000}{5000000}", r"\sin(" * 30, r"\frac{1}{1+" * 40, "9" * 100_000]
+HOSTILE = [
+    r"9^{9^{9^{9}}}",
+    "((9!)!)!",
+    r"\binom{10000000}{5000000}",
+    r"\sin(" * 30,
+    r"\frac{1}{1+" * 40,
+    "9" * 100_000,
+]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,9 @@ class Recording:
         before = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
         loss = super().training_step(model, inputs, num_items_in_batch)
         grads = [
-            p.grad - (0.0 if b is None else b) for p, b in zip(model.parameters(), before, strict=True) if p.grad is not None
+            p.grad - (0.0 if b is None else b)
+            for p, b in zip(model.parameters(), before, strict=True)
+            if p.grad is not None
         ]
         self.trace.append((loss.detach().clone(), grads))
         return loss

@@ -9,7 +9,9 @@ from basis_rl.values import ValueTable
 from tests.tiny import config, parity_reward, sums, table_for, tiny_model, tiny_tokenizer
 
 
-def build(tmp_path, dataset=None, reward=parity_reward, baseline="rloo", objective=None, model="no/such-model", **settings):
+def build(
+    tmp_path, dataset=None, reward=parity_reward, baseline="rloo", objective=None, model="no/such-model", **settings
+):
     return BasisTrainer(
         model=model,
         reward_funcs=reward,
@@ -56,7 +58,9 @@ def with_bad_golds():
 
 
 def test_golds_that_do_not_verify_are_listed(tmp_path):
-    with pytest.raises(ValueError, match=r"2 of 16 golds do not verify .*\n  row 2: ''\n  row 5: ''\n.*on_invalid_gold: drop"):
+    with pytest.raises(
+        ValueError, match=r"2 of 16 golds do not verify .*\n  row 2: ''\n  row 5: ''\n.*on_invalid_gold: drop"
+    ):
         build(tmp_path, dataset=with_bad_golds(), reward=MathVerifyReward())
 
 
@@ -75,7 +79,9 @@ def test_a_table_must_know_every_prompt_and_fit_the_run(tmp_path, tiny_path):
     full = table_for(sums())
     rewards = {p: full.rewards(p) for p in full.prompt_ids}
     other = ValueTable.from_rewards(rewards, provenance={"revision": "1234", "temperature": 0.3})
-    with pytest.raises(ValueError, match=r"built for another run:\n  revision: table .*\n  temperature: table 0.3, run 1.0"):
+    with pytest.raises(
+        ValueError, match=r"built for another run:\n  revision: table .*\n  temperature: table 0.3, run 1.0"
+    ):
         build(tmp_path, baseline=build_baseline("basis", values=other), model=str(tiny_path))
     build(tmp_path, baseline=build_baseline("basis", values=other, accept_mismatch=True), model=str(tiny_path))
 

@@ -60,7 +60,9 @@ def test_one_rollout_a_prompt_drops_the_metric_that_would_lie(tmp_path):
 
 
 def test_odd_generation_batch_at_one_rollout(tmp_path):
-    trainer = trainer_for(tmp_path, "batch_mean", num_generations=1, per_device_train_batch_size=5, steps_per_generation=1)
+    trainer = trainer_for(
+        tmp_path, "batch_mean", num_generations=1, per_device_train_batch_size=5, steps_per_generation=1
+    )
     trainer.train()
     assert trainer.args.num_generations == 1
     assert type(trainer.args.num_generations) is int

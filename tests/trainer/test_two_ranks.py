@@ -38,5 +38,7 @@ def test_advantages_do_not_depend_on_the_number_of_ranks(tmp_path, tiny_path):
             for rank in two:
                 for key, value in expected.items():
                     got = rank[name][step][key]
-                    same = got == value if isinstance(value, list) else torch.equal(got.nan_to_num(7), value.nan_to_num(7))
+                    same = (
+                        got == value if isinstance(value, list) else torch.equal(got.nan_to_num(7), value.nan_to_num(7))
+                    )
                     assert same, f"{name}, batch {step}: {key} differs between one rank and two"

@@ -1,0 +1,54 @@
+# `make quickstart` and `make test` need nothing but Python >= 3.11; both install into .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+# On Linux the usual registry's torch brings CUDA with it. Where a CPU build is to be had elsewhere, name its index:
+# make quickstart TORCH_INDEX=...
+TORCH_INDEX ?=
+export HF_HUB_DISABLE_TELEMETRY := 1
+
+.PHONY: help install quickstart test check format bench clean
+
+help:
+	@echo "make quickstart   install, then train a small model with BASIS on this CPU (about five minutes)"
+	@echo "make test         install, then lint, types and all tests"
+	@echo "make check        lint and types only; make format formats"
+	@echo "make bench        the benchmarks that take minutes; results go to benchmarks/results"
+
+install: .venv/.installed
+
+.venv/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'basis-rl needs Python 3.11 or newer: make PYTHON=...')"
+	@echo "== Installing into .venv (some minutes the first time)"
+	@$(PYTHON) -m venv .venv
+	@echo "== 1/2 torch"
+	@# First and alone: with it in place, nothing that follows asks for a CUDA build.
+	@$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt torch
+	@echo "== 2/2 basis-rl, with the versions of constraints.txt"
+	@$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	@touch $@
+
+quickstart: install
+	@echo "== Quickstart: BASIS with one rollout a prompt, results in runs/quickstart"
+	@$(BIN)/python -m examples.quickstart.run
+
+test: check
+	@echo "== Tests"
+	@$(BIN)/python -m pytest -q --durations=10
+
+check: install
+	@echo "== ruff, mypy"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: install
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: install
+	@$(BIN)/python -m benchmarks.basis_mse
+	@$(BIN)/python -m benchmarks.basis_speed
+	@$(BIN)/python -m benchmarks.quickstart_seeds
+
+clean:
+	rm -rf .venv runs

@@ -1,0 +1,227 @@
+"""The command line: recipes, overrides, real rows of GSM8K and MATH, and messages instead of tracebacks."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from basis_rl.cli.main import main
+from basis_rl.recipe import parse_recipe
+from basis_rl.values import ValueTable
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SETTINGS = {
+    "dataset_name": "reasoning_gym:chain_sum",
+    "dataset_kwargs": {"size": 64, "seed": 0, "max_terms": 2, "max_digits": 1},
+    "prompt_template": "{prompt}",
+    "max_completion_length": 6,
+    "baseline": "rloo",
+    "objective": "grpo",
+    "num_generations": 4,
+    "per_device_train_batch_size": 8,
+    "steps_per_generation": 2,
+    "max_steps": 2,
+    "learning_rate": 1.0e-3,
+    "logging_steps": 1,
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "save_strategy": "no",
+    "report_to": "none",
+    "values_num_rollouts": 4,
+}
+
+
+@pytest.fixture
+def recipe(tmp_path, tiny_path):
+    """Writes a recipe with changes and returns its path."""
+
+    def write(**changes):
+        settings = {**SETTINGS, "model_name_or_path": str(tiny_path), "output_dir": str(tmp_path / "out"), **changes}
+        path = tmp_path / "recipe.yaml"
+        path.write_text(yaml.safe_dump({k: v for k, v in settings.items() if v is not None}))
+        return str(path)
+
+    return write
+
+
+def test_overrides_win_and_dictionaries_merge(recipe):
+    path = recipe(baseline="basis", baseline_kwargs={"values": "v", "weighting": "unb"})
+    parsed = parse_recipe(
+        [path, "--learning_rate", "2e-3", "--baseline_kwargs.weighting", "vop", "--dataset_kwargs", '{"size": 9}']
+    )
+    assert parsed.args.learning_rate == 2e-3
+    assert parsed.run.baseline_kwargs == {"values": "v", "weighting": "vop"}
+    assert parsed.data.dataset_kwargs == {"size": 9}
+    assert parsed.resolved["learning_rate"] == 2e-3
+    assert parsed.resolved["num_generations"] == 4
+
+
+def test_trls_conventions(recipe, monkeypatch):
+    monkeypatch.delenv("A_SETTING", raising=False)
+    monkeypatch.setenv("A_SETTING_KEPT", "1")
+    path = recipe(env={"A_SETTING": 3}, reward_funcs=["tests.tiny.parity_reward"])
+    parsed = parse_recipe(["--config", path, "--num_generations=1", "--baseline", "batch_mean"])
+    assert os.environ.pop("A_SETTING") == "3"
+    assert parsed.args.num_generations == 1
+    assert parsed.run.reward_funcs == ["tests.tiny.parity_reward"]
+    without = [f"--{k}={v}" for k, v in SETTINGS.items() if not isinstance(v, dict)]
+    assert parse_recipe([*without, "--model_name_or_path", "m"]).args.max_steps == 2
+
+
+def test_train_saves_a_model_that_loads(recipe, tmp_path, capsys):
+    assert main(["train", recipe()]) == 0
+    out = tmp_path / "out"
+    model = AutoModelForCausalLM.from_pretrained(out)
+    assert AutoTokenizer.from_pretrained(out).chat_template
+    assert sum(p.numel() for p in model.parameters()) > 0
+    assert (out / "training.png").stat().st_size > 1000
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["baseline/mse_to_reward"] >= 0
+    assert yaml.safe_load((out / "recipe.yaml").read_text())["baseline"] == "rloo"
+    assert "step 1/2" in capsys.readouterr().out
+
+
+def test_value_table_then_basis_with_one_rollout(recipe, tmp_path, capsys):
+    path = recipe(baseline="basis", baseline_kwargs={"values": str(tmp_path / "values")}, num_generations=1)
+    assert main(["train", path]) == 2
+    assert "no value table at" in capsys.readouterr().err
+    assert main(["values", path]) == 0
+    assert "never solved" in capsys.readouterr().out
+    table = ValueTable.load(tmp_path / "values")
+    assert all(len(table.rewards(p)) == 4 for p in table.prompt_ids)
+    assert table.provenance["num_rollouts"] == 4
+    assert main(["check", path]) == 0
+    shown = capsys.readouterr().out
+    assert "16 prompts x 1 rollouts = 16 rollouts on 1 process(es), used for 2 optimizer step(s) of 8" in shown
+    assert "<|im_start|>user" in shown
+    assert main(["train", path]) == 0
+    # The same table, another prompt: refused, with both sides and the way out.
+    assert main(["check", path, "--prompt_template", "Q {prompt}"]) == 2
+    assert re.search(r"rendered otherwise.*table \w{16}, run \w{16}.*accept_mismatch", capsys.readouterr().err, re.S)
+    assert main(["check", path, "--temperature", "0.5"]) == 2
+    assert "temperature: table 1.0, run 0.5" in capsys.readouterr().err
+    assert main(["check", path, "--dataset_kwargs.seed", "1"]) == 2
+    assert "training prompts are not in the value table" in capsys.readouterr().err
+
+
+REAL = {
+    "gsm8k": {"dataset_name": "gsm8k_train.jsonl", "solution_pattern": r"####\s*(.+)"},
+    "math": {"dataset_name": "math_train.json", "on_invalid_gold": "drop"},
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("estimator", ["basis", "grpo"])
+def test_real_rows_pass_through(name, estimator, recipe, tmp_path, shared_data, capsys):
+    settings = {**REAL[name], "max_train_samples": 48, "dataset_kwargs": None, "prompt_template": None, "max_steps": 3}
+    settings["dataset_name"] = str(shared_data / settings["dataset_name"])
+    settings["max_completion_length"] = 24
+    kwargs = {"values": str(tmp_path / "values")}
+    changes = {"baseline": "basis", "baseline_kwargs": kwargs, "num_generations": 1} if estimator == "basis" else {}
+    path = recipe(**settings, **(changes or {"baseline": "grpo"}))
+    if estimator == "basis":
+        assert main(["values", path]) == 0
+    assert main(["check", path]) == 0
+    assert "put your final answer within \\boxed{}" in capsys.readouterr().out
+    assert main(["train", path]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[0]["num_tokens"] > 16 * 50, "long prompts"
+    assert rows[0]["reward/unscored"] == 0.0
+
+
+BAD = {
+    "unknown key": ({"learning_rat": 1}, [], "Unknown key 'learning_rat' in .* Did you mean 'learning_rate'"),
+    "unknown option": ({}, ["--learning_rat", "1"], "Unknown option '--learning_rat'. Did you mean '--learning_rate'"),
+    "unknown baseline": ({"baseline": "rlo"}, [], "Unknown baseline 'rlo'. Did you mean 'rloo'"),
+    "unknown parameter": ({"baseline_kwargs": {"epsilon": 1}}, [], "Baseline 'rloo' has no parameter 'epsilon'"),
+    "unknown objective": ({"objective": "gsp"}, [], "Did you mean 'gspo'"),
+    "unknown reward": ({"reward_funcs": ["math_verfy"]}, [], "Unknown reward function 'math_verfy'. Did you mean"),
+    "reward that is not there": (
+        {"reward_funcs": ["tests.tiny.nothing"]},
+        [],
+        "'tests.tiny.nothing' cannot be imported",
+    ),
+    "reward parameter": ({"reward_kwargs": {"timeot": 1}}, [], "math_verify has no 'timeot'. Did you mean 'timeout'"),
+    "missing column": ({"prompt_column": "text"}, [], "has no column 'text', only"),
+    "group of one": ({"num_generations": 1}, [], "'rloo' needs at least 2 rollouts a prompt"),
+    "batch arithmetic": ({"num_generations": 5}, [], "must be divisible by num_generations"),
+    "small dataset": ({"max_train_samples": 2}, [], "has 2 prompts, but one generation batch takes 4"),
+    "no model": ({"model_name_or_path": None}, [], "model_name_or_path is missing"),
+    "model that is not there": ({"model_name_or_path": "runs/nowhere"}, [], "no model in the folder 'runs/nowhere'"),
+    "no dataset": ({"dataset_name": None, "dataset_kwargs": None}, [], "dataset_name is missing"),
+    "wrong type": ({}, ["--max_steps", "many"], "--max_steps.* invalid int value: 'many'"),
+    "wrong type in the file": ({"max_steps": "many"}, [], "--max_steps.* invalid int value: 'many'"),
+    "value missing": ({}, ["--baseline_kwargs.eps"], "--baseline_kwargs.eps needs a value"),
+    "table missing": ({"baseline": "basis", "num_generations": 1}, [], "needs the parameter 'values'"),
+}
+
+
+@pytest.mark.parametrize("command", ["train", "check"])
+@pytest.mark.parametrize("case", BAD)
+def test_bad_requests_get_one_message(case, command, recipe, capsys):
+    changes, arguments, message = BAD[case]
+    assert main([command, recipe(**changes), *arguments]) == 2
+    said = capsys.readouterr().err
+    assert re.search(message, said), said
+    assert said.count("basis-rl: error:") == 1
+    assert "Traceback" not in said
+
+
+def test_invalid_gold_is_named(tmp_path, recipe, capsys):
+    rows = [{"question": f"{i} + 1", "answer": str(i + 1) if i != 7 else ""} for i in range(32)]
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps(rows))
+    changes = {"dataset_name": str(path), "dataset_kwargs": None}
+    assert main(["train", recipe(**changes)]) == 2
+    assert re.search(r"1 of 32 golds do not verify.*row 7: ''.*on_invalid_gold: drop", capsys.readouterr().err, re.S)
+
+
+def test_recipes_that_cannot_be_read(tmp_path, capsys):
+    assert main(["train", "nowhere.yaml"]) == 2
+    assert "There is no recipe 'nowhere.yaml'" in capsys.readouterr().err
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("a: [1")
+    assert main(["check", str(broken)]) == 2
+    assert "is not valid YAML" in capsys.readouterr().err
+    broken.write_text("- a")
+    assert main(["check", str(broken)]) == 2
+    assert "must hold `key: value` lines" in capsys.readouterr().err
+
+
+def test_commands(capsys):
+    assert main([]) == 2
+    assert main(["--help"]) == 0
+    assert "accelerate launch" in capsys.readouterr().out
+    assert main(["trian"]) == 2
+    assert "Did you mean 'train'" in capsys.readouterr().err
+    assert main(["--version"]) == 0
+    assert main(["train", "--help"]) == 0
+    assert "--num_generations" in capsys.readouterr().out
+
+
+def test_exit_code_and_no_traceback_in_a_process_of_its_own(recipe):
+    command = [sys.executable, "-m", "basis_rl", "train", recipe(baseline="rlo")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Did you mean 'rloo'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_accelerate_launch_takes_the_same_arguments(recipe, tmp_path):
+    launcher = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
+    launcher += ["--main_process_port", "0", "-m", "basis_rl"]
+    command = [sys.executable, *launcher, "train", recipe(), "--per_device_train_batch_size", "4"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "step 2/2" in done.stdout
+    assert done.stdout.count("Model, log and plot are in") == 1
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out") is not None
