@@ -36,7 +36,7 @@ def imports(path):
 
 
 def files():
-    return [path for path in PACKAGE.rglob("*.py")]
+    return list(PACKAGE.rglob("*.py"))
 
 
 def test_every_file_has_a_layer():

@@ -58,7 +58,8 @@ class BasisConfig(GRPOConfig):
             raise ValueError(f"num_generations must be at least 1, got {generations}.")
         if self.on_invalid_gold not in ("error", "drop"):
             raise ValueError(f"on_invalid_gold must be 'error' or 'drop', got '{self.on_invalid_gold}'.")
-        if self.use_cpu and self.ddp_backend is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        if self.use_cpu and several and getattr(self, "ddp_backend", None) is None:
             self.ddp_backend = "gloo"  # transformers would ask for it; there is no other choice
         if generations == 1:
             self.num_generations = _One(1)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -152,7 +153,8 @@ def test_workers_end_when_the_trainer_is_killed():
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False).stdout
     pid = int(out)
     for _ in range(50):
-        if not os.path.exists(f"/proc/{pid}") or "Z" in open(f"/proc/{pid}/stat").read().split(")")[1][:3]:
+        stat = Path(f"/proc/{pid}/stat")
+        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
             return
         time.sleep(0.1)
     raise AssertionError(f"worker {pid} outlived its trainer")

@@ -1,7 +1,7 @@
-"""Run by `test_two_ranks.py` on one or two ranks: trains each baseline on given rollouts and saves what it made of them.
+"""Run by `test_two_ranks.py` on one or two ranks: trains each baseline on given rollouts and saves the advantages.
 
-The rollouts depend only on the global row, so that one rank and two see the same; six rows a rank and groups of four make
-one group straddle the ranks.
+The rollouts depend only on the global row, so that one rank and two see the same; six rows a rank and groups of four
+make one group straddle the ranks.
 """
 
 from __future__ import annotations

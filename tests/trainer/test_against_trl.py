@@ -37,11 +37,16 @@ class RecordingBasis(Recording, BasisTrainer):
 
 def trl_config(ours, objective):
     loss_type, level = OBJECTIVES[objective]
-    names = (
-        "output_dir per_device_train_batch_size gradient_accumulation_steps num_generations max_completion_length max_steps"
-        " learning_rate lr_scheduler_type logging_steps save_strategy report_to use_cpu bf16 gradient_checkpointing"
-        " disable_tqdm seed steps_per_generation beta"
-    ).split()
+    names = [
+        "output_dir",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "num_generations",
+        "seed",
+        "beta",
+    ]
+    names += ["max_completion_length", "max_steps", "learning_rate", "lr_scheduler_type", "logging_steps", "report_to"]
+    names += ["save_strategy", "use_cpu", "bf16", "gradient_checkpointing", "disable_tqdm", "steps_per_generation"]
     return GRPOConfig(
         **{name: getattr(ours, name) for name in names}, loss_type=loss_type, importance_sampling_level=level
     )

@@ -91,5 +91,5 @@ def test_resuming_with_another_baseline_is_refused(tmp_path):
 def test_a_checkpoint_without_the_state_is_refused(tmp_path):
     run(tmp_path, RunningMean(), max_steps=2, save_strategy="steps", save_steps=2)
     (tmp_path / "checkpoint-2" / FILE_NAME).unlink()
-    with pytest.raises(ValueError, match="has no baseline_state.pt"):
+    with pytest.raises(ValueError, match="has no baseline_state"):
         run(tmp_path, RunningMean(), max_steps=4, resume=str(tmp_path / "checkpoint-2"))

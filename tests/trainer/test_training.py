@@ -1,4 +1,4 @@
-"""BasisTrainer with every baseline and objective, at one rollout a prompt, with token advantages and missing rewards."""
+"""BasisTrainer with every baseline and objective: one rollout a prompt, token advantages, missing rewards."""
 
 import math
 

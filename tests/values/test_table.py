@@ -75,7 +75,7 @@ def test_impossible_tables(rewards, kwargs, message):
 
 
 def test_loading_what_is_not_a_table(tmp_path):
-    with pytest.raises(ValueError, match="it has no metadata.json"):
+    with pytest.raises(ValueError, match=r"it has no metadata.json"):
         ValueTable.load(tmp_path)
     with pytest.raises(ValueError, match="no value table at 'owner/name'"):
         ValueTable.load("owner/name")
@@ -87,7 +87,7 @@ def test_loading_what_is_not_a_table(tmp_path):
 
 
 def test_a_prompt_that_is_not_in_the_table():
-    with pytest.raises(ValueError, match="1 of 2 training prompts are not in the value table .* prompt_id 'z'"):
+    with pytest.raises(ValueError, match=r"1 of 2 training prompts are not in the value table .* prompt_id 'z'"):
         ValueTable.from_rewards(REWARDS).check(context({"a": "", "z": ""}))
     with pytest.raises(ValueError, match="prompt_id 'z' is not in the value table"):
         ValueTable.from_rewards(REWARDS).tilt(["a", "z"])
@@ -118,7 +118,7 @@ def test_what_one_side_does_not_know_is_no_contradiction():
 
 def test_prompts_rendered_otherwise():
     table = ValueTable.from_rewards(REWARDS, fingerprints={"a": "other", "b": "fb"})
-    with pytest.raises(ValueError, match="1 prompts are rendered otherwise .* prompt_id 'a': table other, run fa"):
+    with pytest.raises(ValueError, match=r"1 prompts are rendered otherwise .* prompt_id 'a': table other, run fa"):
         table.check(context())
 
 

@@ -1,0 +1,33 @@
+"""Does the quickstart learn with every seed?   python -m benchmarks.quickstart_seeds [--seeds 0 1 2]"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.common import save
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    results = []
+    for seed in parser.parse_args().seeds:
+        output = Path("runs") / f"quickstart-seed{seed}"
+        command = [sys.executable, "-m", "examples.quickstart.run", "--seed", str(seed), "--output", str(output)]
+        subprocess.run(command, check=True)
+        results.append(json.loads((output / "summary.json").read_text()))
+    for row in results:
+        gain = 100 * (row["accuracy_after"] - row["accuracy_before"])
+        print(
+            f"seed {row['seed']}: {row['accuracy_before']:.1%} -> {row['accuracy_after']:.1%} (+{gain:.1f} points), "
+            f"{row['rollouts']} rollouts, {row['seconds']['total']:.0f} s"
+        )
+    save("quickstart_seeds", {"results": results})
+
+
+if __name__ == "__main__":
+    main()
