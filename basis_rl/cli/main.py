@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 from basis_rl import __version__
@@ -28,6 +29,8 @@ Several processes: accelerate launch --config_file accelerate_configs/ddp.yaml -
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0, or 2 for a message about what was asked for."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    # TRL still says `gradient_checkpointing`, and transformers warns of it: nothing that a user could mend.
+    warnings.filterwarnings("ignore", message=".*gradient_checkpointing.* is deprecated", category=FutureWarning)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE.format(commands="\n".join(f"  {name:8} {text}" for name, text in COMMANDS.items())))
         return 0 if arguments else 2

@@ -29,9 +29,10 @@ def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib import ticker
 
     panels = [
-        ("reward", "mean reward of the rollouts", "tab:blue"),
+        ("reward", "mean reward", "tab:blue"),
         ("baseline/mse_to_reward", "mean of (r - b)²", "tab:green"),
         ("baseline/beta", "calibrated β", "tab:orange"),
     ]
@@ -46,6 +47,9 @@ def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str
         axis.grid(alpha=0.3)
         if key == "baseline/beta":
             axis.set_yscale("log")
+            axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+            axis.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+            axis.yaxis.set_minor_formatter(ticker.NullFormatter())
     axes[-1, 0].set_xlabel("optimizer step")
     axes[0, 0].set_title(title)
     figure.tight_layout()
