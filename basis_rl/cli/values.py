@@ -24,6 +24,8 @@ def main(argv: Sequence[str]) -> int:
     """Sample the recipe's model on its prompts, score, and write the table where the baseline will look for it."""
     try:
         recipe = parse_recipe(argv)
+        if recipe.args.world_size > 1:
+            raise ValueError("basis-rl values runs in one process: start it without accelerate launch.")
         output = recipe.run.values_output or (recipe.run.baseline_kwargs or {}).get("values")
         if not output:
             raise ValueError("Where should the table go? Set `values` in baseline_kwargs, or --values_output FOLDER.")

@@ -96,7 +96,8 @@ def load_prompts(data: DataArguments, *, conversational: bool, held_out: bool = 
         if data.max_train_samples is not None and len(rows) >= data.max_train_samples:
             break
     if not rows:
-        raise ValueError(f"'{data.dataset_name}' has no {'held-out' if held_out else 'training'} problem.")
+        which = "held-out problem (set test_fraction)" if held_out else "training problem"
+        raise ValueError(f"'{data.dataset_name}' has no {which}.")
     return Dataset.from_list(list(rows.values()))
 
 

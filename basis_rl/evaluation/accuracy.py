@@ -44,6 +44,6 @@ def accuracy(
         temperature=temperature,
         batch_size=batch_size,
     ):
-        answers[index] = completions[0]
+        answers[index] = completions[0].text
     rewards = reward(prompts=texts, completions=answers, solution=list(dataset["solution"]))
     return sum(r or 0.0 for r in rewards) / len(rewards)

@@ -1,5 +1,5 @@
 """Rollouts: where completions come from."""
 
-from basis_rl.rollout.sampler import sample
+from basis_rl.rollout.sampler import Completion, sample
 
-__all__ = ["sample"]
+__all__ = ["Completion", "sample"]

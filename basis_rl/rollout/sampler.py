@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class Completion(NamedTuple):
+    """One sampled completion: its text without special tokens, and its token ids up to the end token, included."""
+
+    text: str
+    token_ids: list[int]
 
 
 @torch.no_grad()
@@ -21,7 +28,7 @@ def sample(
     top_p: float = 1.0,
     top_k: int = 0,
     batch_size: int = 256,
-) -> Iterator[tuple[int, list[str]]]:
+) -> Iterator[tuple[int, list[Completion]]]:
     """Completions of each prompt, as they are ready: ``(index of the prompt, its num_samples completions)``.
 
     Args:
@@ -42,6 +49,9 @@ def sample(
         options |= {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": top_k}
     else:
         options |= {"do_sample": False}
+    declared = model.generation_config.eos_token_id if model.generation_config is not None else None
+    ends = {tokenizer.eos_token_id, *(declared if isinstance(declared, list) else [declared])}
+    options["eos_token_id"] = [token for token in ends if token is not None]
     # Prompts of similar length together: less padding. The order of the results is the caller's business.
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     at_a_time = max(1, batch_size // num_samples)
@@ -51,6 +61,15 @@ def sample(
         inputs = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
         inputs = inputs.to(model.device)
         output = generator.generate(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], **options)
-        completions = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        ids = [_until_end(row, ends) for row in output[:, inputs["input_ids"].shape[1] :].tolist()]
+        texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        completions = [Completion(text, row) for text, row in zip(texts, ids, strict=True)]
         for k, index in enumerate(chunk):
             yield index, completions[k * num_samples : (k + 1) * num_samples]
+
+
+def _until_end(token_ids: list[int], ends: set[int | None]) -> list[int]:
+    for position, token in enumerate(token_ids):
+        if token in ends:
+            return token_ids[: position + 1]
+    return token_ids

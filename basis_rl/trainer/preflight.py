@@ -86,15 +86,7 @@ def check_golds(dataset: Dataset, args: BasisConfig, reward_funcs: Sequence[Any]
     checkers = [func for func in reward_funcs if hasattr(func, "check_golds")]
     if not checkers or "solution" not in dataset.column_names:
         return dataset
-    bad: list[list[int] | None] = [None]
-    state = PartialState()
-    if state.is_main_process:
-        solutions = list(dataset["solution"])
-        bad = [sorted({index for checker in checkers for index in checker.check_golds(solutions)})]
-    if state.num_processes > 1:
-        broadcast_object_list(bad)
-    rows = bad[0]
-    assert rows is not None
+    rows = _on_main_process(lambda: _invalid_golds(list(dataset["solution"]), checkers))
     if not rows:
         return dataset
     if args.on_invalid_gold == "error":
@@ -105,6 +97,27 @@ def check_golds(dataset: Dataset, args: BasisConfig, reward_funcs: Sequence[Any]
         )
     dropped = set(rows)
     return dataset.select([i for i in range(len(dataset)) if i not in dropped])
+
+
+def _invalid_golds(solutions: list[str], checkers: Sequence[Any]) -> list[int]:
+    return sorted({index for checker in checkers for index in checker.check_golds(solutions)})
+
+
+def _on_main_process(work: Callable[[], list[int]]) -> list[int]:
+    """What `work` returns on the main process, on all of them; its exception too, so that nobody is left waiting."""
+    state = PartialState()
+    outcome: list[Any] = [None]
+    if state.is_main_process:
+        try:
+            outcome = [work()]
+        except Exception as error:
+            outcome = [error]
+    if state.num_processes > 1:
+        broadcast_object_list(outcome)
+    if isinstance(outcome[0], Exception):
+        raise outcome[0]
+    result: list[int] = outcome[0]
+    return result
 
 
 def run_context(

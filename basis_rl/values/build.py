@@ -11,7 +11,7 @@ from datasets import Dataset
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from basis_rl.rollout import sample
+from basis_rl.rollout import Completion, sample
 from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provenance
 from basis_rl.values.table import ValueTable
 
@@ -83,18 +83,17 @@ def build_table(
 
 
 def _score(
-    row: dict[str, Any], answers: list[str], reward_funcs: Sequence[Callable[..., Any]], weights: torch.Tensor
+    row: dict[str, Any], answers: list[Completion], reward_funcs: Sequence[Callable[..., Any]], weights: torch.Tensor
 ) -> list[float]:
     n = len(answers)
     conversational = not isinstance(row["prompt"], str)
-    completions = [[{"role": "assistant", "content": answer}] if conversational else answer for answer in answers]
-    columns = {key: [value] * n for key, value in row.items() if key != "prompt"}
-    scores = torch.tensor(
-        [
-            [torch.nan if r is None else r for r in f(prompts=[row["prompt"]] * n, completions=completions, **columns)]
-            for f in reward_funcs
-        ]
-    ).T
+    given = {key: [value] * n for key, value in row.items() if key != "prompt"}
+    given |= {
+        "prompts": [row["prompt"]] * n,
+        "completions": [[{"role": "assistant", "content": a.text}] if conversational else a.text for a in answers],
+        "completion_ids": [answer.token_ids for answer in answers],
+    }
+    scores = torch.tensor([[torch.nan if r is None else r for r in func(**given)] for func in reward_funcs]).T
     total = (scores * weights).nansum(dim=1).masked_fill(scores.isnan().all(dim=1), torch.nan)
     result: list[float] = total.tolist()
     return result

@@ -14,6 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from basis_rl.cli.main import main
 from basis_rl.recipe import parse_recipe
 from basis_rl.values import ValueTable
+from examples.quickstart.warm_start import save
+from tests.tiny import tiny_model, tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -108,6 +110,10 @@ def test_value_table_then_basis_with_one_rollout(recipe, tmp_path, capsys):
     assert re.search(r"rendered otherwise.*table \w{16}, run \w{16}.*accept_mismatch", capsys.readouterr().err, re.S)
     assert main(["check", path, "--temperature", "0.5"]) == 2
     assert "temperature: table 1.0, run 0.5" in capsys.readouterr().err
+    tokenizer = tiny_tokenizer()
+    save(tiny_model(tokenizer, seed=1), tokenizer, tmp_path / "other")
+    assert main(["train", path, "--model_name_or_path", str(tmp_path / "other")]) == 2
+    assert re.search(r"revision: table \"\w{16}\", run \"\w{16}\"", capsys.readouterr().err)
     assert main(["check", path, "--dataset_kwargs.seed", "1"]) == 2
     assert "training prompts are not in the value table" in capsys.readouterr().err
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from basis_rl.baselines import BASELINES, Baseline, build_baseline
-from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer import OBJECTIVES, BasisTrainer
 from basis_rl.types import Advantages
 from tests.tiny import Tokenwise, config, parity_reward, sums, table_for, tiny_model, tiny_tokenizer
 
@@ -32,7 +32,7 @@ def first_log(trainer):
     return next(row for row in trainer.state.log_history if "reward" in row)
 
 
-@pytest.mark.parametrize("objective", ["grpo", "gspo", "dr_grpo", "dapo"])
+@pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("name", BASELINES)
 def test_every_pair_trains(name, objective, tmp_path):
     baseline = named(name)
@@ -131,3 +131,28 @@ def test_a_bad_baseline_stops_the_run_by_name(baseline, message, tmp_path):
     trainer = trainer_for(tmp_path, baseline)
     with pytest.raises(ValueError, match=message):
         trainer.train()
+
+
+def test_evaluation_does_not_ask_the_baseline(tmp_path):
+    # The table knows the training prompts only, and evaluating must neither fail nor teach the baseline anything.
+    tokenizer = tiny_tokenizer()
+    trainer = BasisTrainer(
+        model=tiny_model(tokenizer),
+        reward_funcs=parity_reward,
+        args=config(tmp_path, num_generations=1, eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=4),
+        train_dataset=sums(16),
+        eval_dataset=sums(24).select(range(16, 24)),
+        processing_class=tokenizer,
+        baseline=named("basis"),
+    )
+    trainer.train()
+    assert any("eval_reward" in row for row in trainer.state.log_history)
+    assert trainer._generation_batch == 1
+
+
+def test_logged_advantages_are_the_baselines(tmp_path):
+    trainer = trainer_for(tmp_path, "none", log_completions=True)
+    trainer.train()
+    logged, rewards = list(trainer._logs["advantages"]), list(trainer._logs["rewards"]["parity_reward"])
+    assert len(logged) == 16
+    assert logged == rewards

@@ -1,0 +1,19 @@
+"""Accuracy: greedy answers, graded, missing scores counted as wrong."""
+
+import pytest
+
+from basis_rl.evaluation import accuracy
+from tests.tiny import sums, tiny_model, tiny_tokenizer
+
+
+def test_accuracy_is_the_mean_reward_in_dataset_order():
+    tokenizer = tiny_tokenizer()
+    seen = {}
+
+    def reward(prompts, completions, solution):
+        seen["solution"] = solution
+        return [None, *[1.0] * 3, *[0.0] * (len(completions) - 4)]
+
+    result = accuracy(tiny_model(tokenizer), tokenizer, sums(8), reward, max_completion_length=4)
+    assert result == pytest.approx(3 / 8)
+    assert seen["solution"] == sums(8)["solution"]

@@ -1,0 +1,31 @@
+"""Reading a run's log and plotting it."""
+
+import json
+
+import pytest
+
+from basis_rl.report.curves import plot_training, read_log, smooth
+
+LOG = [{"step": i, "reward": 0.1 * i, "baseline/beta": 5 / (i + 1), "baseline/mse_to_reward": 0.2} for i in range(8)]
+
+
+def test_newest_checkpoint_is_read(tmp_path):
+    for step in (2, 10):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "trainer_state.json").write_text(json.dumps({"log_history": [{"step": step}]}))
+    assert read_log(tmp_path) == [{"step": 10}]
+    with pytest.raises(ValueError, match=r"holds no trainer_state\.json"):
+        read_log(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("keys", [("reward", "baseline/beta", "baseline/mse_to_reward"), ("reward",)])
+def test_plot_is_a_png(tmp_path, keys):
+    log = [{k: v for k, v in row.items() if k in (*keys, "step")} for row in LOG]
+    plot_training([*log, {"step": 9, "train_runtime": 1.0}], tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_smoothing_starts_at_the_first_value_and_keeps_a_constant():
+    assert smooth([3.0, 3.0, 3.0]) == pytest.approx([3.0, 3.0, 3.0])
+    assert smooth([1.0, 0.0], weight=0.5) == pytest.approx([1.0, 1 / 3])
