@@ -6,6 +6,7 @@ import importlib
 import inspect
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ DICT_KEYS = ("baseline_kwargs", "reward_kwargs", "dataset_kwargs")
 class RunArguments:
     """What is trained with which estimator and reward, and how a value table is built."""
 
-    baseline: str = field(default="grpo", metadata={"help": "Name of the advantage baseline."})
+    baseline: str = field(default="grpo", metadata={"help": "Name of the baseline, or module:Class."})
     baseline_kwargs: dict[str, Any] | None = field(default=None, metadata={"help": "Its parameters (JSON)."})
     objective: str | None = field(default=None, metadata={"help": "Name of the policy objective; default: loss_type."})
     reward_funcs: list[str] = field(
@@ -95,9 +96,10 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
             raise ValueError(f"Unknown option '{flag}'.{did_you_mean(flag, flags)}")
     keys.set_defaults_with_config(**{k: v for k, v in config.items() if k not in DICT_KEYS})
     run, data, model, args = keys.parse_args_into_dataclasses(arguments, look_for_args_file=False)
-    run.baseline_kwargs = config.get("baseline_kwargs") or {}
-    run.reward_kwargs = config.get("reward_kwargs") or {}
-    data.dataset_kwargs = config.get("dataset_kwargs") or {}
+    for key in DICT_KEYS:
+        if not isinstance(config.get(key) or {}, dict):
+            raise ValueError(f"{key} must be a mapping (`{key}: {{name: value}}`), got {config[key]!r}.")
+        setattr(data if key == "dataset_kwargs" else run, key, config.get(key) or {})
     if isinstance(run.reward_funcs, str):
         run.reward_funcs = [run.reward_funcs]
     if not model.model_name_or_path:
@@ -105,6 +107,7 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
     parsed = {**vars(args), **vars(model), **vars(data), **vars(run)}
     given = [token.removeprefix("--").split("=")[0].replace("-", "_") for token in arguments if token.startswith("--")]
     resolved = {**config, **{key: parsed[key] for key in given if key in parsed}}
+    resolved = {key: value for key, value in resolved.items() if not key.endswith("_token")}  # it is saved and pushed
     return Recipe(run=run, data=data, model=model, args=args, resolved=resolved)
 
 
@@ -119,11 +122,24 @@ def _split_path(argv: list[str]) -> tuple[str | None, list[str]]:
     return None, argv
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 takes ``1e-6`` for a string, since it has no point; everybody means the number."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def _yaml(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)
+
+
 def _read(path: str) -> dict[str, Any]:
     if not Path(path).is_file():
         raise ValueError(f"There is no recipe '{path}'.")
     try:
-        config = yaml.safe_load(Path(path).read_text())
+        config = _yaml(Path(path).read_text())
     except yaml.YAMLError as error:
         raise ValueError(f"'{path}' is not valid YAML: {error}") from error
     if not isinstance(config, dict):
@@ -145,7 +161,7 @@ def _take_dictionaries(argv: list[str], config: dict[str, Any]) -> list[str]:
         if not equals and i + 1 >= len(argv):
             raise ValueError(f"{flag} needs a value.")
         text = inline if equals else argv[i + 1]
-        value = yaml.safe_load(text)
+        value = _yaml(text)
         if dot:
             config[key] = {**(config.get(key) or {}), entry: value}
         elif isinstance(value, dict):
@@ -169,23 +185,31 @@ def build_rewards(run: RunArguments) -> list[Any]:
             for key in run.reward_kwargs or {}:
                 if key not in known:
                     raise ValueError(f"reward_kwargs: math_verify has no '{key}'.{did_you_mean(key, known)}")
-            rewards.append(MathVerifyReward(**(run.reward_kwargs or {})))
+            try:
+                rewards.append(MathVerifyReward(**(run.reward_kwargs or {})))
+            except TypeError as error:
+                raise ValueError(f"reward_kwargs {run.reward_kwargs}: {error}.") from error
         elif "." in name:
-            rewards.append(_import(name))
+            rewards.append(import_object(name, "reward function"))
         else:
             hint = did_you_mean(name, ["math_verify"])
             raise ValueError(f"Unknown reward function '{name}'.{hint} Take math_verify or a dotted path.")
     return rewards
 
 
-def _import(name: str) -> Any:
-    module, _, attribute = name.rpartition(".")
+def import_object(name: str, what: str) -> Any:
+    """The object at a dotted path, ``module.name`` or ``module:name``; the working directory is searched too.
+
+    Raises:
+        ValueError: it cannot be imported.
+    """
+    module, _, attribute = name.replace(":", ".").rpartition(".")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"The reward function '{name}' cannot be imported: {error}") from error
+        raise ValueError(f"The {what} '{name}' cannot be imported: {error}") from error
 
 
 def load_config_and_tokenizer(model: ModelConfig, args: BasisConfig) -> tuple[Any, PreTrainedTokenizerBase]:
@@ -200,9 +224,11 @@ def load_config_and_tokenizer(model: ModelConfig, args: BasisConfig) -> tuple[An
         config = AutoConfig.from_pretrained(name, **options)
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", truncation_side="left", **options)
     except (OSError, ValueError) as error:
-        if Path(name).is_absolute() or name.startswith((".", "runs/")) or name.count("/") != 1:
-            raise ValueError(f"model_name_or_path: there is no model in the folder '{name}'.") from error
-        raise ValueError(f"model_name_or_path: '{name}' could not be loaded: {str(error)[:300]}") from error
+        where = "" if Path(name).is_dir() else " (there is no such folder; taken for a Hub id)"
+        raise ValueError(f"model_name_or_path: '{name}' could not be loaded{where}: {str(error)[:300]}") from error
+    weights = [*Path(name).glob("*.safetensors"), *Path(name).glob("*.bin")]
+    if Path(name).is_dir() and not weights:
+        raise ValueError(f"model_name_or_path: the folder '{name}' holds no weights (*.safetensors, *.bin).")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return config, tokenizer
@@ -214,8 +240,21 @@ def load_training_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, he
 
 
 def build_recipe_baseline(run: RunArguments) -> Baseline:
-    """The recipe's baseline object."""
-    return build_baseline(run.baseline, **(run.baseline_kwargs or {}))
+    """The recipe's baseline object: a registered name, or somebody's own class as ``module:Class``.
+
+    Raises:
+        ValueError: no such baseline, or parameters that do not fit it.
+    """
+    params = run.baseline_kwargs or {}
+    try:
+        if ":" in run.baseline:
+            baseline = import_object(run.baseline, "baseline")(**params)
+            if not isinstance(baseline, Baseline):
+                raise ValueError(f"'{run.baseline}' is no subclass of basis_rl.baselines.Baseline.")
+            return baseline
+        return build_baseline(run.baseline, **params)
+    except TypeError as error:
+        raise ValueError(f"baseline_kwargs {params} do not fit '{run.baseline}': {error}.") from error
 
 
 def model_init_kwargs(recipe: Recipe) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from basis_rl.functional.segments import segment_count
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 
 
@@ -80,8 +81,8 @@ class CenterScale(Baseline):
     """``A_i = (r_i - center_i) / (scale_i + eps)``: an estimator that is a center and a scale, one value a rollout.
 
     Subclasses give `center` and, where they scale, `scale`, each ``(N,)`` float64 on CPU. A row without a reward, or
-    for which the center or the scale is undefined (NaN: too few scored rollouts), gets ``A = 0``; the share of such
-    rows among the scored ones is the metric ``undefined``.
+    for which the center or the scale is undefined (NaN), or whose group has fewer than `min_group_size` scored
+    rollouts, gets ``A = 0``; the share of such rows among the scored ones is the metric ``undefined``.
     """
 
     eps: float = 0.0
@@ -101,7 +102,7 @@ class CenterScale(Baseline):
         values = rewards - center
         if scale is not None:
             values = values / (scale + self.eps)
-        undefined = scorable & values.isnan()
-        values = torch.where(scorable, torch.nan_to_num(values, nan=0.0), 0.0)
+        undefined = scorable & (values.isnan() | (segment_count(rewards, group_ids) < self.min_group_size))
+        values = torch.where(scorable & ~undefined, torch.nan_to_num(values, nan=0.0), 0.0)
         share = float(undefined.sum() / scorable.sum().clamp(min=1))
         return Advantages(values=values, baseline=torch.nan_to_num(center, nan=0.0), metrics={"undefined": share})

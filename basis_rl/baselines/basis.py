@@ -120,7 +120,8 @@ class Basis(Baseline):
         curve = torch.cat([candidates.loss(betas) for betas in self.betas.split(block)])
         if not bool(curve.isfinite().any()):
             return self.betas[-1], float("nan")
-        best = int(curve.argmin())
+        # A batch without a single success ties all betas: then the one nearest to the reference policy is reported.
+        best = int((curve <= curve.min()).nonzero()[-1])
         return self.betas[best], float(curve[best])
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import yaml
 
+from basis_rl.baselines import BaselineError, check_baseline
 from basis_rl.cli.main import report
 from basis_rl.recipe import (
     Recipe,
     build_recipe_baseline,
     build_rewards,
+    import_object,
     load_config_and_tokenizer,
     load_training_data,
     parse_recipe,
@@ -21,13 +24,29 @@ from basis_rl.values.provenance import rendered_prompt
 
 
 def main(argv: Sequence[str]) -> int:
-    """All that training checks before its first step, without the model's weights; then what would happen."""
+    """All that training checks before its first step, without the model's weights; then what would happen.
+
+    ``basis-rl check module:Class`` runs the conformance matrix on somebody's own baseline instead.
+    """
     try:
-        recipe = parse_recipe(argv)
-        print(check(recipe))
-    except ValueError as error:
+        if argv and ":" in argv[0] and not Path(argv[0]).exists():
+            print(conform(argv[0]))
+        else:
+            print(check(parse_recipe(argv)))
+    except (ValueError, OSError, BaselineError) as error:
         return report(error)
     return 0
+
+
+def conform(name: str) -> str:
+    """Run `check_baseline` on ``module:Class``, a class that is built without arguments, or a function that builds one.
+
+    Raises:
+        BaselineError: the first promise of the contract that it breaks.
+    """
+    make = import_object(name, "baseline")
+    passed = check_baseline(make)
+    return f"{name} keeps the contract: {', '.join(passed)}."
 
 
 def check(recipe: Recipe) -> str:
@@ -50,7 +69,13 @@ def check(recipe: Recipe) -> str:
     prompts = [rendered_prompt(row["prompt"], tokenizer, template) for row in scored.select(range(min(3, len(scored))))]
     resolved = yaml.safe_dump(recipe.resolved, sort_keys=False).rstrip().replace("\n", "\n  ")
     shown = "\n".join(f"--- prompt {i + 1}\n{prompt}" for i, prompt in enumerate(prompts))
-    golds = f"All golds verify against themselves ({len(dataset) - len(scored)} problems dropped)."
+    verified = any(hasattr(reward, "check_golds") for reward in rewards)
+    golds = "All golds verify against themselves" if verified else "No reward function here can check the golds"
+    golds += f" ({len(dataset) - len(scored)} problems dropped)."
+    chat = tokenizer.chat_template is not None
+    golds += (
+        f"\nPrompts are {'conversations in the chat template' if chat else 'plain text: there is no chat template'}."
+    )
     return (
         f"Recipe:\n  {resolved}\n\n{arithmetic(recipe, len(scored))}\n{golds}\n\n{shown}\n---\nThe recipe is in order."
     )

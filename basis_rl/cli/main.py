@@ -14,7 +14,7 @@ from basis_rl.baselines.registry import did_you_mean
 COMMANDS = {
     "train": "train a model by a recipe",
     "values": "build the value table that BASIS needs, from rollouts of the reference model",
-    "check": "check a recipe before anything is spent",
+    "check": "check a recipe before anything is spent, or module:Class, a baseline of your own",
 }
 USAGE = """usage: basis-rl COMMAND RECIPE.yaml [--key value ...]
 
@@ -50,13 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def fail(message: object) -> int:
-    """Print one message, on the first rank only, and return the exit code of a bad request."""
-    if os.environ.get("RANK", "0") == "0":
+    """Print one message, once a machine, and return the exit code of a bad request."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"basis-rl: error: {message}", file=sys.stderr)
     return 2
 
 
-def report(error: ValueError) -> int:
+def report(error: Exception) -> int:
     """Answer an error in what was asked for: the message alone, or with BASIS_RL_DEBUG=1 the traceback."""
     if os.environ.get("BASIS_RL_DEBUG"):
         raise error

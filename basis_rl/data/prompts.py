@@ -161,10 +161,18 @@ def _column(dataset: Dataset, data: DataArguments, key: str, candidates: Sequenc
 
 
 def _gold(solution: Any, data: DataArguments, column: str, index: int) -> str:
+    if solution is None or solution != solution:
+        raise ValueError(
+            f"Row {index} of '{data.dataset_name}' has no gold: column '{column}' holds {solution}. Remove such rows, "
+            "or set solution_column."
+        )
     text = str(solution)
     if data.solution_pattern is None:
         return text
-    match = re.search(data.solution_pattern, text)
+    try:
+        match = re.search(data.solution_pattern, text)
+    except re.error as error:
+        raise ValueError(f"solution_pattern {data.solution_pattern!r} is no regular expression: {error}.") from error
     if match is None or match.lastindex is None:
         raise ValueError(
             f"solution_pattern {data.solution_pattern!r} finds no group in row {index} of '{data.dataset_name}', "

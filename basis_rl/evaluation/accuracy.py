@@ -7,8 +7,7 @@ from collections.abc import Callable
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from basis_rl.rollout import sample
-from basis_rl.values.provenance import rendered_prompt
+from basis_rl.rollout import Sampling, prompt_tokens, sample
 
 
 def accuracy(
@@ -34,16 +33,11 @@ def accuracy(
         temperature: 0 is greedy.
         batch_size: completions generated at a time.
     """
-    texts = [rendered_prompt(prompt, tokenizer, {}) for prompt in dataset["prompt"]]
-    answers = [""] * len(texts)
-    for index, completions in sample(
-        model,
-        tokenizer,
-        texts,
-        max_new_tokens=max_completion_length,
-        temperature=temperature,
-        batch_size=batch_size,
-    ):
+    prompts = list(dataset["prompt"])
+    tokens = [prompt_tokens(prompt, tokenizer, {}) for prompt in prompts]
+    answers = [""] * len(prompts)
+    sampling = Sampling(max_completion_length, temperature=temperature)
+    for index, completions in sample(model, tokenizer, tokens, sampling, batch_size=batch_size):
         answers[index] = completions[0].text
-    rewards = reward(prompts=texts, completions=answers, solution=list(dataset["solution"]))
+    rewards = reward(prompts=prompts, completions=answers, solution=list(dataset["solution"]))
     return sum(r or 0.0 for r in rewards) / len(rewards)

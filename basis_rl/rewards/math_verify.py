@@ -65,9 +65,9 @@ class MathVerifyReward:
 
     def check_golds(self, solution: Sequence[str]) -> list[int]:
         """Indices of the golds that do not verify against themselves: no answer to them could ever be right."""
-        golds = [gold_answer(gold) for gold in solution]
+        golds = [gold_answer(gold) if isinstance(gold, (str, int, float)) else "" for gold in solution]
         rewards, _ = self._grade(golds, list(golds))
-        return [i for i, reward in enumerate(rewards) if reward != 1.0]
+        return [i for i, reward in enumerate(rewards) if reward != 1.0 or golds[i].lower() in ("none", "nan", "null")]
 
     def close(self) -> None:
         """End the grading processes; they also end with the object, and with the program."""

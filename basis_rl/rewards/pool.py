@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 _STARTUP_SECONDS = 120.0
+_START_ATTEMPTS = 4
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
 
 
@@ -45,17 +46,27 @@ class _Worker:
         )
         assert self.process.stdout is not None
         self.fd = self.process.stdout.fileno()
-        self.buffer = b""
+        self.buffer, self.outbox = b"", b""
+        assert self.process.stdin is not None
+        self.stdin = self.process.stdin.fileno()
+        os.set_blocking(self.stdin, False)  # a worker that does not read must not hold up the one who writes
         self.ready = False
         self.task: int | None = None
         self.deadline = time.monotonic() + _STARTUP_SECONDS
 
     def dispatch(self, index: int, task: dict[str, Any], timeout: float) -> None:
         self.task, self.deadline = index, time.monotonic() + timeout
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # a dead worker is seen as end of file on its output
-            self.process.stdin.write(json.dumps(task).encode() + b"\n")
-            self.process.stdin.flush()
+        self.outbox = json.dumps(task).encode() + b"\n"
+        self.write()
+
+    def write(self) -> None:
+        """Send as much of the task as the pipe takes."""
+        try:
+            self.outbox = self.outbox[os.write(self.stdin, self.outbox) :]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:  # a dead worker is seen as end of file on its output
+            self.outbox = b""
 
     def read(self) -> dict[str, Any] | Literal["eof"] | None:
         """One answer, ``"eof"`` if the process is gone, None if the line is not complete yet."""
@@ -113,7 +124,7 @@ class WorkerPool:
         """Outcome of every task, in input order.
 
         Raises:
-            RuntimeError: a worker cannot be started at all.
+            RuntimeError: no worker can be started, several attempts in a row.
         """
         with self._lock:
             return _Batch(self, tasks).run()
@@ -130,6 +141,7 @@ class _Batch:
         self.queue = deque(range(len(tasks)))
         self.retried: set[int] = set()
         self.outcomes: dict[int, Outcome] = {}
+        self.failed_starts = 0
 
     def run(self) -> list[Outcome]:
         try:
@@ -155,9 +167,14 @@ class _Batch:
         with selectors.DefaultSelector() as selector:
             for worker in busy:
                 selector.register(worker.fd, selectors.EVENT_READ, worker)
+                if worker.outbox:
+                    selector.register(worker.stdin, selectors.EVENT_WRITE, worker)
             patience = min(worker.deadline for worker in busy) - time.monotonic()
             for key, _ in selector.select(max(0.0, patience)):
-                self._receive(key.data)
+                if key.fd == key.data.stdin:
+                    key.data.write()
+                elif key.data in self.pool._workers:
+                    self._receive(key.data)
         for worker in busy:
             if worker in self.pool._workers and time.monotonic() > worker.deadline:
                 self._expire(worker)
@@ -170,15 +187,15 @@ class _Batch:
             self._lost(worker)
         elif not worker.ready:
             worker.ready, worker.deadline = True, float("inf")
+            self.failed_starts = 0
         else:
             assert worker.task is not None
             self.outcomes[worker.task] = Outcome("ok", answer)
-            worker.task, worker.deadline = None, float("inf")
+            worker.task, worker.deadline, worker.outbox = None, float("inf"), b""
 
     def _lost(self, worker: _Worker) -> None:
         if not worker.ready:
-            words = worker.last_words()
-            raise RuntimeError(f"A reward worker cannot be started ({' '.join(self.pool.command)}):\n{words}")
+            self._start_failed(worker)
         if worker.task is not None:
             if worker.task in self.retried:
                 self.outcomes[worker.task] = Outcome("crashed", {})
@@ -189,9 +206,20 @@ class _Batch:
 
     def _expire(self, worker: _Worker) -> None:
         if worker.task is None:
-            raise RuntimeError(f"A reward worker did not start within {_STARTUP_SECONDS:.0f} s: {worker.last_words()}")
-        self.outcomes[worker.task] = Outcome("timeout", {})
+            self._start_failed(worker)
+        else:
+            self.outcomes[worker.task] = Outcome("timeout", {})
         self._remove(worker)
+
+    def _start_failed(self, worker: _Worker) -> None:
+        """One failure may be the machine's passing weakness; several in a row, with nobody started, are a fault."""
+        self.failed_starts += 1
+        if self.failed_starts >= _START_ATTEMPTS:
+            raise RuntimeError(
+                f"No reward worker can be started ({' '.join(self.pool.command)}), {self.failed_starts} attempts "
+                f"failed. The last one said:\n{worker.last_words()}"
+            )
+        time.sleep(0.1 * self.failed_starts)
 
     def _remove(self, worker: _Worker) -> None:
         self.pool._workers.remove(worker)

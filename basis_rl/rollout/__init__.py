@@ -1,5 +1,5 @@
 """Rollouts: where completions come from."""
 
-from basis_rl.rollout.sampler import Completion, sample
+from basis_rl.rollout.sampler import Completion, Sampling, prompt_tokens, sample
 
-__all__ = ["Completion", "sample"]
+__all__ = ["Completion", "Sampling", "prompt_tokens", "sample"]

@@ -2,31 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 class Completion(NamedTuple):
-    """One sampled completion: its text without special tokens, and its token ids up to the end token, included."""
+    """One completion: its text without special tokens, and its token ids up to the end token, included."""
 
     text: str
     token_ids: list[int]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How completions are drawn: the fields of TRL's configuration, with its defaults. Temperature 0 is greedy."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    generation_kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def generation_config(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
+        """Every setting stated: what is left out, `generate` takes from the checkpoint, penalties included."""
+        declared = model.generation_config.eos_token_id if model.generation_config is not None else None
+        ends = {tokenizer.eos_token_id, *(declared if isinstance(declared, list) else [declared])} - {None}
+        greedy = self.temperature == 0
+        settings: dict[str, Any] = {
+            "max_new_tokens": self.max_new_tokens,
+            "do_sample": not greedy,
+            "temperature": None if greedy else self.temperature,
+            "top_p": None if greedy else self.top_p,
+            "top_k": None if greedy else self.top_k,
+            "min_p": None if greedy else self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "pad_token_id": tokenizer.pad_token_id,
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": sorted(ends),
+            "disable_compile": True,
+        }
+        return GenerationConfig(**{**settings, **self.generation_kwargs})
 
 
 @torch.no_grad()
 def sample(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
     *,
     num_samples: int = 1,
-    max_new_tokens: int,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
     batch_size: int = 256,
 ) -> Iterator[tuple[int, list[Completion]]]:
     """Completions of each prompt, as they are ready: ``(index of the prompt, its num_samples completions)``.
@@ -34,41 +65,45 @@ def sample(
     Args:
         model: in any mode; it is put into evaluation mode.
         tokenizer: with a pad token; prompts are padded on the left.
-        prompts: rendered text, special tokens included.
+        prompts: token ids (`prompt_tokens`).
+        sampling: how.
         num_samples: completions of each prompt.
-        max_new_tokens: where a completion is cut.
-        temperature: 0 is greedy.
-        top_p: nucleus, 1 is everything.
-        top_k: 0 is everything.
         batch_size: sequences generated at a time (at least one prompt with all its samples).
     """
     model.eval()
     generator: Any = model  # transformers types `generate` as a property of a mixin
-    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "pad_token_id": tokenizer.pad_token_id}
-    if temperature > 0:
-        options |= {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": top_k}
-    else:
-        options |= {"do_sample": False}
-    declared = model.generation_config.eos_token_id if model.generation_config is not None else None
-    ends = {tokenizer.eos_token_id, *(declared if isinstance(declared, list) else [declared])}
-    options["eos_token_id"] = [token for token in ends if token is not None]
+    config = sampling.generation_config(model, tokenizer)
+    previous, model.generation_config = model.generation_config, config
+    ends = set(config.eos_token_id)
     # Prompts of similar length together: less padding. The order of the results is the caller's business.
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     at_a_time = max(1, batch_size // num_samples)
-    for start in range(0, len(order), at_a_time):
-        chunk = order[start : start + at_a_time]
-        texts = [prompts[i] for i in chunk for _ in range(num_samples)]
-        inputs = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
-        inputs = inputs.to(model.device)
-        output = generator.generate(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], **options)
-        ids = [_until_end(row, ends) for row in output[:, inputs["input_ids"].shape[1] :].tolist()]
-        texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-        completions = [Completion(text, row) for text, row in zip(texts, ids, strict=True)]
-        for k, index in enumerate(chunk):
-            yield index, completions[k * num_samples : (k + 1) * num_samples]
+    try:
+        for start in range(0, len(order), at_a_time):
+            chunk = order[start : start + at_a_time]
+            rows = [list(prompts[i]) for i in chunk for _ in range(num_samples)]
+            inputs = tokenizer.pad({"input_ids": rows}, padding_side="left", return_tensors="pt").to(model.device)
+            output = generator.generate(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
+            ids = [_until_end(row, ends) for row in output[:, inputs["input_ids"].shape[1] :].tolist()]
+            texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+            completions = [Completion(text, row) for text, row in zip(texts, ids, strict=True)]
+            for k, index in enumerate(chunk):
+                yield index, completions[k * num_samples : (k + 1) * num_samples]
+    finally:
+        model.generation_config = previous
 
 
-def _until_end(token_ids: list[int], ends: set[int | None]) -> list[int]:
+def prompt_tokens(prompt: str | list[dict[str, Any]], tokenizer: Any, template_kwargs: Mapping[str, Any]) -> list[int]:
+    """Token ids of a prompt as TRL makes them: a conversation by the chat template, a text with its special tokens."""
+    if isinstance(prompt, str):
+        encoded = tokenizer(prompt)
+    else:
+        encoded = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True, **template_kwargs)
+    ids: list[int] = encoded["input_ids"]
+    return ids
+
+
+def _until_end(token_ids: list[int], ends: set[int]) -> list[int]:
     for position, token in enumerate(token_ids):
         if token in ends:
             return token_ids[: position + 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 
 from basis_rl.baselines import BASELINES, Baseline
+from basis_rl.rollout import Sampling
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.gather import row_prompt_id
 from basis_rl.types import RunContext
@@ -133,10 +135,21 @@ def run_context(
         config,
         tokenizer,
         reward_funcs,
+        sampling_of(args),
         args.reward_weights,
+    )
+    return RunContext(prompts=prompts, provenance=provenance)
+
+
+def sampling_of(args: BasisConfig) -> Sampling:
+    """How the training draws its rollouts, for a value table that must draw them in the same way."""
+    extra = args.generation_kwargs
+    return Sampling(
+        max_new_tokens=args.max_completion_length,
         temperature=args.temperature,
         top_p=args.top_p,
         top_k=args.top_k,
-        max_completion_length=args.max_completion_length,
+        min_p=args.min_p,
+        repetition_penalty=args.repetition_penalty,
+        generation_kwargs=json.loads(extra) if isinstance(extra, str) else extra or {},
     )
-    return RunContext(prompts=prompts, provenance=provenance)

@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+_FILE = "metrics.jsonl"
 _SHOWN = {
     "reward": "reward",
     "loss": "loss",
@@ -35,6 +36,8 @@ class ProgressLines(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._began, self._first_step = time.perf_counter(), state.global_step
+        if state.is_world_process_zero and args.output_dir:
+            _forget_after(Path(args.output_dir) / _FILE, state.global_step)
 
     def on_log(
         self,
@@ -46,7 +49,7 @@ class ProgressLines(TrainerCallback):
     ) -> None:
         if not state.is_world_process_zero or not logs or not args.output_dir:
             return
-        with (Path(args.output_dir) / "metrics.jsonl").open("a") as file:
+        with (Path(args.output_dir) / _FILE).open("a") as file:
             file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
         shown = [f"{label} {logs[key]:.4g}" for key, label in _SHOWN.items() if logs.get(key) is not None]
         shown += [f"{key} {logs[key]:.4g}" for key in ("eval_reward",) if logs.get(key) is not None]
@@ -58,3 +61,10 @@ class ProgressLines(TrainerCallback):
         seconds = (time.perf_counter() - self._began) / max(1, done)
         left = int(seconds * (state.max_steps - state.global_step))
         return f"{seconds:.2f} s/step, {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"
+
+
+def _forget_after(path: Path, step: int) -> None:
+    """Drop what an earlier run in the same folder logged after `step`: all of it, unless this one resumes."""
+    if path.is_file():
+        kept = [line for line in path.read_text().splitlines(keepends=True) if json.loads(line)["step"] <= step]
+        path.write_text("".join(kept) if step else "")

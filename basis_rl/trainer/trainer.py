@@ -67,7 +67,7 @@ class BasisTrainer(GRPOTrainer):
             check_dataset(train_dataset, args, funcs)
 
         self._generation_batch = 0
-        self._unlearnt: RolloutBatch | None = None
+        self._unlearnt: list[tuple[int, RolloutBatch]] = []
         self._rewards_per_func: Tensor | None = None
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
         self.add_callback(_UpdateBaseline(self))
@@ -80,8 +80,6 @@ class BasisTrainer(GRPOTrainer):
         return self._rewards_per_func
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        if self.model.training:
-            self._finish_batch()
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if self.model.training:  # in evaluation there is nothing to learn, and a table need not know the prompts
             output["advantages"] = self._advantages(inputs, output)
@@ -111,7 +109,8 @@ class BasisTrainer(GRPOTrainer):
         self._log_advantages(batch, result.values, {f"baseline/{k}": v for k, v in result.metrics.items()})
         for key, value in advantage_metrics(batch, result).items():
             self._metrics["train"][key].append(value)
-        self._unlearnt = batch
+        used_up = self._step + self.args.steps_per_generation * self.num_iterations
+        self._unlearnt.append((used_up, batch))
         self._generation_batch += 1
         return local_rows(result.values, self.accelerator, len(inputs), mask.shape[1])
 
@@ -127,11 +126,10 @@ class BasisTrainer(GRPOTrainer):
             logged.pop()
         logged.extend(values.tolist())
 
-    def _finish_batch(self) -> None:
-        """Let the baseline learn from the batch that the policy has been updated on."""
-        if self._unlearnt is not None:
-            self.baseline.update(self._unlearnt)
-            self._unlearnt = None
+    def _learn(self) -> None:
+        """Let the baseline learn from the batches that are used up: the policy was updated on all of them."""
+        while self._unlearnt and self._unlearnt[0][0] <= self._step:
+            self.baseline.update(self._unlearnt.pop(0)[1])
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         super().save_model(output_dir, _internal_call=_internal_call)
@@ -143,16 +141,14 @@ class BasisTrainer(GRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             self._generation_batch = load_baseline(checkpoint, self.baseline)
-            self._unlearnt = None
+            self._unlearnt = []
 
 
 class _UpdateBaseline(TrainerCallback):
-    """Calls `Baseline.update` after the optimizer step that ends a generation batch, before a checkpoint is written."""
+    """Calls `Baseline.update` after the optimizer step that ends a generation batch, before a checkpoint is saved."""
 
     def __init__(self, trainer: BasisTrainer) -> None:
         self.trainer = trainer
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        trainer = self.trainer
-        if trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0:
-            trainer._finish_batch()
+        self.trainer._learn()

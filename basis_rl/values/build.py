@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from datasets import Dataset
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
-from basis_rl.rollout import Completion, sample
+from basis_rl.rollout import Completion, Sampling, prompt_tokens, sample
 from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provenance
 from basis_rl.values.table import ValueTable
 
@@ -21,63 +21,53 @@ def build_table(
     tokenizer: PreTrainedTokenizerBase,
     dataset: Dataset,
     reward_funcs: Sequence[Callable[..., Any]],
+    sampling: Sampling,
     *,
     num_rollouts: int = 32,
-    max_completion_length: int,
     reward_weights: Sequence[float] | None = None,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
     batch_size: int = 256,
     chat_template_kwargs: dict[str, Any] | None = None,
 ) -> ValueTable:
     """Rewards of `num_rollouts` completions of each prompt (BASIS Appendix D; 32 or 64 there), with their provenance.
 
+    Prompts none of whose rollouts could be scored are left out, and counted in a line of output.
+
     Args:
         model: the reference model, the one that training starts from.
         tokenizer: its tokenizer.
         dataset: columns ``prompt``, ``prompt_id`` and those that the reward functions read.
-        reward_funcs: those of the training, called in the same way.
+        reward_funcs: those of the training, called as TRL calls them.
+        sampling: of the training.
         num_rollouts: n.
-        max_completion_length: tokens of a completion.
         reward_weights: of the training, default all 1.
-        temperature: of the training, as are `top_p` and `top_k`.
-        top_p: see `sample`.
-        top_k: see `sample`.
         batch_size: completions generated at a time.
         chat_template_kwargs: of the training.
 
     Raises:
-        ValueError: a prompt none of whose rollouts could be scored.
+        ValueError: nothing at all could be scored.
     """
     weights = torch.tensor(reward_weights or [1.0] * len(reward_funcs))
-    texts = [rendered_prompt(prompt, tokenizer, chat_template_kwargs or {}) for prompt in dataset["prompt"]]
-    sampling: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
-    completions = sample(
-        model,
-        tokenizer,
-        texts,
-        num_samples=num_rollouts,
-        max_new_tokens=max_completion_length,
-        batch_size=batch_size,
-        **sampling,
-    )
-    rewards: dict[str, list[float]] = {prompt_id: [] for prompt_id in dataset["prompt_id"]}
-    with tqdm(total=len(texts) * num_rollouts, desc="value table", unit="rollout", mininterval=2) as progress:
-        for index, answers in completions:
-            rewards[dataset[index]["prompt_id"]] += _score(dataset[index], answers, reward_funcs, weights)
+    template = chat_template_kwargs or {}
+    prompts, ids = list(dataset["prompt"]), list(dataset["prompt_id"])
+    tokens = [prompt_tokens(prompt, tokenizer, template) for prompt in prompts]
+    rewards: dict[str, list[float]] = {prompt_id: [] for prompt_id in ids}
+    with tqdm(total=len(prompts) * num_rollouts, desc="value table", unit="rollout", mininterval=2) as progress:
+        for index, answers in sample(
+            model, tokenizer, tokens, sampling, num_samples=num_rollouts, batch_size=batch_size
+        ):
+            rewards[ids[index]] += _score(dataset[index], answers, reward_funcs, weights)
             progress.update(len(answers))
-    provenance = run_provenance(
-        model.config,
-        tokenizer,
-        reward_funcs,
-        reward_weights,
-        max_completion_length=max_completion_length,
-        **sampling,
-    )
+    scored = {prompt_id: rs for prompt_id, rs in rewards.items() if any(r == r for r in rs)}
+    if len(scored) < len(rewards):
+        print(
+            f"{len(rewards) - len(scored)} of {len(rewards)} prompts are left out: none of their rollouts was scored."
+        )
+    provenance = run_provenance(model.config, tokenizer, reward_funcs, sampling, reward_weights)
     return ValueTable.from_rewards(
-        rewards,
-        fingerprints=dict(zip(dataset["prompt_id"], map(fingerprint, texts), strict=True)),
+        scored,
+        fingerprints={
+            i: fingerprint(rendered_prompt(p, tokenizer, template)) for i, p in zip(ids, prompts, strict=True)
+        },
         provenance={**provenance, "num_rollouts": num_rollouts, "date": datetime.date.today().isoformat()},
     )
 
@@ -93,10 +83,15 @@ def _score(
         "completions": [[{"role": "assistant", "content": a.text}] if conversational else a.text for a in answers],
         "completion_ids": [answer.token_ids for answer in answers],
     }
-    scores = torch.tensor([[torch.nan if r is None else r for r in func(**given)] for func in reward_funcs]).T
+    hooks = {"trainer_state": TrainerState(), "log_extra": _ignore, "log_metric": _ignore}
+    scores = torch.tensor([[torch.nan if r is None else r for r in f(**given, **hooks)] for f in reward_funcs]).T
     total = (scores * weights).nansum(dim=1).masked_fill(scores.isnan().all(dim=1), torch.nan)
     result: list[float] = total.tolist()
     return result
+
+
+def _ignore(name: str, value: Any) -> None:
+    """Where a training logs, building a table does not."""
 
 
 def describe(table: ValueTable, width: int = 40) -> str:

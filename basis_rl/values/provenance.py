@@ -6,7 +6,10 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # baselines read tables, and must not wait for transformers
+    from basis_rl.rollout import Sampling
 
 _EDGE = 1 << 20
 
@@ -73,8 +76,8 @@ def run_provenance(
     config: Any,
     tokenizer: Any,
     reward_funcs: Sequence[Callable[..., Any]],
+    sampling: Sampling,
     reward_weights: Sequence[float] | None = None,
-    **sampling: float,
 ) -> dict[str, str | float]:
     """What identifies the rollouts and rewards of a run (`RunContext.provenance`); what is unknown is left out.
 
@@ -82,16 +85,22 @@ def run_provenance(
         config: the model's; knows where the model came from.
         tokenizer: its chat template counts.
         reward_funcs: see `reward_identity`.
+        sampling: how completions are drawn; each of its settings counts.
         reward_weights: one for each reward function.
-        **sampling: temperature, top_p, top_k, max_completion_length.
     """
     model = str(getattr(config, "_name_or_path", "") or "")
     template = getattr(tokenizer, "chat_template", None)
-    known = {
+    known: dict[str, Any] = {
         "model": model,
         "revision": model_revision(model, getattr(config, "_commit_hash", None)) if model else None,
         "chat_template": fingerprint(template) if isinstance(template, str) else None,
         "reward": reward_identity(reward_funcs, reward_weights),
-        **sampling,
+        "max_completion_length": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "generation_kwargs": json.dumps(sampling.generation_kwargs, sort_keys=True, default=str),
     }
     return {key: value for key, value in known.items() if value not in (None, "")}

@@ -134,7 +134,8 @@ class ValueTable:
         if missing:
             raise ValueError(
                 f"{len(missing)} of {len(run.prompts)} training prompts are not in the value table ({self.source}, "
-                f"{len(self)} prompts); the first is prompt_id '{missing[0]}'. {_REBUILD}, or leave those prompts out."
+                f"{len(self)} prompts); the first is prompt_id '{missing[0]}'. {_REBUILD}, or leave those prompts out. "
+                "(A dataset made elsewhere than by basis_rl.data.load_prompts needs the table's ids as `prompt_id`.)"
             )
         if accept_mismatch:
             return
@@ -156,6 +157,7 @@ class ValueTable:
     def save(self, path: str | Path) -> Path:
         """Write the folder `path`, replacing a table that is there; a crash leaves either the old or the new one."""
         path = Path(path)
+        check_destination(path)
         part = path.with_name(f".{path.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
@@ -169,8 +171,6 @@ class ValueTable:
         metadata = {"format": _FORMAT, "reward_range": self.reward_range, "provenance": self.provenance}
         (part / _METADATA).write_text(json.dumps(metadata, indent=2) + "\n")
         if path.exists():
-            if not (path / _METADATA).is_file():
-                raise ValueError(f"'{path}' exists and is not a value table; it is left alone. Choose another folder.")
             shutil.rmtree(path)
         part.rename(path)
         return path
@@ -213,6 +213,12 @@ class ValueTable:
             folder = self.save(Path(temporary) / "table")
             api.upload_folder(repo_id=repo_id, folder_path=folder, repo_type="dataset", commit_message="Value table")
         return str(url)
+
+
+def check_destination(path: Path) -> None:
+    """Raise ValueError if a table saved at `path` would replace something that is not a table."""
+    if path.exists() and not (path / _METADATA).is_file():
+        raise ValueError(f"'{path}' exists and is not a value table; it is left alone. Choose another folder.")
 
 
 def _default_range(rewards: np.ndarray) -> tuple[float, float]:

@@ -1,6 +1,6 @@
 """The whole of it on a laptop: warm start, value table, BASIS with one rollout a prompt, accuracy before and after.
 
-    python examples/quickstart/run.py [--seed 0] [--output runs/quickstart]
+    python -m examples.quickstart.run [--seed 0] [--output runs/quickstart]
 
 Each phase is a command that a user types for a larger model; this script only types them.
 """
@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-# Nothing is fetched here, and two threads are what the figures of the README were measured with.
+# Nothing is fetched here.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -69,7 +69,8 @@ def run(seed: int, output: Path, overrides: list[str]) -> dict[str, Any]:
     with Phase(5, "accuracy after", seconds, "evaluation"):
         after = held_out_accuracy(recipe, output / "basis")
         print(f"held-out accuracy, greedy: {before:.1%} -> {after:.1%}")
-    summary = summarize(recipe, seed, before, after, seconds)
+    table = len(train) * recipe.run.values_num_rollouts
+    summary = summarize(recipe, seed, before, after, seconds, table)
     (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     print(f"\nSummary: {output / 'summary.json'}; plot: {output / 'basis' / 'training.png'}")
     return summary
@@ -103,7 +104,9 @@ def held_out_accuracy(recipe: Recipe, folder: Path) -> float:
     return accuracy(model, tokenizer, test, MathVerifyReward(), max_completion_length=length)
 
 
-def summarize(recipe: Recipe, seed: int, before: float, after: float, seconds: dict[str, float]) -> dict[str, Any]:
+def summarize(
+    recipe: Recipe, seed: int, before: float, after: float, seconds: dict[str, float], table_rollouts: int
+) -> dict[str, Any]:
     args = recipe.args
     batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
     updates = args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps
@@ -111,6 +114,7 @@ def summarize(recipe: Recipe, seed: int, before: float, after: float, seconds: d
         "accuracy_before": before,
         "accuracy_after": after,
         "rollouts": args.max_steps // updates * args.generation_batch_size,
+        "rollouts_value_table": table_rollouts,
         "rollouts_a_prompt": args.num_generations,
         "optimizer_steps": args.max_steps,
         "rollouts_an_update": batch,

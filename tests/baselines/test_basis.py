@@ -135,3 +135,12 @@ def test_graded_rewards_beat_the_batch_mean():
         ours += float(((Basis(table).advantages(batch).baseline - truth) ** 2).mean())
         theirs += float(((BatchMean().advantages(batch).baseline - truth) ** 2).mean())
     assert ours < 0.31 * theirs
+
+
+@pytest.mark.parametrize("weighting", ["unb", "vop", "rvg"])
+def test_a_batch_without_a_success_reports_the_reference_end(weighting):
+    # All betas explain it equally well; 0.01 would say "the best policy that there can be".
+    _, batch, table = simulate(1.0)
+    result = Basis(table, weighting=weighting).advantages(replace(batch, rewards=torch.zeros_like(batch.rewards)))
+    assert result.metrics["beta"] == 5.0
+    assert (result.baseline == 0).all()

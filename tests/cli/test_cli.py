@@ -161,11 +161,23 @@ BAD = {
     "batch arithmetic": ({"num_generations": 5}, [], "must be divisible by num_generations"),
     "small dataset": ({"max_train_samples": 2}, [], "has 2 prompts, but one generation batch takes 4"),
     "no model": ({"model_name_or_path": None}, [], "model_name_or_path is missing"),
-    "model that is not there": ({"model_name_or_path": "runs/nowhere"}, [], "no model in the folder 'runs/nowhere'"),
+    "model that is not there": (
+        {"model_name_or_path": "runs/nowhere"},
+        [],
+        "'runs/nowhere' could not be loaded .there is no such folder",
+    ),
     "no dataset": ({"dataset_name": None, "dataset_kwargs": None}, [], "dataset_name is missing"),
     "wrong type": ({}, ["--max_steps", "many"], "--max_steps.* invalid int value: 'many'"),
     "wrong type in the file": ({"max_steps": "many"}, [], "--max_steps.* invalid int value: 'many'"),
     "value missing": ({}, ["--baseline_kwargs.eps"], "--baseline_kwargs.eps needs a value"),
+    "parameter of a wrong type": ({"reward_kwargs": {"timeout": "5s"}}, [], "reward_kwargs .*'str'"),
+    "dictionary that is none": ({"reward_kwargs": "fast"}, [], "reward_kwargs must be a mapping"),
+    "baseline that is not there": (
+        {"baseline": "tests.tiny:Nothing"},
+        [],
+        "baseline 'tests.tiny:Nothing' cannot be imp",
+    ),
+    "class that is no baseline": ({"baseline": "tests.tiny:Path"}, [], "no subclass of basis_rl.baselines.Baseline"),
     "table missing": ({"baseline": "basis", "num_generations": 1}, [], "needs the parameter 'values'"),
 }
 
@@ -231,3 +243,47 @@ def test_accelerate_launch_takes_the_same_arguments(recipe, tmp_path):
     assert "step 2/2" in done.stdout
     assert done.stdout.count("Model, log and plot are in") == 1
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out") is not None
+
+
+def test_numbers_without_a_point_are_numbers(recipe, tmp_path):
+    path = Path(recipe(baseline="grpo"))
+    path.write_text(path.read_text() + "baseline_kwargs: {eps: 1e-5}\n")
+    assert parse_recipe([str(path)]).run.baseline_kwargs == {"eps": 1e-5}
+    assert parse_recipe([str(path), "--baseline_kwargs.eps", "2e-3"]).run.baseline_kwargs == {"eps": 2e-3}
+
+
+def test_secrets_do_not_reach_the_saved_recipe(recipe):
+    assert "hub_token" not in parse_recipe([recipe(), "--hub_token", "hf_secret"]).resolved
+
+
+def test_a_baseline_of_ones_own(recipe, capsys):
+    assert main(["check", "tests.tiny:Tokenwise"]) == 0
+    assert "keeps the contract: shape_and_zeros" in capsys.readouterr().out
+    assert main(["check", "tests.baselines.test_conformance:ByPosition"]) == 2
+    assert "depends on the order of the rows" in capsys.readouterr().err
+    assert main(["train", recipe(baseline="tests.tiny:Tokenwise")]) == 0
+
+
+def test_resuming_from_nothing_or_with_another_baseline_is_one_message(recipe, tmp_path, capsys):
+    assert main(["train", recipe(), "--resume_from_checkpoint", "true"]) == 2
+    assert "there is no checkpoint in" in capsys.readouterr().err
+    assert main(["train", recipe(save_strategy="steps", save_steps=1)]) == 0
+    assert main(["train", recipe(max_steps=3), "--resume_from_checkpoint", "true"]) == 0
+    rows = [json.loads(line)["step"] for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert rows == sorted(rows)
+    assert rows[:3] == [1, 2, 2]
+    capsys.readouterr()
+    checkpoint = str(tmp_path / "out" / "checkpoint-2")
+    assert main(["train", recipe(baseline="dr_grpo"), "--resume_from_checkpoint", checkpoint]) == 2
+    assert "saved with the baseline Rloo, this run has DrGrpo" in capsys.readouterr().err
+
+
+def test_a_table_does_not_replace_something_else(recipe, tmp_path, capsys):
+    (tmp_path / "precious").mkdir()
+    assert main(["values", recipe(values_output=str(tmp_path / "precious"))]) == 2
+    assert "is not a value table; it is left alone" in capsys.readouterr().err
+
+
+def test_check_says_what_it_could_not_check(recipe, capsys):
+    assert main(["check", recipe(reward_funcs=["tests.tiny.parity_reward"])]) == 0
+    assert "No reward function here can check the golds" in capsys.readouterr().out

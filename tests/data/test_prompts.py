@@ -75,6 +75,7 @@ def test_reasoning_gym_is_seeded():
         ({"prompt_template": "no place"}, "prompt_template must hold `{prompt}`"),
         ({"test_fraction": 1.0}, "test_fraction"),
         ({"solution_pattern": r"= (\d+)"}, "finds no group in row 0"),
+        ({"solution_pattern": "("}, "is no regular expression"),
     ],
 )
 def test_bad_settings_are_named(path, settings, message):
@@ -102,4 +103,11 @@ def test_missing_columns_are_listed(tmp_path):
     with pytest.raises(
         ValueError, match=r"none of the columns .* only \['text', 'label'\]; say which one with prompt_column"
     ):
+        load(str(path))
+
+
+def test_a_missing_gold_is_named_by_its_row(tmp_path):
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([{"problem": "p", "answer": "1"}, {"problem": "q", "answer": None}]))
+    with pytest.raises(ValueError, match=r"Row 1 of .* has no gold: column 'answer' holds None"):
         load(str(path))

@@ -67,6 +67,7 @@ def test_conversations_are_graded_by_their_last_assistant_message(reward):
 
 def test_a_gold_that_cannot_be_parsed_is_not_scored(reward):
     assert grade(reward, r"\boxed{1}", "") is None
+    assert reward.check_golds(["None", None, float("nan"), "7"]) == [0, 1, 2]
     assert reward.check_golds(["7", "", r"\frac{1}{2}"]) == [1]
 
 
@@ -131,8 +132,25 @@ def test_outcomes_are_in_input_order_and_a_task_that_kills_its_worker_is_tried_t
 
 def test_a_worker_that_cannot_start_says_why():
     pool = WorkerPool([sys.executable, "-c", "raise SystemExit('no such module')"], size=1, timeout=1)
-    with pytest.raises(RuntimeError, match="no such module"):
+    with pytest.raises(RuntimeError, match=r"(?s)4 attempts failed.*no such module"):
         pool.run([{"n": 1}])
+
+
+def test_one_failed_start_does_not_end_the_run(tmp_path):
+    first = tmp_path / "first"
+    once = f"import os, sys\nif not os.path.exists({str(first)!r}):\n    open({str(first)!r}, 'w'); sys.exit(1)\n"
+    pool = WorkerPool([sys.executable, "-c", once + ECHO], size=2, timeout=10)
+    assert [outcome.value for outcome in pool.run([{"n": i} for i in range(6)])] == [{"verdict": i} for i in range(6)]
+    pool.close()
+
+
+def test_a_worker_that_does_not_read_does_not_hold_up_the_batch():
+    deaf = "import time\nprint('{\"ready\": true}', flush=True)\ntime.sleep(60)\n"
+    pool = WorkerPool([sys.executable, "-c", deaf], size=1, timeout=1.0)
+    began = time.perf_counter()
+    assert pool.run([{"answer": "x" * 1_000_000}])[0].status == "timeout"
+    assert time.perf_counter() - began < 20
+    pool.close()
 
 
 def test_workers_end_with_the_object():

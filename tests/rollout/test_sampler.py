@@ -1,17 +1,24 @@
-"""Sampling with transformers: order, counts, lengths, greedy."""
+"""Sampling with transformers: order, counts, lengths, and the same distribution as in training."""
 
 import torch
+from tokenizers.processors import TemplateProcessing
 
-from basis_rl.rollout import sample
-from tests.tiny import tiny_model, tiny_tokenizer
+from basis_rl.rollout import Sampling, prompt_tokens, sample
+from tests.tiny import sums, tiny_model, tiny_tokenizer
 
 PROMPTS = ["1 + 2 =", "a much longer prompt than the others, 3 + 4 =", "5 =", "6 + 6 + 6 ="]
 
 
-def collect(**options):
-    tokenizer = tiny_tokenizer()
+def collect(tokenizer=None, model=None, prompts=PROMPTS, num_samples=1, batch_size=256, **sampling):
+    tokenizer = tokenizer or tiny_tokenizer()
     torch.manual_seed(0)
-    return dict(sample(tiny_model(tokenizer), tokenizer, PROMPTS, max_new_tokens=5, **options))
+    tokens = [prompt_tokens(prompt, tokenizer, {}) for prompt in prompts]
+    settings = Sampling(**{"max_new_tokens": 5, **sampling})
+    return dict(
+        sample(
+            model or tiny_model(tokenizer), tokenizer, tokens, settings, num_samples=num_samples, batch_size=batch_size
+        )
+    )
 
 
 def test_every_prompt_gets_its_samples():
@@ -27,13 +34,37 @@ def test_greedy_does_not_depend_on_the_batch():
     assert whole == single
 
 
-def test_completions_end_with_the_end_token():
+def test_completions_stop_at_their_own_end_token():
+    # A model whose end token is likely: rows of one batch end at different places, and none goes on after its end.
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer)
-    with torch.no_grad():  # a model that always says "end"
+    with torch.no_grad():
         model.lm_head.weight.zero_()
-        model.lm_head.weight[tokenizer.eos_token_id] = 1.0
-        model.model.norm.weight.fill_(1.0)
-    for _, completions in sample(model, tokenizer, PROMPTS, max_new_tokens=5, temperature=0.0):
-        ids = completions[0].token_ids
-        assert tokenizer.eos_token_id not in ids[:-1]
+        model.lm_head.weight[tokenizer.eos_token_id] = 3.0 * torch.sign(model.model.embed_tokens.weight.mean(0))
+    result = collect(tokenizer, model, num_samples=64, max_new_tokens=12)
+    rows = [c.token_ids for completions in result.values() for c in completions]
+    ended = [row for row in rows if tokenizer.eos_token_id in row]
+    assert len({len(row) for row in ended}) > 2
+    assert all(row.index(tokenizer.eos_token_id) == len(row) - 1 for row in ended)
+    assert all(len(row) == 12 for row in rows if tokenizer.eos_token_id not in row)
+
+
+def test_the_checkpoints_own_generation_settings_are_not_used():
+    tokenizer = tiny_tokenizer()
+    plain, penalised = tiny_model(tokenizer), tiny_model(tokenizer)
+    penalised.generation_config.repetition_penalty = 1e6
+    penalised.generation_config.top_k = 1
+    assert collect(tokenizer, plain, num_samples=8) == collect(tokenizer, penalised, num_samples=8)
+    assert penalised.generation_config.top_k == 1, "and they are put back"
+    assert collect(num_samples=8) != collect(num_samples=8, top_k=1)
+
+
+def test_prompts_are_tokenized_as_in_training():
+    tokenizer = tiny_tokenizer()
+    messages = sums(1)[0]["prompt"]
+    rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert prompt_tokens(messages, tokenizer, {}) == tokenizer(rendered, add_special_tokens=False)["input_ids"]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", tokenizer.pad_token_id)]
+    )
+    assert prompt_tokens("1 + 2", tokenizer, {})[0] == tokenizer.pad_token_id, "a text gets its first token, as in TRL"

@@ -78,3 +78,35 @@ def test_loss_and_gradients_equal_trl(objective, beta, tmp_path, tiny_path):
         assert max(g.abs().max() for g in grads_a) > 0
         for a, b in zip(grads_a, grads_b, strict=True):
             torch.testing.assert_close(b, a, rtol=0, atol=1e-6)
+
+
+def short_is_good(completion_ids, **kwargs):
+    """Scores some rollouts only: the total of a row counts the functions that scored it."""
+    return [None if ids[0] % 3 == 0 else 1.0 / len(set(ids)) for ids in completion_ids]
+
+
+def test_weighted_and_missing_rewards_equal_trl(tmp_path, tiny_path):
+    ours_config = config(tmp_path, reward_weights=[0.7, 2.0])
+    theirs_config = trl_config(ours_config, "dapo")
+    theirs_config.reward_weights = [0.7, 2.0]
+    traces = []
+    for cls, args, extra in (
+        (RecordingTrl, theirs_config, {}),
+        (RecordingBasis, ours_config, {"baseline": "grpo"}),
+    ):
+        trainer = cls(
+            model=str(tiny_path),
+            reward_funcs=[parity_reward, short_is_good],
+            args=args,
+            train_dataset=sums(),
+            **extra,
+        )
+        trainer.train()
+        logged = trainer.state.log_history[0]
+        traces.append((trainer.trace, logged["reward"], list(trainer._logs["advantages"])))
+    (theirs, reward_a, advantages_a), (ours, reward_b, advantages_b) = traces
+    assert reward_a == reward_b
+    assert advantages_b == pytest.approx(advantages_a, abs=1e-5)
+    assert any(a != 0 for a in advantages_a)
+    for (loss_a, _), (loss_b, _) in zip(theirs, ours, strict=True):
+        torch.testing.assert_close(loss_b, loss_a, rtol=0, atol=1e-6)

@@ -66,7 +66,14 @@ def test_update_comes_after_the_policy_update_once_a_batch(tmp_path):
     assert order == [*batch, ("advantages", 1), ("backward",), ("backward",), ("update", 1)]
 
 
-def test_state_is_in_the_checkpoint_and_resumes_exactly(tmp_path):
+def test_update_waits_for_the_optimizer_step_that_spans_two_batches(tmp_path):
+    baseline = RunningMean()
+    run(tmp_path, baseline, max_steps=1, gradient_accumulation_steps=4, steps_per_generation=2)
+    names = [entry[0] for entry in baseline.log]
+    assert names == [*["advantages", "backward", "backward"] * 2, "update", "update"]
+
+
+def test_state_is_in_the_checkpoint_and_resumes(tmp_path):
     whole = RunningMean()
     run(tmp_path / "whole", whole, max_steps=8)
     half = RunningMean()
