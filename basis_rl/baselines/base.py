@@ -23,14 +23,15 @@ class Baseline(ABC):
     Subclasses implement `advantages`; those with state also `update`, `state_dict` and `load_state_dict`.
 
     Class attributes:
-        requires: optional fields of `RolloutBatch` that it reads: ``{"energies", "greedy_rewards", ...}``.
+        requires: optional fields of `RolloutBatch` that it reads: ``{"energies", "greedy_rewards", ...}``. An object's
+            own may depend on its parameters.
         scope: ``"group"`` if a group's result does not depend on other groups, else ``"batch"``.
         min_group_size: 1 or 2, checked against ``num_generations`` when the trainer is built.
         uses_own_reward: whether ``b_i`` depends on ``r_i``. If it does, the gradient is biased (by a factor such as
             ``1 - 1/G`` for a group mean), which is a choice to be made knowingly.
     """
 
-    requires: ClassVar[frozenset[str]] = frozenset()
+    requires: frozenset[str] = frozenset()
     scope: ClassVar[Literal["batch", "group"]] = "batch"
     min_group_size: ClassVar[int] = 1
     uses_own_reward: ClassVar[bool] = False

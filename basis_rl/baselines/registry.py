@@ -11,6 +11,7 @@ from basis_rl.baselines.base import Baseline
 from basis_rl.baselines.basis import Basis
 from basis_rl.baselines.batch import BatchMean, NoBaseline
 from basis_rl.baselines.group import DrGrpo, Grpo, Rloo
+from basis_rl.baselines.token import IsolatedEnergy, Opo, OptimalGlobalBaseline, OptimalTokenBaseline
 
 BASELINES: dict[str, type[Baseline]] = {
     "none": NoBaseline,
@@ -19,6 +20,10 @@ BASELINES: dict[str, type[Baseline]] = {
     "dr_grpo": DrGrpo,
     "rloo": Rloo,
     "basis": Basis,
+    "opo": Opo,
+    "ogb": OptimalGlobalBaseline,
+    "otb": OptimalTokenBaseline,
+    "isolated_energy": IsolatedEnergy,
 }
 
 

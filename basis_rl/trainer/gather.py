@@ -33,6 +33,7 @@ def gather_batch(
     action_mask: Tensor,
     num_generations: int,
     step: int,
+    energies: Tensor | None = None,
 ) -> RolloutBatch:
     """The global batch, on CPU, the same on every rank.
 
@@ -44,17 +45,24 @@ def gather_batch(
         num_generations: G; TRL's sampler puts the G rollouts of a prompt next to each other in the global order, and a
             group may straddle two ranks.
         step: index of the generation batch.
+        energies: this rank's, shaped like `action_mask`, or None.
     """
-    mask = accelerator.pad_across_processes(action_mask.to(torch.uint8), dim=1)
-    mask = accelerator.gather(mask).bool().cpu()
+    mask = _gather_tokens(accelerator, action_mask.to(torch.uint8)).bool()
     ids: list[str] = gather_object([row_prompt_id(row) for row in inputs])
     return RolloutBatch(
         rewards=rewards.float().cpu(),
         group_ids=torch.arange(rewards.numel()) // num_generations,
         prompt_ids=ids,
         action_mask=mask,
+        energies=None if energies is None else _gather_tokens(accelerator, energies.float()) * mask,
         step=step,
     )
+
+
+def _gather_tokens(accelerator: Accelerator, values: Tensor) -> Tensor:
+    """``(N / ranks, T')`` of each rank -> ``(N, T)`` on CPU, padded with 0 to the longest of all ranks."""
+    gathered: Tensor = accelerator.gather(accelerator.pad_across_processes(values, dim=1))
+    return gathered.cpu()
 
 
 def local_rows(values: Tensor, accelerator: Accelerator, rows: int, tokens: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from datasets import Dataset
@@ -12,6 +13,7 @@ from trl import GRPOTrainer
 from basis_rl.baselines import Baseline, build_baseline
 from basis_rl.functional.diagnostics import advantage_metrics
 from basis_rl.trainer.config import BasisConfig, with_objective
+from basis_rl.trainer.energies import EnergyRecorder
 from basis_rl.trainer.gather import gather_batch, local_rows, total_rewards
 from basis_rl.trainer.preflight import check_baseline_fits, check_dataset, check_golds, run_context
 from basis_rl.trainer.state import load_baseline, save_baseline
@@ -69,18 +71,26 @@ class BasisTrainer(GRPOTrainer):
         self._generation_batch = 0
         self._unlearnt: list[tuple[int, RolloutBatch]] = []
         self._rewards_per_func: Tensor | None = None
+        self._energies: EnergyRecorder | None = None
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
+        self._energies = EnergyRecorder(self) if "energies" in self.baseline.requires else None
         self.add_callback(_UpdateBaseline(self))
         if type(self.baseline).validate is not Baseline.validate:
             context = run_context(self.model.config, self._tokenizer, self.train_dataset, self.reward_funcs, self.args)
             self.baseline.validate(context)
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._energies is not None:
+            model = self._energies.listen(model)
+        return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
         self._rewards_per_func = super()._calculate_rewards(*args, **kwargs)
         return self._rewards_per_func
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        with self._energies.recording() if self._energies and self.model.training else nullcontext():
+            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if self.model.training:  # in evaluation there is nothing to learn, and a table need not know the prompts
             output["advantages"] = self._advantages(inputs, output)
         return output
@@ -96,6 +106,7 @@ class BasisTrainer(GRPOTrainer):
             action_mask=mask,
             num_generations=self.num_generations,
             step=self._generation_batch,
+            energies=self._energies.energies(output) if self._energies else None,
         )
         result = self.baseline.advantages(batch)
         name = type(self.baseline).__name__

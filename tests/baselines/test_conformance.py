@@ -14,7 +14,9 @@ IDS = [f"prompt-{i}" for i in range(8)]
 TABLE = ValueTable.from_rewards({p: [1.0] * i + [0.0] * (7 - i) for i, p in enumerate(IDS)})
 GRADED = ValueTable.from_rewards({p: [0.1 * i, 0.5, 2.0, -1.0] for i, p in enumerate(IDS)})
 
-VARIANTS = [(name, {}) for name in BASELINES if name != "basis"] + [
+VARIANTS = [(name, {}) for name in BASELINES if name != "basis"]
+VARIANTS += [("otb", {"tail": "last"}), ("otb", {"max_rollout_weight": 1.5}), ("opo", {"form": "token"})]
+VARIANTS += [
     ("basis", {"values": values, "weighting": weighting, "calibration": calibration, "smoothing": smoothing})
     for values in (TABLE, GRADED)
     for weighting in ("unb", "vop", "rvg")

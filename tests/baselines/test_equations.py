@@ -1,6 +1,7 @@
 """Every registered baseline against a plain-loop version of its equation: ragged groups, NaN rewards, shuffled rows."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -96,6 +97,8 @@ def loop_basis(rewards, groups):
     return [r - b for r, b in zip(rewards, best[1], strict=True)]
 
 
+TOKEN_NAMES = ("otb", "isolated_energy", "ogb", "opo", "opo token")
+
 LOOPS = {
     "none": loop_none,
     "batch_mean": loop_batch_mean,
@@ -107,10 +110,10 @@ LOOPS = {
 
 
 def test_every_baseline_has_a_loop():
-    assert set(LOOPS) == set(BASELINES)
+    assert set(LOOPS) | set(TOKEN_NAMES) - {"opo token"} == set(BASELINES)
 
 
-@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.parametrize("seed", range(3))
 def test_equals_plain_loop(name, seed):
     baseline = build_baseline(name, **({"values": table()} if name == "basis" else {}))
@@ -132,3 +135,113 @@ def test_group_reduced_to_one_scored_row_gets_zero(name):
     assert result.values[:2].tolist() == [0.0, 0.0]
     assert result.values[2] > 0
     assert result.metrics["undefined"] == pytest.approx(1 / 3)
+
+
+def token_batch(seed, off_policy=False):
+    """Ragged groups, groups of one, holes from tool output, padding on either side, missing rewards, shuffled rows."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.tensor([1, 3, 4, 2, 5])
+    groups = torch.repeat_interleave(torch.arange(5), sizes)[torch.randperm(15, generator=generator)]
+    mask = torch.rand((15, 11), generator=generator) < 0.7
+    mask[:, :2] &= torch.rand((15, 1), generator=generator) < 0.5
+    mask[:, 8:] &= torch.rand((15, 1), generator=generator) < 0.5
+    mask[4] = False
+    rewards = torch.randn(15, generator=generator)
+    rewards[torch.rand(15, generator=generator) < 0.15] = math.nan
+    return RolloutBatch(
+        rewards=rewards,
+        group_ids=groups,
+        prompt_ids=[f"p{g}" for g in groups.tolist()],
+        action_mask=mask,
+        energies=torch.rand((15, 11), generator=generator) * 2,
+        kl=0.1 * torch.randn((15, 11), generator=generator) if seed % 2 else None,
+        rollout_weights=torch.rand((15, 11), generator=generator) * 2 if off_policy else None,
+    )
+
+
+def loop_token(name, batch, tail, cap):
+    """Eqs. 8, 21, 52, 60 with every sum written out, over actions counted rollout by rollout."""
+    n, width = batch.action_mask.shape
+    actions = [[t for t in range(width) if batch.action_mask[i, t]] for i in range(n)]
+    reward = batch.rewards.tolist()
+    scored = [not math.isnan(r) for r in reward]
+
+    def energy(i, a):
+        if name.startswith("opo"):
+            return 1.0
+        t = actions[i][a]
+        rho = 1.0 if cap is None else min(cap, float(batch.rollout_weights[i, t]))
+        return rho**2 * float(batch.energies[i, t])
+
+    def weight(i, a):
+        if name == "isolated_energy":
+            return energy(i, a)
+        last = a if name in ("otb", "opo token") else len(actions[i]) - 1
+        return sum(energy(i, j) for j in range(last + 1))
+
+    def value(i, a):
+        return reward[i] - (0.0 if batch.kl is None else sum(float(batch.kl[i, t]) for t in actions[i][a:]))
+
+    def shared(i, a):
+        return [j for j in range(n) if batch.group_ids[j] == batch.group_ids[i] and scored[j] and len(actions[j]) > a]
+
+    def baseline(i, a):
+        rows = shared(i, a)
+        if len(rows) < 2 and tail == "last":
+            a = max((b for b in range(a) if len(shared(i, b)) > 1), default=a)
+            rows = shared(i, a)
+        return sum(value(j, a) * weight(j, a) for j in rows) / sum(weight(j, a) for j in rows)
+
+    result = torch.zeros((n, width), dtype=torch.float64)
+    for i in range(n):
+        if scored[i]:
+            for a, t in enumerate(actions[i]):
+                at = 0 if name in ("ogb", "opo") else a
+                result[i, t] = value(i, at) - baseline(i, at)
+    return result
+
+
+TOKEN_CASES = [
+    (name, tail, cap)
+    for name in TOKEN_NAMES
+    for tail in (["zero"] if name in ("ogb", "opo") else ["zero", "last"])
+    for cap in ([None] if name.startswith("opo") else [None, 1.3])
+]
+
+
+@pytest.mark.parametrize(("name", "tail", "cap"), TOKEN_CASES)
+@pytest.mark.parametrize("seed", range(4))
+def test_token_baselines_equal_plain_loop(name, tail, cap, seed):
+    sequence, length = name in ("ogb", "opo"), name.startswith("opo")
+    params = {} if sequence else {"tail": tail}
+    params |= {} if length else {"max_rollout_weight": cap}
+    params |= {"form": "token"} if name == "opo token" else {}
+    batch = token_batch(seed, off_policy=cap is not None)
+    values = build_baseline(name.split()[0], **params).advantages(batch).values
+    if values.ndim == 1:
+        values = values[:, None] * batch.action_mask
+    torch.testing.assert_close(values, loop_token(name, batch, tail, cap), rtol=1e-9, atol=1e-9)
+
+
+def test_the_tail_of_the_longest_rollout():
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool()
+    batch = RolloutBatch(
+        rewards=torch.tensor([1.0, 0.0]),
+        group_ids=torch.tensor([0, 0]),
+        prompt_ids=["a", "a"],
+        action_mask=mask,
+        energies=torch.ones((2, 4)),
+    )
+    zero = build_baseline("otb").advantages(batch)
+    last = build_baseline("otb", tail="last").advantages(batch)
+    assert zero.values[0].tolist() == [0.5, 0.5, 0.0, 0.0]
+    assert last.values[0].tolist() == [0.5, 0.5, 0.5, 0.5]
+    assert zero.metrics["tail"] == pytest.approx(2 / 6)
+
+
+def test_certain_tokens_fall_back_to_the_plain_mean():
+    batch = token_batch(0)
+    certain = replace(batch, energies=torch.zeros_like(batch.energies))
+    even = replace(batch, energies=torch.ones_like(batch.energies))
+    result = build_baseline("isolated_energy").advantages(certain)
+    torch.testing.assert_close(result.values, build_baseline("isolated_energy").advantages(even).values)

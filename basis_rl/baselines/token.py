@@ -1,0 +1,116 @@
+"""Token baselines: energy (logit gradient, length) x accumulation (cumulative, isolated, total) x tail.
+
+All are points of one design (Optimal Token Baseline, Li et al. 2026): a weighted mean of the returns of the group's
+rollouts that are still alive at action t, by default weighted with the energy that each has gathered up to t.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from basis_rl.baselines.base import Baseline
+from basis_rl.functional.energy import Accumulation, Tail, accumulate, align, unalign, weighted_baseline
+from basis_rl.functional.returns import reward_to_go
+from basis_rl.types import Advantages, RolloutBatch
+
+
+class EnergyBaseline(Baseline):
+    """``A_t = G_t - B_t``, ``B_t = sum_i G_t^i W_t^i / sum_i W_t^i`` over the rollouts of the group alive at action t.
+
+    ``G_t`` is the reward-to-go (the reward itself, without KL in the reward). Rows without a reward take no part. The
+    own rollout is in the mean, as in the paper. No scaling.
+
+    Off-policy (`max_rollout_weight` = c): each token's energy is weighted by the squared truncated ratio,
+    ``W_t = sum_{j <= t} min(c, rho_j)^2 w_j`` (App. D; Eq. 58 has the index t inside the sum, Eq. 60's j is right).
+
+    Metric: ``tail``, the share of action tokens (of rollouts, where there is one value a rollout) at which the rollout
+    was the only one of its group.
+
+    Raises:
+        ValueError: a parameter out of its range.
+    """
+
+    scope: ClassVar[Literal["batch", "group"]] = "group"
+    min_group_size: ClassVar[int] = 2
+    uses_own_reward: ClassVar[bool] = True
+    accumulation: Accumulation = "cumulative"
+    length_energy: ClassVar[bool] = False
+
+    def __init__(self, tail: Tail = "zero", max_rollout_weight: float | None = None) -> None:
+        if tail not in get_args(Tail):
+            raise ValueError(f"{type(self).__name__}: tail must be one of {', '.join(get_args(Tail))}, got '{tail}'.")
+        if max_rollout_weight is not None and not max_rollout_weight > 0:
+            raise ValueError(f"{type(self).__name__}: max_rollout_weight must be positive, got {max_rollout_weight}.")
+        self.tail: Tail = tail
+        self.max_rollout_weight = max_rollout_weight
+        needs = set() if self.length_energy else {"energies"}
+        self.requires = frozenset(needs | ({"rollout_weights"} if max_rollout_weight is not None else set()))
+
+    def _energies(self, batch: RolloutBatch) -> Tensor:
+        """``(N, T)`` float64: energy of each action, 0 elsewhere."""
+        mask = batch.action_mask.cpu()
+        if self.length_energy:
+            return mask.double()
+        assert batch.energies is not None
+        energies = batch.energies.double().cpu() * mask
+        if self.max_rollout_weight is not None:
+            assert batch.rollout_weights is not None
+            energies = energies * batch.rollout_weights.double().cpu().clamp(max=self.max_rollout_weight) ** 2
+        return energies
+
+    def advantages(self, batch: RolloutBatch) -> Advantages:
+        mask = batch.action_mask.cpu()
+        scored = ~batch.rewards.isnan().cpu()
+        kl = None if batch.kl is None else batch.kl.cpu()
+        returns = align(torch.nan_to_num(reward_to_go(batch.rewards.cpu(), kl, mask)), mask)
+        alive = align(mask.double(), mask).bool() & scored[:, None]
+        weights = accumulate(align(self._energies(batch), mask), self.accumulation)
+        if self.accumulation == "total":  # one value a rollout, from the whole return
+            returns, alive, weights = returns[:, :1], alive[:, :1], weights[:, :1]
+        baseline, lonely = weighted_baseline(returns, weights, alive, batch.group_ids.cpu(), self.tail)
+        values = torch.where(alive, returns - baseline, 0.0)
+        metrics = {"tail": float(lonely.sum() / alive.sum().clamp(min=1))}
+        if self.accumulation == "total":
+            return Advantages(values=values[:, 0], baseline=baseline[:, 0], metrics=metrics)
+        return Advantages(values=unalign(values, mask), baseline=unalign(baseline, mask), metrics=metrics)
+
+
+class OptimalTokenBaseline(EnergyBaseline):
+    """OTB: the energy gathered up to t as the weight, Eq. 8."""
+
+
+class IsolatedEnergy(EnergyBaseline):
+    """The energy of token t alone as the weight, Eq. 52 (App. C.7)."""
+
+    accumulation: Accumulation = "isolated"
+
+
+class OptimalGlobalBaseline(EnergyBaseline):
+    """OGB: ``b = sum_i R^i W^i / sum_i W^i``, W the total energy, R the whole return; one value a rollout, Eq. 21."""
+
+    accumulation: Accumulation = "total"
+
+    def __init__(self, max_rollout_weight: float | None = None) -> None:
+        super().__init__(max_rollout_weight=max_rollout_weight)
+
+
+class Opo(EnergyBaseline):
+    """OPO (Hao et al. 2025, arXiv:2505.23585): the length in place of the energy.
+
+    ``form="sequence"``: ``b = sum_i l_i r_i / sum_i l_i``. ``form="token"``: the length so far, which is the same for
+    all rollouts alive at t, so that the baseline is their plain mean (OTB paper, Sec. 6.4).
+
+    Raises:
+        ValueError: unknown `form` or `tail`.
+    """
+
+    length_energy: ClassVar[bool] = True
+
+    def __init__(self, form: Literal["sequence", "token"] = "sequence", tail: Tail = "zero") -> None:
+        if form not in ("sequence", "token"):
+            raise ValueError(f"Opo: form must be sequence or token, got '{form}'.")
+        super().__init__(tail)
+        self.accumulation = "total" if form == "sequence" else "cumulative"

@@ -1,0 +1,74 @@
+"""Energies in training: against a float64 softmax of the policy, in every way in which TRL scores a batch."""
+
+import pytest
+import torch
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM
+
+from basis_rl.baselines import OptimalTokenBaseline
+from basis_rl.trainer import BasisTrainer
+from tests.tiny import config, parity_reward, sums
+
+
+class Keep(BasisTrainer):
+    kept = None
+
+    def _advantages(self, inputs, output):
+        logits = []
+        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+        mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
+        with torch.no_grad():
+            logits = self.model(input_ids=ids, attention_mask=mask).logits[:, :-1].double() / self.temperature
+        tokens = output["completion_ids"].shape[1]
+        probs = logits.softmax(-1)[:, -tokens:]
+        chosen = probs.gather(-1, output["completion_ids"][..., None])[..., 0]
+        local = super()._advantages(inputs, output)
+        self.kept = (self._unlearnt[-1][1], 1 - 2 * chosen + (probs**2).sum(-1), (probs**2).sum(-1))
+        return local
+
+
+SETTINGS = {
+    "no old log-probabilities": {"steps_per_generation": 2, "gradient_accumulation_steps": 2},
+    "old log-probabilities": {"steps_per_generation": 2, "gradient_accumulation_steps": 1},
+    "reference model": {"steps_per_generation": 2, "gradient_accumulation_steps": 2, "beta": 0.1},
+    "both": {"steps_per_generation": 2, "gradient_accumulation_steps": 1, "beta": 0.1},
+    "temperature": {"temperature": 0.7},
+}
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("case", SETTINGS)
+def test_energies_equal_a_float64_softmax(case, lora, tmp_path, tiny_path):
+    trainer = Keep(
+        model=str(tiny_path),
+        reward_funcs=parity_reward,
+        args=config(tmp_path, **SETTINGS[case]),
+        train_dataset=sums(),
+        baseline=OptimalTokenBaseline(),
+        peft_config=LoraConfig(target_modules=["q_proj"], init_lora_weights=False) if lora else None,
+    )
+    trainer.train()
+    batch, expected, sum_squared = trainer.kept
+    assert batch.energies.shape == batch.action_mask.shape
+    difference = (batch.energies - expected)[batch.action_mask]
+    assert difference.abs().max() < 1e-5
+    assert (batch.energies[~batch.action_mask] == 0).all()
+    assert ((sum_squared > 0) & (sum_squared <= 1)).all()
+    assert batch.energies[batch.action_mask].std() > 0
+
+
+def test_generation_is_not_disturbed(tmp_path, tiny_path):
+    # The head is patched a second time for the energies: the policy that samples must stay the same.
+    texts = []
+    for baseline in ("none", OptimalTokenBaseline()):
+        trainer = BasisTrainer(
+            model=str(tiny_path),
+            reward_funcs=parity_reward,
+            args=config(tmp_path, max_steps=1, log_completions=True),
+            train_dataset=sums(),
+            baseline=baseline,
+        )
+        trainer.train()
+        texts.append([message[0]["content"] for message in trainer._logs["completion"]])
+    assert texts[0] == texts[1]
+    assert AutoModelForCausalLM.from_pretrained(tiny_path) is not None
