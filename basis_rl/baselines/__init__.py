@@ -6,6 +6,7 @@ from basis_rl.baselines.batch import BatchMean, NoBaseline
 from basis_rl.baselines.checks import BaselineError, check_baseline
 from basis_rl.baselines.group import DrGrpo, Grpo, Rloo
 from basis_rl.baselines.registry import BASELINES, build_baseline
+from basis_rl.baselines.reinforce import ReinforcePP, ReinforcePPBaseline
 from basis_rl.baselines.token import EnergyBaseline, IsolatedEnergy, Opo, OptimalGlobalBaseline, OptimalTokenBaseline
 
 __all__ = [
@@ -23,6 +24,8 @@ __all__ = [
     "Opo",
     "OptimalGlobalBaseline",
     "OptimalTokenBaseline",
+    "ReinforcePP",
+    "ReinforcePPBaseline",
     "Rloo",
     "build_baseline",
     "check_baseline",

@@ -11,6 +11,7 @@ from basis_rl.baselines.base import Baseline
 from basis_rl.baselines.basis import Basis
 from basis_rl.baselines.batch import BatchMean, NoBaseline
 from basis_rl.baselines.group import DrGrpo, Grpo, Rloo
+from basis_rl.baselines.reinforce import ReinforcePP, ReinforcePPBaseline
 from basis_rl.baselines.token import IsolatedEnergy, Opo, OptimalGlobalBaseline, OptimalTokenBaseline
 
 BASELINES: dict[str, type[Baseline]] = {
@@ -19,6 +20,8 @@ BASELINES: dict[str, type[Baseline]] = {
     "grpo": Grpo,
     "dr_grpo": DrGrpo,
     "rloo": Rloo,
+    "reinforce_pp": ReinforcePP,
+    "reinforce_pp_baseline": ReinforcePPBaseline,
     "basis": Basis,
     "opo": Opo,
     "ogb": OptimalGlobalBaseline,

@@ -15,6 +15,7 @@ TABLE = ValueTable.from_rewards({p: [1.0] * i + [0.0] * (7 - i) for i, p in enum
 GRADED = ValueTable.from_rewards({p: [0.1 * i, 0.5, 2.0, -1.0] for i, p in enumerate(IDS)})
 
 VARIANTS = [(name, {}) for name in BASELINES if name != "basis"]
+VARIANTS += [("reinforce_pp", {"over": "tokens"}), ("reinforce_pp_baseline", {"over": "tokens"})]
 VARIANTS += [("otb", {"tail": "last"}), ("otb", {"max_rollout_weight": 1.5}), ("opo", {"form": "token"})]
 VARIANTS += [
     ("basis", {"values": values, "weighting": weighting, "calibration": calibration, "smoothing": smoothing})

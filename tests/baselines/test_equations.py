@@ -110,7 +110,8 @@ LOOPS = {
 
 
 def test_every_baseline_has_a_loop():
-    assert set(LOOPS) | set(TOKEN_NAMES) - {"opo token"} == set(BASELINES)
+    elsewhere = {"reinforce_pp", "reinforce_pp_baseline", *TOKEN_NAMES} - {"opo token"}
+    assert set(LOOPS) | elsewhere == set(BASELINES)
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -245,3 +246,53 @@ def test_certain_tokens_fall_back_to_the_plain_mean():
     even = replace(batch, energies=torch.ones_like(batch.energies))
     result = build_baseline("isolated_energy").advantages(certain)
     torch.testing.assert_close(result.values, build_baseline("isolated_energy").advantages(even).values)
+
+
+def loop_reinforce(batch, over, local):
+    """Eqs. 4 to 7 written out; `local` subtracts the group mean first."""
+    n, width = batch.action_mask.shape
+    reward, groups = batch.rewards.tolist(), batch.group_ids.tolist()
+    actions = [[t for t in range(width) if batch.action_mask[i, t]] for i in range(n)]
+    rows, center = [], {}
+    for i in range(n):
+        xs = present(group_rows(groups, i), reward)
+        if math.isnan(reward[i]) or not actions[i] or (local and len(xs) < 2):
+            continue
+        rows.append(i)
+        center[i] = mean(xs) if local else 0.0
+
+    def value(i, t):
+        return (
+            reward[i]
+            - center[i]
+            - (0.0 if batch.kl is None else sum(float(batch.kl[i, j]) for j in actions[i] if j >= t))
+        )
+
+    tokens = {i: [value(i, t) for t in actions[i]] for i in rows}
+    samples = [mean(tokens[i]) for i in rows] if over == "samples" else [v for i in rows for v in tokens[i]]
+    std = math.sqrt(mean([(x - mean(samples)) ** 2 for x in samples]))
+    result = torch.zeros((n, width), dtype=torch.float64)
+    for i in rows:
+        for t in actions[i]:
+            result[i, t] = (value(i, t) - mean(samples)) / (std + 1e-8)
+    return result
+
+
+@pytest.mark.parametrize("over", ["samples", "tokens"])
+@pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline"])
+@pytest.mark.parametrize("seed", range(4))
+def test_reinforce_pp_equals_plain_loop(name, over, seed):
+    batch = token_batch(seed)
+    values = build_baseline(name, over=over).advantages(batch).values
+    assert values.ndim == (1 if batch.kl is None else 2)
+    if values.ndim == 1:
+        values = values[:, None] * batch.action_mask
+    expected = loop_reinforce(batch, over, local=name.endswith("baseline"))
+    torch.testing.assert_close(values, expected, rtol=1e-7, atol=1e-7)
+
+
+def test_equal_rewards_give_zero_everywhere():
+    batch = ragged_batch(0, smallest=2)
+    equal = replace(batch, rewards=torch.ones_like(batch.rewards))
+    for name in ("reinforce_pp", "reinforce_pp_baseline"):
+        assert (build_baseline(name).advantages(equal).values == 0).all()
