@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 
-from basis_rl.baselines import Baseline
+from basis_rl.baselines import Baseline, build_baseline
 from basis_rl.data import prompt_id
 from basis_rl.trainer import BasisConfig
 from basis_rl.types import Advantages
@@ -43,6 +43,13 @@ def table_for(dataset: Dataset) -> ValueTable:
     return ValueTable.from_rewards(
         {p: [1.0] * (i % 5) + [0.0] * (4 - i % 5) for i, p in enumerate(dataset["prompt_id"])}
     )
+
+
+def named_baseline(name: str, dataset: Dataset) -> Baseline:
+    """A registered baseline with what it needs to know of the dataset."""
+    tables = {"basis": {"values": table_for(dataset)}, "basis_history": {"values": table_for(dataset)}}
+    clusters = {p: i % 3 for i, p in enumerate(dataset["prompt_id"])}
+    return build_baseline(name, **{**tables, "bv_blend": {"clusters": clusters}}.get(name, {}))
 
 
 def config(output_dir: Path | str, **overrides: Any) -> BasisConfig:

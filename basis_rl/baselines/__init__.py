@@ -3,17 +3,21 @@
 from basis_rl.baselines.base import Baseline, CenterScale, check_state_keys, scorable_rows
 from basis_rl.baselines.basis import Basis
 from basis_rl.baselines.batch import BatchMean, NoBaseline
+from basis_rl.baselines.bv_blend import BVBlend
 from basis_rl.baselines.checks import BaselineError, check_baseline
 from basis_rl.baselines.group import DrGrpo, Grpo, Rloo
+from basis_rl.baselines.history import BasisHistory
 from basis_rl.baselines.registry import BASELINES, build_baseline
 from basis_rl.baselines.reinforce import ReinforcePP, ReinforcePPBaseline
 from basis_rl.baselines.token import EnergyBaseline, IsolatedEnergy, Opo, OptimalGlobalBaseline, OptimalTokenBaseline
 
 __all__ = [
     "BASELINES",
+    "BVBlend",
     "Baseline",
     "BaselineError",
     "Basis",
+    "BasisHistory",
     "BatchMean",
     "CenterScale",
     "DrGrpo",

@@ -10,7 +10,9 @@ from typing import Any
 from basis_rl.baselines.base import Baseline
 from basis_rl.baselines.basis import Basis
 from basis_rl.baselines.batch import BatchMean, NoBaseline
+from basis_rl.baselines.bv_blend import BVBlend
 from basis_rl.baselines.group import DrGrpo, Grpo, Rloo
+from basis_rl.baselines.history import BasisHistory
 from basis_rl.baselines.reinforce import ReinforcePP, ReinforcePPBaseline
 from basis_rl.baselines.token import IsolatedEnergy, Opo, OptimalGlobalBaseline, OptimalTokenBaseline
 
@@ -23,6 +25,8 @@ BASELINES: dict[str, type[Baseline]] = {
     "reinforce_pp": ReinforcePP,
     "reinforce_pp_baseline": ReinforcePPBaseline,
     "basis": Basis,
+    "basis_history": BasisHistory,
+    "bv_blend": BVBlend,
     "opo": Opo,
     "ogb": OptimalGlobalBaseline,
     "otb": OptimalTokenBaseline,

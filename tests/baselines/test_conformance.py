@@ -7,6 +7,7 @@ from basis_rl.baselines import BASELINES, Baseline, BaselineError, CenterScale, 
 from basis_rl.baselines.basis import Basis
 from basis_rl.types import Advantages
 from basis_rl.values import ValueTable
+from examples.custom_baseline import Shrinkage
 
 IDS = [f"prompt-{i}" for i in range(8)]
 
@@ -14,9 +15,12 @@ IDS = [f"prompt-{i}" for i in range(8)]
 TABLE = ValueTable.from_rewards({p: [1.0] * i + [0.0] * (7 - i) for i, p in enumerate(IDS)})
 GRADED = ValueTable.from_rewards({p: [0.1 * i, 0.5, 2.0, -1.0] for i, p in enumerate(IDS)})
 
-VARIANTS = [(name, {}) for name in BASELINES if name != "basis"]
+CLUSTERS = {p: i % 3 for i, p in enumerate(IDS)}
+VARIANTS = [(name, {}) for name in BASELINES if name not in ("basis", "bv_blend")]
+VARIANTS += [("bv_blend", {"clusters": CLUSTERS}), ("bv_blend", {"clusters": CLUSTERS, "confidence": 0.5})]
 VARIANTS += [("reinforce_pp", {"over": "tokens"}), ("reinforce_pp_baseline", {"over": "tokens"})]
 VARIANTS += [("otb", {"tail": "last"}), ("otb", {"max_rollout_weight": 1.5}), ("opo", {"form": "token"})]
+VARIANTS += [("basis_history", {"values": values}) for values in (TABLE, GRADED)]
 VARIANTS += [
     ("basis", {"values": values, "weighting": weighting, "calibration": calibration, "smoothing": smoothing})
     for values in (TABLE, GRADED)
@@ -124,3 +128,7 @@ def test_basis_own_reward_enters_only_through_beta():
             self.betas = torch.tensor([0.7], dtype=torch.float64)
 
     assert "own_reward" in check_baseline(Fixed, IDS)
+
+
+def test_the_example_of_ones_own_baseline_conforms():
+    check_baseline(Shrinkage)

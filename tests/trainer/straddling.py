@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from basis_rl.baselines import BASELINES, build_baseline
+from basis_rl.baselines import BASELINES
 from basis_rl.trainer import BasisTrainer
-from tests.tiny import Tokenwise, config, sums, table_for, tiny_tokenizer
+from tests.tiny import Tokenwise, config, named_baseline, sums, tiny_tokenizer
 
 ROWS, GROUP = 12, 4
 
@@ -48,10 +48,7 @@ class GivenRollouts(BasisTrainer):
 def main(output: Path, model: str) -> None:
     results = {}
     for name in [*BASELINES, "tokenwise"]:
-        if name == "tokenwise":
-            baseline = Tokenwise()
-        else:
-            baseline = build_baseline(name, **({"values": table_for(sums())} if name == "basis" else {}))
+        baseline = Tokenwise() if name == "tokenwise" else named_baseline(name, sums())
         args = config(
             output / f"run-{name}",
             per_device_train_batch_size=ROWS // int(sys.argv[3]),

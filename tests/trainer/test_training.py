@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from basis_rl.baselines import BASELINES, Baseline, build_baseline
+from basis_rl.baselines import BASELINES, Baseline
 from basis_rl.trainer import OBJECTIVES, BasisTrainer
 from basis_rl.types import Advantages
-from tests.tiny import Tokenwise, config, parity_reward, sums, table_for, tiny_model, tiny_tokenizer
+from tests.tiny import Tokenwise, config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
 
 
 def trainer_for(tmp_path, baseline, reward=parity_reward, objective=None, cls=BasisTrainer, **settings):
@@ -25,7 +25,7 @@ def trainer_for(tmp_path, baseline, reward=parity_reward, objective=None, cls=Ba
 
 
 def named(name):
-    return build_baseline(name, **({"values": table_for(sums())} if name == "basis" else {}))
+    return named_baseline(name, sums())
 
 
 def first_log(trainer):
@@ -36,7 +36,10 @@ def first_log(trainer):
 @pytest.mark.parametrize("name", BASELINES)
 def test_every_pair_trains(name, objective, tmp_path):
     baseline = named(name)
-    trainer = trainer_for(tmp_path, baseline, objective=objective, num_generations=max(1, baseline.min_group_size))
+    # BV-Blend learns its clusters from a first batch: at one rollout a prompt it is silent until then.
+    steps = 4 if name == "bv_blend" else 2
+    group = max(1, baseline.min_group_size)
+    trainer = trainer_for(tmp_path, baseline, objective=objective, num_generations=group, max_steps=steps)
     before = [p.detach().clone() for p in trainer.model.parameters()]
     trainer.train()
     moved = [not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True)]

@@ -1,0 +1,170 @@
+"""BV-Blend: the history of a prompt's cluster blended with its own group, by confidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows
+from basis_rl.functional.segments import group_mean, segment_count
+from basis_rl.types import Advantages, RolloutBatch, RunContext
+
+Confidence = Literal["sem", "count", "scale"]
+Map = Literal["exp", "inverse", "linear"]
+_STATE = ("cluster", "m1", "m2", "mass")
+
+
+class BVBlend(Baseline):
+    """``A = (r - b) / (s + eps)`` with baseline and variance blended from two sources (BV-Blend, Eqs. 10, 11).
+
+    ``b = w mu_hist + (1 - w) mu_G``, ``s = sqrt(w v_hist + (1 - w) sigma_G^2)``: mean and variance (ddof = 0) of the
+    prompt's own rollouts, and of its cluster's past. History is an exponential moving average of the moments of each
+    batch and of its mass, where `decay` weighs the NEW batch (Eq. 6)::
+
+        m1 <- (1 - decay) m1 + decay mean_B(r)     m2 <- (1 - decay) m2 + decay mean_B(r^2)     N likewise
+        v_hist = max(m2 - m1^2, 0)     u = sqrt(v_hist) / sqrt(N + mass_epsilon) / temperature   (Eqs. 7, 8)
+
+    and the confidence is ``w = exp(-u)`` (Eq. 9), ``1 / (1 + u)`` or ``max(0, 1 - u)`` (`mapping`). Algorithm 1's line
+    10 lost a bracket; Eq. 8 is what is meant. The order is the point (Algorithm 2): w and the history come from the
+    state BEFORE the batch, which learns from it after the policy update. A cluster that was never seen has w = 0 and
+    starts afterwards at ``(prior_mass, mean_B, mean_B^2 + prior_variance)``.
+
+    With G = 1, ``mu_G = r`` and ``sigma_G = 0``: a cold cluster gives A = 0, and it works once there is history.
+
+    The paper does not give `temperature`, `prior_mass`, `prior_variance`, delta_N or the ddof. The defaults here: a
+    prior of one maximally uncertain 0/1 rollout, and the temperature at which that prior has ``w = exp(-1/2)``.
+
+    Metrics: ``confidence``, mean w; ``cold``, the share of rollouts in clusters without history; ``effective_signal``,
+    the share of scored rollouts with ``|A| > 1e-6``; ``group_signal``, the same for the group mean alone.
+
+    Args:
+        clusters: prompt id -> cluster.
+        decay: weight of the new batch, in (0, 1].
+        temperature: > 0, in reward units.
+        prior_mass: N0 > 0.
+        prior_variance: V_prior > 0.
+        confidence: ``sem`` (Eq. 8), ``count`` (``u`` without the standard deviation), ``scale`` (without the mass), or
+            a number in [0, 1], the fixed w of the ablation.
+        mapping: from u to w.
+        eps: > 0.
+
+    Raises:
+        ValueError: a parameter out of its range.
+    """
+
+    uses_own_reward = True
+
+    def __init__(
+        self,
+        clusters: Mapping[str, int],
+        decay: float = 0.9,
+        temperature: float = 0.5**0.5,
+        prior_mass: float = 1.0,
+        prior_variance: float = 0.25,
+        confidence: Confidence | float = "sem",
+        mapping: Map = "exp",
+        eps: float = 1e-6,
+    ) -> None:
+        if not 0 < decay <= 1 or min(temperature, prior_mass, prior_variance, eps) <= 0:
+            raise ValueError(
+                "bv_blend: needs 0 < decay <= 1 and temperature, prior_mass, prior_variance, eps > 0, got "
+                f"{decay}, {temperature}, {prior_mass}, {prior_variance}, {eps}."
+            )
+        fixed = isinstance(confidence, (int, float))
+        if not (fixed and 0 <= float(confidence) <= 1) and confidence not in get_args(Confidence):
+            raise ValueError(
+                f"bv_blend: confidence must be sem, count, scale or a number in [0, 1], got {confidence!r}."
+            )
+        if mapping not in get_args(Map):
+            raise ValueError(f"bv_blend: mapping must be one of {', '.join(get_args(Map))}, got '{mapping}'.")
+        if not clusters:
+            raise ValueError("bv_blend: clusters is empty; it maps every prompt id to its cluster.")
+        self.clusters = {prompt_id: int(cluster) for prompt_id, cluster in clusters.items()}
+        self.decay, self.temperature, self.eps = decay, temperature, eps
+        self.prior_mass, self.prior_variance = prior_mass, prior_variance
+        self.confidence, self.mapping = confidence, mapping
+        self.history: dict[int, tuple[float, float, float]] = {}  # cluster -> m1, m2, N
+
+    def validate(self, run: RunContext) -> None:
+        missing = [prompt_id for prompt_id in run.prompts if prompt_id not in self.clusters]
+        if missing:
+            raise ValueError(
+                f"bv_blend: {len(missing)} of {len(run.prompts)} training prompts have no cluster; the first is "
+                f"prompt_id '{missing[0]}'."
+            )
+
+    def _cluster_ids(self, batch: RolloutBatch) -> list[int]:
+        try:
+            return [self.clusters[prompt_id] for prompt_id in batch.prompt_ids]
+        except KeyError as error:
+            raise ValueError(f"bv_blend: prompt_id {error} has no cluster.") from None
+
+    def _weight(self, deviation: Tensor, mass: Tensor) -> Tensor:
+        """``(N,)`` confidence in the history."""
+        if isinstance(self.confidence, (int, float)):
+            return torch.full_like(mass, float(self.confidence))
+        u = torch.ones_like(mass) / self.temperature
+        if self.confidence in ("sem", "scale"):
+            u = u * deviation
+        if self.confidence in ("sem", "count"):
+            u = u / (mass + self.eps).sqrt()
+        if self.mapping == "exp":
+            return torch.exp(-u)
+        return 1.0 / (1.0 + u) if self.mapping == "inverse" else (1.0 - u).clamp(min=0.0)
+
+    def advantages(self, batch: RolloutBatch) -> Advantages:
+        rewards, groups = batch.rewards.double().cpu(), batch.group_ids.cpu()
+        scorable = scorable_rows(batch)
+        known = [self.history.get(cluster) for cluster in self._cluster_ids(batch)]
+        warm = torch.tensor([state is not None for state in known])
+        m1, m2, mass = torch.tensor([state or (0.0, 0.0, 0.0) for state in known], dtype=torch.float64).T
+        past_variance = (m2 - m1**2).clamp(min=0.0)
+        weight = torch.where(warm, self._weight(past_variance.sqrt(), mass), 0.0)
+
+        present = segment_count(rewards, groups) > 0
+        mean = torch.where(present, group_mean(rewards, groups), 0.0)
+        variance = torch.where(present, group_mean((rewards - mean) ** 2, groups), 0.0)
+        baseline = weight * m1 + (1 - weight) * mean
+        scale = (weight * past_variance + (1 - weight) * variance).sqrt()
+        values = torch.where(scorable, torch.nan_to_num((rewards - baseline) / (scale + self.eps), nan=0.0), 0.0)
+        count = scorable.sum().clamp(min=1)
+        local = torch.nan_to_num(rewards - mean, nan=0.0).abs() > 1e-6
+        metrics = {
+            "confidence": float(weight.mean()),
+            "cold": float((~warm).double().mean()),
+            "effective_signal": float((values.abs() > 1e-6).sum() / count),
+            "group_signal": float((local & scorable).sum() / count),
+        }
+        return Advantages(values=values, baseline=baseline, metrics=metrics)
+
+    def update(self, batch: RolloutBatch) -> None:
+        rewards = batch.rewards.double().cpu()
+        clusters = torch.tensor(self._cluster_ids(batch))
+        for cluster in clusters[~rewards.isnan()].unique().tolist():
+            own = rewards[(clusters == cluster) & ~rewards.isnan()]
+            first, second, count = float(own.mean()), float((own**2).mean()), float(own.numel())
+            state = self.history.get(cluster)
+            if state is None:
+                self.history[cluster] = (first, first**2 + self.prior_variance, self.prior_mass)
+            else:
+                new = zip(state, (first, second, count), strict=True)
+                m1, m2, mass = ((1 - self.decay) * old + self.decay * fresh for old, fresh in new)
+                self.history[cluster] = (m1, m2, mass)
+
+    def state_dict(self) -> dict[str, Any]:
+        seen = sorted(self.history)
+        moments = torch.tensor([self.history[k] for k in seen], dtype=torch.float64).reshape(-1, 3)
+        return {
+            "cluster": seen,
+            "m1": moments[:, 0].clone(),
+            "m2": moments[:, 1].clone(),
+            "mass": moments[:, 2].clone(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_state_keys(self, state, _STATE)
+        rows = zip(state["m1"].tolist(), state["m2"].tolist(), state["mass"].tolist(), strict=True)
+        self.history = dict(zip(state["cluster"], rows, strict=True))

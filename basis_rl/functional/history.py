@@ -1,0 +1,52 @@
+"""A Bayesian filter on the logit scale whose observations are shared across a batch: what `basis_history` is made of.
+
+Prompt i has a belief ``x_i ~ N(m_i, v_i)`` about the logit of its value. All prompts of a batch have moved by one
+common shift s since the beliefs were formed, ``r_i ~ Bernoulli(sigmoid(m_i + s))``; s lives on a grid, so that it can
+be integrated out exactly, for each row without that row's own reward. Rewards are in [0, 1]; between the ends the
+Bernoulli likelihood is a quasi-likelihood, whose variance ``V (1 - V)`` is the largest that such a reward can have.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def shift_grid() -> Tensor:
+    """Candidate shifts in logits: -4 to 8 in steps of 0.05. ``(S,)`` float64."""
+    return torch.arange(-80, 161, dtype=torch.float64) / 20
+
+
+def shift_log_likelihood(mean: Tensor, rewards: Tensor, shifts: Tensor) -> Tensor:
+    """``l_si = r_i log sigmoid(m_i + s) + (1 - r_i) log sigmoid(-m_i - s)``; 0 where the reward is NaN. ``(S, N)``."""
+    logits = mean[None] + shifts[:, None]
+    r = torch.nan_to_num(rewards, nan=0.0)
+    terms = r * torch.nn.functional.logsigmoid(logits) + (1.0 - r) * torch.nn.functional.logsigmoid(-logits)
+    return torch.where(rewards.isnan(), 0.0, terms)
+
+
+def shift_posterior(log_likelihood: Tensor, log_prior: Tensor, shifts: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the shift given all rewards of the batch. ``(S, N), (S,), (S,) -> (), ()``."""
+    weights = torch.softmax(log_likelihood.sum(dim=1) + log_prior, dim=0)
+    mean = (weights * shifts).sum()
+    return mean, (weights * (shifts - mean) ** 2).sum()
+
+
+def leave_one_out_values(mean: Tensor, log_likelihood: Tensor, log_prior: Tensor, shifts: Tensor) -> Tensor:
+    """``V_i = sum_s p(s | r_j, j != i) sigmoid(m_i + s)``: the value of row i told by all OTHER rewards. ``(N,)``.
+
+    Exact: the own term is taken out of the log-posterior of each candidate before it is normalised. O(S N).
+    """
+    others = log_likelihood.sum(dim=1, keepdim=True) - log_likelihood + log_prior[:, None]
+    weights = torch.softmax(others, dim=0)
+    return (weights * torch.sigmoid(mean[None] + shifts[:, None])).sum(dim=0)
+
+
+def filter_update(mean: Tensor, variance: Tensor, residual: Tensor, information: Tensor) -> tuple[Tensor, Tensor]:
+    """One step of the extended Kalman filter in logits, for P prompts that were seen.
+
+    ``v' = v / (1 + v H)``, ``m' = m + v' R``, with ``R = sum (r - V)`` and ``H = sum V (1 - V)`` over the prompt's
+    rollouts. All ``(P,)``.
+    """
+    posterior = variance / (1.0 + variance * information)
+    return mean + posterior * residual, posterior

@@ -1,0 +1,129 @@
+"""BV-Blend: Algorithms 1 and 2 against a plain-loop version, and what it is for."""
+
+import math
+
+import pytest
+import torch
+
+from basis_rl.baselines import BVBlend, Grpo
+from basis_rl.types import RolloutBatch
+
+CLUSTERS = {f"p{i}": i % 3 for i in range(9)}
+
+
+def batch_at(step, group=4):
+    generator = torch.Generator().manual_seed(step)
+    prompts = torch.randperm(9, generator=generator)[:6]
+    groups = torch.repeat_interleave(torch.arange(6), group)[torch.randperm(6 * group, generator=generator)]
+    rewards = torch.rand(6 * group, generator=generator).round(decimals=1)
+    rewards[torch.rand(6 * group, generator=generator) < 0.15] = math.nan
+    return RolloutBatch(
+        rewards=rewards,
+        group_ids=groups,
+        prompt_ids=[f"p{int(prompts[g])}" for g in groups.tolist()],
+        action_mask=torch.ones((6 * group, 2), dtype=torch.bool),
+        step=step,
+    )
+
+
+class Loop:
+    """Algorithms 1 and 2, every sum written out."""
+
+    def __init__(self, confidence="sem", mapping="exp", decay=0.9):
+        self.buffers, self.confidence, self.mapping, self.decay = {}, confidence, mapping, decay
+
+    def advantages(self, batch):
+        rewards, result = batch.rewards.tolist(), []
+        for i, r in enumerate(rewards):
+            if math.isnan(r):
+                result.append(0.0)
+                continue
+            same = [x for x, g in zip(rewards, batch.group_ids, strict=True) if g == batch.group_ids[i]]
+            xs = [x for x in same if not math.isnan(x)]
+            mu = sum(xs) / len(xs)
+            variance = sum((x - mu) ** 2 for x in xs) / len(xs)
+            b, v = mu, variance
+            state = self.buffers.get(CLUSTERS[batch.prompt_ids[i]])
+            if state:
+                m1, m2, n = state
+                past = max(m2 - m1 * m1, 0.0)
+                w = self.weight(math.sqrt(past), n)
+                b, v = w * m1 + (1 - w) * mu, w * past + (1 - w) * variance
+            result.append((r - b) / (math.sqrt(v) + 1e-6))
+        return result
+
+    def weight(self, sigma, n):
+        if not isinstance(self.confidence, str):
+            return self.confidence
+        u = {"sem": sigma / math.sqrt(n + 1e-6), "count": 1 / math.sqrt(n + 1e-6), "scale": sigma}[self.confidence]
+        u /= math.sqrt(0.5)
+        return {"exp": math.exp(-u), "inverse": 1 / (1 + u), "linear": max(0.0, 1 - u)}[self.mapping]
+
+    def update(self, batch):
+        for k in range(3):
+            pairs = zip(batch.rewards.tolist(), batch.prompt_ids, strict=True)
+            xs = [x for x, p in pairs if CLUSTERS[p] == k and not math.isnan(x)]
+            if not xs:
+                continue
+            first, second = sum(xs) / len(xs), sum(x * x for x in xs) / len(xs)
+            if k not in self.buffers:
+                self.buffers[k] = (first, first**2 + 0.25, 1.0)
+            else:
+                old, new = self.buffers[k], (first, second, len(xs))
+                self.buffers[k] = tuple((1 - self.decay) * a + self.decay * b for a, b in zip(old, new, strict=True))
+
+
+@pytest.mark.parametrize("mapping", ["exp", "inverse", "linear"])
+@pytest.mark.parametrize("confidence", ["sem", "count", "scale", 0.5])
+@pytest.mark.parametrize("group", [1, 4])
+def test_equals_the_algorithms_over_several_batches(confidence, mapping, group):
+    ours, loop = BVBlend(CLUSTERS, confidence=confidence, mapping=mapping), Loop(confidence, mapping)
+    for step in range(5):
+        batch = batch_at(step, group)
+        assert ours.advantages(batch).values.tolist() == pytest.approx(loop.advantages(batch), abs=2e-5)
+        ours.update(batch)
+        loop.update(batch)
+
+
+def test_a_cold_cluster_is_the_group_alone_and_silent_at_one_rollout():
+    assert (BVBlend(CLUSTERS).advantages(batch_at(0, group=1)).values == 0).all()
+    result = BVBlend(CLUSTERS).advantages(batch_at(0))
+    assert result.metrics["cold"] == 1.0
+    assert result.metrics["confidence"] == 0.0
+
+
+def uniform_groups(values):
+    return RolloutBatch(
+        rewards=torch.tensor([v for v in values for _ in range(4)]),
+        group_ids=torch.repeat_interleave(torch.arange(len(values)), 4),
+        prompt_ids=[f"p{i}" for i in range(len(values)) for _ in range(4)],
+        action_mask=torch.ones((4 * len(values), 1), dtype=torch.bool),
+    )
+
+
+def test_groups_with_equal_rewards_are_revived():
+    # p0 and p3 share a cluster: one was all right, one all wrong. GRPO sees nothing in either.
+    batch = uniform_groups([1.0, 1.0, 1.0, 0.0, 0.0, 0.0])
+    assert (Grpo().advantages(batch).values == 0).all()
+    blend = BVBlend(CLUSTERS)
+    blend.update(batch)
+    result = blend.advantages(batch)
+    assert (result.values[:12] > 0.1).all()
+    assert (result.values[12:] < -0.1).all()
+    assert result.metrics["group_signal"] == 0.0
+    assert result.metrics["effective_signal"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"clusters": {}}, "clusters is empty"),
+        ({"decay": 0.0}, "0 < decay"),
+        ({"confidence": "sure"}, "confidence must be"),
+        ({"confidence": 1.5}, "confidence must be"),
+        ({"mapping": "log"}, "mapping must be one of"),
+    ],
+)
+def test_parameters_out_of_range(params, message):
+    with pytest.raises(ValueError, match=message):
+        BVBlend(**{"clusters": CLUSTERS, **params})
