@@ -48,6 +48,7 @@ format: install
 bench: install
 	@$(BIN)/python -m benchmarks.basis_mse
 	@$(BIN)/python -m benchmarks.basis_speed
+	@$(BIN)/python -m benchmarks.history_mse
 	@$(BIN)/python -m benchmarks.quickstart_seeds
 
 clean:
