@@ -29,12 +29,14 @@ class Baseline(ABC):
         min_group_size: 1 or 2, checked against ``num_generations`` when the trainer is built.
         uses_own_reward: whether ``b_i`` depends on ``r_i``. If it does, the gradient is biased (by a factor such as
             ``1 - 1/G`` for a group mean), which is a choice to be made knowingly.
+        reads_kl: whether it takes a KL penalty in the reward (``batch.kl``), by `basis_rl.functional.returns`.
     """
 
     requires: frozenset[str] = frozenset()
     scope: ClassVar[Literal["batch", "group"]] = "batch"
     min_group_size: ClassVar[int] = 1
     uses_own_reward: ClassVar[bool] = False
+    reads_kl: ClassVar[bool] = False
 
     @abstractmethod
     def advantages(self, batch: RolloutBatch) -> Advantages:

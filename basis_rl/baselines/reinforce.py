@@ -33,6 +33,7 @@ class ReinforcePP(Baseline):
 
     scope: ClassVar[Literal["batch", "group"]] = "batch"
     uses_own_reward: ClassVar[bool] = True
+    reads_kl: ClassVar[bool] = True
 
     def __init__(self, over: Over = "samples", eps: float = 1e-8) -> None:
         if over not in ("samples", "tokens"):

@@ -36,6 +36,7 @@ class EnergyBaseline(Baseline):
     scope: ClassVar[Literal["batch", "group"]] = "group"
     min_group_size: ClassVar[int] = 2
     uses_own_reward: ClassVar[bool] = True
+    reads_kl: ClassVar[bool] = True
     accumulation: Accumulation = "cumulative"
     length_energy: ClassVar[bool] = False
 

@@ -11,13 +11,15 @@ from typing import Any
 from trl import GRPOConfig
 
 from basis_rl.baselines.registry import did_you_mean
+from basis_rl.functional.kl import ESTIMATORS
 
-# name -> TRL's (loss_type, importance_sampling_level)
+# name -> TRL's (loss_type, importance_sampling_level). gpg is dapo's average over tokens, without ratio and clip.
 OBJECTIVES: dict[str, tuple[str, str]] = {
     "grpo": ("grpo", "token"),
     "gspo": ("grpo", "sequence"),
     "dr_grpo": ("dr_grpo", "token"),
     "dapo": ("dapo", "token"),
+    "gpg": ("dapo", "token"),
     "bnpo": ("bnpo", "token"),
     "cispo": ("cispo", "token"),
     "sapo": ("sapo", "token"),
@@ -47,6 +49,12 @@ class BasisConfig(GRPOConfig):
     num_generations: int = field(
         default=8, metadata={"help": "Rollouts a prompt; 1 with a baseline that needs no group."}
     )
+    kl_placement: str = field(
+        default="loss", metadata={"help": "Where the KL penalty (coefficient: beta) goes: 'loss' or 'reward'."}
+    )
+    kl_estimator: str | None = field(
+        default=None, metadata={"help": "k1, k2 or k3; default k3 in the loss (TRL's), k1 in the reward. No k1 loss."}
+    )
     on_invalid_gold: str = field(
         default="error",
         metadata={"help": "What to do with problems whose gold does not verify against itself: 'error' or 'drop'."},
@@ -58,6 +66,7 @@ class BasisConfig(GRPOConfig):
             raise ValueError(f"num_generations must be at least 1, got {generations}.")
         if self.on_invalid_gold not in ("error", "drop"):
             raise ValueError(f"on_invalid_gold must be 'error' or 'drop', got '{self.on_invalid_gold}'.")
+        self._check_kl()
         several = int(os.environ.get("WORLD_SIZE", "1")) > 1
         if self.use_cpu and several and getattr(self, "ddp_backend", None) is None:
             self.ddp_backend = "gloo"  # transformers would ask for it; there is no other choice
@@ -76,6 +85,19 @@ class BasisConfig(GRPOConfig):
             raise ValueError(
                 f"multi_objective_aggregation='{self.multi_objective_aggregation}' is an advantage estimator of its "
                 "own, which no baseline can be put into. Leave it out; reward_weights weigh the reward functions."
+            )
+
+    def _check_kl(self) -> None:
+        if self.kl_placement not in ("loss", "reward"):
+            raise ValueError(f"kl_placement must be 'loss' or 'reward', got '{self.kl_placement}'.")
+        if self.kl_estimator is None:
+            self.kl_estimator = "k3" if self.kl_placement == "loss" else "k1"
+        if self.kl_estimator not in ESTIMATORS:
+            raise ValueError(f"kl_estimator must be one of {', '.join(ESTIMATORS)}, got '{self.kl_estimator}'.")
+        if self.kl_placement == "loss" and self.kl_estimator == "k1":
+            raise ValueError(
+                "kl_estimator='k1' as a loss has no pull towards the reference: its expected gradient is 0. Take k2 "
+                "(the reverse KL) or k3, or kl_placement='reward'."
             )
 
 

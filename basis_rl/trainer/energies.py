@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor
-from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import add_fused_lm_head
 
 from basis_rl.functional.energy import logit_gradient_energy
+from basis_rl.trainer.loss import old_log_probs
 
 if TYPE_CHECKING:
     from basis_rl.trainer.trainer import BasisTrainer
@@ -65,17 +65,8 @@ class EnergyRecorder:
         """``(B, T)`` energies of this rank's completions, from TRL's pass or from one of our own."""
         tokens = output["completion_ids"].shape[1]
         if "old_per_token_logps" not in output:
-            self._score(output, tokens)
+            with self.recording():
+                old_log_probs(self.trainer, output)
         result = torch.cat([chunk[:, -tokens:] for chunk in self._chunks])
         self._chunks = []
         return result
-
-    def _score(self, output: dict[str, Any], tokens: int) -> None:
-        trainer = self.trainer
-        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
-        mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
-        options = trainer.args.gradient_checkpointing_kwargs
-        with torch.no_grad(), disable_gradient_checkpointing(trainer.model, options), self.recording():
-            trainer._get_per_token_logps_and_entropies(
-                trainer.model, ids, mask, tokens, batch_size=trainer.args.per_device_train_batch_size
-            )

@@ -34,6 +34,7 @@ def gather_batch(
     num_generations: int,
     step: int,
     energies: Tensor | None = None,
+    kl: Tensor | None = None,
 ) -> RolloutBatch:
     """The global batch, on CPU, the same on every rank.
 
@@ -46,6 +47,7 @@ def gather_batch(
             group may straddle two ranks.
         step: index of the generation batch.
         energies: this rank's, shaped like `action_mask`, or None.
+        kl: likewise.
     """
     mask = _gather_tokens(accelerator, action_mask.to(torch.uint8)).bool()
     ids: list[str] = gather_object([row_prompt_id(row) for row in inputs])
@@ -55,6 +57,7 @@ def gather_batch(
         prompt_ids=ids,
         action_mask=mask,
         energies=None if energies is None else _gather_tokens(accelerator, energies.float()) * mask,
+        kl=None if kl is None else _gather_tokens(accelerator, kl.float()) * mask,
         step=step,
     )
 

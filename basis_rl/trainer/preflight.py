@@ -33,6 +33,12 @@ def check_baseline_fits(baseline: Baseline, args: BasisConfig) -> None:
     missing = sorted(baseline.requires - _COLLECTED)
     if missing:
         raise ValueError(f"Baseline '{name}' requires {missing}, which this version of BasisTrainer does not collect.")
+    if args.beta != 0 and args.kl_placement == "reward" and not baseline.reads_kl:
+        reading = ", ".join(key for key, cls in BASELINES.items() if cls.reads_kl)
+        raise ValueError(
+            f"Baseline '{name}' does not take a KL penalty in the reward. Set kl_placement to 'loss', or take one of "
+            f"{reading}."
+        )
     if args.num_generations < baseline.min_group_size:
         smaller = ", ".join(key for key, cls in BASELINES.items() if cls.min_group_size <= args.num_generations)
         raise ValueError(

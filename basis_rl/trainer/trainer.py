@@ -15,6 +15,7 @@ from basis_rl.functional.diagnostics import advantage_metrics
 from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.energies import EnergyRecorder
 from basis_rl.trainer.gather import gather_batch, local_rows, total_rewards
+from basis_rl.trainer.loss import kl_in_reward, kl_loss, no_kl, without_old_log_probs
 from basis_rl.trainer.preflight import check_baseline_fits, check_dataset, check_golds, run_context
 from basis_rl.trainer.state import load_baseline, save_baseline
 from basis_rl.types import RolloutBatch
@@ -59,6 +60,7 @@ class BasisTrainer(GRPOTrainer):
             args = BasisConfig(f"{name.rstrip('/').split('/')[-1]}-BASIS")
         if not isinstance(args, BasisConfig):
             raise ValueError(f"args must be a BasisConfig, got {type(args).__name__}; it takes the same settings.")
+        self._objective = objective
         args = with_objective(args, objective)
         self.baseline = build_baseline(baseline) if isinstance(baseline, str) else baseline
         funcs = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs] if reward_funcs is not None else []
@@ -71,6 +73,7 @@ class BasisTrainer(GRPOTrainer):
         self._generation_batch = 0
         self._unlearnt: list[tuple[int, RolloutBatch]] = []
         self._rewards_per_func: Tensor | None = None
+        self._scored: list[Tensor] | None = None
         self._energies: EnergyRecorder | None = None
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
         self._energies = EnergyRecorder(self) if "energies" in self.baseline.requires else None
@@ -82,7 +85,28 @@ class BasisTrainer(GRPOTrainer):
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         if self._energies is not None:
             model = self._energies.listen(model)
-        return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+        result = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+        if self._scored is not None:
+            self._scored.append(result[0])
+        return result
+
+    def _own_kl_loss(self) -> bool:
+        return self.beta != 0.0 and self.args.kl_placement == "loss" and self.args.kl_estimator != "k3"
+
+    def _kl_in_reward(self) -> bool:
+        return self.beta != 0.0 and self.args.kl_placement == "reward"
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        if self._objective == "gpg":
+            inputs = without_old_log_probs(inputs)
+        if not self._own_kl_loss() and not self._kl_in_reward():
+            loss: Tensor = super()._compute_loss(model, inputs)
+            return loss
+        own, self._scored = self._own_kl_loss(), []
+        with no_kl(self):
+            loss = super()._compute_loss(model, inputs)
+        (log_probs,), self._scored = self._scored, None  # the one scoring pass of the loss, with its graph
+        return loss + kl_loss(self, inputs, log_probs) if own else loss
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
         self._rewards_per_func = super()._calculate_rewards(*args, **kwargs)
@@ -107,6 +131,7 @@ class BasisTrainer(GRPOTrainer):
             num_generations=self.num_generations,
             step=self._generation_batch,
             energies=self._energies.energies(output) if self._energies else None,
+            kl=kl_in_reward(self, output) if self._kl_in_reward() else None,
         )
         result = self.baseline.advantages(batch)
         name = type(self.baseline).__name__

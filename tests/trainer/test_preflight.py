@@ -37,6 +37,10 @@ CASES = {
     ),
     "field not collected": ({"baseline": NeedsGreedy()}, r"requires \['greedy_rewards'\]"),
     "dataset too small": ({"dataset": sums(3)}, "has 3 prompts, but one generation batch takes 4"),
+    "no KL in this baseline's reward": (
+        {"baseline": "rloo", "beta": 0.1, "kl_placement": "reward"},
+        "'rloo' does not take a KL penalty in the reward. Set kl_placement to 'loss', or take one of .*reinforce_pp",
+    ),
     "no prompt column": ({"dataset": sums().remove_columns("prompt")}, "has no column 'prompt', only"),
     "no solution column": (
         {"dataset": sums().remove_columns("solution"), "reward": MathVerifyReward()},
@@ -103,6 +107,9 @@ def test_another_chat_template_is_noticed(tmp_path, tiny_path):
         ({"scale_rewards": "none"}, "take baseline='dr_grpo'"),
         ({"multi_objective_aggregation": "normalize_then_sum"}, "advantage estimator of its own"),
         ({"on_invalid_gold": "ignore"}, "'error' or 'drop'"),
+        ({"kl_placement": "prior"}, "kl_placement must be 'loss' or 'reward'"),
+        ({"kl_estimator": "k4"}, "kl_estimator must be one of k1, k2, k3"),
+        ({"kl_estimator": "k1"}, "no pull towards the reference"),
         (
             {"num_generations": 1, "vllm_importance_sampling_clip_min": 4.0, "vllm_importance_sampling_clip_max": 3.0},
             "must be less than",
