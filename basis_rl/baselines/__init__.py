@@ -9,6 +9,7 @@ from basis_rl.baselines.group import DrGrpo, Grpo, Rloo
 from basis_rl.baselines.history import BasisHistory
 from basis_rl.baselines.registry import BASELINES, build_baseline
 from basis_rl.baselines.reinforce import ReinforcePP, ReinforcePPBaseline
+from basis_rl.baselines.remax import ReMax
 from basis_rl.baselines.token import EnergyBaseline, IsolatedEnergy, Opo, OptimalGlobalBaseline, OptimalTokenBaseline
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Opo",
     "OptimalGlobalBaseline",
     "OptimalTokenBaseline",
+    "ReMax",
     "ReinforcePP",
     "ReinforcePPBaseline",
     "Rloo",

@@ -14,6 +14,7 @@ from basis_rl.baselines.bv_blend import BVBlend
 from basis_rl.baselines.group import DrGrpo, Grpo, Rloo
 from basis_rl.baselines.history import BasisHistory
 from basis_rl.baselines.reinforce import ReinforcePP, ReinforcePPBaseline
+from basis_rl.baselines.remax import ReMax
 from basis_rl.baselines.token import IsolatedEnergy, Opo, OptimalGlobalBaseline, OptimalTokenBaseline
 
 BASELINES: dict[str, type[Baseline]] = {
@@ -29,6 +30,7 @@ BASELINES: dict[str, type[Baseline]] = {
     "bv_blend": BVBlend,
     "opo": Opo,
     "ogb": OptimalGlobalBaseline,
+    "remax": ReMax,
     "otb": OptimalTokenBaseline,
     "isolated_energy": IsolatedEnergy,
 }

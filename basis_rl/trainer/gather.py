@@ -35,6 +35,7 @@ def gather_batch(
     step: int,
     energies: Tensor | None = None,
     kl: Tensor | None = None,
+    greedy_rewards: Tensor | None = None,
 ) -> RolloutBatch:
     """The global batch, on CPU, the same on every rank.
 
@@ -48,6 +49,7 @@ def gather_batch(
         step: index of the generation batch.
         energies: this rank's, shaped like `action_mask`, or None.
         kl: likewise.
+        greedy_rewards: ``(N,)``, already global, or None.
     """
     mask = _gather_tokens(accelerator, action_mask.to(torch.uint8)).bool()
     ids: list[str] = gather_object([row_prompt_id(row) for row in inputs])
@@ -58,6 +60,7 @@ def gather_batch(
         action_mask=mask,
         energies=None if energies is None else _gather_tokens(accelerator, energies.float()) * mask,
         kl=None if kl is None else _gather_tokens(accelerator, kl.float()) * mask,
+        greedy_rewards=greedy_rewards,
         step=step,
     )
 

@@ -15,6 +15,7 @@ from basis_rl.functional.diagnostics import advantage_metrics
 from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.energies import EnergyRecorder
 from basis_rl.trainer.gather import gather_batch, local_rows, total_rewards
+from basis_rl.trainer.greedy import greedy_rewards
 from basis_rl.trainer.loss import kl_in_reward, kl_loss, no_kl, without_old_log_probs
 from basis_rl.trainer.preflight import check_baseline_fits, check_dataset, check_golds, run_context
 from basis_rl.trainer.state import load_baseline, save_baseline
@@ -132,6 +133,7 @@ class BasisTrainer(GRPOTrainer):
             step=self._generation_batch,
             energies=self._energies.energies(output) if self._energies else None,
             kl=kl_in_reward(self, output) if self._kl_in_reward() else None,
+            greedy_rewards=greedy_rewards(self, inputs) if "greedy_rewards" in self.baseline.requires else None,
         )
         result = self.baseline.advantages(batch)
         name = type(self.baseline).__name__

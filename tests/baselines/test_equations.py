@@ -110,8 +110,8 @@ LOOPS = {
 
 
 def test_every_baseline_has_a_loop():
-    elsewhere = {"reinforce_pp", "reinforce_pp_baseline", "basis_history", "bv_blend", *TOKEN_NAMES} - {"opo token"}
-    assert set(LOOPS) | elsewhere == set(BASELINES)
+    elsewhere = {"reinforce_pp", "reinforce_pp_baseline", "basis_history", "bv_blend", "remax", *TOKEN_NAMES}
+    assert set(LOOPS) | elsewhere == {*BASELINES, "opo token"}
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -296,3 +296,13 @@ def test_equal_rewards_give_zero_everywhere():
     equal = replace(batch, rewards=torch.ones_like(batch.rewards))
     for name in ("reinforce_pp", "reinforce_pp_baseline"):
         assert (build_baseline(name).advantages(equal).values == 0).all()
+
+
+def test_remax_is_the_reward_less_the_greedy_one():
+    batch = replace(ragged_batch(1, smallest=1), greedy_rewards=None)
+    greedy = torch.where(batch.group_ids % 3 == 0, torch.nan, (batch.group_ids % 2).float())
+    result = build_baseline("remax").advantages(replace(batch, greedy_rewards=greedy))
+    for a, r, g in zip(result.values.tolist(), batch.rewards.tolist(), greedy.tolist(), strict=True):
+        assert a == (0.0 if math.isnan(r) or math.isnan(g) else r - g)
+    scored = ~batch.rewards.isnan()
+    assert result.metrics["undefined"] == pytest.approx(float((scored & greedy.isnan()).sum() / scored.sum()))

@@ -30,7 +30,9 @@ class GivenRollouts(BasisTrainer):
         self.kept = []
         super().__init__(*args, **kwargs)
 
-    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+    def _generate_single_turn(self, prompt_ids, images, multimodal, num_generations, **kwargs):
+        if num_generations == 1:  # the greedy rollouts: by prompt, whatever the rank
+            return [[21 + sum(ids) % 50, 20 + len(ids)] for ids in prompt_ids], None
         first = self.accelerator.process_index * len(prompt_ids) + ROWS * self._generation_batch
         rows = range(first, first + len(prompt_ids))
         return [[20 + (row * 7 + k * k) % 50 for k in range(1 + row % (3 + row // 6))] for row in rows], None

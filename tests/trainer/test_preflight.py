@@ -23,8 +23,8 @@ def build(
     )
 
 
-class NeedsGreedy(Rloo):
-    requires = frozenset({"greedy_rewards"})
+class NeedsWeights(Rloo):
+    requires = frozenset({"rollout_weights"})
 
 
 CASES = {
@@ -35,7 +35,7 @@ CASES = {
         {"baseline": "rloo", "num_generations": 1},
         "'rloo' needs at least 2 rollouts a prompt, but num_generations is 1.*none, batch_mean, .*basis",
     ),
-    "field not collected": ({"baseline": NeedsGreedy()}, r"requires \['greedy_rewards'\]"),
+    "field not collected": ({"baseline": NeedsWeights()}, r"requires \['rollout_weights'\]"),
     "dataset too small": ({"dataset": sums(3)}, "has 3 prompts, but one generation batch takes 4"),
     "no KL in this baseline's reward": (
         {"baseline": "rloo", "beta": 0.1, "kl_placement": "reward"},

@@ -50,3 +50,25 @@ def test_the_state_is_restored_on_every_rank_and_backend():
 
 def test_step_counts_micro_batches():
     assert "self._step += 1" in source(GRPOTrainer.training_step)
+
+
+def test_greedy_rollouts_use_what_is_there():
+    parameters = list(inspect.signature(GRPOTrainer._generate_single_turn).parameters)
+    assert parameters[:5] == ["self", "prompt_ids", "images", "multimodal_fields", "num_generations"]
+    assert len(inspect.signature(GRPOTrainer._tokenize_prompts).parameters) == 2
+    assert "generation_config=self.generation_config" in source(GRPOTrainer._generate_single_turn)
+    assert "self._pending_metrics.clear()" in source(GRPOTrainer._generate_and_score_completions)
+
+
+def test_the_loss_scores_once_and_falls_back_to_the_present_policy():
+    text = source(GRPOTrainer._compute_loss)
+    assert text.count("self._get_per_token_logps_and_entropies(") == 1
+    assert "per_token_logps.detach() if old_per_token_logps is None" in text
+    assert "if self.beta != 0.0:" in text
+
+
+def test_the_fused_head_can_return_the_sum_of_squares():
+    from trl.trainer.utils import add_fused_lm_head
+
+    assert '"log_sum_sq_probs"' in inspect.getdoc(add_fused_lm_head)
+    assert "fused_lm_head=True" in source(GRPOTrainer._get_per_token_logps_and_entropies)

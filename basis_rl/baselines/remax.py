@@ -1,0 +1,34 @@
+"""ReMax: the reward of the greedy rollout as the baseline."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+
+from basis_rl.baselines.base import Baseline, scorable_rows
+from basis_rl.types import Advantages, RolloutBatch
+
+
+class ReMax(Baseline):
+    """``A_i = r_i - r_greedy``, the reward of the prompt's greedy rollout (Li et al. 2023, arXiv:2310.10505). G >= 1.
+
+    One greedy rollout a distinct prompt is generated and scored beside the sampled ones; none of it is trained on. A
+    row whose greedy rollout could not be scored gets ``A = 0``; the share of such rows among the scored ones is the
+    metric ``undefined``. Metric ``greedy``: mean reward of the greedy rollouts.
+    """
+
+    requires = frozenset({"greedy_rewards"})
+    scope: ClassVar[Literal["batch", "group"]] = "group"
+
+    def advantages(self, batch: RolloutBatch) -> Advantages:
+        assert batch.greedy_rewards is not None
+        greedy = batch.greedy_rewards.double().cpu()
+        values = batch.rewards.double().cpu() - greedy
+        scorable = scorable_rows(batch)
+        undefined = scorable & greedy.isnan()
+        metrics = {"undefined": float(undefined.sum() / scorable.sum().clamp(min=1))}
+        if not bool(greedy.isnan().all()):
+            metrics["greedy"] = float(greedy.nanmean())
+        values = torch.where(scorable, torch.nan_to_num(values, nan=0.0), 0.0)
+        return Advantages(values=values, baseline=torch.nan_to_num(greedy, nan=0.0), metrics=metrics)
