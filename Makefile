@@ -49,6 +49,7 @@ bench: install
 	@$(BIN)/python -m benchmarks.basis_mse
 	@$(BIN)/python -m benchmarks.basis_speed
 	@$(BIN)/python -m benchmarks.history_mse
+	@$(BIN)/python -m benchmarks.otb_step
 	@$(BIN)/python -m benchmarks.quickstart_seeds
 
 clean:
