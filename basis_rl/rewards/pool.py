@@ -171,9 +171,11 @@ class _Batch:
                     selector.register(worker.stdin, selectors.EVENT_WRITE, worker)
             patience = min(worker.deadline for worker in busy) - time.monotonic()
             for key, _ in selector.select(max(0.0, patience)):
+                if key.data not in self.pool._workers:
+                    continue  # ended by an earlier event of this round: its pipes are closed
                 if key.fd == key.data.stdin:
                     key.data.write()
-                elif key.data in self.pool._workers:
+                else:
                     self._receive(key.data)
         for worker in busy:
             if worker in self.pool._workers and time.monotonic() > worker.deadline:

@@ -144,6 +144,15 @@ def test_one_failed_start_does_not_end_the_run(tmp_path):
     pool.close()
 
 
+def test_a_worker_that_dies_with_half_a_task_in_its_pipe():
+    # End of input and room in the pipe arrive together: nothing must be written to a pipe that is closed by then.
+    dying = "import sys, time\nprint('{\"ready\": true}', flush=True)\nsys.stdin.read(1000)\ntime.sleep(0.05)\n"
+    pool = WorkerPool([sys.executable, "-c", dying], size=2, timeout=10.0)
+    outcomes = pool.run([{"answer": "x" * 1_000_000} for _ in range(8)])
+    assert [outcome.status for outcome in outcomes] == ["crashed"] * 8
+    pool.close()
+
+
 def test_a_worker_that_does_not_read_does_not_hold_up_the_batch():
     deaf = "import time\nprint('{\"ready\": true}', flush=True)\ntime.sleep(60)\n"
     pool = WorkerPool([sys.executable, "-c", deaf], size=1, timeout=1.0)
@@ -169,13 +178,15 @@ def test_workers_end_when_the_trainer_is_killed():
         "print(r._pool._workers[0].process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False).stdout
-    pid = int(out)
+    stat = Path(f"/proc/{int(out)}/stat")
+
+    def alive():
+        return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
     for _ in range(50):
-        stat = Path(f"/proc/{pid}/stat")
-        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"worker {pid} outlived its trainer")
+        if alive():
+            time.sleep(0.1)
+    assert not alive()
 
 
 def test_parameters_out_of_range():
