@@ -20,6 +20,7 @@ from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from basis_rl.baselines import Baseline, build_baseline
 from basis_rl.baselines.registry import did_you_mean
+from basis_rl.clusters.codebook import DEFAULT_ENCODER
 from basis_rl.data import DataArguments, load_prompts
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.trainer import BasisConfig, BasisTrainer
@@ -45,6 +46,17 @@ class RunArguments:
     values_batch_size: int = field(default=256, metadata={"help": "`basis-rl values`: rollouts generated at a time."})
     values_output: str | None = field(
         default=None, metadata={"help": "`basis-rl values`: where to write; default: `values` of baseline_kwargs."}
+    )
+    clusters_encoder: str = field(
+        default=DEFAULT_ENCODER,
+        metadata={"help": "`basis-rl clusters`: a sentence-transformers model, Hub id or folder."},
+    )
+    clusters_num: int | None = field(
+        default=None,
+        metadata={"help": "`basis-rl clusters`: K; default: generation_batch_size / 16, at most prompts / 25."},
+    )
+    clusters_output: str | None = field(
+        default=None, metadata={"help": "`basis-rl clusters`: where to write; default: `clusters` of baseline_kwargs."}
     )
 
 

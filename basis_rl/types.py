@@ -33,6 +33,7 @@ class RolloutBatch:
         kl: ``(N, T)`` float32, KL penalty of each token, coefficient included; None unless KL is placed in the reward.
         rollout_weights: ``(N, T)`` float32, truncated ``pi_theta / pi_behaviour``; only if the baseline asks.
         greedy_rewards: ``(N,)`` reward of the prompt's greedy rollout; only if the baseline asks.
+        prompt_texts: ``N`` texts of the prompts (of a conversation, what the user says); only if the baseline asks.
         step: index of the generation batch.
     """
 
@@ -44,6 +45,7 @@ class RolloutBatch:
     kl: Tensor | None = None
     rollout_weights: Tensor | None = None
     greedy_rewards: Tensor | None = None
+    prompt_texts: list[str] | None = None
     step: int = 0
 
     def __post_init__(self) -> None:
@@ -51,6 +53,7 @@ class RolloutBatch:
         assert self.rewards.ndim == 1, f"rewards must be (N,), got {tuple(self.rewards.shape)}"
         assert self.group_ids.shape == (n,), f"group_ids must be ({n},), got {tuple(self.group_ids.shape)}"
         assert len(self.prompt_ids) == n, f"{len(self.prompt_ids)} prompt_ids for {n} rewards"
+        assert self.prompt_texts is None or len(self.prompt_texts) == n, f"prompt_texts must be {n}"
         assert self.action_mask.ndim == 2, f"action_mask must be (N, T), got {tuple(self.action_mask.shape)}"
         assert self.action_mask.shape[0] == n, f"action_mask has {self.action_mask.shape[0]} rows, rewards {n}"
         for name in ("energies", "kl", "rollout_weights"):

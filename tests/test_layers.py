@@ -12,14 +12,21 @@ BELOW = {
     "rewards": [],
     "rollout": [],
     "data": [],
-    "values": ["types", "functional", "rewards", "rollout", "data"],
-    "baselines": ["types", "functional", "values"],
-    "trainer": ["types", "functional", "rewards", "rollout", "data", "values", "baselines"],
-    "evaluation": ["types", "functional", "rewards", "rollout", "data", "values", "baselines"],
-    "report": ["types", "functional", "rewards", "rollout", "data", "values", "baselines"],
+    "artefacts": [],
+    "values": ["types", "functional", "rewards", "rollout", "data", "artefacts"],
+    "clusters": ["types", "artefacts"],
+    "baselines": ["types", "functional", "values", "clusters"],
+    "trainer": ["types", "functional", "rewards", "rollout", "data", "values", "clusters", "baselines"],
+    "evaluation": ["types", "functional", "rewards", "rollout", "data", "values", "clusters", "baselines"],
+    "report": ["types", "functional", "rewards", "rollout", "data", "values", "clusters", "baselines"],
 }
 TOP = {"recipe", "cli", "__init__", "__main__"}
-ONLY_IMPORTER = {"math_verify": "rewards", "vllm": "rollout"}
+ONLY_IMPORTER = {
+    "math_verify": "rewards",
+    "vllm": "rollout",
+    "sentence_transformers": "clusters",
+    "sklearn": "clusters",
+}
 
 
 def layer_of(path):

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows
+from basis_rl.clusters import PromptClusters
 from basis_rl.functional.segments import group_mean, segment_count
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 
 Confidence = Literal["sem", "count", "scale"]
 Map = Literal["exp", "inverse", "linear"]
 _STATE = ("cluster", "m1", "m2", "mass")
+_logger = logging.getLogger(__name__)
 
 
 class BVBlend(Baseline):
@@ -34,14 +38,18 @@ class BVBlend(Baseline):
 
     With G = 1, ``mu_G = r`` and ``sigma_G = 0``: a cold cluster gives A = 0, and it works once there is history.
 
-    The paper does not give `temperature`, `prior_mass`, `prior_variance`, delta_N or the ddof. The defaults here: a
-    prior of one maximally uncertain 0/1 rollout, and the temperature at which that prior has ``w = exp(-1/2)``.
+    The paper gives `decay` and leaves the rest open. At 0.9 a cluster remembers little more than its last batch: w must
+    be small, and a batch should hold some 16 rollouts of each cluster. `temperature` 0.1 is the one whose baseline is
+    nearest to the true value at 4 rollouts a prompt; it costs little at 1 and 8 (`benchmarks.bv_blend_study`). The
+    prior is one maximally uncertain 0/1 rollout, forgotten after a batch. delta_N only guards a division. ddof = 0 is
+    defined at G = 1.
 
     Metrics: ``confidence``, mean w; ``cold``, the share of rollouts in clusters without history; ``effective_signal``,
     the share of scored rollouts with ``|A| > 1e-6``; ``group_signal``, the same for the group mean alone.
 
     Args:
-        clusters: prompt id -> cluster.
+        clusters: a `PromptClusters` (`basis-rl clusters RECIPE` builds one), its folder or Hub id, or a mapping from
+            prompt id to cluster. A codebook also takes in prompts that it has not seen, by their text.
         decay: weight of the new batch, in (0, 1].
         temperature: > 0, in reward units.
         prior_mass: N0 > 0.
@@ -59,9 +67,9 @@ class BVBlend(Baseline):
 
     def __init__(
         self,
-        clusters: Mapping[str, int],
+        clusters: PromptClusters | str | Path | Mapping[str, int],
         decay: float = 0.9,
-        temperature: float = 0.5**0.5,
+        temperature: float = 0.1,
         prior_mass: float = 1.0,
         prior_variance: float = 0.25,
         confidence: Confidence | float = "sem",
@@ -80,9 +88,10 @@ class BVBlend(Baseline):
             )
         if mapping not in get_args(Map):
             raise ValueError(f"bv_blend: mapping must be one of {', '.join(get_args(Map))}, got '{mapping}'.")
-        if not clusters:
-            raise ValueError("bv_blend: clusters is empty; it maps every prompt id to its cluster.")
-        self.clusters = {prompt_id: int(cluster) for prompt_id, cluster in clusters.items()}
+        if isinstance(clusters, (str, Path)):
+            clusters = PromptClusters.load(clusters)
+        self.clusters = clusters if isinstance(clusters, PromptClusters) else PromptClusters(clusters)
+        self.requires = frozenset({"prompt_texts"} if self.clusters.needs_texts else ())
         self.decay, self.temperature, self.eps = decay, temperature, eps
         self.prior_mass, self.prior_variance = prior_mass, prior_variance
         self.confidence, self.mapping = confidence, mapping
@@ -90,17 +99,22 @@ class BVBlend(Baseline):
 
     def validate(self, run: RunContext) -> None:
         missing = [prompt_id for prompt_id in run.prompts if prompt_id not in self.clusters]
-        if missing:
+        if not missing:
+            return
+        if not self.clusters.needs_texts:
             raise ValueError(
-                f"bv_blend: {len(missing)} of {len(run.prompts)} training prompts have no cluster; the first is "
-                f"prompt_id '{missing[0]}'."
+                f"bv_blend: {len(missing)} of {len(run.prompts)} training prompts have no cluster "
+                f"({self.clusters.source}); the first is prompt_id '{missing[0]}'. Build a codebook for them: "
+                "`basis-rl clusters RECIPE`."
             )
+        self.clusters.load_encoder()
+        _logger.warning(
+            "bv_blend: %d of %d training prompts are not in the codebook (%s) and are embedded when they turn up.",
+            len(missing), len(run.prompts), self.clusters.source,
+        )  # fmt: skip
 
     def _cluster_ids(self, batch: RolloutBatch) -> list[int]:
-        try:
-            return [self.clusters[prompt_id] for prompt_id in batch.prompt_ids]
-        except KeyError as error:
-            raise ValueError(f"bv_blend: prompt_id {error} has no cluster.") from None
+        return self.clusters.assign(batch.prompt_ids, batch.prompt_texts)
 
     def _weight(self, deviation: Tensor, mass: Tensor) -> Tensor:
         """``(N,)`` confidence in the history."""

@@ -39,16 +39,18 @@ def example_batch(
     if unscored:
         rewards[0] = rewards[n // 2] = torch.nan
         mask[-1] = False
-    optional: dict[str, Tensor] = {
+    ids = [prompt_ids[g] for g in group_ids.tolist()]
+    optional: dict[str, Any] = {
         "energies": torch.rand((n, t), generator=generator) * mask,
         "kl": 0.1 * torch.randn((n, t), generator=generator) * mask,
         "rollout_weights": torch.rand((n, t), generator=generator) * mask,
         "greedy_rewards": torch.randint(0, 2, (len(sizes),), generator=generator).float()[group_ids],
+        "prompt_texts": [f"What is {prompt_id}?" for prompt_id in ids],
     }
     return RolloutBatch(
         rewards=rewards,
         group_ids=group_ids,
-        prompt_ids=[prompt_ids[g] for g in group_ids.tolist()],
+        prompt_ids=ids,
         action_mask=mask,
         step=step,
         **{name: optional[name] for name in baseline.requires},
@@ -57,7 +59,11 @@ def example_batch(
 
 def take_rows(batch: RolloutBatch, rows: Tensor) -> RolloutBatch:
     """The batch with the rows `rows` (indices, ``(M,)``), in that order."""
-    fields: dict[str, Any] = {"prompt_ids": [batch.prompt_ids[i] for i in rows.tolist()]}
+    texts = batch.prompt_texts
+    fields: dict[str, Any] = {
+        "prompt_ids": [batch.prompt_ids[i] for i in rows.tolist()],
+        "prompt_texts": None if texts is None else [texts[i] for i in rows.tolist()],
+    }
     for name in ("rewards", "group_ids", "action_mask", "energies", "kl", "rollout_weights", "greedy_rewards"):
         value: Tensor | None = getattr(batch, name)
         fields[name] = None if value is None else value[rows]

@@ -14,6 +14,7 @@ from basis_rl.baselines.registry import did_you_mean
 COMMANDS = {
     "train": "train a model by a recipe",
     "values": "build the value table that BASIS needs, from rollouts of the reference model",
+    "clusters": "build the prompt codebook that BV-Blend needs, from a sentence encoder and K-means",
     "check": "check a recipe before anything is spent, or module:Class, a baseline of your own",
 }
 USAGE = """usage: basis-rl COMMAND RECIPE.yaml [--key value ...]

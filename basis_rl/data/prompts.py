@@ -63,6 +63,18 @@ def prompt_id(prompt: str | Sequence[Mapping[str, Any]]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def problem_text(prompt: str | Sequence[Mapping[str, Any]]) -> str:
+    """What is asked: the prompt itself, or what the user says in a conversation (text parts only)."""
+    if isinstance(prompt, str):
+        return prompt.strip()
+    said: list[str] = []
+    for message in prompt:
+        if message["role"] == "user":
+            content = message["content"]
+            said += [content] if isinstance(content, str) else [part.get("text") or "" for part in content]
+    return "\n".join(said).strip()
+
+
 def load_prompts(data: DataArguments, *, conversational: bool, held_out: bool = False) -> Dataset:
     """The training problems (or with `held_out` the others) with the columns ``prompt``, ``solution``, ``prompt_id``.
 

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from basis_rl.data.prompts import prompt_id
+from basis_rl.data.prompts import problem_text, prompt_id
 from basis_rl.types import RolloutBatch
 
 
@@ -36,6 +36,7 @@ def gather_batch(
     energies: Tensor | None = None,
     kl: Tensor | None = None,
     greedy_rewards: Tensor | None = None,
+    with_texts: bool = False,
 ) -> RolloutBatch:
     """The global batch, on CPU, the same on every rank.
 
@@ -50,6 +51,7 @@ def gather_batch(
         energies: this rank's, shaped like `action_mask`, or None.
         kl: likewise.
         greedy_rewards: ``(N,)``, already global, or None.
+        with_texts: whether to gather the prompts' texts too.
     """
     mask = _gather_tokens(accelerator, action_mask.to(torch.uint8)).bool()
     ids: list[str] = gather_object([row_prompt_id(row) for row in inputs])
@@ -61,6 +63,7 @@ def gather_batch(
         energies=None if energies is None else _gather_tokens(accelerator, energies.float()) * mask,
         kl=None if kl is None else _gather_tokens(accelerator, kl.float()) * mask,
         greedy_rewards=greedy_rewards,
+        prompt_texts=gather_object([problem_text(row["prompt"]) for row in inputs]) if with_texts else None,
         step=step,
     )
 

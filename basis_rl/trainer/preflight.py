@@ -20,7 +20,7 @@ from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provena
 
 # What TRL hands to a reward function besides the columns of the dataset.
 _GIVEN = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
-_COLLECTED = frozenset({"energies", "greedy_rewards"})
+_COLLECTED = frozenset({"energies", "greedy_rewards", "prompt_texts"})
 
 
 def check_baseline_fits(baseline: Baseline, args: BasisConfig) -> None:

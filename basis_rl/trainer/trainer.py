@@ -134,6 +134,7 @@ class BasisTrainer(GRPOTrainer):
             energies=self._energies.energies(output) if self._energies else None,
             kl=kl_in_reward(self, output) if self._kl_in_reward() else None,
             greedy_rewards=greedy_rewards(self, inputs) if "greedy_rewards" in self.baseline.requires else None,
+            with_texts="prompt_texts" in self.baseline.requires,
         )
         result = self.baseline.advantages(batch)
         name = type(self.baseline).__name__

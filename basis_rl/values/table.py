@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,11 +13,12 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from basis_rl import artefacts
 from basis_rl.functional.tilt import tilt_bernoulli, tilt_samples
 from basis_rl.types import RunContext
 from basis_rl.values.provenance import mismatches
 
-_REWARDS, _METADATA, _FORMAT = "rewards.parquet", "metadata.json", 1
+_REWARDS, _FORMAT, _WHAT = "rewards.parquet", 1, "value table"
 _REBUILD = "Build a table for this run with `basis-rl values RECIPE`"
 
 
@@ -155,25 +154,17 @@ class ValueTable:
             )
 
     def save(self, path: str | Path) -> Path:
-        """Write the folder `path`, replacing a table that is there; a crash leaves either the old or the new one."""
+        """Write the folder `path`, replacing a table that is there."""
         path = Path(path)
         check_destination(path)
-        part = path.with_name(f".{path.name}.part")
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
         columns = {
             "prompt_id": self.prompt_ids,
             "fingerprint": [self.fingerprints.get(prompt_id) for prompt_id in self.prompt_ids],
             "rewards": [rs.tolist() for rs in self._rewards],
         }
         types = {"prompt_id": pa.string(), "fingerprint": pa.string(), "rewards": pa.list_(pa.float64())}
-        pq.write_table(pa.table(columns, schema=pa.schema(types.items())), part / _REWARDS)
         metadata = {"format": _FORMAT, "reward_range": self.reward_range, "provenance": self.provenance}
-        (part / _METADATA).write_text(json.dumps(metadata, indent=2) + "\n")
-        if path.exists():
-            shutil.rmtree(path)
-        part.rename(path)
-        return path
+        return artefacts.write_folder(path, {_REWARDS: pa.table(columns, schema=pa.schema(types.items()))}, metadata)
 
     @classmethod
     def load(cls, path_or_hub_id: str | Path, *, revision: str | None = None) -> ValueTable:
@@ -182,14 +173,9 @@ class ValueTable:
         Raises:
             ValueError: neither a table's folder nor a repository that can be read.
         """
-        folder = Path(path_or_hub_id)
-        if not folder.is_dir():
-            folder = _download(str(path_or_hub_id), revision)
-        if not (folder / _METADATA).is_file():
-            raise ValueError(f"'{folder}' is not a value table: it has no {_METADATA}.")
-        metadata = json.loads((folder / _METADATA).read_text())
-        if metadata["format"] > _FORMAT:
-            raise ValueError(f"'{folder}' was written by a newer basis-rl (format {metadata['format']}). Upgrade it.")
+        folder, metadata = artefacts.open_folder(
+            path_or_hub_id, _REWARDS, _WHAT, newest=_FORMAT, build="basis-rl values RECIPE", revision=revision
+        )
         table = pq.read_table(folder / _REWARDS).to_pydict()
         fingerprints = zip(table["prompt_id"], table["fingerprint"], strict=True)
         low, high = metadata["reward_range"]
@@ -203,36 +189,14 @@ class ValueTable:
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
         """Upload the table as a dataset repository and return its address."""
-        import tempfile
-
-        from huggingface_hub import HfApi
-
-        api = HfApi(token=token)
-        url = api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = self.save(Path(temporary) / "table")
-            api.upload_folder(repo_id=repo_id, folder_path=folder, repo_type="dataset", commit_message="Value table")
-        return str(url)
+        return artefacts.push_folder(self.save, repo_id, _WHAT, private=private, token=token)
 
 
 def check_destination(path: Path) -> None:
     """Raise ValueError if a table saved at `path` would replace something that is not a table."""
-    if path.exists() and not (path / _METADATA).is_file():
-        raise ValueError(f"'{path}' exists and is not a value table; it is left alone. Choose another folder.")
+    artefacts.check_destination(path, _REWARDS, _WHAT)
 
 
 def _default_range(rewards: np.ndarray) -> tuple[float, float]:
     low, high = float(rewards.min()), float(rewards.max())
     return (0.0, 1.0) if low >= 0.0 and high <= 1.0 else (low, high if high > low else low + 1.0)
-
-
-def _download(repo_id: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(repo_id, repo_type="dataset", revision=revision))
-    except Exception as error:
-        raise ValueError(
-            f"There is no value table at '{repo_id}': not a folder, and not a dataset repository on the Hub that could "
-            f"be read ({type(error).__name__}). Build it with `basis-rl values RECIPE`."
-        ) from error

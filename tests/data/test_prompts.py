@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from basis_rl.data import DataArguments, load_prompts, prompt_id
+from basis_rl.data import DataArguments, load_prompts, problem_text, prompt_id
 
 ROWS = [{"question": f"What is {i} + {i}?", "answer": f"It is\n#### {2 * i}"} for i in range(60)]
 
@@ -111,3 +111,15 @@ def test_a_missing_gold_is_named_by_its_row(tmp_path):
     path.write_text(json.dumps([{"problem": "p", "answer": "1"}, {"problem": "q", "answer": None}]))
     with pytest.raises(ValueError, match=r"Row 1 of .* has no gold: column 'answer' holds None"):
         load(str(path))
+
+
+def test_problem_text_is_what_the_user_says():
+    parts = [{"type": "text", "text": "two"}, {"type": "image"}]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "?"},
+        {"role": "user", "content": parts},
+    ]
+    assert problem_text(messages) == "one\ntwo"
+    assert problem_text(" plain \n") == "plain"

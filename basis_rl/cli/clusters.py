@@ -1,0 +1,52 @@
+"""``basis-rl clusters RECIPE``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from basis_rl.cli.main import report
+from basis_rl.clusters import PromptClusters
+from basis_rl.clusters.codebook import check_destination, default_num_clusters
+from basis_rl.data import problem_text
+from basis_rl.recipe import load_config_and_tokenizer, load_training_data, parse_recipe
+
+
+def main(argv: Sequence[str]) -> int:
+    """Embed the recipe's prompts, cluster them, and write the codebook where the baseline will look for it."""
+    try:
+        recipe = parse_recipe(argv)
+        run = recipe.run
+        if recipe.args.world_size > 1:
+            raise ValueError("basis-rl clusters runs in one process: start it without accelerate launch.")
+        output = run.clusters_output or (run.baseline_kwargs or {}).get("clusters")
+        if not isinstance(output, str):
+            raise ValueError("Where should it go? Set `clusters` in baseline_kwargs, or --clusters_output FOLDER.")
+        check_destination(Path(output))
+        _, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
+        dataset = load_training_data(recipe, tokenizer)
+        prompts = {row["prompt_id"]: problem_text(row["prompt"]) for row in dataset}
+        k = run.clusters_num or default_num_clusters(len(prompts), recipe.args.generation_batch_size)
+        clusters = PromptClusters.build(prompts, run.clusters_encoder, k, seed=recipe.args.seed, progress=True)
+    except (ValueError, OSError) as error:
+        return report(error)
+    print(f"Prompt codebook: {clusters.save(output)}")
+    print(describe(clusters, prompts))
+    return 0
+
+
+def describe(clusters: PromptClusters, prompts: Mapping[str, str], shown: int = 5) -> str:
+    """Sizes of the clusters, and three prompts of each of the largest ones."""
+    members: dict[int, list[str]] = {}
+    for prompt_id, cluster in clusters.assignments.items():
+        members.setdefault(cluster, []).append(prompts[prompt_id])
+    sizes = sorted(len(texts) for texts in members.values())
+    lines = [
+        f"{len(prompts)} prompts in {len(clusters)} clusters of {sizes[0]} to {sizes[-1]} prompts, median "
+        f"{sizes[len(sizes) // 2]}."
+    ]
+    for cluster, size in Counter({c: len(texts) for c, texts in members.items()}).most_common(shown):
+        lines.append(f"cluster {cluster}, {size} prompts:")
+        lines += [f"    {' '.join(text.split())[:100]}" for text in members[cluster][:3]]
+    return "\n".join(lines)

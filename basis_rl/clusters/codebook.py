@@ -1,0 +1,212 @@
+"""`PromptClusters`: which prompts share their history in BV-Blend, fixed before training."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from basis_rl import artefacts
+from basis_rl.clusters.encoder import PROBE, Encoder
+
+_ASSIGNMENTS, _CENTROIDS, _FORMAT, _WHAT = "clusters.parquet", "centroids.parquet", 1, "prompt codebook"
+_BUILD = "basis-rl clusters RECIPE"
+DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+class PromptClusters:
+    """``prompt -> argmin_j |E(prompt) - c_j|^2``: a frozen encoder E and a K-means codebook c (BV-Blend, Eq. 5).
+
+    The prompts that it was built from are looked up by their id. Others are embedded when they turn up, on the CPU, by
+    the same encoder: that it is the same is seen from its embedding of a fixed sentence.
+
+    On disk it is a folder: ``clusters.parquet`` (prompt_id, cluster), ``centroids.parquet`` (K unit vectors' means) and
+    ``metadata.json`` (encoder and revision, K, seed, iterations, inertia, versions, date).
+
+    Attributes:
+        assignments: prompt id -> cluster, of the prompts that it was built from.
+        centroids: ``(K, D)``, or None for a plain mapping, which knows no other prompts.
+        provenance: how it was built.
+        source: where it came from, for messages.
+    """
+
+    def __init__(
+        self,
+        assignments: Mapping[str, int],
+        *,
+        centroids: np.ndarray | None = None,
+        provenance: Mapping[str, Any] | None = None,
+        source: str = "in memory",
+    ) -> None:
+        if not assignments and centroids is None:
+            raise ValueError("clusters is empty; it maps every prompt id to its cluster.")
+        self.assignments = {prompt_id: int(cluster) for prompt_id, cluster in assignments.items()}
+        self.centroids = centroids
+        self.provenance = dict(provenance or {})
+        self.source = source
+        self._encoder: Encoder | None = None
+        self._embedded: dict[str, int] = {}
+
+    @classmethod
+    def build(
+        cls,
+        prompts: Mapping[str, str],
+        encoder: str = DEFAULT_ENCODER,
+        num_clusters: int | None = None,
+        *,
+        revision: str | None = None,
+        seed: int = 0,
+        progress: bool = False,
+    ) -> PromptClusters:
+        """Embed `prompts` (id -> text) and cluster the embeddings by scikit-learn's K-means (best of 4 starts).
+
+        Args:
+            prompts: P of them, all different.
+            encoder: a sentence-transformers model, Hub id or folder.
+            num_clusters: K, 1 <= K <= P; default `default_num_clusters`.
+            revision: of a Hub model.
+            seed: of K-means.
+            progress: show a bar while embedding.
+
+        Raises:
+            ValueError: K out of range, or the encoder cannot be loaded.
+        """
+        from sklearn.cluster import KMeans
+
+        k = default_num_clusters(len(prompts)) if num_clusters is None else num_clusters
+        if not 1 <= k <= len(prompts):
+            raise ValueError(f"num_clusters must be from 1 to the number of prompts ({len(prompts)}), got {k}.")
+        model = Encoder(encoder, revision, "cuda" if torch.cuda.is_available() else "cpu")
+        vectors = model(list(prompts.values()), progress=progress)
+        fitted = KMeans(n_clusters=k, n_init=4, random_state=seed).fit(vectors)
+        provenance = {
+            "encoder": encoder,
+            "revision": model.revision,
+            "num_clusters": k,
+            "num_prompts": len(prompts),
+            "seed": seed,
+            "iterations": int(fitted.n_iter_),
+            "inertia": float(fitted.inertia_),
+            "probe": model([PROBE])[0].tolist(),
+            "date": datetime.date.today().isoformat(),
+            "versions": {name: version(name) for name in ("sentence-transformers", "scikit-learn")},
+        }
+        centroids = fitted.cluster_centers_.astype(np.float32)
+        return cls(dict(zip(prompts, fitted.labels_, strict=True)), centroids=centroids, provenance=provenance)
+
+    def __len__(self) -> int:
+        """K."""
+        return len(set(self.assignments.values())) if self.centroids is None else len(self.centroids)
+
+    def __contains__(self, prompt_id: str) -> bool:
+        return prompt_id in self.assignments
+
+    @property
+    def needs_texts(self) -> bool:
+        """Whether prompts that it was not built from can be assigned, by their text."""
+        return self.centroids is not None
+
+    def load_encoder(self) -> Encoder:
+        """The encoder that the codebook was built with.
+
+        Raises:
+            ValueError: it cannot be loaded, or gives other embeddings than it gave then.
+        """
+        if self._encoder is None:
+            name, revision = self.provenance["encoder"], self.provenance["revision"]
+            encoder = Encoder(name, revision)
+            difference = float(np.abs(encoder([PROBE])[0] - np.asarray(self.provenance["probe"])).max())
+            if difference > 1e-2:  # another precision or device is well below, another model above
+                raise ValueError(
+                    f"The encoder '{name}' is not the one that the prompt codebook ({self.source}) was built with: its "
+                    f"embedding of a fixed sentence is {difference:.3f} off. Build the codebook anew: `{_BUILD}`."
+                )
+            self._encoder = encoder
+        return self._encoder
+
+    def assign(self, prompt_ids: Sequence[str], texts: Sequence[str] | None = None) -> list[int]:
+        """The cluster of each prompt.
+
+        Args:
+            prompt_ids: N ids.
+            texts: the prompts themselves, N, to embed those whose id is not known.
+
+        Raises:
+            ValueError: an id is unknown, and there is no codebook or no text.
+        """
+        new = {
+            prompt_id: row
+            for row, prompt_id in enumerate(prompt_ids)
+            if prompt_id not in self.assignments and prompt_id not in self._embedded
+        }
+        if new and (self.centroids is None or texts is None):
+            raise ValueError(f"prompt_id '{next(iter(new))}' has no cluster ({self.source}).")
+        if new:
+            assert texts is not None
+            vectors = self.load_encoder()([texts[row] for row in new.values()])
+            self._embedded.update(zip(new, self.nearest(vectors), strict=True))
+        return [self.assignments.get(prompt_id, self._embedded.get(prompt_id, -1)) for prompt_id in prompt_ids]
+
+    def nearest(self, vectors: np.ndarray) -> list[int]:
+        """The cluster whose centroid is nearest to each of the vectors ``(P, D)``."""
+        assert self.centroids is not None
+        centroids = self.centroids.astype(np.float64)
+        distance = (centroids**2).sum(axis=1) - 2.0 * vectors.astype(np.float64) @ centroids.T
+        nearest: list[int] = distance.argmin(axis=1).tolist()
+        return nearest
+
+    def save(self, path: str | Path) -> Path:
+        """Write the folder `path`, replacing a codebook that is there."""
+        path = Path(path)
+        check_destination(path)
+        clusters = pa.table({"prompt_id": list(self.assignments), "cluster": list(self.assignments.values())})
+        tables = {_ASSIGNMENTS: clusters}
+        if self.centroids is not None:
+            tables[_CENTROIDS] = pa.table({"centroid": [row.tolist() for row in self.centroids]})
+        return artefacts.write_folder(path, tables, {"format": _FORMAT, "provenance": self.provenance})
+
+    @classmethod
+    def load(cls, path_or_hub_id: str | Path, *, revision: str | None = None) -> PromptClusters:
+        """A codebook from a folder, or from a dataset repository on the Hub (``owner/name``).
+
+        Raises:
+            ValueError: neither a codebook's folder nor a repository that can be read.
+        """
+        folder, metadata = artefacts.open_folder(
+            path_or_hub_id, _ASSIGNMENTS, _WHAT, newest=_FORMAT, build=_BUILD, revision=revision
+        )
+        table = pq.read_table(folder / _ASSIGNMENTS).to_pydict()
+        centroids = None
+        if (folder / _CENTROIDS).is_file():
+            centroids = np.asarray(pq.read_table(folder / _CENTROIDS).to_pydict()["centroid"], np.float32)
+        return cls(
+            dict(zip(table["prompt_id"], table["cluster"], strict=True)),
+            centroids=centroids,
+            provenance=metadata["provenance"],
+            source=str(path_or_hub_id),
+        )
+
+    def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
+        """Upload the codebook as a dataset repository and return its address."""
+        return artefacts.push_folder(self.save, repo_id, _WHAT, private=private, token=token)
+
+
+def default_num_clusters(prompts: int, rollouts: int = 512) -> int:
+    """K for P prompts and N rollouts a batch: N / 16, but at most P / 25.
+
+    With BV-Blend's decay of 0.9 a cluster's history is little more than its last batch, which should hold some 16
+    rollouts; clusters of fewer than 25 prompts overfit (`benchmarks.bv_blend_study`, on MATH's training problems).
+    """
+    return max(1, min(rollouts // 16, prompts // 25))
+
+
+def check_destination(path: Path) -> None:
+    """Raise ValueError if a codebook saved at `path` would replace something that is not a codebook."""
+    artefacts.check_destination(path, _ASSIGNMENTS, _WHAT)
