@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -248,7 +248,10 @@ def load_config_and_tokenizer(model: ModelConfig, args: BasisConfig) -> tuple[An
 
 def load_training_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, held_out: bool = False) -> Dataset:
     """The recipe's problems, as messages if the tokenizer has a chat template."""
-    return load_prompts(recipe.data, conversational=tokenizer.chat_template is not None, held_out=held_out)
+    data, column = recipe.data, recipe.args.difficulty_column
+    if column is not None and column not in (data.keep_columns or []):
+        data = replace(data, keep_columns=[*(data.keep_columns or []), column])
+    return load_prompts(data, conversational=tokenizer.chat_template is not None, held_out=held_out)
 
 
 def build_recipe_baseline(run: RunArguments) -> Baseline:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from basis_rl.functional.returns import total_return
 from basis_rl.functional.segments import segment_count
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 
@@ -83,11 +84,14 @@ def scorable_rows(batch: RolloutBatch) -> Tensor:
 class CenterScale(Baseline):
     """``A_i = (r_i - center_i) / (scale_i + eps)``: an estimator that is a center and a scale, one value a rollout.
 
+    With KL in the reward, ``r_i`` is the rollout's return, its reward less the KL of all its tokens.
+
     Subclasses give `center` and, where they scale, `scale`, each ``(N,)`` float64 on CPU. A row without a reward, or
     for which the center or the scale is undefined (NaN), or whose group has fewer than `min_group_size` scored
     rollouts, gets ``A = 0``; the share of such rows among the scored ones is the metric ``undefined``.
     """
 
+    reads_kl: ClassVar[bool] = True
     eps: float = 0.0
 
     @abstractmethod
@@ -99,7 +103,8 @@ class CenterScale(Baseline):
         return None
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
-        rewards, group_ids = batch.rewards.double().cpu(), batch.group_ids.cpu()
+        kl = None if batch.kl is None else batch.kl.cpu()
+        rewards, group_ids = total_return(batch.rewards.cpu(), kl, batch.action_mask.cpu()), batch.group_ids.cpu()
         scorable = scorable_rows(batch)
         center, scale = self.center(rewards, group_ids), self.scale(rewards, group_ids)
         values = rewards - center

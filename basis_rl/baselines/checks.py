@@ -211,6 +211,23 @@ def _check_own_reward(make: Callable[[], Baseline], ids: list[str]) -> None:
             )
 
 
+def _check_kl_in_the_reward(make: Callable[[], Baseline], ids: list[str]) -> None:
+    baseline = make()
+    if not baseline.reads_kl:
+        return
+    batch = example_batch(baseline, ids, unscored=False)
+    kl = 0.1 + 0.1 * torch.arange(batch.action_mask.numel()).reshape(batch.action_mask.shape) * batch.action_mask
+    without = baseline.advantages(replace(batch, kl=None)).values
+    zero = baseline.advantages(replace(batch, kl=torch.zeros_like(kl))).values
+    if zero.ndim == 2 and without.ndim == 1:
+        without = without[:, None] * batch.action_mask
+    if not _close(zero, without):
+        raise _fail(baseline, "changes its advantages for a KL penalty of 0 in the reward")
+    penalised = baseline.advantages(replace(batch, kl=kl)).values
+    if not bool(penalised.isfinite().all()) or _close(penalised, zero):
+        raise _fail(baseline, "says reads_kl = True, but a KL penalty in the reward does not change its advantages")
+
+
 def _check_state_round_trip(make: Callable[[], Baseline], ids: list[str]) -> None:
     baseline = make()
     for step in range(3):
@@ -254,5 +271,6 @@ _CHECKS = (
     _check_padding,
     _check_scope,
     _check_own_reward,
+    _check_kl_in_the_reward,
     _check_state_round_trip,
 )

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 import torch
 
 from basis_rl.baselines.base import Baseline, scorable_rows
+from basis_rl.functional.returns import total_return
 from basis_rl.types import Advantages, RolloutBatch
 
 
@@ -15,16 +16,20 @@ class ReMax(Baseline):
 
     One greedy rollout a distinct prompt is generated and scored beside the sampled ones; none of it is trained on. A
     row whose greedy rollout could not be scored gets ``A = 0``; the share of such rows among the scored ones is the
-    metric ``undefined``. Metric ``greedy``: mean reward of the greedy rollouts.
+    metric ``undefined``. Metric ``greedy``: mean reward of the greedy rollouts. With KL in the reward, ``r_i`` is the
+    return, less the KL of all its tokens; the greedy rollout's own KL is not subtracted, which shifts b and not the
+    expected gradient.
     """
 
     requires = frozenset({"greedy_rewards"})
     scope: ClassVar[Literal["batch", "group"]] = "group"
+    reads_kl: ClassVar[bool] = True
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
         assert batch.greedy_rewards is not None
         greedy = batch.greedy_rewards.double().cpu()
-        values = batch.rewards.double().cpu() - greedy
+        kl = None if batch.kl is None else batch.kl.cpu()
+        values = total_return(batch.rewards.cpu(), kl, batch.action_mask.cpu()) - greedy
         scorable = scorable_rows(batch)
         undefined = scorable & greedy.isnan()
         metrics = {"undefined": float(undefined.sum() / scorable.sum().clamp(min=1))}

@@ -46,6 +46,9 @@ class DataArguments:
         metadata={"help": "What the model is asked; `{prompt}` stands for the problem."},
     )
     system_prompt: str | None = field(default=None, metadata={"help": "System message of the conversation."})
+    keep_columns: list[str] | None = field(
+        default=None, metadata={"help": "Further columns to keep as they are, for reward functions."}
+    )
     max_train_samples: int | None = field(default=None, metadata={"help": "Keep only the first so many problems."})
     test_fraction: float = field(
         default=0.0,
@@ -91,6 +94,12 @@ def load_prompts(data: DataArguments, *, conversational: bool, held_out: bool = 
         raise ValueError("prompt_template must hold `{prompt}`, the place of the problem.")
     if not 0 <= data.test_fraction < 1:
         raise ValueError(f"test_fraction must be in [0, 1), got {data.test_fraction}.")
+    kept = data.keep_columns or []
+    for column in kept:
+        if column not in dataset.column_names:
+            raise ValueError(
+                f"keep_columns: '{data.dataset_name}' has no column '{column}', only {dataset.column_names}."
+            )
     rows: dict[str, dict[str, Any]] = {}
     for index, (problem, solution) in enumerate(zip(dataset[prompts], dataset[solutions], strict=True)):
         if not isinstance(problem, str) or not problem.strip():
@@ -104,6 +113,7 @@ def load_prompts(data: DataArguments, *, conversational: bool, held_out: bool = 
                 "prompt": render(problem, data, conversational=conversational),
                 "solution": _gold(solution, data, solutions, index),
                 "prompt_id": name,
+                **{column: dataset[index][column] for column in kept},
             }
         if data.max_train_samples is not None and len(rows) >= data.max_train_samples:
             break

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 
 from basis_rl.types import Advantages, RolloutBatch
 
@@ -31,7 +34,7 @@ def advantage_metrics(batch: RolloutBatch, result: Advantages) -> dict[str, floa
     values = result.values.double().cpu().reshape(n, -1).expand(n, t)
     total = weights.sum()
 
-    def mean(x: torch.Tensor) -> float:
+    def mean(x: Tensor) -> float:
         return float((x * weights).sum() / total)
 
     rows = weights.sum(dim=1) > 0
@@ -44,3 +47,19 @@ def advantage_metrics(batch: RolloutBatch, result: Advantages) -> dict[str, floa
         "advantages/zero": float(((values * weights) == 0).all(dim=1)[rows].double().mean()),
         "advantages/std": mean((values - center) ** 2) ** 0.5,
     }
+
+
+def mean_by(labels: Sequence[str], rewards: Tensor) -> dict[str, float]:
+    """Mean reward of the rows with each label, in the order of the labels; those without a scored row are left out.
+
+    Args:
+        labels: N.
+        rewards: ``(N,)``, NaN = not scored.
+    """
+    result = {}
+    for label in sorted(set(labels)):
+        rows = torch.tensor([other == label for other in labels])
+        mean = float(rewards.double().cpu()[rows].nanmean())
+        if mean == mean:
+            result[label] = mean
+    return result

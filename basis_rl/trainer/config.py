@@ -55,6 +55,13 @@ class BasisConfig(GRPOConfig):
     kl_estimator: str | None = field(
         default=None, metadata={"help": "k1, k2 or k3; default k3 in the loss (TRL's), k1 in the reward. No k1 loss."}
     )
+    difficulty_column: str | None = field(
+        default=None, metadata={"help": "Column by whose values (at most 20) the reward is logged apart."}
+    )
+    log_gradient_variance: bool = field(
+        default=False,
+        metadata={"help": "Log total power, signal and variance of each step's gradient (data parallelism only)."},
+    )
     on_invalid_gold: str = field(
         default="error",
         metadata={"help": "What to do with problems whose gold does not verify against itself: 'error' or 'drop'."},

@@ -35,6 +35,7 @@ def gather_batch(
     step: int,
     energies: Tensor | None = None,
     kl: Tensor | None = None,
+    rollout_weights: Tensor | None = None,
     greedy_rewards: Tensor | None = None,
     with_texts: bool = False,
 ) -> RolloutBatch:
@@ -50,6 +51,7 @@ def gather_batch(
         step: index of the generation batch.
         energies: this rank's, shaped like `action_mask`, or None.
         kl: likewise.
+        rollout_weights: likewise.
         greedy_rewards: ``(N,)``, already global, or None.
         with_texts: whether to gather the prompts' texts too.
     """
@@ -62,6 +64,9 @@ def gather_batch(
         action_mask=mask,
         energies=None if energies is None else _gather_tokens(accelerator, energies.float()) * mask,
         kl=None if kl is None else _gather_tokens(accelerator, kl.float()) * mask,
+        rollout_weights=(
+            None if rollout_weights is None else _gather_tokens(accelerator, rollout_weights.float()) * mask
+        ),
         greedy_rewards=greedy_rewards,
         prompt_texts=gather_object([problem_text(row["prompt"]) for row in inputs]) if with_texts else None,
         step=step,

@@ -20,7 +20,8 @@ from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provena
 
 # What TRL hands to a reward function besides the columns of the dataset.
 _GIVEN = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
-_COLLECTED = frozenset({"energies", "greedy_rewards", "prompt_texts"})
+_MOST_DIFFICULTIES = 20
+_COLLECTED = frozenset({"energies", "greedy_rewards", "prompt_texts", "rollout_weights"})
 
 
 def check_baseline_fits(baseline: Baseline, args: BasisConfig) -> None:
@@ -33,6 +34,11 @@ def check_baseline_fits(baseline: Baseline, args: BasisConfig) -> None:
     missing = sorted(baseline.requires - _COLLECTED)
     if missing:
         raise ValueError(f"Baseline '{name}' requires {missing}, which this version of BasisTrainer does not collect.")
+    if "rollout_weights" in baseline.requires and not (args.use_vllm and args.vllm_importance_sampling_correction):
+        raise ValueError(
+            f"Baseline '{name}' requires the weights of the rollout correction (max_rollout_weight), which are there "
+            "with use_vllm and vllm_importance_sampling_correction only. Leave max_rollout_weight out."
+        )
     if args.beta != 0 and args.kl_placement == "reward" and not baseline.reads_kl:
         reading = ", ".join(key for key, cls in BASELINES.items() if cls.reads_kl)
         raise ValueError(
@@ -65,6 +71,8 @@ def check_dataset(dataset: Dataset, args: BasisConfig, reward_funcs: Sequence[An
         if missing:
             name = getattr(func, "__name__", type(func).__name__)
             raise ValueError(f"The reward function '{name}' reads the columns {missing}; the dataset has {columns}.")
+    if args.difficulty_column is not None:
+        _check_difficulty(dataset, args.difficulty_column)
     prompts = args.generation_batch_size // args.num_generations
     if len(dataset) < prompts:
         raise ValueError(
@@ -72,6 +80,17 @@ def check_dataset(dataset: Dataset, args: BasisConfig, reward_funcs: Sequence[An
             f"(generation_batch_size {args.generation_batch_size} / num_generations {args.num_generations}): training "
             "would end after zero steps. Lower per_device_train_batch_size, gradient_accumulation_steps or "
             "steps_per_generation, or add prompts."
+        )
+
+
+def _check_difficulty(dataset: Dataset, column: str) -> None:
+    if column not in dataset.column_names:
+        raise ValueError(f"difficulty_column: the training dataset has no '{column}', only {dataset.column_names}.")
+    values = len(set(map(str, dataset[column])))
+    if values > _MOST_DIFFICULTIES:
+        raise ValueError(
+            f"difficulty_column: '{column}' has {values} different values, and each would be a metric. Sort them into "
+            f"at most {_MOST_DIFFICULTIES}."
         )
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
+from accelerate.utils import gather_object
 from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import GRPOTrainer
 
 from basis_rl.baselines import Baseline, build_baseline
-from basis_rl.functional.diagnostics import advantage_metrics
+from basis_rl.functional.diagnostics import advantage_metrics, mean_by
 from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.energies import EnergyRecorder
 from basis_rl.trainer.gather import gather_batch, local_rows, total_rewards
 from basis_rl.trainer.greedy import greedy_rewards
 from basis_rl.trainer.loss import kl_in_reward, kl_loss, no_kl, without_old_log_probs
 from basis_rl.trainer.preflight import check_baseline_fits, check_dataset, check_golds, run_context
+from basis_rl.trainer.stability import GradientMonitor, log_rollout_mismatch, rollout_weights
 from basis_rl.trainer.state import load_baseline, save_baseline
 from basis_rl.types import RolloutBatch
 
@@ -78,6 +80,7 @@ class BasisTrainer(GRPOTrainer):
         self._energies: EnergyRecorder | None = None
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
         self._energies = EnergyRecorder(self) if "energies" in self.baseline.requires else None
+        self._monitor = GradientMonitor(self) if args.log_gradient_variance else None
         self.add_callback(_UpdateBaseline(self))
         if type(self.baseline).validate is not Baseline.validate:
             context = run_context(self.model.config, self._tokenizer, self.train_dataset, self.reward_funcs, self.args)
@@ -90,6 +93,18 @@ class BasisTrainer(GRPOTrainer):
         if self._scored is not None:
             self._scored.append(result[0])
         return result
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        loss: Tensor = super().training_step(*args, **kwargs)
+        if self._monitor is not None:
+            self._monitor.count()
+        return loss
+
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+        norm = super()._get_grad_norm(*args, **kwargs)
+        if self._monitor is not None:
+            self._monitor.close(norm)
+        return norm
 
     def _own_kl_loss(self) -> bool:
         return self.beta != 0.0 and self.args.kl_placement == "loss" and self.args.kl_estimator != "k3"
@@ -117,6 +132,7 @@ class BasisTrainer(GRPOTrainer):
         with self._energies.recording() if self._energies and self.model.training else nullcontext():
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if self.model.training:  # in evaluation there is nothing to learn, and a table need not know the prompts
+            log_rollout_mismatch(self, output)
             output["advantages"] = self._advantages(inputs, output)
         return output
 
@@ -132,6 +148,7 @@ class BasisTrainer(GRPOTrainer):
             num_generations=self.num_generations,
             step=self._generation_batch,
             energies=self._energies.energies(output) if self._energies else None,
+            rollout_weights=rollout_weights(output) if "rollout_weights" in self.baseline.requires else None,
             kl=kl_in_reward(self, output) if self._kl_in_reward() else None,
             greedy_rewards=greedy_rewards(self, inputs) if "greedy_rewards" in self.baseline.requires else None,
             with_texts="prompt_texts" in self.baseline.requires,
@@ -148,6 +165,7 @@ class BasisTrainer(GRPOTrainer):
         self._log_advantages(batch, result.values, {f"baseline/{k}": v for k, v in result.metrics.items()})
         for key, value in advantage_metrics(batch, result).items():
             self._metrics["train"][key].append(value)
+        self._log_difficulty(inputs, batch.rewards)
         used_up = self._step + self.args.steps_per_generation * self.num_iterations
         self._unlearnt.append((used_up, batch))
         self._generation_batch += 1
@@ -164,6 +182,13 @@ class BasisTrainer(GRPOTrainer):
         for _ in range(min(len(logged), values.shape[0])):
             logged.pop()
         logged.extend(values.tolist())
+
+    def _log_difficulty(self, inputs: list[dict[str, Any]], rewards: Tensor) -> None:
+        column = self.args.difficulty_column
+        if column is None:
+            return
+        for name, value in mean_by(gather_object([str(row[column]) for row in inputs]), rewards).items():
+            self._metrics["train"][f"reward/{column}/{name}"].append(value)
 
     def _learn(self) -> None:
         """Let the baseline learn from the batches that are used up: the policy was updated on all of them."""

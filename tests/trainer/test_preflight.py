@@ -23,8 +23,8 @@ def build(
     )
 
 
-class NeedsWeights(Rloo):
-    requires = frozenset({"rollout_weights"})
+class NeedsMore(Rloo):
+    requires = frozenset({"hidden_states"})
 
 
 CASES = {
@@ -35,11 +35,20 @@ CASES = {
         {"baseline": "rloo", "num_generations": 1},
         "'rloo' needs at least 2 rollouts a prompt, but num_generations is 1.*none, batch_mean, .*basis",
     ),
-    "field not collected": ({"baseline": NeedsWeights()}, r"requires \['rollout_weights'\]"),
+    "field not collected": ({"baseline": NeedsMore()}, r"requires \['hidden_states'\]"),
+    "rollout weights without vLLM": (
+        {"baseline": build_baseline("otb", max_rollout_weight=2.0)},
+        "'otb' requires the weights of the rollout correction .* with use_vllm",
+    ),
+    "difficulty column": ({"difficulty_column": "level"}, "difficulty_column: .* has no 'level', only"),
+    "too many difficulties": (
+        {"difficulty_column": "solution", "dataset": sums(30)},
+        "'solution' has 30 different values",
+    ),
     "dataset too small": ({"dataset": sums(3)}, "has 3 prompts, but one generation batch takes 4"),
     "no KL in this baseline's reward": (
-        {"baseline": "rloo", "beta": 0.1, "kl_placement": "reward"},
-        "'rloo' does not take a KL penalty in the reward. Set kl_placement to 'loss', or take one of .*reinforce_pp",
+        {"baseline": build_baseline("basis", values=table_for(sums())), "beta": 0.1, "kl_placement": "reward"},
+        "'basis' does not take a KL penalty in the reward. Set kl_placement to 'loss', or take one of .*reinforce_pp",
     ),
     "no prompt column": ({"dataset": sums().remove_columns("prompt")}, "has no column 'prompt', only"),
     "no solution column": (

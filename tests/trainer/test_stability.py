@@ -1,0 +1,114 @@
+"""The stability metrics: the gradient's noise against gradients taken one by one, rollout mismatch, difficulties."""
+
+import pytest
+import torch
+
+from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer.stability import log_rollout_mismatch, rollout_weights
+from tests.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
+
+
+class OneByOne(BasisTrainer):
+    """Keeps each micro-batch's own gradient: what the step's gradient has grown by."""
+
+    def __init__(self, *args, **kwargs):
+        self.steps = [[]]
+        super().__init__(*args, **kwargs)
+
+    def training_step(self, *args, **kwargs):
+        before = self._gradient()
+        loss = super().training_step(*args, **kwargs)
+        self.steps[-1].append(self._gradient() - before)
+        return loss
+
+    def _gradient(self):
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.model.parameters()]
+        return torch.cat([part.flatten() for part in parts]).clone().double()
+
+    def _get_grad_norm(self, *args, **kwargs):
+        self.steps.append([])
+        return super()._get_grad_norm(*args, **kwargs)
+
+
+def build(cls, tmp_path, dataset=None, **settings):
+    tokenizer = tiny_tokenizer()
+    return cls(
+        model=tiny_model(tokenizer),
+        reward_funcs=parity_reward,
+        args=config(tmp_path, **settings),
+        train_dataset=sums() if dataset is None else dataset,
+        processing_class=tokenizer,
+        baseline="rloo",
+    )
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
+def test_gradient_variance_is_that_of_the_micro_batches(loss_type, tmp_path):
+    settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "steps_per_generation": 4}
+    trainer = build(OneByOne, tmp_path, log_gradient_variance=True, loss_type=loss_type, max_steps=3, **settings)
+    trainer.train()
+    logs = [row for row in trainer.state.log_history if "gradient/variance" in row]
+    assert len(logs) == 3
+    for row, gradients in zip(logs, trainer.steps, strict=False):
+        assert len(gradients) == 4
+        each = torch.stack(gradients) * 4  # each an estimate of the step's gradient, which is their sum
+        mean = each.mean(dim=0)
+        variance = ((each - mean) ** 2).sum() / (4 - 1) / 4  # of the mean, unbiased
+        assert row["gradient/variance"] == pytest.approx(float(variance), rel=1e-4)
+        assert row["gradient/signal"] == pytest.approx(float(mean @ mean), rel=1e-4)
+        assert row["gradient/total_power"] == pytest.approx(float((each**2).sum(dim=1).mean()), rel=1e-4)
+        assert row["grad_norm"] ** 2 == pytest.approx(row["gradient/signal"], rel=1e-4)
+
+
+def test_one_micro_batch_tells_nothing_and_logs_nothing(tmp_path):
+    trainer = build(BasisTrainer, tmp_path, log_gradient_variance=True)
+    trainer.train()
+    assert not any(key.startswith("gradient/") for row in trainer.state.log_history for key in row)
+
+
+def mismatched():
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]])
+    ours = -torch.tensor([[1.0, 2.0, 0.5, 9.0], [0.3, 0.2, 9.0, 9.0], [1.0, 1.0, 2.0, 2.0]])
+    theirs = ours + torch.tensor([[0.1, -0.2, 0.3, 5.0], [0.0, 0.1, 5.0, 5.0], [torch.nan, 0.0, 0.1, 0.2]])
+    return {
+        "completion_ids": torch.ones_like(mask),
+        "completion_mask": mask,
+        "old_per_token_logps": ours,
+        "sampling_per_token_logps": theirs,
+        "importance_sampling_ratio": torch.tensor([[0.8], [0.0], [1.1]]),
+    }
+
+
+def test_rollout_mismatch_by_hand(tmp_path):
+    trainer = build(BasisTrainer, tmp_path)
+    log_rollout_mismatch(trainer, mismatched())
+    rows = [[-0.1, 0.2, -0.3], [0.0, -0.1], [0.0, -0.1, -0.2]]  # the token without a log-probability is left out
+    flat = torch.tensor([d for row in rows for d in row], dtype=torch.float64)
+    found = {key: values[-1] for key, values in trainer._metrics["train"].items()}
+    assert found["rollout/kl"] == pytest.approx(float((flat.exp() - 1 - flat).mean()), abs=1e-6)
+    assert found["rollout/log_ppl_gap"] == pytest.approx(sum(abs(sum(r) / len(r)) for r in rows) / 3, abs=1e-6)
+    assert found["rollout/masked"] == pytest.approx(1 / 3)
+    assert rollout_weights(mismatched()).tolist() == [[pytest.approx(w)] * 4 for w in (0.8, 0.0, 1.1)]
+
+
+def test_nothing_is_logged_where_the_engine_gives_no_log_probabilities(tmp_path):
+    trainer = build(BasisTrainer, tmp_path)
+    trainer.train()
+    assert not any(key.startswith("rollout/") for row in trainer.state.log_history for key in row)
+    assert rollout_weights({}) is None
+
+
+def test_rewards_are_told_apart_by_difficulty(tmp_path):
+    dataset = sums().add_column("level", [i % 2 + 1 for i in range(16)])
+
+    class Kept(BasisTrainer):
+        def _log_difficulty(self, inputs, rewards):
+            super()._log_difficulty(inputs, rewards)
+            for level in (1, 2):
+                own = [float(r) for row, r in zip(inputs, rewards, strict=True) if row["level"] == level]
+                if own:
+                    assert self._metrics["train"][f"reward/level/{level}"][-1] == pytest.approx(sum(own) / len(own))
+
+    trainer = build(Kept, tmp_path, dataset, difficulty_column="level", max_steps=4)
+    trainer.train()
+    assert {"reward/level/1", "reward/level/2"} <= {key for row in trainer.state.log_history for key in row}
