@@ -12,6 +12,7 @@ from torch import Tensor
 
 from basis_rl.baselines.base import Baseline, scorable_rows
 from basis_rl.functional.blue import WEIGHTINGS, Weighting, cross_entropy, mean_squared_error, refine
+from basis_rl.functional.diagnostics import mean_by
 from basis_rl.functional.tilt import beta_grid
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 from basis_rl.values.table import ValueTable
@@ -47,7 +48,9 @@ class Basis(Baseline):
     (see `ValueTable.tilt`). Values are clamped to ``[epsilon, 1 - epsilon]`` before they become weights.
 
     Metrics: ``beta``; ``active``, the share of rollouts with an active prompt; ``fallback``, the share of scored
-    rollouts with ``b = 0`` for want of one; ``calibration_loss``, the minimum.
+    rollouts with ``b = 0`` for want of one; ``calibration_loss``, the minimum; ``reward_from_0.25`` and the like,
+    the mean reward of the prompts that the reference solves in a quarter to a half of its rollouts: what is learnt
+    where.
 
     Args:
         values: the table, its folder, or its Hub id.
@@ -109,6 +112,8 @@ class Basis(Baseline):
             "fallback": float((scorable & ~served).sum() / scorable.sum().clamp(min=1)),
             "calibration_loss": loss,
         }
+        quarters = [f"reward_from_{min(3, int(4 * p)) / 4:.2f}" for p in reference[0].tolist()]
+        metrics.update(mean_by(quarters, batch.rewards))
         return Advantages(values=values, baseline=baseline, metrics=metrics)
 
     def _inside(self, values: Tensor) -> Tensor:

@@ -56,10 +56,8 @@ def mean_by(labels: Sequence[str], rewards: Tensor) -> dict[str, float]:
         labels: N.
         rewards: ``(N,)``, NaN = not scored.
     """
-    result = {}
-    for label in sorted(set(labels)):
-        rows = torch.tensor([other == label for other in labels])
-        mean = float(rewards.double().cpu()[rows].nanmean())
-        if mean == mean:
-            result[label] = mean
-    return result
+    rows: dict[str, list[int]] = {}
+    for row, label in enumerate(labels):
+        rows.setdefault(label, []).append(row)
+    means = {label: float(rewards.double().cpu()[rows[label]].nanmean()) for label in sorted(rows)}
+    return {label: mean for label, mean in means.items() if mean == mean}

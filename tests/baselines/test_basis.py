@@ -144,3 +144,18 @@ def test_a_batch_without_a_success_reports_the_reference_end(weighting):
     result = Basis(table, weighting=weighting).advantages(replace(batch, rewards=torch.zeros_like(batch.rewards)))
     assert result.metrics["beta"] == 5.0
     assert (result.baseline == 0).all()
+
+
+def test_reward_is_told_apart_by_the_references_value():
+    table = ValueTable.from_rewards({f"p{k}": [1.0] * k + [0.0] * (8 - k) for k in range(9)})
+    rewards = torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0, math.nan])
+    batch = RolloutBatch(
+        rewards=rewards,
+        group_ids=torch.arange(9),
+        prompt_ids=table.prompt_ids,
+        action_mask=torch.ones((9, 1), dtype=torch.bool),
+    )
+    found = {k: v for k, v in Basis(table, smoothing=0.0).advantages(batch).metrics.items() if "from" in k}
+    assert found == {
+        "reward_from_0.00": 0.5, "reward_from_0.25": 0.5, "reward_from_0.50": 0.5, "reward_from_0.75": 1.0,
+    }  # fmt: skip

@@ -1,5 +1,6 @@
 """ReMax in training: one greedy rollout a distinct prompt, the right one for each row, and no trace in the logs."""
 
+import pytest
 import torch
 
 from basis_rl.baselines import ReMax
@@ -17,7 +18,8 @@ class Keep(ReMax):
         return super().advantages(batch)
 
 
-def test_greedy_rewards_are_those_of_greedy_decoding(tmp_path, tiny_path):
+@pytest.mark.parametrize("continuous", [False, True])
+def test_greedy_rewards_are_those_of_greedy_decoding(continuous, tmp_path, tiny_path):
     calls = []
 
     def score(ids, solution):
@@ -47,7 +49,13 @@ def test_greedy_rewards_are_those_of_greedy_decoding(tmp_path, tiny_path):
     trainer = Compare(
         model=str(tiny_path),
         reward_funcs=reward,
-        args=config(tmp_path, num_generations=4, max_steps=2, log_completions=True),
+        args=config(
+            tmp_path,
+            num_generations=4,
+            max_steps=2,
+            log_completions=True,
+            use_transformers_continuous_batching=continuous,
+        ),
         train_dataset=sums(),
         baseline=baseline,
     )

@@ -1,7 +1,10 @@
 """What the trainer adds to TRL's loss: GPG is plain REINFORCE; KL in the loss and in the reward."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
+from peft import LoraConfig
 
 from basis_rl.baselines import ReinforcePP, build_baseline
 from basis_rl.trainer import BasisTrainer
@@ -11,7 +14,7 @@ from tests.tiny import config, parity_reward, sums
 LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo"]
 
 
-def build(cls, tmp_path, model, baseline="dr_grpo", objective=None, **settings):
+def build(cls, tmp_path, model, baseline="dr_grpo", objective=None, peft_config=None, **settings):
     return cls(
         model=str(model),
         reward_funcs=parity_reward,
@@ -19,6 +22,7 @@ def build(cls, tmp_path, model, baseline="dr_grpo", objective=None, **settings):
         train_dataset=sums(),
         baseline=build_baseline(baseline) if isinstance(baseline, str) else baseline,
         objective=objective,
+        peft_config=peft_config,
     )
 
 
@@ -84,6 +88,29 @@ def test_our_aggregation_of_the_kl_is_trls(loss_type, tmp_path, tiny_path):
     assert any(row.get("kl", 0) > 0 for row in trainer.state.log_history)
 
 
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_kl_loss_of_a_lora_policy_is_against_the_model_without_its_adapter(estimator, tmp_path, tiny_path):
+    class ByHand(BasisTrainer):
+        def _compute_loss(self, model, inputs):
+            difference = log_probs_of(self, inputs, reference=True) - log_probs_of(self, inputs, reference=False)
+            mask = inputs["completion_mask"].bool()
+            per_token = 0.5 * difference**2 if estimator == "k2" else difference.exp() - difference - 1
+            self.expected.append(float(per_token[mask].mean()))
+            return super()._compute_loss(model, inputs)
+
+    settings = {"beta": 0.3, "kl_estimator": estimator, "max_steps": 2, "use_bias_correction_kl": False}
+    trainer = build(ByHand, tmp_path, tiny_path, peft_config=LORA, **settings)
+    trainer.expected = []
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    trainer.train()
+    logged = [row["kl"] for row in trainer.state.log_history if "kl" in row]
+    assert logged == pytest.approx(trainer.expected, rel=1e-3)
+    assert min(logged) > 1e-4
+    moved = {name for name, p in trainer.model.named_parameters() if not torch.equal(p, before[name])}
+    assert moved
+    assert all("lora" in name for name in moved)
+
+
 def test_k2_pulls_towards_the_reference(tmp_path, tiny_path):
     kls = {}
     for beta in (0.0, 5.0):
@@ -104,30 +131,41 @@ class Keep(ReinforcePP):
         return super().advantages(batch)
 
 
+LORA = LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+
+
+def log_probs_of(trainer, output, *, reference):
+    """Policy or reference scored by hand: for LoRA the reference is the model without its adapter."""
+    ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+    mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
+    model = trainer.ref_model if reference and trainer.ref_model is not None else trainer.model
+    off = model.disable_adapter() if reference and trainer.ref_model is None else nullcontext()
+    with torch.no_grad(), off:
+        logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1].log_softmax(-1)
+    return logits.gather(-1, ids[:, 1:, None])[:, -output["completion_ids"].shape[1] :, 0]
+
+
+@pytest.mark.parametrize("peft_config", [None, LORA], ids=["full", "lora"])
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_kl_in_the_reward_is_k1_against_the_reference(accumulation, tmp_path, tiny_path):
+def test_kl_in_the_reward_is_k1_against_the_reference(accumulation, peft_config, tmp_path, tiny_path):
     class Scoring(BasisTrainer):
         expected: list
 
         def _advantages(self, inputs, output):
-            ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
-            mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
-            scores = []
-            for model in (self.model, self.ref_model):
-                with torch.no_grad():
-                    logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1].log_softmax(-1)
-                scores.append(logits.gather(-1, ids[:, 1:, None])[:, -output["completion_ids"].shape[1] :, 0])
+            scores = [log_probs_of(self, output, reference=reference) for reference in (False, True)]
             self.expected.append(0.2 * (scores[0] - scores[1]) * output["completion_mask"])
             return super()._advantages(inputs, output)
 
     baseline = Keep()
     settings = {"beta": 0.2, "kl_placement": "reward", "max_steps": 4, "gradient_accumulation_steps": accumulation}
-    trainer = build(Scoring, tmp_path, tiny_path, baseline, **settings)
+    trainer = build(Scoring, tmp_path, tiny_path, baseline, peft_config=peft_config, **settings)
     trainer.expected = []
     trainer.train()
     assert trainer.args.kl_estimator == "k1"
     for batch, expected in zip(baseline.batches, trainer.expected, strict=True):
         torch.testing.assert_close(batch.kl, expected, rtol=0, atol=1e-5)
-    assert baseline.batches[0].kl.abs().max() < 1e-5
+    assert (trainer.ref_model is None) == (peft_config is not None)
+    if peft_config is None:  # the adapter of the test is not the identity
+        assert baseline.batches[0].kl.abs().max() < 1e-5
     assert baseline.batches[1].kl.abs().max() > 1e-3
     assert any("kl" in row for row in trainer.state.log_history)
