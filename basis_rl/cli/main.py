@@ -17,6 +17,8 @@ COMMANDS = {
     "clusters": "build the prompt codebook that BV-Blend needs, from a sentence encoder and K-means",
     "check": "check a recipe before anything is spent, or module:Class, a baseline of your own",
 }
+# Exit codes beside 0 and 2 (a message about what was asked for); the numbers are those of sysexits.h.
+FAILED, STOPPED = 70, 75
 USAGE = """usage: basis-rl COMMAND RECIPE.yaml [--key value ...]
 
 commands:
@@ -24,6 +26,8 @@ commands:
 
 A recipe is YAML; every key can be overridden, `--learning_rate 1e-6`, `--baseline_kwargs.weighting vop`.
 Several processes: accelerate launch --config_file accelerate_configs/ddp.yaml -m basis_rl train RECIPE.yaml
+SIGTERM and SIGUSR1 end training at the next step with a checkpoint (exit code 75); go on with
+--resume_from_checkpoint auto.
 `basis-rl train --help` lists all keys. BASIS_RL_DEBUG=1 shows tracebacks of errors in a recipe."""
 
 
@@ -50,11 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def fail(message: object) -> int:
-    """Print one message, once a machine, and return the exit code of a bad request."""
+def fail(message: object, code: int = 2) -> int:
+    """Print one message, once a machine, and return the exit code."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"basis-rl: error: {message}", file=sys.stderr)
-    return 2
+    return code
 
 
 def report(error: Exception) -> int:

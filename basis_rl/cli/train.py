@@ -7,12 +7,13 @@ from pathlib import Path
 
 import yaml
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
-from transformers.trainer_utils import get_last_checkpoint
 
-from basis_rl.cli.main import report
+from basis_rl.cli.main import FAILED, STOPPED, fail, report
 from basis_rl.recipe import Recipe, build_trainer, parse_recipe
 from basis_rl.report import plot_training
 from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer.checkpoint import newest, resolve
+from basis_rl.trainer.faults import NonFiniteGradients
 from basis_rl.trainer.progress import ProgressLines
 from basis_rl.trainer.state import load_baseline
 
@@ -21,36 +22,20 @@ def main(argv: Sequence[str]) -> int:
     """Train, save model, tokenizer, log, recipe and plot into ``output_dir``, push to the Hub if asked."""
     try:
         recipe = parse_recipe(argv)
-        checkpoint = resume_from(recipe)
+        checkpoint = resolve(recipe.args.resume_from_checkpoint, recipe.args.output_dir)
         trainer = build_trainer(recipe)
         if checkpoint is not None:
-            load_baseline(checkpoint, trainer.baseline)
+            load_baseline(checkpoint, trainer.baseline, trainer.dataset_identity)
     except (ValueError, OSError) as error:
         return report(error)
-    run(recipe, trainer, checkpoint)
-    return 0
+    try:
+        return run(recipe, trainer, checkpoint)
+    except NonFiniteGradients as error:
+        return fail(error, FAILED)
 
 
-def resume_from(recipe: Recipe) -> str | None:
-    """The checkpoint to resume from: the one that is named, or the newest of ``output_dir`` for ``true``.
-
-    Raises:
-        ValueError: there is none.
-    """
-    asked = recipe.args.resume_from_checkpoint
-    if not asked or str(asked).lower() == "false":
-        return None
-    output = recipe.args.output_dir
-    found: str | None = str(asked)
-    if str(asked).lower() == "true":
-        found = get_last_checkpoint(output) if Path(output).is_dir() else None
-    if found is None or not (Path(found) / "trainer_state.json").is_file():
-        raise ValueError(f"resume_from_checkpoint: {asked}, but there is no checkpoint in '{found or output}'.")
-    return found
-
-
-def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> None:
-    """Train and save."""
+def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
+    """Train and save; returns the exit code."""
     output = Path(recipe.args.output_dir)
     if trainer.accelerator.is_main_process:
         output.mkdir(parents=True, exist_ok=True)
@@ -59,6 +44,13 @@ def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> None:
         trainer.remove_callback(bar)
     trainer.add_callback(ProgressLines)
     trainer.train(resume_from_checkpoint=checkpoint)
+    if trainer.stop_on_signal.stopped:
+        if trainer.accelerator.is_main_process:
+            kept = newest(output)
+            where = f"Checkpoint: {kept}. Go on with --resume_from_checkpoint auto." if kept else "Nothing is saved."
+            print(f"Stopped by a signal after step {trainer.state.global_step} of {trainer.state.max_steps}. {where}")
+        trainer.end()
+        return STOPPED
     trainer.save_model(str(output))
     trainer.save_state()
     if trainer.accelerator.is_main_process:
@@ -67,3 +59,4 @@ def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> None:
     if recipe.args.push_to_hub:
         trainer.push_to_hub(dataset_name=recipe.data.dataset_name)
     trainer.end()
+    return 0

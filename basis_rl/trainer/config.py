@@ -62,6 +62,9 @@ class BasisConfig(GRPOConfig):
         default=False,
         metadata={"help": "Log total power, signal and variance of each step's gradient (data parallelism only)."},
     )
+    max_nonfinite_steps: int = field(
+        default=10, metadata={"help": "Steps in a row without a finite gradient, each skipped, after which a run ends."}
+    )
     on_invalid_gold: str = field(
         default="error",
         metadata={"help": "What to do with problems whose gold does not verify against itself: 'error' or 'drop'."},

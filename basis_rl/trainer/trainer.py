@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 from accelerate.utils import gather_object
 from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
 from basis_rl.baselines import Baseline, build_baseline
 from basis_rl.functional.diagnostics import advantage_metrics, mean_by
+from basis_rl.trainer import checkpoint
 from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.energies import EnergyRecorder
+from basis_rl.trainer.faults import FiniteGradients, StopOnSignal
 from basis_rl.trainer.gather import gather_batch, local_rows, total_rewards
 from basis_rl.trainer.greedy import greedy_rewards
 from basis_rl.trainer.loss import kl_in_reward, kl_loss, no_kl, without_old_log_probs
 from basis_rl.trainer.preflight import check_baseline_fits, check_dataset, check_golds, run_context
+from basis_rl.trainer.sampler import EpochSampler
 from basis_rl.trainer.stability import GradientMonitor, log_rollout_mismatch, rollout_weights
-from basis_rl.trainer.state import load_baseline, save_baseline
+from basis_rl.trainer.state import dataset_identity, load_baseline, load_phase, save_baseline, save_phase
 from basis_rl.types import RolloutBatch
 
 
@@ -81,7 +86,11 @@ class BasisTrainer(GRPOTrainer):
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
         self._energies = EnergyRecorder(self) if "energies" in self.baseline.requires else None
         self._monitor = GradientMonitor(self) if args.log_gradient_variance else None
+        self._finite = FiniteGradients(self)
+        self.dataset_identity = dataset_identity(self.train_dataset)
+        self.stop_on_signal = StopOnSignal(self)
         self.add_callback(_UpdateBaseline(self))
+        self.add_callback(self.stop_on_signal)
         if type(self.baseline).validate is not Baseline.validate:
             context = run_context(self.model.config, self._tokenizer, self.train_dataset, self.reward_funcs, self.args)
             self.baseline.validate(context)
@@ -100,8 +109,9 @@ class BasisTrainer(GRPOTrainer):
             self._monitor.count()
         return loss
 
-    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
-        norm = super()._get_grad_norm(*args, **kwargs)
+    def _get_grad_norm(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        norm = super()._get_grad_norm(model, *args, **kwargs)
+        self._finite.check(model, float(norm))
         if self._monitor is not None:
             self._monitor.close(norm)
         return norm
@@ -195,17 +205,66 @@ class BasisTrainer(GRPOTrainer):
         while self._unlearnt and self._unlearnt[0][0] <= self._step:
             self.baseline.update(self._unlearnt.pop(0)[1])
 
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+        """As in transformers; ``True`` resumes from the newest checkpoint that is complete, ``"auto"`` if there is one.
+
+        SIGTERM and SIGUSR1 end it at the next step with a checkpoint; `stop_on_signal.stopped` tells.
+
+        Raises:
+            ValueError: no such checkpoint, or one of another run.
+            NonFiniteGradients: too many steps in a row without a finite gradient.
+        """
+        found = checkpoint.resolve(resume_from_checkpoint, self.args.output_dir)
+        with self.stop_on_signal.listening():
+            return super().train(resume_from_checkpoint=found, **kwargs)
+
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> EpochSampler:
+        return EpochSampler(
+            epoch=lambda: int(self.state.epoch or 0),
+            data_source=self.train_dataset if dataset is None else dataset,
+            mini_repeat_count=self.num_generations,
+            batch_size=self.args.generation_batch_size // self.num_generations,
+            repeat_count=self.num_iterations * self.args.steps_per_generation,
+            shuffle=self.shuffle_dataset,
+            seed=self.args.seed,
+        )
+
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         super().save_model(output_dir, _internal_call=_internal_call)
-        # Here and not after `_save_checkpoint`, which pushes to the Hub before it returns.
         if _internal_call and self.args.should_save:
-            save_baseline(output_dir or self.args.output_dir, self.baseline, self._generation_batch)
+            folder = output_dir or self.args.output_dir
+            save_baseline(folder, self.baseline, self._generation_batch, self.dataset_identity)
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None:
-            self._generation_batch = load_baseline(checkpoint, self.baseline)
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        save_phase(output_dir, self)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        if self.args.should_save:
+            checkpoint.begin(folder)
+        self.accelerator.wait_for_everyone()
+        limit, self.args.save_total_limit = self.args.save_total_limit, None  # older ones go when this one is complete
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self.args.save_total_limit = limit
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            checkpoint.finish(folder)
+            checkpoint.rotate(folder.parent, limit, self.state.best_model_checkpoint)
+        if self.args.push_to_hub:
+            super()._push_from_checkpoint(str(folder))
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Not from within transformers' saving, where the checkpoint is not complete yet."""
+
+    def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint_folder)
+        if checkpoint_folder is not None:
+            self._generation_batch = load_baseline(checkpoint_folder, self.baseline, self.dataset_identity)
             self._unlearnt = []
+            load_phase(checkpoint_folder, self)
 
 
 class _UpdateBaseline(TrainerCallback):

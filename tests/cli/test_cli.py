@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -266,7 +268,7 @@ def test_a_baseline_of_ones_own(recipe, capsys):
 
 def test_resuming_from_nothing_or_with_another_baseline_is_one_message(recipe, tmp_path, capsys):
     assert main(["train", recipe(), "--resume_from_checkpoint", "true"]) == 2
-    assert "there is no checkpoint in" in capsys.readouterr().err
+    assert "there is no complete checkpoint in" in capsys.readouterr().err
     assert main(["train", recipe(save_strategy="steps", save_steps=1)]) == 0
     assert main(["train", recipe(max_steps=3), "--resume_from_checkpoint", "true"]) == 0
     rows = [json.loads(line)["step"] for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
@@ -287,3 +289,34 @@ def test_a_table_does_not_replace_something_else(recipe, tmp_path, capsys):
 def test_check_says_what_it_could_not_check(recipe, capsys):
     assert main(["check", recipe(reward_funcs=["tests.tiny.parity_reward"])]) == 0
     assert "No reward function here can check the golds" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_signal_stops_training_with_its_own_exit_code_and_auto_goes_on(recipe, tmp_path, capsys):
+    settings = {"max_steps": 4000, "save_strategy": "steps", "save_steps": 1000}
+    path = recipe(**settings)
+    command = [sys.executable, "-m", "basis_rl", "train", path, "--resume_from_checkpoint", "auto"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    for _ in range(600):
+        time.sleep(0.1)
+        if metrics.is_file() and metrics.read_text().count("\n") >= 3:
+            break
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 75, output[-2000:]
+    stopped = int(re.search(r"Stopped by a signal after step (\d+) of 4000\. Checkpoint: .*", output).group(1))
+    assert (tmp_path / "out" / f"checkpoint-{stopped}").is_dir()
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+    assert main(["train", recipe(**{**settings, "max_steps": stopped + 2}), "--resume_from_checkpoint", "auto"]) == 0
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_gradients_that_are_not_finite_end_the_run_with_their_own_exit_code(recipe, capsys):
+    path = recipe(reward_funcs=["tests.cli.test_cli.absurd"], baseline="none", max_steps=30, max_nonfinite_steps=2)
+    assert main(["train", path]) == 70
+    assert "2 steps in a row" in capsys.readouterr().err
+
+
+def absurd(completions, **kwargs):
+    return [3e38 * (i % 2) for i in range(len(completions))]

@@ -1,0 +1,33 @@
+"""Run by `test_faults.py` on two ranks: one of them gets a signal in its fourth step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from basis_rl.trainer import BasisTrainer
+from tests.tiny import config, parity_reward, sums, tiny_tokenizer
+
+
+def main(output: str, model: str, who: int, what: str) -> None:
+    class IllFated(BasisTrainer):
+        def training_step(self, *args, **kwargs):
+            if self.state.global_step == 3 and self.accelerator.process_index == who:
+                os.kill(os.getpid(), getattr(signal, what))
+            return super().training_step(*args, **kwargs)
+
+    trainer = IllFated(
+        model=model,
+        reward_funcs=parity_reward,
+        args=config(output, max_steps=8, save_strategy="steps", save_steps=100),
+        train_dataset=sums(),
+        processing_class=tiny_tokenizer(),
+        baseline="rloo",
+    )
+    trainer.train()
+    print(f"rank {trainer.accelerator.process_index} stopped at {trainer.state.global_step}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])

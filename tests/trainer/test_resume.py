@@ -1,0 +1,173 @@
+"""A run that is resumed equals the uninterrupted one to the bit: any epoch, any step, between two generations too."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from basis_rl.trainer import BasisTrainer, checkpoint
+from tests.tiny import config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
+from tests.trainer.test_state import RunningMean
+
+# 16 prompts, 4 a generation batch, two slices of it used twice: 16 micro-batches an epoch, a generation every 4.
+SHAPE = {"per_device_train_batch_size": 8, "steps_per_generation": 2, "num_iterations": 2, "max_steps": 40}
+
+
+class Noted(BasisTrainer):
+    """Keeps which prompts each generation batch had."""
+
+    def __init__(self, *args, **kwargs):
+        self.order = {}
+        super().__init__(*args, **kwargs)
+
+    def _advantages(self, inputs, output):
+        self.order[self._generation_batch] = [row["solution"] for row in inputs]
+        return super()._advantages(inputs, output)
+
+
+def run(folder, baseline, resume=None, dataset=None, **settings):
+    tokenizer = tiny_tokenizer()
+    trainer = Noted(
+        model=tiny_model(tokenizer),
+        reward_funcs=parity_reward,
+        args=config(folder, **{**SHAPE, "save_strategy": "steps", "save_steps": 1, **settings}),
+        train_dataset=sums() if dataset is None else dataset,
+        processing_class=tokenizer,
+        baseline=baseline,
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def assert_same_end(a, b):
+    for (name, p), (_, q) in zip(a.model.state_dict().items(), b.model.state_dict().items(), strict=True):
+        assert torch.equal(p, q), name
+    for p, q in zip(a.optimizer.state.values(), b.optimizer.state.values(), strict=True):
+        assert all(torch.equal(p[key], q[key]) for key in p)
+    assert str(a.baseline.state_dict()) == str(b.baseline.state_dict())
+    untimed = [
+        [{k: v for k, v in row.items() if "time" not in k and "second" not in k and k != "train_loss"} for row in t]
+        for t in (a.state.log_history, b.state.log_history)
+    ]
+    assert untimed[0] == untimed[1]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, run(folder, RunningMean())
+
+
+# The middle of a generation batch, its end, the end of an epoch, the next step, epochs 1 and 2.
+@pytest.mark.parametrize("step", [1, 3, 4, 15, 16, 17, 22, 32, 35, 39])
+def test_a_resumed_run_is_the_uninterrupted_one(step, whole, tmp_path):
+    folder, expected = whole
+    resumed = run(tmp_path, RunningMean(), resume=str(folder / f"checkpoint-{step}"), save_strategy="no")
+    assert_same_end(expected, resumed)
+    assert resumed.order or step > 36  # the last generation
+    assert all(expected.order[batch] == prompts for batch, prompts in resumed.order.items())
+
+
+@pytest.mark.parametrize("name", ["basis_history", "bv_blend", "otb"])
+def test_baselines_with_state_and_token_advantages_resume(name, tmp_path):
+    expected = run(tmp_path / "whole", named_baseline(name, sums()), max_steps=20)
+    for step in (6, 17):
+        start = str(tmp_path / "whole" / f"checkpoint-{step}")
+        baseline = named_baseline(name, sums())
+        assert_same_end(expected, run(tmp_path / "again", baseline, resume=start, max_steps=20, save_strategy="no"))
+
+
+def test_accumulation_with_a_short_last_step_of_the_epoch(tmp_path):
+    shape = {"gradient_accumulation_steps": 3, "num_iterations": 1, "max_steps": 9}  # 8 micro-batches: 3, 3, 2
+    expected = run(tmp_path / "whole", RunningMean(), **shape)
+    for step in (1, 3, 5, 7):
+        start = str(tmp_path / "whole" / f"checkpoint-{step}")
+        assert_same_end(expected, run(tmp_path / "again", RunningMean(), start, save_strategy="no", **shape))
+
+
+def test_order_without_interruption_is_trls(whole):
+    from trl import GRPOConfig, GRPOTrainer
+
+    seen = []
+
+    class Plain(GRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            seen.append([row["solution"] for row in inputs])
+            return super()._generate_and_score_completions(inputs)
+
+    folder, expected = whole
+    tokenizer = tiny_tokenizer()
+    keep = {k: v for k, v in vars(config(folder / "trl", **SHAPE)).items() if k in GRPOConfig.__dataclass_fields__}
+    args = GRPOConfig(**{k: v for k, v in keep.items() if k not in ("generation_batch_size", "deepspeed_plugin")})
+    trainer = Plain(tiny_model(tokenizer), parity_reward, args, sums(), processing_class=tokenizer)
+    trainer.train()
+    assert list(expected.order.values()) == seen
+
+
+def test_what_was_cut_off_is_passed_over_and_removed(tmp_path):
+    run(tmp_path, RunningMean(), max_steps=6, save_steps=2)
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+    cut = (tmp_path / "checkpoint-6").rename(tmp_path / "checkpoint-7")  # a step that is not saved again
+    checkpoint.begin(cut)  # as a kill while it is written would leave it
+    (cut / "optimizer.pt").unlink()
+    assert checkpoint.newest(tmp_path) == tmp_path / "checkpoint-4"
+    with pytest.raises(
+        ValueError, match=r"checkpoint-7' was cut off .* newest complete one beside it is .*checkpoint-4"
+    ):
+        run(tmp_path, RunningMean(), resume=str(cut))
+    (tmp_path / "checkpoint-8").mkdir()  # killed right after the folder was made
+    again = run(tmp_path, RunningMean(), resume=True, max_steps=10, save_steps=2)
+    assert again.order.keys() == {1, 2}  # step 4 is the end of batch 0
+    assert not cut.exists()
+    assert checkpoint.newest(tmp_path).name == "checkpoint-10"
+
+
+def test_older_checkpoints_go_when_the_new_one_is_complete(tmp_path, monkeypatch):
+    whole_then = []
+    finish = checkpoint.finish
+
+    def spy(folder):
+        whole_then.append([path.name for path in checkpoint.checkpoints(tmp_path) if checkpoint.is_complete(path)])
+        finish(folder)
+
+    monkeypatch.setattr(checkpoint, "finish", spy)
+    run(tmp_path, RunningMean(), max_steps=6, save_steps=2, save_total_limit=1)
+    assert whole_then == [[], ["checkpoint-2"], ["checkpoint-4"]]
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-6"]
+
+
+def test_auto_starts_anew_where_there_is_nothing(tmp_path):
+    assert checkpoint.resolve("auto", tmp_path / "nothing") is None
+    assert checkpoint.resolve(None, tmp_path) is None
+    with pytest.raises(ValueError, match="no complete checkpoint"):
+        checkpoint.resolve(True, tmp_path)
+    with pytest.raises(ValueError, match="is no checkpoint"):
+        checkpoint.resolve(str(tmp_path), tmp_path)
+
+
+def test_another_dataset_is_refused(whole):
+    folder, _ = whole
+    with pytest.raises(ValueError, match="saved while training on other prompts"):
+        run(folder / "x", RunningMean(), resume=str(folder / "checkpoint-4"), dataset=sums().shuffle(seed=1))
+
+
+def test_rollouts_of_other_ranks_are_refused(whole, tmp_path):
+    folder, _ = whole
+    shutil.copytree(folder / "checkpoint-3", tmp_path / "checkpoint-3")
+    path = tmp_path / "checkpoint-3" / "phase_0.pt"
+    torch.save({**torch.load(path), "ranks": 2}, path)
+    with pytest.raises(ValueError, match=r"saved by 2 process\(es\) in the middle of a generation batch"):
+        run(tmp_path, RunningMean(), resume=str(tmp_path / "checkpoint-3"))
+
+
+def test_a_checkpoint_of_trls_own_trainer_is_accepted(whole, tmp_path):
+    folder, _ = whole
+    start = tmp_path / "checkpoint-4"
+    shutil.copytree(folder / "checkpoint-4", start)
+    (start / "phase_0.pt").unlink()
+    state = json.loads((start / "trainer_state.json").read_text())
+    assert state["global_step"] == 4
+    assert run(tmp_path, RunningMean(), resume=str(start), max_steps=6).state.global_step == 6
+    assert Path(tmp_path / "checkpoint-6").is_dir()
