@@ -54,16 +54,6 @@ def leave_one_out_shift(log_likelihood: Tensor, log_prior: Tensor, shifts: Tenso
     return mean, (shifts**2 @ weights - mean**2).clamp(min=0.0)
 
 
-def leave_one_out_values(mean: Tensor, log_likelihood: Tensor, log_prior: Tensor, shifts: Tensor) -> Tensor:
-    """``V_i = sum_s p(s | r_j, j != i) sigmoid(m_i + s)``: the value of row i told by all OTHER rewards. ``(N,)``.
-
-    Exact: the own term is taken out of the log-posterior of each candidate before it is normalised. O(S N).
-    """
-    others = log_likelihood.sum(dim=1, keepdim=True) - log_likelihood + log_prior[:, None]
-    weights = torch.softmax(others, dim=0)
-    return (weights * torch.sigmoid(mean[None] + shifts[:, None])).sum(dim=0)
-
-
 def expected_sigmoid(mean: Tensor, variance: Tensor) -> Tensor:
     """``E[sigmoid(x)], x ~ N(mean, variance)``, as ``sigmoid(mean / sqrt(1 + pi variance / 8))`` (MacKay 1992)."""
     return torch.sigmoid(mean / torch.sqrt(1.0 + math.pi / 8.0 * variance))
