@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows
 from basis_rl.functional.history import (
+    drift_grid,
+    expected_sigmoid,
     filter_update,
-    leave_one_out_values,
+    leave_one_out_shift,
+    prequential_update,
     shift_grid,
     shift_log_likelihood,
     shift_posterior,
@@ -20,8 +24,10 @@ from basis_rl.functional.history import (
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 from basis_rl.values.table import ValueTable
 
-_STATE = ("prompt_ids", "mean", "variance", "last_seen", "shift_mean", "shift_variance", "step")
+_STATE = ("prompt_ids", "mean", "variance", "last_seen", "log_weights", "shift_mean", "shift_variance", "step")
 _UNKNOWN_SHIFT = 100.0
+# Weights of the drifts remember about 1 / (1 - 0.97) = 33 batches: a run may stand still first and move later.
+_FORGETTING = 0.97
 
 
 class BasisHistory(Baseline):
@@ -30,11 +36,17 @@ class BasisHistory(Baseline):
     A static table ages: prompts do not all move by the same tilt. Here each prompt has a belief ``N(m_i, v_i)`` about
     the logit of its value, from the table's counts or flat, and
 
-    1. all prompts of a batch share one shift s in logits, integrated out over its posterior given the rewards of the
-       OTHER rollouts and the shift of earlier batches: ``V_i = E[sigmoid(m_i + s) | r_j, j != i]``. The own reward is
-       excluded exactly.
+    1. all prompts of a batch share one shift s in logits. Given the shift of earlier batches and the rewards of the
+       OTHER rollouts it has mean ``s_i`` and variance ``u_i`` (on a grid, exactly), and
+       ``V_i = sigmoid((m_i + s_i) / sqrt(1 + pi u_i / 8))``, where ``m_i`` has been filtered (see 2) with the other
+       rollouts of the same prompt, if there are any. The own reward is excluded exactly.
     2. After the policy update, the prompts that were seen are filtered (extended Kalman, observation variance
        ``V (1 - V)``), and uncertainty grows with the steps: ``v += drift`` a step for a prompt, ``shift_drift`` for s.
+    3. How fast prompts move by themselves is not known beforehand, and a wrong drift costs up to a factor of two in
+       the error. ``drift="auto"`` runs one filter for each of six drifts d from 0 to 0.1 and averages their values,
+       ``V_i = sum_d w_d V_i^(d)``, weighed by how well each has predicted the rewards of earlier batches:
+       ``log w_d <- 0.97 log w_d + sum_i log p(r_i | V_i^(d))``. The shift is told by the mean belief
+       ``sum_d w_d m_i^(d)``; it is common to all prompts and hardly depends on d.
 
     What the BASIS paper's Limitations ask for, sharing across prompts and across steps; the tilt of its Eq. 5 is the
     shift ``1 / beta``. There is no `weighting` and no `calibration`: refining these values with the batch once more
@@ -42,14 +54,15 @@ class BasisHistory(Baseline):
     (``values=None``: every prompt starts at ``N(0, prior_variance)``).
 
     Metrics: ``shift``; ``beta = 1 / shift`` within the paper's grid [0.01, 5]; ``uncertainty``, the mean standard
-    deviation of the beliefs, in logits; ``known``, the share of rollouts whose prompt has a belief of its own.
+    deviation of the beliefs, in logits; ``known``, the share of rollouts whose prompt has a belief of its own;
+    ``drift``, the weighted mean ``sum_d w_d d``.
 
     Args:
         values: a table, its folder or Hub id, or None.
         smoothing: pseudo-rollouts at each end of the reward range, > 0, for the beliefs that the table gives.
         epsilon: values are kept in ``[epsilon, 1 - epsilon]``.
         accept_mismatch: see `Basis`.
-        drift: variance that a prompt's logit gains a step, beside the common shift.
+        drift: variance that a prompt's logit gains a step, beside the common shift, or ``"auto"``.
         shift_drift: variance that the common shift gains a step.
         prior_variance: of a prompt without a table.
 
@@ -63,29 +76,32 @@ class BasisHistory(Baseline):
         smoothing: float = 0.5,
         epsilon: float = 1e-6,
         accept_mismatch: bool = False,
-        drift: float = 0.003,
+        drift: float | Literal["auto"] = "auto",
         shift_drift: float = 0.02,
         prior_variance: float = 4.0,
     ) -> None:
-        if smoothing <= 0 or not 0 < epsilon < 0.5 or drift < 0 or shift_drift < 0 or prior_variance <= 0:
+        bad_drift = drift != "auto" if isinstance(drift, str) else not drift >= 0
+        if smoothing <= 0 or not 0 < epsilon < 0.5 or bad_drift or shift_drift < 0 or prior_variance <= 0:
             raise ValueError(
-                "basis_history: needs smoothing > 0, 0 < epsilon < 0.5, drift >= 0, shift_drift >= 0 and "
+                "basis_history: needs smoothing > 0, 0 < epsilon < 0.5, drift >= 0 or 'auto', shift_drift >= 0 and "
                 f"prior_variance > 0, got {smoothing}, {epsilon}, {drift}, {shift_drift}, {prior_variance}."
             )
         self.values = values if isinstance(values, ValueTable) or values is None else ValueTable.load(values)
         self.epsilon, self.accept_mismatch = epsilon, accept_mismatch
-        self.drift, self.shift_drift, self.prior_variance = drift, shift_drift, prior_variance
+        self.drifts = drift_grid() if isinstance(drift, str) else torch.tensor([drift], dtype=torch.float64)
+        self.log_weights = torch.full_like(self.drifts, -math.log(len(self.drifts)))
+        self.shift_drift, self.prior_variance = shift_drift, prior_variance
         self.reward_range = self.values.reward_range if self.values else (0.0, 1.0)
         self.shifts = shift_grid()
         self.shift_mean, self.shift_variance, self.step = 0.0, _UNKNOWN_SHIFT, 0
         self._set_prompts(self.values.prompt_ids if self.values else [])
-        self.mean = torch.zeros(len(self._row), dtype=torch.float64)
-        self.variance = torch.zeros_like(self.mean)
+        mean = variance = torch.zeros(len(self._row), dtype=torch.float64)
         if self.values is not None:
             p = self.values.tilt(self.values.prompt_ids, smoothing)(torch.tensor([torch.inf]))[0][0]
             rollouts = torch.tensor([float(len(self.values.rewards(i))) for i in self.values.prompt_ids]).double()
-            self.mean = torch.logit(p)
-            self.variance = 1.0 / ((rollouts + 2 * smoothing) * p * (1 - p))
+            mean = torch.logit(p)
+            variance = 1.0 / ((rollouts + 2 * smoothing) * p * (1 - p))
+        self.mean, self.variance = mean.repeat(len(self.drifts), 1), variance.repeat(len(self.drifts), 1)
         self.last_seen = torch.zeros(len(self._row), dtype=torch.float64)
 
     def _set_prompts(self, prompt_ids: list[str]) -> None:
@@ -96,14 +112,14 @@ class BasisHistory(Baseline):
             self.values.check(run, accept_mismatch=self.accept_mismatch)
 
     def _belief(self, prompt_ids: list[str]) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean and variance now, and who has a belief of its own; each ``(N,)``. Others have the prior."""
+        """Mean and variance now, ``(D, N)``, and who has a belief of its own, ``(N,)``. Others have the prior."""
         rows = torch.tensor([self._row.get(prompt_id, -1) for prompt_id in prompt_ids], dtype=torch.long)
         known = rows >= 0
-        mean, variance = torch.zeros(len(rows), dtype=torch.float64), torch.full((len(rows),), self.prior_variance)
-        variance = variance.double()
-        mean[known] = self.mean[rows[known]]
+        mean = torch.zeros((len(self.drifts), len(rows)), dtype=torch.float64)
+        variance = torch.full_like(mean, self.prior_variance)
+        mean[:, known] = self.mean[:, rows[known]]
         age = self.step - self.last_seen[rows[known]]
-        variance[known] = self.variance[rows[known]] + self.drift * age
+        variance[:, known] = self.variance[:, rows[known]] + self.drifts[:, None] * age
         return mean, variance, known
 
     def _scaled(self, batch: RolloutBatch) -> Tensor:
@@ -113,12 +129,28 @@ class BasisHistory(Baseline):
     def _log_prior(self) -> Tensor:
         return -0.5 * (self.shifts - self.shift_mean) ** 2 / (self.shift_variance + self.shift_drift)
 
+    def _log_likelihood(self, mean: Tensor, rewards: Tensor) -> Tensor:
+        return shift_log_likelihood(self.log_weights.exp() @ mean, rewards, self.shifts)
+
+    def _values(
+        self, prompt_ids: list[str], rewards: Tensor, mean: Tensor, variance: Tensor, likelihood: Tensor
+    ) -> Tensor:
+        """``V_i^(d)``, told by all rewards but the own. ``(D, N)``."""
+        shift, uncertainty = leave_one_out_shift(likelihood, self._log_prior(), self.shifts)
+        first = {prompt_id: k for k, prompt_id in reversed(list(enumerate(prompt_ids)))}
+        index = torch.tensor([first[prompt_id] for prompt_id in prompt_ids], dtype=torch.long)
+        own = torch.stack([torch.nan_to_num(rewards, nan=0.0), (~rewards.isnan()).double()])
+        total, count = torch.zeros_like(own).index_add(1, index, own)[:, index] - own
+        values = expected_sigmoid(mean + shift, uncertainty)
+        mean, _ = filter_update(mean, variance, total - count * values, count * values * (1 - values))
+        return expected_sigmoid(mean + shift, uncertainty).clamp(self.epsilon, 1 - self.epsilon)
+
     def advantages(self, batch: RolloutBatch) -> Advantages:
         rewards = self._scaled(batch)
         mean, variance, known = self._belief(batch.prompt_ids)
-        likelihood = shift_log_likelihood(mean, rewards, self.shifts)
-        values = leave_one_out_values(mean, likelihood, self._log_prior(), self.shifts)
-        values = values.clamp(self.epsilon, 1 - self.epsilon)
+        likelihood = self._log_likelihood(mean, rewards)
+        weights = self.log_weights.exp()
+        values = weights @ self._values(batch.prompt_ids, rewards, mean, variance, likelihood)
         shift, _ = shift_posterior(likelihood, self._log_prior(), self.shifts)
         low, high = self.reward_range
         baseline = low + (high - low) * values
@@ -127,28 +159,31 @@ class BasisHistory(Baseline):
         metrics = {
             "shift": float(shift),
             "beta": min(5.0, 1.0 / max(float(shift), 0.2)),
-            "uncertainty": float(variance.sqrt().mean()),
+            "uncertainty": float((weights @ variance.sqrt()).mean()),
             "known": float(known.double().mean()),
+            "drift": float(weights @ self.drifts),
         }
         return Advantages(values=result, baseline=baseline, metrics=metrics)
 
     def update(self, batch: RolloutBatch) -> None:
         rewards = self._scaled(batch)
         mean, variance, _ = self._belief(batch.prompt_ids)
-        likelihood = shift_log_likelihood(mean, rewards, self.shifts)
+        likelihood = self._log_likelihood(mean, rewards)
         shift, uncertainty = shift_posterior(likelihood, self._log_prior(), self.shifts)
         values = torch.sigmoid(mean + shift)
         scored = ~rewards.isnan()
         prompts = list(dict.fromkeys(p for p, use in zip(batch.prompt_ids, scored.tolist(), strict=True) if use))
         position = {prompt_id: k for k, prompt_id in enumerate(prompts)}
         index = torch.tensor([position.get(prompt_id, 0) for prompt_id in batch.prompt_ids], dtype=torch.long)
-        zeros = torch.zeros(len(prompts), dtype=torch.float64)
+        zeros = torch.zeros((len(self.drifts), len(prompts)), dtype=torch.float64)
         if prompts:
-            residual = zeros.index_add(0, index[scored], (rewards - values)[scored])
-            information = zeros.index_add(0, index[scored], (values * (1 - values))[scored])
-            before = zeros.index_copy(0, index[scored], mean[scored])
-            spread = zeros.index_copy(0, index[scored], variance[scored])
+            predicted = self._values(batch.prompt_ids, rewards, mean, variance, likelihood)
+            residual = zeros.index_add(1, index[scored], (rewards - values)[:, scored])
+            information = zeros.index_add(1, index[scored], (values * (1 - values))[:, scored])
+            before = zeros.index_copy(1, index[scored], mean[:, scored])
+            spread = zeros.index_copy(1, index[scored], variance[:, scored])
             self._store(prompts, *filter_update(before, spread, residual, information))
+            self.log_weights = prequential_update(self.log_weights, predicted, rewards, _FORGETTING)
             self.shift_mean, self.shift_variance = float(shift), float(uncertainty)
         else:
             self.shift_variance += self.shift_drift
@@ -158,11 +193,11 @@ class BasisHistory(Baseline):
         new = [prompt_id for prompt_id in prompts if prompt_id not in self._row]
         if new:
             self._set_prompts([*self._row, *new])
-            more = torch.zeros(len(new), dtype=torch.float64)
-            self.mean, self.variance = torch.cat([self.mean, more]), torch.cat([self.variance, more])
-            self.last_seen = torch.cat([self.last_seen, more])
+            more = torch.zeros((len(self.drifts), len(new)), dtype=torch.float64)
+            self.mean, self.variance = torch.cat([self.mean, more], 1), torch.cat([self.variance, more], 1)
+            self.last_seen = torch.cat([self.last_seen, more[0]])
         rows = torch.tensor([self._row[prompt_id] for prompt_id in prompts], dtype=torch.long)
-        self.mean[rows], self.variance[rows] = mean, variance
+        self.mean[:, rows], self.variance[:, rows] = mean, variance
         self.last_seen[rows] = float(self.step)
 
     def state_dict(self) -> dict[str, Any]:
@@ -171,6 +206,7 @@ class BasisHistory(Baseline):
             "mean": self.mean.clone(),
             "variance": self.variance.clone(),
             "last_seen": self.last_seen.clone(),
+            "log_weights": self.log_weights.clone(),
             "shift_mean": self.shift_mean,
             "shift_variance": self.shift_variance,
             "step": self.step,
@@ -178,7 +214,13 @@ class BasisHistory(Baseline):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_state_keys(self, state, _STATE)
+        if state["log_weights"].shape != self.log_weights.shape:
+            raise ValueError(
+                f"The state of BasisHistory was saved with {len(state['log_weights'])} candidates of the drift, not "
+                f"{len(self.drifts)}: give the `drift` that the run was started with."
+            )
         self._set_prompts(list(state["prompt_ids"]))
+        self.log_weights = state["log_weights"].clone()
         self.mean, self.variance = state["mean"].clone(), state["variance"].clone()
         self.last_seen = state["last_seen"].clone()
         self.shift_mean, self.shift_variance = float(state["shift_mean"]), float(state["shift_variance"])

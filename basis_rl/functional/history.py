@@ -4,9 +4,14 @@ Prompt i has a belief ``x_i ~ N(m_i, v_i)`` about the logit of its value. All pr
 common shift s since the beliefs were formed, ``r_i ~ Bernoulli(sigmoid(m_i + s))``; s lives on a grid, so that it can
 be integrated out exactly, for each row without that row's own reward. Rewards are in [0, 1]; between the ends the
 Bernoulli likelihood is a quasi-likelihood, whose variance ``V (1 - V)`` is the largest that such a reward can have.
+
+How fast a prompt moves by itself is unknown: D filters run beside each other, one for each candidate of the variance
+that a step adds, and are weighed by how well each has predicted (`prequential_update`).
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -17,11 +22,17 @@ def shift_grid() -> Tensor:
     return torch.arange(-80, 161, dtype=torch.float64) / 20
 
 
+def drift_grid() -> Tensor:
+    """Candidate variances that a prompt's logit gains a step: 0, then 0.0004 to 0.1024 by factors of 4. ``(D,)``."""
+    return torch.tensor([0.0, *(0.0004 * 4.0**k for k in range(5))], dtype=torch.float64)
+
+
 def shift_log_likelihood(mean: Tensor, rewards: Tensor, shifts: Tensor) -> Tensor:
     """``l_si = r_i log sigmoid(m_i + s) + (1 - r_i) log sigmoid(-m_i - s)``; 0 where the reward is NaN. ``(S, N)``."""
     logits = mean[None] + shifts[:, None]
     r = torch.nan_to_num(rewards, nan=0.0)
-    terms = r * torch.nn.functional.logsigmoid(logits) + (1.0 - r) * torch.nn.functional.logsigmoid(-logits)
+    # log sigmoid(-x) = log sigmoid(x) - x
+    terms = torch.nn.functional.logsigmoid(logits) - (1.0 - r) * logits
     return torch.where(rewards.isnan(), 0.0, terms)
 
 
@@ -32,21 +43,42 @@ def shift_posterior(log_likelihood: Tensor, log_prior: Tensor, shifts: Tensor) -
     return mean, (weights * (shifts - mean) ** 2).sum()
 
 
-def leave_one_out_values(mean: Tensor, log_likelihood: Tensor, log_prior: Tensor, shifts: Tensor) -> Tensor:
-    """``V_i = sum_s p(s | r_j, j != i) sigmoid(m_i + s)``: the value of row i told by all OTHER rewards. ``(N,)``.
+def leave_one_out_shift(log_likelihood: Tensor, log_prior: Tensor, shifts: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the shift given the rewards of all OTHER rows, for each row. ``(S, N), (S,), (S,) -> (N,)``.
 
     Exact: the own term is taken out of the log-posterior of each candidate before it is normalised. O(S N).
     """
     others = log_likelihood.sum(dim=1, keepdim=True) - log_likelihood + log_prior[:, None]
     weights = torch.softmax(others, dim=0)
-    return (weights * torch.sigmoid(mean[None] + shifts[:, None])).sum(dim=0)
+    mean = shifts @ weights
+    return mean, (shifts**2 @ weights - mean**2).clamp(min=0.0)
+
+
+def expected_sigmoid(mean: Tensor, variance: Tensor) -> Tensor:
+    """``E[sigmoid(x)], x ~ N(mean, variance)``, as ``sigmoid(mean / sqrt(1 + pi variance / 8))`` (MacKay 1992)."""
+    return torch.sigmoid(mean / torch.sqrt(1.0 + math.pi / 8.0 * variance))
 
 
 def filter_update(mean: Tensor, variance: Tensor, residual: Tensor, information: Tensor) -> tuple[Tensor, Tensor]:
     """One step of the extended Kalman filter in logits, for P prompts that were seen.
 
     ``v' = v / (1 + v H)``, ``m' = m + v' R``, with ``R = sum (r - V)`` and ``H = sum V (1 - V)`` over the prompt's
-    rollouts. All ``(P,)``.
+    rollouts. All ``(..., P)``.
     """
     posterior = variance / (1.0 + variance * information)
     return mean + posterior * residual, posterior
+
+
+def prequential_update(log_weights: Tensor, values: Tensor, rewards: Tensor, forgetting: float) -> Tensor:
+    """``log w_d <- forgetting log w_d + sum_i log p(r_i | V_di)``, normalised: how well each filter predicts lately.
+
+    Args:
+        log_weights: ``(D,)``.
+        values: ``(D, N)`` in (0, 1), each told without the own reward.
+        rewards: ``(N,)`` in [0, 1]; NaN is left out.
+        forgetting: in (0, 1]; 1 keeps the whole past.
+    """
+    scored = ~rewards.isnan()
+    r, v = rewards[scored], values[:, scored]
+    log_likelihood = (r * torch.log(v) + (1.0 - r) * torch.log1p(-v)).sum(dim=1)
+    return torch.log_softmax(forgetting * log_weights + log_likelihood, dim=0)

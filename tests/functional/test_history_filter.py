@@ -1,0 +1,96 @@
+"""The parts of the filter with history, each against plain loops or a closed form."""
+
+import math
+
+import pytest
+import torch
+
+from basis_rl.functional.history import (
+    drift_grid,
+    expected_sigmoid,
+    filter_update,
+    leave_one_out_shift,
+    prequential_update,
+    shift_grid,
+    shift_log_likelihood,
+    shift_posterior,
+)
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+MEANS = [-1.0, 0.5, 2.0, 0.0]
+REWARDS = [1.0, 0.3, math.nan, 0.0]
+
+
+def doubles(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_drift_grid():
+    assert drift_grid().tolist() == pytest.approx([0.0, 0.0004, 0.0016, 0.0064, 0.0256, 0.1024])
+
+
+def test_log_likelihood_equals_plain_loop():
+    shifts = shift_grid()
+    result = shift_log_likelihood(doubles(MEANS), doubles(REWARDS), shifts)
+    for k, s in enumerate(shifts.tolist()):
+        for i, (m, r) in enumerate(zip(MEANS, REWARDS, strict=True)):
+            v = sigmoid(m + s)
+            expected = 0.0 if math.isnan(r) else r * math.log(v) + (1 - r) * math.log(1 - v)
+            assert result[k, i].item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_log_likelihood_of_extreme_logits_is_finite():
+    result = shift_log_likelihood(doubles([-800.0, 800.0]), doubles([1.0, 0.0]), doubles([0.0]))
+    assert result[0].tolist() == pytest.approx([-800.0, -800.0])
+
+
+def test_leave_one_out_shift_is_the_posterior_of_the_other_rows():
+    shifts = shift_grid()
+    likelihood = shift_log_likelihood(doubles(MEANS), doubles(REWARDS), shifts)
+    prior = -0.5 * (shifts - 0.3) ** 2
+    mean, variance = leave_one_out_shift(likelihood, prior, shifts)
+    for i in range(len(MEANS)):
+        others = [j for j in range(len(MEANS)) if j != i]
+        expected_mean, expected_variance = shift_posterior(likelihood[:, others], prior, shifts)
+        assert mean[i].item() == pytest.approx(expected_mean.item(), abs=1e-12)
+        assert variance[i].item() == pytest.approx(expected_variance.item(), abs=1e-12)
+
+
+@pytest.mark.parametrize("mean", [-3.0, 0.0, 1.0])
+@pytest.mark.parametrize("variance", [0.0, 0.5, 4.0])
+def test_expected_sigmoid_is_close_to_the_integral(mean, variance):
+    grid = [k / 50 for k in range(-400, 401)]
+    weights = [math.exp(-0.5 * z * z) for z in grid]
+    integral = sum(w * sigmoid(mean + math.sqrt(variance) * z) for w, z in zip(weights, grid, strict=True))
+    result = expected_sigmoid(doubles(mean), doubles(variance))
+    assert result.item() == pytest.approx(integral / sum(weights), abs=0.02)
+
+
+def test_filter_update_broadcasts_over_drifts():
+    mean, variance = filter_update(
+        doubles([[0.0, 1.0], [0.5, 1.0]]),
+        doubles([[4.0, 1.0], [2.0, 0.0]]),
+        doubles([[0.5, -0.2], [0.5, -0.2]]),
+        doubles([[0.25, 0.5], [0.25, 0.5]]),
+    )
+    assert variance.flatten().tolist() == pytest.approx([4 / 2, 1 / 1.5, 2 / 1.5, 0.0])
+    assert mean.flatten().tolist() == pytest.approx([0.5 * 2, 1 - 0.2 / 1.5, 0.5 + 0.5 * 2 / 1.5, 1.0])
+
+
+def test_prequential_update_equals_plain_loop():
+    before, forgetting = [math.log(0.7), math.log(0.3)], 0.9
+    values = [[0.6, 0.2, 0.5, 0.1], [0.9, 0.4, 0.1, 0.3]]
+    after = []
+    for w, row in zip(before, values, strict=True):
+        log = forgetting * w
+        for v, r in zip(row, REWARDS, strict=True):
+            if not math.isnan(r):
+                log += r * math.log(v) + (1 - r) * math.log(1 - v)
+        after.append(log)
+    total = math.log(sum(math.exp(w) for w in after))
+    result = prequential_update(doubles(before), doubles(values), doubles(REWARDS), forgetting)
+    assert result.tolist() == pytest.approx([w - total for w in after])
