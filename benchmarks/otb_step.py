@@ -3,16 +3,26 @@
 A Qwen3 of some millions of parameters with random weights, two updates a batch (so that TRL computes the old
 log-probabilities anyway), transformers generation, one CPU thread. Both sides in one run, alternating; a figure is the
 median over the steps of a round, the ratio that of two neighbouring rounds.
+
+Memory is measured in steps of their own, since counting slows them: the largest sum of the tensors that are alive at
+one time, parameters and optimizer included. Without Triton TRL's head makes about ten temporaries as large as its tile
+of 32,768 columns, more than a tensor of all logits takes; the tile is narrowed so that one could not hide.
 """
 
 from __future__ import annotations
 
 import tempfile
+import weakref
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from datasets import Dataset
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.trainer_callback import PrinterCallback
 
@@ -21,24 +31,45 @@ from benchmarks.common import save
 from examples.quickstart.warm_start import build_tokenizer
 
 ROUNDS, STEPS = 5, 4
+ROWS, TOKENS, VOCABULARY, TILE = 8, 64, 151_936, 2_048  # of a forward pass in the steps whose memory is counted
+
+
+class LiveBytes(TorchDispatchMode):
+    """Bytes of the storages alive that an op within it returned, or that were given to `add`; and their peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._known = WeakIdKeyDictionary()
+
+    def add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage not in self._known:
+            self._known[storage] = True
+            self.live += storage.nbytes()
+            self.peak = max(self.peak, self.live)
+            weakref.finalize(storage, self._free, storage.nbytes())
+
+    def _free(self, size: int) -> None:
+        self.live -= size
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.add(leaf)
+        return result
 
 
 def parity(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
     return [float(sum(ids) % 2) for ids in completion_ids]
 
 
-def seconds(baseline: str, folder: str) -> list[float]:
-    """Time of each optimizer step that generates, scoring and both updates' share included."""
+def build(baseline: str, folder: str, model: dict[str, int], **settings: Any) -> BasisTrainer:
     torch.manual_seed(0)
     tokenizer = build_tokenizer(["1 + 2 ="] * 10, vocab_size=300)
     config = Qwen3Config(
-        vocab_size=16_384,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
+        **model,
         tie_word_embeddings=False,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -48,12 +79,9 @@ def seconds(baseline: str, folder: str) -> list[float]:
         reward_funcs=parity,
         args=BasisConfig(
             output_dir=folder,
-            per_device_train_batch_size=16,
             gradient_accumulation_steps=1,
             steps_per_generation=2,
             num_generations=8,
-            max_completion_length=32,
-            max_steps=2 * STEPS,
             logging_steps=1,
             save_strategy="no",
             report_to="none",
@@ -61,15 +89,61 @@ def seconds(baseline: str, folder: str) -> list[float]:
             bf16=False,
             gradient_checkpointing=False,
             disable_tqdm=True,
+            **settings,
         ),
         train_dataset=Dataset.from_dict({"prompt": [f"{i} + 1 =" for i in range(256)]}),
         processing_class=tokenizer,
         baseline=baseline,
     )
     trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def seconds(baseline: str, folder: str) -> list[float]:
+    """Time of each optimizer step that generates, scoring and both updates' share included."""
+    model = {
+        "vocab_size": 16_384,
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+    }
+    settings = {"per_device_train_batch_size": 16, "max_completion_length": 32, "max_steps": 2 * STEPS}
+    trainer = build(baseline, folder, model, **settings)
     trainer.train()
     times = [row["step_time"] for row in trainer.state.log_history if "step_time" in row]
     return [first + second for first, second in zip(times[2::2], times[3::2], strict=True)]  # the first is a warm-up
+
+
+def peak_bytes(baseline: str, folder: str) -> int:
+    """Over two batches, two updates each, from generation to optimizer."""
+    model = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+    }
+    settings = {"per_device_train_batch_size": ROWS, "max_completion_length": TOKENS, "max_steps": 4}
+    trainer = build(baseline, folder, model, **settings)
+    with patch("trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE", TILE), LiveBytes() as counted:
+        for parameter in trainer.model.parameters():
+            counted.add(parameter)
+        trainer.train()
+    return counted.peak
+
+
+def memory(folder: str) -> dict[str, int]:
+    """Peaks of both sides, and the size of a ``(B, T, V)`` float32 tensor; printed too."""
+    peaks = {baseline: peak_bytes(baseline, folder) for baseline in ("grpo", "otb")}
+    logits = 4 * ROWS * TOKENS * VOCABULARY
+    print(f"peak memory: {', '.join(f'{name} {peak / 1e6:.1f} MB' for name, peak in peaks.items())}", end="; ")
+    print(f"({ROWS}, {TOKENS}, {VOCABULARY:,}) in float32: {logits / 1e6:.1f} MB")
+    return {**peaks, "logits": logits}
 
 
 def main() -> None:
@@ -79,13 +153,14 @@ def main() -> None:
         for _ in range(ROUNDS):
             for baseline, kept in rounds.items():
                 kept.append(seconds(baseline, folder))
+        peaks = memory(folder)
     ratios = sorted(median(o) / median(g) for g, o in zip(rounds["grpo"], rounds["otb"], strict=True))
     for baseline, kept in rounds.items():
         print(
             f"{baseline}: {median(t for times in kept for t in times):.3f} s for a batch of 32 x 32 tokens, two updates"
         )
     print(f"otb / grpo: {median(ratios):.3f}, from {ratios[0]:.3f} to {ratios[-1]:.3f} over {ROUNDS} rounds")
-    save("otb_step", {"seconds": rounds, "ratios": ratios})
+    save("otb_step", {"seconds": rounds, "ratios": ratios, "peak_bytes": peaks})
 
 
 if __name__ == "__main__":

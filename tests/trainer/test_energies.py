@@ -6,6 +6,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM
 
 from basis_rl.baselines import OptimalTokenBaseline
+from basis_rl.functional.energy import logit_gradient_energy
 from basis_rl.trainer import BasisTrainer
 from tests.tiny import config, parity_reward, sums
 
@@ -72,3 +73,36 @@ def test_generation_is_not_disturbed(tmp_path, tiny_path):
         texts.append([message[0]["content"] for message in trainer._logs["completion"]])
     assert texts[0] == texts[1]
     assert AutoModelForCausalLM.from_pretrained(tiny_path) is not None
+
+
+BFLOAT16 = {
+    "weights": {"model_init_kwargs": {"dtype": "bfloat16"}},
+    "weights, float32 head": {"model_init_kwargs": {"dtype": "bfloat16"}, "cast_lm_head_to_fp32": True},
+    "autocast": {"bf16": True},
+}
+
+
+@pytest.mark.parametrize("spread", [1.0, 100.0, 10_000.0])
+@pytest.mark.parametrize("case", BFLOAT16)
+def test_sums_of_squares_are_in_their_bounds_in_bfloat16(case, spread, tmp_path, tiny_path, monkeypatch):
+    # Exactly, not within a tolerance. From nearly flat to certain of every token.
+    seen = []
+
+    def keep(log_probs, sum_squared_probs):
+        seen.append((log_probs, sum_squared_probs))
+        return logit_gradient_energy(log_probs, sum_squared_probs)
+
+    monkeypatch.setattr("basis_rl.trainer.energies.logit_gradient_energy", keep)
+    monkeypatch.setattr("trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE", 64)  # several tiles, as in a large vocabulary
+    trainer = BasisTrainer(
+        model=str(tiny_path),
+        reward_funcs=parity_reward,
+        args=config(tmp_path, max_steps=1, **BFLOAT16[case]),
+        train_dataset=sums(),
+        baseline=OptimalTokenBaseline(),
+    )
+    trainer.model.lm_head.weight.data.mul_(spread)
+    trainer.train()
+    log_probs, squared = (torch.cat([chunk[k].flatten() for chunk in seen]) for k in (0, 1))
+    assert ((squared > 0) & (squared <= 1)).all()
+    assert (squared >= log_probs.exp() ** 2 * (1 - 1e-4)).all()

@@ -1,0 +1,88 @@
+"""A step with `otb`, from generation to optimizer, makes no tensor of B x T x V elements."""
+
+import pytest
+import torch
+from datasets import Dataset
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from basis_rl.trainer import BasisTrainer
+from tests.tiny import config, parity_reward, tiny_tokenizer
+
+ROWS, TOKENS, VOCABULARY = 4, 32, 151_936  # rows are those of one forward pass; the batch has twice as many
+TILE = 32_768  # columns of the logits that TRL's head computes at once
+
+
+class Storages(TorchDispatchMode):
+    """Bytes of the largest storage behind anything that an op returned, and the names of all ops."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest, self.names = 0, set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.names.add(func.overloadpacket.__name__)
+        sizes = [leaf.untyped_storage().nbytes() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.largest = max([self.largest, *sizes])
+        return result
+
+
+class Naive(BasisTrainer):
+    """Scores its batch with all logits at once."""
+
+    def _advantages(self, inputs, output):
+        with torch.no_grad():
+            self.model(input_ids=output["completion_ids"][:ROWS])
+        return super()._advantages(inputs, output)
+
+
+def trainer_for(cls, folder, **settings):
+    tokenizer = tiny_tokenizer()
+    model_config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        tie_word_embeddings=False,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    torch.manual_seed(0)
+    return cls(
+        model=Qwen3ForCausalLM(model_config),
+        reward_funcs=parity_reward,
+        args=config(folder, per_device_train_batch_size=ROWS, max_completion_length=TOKENS, **settings),
+        train_dataset=Dataset.from_dict({"prompt": [f"{i} + 1 =" for i in range(16)]}),
+        processing_class=tokenizer,
+        baseline="otb",
+    )
+
+
+LOGITS = 4 * ROWS * TOKENS * VOCABULARY
+CASES = {
+    "old log-probabilities": {"gradient_accumulation_steps": 1, "max_steps": 2},
+    "no old log-probabilities": {"gradient_accumulation_steps": 2, "max_steps": 1},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_tensor_of_all_logits(case, tmp_path):
+    trainer = trainer_for(BasisTrainer, tmp_path, **CASES[case])
+    assert 3 * max(p.numel() * 4 for p in trainer.model.parameters()) < LOGITS
+    with Storages() as storages:
+        trainer.train()
+    assert {"embedding_dense_backward", "multinomial"} <= storages.names  # backward and generation were seen
+    longest = TOKENS + 8
+    assert 4 * ROWS * TILE * TOKENS <= storages.largest <= 4 * ROWS * TILE * longest < LOGITS / 3
+
+
+def test_the_tensor_of_all_logits_would_be_seen(tmp_path):
+    trainer = trainer_for(Naive, tmp_path, **CASES["old log-probabilities"])
+    with Storages() as storages:
+        trainer.train()
+    assert storages.largest >= LOGITS
