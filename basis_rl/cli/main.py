@@ -13,12 +13,13 @@ from basis_rl.baselines.registry import did_you_mean
 
 COMMANDS = {
     "train": "train a model by a recipe",
+    "serve": "start a vLLM server as training needs it",
     "values": "build the value table that BASIS needs, from rollouts of the reference model",
     "clusters": "build the prompt codebook that BV-Blend needs, from a sentence encoder and K-means",
     "check": "check a recipe before anything is spent, or module:Class, a baseline of your own",
 }
 # Exit codes beside 0 and 2 (a message about what was asked for); the numbers are those of sysexits.h.
-FAILED, STOPPED = 70, 75
+LOST, FAILED, STOPPED = 69, 70, 75
 USAGE = """usage: basis-rl COMMAND RECIPE.yaml [--key value ...]
 
 commands:
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if command not in COMMANDS:
         return fail(f"unknown command '{command}'.{did_you_mean(command, COMMANDS)} Commands: {', '.join(COMMANDS)}.")
-    if rest and rest[0] in ("-h", "--help"):
+    if rest and rest[0] in ("-h", "--help") and command != "serve":
         from basis_rl.recipe import parser
 
         parser().print_help()

@@ -8,12 +8,13 @@ from pathlib import Path
 import yaml
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from basis_rl.cli.main import FAILED, STOPPED, fail, report
+from basis_rl.cli.main import FAILED, LOST, STOPPED, fail, report
 from basis_rl.recipe import Recipe, build_trainer, parse_recipe
 from basis_rl.report import plot_training
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.checkpoint import newest, resolve
 from basis_rl.trainer.faults import NonFiniteGradients
+from basis_rl.trainer.generation import ServerLost
 from basis_rl.trainer.progress import ProgressLines
 from basis_rl.trainer.state import load_baseline
 
@@ -32,6 +33,8 @@ def main(argv: Sequence[str]) -> int:
         return run(recipe, trainer, checkpoint)
     except NonFiniteGradients as error:
         return fail(error, FAILED)
+    except ServerLost as error:
+        return fail(error, LOST)
 
 
 def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:

@@ -62,6 +62,23 @@ class BasisConfig(GRPOConfig):
         default=False,
         metadata={"help": "Log total power, signal and variance of each step's gradient (data parallelism only)."},
     )
+    vllm_weight_sync: str = field(
+        default="auto",
+        metadata={"help": "How weights get to a vLLM server: 'nccl', 'folder' (shared memory), or by the device."},
+    )
+    vllm_sync_folder: str | None = field(
+        default=None, metadata={"help": "Folder for weight_sync 'folder', seen by both sides; default: shared memory."}
+    )
+    vllm_sync_tolerance: float | None = field(
+        default=None,
+        metadata={"help": "Largest log-probability error of vLLM after a sync; default: 1e-3 in fp32, else 0.5."},
+    )
+    vllm_request_timeout: float = field(
+        default=1800.0, metadata={"help": "Seconds that one request to the vLLM server may take."}
+    )
+    vllm_recovery_timeout: float = field(
+        default=600.0, metadata={"help": "Seconds to wait for a vLLM server that failed, before training stops."}
+    )
     max_nonfinite_steps: int = field(
         default=10, metadata={"help": "Steps in a row without a finite gradient, each skipped, after which a run ends."}
     )
@@ -76,6 +93,8 @@ class BasisConfig(GRPOConfig):
             raise ValueError(f"num_generations must be at least 1, got {generations}.")
         if self.on_invalid_gold not in ("error", "drop"):
             raise ValueError(f"on_invalid_gold must be 'error' or 'drop', got '{self.on_invalid_gold}'.")
+        if self.vllm_weight_sync not in ("auto", "nccl", "folder"):
+            raise ValueError(f"vllm_weight_sync must be 'auto', 'nccl' or 'folder', got '{self.vllm_weight_sync}'.")
         self._check_kl()
         several = int(os.environ.get("WORLD_SIZE", "1")) > 1
         if self.use_cpu and several and getattr(self, "ddp_backend", None) is None:

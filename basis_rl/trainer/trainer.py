@@ -20,6 +20,7 @@ from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.energies import EnergyRecorder
 from basis_rl.trainer.faults import FiniteGradients, StopOnSignal
 from basis_rl.trainer.gather import gather_batch, local_rows, total_rewards
+from basis_rl.trainer.generation import ServerLost, checked_generation
 from basis_rl.trainer.greedy import greedy_rewards
 from basis_rl.trainer.loss import kl_in_reward, kl_loss, no_kl, without_old_log_probs
 from basis_rl.trainer.preflight import check_baseline_fits, check_dataset, check_golds, run_context
@@ -80,10 +81,12 @@ class BasisTrainer(GRPOTrainer):
 
         self._generation_batch = 0
         self._unlearnt: list[tuple[int, RolloutBatch]] = []
+        self._last_step = (0, 0)
         self._rewards_per_func: Tensor | None = None
         self._scored: list[Tensor] | None = None
         self._energies: EnergyRecorder | None = None
-        super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
+        with checked_generation(args) if args.use_vllm else nullcontext():
+            super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
         self._energies = EnergyRecorder(self) if "energies" in self.baseline.requires else None
         self._monitor = GradientMonitor(self) if args.log_gradient_variance else None
         self._finite = FiniteGradients(self)
@@ -143,6 +146,8 @@ class BasisTrainer(GRPOTrainer):
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if self.model.training:  # in evaluation there is nothing to learn, and a table need not know the prompts
             log_rollout_mismatch(self, output)
+            if self.use_vllm:
+                self._metrics["train"]["rollout/sync_error"].append(self.vllm_generation.sync_error)
             output["advantages"] = self._advantages(inputs, output)
         return output
 
@@ -204,6 +209,7 @@ class BasisTrainer(GRPOTrainer):
         """Let the baseline learn from the batches that are used up: the policy was updated on all of them."""
         while self._unlearnt and self._unlearnt[0][0] <= self._step:
             self.baseline.update(self._unlearnt.pop(0)[1])
+        self._last_step = (self._step, self._generation_batch)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """As in transformers; ``True`` resumes from the newest checkpoint that is complete, ``"auto"`` if there is one.
@@ -213,10 +219,22 @@ class BasisTrainer(GRPOTrainer):
         Raises:
             ValueError: no such checkpoint, or one of another run.
             NonFiniteGradients: too many steps in a row without a finite gradient.
+            ServerLost: the vLLM server failed and did not come back; a checkpoint has been written.
         """
         found = checkpoint.resolve(resume_from_checkpoint, self.args.output_dir)
         with self.stop_on_signal.listening():
-            return super().train(resume_from_checkpoint=found, **kwargs)
+            try:
+                return super().train(resume_from_checkpoint=found, **kwargs)
+            except ServerLost:
+                if self.args.save_strategy != "no":
+                    self._save_last_step()
+                raise
+
+    def _save_last_step(self) -> None:
+        """A checkpoint of the last whole optimizer step, though a later generation has failed."""
+        self._step, self._generation_batch = self._last_step
+        self._unlearnt = [(used_up, batch) for used_up, batch in self._unlearnt if batch.step < self._generation_batch]
+        self._save_checkpoint(self.model_wrapped, trial=None)
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> EpochSampler:
         return EpochSampler(
@@ -265,6 +283,7 @@ class BasisTrainer(GRPOTrainer):
             self._generation_batch = load_baseline(checkpoint_folder, self.baseline, self.dataset_identity)
             self._unlearnt = []
             load_phase(checkpoint_folder, self)
+            self._last_step = (self._step, self._generation_batch)
 
 
 class _UpdateBaseline(TrainerCallback):

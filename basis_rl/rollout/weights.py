@@ -1,0 +1,49 @@
+"""Weights to a server by way of a folder that both sides see, where there is no NCCL."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+_SHARD_BYTES = 2 << 30
+
+
+def write_weights(folder: Path, parameters: Iterable[tuple[str, Tensor]]) -> int:
+    """Write `parameters` as safetensors files, the folder whole or not there; returns the bytes written.
+
+    Tensors come one at a time and may be freed after their turn (gathered shards), so at most 2 GiB of copies are held.
+    """
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    held: dict[str, Tensor] = {}
+    size = total = files = 0
+
+    def flush() -> None:
+        nonlocal held, size, files
+        save_file(held, part / f"model-{files:05d}.safetensors")
+        held, size, files = {}, 0, files + 1
+
+    for name, parameter in parameters:
+        held[name] = parameter.detach().to("cpu", copy=True).contiguous()
+        size += held[name].nbytes
+        total += held[name].nbytes
+        if size >= _SHARD_BYTES:
+            flush()
+    if held:
+        flush()
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)
+    return total
+
+
+def default_folder(url: str) -> Path:
+    """Shared memory of this machine, apart for each user and server."""
+    root = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(torch.hub.get_dir()).parent
+    return root / f"basis-rl-{os.getuid()}" / url.split("//")[-1].replace(":", "-").replace("/", "-")

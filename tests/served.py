@@ -1,0 +1,71 @@
+"""A small model that vLLM's CPU build can serve, and the settings to train against a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from basis_rl.rollout.server import Server, ServerOptions
+from basis_rl.trainer import BasisTrainer
+from tests.tiny import config, named_baseline, parity_reward, sums, tiny_tokenizer
+
+# A small cache and few sequences: the engine must start beside a trainer on two cores.
+ENGINE = ("--max-num-seqs", "64", "--kv-cache-memory-bytes", str(16 << 20))
+
+
+def save_model(folder: Path, *, tied: bool, seed: int = 0) -> Path:
+    """A random Qwen3 of 0.4M parameters and its tokenizer; heads of a size that the engine has kernels for."""
+    torch.manual_seed(seed)
+    tokenizer = tiny_tokenizer()
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=128,
+            intermediate_size=256,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=512,
+            tie_word_embeddings=tied,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            initializer_range=0.05,
+        )
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def server(model: Path, log: Path, port: int = 0) -> Server:
+    return Server(ServerOptions(str(model), port=port, dtype="float32", max_model_len=128, log=log, extra=ENGINE), 240)
+
+
+def trainer(folder: Path, model: Path, url: str, baseline: Any, cls: type = BasisTrainer, **settings: Any) -> Any:
+    peft_config = settings.pop("peft_config", None)
+    served = {
+        "use_vllm": True,
+        "vllm_mode": "server",
+        "vllm_server_base_url": url,
+        "vllm_server_timeout": 60.0,
+        "vllm_recovery_timeout": 90.0,
+        "model_init_kwargs": {"dtype": "float32"},
+        "max_completion_length": 12,
+        "per_device_train_batch_size": 4,
+        "steps_per_generation": 1,
+        "max_steps": 4,
+    }
+    return cls(
+        model=str(model),
+        reward_funcs=parity_reward,
+        args=config(folder, **{**served, **settings}),
+        train_dataset=sums(),
+        processing_class=tiny_tokenizer(),
+        baseline=named_baseline(baseline, sums()) if isinstance(baseline, str) else baseline,
+        peft_config=peft_config,
+    )
