@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,6 +42,17 @@ class RunArguments:
     )
     reward_kwargs: dict[str, Any] | None = field(
         default=None, metadata={"help": "Parameters of `math_verify`: num_workers, timeout (JSON)."}
+    )
+    serve: bool = field(
+        default=False,
+        metadata={"help": "`basis-rl train`: start a vLLM server beside the training, and stop it at the end."},
+    )
+    serve_devices: str | None = field(
+        default=None, metadata={"help": "CUDA_VISIBLE_DEVICES of that server, which the training must not use."}
+    )
+    serve_args: str | None = field(
+        default=None,
+        metadata={"help": "Further arguments of vLLM for it; on the command line: --serve_args='--a 1 --b 2'."},
     )
     values_num_rollouts: int = field(default=32, metadata={"help": "`basis-rl values`: rollouts a prompt."})
     values_batch_size: int = field(default=256, metadata={"help": "`basis-rl values`: rollouts generated at a time."})
@@ -119,6 +131,7 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
     parsed = {**vars(args), **vars(model), **vars(data), **vars(run)}
     given = [token.removeprefix("--").split("=")[0].replace("-", "_") for token in arguments if token.startswith("--")]
     resolved = {**config, **{key: parsed[key] for key in given if key in parsed}}
+    resolved = {key: value.value if isinstance(value, Enum) else value for key, value in resolved.items()}
     resolved = {key: value for key, value in resolved.items() if not key.endswith("_token")}  # it is saved and pushed
     return Recipe(run=run, data=data, model=model, args=args, resolved=resolved)
 

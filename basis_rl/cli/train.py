@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import yaml
@@ -11,6 +13,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from basis_rl.cli.main import FAILED, LOST, STOPPED, fail, report
 from basis_rl.recipe import Recipe, build_trainer, parse_recipe
 from basis_rl.report import plot_training
+from basis_rl.rollout.server import Server, ServerError, ServerOptions
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.checkpoint import newest, resolve
 from basis_rl.trainer.faults import NonFiniteGradients
@@ -23,6 +26,49 @@ def main(argv: Sequence[str]) -> int:
     """Train, save model, tokenizer, log, recipe and plot into ``output_dir``, push to the Hub if asked."""
     try:
         recipe = parse_recipe(argv)
+        server = own_server(recipe)
+    except (ValueError, OSError) as error:
+        return report(error)
+    try:
+        with server:
+            return train(recipe)
+    except ServerError as error:
+        return fail(error, LOST)
+
+
+def own_server(recipe: Recipe) -> AbstractContextManager[object]:
+    """The vLLM server of a recipe with ``serve: true``, on the first rank; the recipe is pointed at it.
+
+    Raises:
+        ValueError: the recipe does not use it.
+    """
+    run, args = recipe.run, recipe.args
+    if not run.serve:
+        return nullcontext()
+    if not args.use_vllm or args.vllm_mode != "server" or args.vllm_server_base_url:
+        raise ValueError(
+            "serve: true starts a server of its own; it needs use_vllm: true and vllm_mode: server, and no "
+            "vllm_server_base_url."
+        )
+    args.vllm_server_base_url = f"http://127.0.0.1:{args.vllm_server_port}"
+    if args.process_index != 0:
+        return nullcontext()
+    options = ServerOptions(
+        model=str(recipe.model.model_name_or_path),
+        port=args.vllm_server_port,
+        dtype="bfloat16" if args.bf16 else "float16" if args.fp16 else recipe.model.dtype or "float32",
+        max_model_len=args.vllm_max_model_length,
+        log=Path(args.output_dir) / "vllm.log",
+        devices=run.serve_devices,
+        extra=shlex.split(run.serve_args or ""),
+    )
+    print(f"Starting vLLM at {args.vllm_server_base_url}, log in {options.log} ...", flush=True)
+    return Server(options)
+
+
+def train(recipe: Recipe) -> int:
+    """Check, build and run; returns the exit code."""
+    try:
         checkpoint = resolve(recipe.args.resume_from_checkpoint, recipe.args.output_dir)
         trainer = build_trainer(recipe)
         if checkpoint is not None:

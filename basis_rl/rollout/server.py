@@ -89,7 +89,7 @@ class Server:
         """Of the server's process."""
         package = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-        own = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": path}
+        own = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
         if not torch.cuda.is_available():
             own["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # or each server takes the same cores for itself
         if self.options.devices is not None:

