@@ -60,7 +60,10 @@ bench: install
 	@$(BIN)/python -m benchmarks.basis_mse
 	@$(BIN)/python -m benchmarks.basis_speed
 	@$(BIN)/python -m benchmarks.history_mse
-	@$(BIN)/python -m benchmarks.otb_step
+	@$(BIN)/python -m benchmarks.step_cost
+	@$(BIN)/python -m benchmarks.otb_tail
+	@$(BIN)/python -m benchmarks.energy_precision
+	@$(BIN)/python -m benchmarks.faults
 	@$(BIN)/python -m benchmarks.quickstart_seeds
 
 clean:

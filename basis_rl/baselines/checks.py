@@ -171,17 +171,20 @@ def _check_group_names(make: Callable[[], Baseline], ids: list[str]) -> None:
 def _check_padding(make: Callable[[], Baseline], ids: list[str]) -> None:
     baseline = make()
     batch = example_batch(baseline, ids)
-    padded: dict[str, Any] = {}
-    for name in ("action_mask", "energies", "kl", "rollout_weights"):
-        value: Tensor | None = getattr(batch, name)
-        padded[name] = None if value is None else torch.nn.functional.pad(value, (0, 5))
-    values, wide = baseline.advantages(batch).values, baseline.advantages(replace(batch, **padded)).values
-    if values.ndim == 2:
-        if bool((wide[:, values.shape[1] :] != 0).any()):
-            raise _fail(baseline, "gives an advantage to padding")
-        wide = wide[:, : values.shape[1]]
-    if not _close(values, wide):
-        raise _fail(baseline, "depends on how far the batch is padded")
+    values = baseline.advantages(batch).values
+    t = batch.action_mask.shape[1]
+    for left, right in ((0, 5), (3, 0)):
+        padded: dict[str, Any] = {}
+        for name in ("action_mask", "energies", "kl", "rollout_weights"):
+            value: Tensor | None = getattr(batch, name)
+            padded[name] = None if value is None else torch.nn.functional.pad(value, (left, right))
+        wide = baseline.advantages(replace(batch, **padded)).values
+        if values.ndim == 2:
+            if bool((wide[:, :left] != 0).any() or (wide[:, left + t :] != 0).any()):
+                raise _fail(baseline, "gives an advantage to padding")
+            wide = wide[:, left : left + t]
+        if not _close(values, wide):
+            raise _fail(baseline, "depends on how far the batch is padded")
 
 
 def _check_scope(make: Callable[[], Baseline], ids: list[str]) -> None:

@@ -26,6 +26,13 @@ class EnergyBaseline(Baseline):
     Off-policy (`max_rollout_weight` = c): each token's energy is weighted by the squared truncated ratio,
     ``W_t = sum_{j <= t} min(c, rho_j)^2 w_j`` (App. D; Eq. 58 has the index t inside the sum, Eq. 60's j is right).
 
+    Where one rollout of a group outlives the others, Eq. 8 gives ``B_t = G_t`` and its tail learns nothing
+    (``tail="zero"``); ``"last"`` keeps the last baseline that was shared: less bias, more variance. They are nearly
+    even (`benchmarks.otb_tail`), so the default is the paper's; take ``"last"`` where long answers are rewarded.
+
+    The own weight makes the bias more than a group mean's: a rare action has a high energy, and pulls its baseline to
+    itself.
+
     Metric: ``tail``, the share of action tokens (of rollouts, where there is one value a rollout) at which the rollout
     was the only one of its group.
 

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 if TYPE_CHECKING:
     from basis_rl.trainer.trainer import BasisTrainer
 
+STOP_FILE = "STOP"
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -24,9 +26,11 @@ class NonFiniteGradients(RuntimeError):
 
 
 class StopOnSignal(TrainerCallback):
-    """SIGTERM or SIGUSR1 (Slurm's ``--signal``): all ranks finish the step, write a checkpoint and stop.
+    """SIGTERM, SIGUSR1 or a file ``STOP`` in ``output_dir``: all ranks finish the step, write a checkpoint and stop.
 
-    The ranks agree at each step's end, so that none of them waits for another. A second signal kills at once.
+    The ranks agree at each step's end, so that none of them waits for another. A second signal kills at once. The file
+    is for launchers that kill their processes some seconds after a SIGTERM (torchrun and accelerate: 30), which a long
+    step outlasts; it is removed when the run stops.
     """
 
     def __init__(self, trainer: BasisTrainer) -> None:
@@ -52,15 +56,22 @@ class StopOnSignal(TrainerCallback):
         signal.signal(number, signal.SIG_DFL)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        asked = torch.tensor([float(self.asked)], device=self.trainer.accelerator.device)
+        file = Path(str(args.output_dir)) / STOP_FILE
+        told = self.asked or (self.trainer.accelerator.is_main_process and file.exists())
+        asked = torch.tensor([float(told)], device=self.trainer.accelerator.device)
         if float(self.trainer.accelerator.reduce(asked, reduction="sum")) > 0:
             self.stopped = True
+            if self.trainer.accelerator.is_main_process:
+                file.unlink(missing_ok=True)
             control.should_save = args.save_strategy != "no"
             control.should_training_stop = True
 
 
 class FiniteGradients:
     """Steps whose gradient is not finite are skipped: no weight, no moment of the optimizer is touched.
+
+    DeepSpeed steps before it tells the norm. If it has applied such a step, the weights are lost and the run ends at
+    once.
 
     The norm is that of the gradient averaged over ranks, so all ranks decide alike. Metric
     ``gradient/skipped_steps``: how many steps of the run were skipped.
@@ -71,15 +82,20 @@ class FiniteGradients:
         self.skipped = 0
         self.in_a_row = 0
 
-    def check(self, model: torch.nn.Module, grad_norm: float) -> None:
+    def check(self, model: Any, grad_norm: Any) -> None:
         """Drop the gradients if their norm is not finite.
 
         Raises:
             NonFiniteGradients: for the ``max_nonfinite_steps``-th time in a row.
         """
-        if math.isfinite(grad_norm):
+        if grad_norm is None or math.isfinite(float(grad_norm)):
             self.in_a_row = 0
             return
+        if hasattr(model, "was_step_applied") and model.was_step_applied():
+            raise NonFiniteGradients(
+                f"The gradients of step {self.trainer.state.global_step + 1} are not finite, and DeepSpeed has applied "
+                "them. Go on from the newest checkpoint, with a lower learning rate or other data."
+            )
         for parameter in model.parameters():
             parameter.grad = None  # optimizers pass over parameters without one
         self.skipped += 1

@@ -114,7 +114,7 @@ class BasisTrainer(GRPOTrainer):
 
     def _get_grad_norm(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         norm = super()._get_grad_norm(model, *args, **kwargs)
-        self._finite.check(model, float(norm))
+        self._finite.check(model, norm)
         if self._monitor is not None:
             self._monitor.close(norm)
         return norm
@@ -214,7 +214,8 @@ class BasisTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """As in transformers; ``True`` resumes from the newest checkpoint that is complete, ``"auto"`` if there is one.
 
-        SIGTERM and SIGUSR1 end it at the next step with a checkpoint; `stop_on_signal.stopped` tells.
+        SIGTERM, SIGUSR1 or a file ``STOP`` in ``output_dir`` end it at the next step with a checkpoint;
+        `stop_on_signal.stopped` tells.
 
         Raises:
             ValueError: no such checkpoint, or one of another run.

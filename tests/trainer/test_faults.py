@@ -90,6 +90,15 @@ def test_a_signal_ends_the_run_with_a_checkpoint(number, tmp_path):
     assert not again.stop_on_signal.stopped
 
 
+def test_a_file_ends_the_run_with_a_checkpoint_and_is_removed(tmp_path):
+    stop = tmp_path / "STOP"
+    trainer = build(tmp_path, {2: lambda t: stop.touch()}, save_strategy="steps", save_steps=100)
+    trainer.train()
+    assert trainer.stop_on_signal.stopped
+    assert checkpoint.newest(tmp_path).name == "checkpoint-3"
+    assert not stop.exists()
+
+
 def launch(output, model, who, what):
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
     launcher += ["--num_processes", "2", "--main_process_port", "0", "-m", "tests.trainer.ill_fated"]

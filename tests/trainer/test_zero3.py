@@ -72,3 +72,26 @@ def assert_energies_of_the_whole_model(path, batch, kept):
         rows = batch.energies[first : first + len(ids), :tokens]
         torch.testing.assert_close(rows.double(), expected, rtol=0, atol=1e-5)
         first += len(ids)
+
+
+@pytest.mark.slow
+def test_a_gradient_that_is_not_finite_ends_a_sharded_run_at_once(tmp_path, tiny_path):
+    """DeepSpeed has applied it by the time it is seen: what was trained since the last checkpoint is lost."""
+    command = [sys.executable, "-m", "accelerate.commands.launch"]
+    command += ["--config_file", "accelerate_configs/zero3_cpu.yaml", "--main_process_port", "0"]
+    command += [
+        "-m",
+        "basis_rl",
+        "train",
+        "--model_name_or_path",
+        str(tiny_path),
+        "--output_dir",
+        str(tmp_path / "out"),
+    ]
+    command += ["--dataset_name", "reasoning_gym:chain_sum", "--dataset_kwargs", '{"size": 64, "seed": 0}']
+    command += ["--reward_funcs", "tests.cli.test_cli.absurd", "--baseline", "none", "--num_generations", "2"]
+    command += ["--per_device_train_batch_size", "4", "--steps_per_generation", "1", "--max_steps", "4"]
+    command += ["--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--report_to", "none"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode != 0
+    assert "are not finite, and DeepSpeed has applied them" in done.stderr, done.stderr[-3000:]

@@ -1,8 +1,8 @@
-"""What does a step with `otb` cost beside the same step with `grpo`?   python -m benchmarks.otb_step
+"""What does a step cost: TRL's own trainer, ours with `grpo`, ours with `otb`?   python -m benchmarks.step_cost
 
 A Qwen3 of some millions of parameters with random weights, two updates a batch (so that TRL computes the old
-log-probabilities anyway), transformers generation, one CPU thread. Both sides in one run, alternating; a figure is the
-median over the steps of a round, the ratio that of two neighbouring rounds.
+log-probabilities anyway), transformers generation, one CPU thread. All sides in one run, alternating; a figure is the
+median over the steps of a round, a ratio that of two neighbouring rounds.
 
 Memory is measured in steps of their own, since counting slows them: the largest sum of the tensors that are alive at
 one time, parameters and optimizer included. Without Triton TRL's head makes about ten temporaries as large as its tile
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import tempfile
 import weakref
+from functools import partial
 from statistics import median
 from typing import Any
 from unittest.mock import patch
@@ -25,12 +26,14 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.trainer_callback import PrinterCallback
+from trl import GRPOConfig, GRPOTrainer
 
 from basis_rl import BasisConfig, BasisTrainer
 from benchmarks.common import save
 from examples.quickstart.warm_start import build_tokenizer
 
-ROUNDS, STEPS = 5, 4
+ROUNDS, STEPS = 7, 6
+TRL = "TRL"
 ROWS, TOKENS, VOCABULARY, TILE = 8, 64, 151_936, 2_048  # of a forward pass in the steps whose memory is counted
 
 
@@ -65,7 +68,7 @@ def parity(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
     return [float(sum(ids) % 2) for ids in completion_ids]
 
 
-def build(baseline: str, folder: str, model: dict[str, int], **settings: Any) -> BasisTrainer:
+def build(side: str, folder: str, model: dict[str, int], **settings: Any) -> GRPOTrainer:
     torch.manual_seed(0)
     tokenizer = build_tokenizer(["1 + 2 ="] * 10, vocab_size=300)
     config = Qwen3Config(
@@ -74,10 +77,11 @@ def build(baseline: str, folder: str, model: dict[str, int], **settings: Any) ->
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    trainer = BasisTrainer(
+    make = GRPOTrainer if side == TRL else partial(BasisTrainer, baseline=side)
+    trainer = make(
         model=Qwen3ForCausalLM(config),
         reward_funcs=parity,
-        args=BasisConfig(
+        args=(GRPOConfig if side == TRL else BasisConfig)(
             output_dir=folder,
             gradient_accumulation_steps=1,
             steps_per_generation=2,
@@ -93,13 +97,12 @@ def build(baseline: str, folder: str, model: dict[str, int], **settings: Any) ->
         ),
         train_dataset=Dataset.from_dict({"prompt": [f"{i} + 1 =" for i in range(256)]}),
         processing_class=tokenizer,
-        baseline=baseline,
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
 
 
-def seconds(baseline: str, folder: str) -> list[float]:
+def seconds(side: str, folder: str) -> list[float]:
     """Time of each optimizer step that generates, scoring and both updates' share included."""
     model = {
         "vocab_size": 16_384,
@@ -111,13 +114,13 @@ def seconds(baseline: str, folder: str) -> list[float]:
         "head_dim": 64,
     }
     settings = {"per_device_train_batch_size": 16, "max_completion_length": 32, "max_steps": 2 * STEPS}
-    trainer = build(baseline, folder, model, **settings)
+    trainer = build(side, folder, model, **settings)
     trainer.train()
     times = [row["step_time"] for row in trainer.state.log_history if "step_time" in row]
     return [first + second for first, second in zip(times[2::2], times[3::2], strict=True)]  # the first is a warm-up
 
 
-def peak_bytes(baseline: str, folder: str) -> int:
+def peak_bytes(side: str, folder: str) -> int:
     """Over two batches, two updates each, from generation to optimizer."""
     model = {
         "vocab_size": VOCABULARY,
@@ -129,7 +132,7 @@ def peak_bytes(baseline: str, folder: str) -> int:
         "head_dim": 16,
     }
     settings = {"per_device_train_batch_size": ROWS, "max_completion_length": TOKENS, "max_steps": 4}
-    trainer = build(baseline, folder, model, **settings)
+    trainer = build(side, folder, model, **settings)
     with patch("trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE", TILE), LiveBytes() as counted:
         for parameter in trainer.model.parameters():
             counted.add(parameter)
@@ -139,7 +142,7 @@ def peak_bytes(baseline: str, folder: str) -> int:
 
 def memory(folder: str) -> dict[str, int]:
     """Peaks of both sides, and the size of a ``(B, T, V)`` float32 tensor; printed too."""
-    peaks = {baseline: peak_bytes(baseline, folder) for baseline in ("grpo", "otb")}
+    peaks = {side: peak_bytes(side, folder) for side in (TRL, "grpo", "otb")}
     logits = 4 * ROWS * TOKENS * VOCABULARY
     print(f"peak memory: {', '.join(f'{name} {peak / 1e6:.1f} MB' for name, peak in peaks.items())}", end="; ")
     print(f"({ROWS}, {TOKENS}, {VOCABULARY:,}) in float32: {logits / 1e6:.1f} MB")
@@ -148,19 +151,20 @@ def memory(folder: str) -> dict[str, int]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    rounds: dict[str, list[list[float]]] = {"grpo": [], "otb": []}
+    rounds: dict[str, list[list[float]]] = {TRL: [], "grpo": [], "otb": []}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(ROUNDS):
-            for baseline, kept in rounds.items():
-                kept.append(seconds(baseline, folder))
+            for side, kept in rounds.items():
+                kept.append(seconds(side, folder))
         peaks = memory(folder)
-    ratios = sorted(median(o) / median(g) for g, o in zip(rounds["grpo"], rounds["otb"], strict=True))
-    for baseline, kept in rounds.items():
-        print(
-            f"{baseline}: {median(t for times in kept for t in times):.3f} s for a batch of 32 x 32 tokens, two updates"
-        )
-    print(f"otb / grpo: {median(ratios):.3f}, from {ratios[0]:.3f} to {ratios[-1]:.3f} over {ROUNDS} rounds")
-    save("otb_step", {"seconds": rounds, "ratios": ratios, "peak_bytes": peaks})
+    for side, kept in rounds.items():
+        print(f"{side}: {median(t for times in kept for t in times):.3f} s for a batch of 32 x 32 tokens, two updates")
+    ratios = {}
+    for upper, lower in (("grpo", TRL), ("otb", "grpo")):
+        found = sorted(median(u) / median(v) for u, v in zip(rounds[upper], rounds[lower], strict=True))
+        ratios[f"{upper} / {lower}"] = found
+        print(f"{upper} / {lower}: {median(found):.3f}, from {found[0]:.3f} to {found[-1]:.3f} over {ROUNDS} rounds")
+    save("step_cost", {"seconds": rounds, "ratios": ratios, "peak_bytes": peaks})
 
 
 if __name__ == "__main__":
