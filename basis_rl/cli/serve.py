@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
-import threading
+import time
 from collections.abc import Sequence
 
 from basis_rl.cli.main import report
@@ -35,9 +35,7 @@ def main(argv: Sequence[str]) -> int:
 
     known, extra = parser().parse_known_args(list(argv))
     options = ServerOptions(known.model, known.host, known.port, known.dtype, known.max_model_len, extra=extra)
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, also while the model is loading
     try:
         server = Server(options)
         print(f"Starting vLLM with {known.model} ...", flush=True)
@@ -47,10 +45,12 @@ def main(argv: Sequence[str]) -> int:
                 f"--vllm_mode server --vllm_server_base_url {server.url}",
                 flush=True,
             )
-            while not ended.wait(1.0):
+            while True:
+                time.sleep(1.0)
                 if server.process is None or server.process.poll() is not None:
                     raise ServerError("The vLLM server ended by itself; see its output above.")
     except ServerError as error:
         return report(error)
-    print("Stopped.", flush=True)
-    return 0
+    except KeyboardInterrupt:
+        print("Stopped.", flush=True)
+        return 0

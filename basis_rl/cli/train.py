@@ -17,7 +17,8 @@ from basis_rl.rollout.server import Server, ServerError, ServerOptions
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.checkpoint import newest, resolve
 from basis_rl.trainer.faults import NonFiniteGradients
-from basis_rl.trainer.generation import ServerLost
+from basis_rl.trainer.generation import ServerLost, SyncError
+from basis_rl.trainer.preflight import on_main_process
 from basis_rl.trainer.progress import ProgressLines
 from basis_rl.trainer.state import load_baseline
 
@@ -69,7 +70,7 @@ def own_server(recipe: Recipe) -> AbstractContextManager[object]:
 def train(recipe: Recipe) -> int:
     """Check, build and run; returns the exit code."""
     try:
-        checkpoint = resolve(recipe.args.resume_from_checkpoint, recipe.args.output_dir)
+        checkpoint = on_main_process(lambda: resolve(recipe.args.resume_from_checkpoint, recipe.args.output_dir))
         trainer = build_trainer(recipe)
         if checkpoint is not None:
             load_baseline(checkpoint, trainer.baseline, trainer.dataset_identity)
@@ -79,7 +80,7 @@ def train(recipe: Recipe) -> int:
         return run(recipe, trainer, checkpoint)
     except NonFiniteGradients as error:
         return fail(error, FAILED)
-    except ServerLost as error:
+    except (ServerLost, SyncError) as error:
         return fail(error, LOST)
 
 

@@ -129,14 +129,24 @@ class Server:
         """Wait until it is healthy."""
         assert self.process is not None, "not started"
         deadline = time.monotonic() + self.start_timeout
-        while not self.is_healthy():
+        while not self._up():
             code = self.process.poll()
             if code is not None or time.monotonic() > deadline:
                 self.stop()
                 why = f"ended with exit code {code}" if code is not None else f"was not up in {self.start_timeout:g} s"
                 raise ServerError(f"The vLLM server for '{self.options.model}' {why}.{self._last_lines()}")
-            time.sleep(0.25)
         return self
+
+    def _up(self) -> bool:
+        """Healthy, after a moment's pause if not; an interruption stops the server, which nobody else would."""
+        try:
+            healthy = self.is_healthy()
+            if not healthy:
+                time.sleep(0.25)
+        except BaseException:
+            self.stop()
+            raise
+        return healthy
 
     def is_healthy(self, timeout: float = 2.0) -> bool:
         """Whether ``/health`` answers."""

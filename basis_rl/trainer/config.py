@@ -71,7 +71,7 @@ class BasisConfig(GRPOConfig):
     )
     vllm_sync_tolerance: float | None = field(
         default=None,
-        metadata={"help": "Largest log-probability error of vLLM after a sync; default: 1e-3 in fp32, else 0.5."},
+        metadata={"help": "Largest log-probability error of vLLM after a sync; default: 1e-3 in fp32, else 1."},
     )
     vllm_request_timeout: float = field(
         default=1800.0, metadata={"help": "Seconds that one request to the vLLM server may take."}
@@ -95,6 +95,10 @@ class BasisConfig(GRPOConfig):
             raise ValueError(f"on_invalid_gold must be 'error' or 'drop', got '{self.on_invalid_gold}'.")
         if self.vllm_weight_sync not in ("auto", "nccl", "folder"):
             raise ValueError(f"vllm_weight_sync must be 'auto', 'nccl' or 'folder', got '{self.vllm_weight_sync}'.")
+        if self.use_vllm and self.vllm_mode == "server":
+            # While the first rank waits for the server, the others wait for it in a collective.
+            patience = self.vllm_request_timeout + self.vllm_recovery_timeout + self.vllm_server_timeout + 300.0
+            self.ddp_timeout: int = max(self.ddp_timeout, int(patience))
         self._check_kl()
         several = int(os.environ.get("WORLD_SIZE", "1")) > 1
         if self.use_cpu and several and getattr(self, "ddp_backend", None) is None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from basis_rl.trainer.trainer import BasisTrainer
 
 STOP_FILE = "STOP"
+_SAME_SIGNAL = 5.0
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -28,19 +31,21 @@ class NonFiniteGradients(RuntimeError):
 class StopOnSignal(TrainerCallback):
     """SIGTERM, SIGUSR1 or a file ``STOP`` in ``output_dir``: all ranks finish the step, write a checkpoint and stop.
 
-    The ranks agree at each step's end, so that none of them waits for another. A second signal kills at once. The file
+    The ranks agree at each step's end, so that none of them waits for another. A second signal, some
+    seconds later, kills at once (launchers often send each one twice). The file
     is for launchers that kill their processes some seconds after a SIGTERM (torchrun and accelerate: 30), which a long
     step outlasts; it is removed when the run stops.
     """
 
     def __init__(self, trainer: BasisTrainer) -> None:
         self.trainer = trainer
-        self.asked = False
+        self.asked: float | None = None
         self.stopped = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Within it the signals are caught, which the main thread can do; in another one nothing changes."""
+        self.asked, self.stopped = None, False
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -52,12 +57,21 @@ class StopOnSignal(TrainerCallback):
                 signal.signal(number, handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-        signal.signal(number, signal.SIG_DFL)
+        now = time.monotonic()
+        if self.asked is not None and now - self.asked > _SAME_SIGNAL:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.asked = self.asked or now
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if state.is_world_process_zero:  # one that an earlier run was too late to see
+            (Path(str(args.output_dir)) / STOP_FILE).unlink(missing_ok=True)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         file = Path(str(args.output_dir)) / STOP_FILE
-        told = self.asked or (self.trainer.accelerator.is_main_process and file.exists())
+        told = self.asked is not None or (self.trainer.accelerator.is_main_process and file.exists())
         asked = torch.tensor([float(told)], device=self.trainer.accelerator.device)
         if float(self.trainer.accelerator.reduce(asked, reduction="sum")) > 0:
             self.stopped = True

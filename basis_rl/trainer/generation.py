@@ -19,6 +19,7 @@ import torch
 import trl.trainer.grpo_trainer
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
@@ -37,6 +38,10 @@ class RolloutError(RuntimeError):
 
 class RequestRefused(ValueError):
     """The server is well and says that the request is wrong, so that waiting would not help. On every rank at once."""
+
+
+class SyncError(ValueError):
+    """The engine has other weights than the trained model, after a second push too. On every rank at once."""
 
 
 class ServerLost(RuntimeError):
@@ -230,9 +235,9 @@ class Generation(VLLMGeneration):
                 time.sleep(1.0)
                 try:
                     self.vllm_client.check_server(total_timeout=0.0)
+                    self.vllm_client.prompt_log_probs(self.probe)  # /health answers although the engine is dead
                     self.vllm_client.close_communicator()
                     self.vllm_client.init_communicator(device=self.accelerator.device)
-                    self.vllm_client.prompt_log_probs(self.probe)  # /health answers although the engine is dead
                     back = True
                 except Exception as error:
                     _logger.info("Still waiting: %s", describe(error))
@@ -273,7 +278,7 @@ class Generation(VLLMGeneration):
         error = torch.zeros(1) if served is None else (served - own).abs().max()[None]
         self.sync_error = float(self.accelerator.gather(error.to(self.accelerator.device)).max())
         if not self.sync_error <= self.settings.tolerance:
-            raise ValueError(
+            raise SyncError(
                 f"After the weights were sent, the vLLM engine's log-probabilities are {self.sync_error:.3g} off those "
                 f"of the trained model; the bound is {self.settings.tolerance:g} (vllm_sync_tolerance). It would "
                 "sample from another policy. Is it the same model, in the same precision, started with "
@@ -290,6 +295,9 @@ class Generation(VLLMGeneration):
             logits = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0].float()
         finally:
             self.model.train(training)
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):  # outer ones stay gathered after a pass without a backward
+                module.reshard()
         return logits.log_softmax(-1)[:-1].gather(-1, ids[0, 1:, None])[:, 0].cpu()
 
     def _reload_colocated(self) -> None:
@@ -306,6 +314,8 @@ class Generation(VLLMGeneration):
     def _colocated_log_probs(self) -> Tensor:
         from basis_rl.rollout.colocated import prompt_log_probs
 
+        if self.enable_sleep_mode:  # TRL wakes the cache only when it generates
+            self.llm.wake_up(tags=["kv_cache"])
         return prompt_log_probs(self.llm, self.probe)
 
     def _told_by_main(self, value: Any) -> Any:
@@ -343,7 +353,7 @@ def checked_generation(args: BasisConfig) -> Iterator[None]:
     settings = SyncSettings(
         transfer=("folder" if on_cpu else "nccl") if args.vllm_weight_sync == "auto" else args.vllm_weight_sync,
         folder=Path(args.vllm_sync_folder) if args.vllm_sync_folder else None,
-        tolerance=args.vllm_sync_tolerance if args.vllm_sync_tolerance is not None else 1e-3 if exact else 0.5,
+        tolerance=args.vllm_sync_tolerance if args.vllm_sync_tolerance is not None else 1e-3 if exact else 1.0,
         request_timeout=args.vllm_request_timeout,
         recovery_timeout=args.vllm_recovery_timeout,
     )

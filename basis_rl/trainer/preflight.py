@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
@@ -20,6 +20,7 @@ from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provena
 
 # What TRL hands to a reward function besides the columns of the dataset.
 _GIVEN = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
+T = TypeVar("T")
 _MOST_DIFFICULTIES = 20
 _COLLECTED = frozenset({"energies", "greedy_rewards", "prompt_texts", "rollout_weights"})
 
@@ -113,7 +114,7 @@ def check_golds(dataset: Dataset, args: BasisConfig, reward_funcs: Sequence[Any]
     checkers = [func for func in reward_funcs if hasattr(func, "check_golds")]
     if not checkers or "solution" not in dataset.column_names:
         return dataset
-    rows = _on_main_process(lambda: _invalid_golds(list(dataset["solution"]), checkers))
+    rows = on_main_process(lambda: _invalid_golds(list(dataset["solution"]), checkers))
     if not rows:
         return dataset
     if args.on_invalid_gold == "error":
@@ -130,7 +131,7 @@ def _invalid_golds(solutions: list[str], checkers: Sequence[Any]) -> list[int]:
     return sorted({index for checker in checkers for index in checker.check_golds(solutions)})
 
 
-def _on_main_process(work: Callable[[], list[int]]) -> list[int]:
+def on_main_process(work: Callable[[], T]) -> T:
     """What `work` returns on the main process, on all of them; its exception too, so that nobody is left waiting."""
     state = PartialState()
     outcome: list[Any] = [None]
@@ -143,7 +144,7 @@ def _on_main_process(work: Callable[[], list[int]]) -> list[int]:
         broadcast_object_list(outcome)
     if isinstance(outcome[0], Exception):
         raise outcome[0]
-    result: list[int] = outcome[0]
+    result: T = outcome[0]
     return result
 
 

@@ -75,6 +75,8 @@ def save_phase(folder: str | Path, trainer: BasisTrainer) -> None:
     content = {
         "step": trainer._step,
         "ranks": trainer.accelerator.num_processes,
+        "generate_every": trainer.args.steps_per_generation * trainer.num_iterations,
+        "skipped_steps": trainer._finite.skipped,
         "rollouts": trainer._buffered_inputs if between else None,
         "unlearnt": [(used_up, vars(batch)) for used_up, batch in trainer._unlearnt],
         "metrics": {mode: dict(values) for mode, values in trainer._metrics.items()},
@@ -87,7 +89,8 @@ def load_phase(folder: str | Path, trainer: BasisTrainer) -> None:
     """Restore `save_phase`'s result; a checkpoint of TRL's own trainer has none and starts a generation batch.
 
     Raises:
-        ValueError: the checkpoint was saved by another number of processes, between two generations.
+        ValueError: the checkpoint was saved between two generations, by another number of processes or with batches of
+            another shape.
     """
     path = _phase_file(folder, trainer)
     if not path.is_file():
@@ -95,14 +98,20 @@ def load_phase(folder: str | Path, trainer: BasisTrainer) -> None:
     if not path.is_file():
         return
     content = torch.load(path, weights_only=True, map_location=trainer.accelerator.device)
-    ranks = trainer.accelerator.num_processes
-    if content["rollouts"] is not None and content["ranks"] != ranks:
+    now = {
+        "ranks": trainer.accelerator.num_processes,
+        "generate_every": trainer.args.steps_per_generation * trainer.num_iterations,
+    }
+    other = {key: content[key] for key in now if content[key] != now[key]}
+    if content["rollouts"] is not None and other:
         raise ValueError(
-            f"'{folder}' was saved by {content['ranks']} process(es) in the middle of a generation batch, whose "
-            f"rollouts belong to them; this run has {ranks}. Resume with {content['ranks']}, or from a checkpoint at "
-            "the end of a generation batch."
+            f"'{folder}' was saved in the middle of a generation batch, with {other}; this run has {now}, and "
+            "its rollouts do not fit. Resume with the same number of processes, steps_per_generation and "
+            "num_iterations, or from a checkpoint at the end of a generation batch."
         )
-    trainer._step = int(content["step"])
+    batches = int(content["step"]) // content["generate_every"]
+    trainer._step = batches * now["generate_every"] if other else int(content["step"])
+    trainer._finite.skipped = int(content["skipped_steps"])
     trainer._buffered_inputs = content["rollouts"]
     trainer._unlearnt = [(used_up, _on_cpu(fields)) for used_up, fields in content["unlearnt"]]
     for mode, values in content["metrics"].items():

@@ -20,10 +20,10 @@ from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.energies import EnergyRecorder
 from basis_rl.trainer.faults import FiniteGradients, StopOnSignal
 from basis_rl.trainer.gather import gather_batch, local_rows, total_rewards
-from basis_rl.trainer.generation import ServerLost, checked_generation
+from basis_rl.trainer.generation import ServerLost, SyncError, checked_generation
 from basis_rl.trainer.greedy import greedy_rewards
 from basis_rl.trainer.loss import kl_in_reward, kl_loss, no_kl, without_old_log_probs
-from basis_rl.trainer.preflight import check_baseline_fits, check_dataset, check_golds, run_context
+from basis_rl.trainer.preflight import check_baseline_fits, check_dataset, check_golds, on_main_process, run_context
 from basis_rl.trainer.sampler import EpochSampler
 from basis_rl.trainer.stability import GradientMonitor, log_rollout_mismatch, rollout_weights
 from basis_rl.trainer.state import dataset_identity, load_baseline, load_phase, save_baseline, save_phase
@@ -81,7 +81,7 @@ class BasisTrainer(GRPOTrainer):
 
         self._generation_batch = 0
         self._unlearnt: list[tuple[int, RolloutBatch]] = []
-        self._last_step = (0, 0)
+        self._last_step: tuple[int, int, Any] = (0, 0, None)
         self._rewards_per_func: Tensor | None = None
         self._scored: list[Tensor] | None = None
         self._energies: EnergyRecorder | None = None
@@ -209,7 +209,7 @@ class BasisTrainer(GRPOTrainer):
         """Let the baseline learn from the batches that are used up: the policy was updated on all of them."""
         while self._unlearnt and self._unlearnt[0][0] <= self._step:
             self.baseline.update(self._unlearnt.pop(0)[1])
-        self._last_step = (self._step, self._generation_batch)
+        self._last_step = (self._step, self._generation_batch, self._buffered_inputs)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """As in transformers; ``True`` resumes from the newest checkpoint that is complete, ``"auto"`` if there is one.
@@ -222,18 +222,18 @@ class BasisTrainer(GRPOTrainer):
             NonFiniteGradients: too many steps in a row without a finite gradient.
             ServerLost: the vLLM server failed and did not come back; a checkpoint has been written.
         """
-        found = checkpoint.resolve(resume_from_checkpoint, self.args.output_dir)
+        found = on_main_process(lambda: checkpoint.resolve(resume_from_checkpoint, self.args.output_dir))
         with self.stop_on_signal.listening():
             try:
                 return super().train(resume_from_checkpoint=found, **kwargs)
-            except ServerLost:
-                if self.args.save_strategy != "no":
+            except (ServerLost, SyncError):
+                if self.args.save_strategy != "no" and self.state.global_step > 0:
                     self._save_last_step()
                 raise
 
     def _save_last_step(self) -> None:
         """A checkpoint of the last whole optimizer step, though a later generation has failed."""
-        self._step, self._generation_batch = self._last_step
+        self._step, self._generation_batch, self._buffered_inputs = self._last_step
         self._unlearnt = [(used_up, batch) for used_up, batch in self._unlearnt if batch.step < self._generation_batch]
         self._save_checkpoint(self.model_wrapped, trial=None)
 
@@ -284,7 +284,7 @@ class BasisTrainer(GRPOTrainer):
             self._generation_batch = load_baseline(checkpoint_folder, self.baseline, self.dataset_identity)
             self._unlearnt = []
             load_phase(checkpoint_folder, self)
-            self._last_step = (self._step, self._generation_batch)
+            self._last_step = (self._step, self._generation_batch, self._buffered_inputs)
 
 
 class _UpdateBaseline(TrainerCallback):

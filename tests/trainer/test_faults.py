@@ -90,6 +90,18 @@ def test_a_signal_ends_the_run_with_a_checkpoint(number, tmp_path):
     assert not again.stop_on_signal.stopped
 
 
+def test_a_signal_that_comes_twice_at_once_counts_once_and_an_old_stop_file_not_at_all(tmp_path):
+    def twice(trainer):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    (tmp_path / "STOP").touch()
+    trainer = build(tmp_path, {2: twice}, save_strategy="steps", save_steps=100)
+    trainer.train()
+    assert trainer.state.global_step == 3
+    assert checkpoint.newest(tmp_path).name == "checkpoint-3"
+
+
 def test_a_file_ends_the_run_with_a_checkpoint_and_is_removed(tmp_path):
     stop = tmp_path / "STOP"
     trainer = build(tmp_path, {2: lambda t: stop.touch()}, save_strategy="steps", save_steps=100)

@@ -158,7 +158,7 @@ def test_rollouts_of_other_ranks_are_refused(whole, tmp_path):
     shutil.copytree(folder / "checkpoint-3", tmp_path / "checkpoint-3")
     path = tmp_path / "checkpoint-3" / "phase_0.pt"
     torch.save({**torch.load(path), "ranks": 2}, path)
-    with pytest.raises(ValueError, match=r"saved by 2 process\(es\) in the middle of a generation batch"):
+    with pytest.raises(ValueError, match=r"in the middle of a generation batch, with \{'ranks': 2\}"):
         run(tmp_path, RunningMean(), resume=str(tmp_path / "checkpoint-3"))
 
 
@@ -171,3 +171,12 @@ def test_a_checkpoint_of_trls_own_trainer_is_accepted(whole, tmp_path):
     assert state["global_step"] == 4
     assert run(tmp_path, RunningMean(), resume=str(start), max_steps=6).state.global_step == 6
     assert Path(tmp_path / "checkpoint-6").is_dir()
+
+
+def test_batches_of_another_shape_start_at_the_end_of_a_generation_batch_only(whole, tmp_path):
+    folder, _ = whole
+    again = run(tmp_path, RunningMean(), resume=str(folder / "checkpoint-8"), num_iterations=3, max_steps=14)
+    assert again.order.keys() == {2}
+    assert again._step == 2 * 6 + 6  # two batches are done, now of six micro-batches each
+    with pytest.raises(ValueError, match=r"in the middle of a generation batch, with .*'generate_every': 4"):
+        run(tmp_path, RunningMean(), resume=str(folder / "checkpoint-7"), num_iterations=3)
