@@ -1,4 +1,4 @@
-"""What does each fault cost? Injected at random moments into real runs.   python -m benchmarks.faults [REPEATS]
+"""What does each fault cost? Injected at random moments into real runs.   python -m benchmarks.faults [REPEATS] [FAULT ...]
 
 A model of 0.4M parameters, two CPU cores, checkpoints every 3 steps. "Lost" are optimizer steps before the
 last checkpoint that was due and yet had to be done again; "wrong" counts runs whose final weights are not those of the
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 
 from basis_rl.rollout.server import Server
 from basis_rl.trainer import checkpoint
-from benchmarks.common import save
+from benchmarks.common import RESULTS, save
 from tests.served import save_model, server
 
 STEPS, SAVE_EVERY = 24, 3
@@ -181,40 +181,61 @@ def server_gone(folder: Path, model: Path, moment: float, running: list[Server])
     return {"exit code": code, **_served(again, again.done()), "lost": lost}
 
 
+ALONE = (trainer_killed, killed_while_saving, stop_signal, gradients_spoilt)
+SERVED = (server_killed, server_frozen, server_gone)
+
+
 def main() -> None:
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    chosen = sys.argv[2:] or [fault.__name__ for fault in (*ALONE, rank_killed, *SERVED)]
     os.environ["OMP_NUM_THREADS"] = "1"
     draw = random.Random(0)
     results: dict[str, list[Outcome]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
         model = save_model(root / "model", tied=True)
-        expected = {}
-        for ranks in (1, 2):
-            whole = Run(root / f"whole{ranks}", model, ranks=ranks)
-            assert whole.done() == 0, whole.folder.with_suffix(".log").read_text()[-3000:]
-            expected[ranks] = whole.weights()
 
-        def inject(fault: Callable[..., Outcome], state: Any) -> None:
-            name = fault.__name__.replace("_", " ")
-            results[name] = []
-            for i in range(repeats):
-                moment = draw.uniform(2, STEPS - 4)
-                outcome = {"moment": round(moment, 2), **fault(root / f"{fault.__name__}{i}", model, moment, state)}
-                results[name].append(outcome)
-                print(f"{name}: {outcome}", flush=True)
+        def whole(ranks: int) -> dict[str, torch.Tensor]:
+            run = Run(root / f"whole{ranks}", model, ranks=ranks)
+            assert run.done() == 0, run.folder.with_suffix(".log").read_text()[-3000:]
+            return run.weights()
 
-        for fault in (trainer_killed, killed_while_saving, stop_signal, gradients_spoilt):
-            inject(fault, expected[1])
-        inject(rank_killed, expected[2])
-        running = [server(model, root / "server.log").start()]
-        for fault in (server_killed, server_frozen, server_gone):
-            inject(fault, running)
-        running[-1].stop()
+        def inject(faults: Sequence[Callable[..., Outcome]], prepare: Callable[[], Any]) -> None:
+            faults = [fault for fault in faults if fault.__name__ in chosen]
+            state = prepare() if faults else None
+            for fault in faults:
+                name = fault.__name__.replace("_", " ")
+                results[name] = []
+                for i in range(repeats):
+                    moment = draw.uniform(2, STEPS - 4)
+                    outcome = {"moment": round(moment, 2), **fault(root / f"{fault.__name__}{i}", model, moment, state)}
+                    results[name].append(outcome)
+                    print(f"{name}: {outcome}", flush=True)
+
+        running: list[Server] = []
+
+        def first_server() -> list[Server]:
+            running.append(server(model, root / "server.log").start())
+            return running
+
+        inject(ALONE, lambda: whole(1))
+        inject((rank_killed,), lambda: whole(2))
+        try:
+            inject(SERVED, first_server)
+        finally:
+            for one in running:
+                one.stop()
+    report(results)
+
+
+def report(results: dict[str, list[Outcome]]) -> None:
+    """Print the table and save it, beside the outcomes of other faults that were measured before."""
+    path = RESULTS / "faults.json"
+    before = json.loads(path.read_text())["results"] if path.is_file() else {}
     for name, outcomes in results.items():
         lost, wrong = sum(o["lost"] for o in outcomes), sum(o["wrong"] for o in outcomes)
-        print(f"{name:20} {len(outcomes)} times, lost beyond the last checkpoint: {lost}, wrong: {wrong}")
-    save("faults", {"repeats": repeats, "results": results})
+        print(f"{name:20} {len(outcomes)} times, lost before the last checkpoint: {lost}, wrong: {wrong}")
+    save("faults", {"results": {**before, **results}})
 
 
 if __name__ == "__main__":

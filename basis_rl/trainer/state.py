@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate.utils import send_to_device
 from datasets import Dataset
 
 from basis_rl.baselines import Baseline
@@ -97,7 +98,7 @@ def load_phase(folder: str | Path, trainer: BasisTrainer) -> None:
         path = _phase_file(folder, trainer, rank=0)
     if not path.is_file():
         return
-    content = torch.load(path, weights_only=True, map_location=trainer.accelerator.device)
+    content = torch.load(path, weights_only=True, map_location="cpu")  # "cpu:0", a rank's device, it does not know
     now = {
         "ranks": trainer.accelerator.num_processes,
         "generate_every": trainer.args.steps_per_generation * trainer.num_iterations,
@@ -112,15 +113,10 @@ def load_phase(folder: str | Path, trainer: BasisTrainer) -> None:
     batches = int(content["step"]) // content["generate_every"]
     trainer._step = batches * now["generate_every"] if other else int(content["step"])
     trainer._finite.skipped = int(content["skipped_steps"])
-    trainer._buffered_inputs = content["rollouts"]
-    trainer._unlearnt = [(used_up, _on_cpu(fields)) for used_up, fields in content["unlearnt"]]
+    trainer._buffered_inputs = send_to_device(content["rollouts"], trainer.accelerator.device)
+    trainer._unlearnt = [(used_up, RolloutBatch(**fields)) for used_up, fields in content["unlearnt"]]
     for mode, values in content["metrics"].items():
         trainer._metrics[mode].update(values)
-
-
-def _on_cpu(fields: dict[str, Any]) -> RolloutBatch:
-    moved: dict[str, Any] = {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in fields.items()}
-    return RolloutBatch(**moved)
 
 
 def _phase_file(folder: str | Path, trainer: BasisTrainer, rank: int | None = None) -> Path:

@@ -20,12 +20,12 @@ def main(output: str, model: str, who: int, what: str) -> None:
     trainer = IllFated(
         model=model,
         reward_funcs=parity_reward,
-        args=config(output, max_steps=8, save_strategy="steps", save_steps=100),
+        args=config(output, max_steps=8, steps_per_generation=3, save_strategy="steps", save_steps=100),
         train_dataset=sums(),
         processing_class=tiny_tokenizer(),
         baseline="rloo",
     )
-    trainer.train()
+    trainer.train(resume_from_checkpoint="auto")
     print(f"rank {trainer.accelerator.process_index} stopped at {trainer.state.global_step}", flush=True)
 
 

@@ -136,6 +136,12 @@ def test_ranks_agree_on_a_signal_that_one_of_them_got(tmp_path, tiny_path):
         path.name for path in (tmp_path / "checkpoint-4").iterdir()
     }
 
+    again = launch(tmp_path, tiny_path, 1, "SIGUSR1")  # goes on in the middle of a generation batch
+    output, _ = again.communicate(timeout=120)
+    assert again.returncode == 0, output[-3000:]
+    assert "rank 0 stopped at 8" in output
+    assert "rank 1 stopped at 8" in output
+
 
 @pytest.mark.slow
 def test_a_rank_that_dies_ends_the_others(tmp_path, tiny_path):
