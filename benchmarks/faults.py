@@ -1,4 +1,6 @@
-"""What does each fault cost? Injected at random moments into real runs.   python -m benchmarks.faults [REPEATS] [FAULT ...]
+"""What does each fault cost? Injected at random moments into real runs.
+
+    python -m benchmarks.faults [REPEATS] [FAULT ...]
 
 A model of 0.4M parameters, two CPU cores, checkpoints every 3 steps. "Lost" are optimizer steps before the
 last checkpoint that was due and yet had to be done again; "wrong" counts runs whose final weights are not those of the

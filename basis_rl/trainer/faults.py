@@ -84,8 +84,8 @@ class StopOnSignal(TrainerCallback):
 class FiniteGradients:
     """Steps whose gradient is not finite are skipped: no weight, no moment of the optimizer is touched.
 
-    DeepSpeed steps before it tells the norm. If it has applied such a step, the weights are lost and the run ends at
-    once.
+    DeepSpeed steps before it tells the norm, and leaves such a step out by itself (0.19, ZeRO-3). If it has applied
+    one, the weights are lost and the run ends at once.
 
     The norm is that of the gradient averaged over ranks, so all ranks decide alike. Metric
     ``gradient/skipped_steps``: how many steps of the run were skipped.
@@ -102,14 +102,18 @@ class FiniteGradients:
         Raises:
             NonFiniteGradients: for the ``max_nonfinite_steps``-th time in a row.
         """
-        if grad_norm is None or math.isfinite(float(grad_norm)):
+        finite = grad_norm is None or (math.isfinite(float(grad_norm)) and float(grad_norm) >= 0)  # DeepSpeed's -1
+        if hasattr(model, "was_step_applied"):
+            applied = bool(model.was_step_applied())
+            if applied and not finite:
+                raise NonFiniteGradients(
+                    f"The gradients of step {self.trainer.state.global_step + 1} are not finite, and DeepSpeed has "
+                    "applied them. Go on from the newest checkpoint, with a lower learning rate or other data."
+                )
+            finite = applied
+        if finite:
             self.in_a_row = 0
             return
-        if hasattr(model, "was_step_applied") and model.was_step_applied():
-            raise NonFiniteGradients(
-                f"The gradients of step {self.trainer.state.global_step + 1} are not finite, and DeepSpeed has applied "
-                "them. Go on from the newest checkpoint, with a lower learning rate or other data."
-            )
         for parameter in model.parameters():
             parameter.grad = None  # optimizers pass over parameters without one
         self.skipped += 1
