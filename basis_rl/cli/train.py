@@ -16,8 +16,7 @@ from basis_rl.report import plot_training
 from basis_rl.rollout.server import Server, ServerError, ServerOptions
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.checkpoint import newest, resolve
-from basis_rl.trainer.faults import NonFiniteGradients
-from basis_rl.trainer.generation import ServerLost, SyncError
+from basis_rl.trainer.faults import NonFiniteGradients, ServerLost, SyncError
 from basis_rl.trainer.preflight import on_main_process
 from basis_rl.trainer.progress import ProgressLines
 from basis_rl.trainer.state import load_baseline

@@ -1,4 +1,4 @@
-"""What may go wrong in a long run, and ends it or not: signals to stop, gradients that are not finite."""
+"""What may end a long run, or not: signals to stop, gradients that are not finite, a server that is lost."""
 
 from __future__ import annotations
 
@@ -26,6 +26,22 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 class NonFiniteGradients(RuntimeError):
     """Too many optimizer steps in a row had gradients that are not finite. The weights are those before them."""
+
+
+class RolloutError(RuntimeError):
+    """The server did not do what it was asked. Raised on every rank at once."""
+
+
+class RequestRefused(ValueError):
+    """The server is well and says that the request is wrong, so that waiting would not help. On every rank at once."""
+
+
+class SyncError(ValueError):
+    """The engine has other weights than the trained model, after a second push too. On every rank at once."""
+
+
+class ServerLost(RuntimeError):
+    """The server did not come back in time. Raised on every rank at once."""
 
 
 class StopOnSignal(TrainerCallback):

