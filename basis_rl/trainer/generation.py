@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -112,8 +113,12 @@ class Client(VLLMClient):
             super().update_named_params(metadata, named_params)
             return
         self.version += 1
-        write_weights(self.folder, named_params)
-        for done in self.rpc("basis_reload", str(self.folder), self.version):
+        try:
+            write_weights(self.folder, named_params)
+            loaded = self.rpc("basis_reload", str(self.folder), self.version)
+        finally:  # shared memory is memory
+            shutil.rmtree(self.folder, ignore_errors=True)
+        for done in loaded:
             assert done["version"] == self.version, f"the server has weights {done['version']}, not {self.version}"
 
     def rpc(self, method: str, *args: Any) -> list[Any]:
