@@ -17,6 +17,12 @@ torch.set_num_threads(1)
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _extensions(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Compiled afresh, once a session: what a killed run left in the user's cache is not ours to wait for."""
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(tmp_path_factory.mktemp("extensions"))
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     if not SHARED_DATA.is_dir():

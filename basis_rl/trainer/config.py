@@ -12,6 +12,7 @@ from trl import GRPOConfig
 
 from basis_rl.baselines.registry import did_you_mean
 from basis_rl.functional.kl import ESTIMATORS
+from basis_rl.trainer.builds import break_abandoned_locks
 
 # name -> TRL's (loss_type, importance_sampling_level). gpg is dapo's average over tokens, without ratio and clip.
 OBJECTIVES: dict[str, tuple[str, str]] = {
@@ -103,6 +104,8 @@ class BasisConfig(GRPOConfig):
         several = int(os.environ.get("WORLD_SIZE", "1")) > 1
         if self.use_cpu and several and getattr(self, "ddp_backend", None) is None:
             self.ddp_backend = "gloo"  # transformers would ask for it; there is no other choice
+        if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false") == "true":
+            break_abandoned_locks()  # DeepSpeed compiles in the next lines
         if generations == 1:
             self.num_generations = _One(1)
         try:
