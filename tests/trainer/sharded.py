@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import torch
+from peft import LoraConfig
 
 from basis_rl.trainer import BasisTrainer
 from tests.served import trainer
@@ -29,13 +30,20 @@ class Keep(BasisTrainer):
 
 def main(output: Path, model: Path, url: str) -> None:
     results = {}
-    for baseline, group in (("basis", 1), ("otb", 4)):
-        trained = trainer(output / baseline, model, url, baseline, Keep, num_generations=group)
+    for baseline, group, settings in (
+        ("basis", 1, {}),
+        ("otb", 4, {}),
+        ("rloo", 4, {"async_prefetch": True}),
+        ("grpo", 4, {"peft_config": LoraConfig(r=8, lora_alpha=32, target_modules="all-linear")}),
+    ):
+        trained = trainer(output / baseline, model, url, baseline, Keep, num_generations=group, **settings)
         assert trained.accelerator.num_processes == 2
         trained.train()
         trained.save_model(str(output / baseline / "saved"))
         errors = [row["rollout/sync_error"] for row in trained.state.log_history if "rollout/sync_error" in row]
         results[baseline] = {"kept": trained.kept, "sync_errors": errors}
+        found = [row["rollout/staleness"] for row in trained.state.log_history if "rollout/staleness" in row]
+        results[baseline]["staleness"] = found
         sharded = getattr(next(trained.model.parameters()), "ds_tensor", None) is not None
         results[baseline]["sharded"] = sharded
         rank = trained.accelerator.process_index

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from basis_rl.types import RolloutBatch
@@ -33,7 +34,7 @@ def ranks(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["basis", "otb"])
+@pytest.mark.parametrize("name", ["basis", "otb", "rloo", "grpo"])
 def test_sharded_training_against_a_server(name, ranks):
     folder, model, found = ranks
     for rank in found:
@@ -51,6 +52,13 @@ def test_sharded_training_against_a_server(name, ranks):
         assert (expected != 0).any()
     if name == "otb":
         assert_energies_of_the_whole_model(model, batches[0][0], [rank[name]["kept"][0] for rank in found])
+    if name == "rloo":
+        assert found[0][name]["staleness"] == [0.0, 1.0, 1.0, 1.0]
+    if name == "grpo":  # an adapter, merged for the server
+        adapter = load_file(folder / name / "saved" / "adapter_model.safetensors")
+        assert max(tensor.abs().max() for key, tensor in adapter.items() if "lora_B" in key) > 0
+        assert all(tensor.numel() > 0 for tensor in adapter.values())
+        return
     saved = AutoModelForCausalLM.from_pretrained(folder / name / "saved")
     start = AutoModelForCausalLM.from_pretrained(model)
     assert saved.lm_head.weight.shape == start.lm_head.weight.shape
