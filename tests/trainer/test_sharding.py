@@ -1,4 +1,4 @@
-"""The real vLLM server and real ZeRO-3 on two ranks: every sync arrives, advantages are those of one process."""
+"""Sharded policies on two ranks: syncs reach the vLLM server, advantages are those of one process, runs resume."""
 
 import os
 import subprocess
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -19,26 +20,73 @@ pytest.importorskip("deepspeed")
 ROOT = Path(__file__).resolve().parents[2]
 
 
+TYPES = {"zero3": "DEEPSPEED", "zero2": "DEEPSPEED", "fsdp2": "FSDP", "ddp": "MULTI_CPU"}
+
+
+def launch(folder, kind, what, *arguments):
+    """`sharded.py` on two ranks of this CPU, by the accelerate config that we ship for GPUs."""
+    settings = yaml.safe_load((ROOT / "accelerate_configs" / f"{kind}.yaml").read_text())
+    settings |= {"num_processes": 2, "mixed_precision": "no", "use_cpu": kind == "ddp"}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    command = [sys.executable, "-m", "accelerate.commands.launch"]
+    command += ["--config_file", str(folder / "config.yaml"), "--main_process_port", "0"]
+    command += ["-m", "tests.trainer.sharded", what, str(folder), *map(str, arguments)]
+    environment = {**os.environ, "CI": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment, timeout=600)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("zero3")
+def served(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
     model = save_model(folder / "model", tied=True)
     with server(model, folder / "server.log") as running:
-        command = [sys.executable, "-m", "accelerate.commands.launch"]
-        command += ["--config_file", "accelerate_configs/zero3_cpu.yaml", "--main_process_port", "0"]
-        command += ["-m", "tests.trainer.sharded", str(folder), str(model), running.url]
-        environment = {**os.environ, "CI": "1"}
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return folder, model, [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
+        yield model, running.url
+
+
+@pytest.fixture(scope="module")
+def zero3(served, tmp_path_factory):
+    model, url = served
+    folder = tmp_path_factory.mktemp("zero3")
+    launch(folder, "zero3", "server", model, url, "basis", "otb", "rloo", "grpo")
+    return folder
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["basis", "otb", "rloo", "grpo"])
-def test_sharded_training_against_a_server(name, ranks):
-    folder, model, found = ranks
+def test_zero3_against_a_server(name, zero3, served):
+    check(name, zero3, served[0], "DEEPSPEED", sharded=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["zero2", "fsdp2"])
+def test_other_shardings_against_a_server(kind, served, tmp_path):
+    model, url = served
+    launch(tmp_path, kind, "server", model, url, "otb", "grpo")
+    for name in ("otb", "grpo"):
+        check(name, tmp_path, model, TYPES[kind], sharded=kind == "fsdp2")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["ddp", "zero2", "zero3", "fsdp2"])
+def test_a_resumed_run_is_the_uninterrupted_one(kind, tiny_path, tmp_path):
+    launch(tmp_path, kind, "resume", tiny_path)
+    whole, again = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("whole", "again"))
+    assert whole["type"].endswith(TYPES[kind])
+    assert again["norms"] == whole["norms"]
+    left, right = (load_file(tmp_path / name / "saved" / "model.safetensors") for name in ("whole", "again"))
+    start = load_file(tiny_path / "model.safetensors")
+    assert left.keys() == right.keys() == start.keys()
+    assert all(torch.equal(left[key], right[key]) for key in left)
+    assert not torch.equal(left["lm_head.weight"], start["lm_head.weight"])
+
+
+def check(name, folder, model, kind, sharded):
+    """Every sync arrived, advantages are those of one process, and what was saved is whole."""
+    found = [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
     for rank in found:
-        assert rank[name]["sharded"]
+        assert rank[name]["type"].endswith(kind)
+        assert rank[name]["sharded"] == sharded
         assert len(rank[name]["sync_errors"]) == 4
         assert max(rank[name]["sync_errors"]) < 1e-4
     batches = [[RolloutBatch(**kept["batch"]) for kept in rank[name]["kept"]] for rank in found]
