@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from accelerate.utils.other import get_free_port
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -20,7 +21,7 @@ pytest.importorskip("deepspeed")
 ROOT = Path(__file__).resolve().parents[2]
 
 
-TYPES = {"zero3": "DEEPSPEED", "zero2": "DEEPSPEED", "fsdp2": "FSDP", "ddp": "MULTI_CPU"}
+TYPES = {"zero3": "DEEPSPEED", "zero2": "DEEPSPEED", "fsdp2": "FSDP", "ddp": "MULTI_CPU", "zero3_nodes": "DEEPSPEED"}
 
 
 def launch(folder, kind, what, *arguments):
@@ -28,12 +29,27 @@ def launch(folder, kind, what, *arguments):
     settings = yaml.safe_load((ROOT / "accelerate_configs" / f"{kind}.yaml").read_text())
     settings |= {"num_processes": 2, "mixed_precision": "no", "use_cpu": kind == "ddp"}
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
-    command = [sys.executable, "-m", "accelerate.commands.launch"]
-    command += ["--config_file", str(folder / "config.yaml"), "--main_process_port", "0"]
-    command += ["-m", "tests.trainer.sharded", what, str(folder), *map(str, arguments)]
-    environment = {**os.environ, "CI": "1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment, timeout=600)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    machines = settings["num_machines"]
+    places = [["--main_process_port", "0"]]
+    if machines > 1:
+        address = ["--main_process_ip", "127.0.0.1", "--main_process_port", str(get_free_port())]
+        places = [["--machine_rank", str(rank), *address] for rank in range(machines)]
+    launched = []
+    for place in places:
+        command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(folder / "config.yaml")]
+        command += [*place, "-m", "tests.trainer.sharded", what, str(folder), *map(str, arguments)]
+        with (folder / f"machine{len(launched)}.log").open("w") as log:
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "CI": "1"}
+            )
+        launched.append(process)
+    try:
+        codes = [process.wait(timeout=600) for process in launched]
+    finally:
+        for process in launched:
+            process.kill()
+    logs = [path.read_text()[-3000:] for path in sorted(folder.glob("machine*.log"))]
+    assert codes == [0] * machines, "\n".join(logs)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +84,7 @@ def test_other_shardings_against_a_server(kind, served, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["ddp", "zero2", "zero3", "fsdp2"])
+@pytest.mark.parametrize("kind", ["ddp", "zero2", "zero3", "fsdp2", "zero3_nodes"])
 def test_a_resumed_run_is_the_uninterrupted_one(kind, tiny_path, tmp_path):
     launch(tmp_path, kind, "resume", tiny_path)
     whole, again = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("whole", "again"))
