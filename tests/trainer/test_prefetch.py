@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from basis_rl.baselines import OptimalTokenBaseline
 from basis_rl.trainer import BasisConfig, BasisTrainer
 from tests.served import save_model, server, trainer
 from tests.tiny import sums
@@ -104,6 +105,38 @@ def test_what_cannot_be_used_is_generated_anew(fault, served, tmp_path, monkeypa
     trained.train()
     assert logged(trained, "rollout/staleness") == [0.0, 0.0, 0.0]
     assert max(logged(trained, "rollout/kl")) < 1e-6
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+def test_the_weights_of_every_correction_reach_the_baseline(mode, served, tmp_path):
+    """Against each mode's definition in a loop, on rollouts whose weights are not 1. Masked sequences are logged."""
+    low, high = 0.95, 1.05
+    batches = []
+
+    class Watch(OptimalTokenBaseline):
+        def advantages(self, batch):
+            batches.append(batch)
+            return super().advantages(batch)
+
+    settings = {**SETTINGS, "vllm_importance_sampling_mode": mode, "num_generations": 4, "max_steps": 4}
+    bounds = {"vllm_importance_sampling_clip_min": low, "vllm_importance_sampling_clip_max": high}
+    trained = trainer(tmp_path, *served, Watch(max_rollout_weight=2.0), Keep, **settings, **bounds)
+    trained.train()
+    cut, silenced = 0, []
+    for kept, batch in zip(trained.kept, batches, strict=True):
+        silent = []
+        for row in range(len(kept["completion_mask"])):
+            tokens = kept["completion_mask"][row].bool()
+            gaps = (kept["old_per_token_logps"] - kept["sampling_per_token_logps"])[row][tokens]
+            ratios = gaps.exp() if mode.startswith("token") else gaps.sum().exp().expand(len(gaps))
+            inside = (ratios >= low) & (ratios <= high)
+            cut += int((~inside).sum())
+            expected = ratios.clamp(low, high) if mode.endswith("truncate") else torch.where(inside, ratios, 0.0)
+            torch.testing.assert_close(batch.rollout_weights[row][tokens], expected)
+            silent.append(bool((expected == 0).all()))
+        silenced.append(sum(silent) / len(silent))
+    assert cut > 0, "no weight is out of bounds: nothing is shown"
+    assert logged(trained, "rollout/masked") == pytest.approx(silenced)
 
 
 def test_epochs_are_crossed(served, tmp_path):
