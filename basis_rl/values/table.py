@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -80,6 +81,20 @@ class ValueTable:
 
     def __contains__(self, prompt_id: str) -> bool:
         return prompt_id in self._row
+
+    @property
+    def num_rollouts(self) -> int:
+        """Scored reference rollouts of all prompts together: what the table cost."""
+        return int(self._count.sum())
+
+    @property
+    def identity(self) -> str:
+        """A hash over the prompt ids and their rewards: the same for every copy of a table."""
+        digest = hashlib.sha256()
+        for prompt_id, rewards in sorted(zip(self.prompt_ids, self._rewards, strict=True), key=lambda row: row[0]):
+            digest.update(prompt_id.encode())
+            digest.update(rewards.tobytes())
+        return digest.hexdigest()[:16]
 
     def rewards(self, prompt_id: str) -> list[float]:
         """The scored rewards of one prompt."""
