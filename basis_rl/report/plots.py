@@ -1,0 +1,183 @@
+"""The plots of a comparison: SVG for the page, where colours follow the reader's theme, and PNG for Markdown."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from basis_rl.report.compare import Comparison, Curve, curve, evaluations, points
+from basis_rl.report.runs import EFFECTIVE, Group
+from basis_rl.report.tables import time_unit
+
+# Okabe and Ito's colours, told apart by the colour-blind, on white and lightened for a dark page. Groups beyond them
+# start again with another line.
+LIGHT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#5c5c5c")
+DARK = ("#4ba3dc", "#f08243", "#2cc59b", "#e193bd", "#9bd3f5", "#f2b632", "#b8b8b8")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_LINES = ("-", "--", "-.", ":")
+_GRID, _INK = "#d0d0d0", "#000000"
+
+_AXES = {"num_responses": "responses", "num_response_tokens": "response tokens", "seconds": "time", "step": "step"}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One metric over one axis."""
+
+    name: str
+    title: str
+    key: str
+    x: str = "num_responses"
+    log: bool = False
+    percent: bool = False
+    measured: bool = False
+    section: str = "Baseline, gradient, policy"
+
+
+def plots(comparison: Comparison) -> list[Plot]:
+    """Those for which at least one run has logged something."""
+    learning = "Learning curves"
+    wanted = [Plot(f"reward_{x}", "reward", "reward", x, section=learning) for x in list(_AXES)[:3]]
+    for key in evaluations(comparison.groups):
+        name = key.removeprefix("eval_").removesuffix("_reward")
+        title = "evaluation reward" if key == "eval_reward" else f"evaluation: {name}"
+        wanted += [Plot(f"{key}_{x}", title, key, x, measured=True, section=learning) for x in list(_AXES)[:3]]
+    wanted += [
+        Plot("beta", "calibrated β", "baseline/beta", "step", log=True),
+        Plot("mse", "mean of (r − b)²", "baseline/mse_to_reward"),
+        Plot("effective", "effective signal: A ≠ 0", EFFECTIVE, percent=True),
+        Plot("gradient_variance", "variance of the gradient", "gradient/variance", log=True),
+        Plot("gradient_signal", "signal |g|²", "gradient/signal", log=True),
+        Plot("gradient_power", "total power", "gradient/total_power", log=True),
+        Plot("length", "tokens a response", "completions/mean_length"),
+        Plot("truncated", "truncated responses", "completions/clipped_ratio", percent=True),
+        Plot("entropy", "entropy", "entropy"),
+        Plot("kl", "KL to the reference", "kl"),
+    ]
+    return [plot for plot in wanted if any(lines(comparison, plot))]
+
+
+def lines(comparison: Comparison, plot: Plot) -> list[Curve | None]:
+    """The curve of each group, None where it has not logged the metric."""
+    draw = points if plot.measured else curve
+    return [draw(group, plot.key, comparison.budget) for group in comparison.groups]
+
+
+def svg(comparison: Comparison, plot: Plot) -> str:
+    """The plot as an ``<svg>`` element: no legend, colours as CSS variables ``--run-0`` ..., ``--grid``."""
+    buffer = io.StringIO()
+    options = {"svg.fonttype": "none", "svg.hashsalt": plot.name}
+    _draw(comparison, plot, buffer, options, legend=False, format="svg", metadata=_NO_METADATA)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
+    used = set(re.findall(r"#([\w-]+)", text))
+    text = re.sub(r' id="([\w.-]+)"', lambda found: found[0] if found[1] in used else "", text)
+    for index, color in enumerate(LIGHT):
+        text = text.replace(color, f"var(--run-{index})")
+    text = text.replace(_GRID, "var(--grid)").replace(_INK, "currentColor")
+    head, rest = text.split(">", 1)  # the page sets the size
+    return re.sub(r' (width|height)="[^"]*"', "", head) + ">" + rest
+
+
+_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
+
+
+def png(comparison: Comparison, plot: Plot, path: Path) -> None:
+    """The plot as a file, with a legend, on white."""
+    _draw(comparison, plot, path, {}, legend=True, format="png", dpi=110, facecolor="white", transparent=False)
+
+
+def _draw(
+    comparison: Comparison, plot: Plot, target: Any, options: dict[str, Any], *, legend: bool, **saving: Any
+) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    with matplotlib.rc_context({"font.size": 10, "font.family": "sans-serif", **options}):
+        figure, axis = plt.subplots(figsize=(4.8, 3.1 + (0.2 * len(comparison.groups) if legend else 0)))
+        curves = lines(comparison, plot)
+        scale, unit = _scale(plot, [found for found in curves if found])
+        for index, (group, found) in enumerate(zip(comparison.groups, curves, strict=True)):
+            if found is not None:
+                _line(axis, group, found, index, plot, scale)
+        _dress(axis, plot, unit)
+        if legend:
+            handles, labels = axis.get_legend_handles_labels()
+            box = figure.legend(
+                handles, labels, loc="upper left", bbox_to_anchor=(0.1, 0.02), fontsize=8, frameon=False
+            )
+            for text in box.get_texts():
+                text.set_parse_math(False)
+        figure.tight_layout()
+        figure.savefig(target, **{"transparent": True, "bbox_inches": "tight", "pad_inches": 0.05, **saving})
+        plt.close(figure)
+
+
+def _scale(plot: Plot, curves: Sequence[Curve]) -> tuple[float, str]:
+    if plot.x != "seconds":
+        return 1.0, ""
+    unit, scale = time_unit(max(float(found.x["seconds"].max()) for found in curves))
+    return scale, f" ({unit})"
+
+
+def _line(axis: Any, group: Group, found: Curve, index: int, plot: Plot, scale: float) -> None:
+    color, line = LIGHT[index % len(LIGHT)], _LINES[index // len(LIGHT) % len(_LINES)]
+    marker = _MARKERS[index % len(_MARKERS)]
+    x, y = found.x[plot.x] / scale, found.mean
+    every = max(1, len(x) // 6)
+    marked = (index % every, every)
+    axis.plot(
+        x,
+        y,
+        color=color,
+        linestyle=line,
+        linewidth=1.8,
+        marker=marker,
+        markersize=5,
+        markevery=marked,
+        label=group.label,
+    )
+    if found.y.shape[0] > 1:
+        low, high = found.y.min(axis=0), found.y.max(axis=0)
+        axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+    price = [float(run.table["responses"]) for run in group.runs if run.table]
+    if plot.key == "reward" and plot.x == "num_responses" and price:
+        shifted = x + sum(price) / len(group.runs)
+        axis.plot(shifted, y, color=color, linestyle=":", linewidth=1.4, label=f"{group.label}, with its value table")
+
+
+def _dress(axis: Any, plot: Plot, unit: str) -> None:
+    from matplotlib import ticker
+
+    axis.set_title(plot.title, fontsize=11, loc="left", parse_math=False)
+    axis.set_xlabel(_AXES[plot.x] + unit)
+    axis.grid(color=_GRID, linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.xaxis.set_major_locator(ticker.MaxNLocator(5))
+    if plot.x in ("num_responses", "num_response_tokens"):
+        axis.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
+    low, high = axis.get_ylim()
+    if plot.log and _positive(axis):
+        axis.set_yscale("log")
+        axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+        axis.yaxis.set_minor_formatter(ticker.NullFormatter())
+    elif plot.percent:
+        axis.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
+        if high - low < 0.02:
+            middle = (high + low) / 2
+            axis.set_ylim(max(-0.002, middle - 0.01), min(1.002, middle + 0.01) if middle < 1 else 1.002)
+
+
+def _positive(axis: Any) -> bool:
+    values = [value for line in axis.get_lines() for value in line.get_ydata()]
+    return all(math.isnan(value) or value > 0 for value in values)
