@@ -140,13 +140,14 @@ def _split_grid(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str
 
 def _parse(argv: Sequence[str], processes: int) -> Recipe:
     """The recipe as `processes` of them see it: the same batches, though this is one process."""
-    recipe = parse_recipe(argv)
     if processes == 1:
-        return recipe
-    sizes = ("per_device_train_batch_size", "per_device_eval_batch_size")
-    grown = [word for key in sizes for word in (f"--{key}", str(getattr(recipe.args, key) * processes))]
+        return parse_recipe(argv)
+    one = parse_recipe([*argv, "--num_generations", "1", "--num_generations_eval", "1"])  # which any batch admits
+    sizes = {key: getattr(one.args, key) for key in ("per_device_train_batch_size", "per_device_eval_batch_size")}
+    grown = [word for key, size in sizes.items() for word in (f"--{key}", str(size * processes))]
     whole = parse_recipe([*argv, *grown])
-    whole.resolved = recipe.resolved
+    kept = {key: value for key, value in whole.resolved.items() if key not in sizes or key in one.resolved}
+    whole.resolved = {key: sizes.get(key, value) for key, value in kept.items()}
     return whole
 
 

@@ -92,6 +92,9 @@ def compare(folders: Sequence[str | Path], *, budget: float | None = None, refer
     short = [f"'{run.path.name}' ({run.responses:,.0f})" for run in runs if run.responses < goal]
     if short:
         notes.append(f"Left out, with fewer responses than the budget: {', '.join(short)}.")
+    longer = [run.path.name for run in kept if run.benchmarks and run.responses > goal]
+    if longer:
+        notes.append(f"Benchmarks are of the final model, which has sampled more than the budget: {', '.join(longer)}.")
     groups = group_runs(kept)
     for group in groups:
         seeds = [run.seed for run in group.runs]
@@ -190,7 +193,7 @@ def _quiet_mean(y: np.ndarray) -> np.ndarray:
 def evaluations(groups: Sequence[Group]) -> list[str]:
     """The evaluation rewards that were logged: ``eval_reward``, or one for each evaluation set."""
     keys = {key for group in groups for run in group.runs for row in run.rows for key in row}
-    return sorted(key for key in keys if re.fullmatch(r"eval_(?!rewards/)(\w+_)?reward", key))
+    return sorted((key for key in keys if re.fullmatch(r"eval_(\w+_)?reward", key)), key=lambda key: (len(key), key))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import yaml
 
 from basis_rl import __version__
 from basis_rl.report.compare import Comparison
-from basis_rl.report.plots import DARK, LIGHT, plots, png, svg
+from basis_rl.report.plots import DARK, LIGHT, marker, plots, png, svg
 from basis_rl.report.tables import Table, runs_table, settings_table, tables
 from basis_rl.report.template import MARKERS, TEMPLATE
 
@@ -23,7 +23,8 @@ METHOD = [
     "Curves: means over bins of equal numbers of responses (at most 50, and no other smoothing), drawn at the middle "
     "of the bin, over tokens, seconds and steps where the run was then. Evaluations are drawn as they were measured. "
     "Over several seeds: the mean, and a band from the lowest to the highest.",
-    "Dotted: the same curve with the responses of its value table added, all of them charged to this one run.",
+    "Value table included: the curve begins after the responses of its table, the whole table or (dashed) what falls "
+    "to one run when the runs of this comparison share it.",
     "Time is wall-clock time of training with its evaluations and checkpoints, on the machines of the runs.",
 ]
 
@@ -56,14 +57,19 @@ def markdown(comparison: Comparison, folder: Path) -> str:
     text += [f"> {escape_markdown(note)}" for note in comparison.notes]
     first, *others = tables(comparison)
     text.append(_markdown_table(first))
-    section = ""
+    section = before = ""
     for plot in plots(comparison):
         if plot.section != section:
             section = plot.section
             text.append(f"## {section}")
         file = f"plots/{re.sub(r'[^A-Za-z0-9_]', '_', plot.name)}.png"
         png(comparison, plot, folder / file)
-        text.append(f"![{escape_markdown(plot.title)}]({file})")
+        image = f"![{escape_markdown(plot.title)}]({file})"
+        if plot.key == before:
+            text[-1] += " " + image
+        else:
+            text.append(image)
+        before = plot.key
     text += [_markdown_table(table) for table in (*others, settings_table(comparison), runs_table(comparison)) if table]
     text.append("## How this was computed\n\n" + "\n".join(f"- {line}" for line in METHOD))
     text.append(f"basis-rl {__version__}, {datetime.date.today().isoformat()}")
@@ -101,7 +107,7 @@ def html(comparison: Comparison) -> str:
         for group in comparison.groups
     ]
     groups = [
-        {"label": group.label, "color": i % len(LIGHT), "marker": i % len(MARKERS)}
+        {"label": group.label, "color": i % len(LIGHT), "marker": marker(i), "dashes": "4 2" if i >= len(LIGHT) else ""}
         for i, group in enumerate(comparison.groups)
     ]
     versions: dict[str, str] = {}

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from basis_rl.report.compare import Comparison, Curve, curve, evaluations, points
-from basis_rl.report.runs import EFFECTIVE, Group
-from basis_rl.report.tables import time_unit
+from basis_rl.report.runs import EFFECTIVE
+from basis_rl.report.tables import table_price, table_uses, time_unit
 
 # Okabe and Ito's colours, told apart by the colour-blind, on white and lightened for a dark page. Groups beyond them
 # start again with another line.
@@ -21,8 +23,17 @@ DARK = ("#4ba3dc", "#f08243", "#2cc59b", "#e193bd", "#9bd3f5", "#f2b632", "#b8b8
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _LINES = ("-", "--", "-.", ":")
 _GRID, _INK = "#d0d0d0", "#000000"
+# Not an axis that was logged: responses, and those of the value table.
+TABLE = "with_table"
 
-_AXES = {"num_responses": "responses", "num_response_tokens": "response tokens", "seconds": "time", "step": "step"}
+_AXES = {
+    "num_responses": "responses",
+    "num_response_tokens": "response tokens",
+    "seconds": "time",
+    "step": "step",
+    TABLE: "responses, value table included",
+}
+_LEARNING = ("num_responses", "num_response_tokens", "seconds")
 
 
 @dataclass(frozen=True)
@@ -42,11 +53,16 @@ class Plot:
 def plots(comparison: Comparison) -> list[Plot]:
     """Those for which at least one run has logged something."""
     learning = "Learning curves"
-    wanted = [Plot(f"reward_{x}", "reward", "reward", x, section=learning) for x in list(_AXES)[:3]]
+    wanted = [Plot(f"reward_{x}", f"reward over {_AXES[x]}", "reward", x, section=learning) for x in _LEARNING]
+    if any(run.table for group in comparison.groups for run in group.runs):
+        title = "reward, value table included: all of it, dashed its share"
+        wanted.append(Plot("reward_table", title, "reward", TABLE, section=learning))
     for key in evaluations(comparison.groups):
         name = key.removeprefix("eval_").removesuffix("_reward")
-        title = "evaluation reward" if key == "eval_reward" else f"evaluation: {name}"
-        wanted += [Plot(f"{key}_{x}", title, key, x, measured=True, section=learning) for x in list(_AXES)[:3]]
+        title = "evaluation" if key == "eval_reward" else f"evaluation, {name},"
+        wanted += [
+            Plot(f"{key}_{x}", f"{title} over {_AXES[x]}", key, x, measured=True, section=learning) for x in _LEARNING
+        ]
     wanted += [
         Plot("beta", "calibrated β", "baseline/beta", "step", log=True),
         Plot("mse", "mean of (r − b)²", "baseline/mse_to_reward"),
@@ -105,9 +121,17 @@ def _draw(
         figure, axis = plt.subplots(figsize=(4.8, 3.1 + (0.2 * len(comparison.groups) if legend else 0)))
         curves = lines(comparison, plot)
         scale, unit = _scale(plot, [found for found in curves if found])
+        uses = table_uses(comparison)
         for index, (group, found) in enumerate(zip(comparison.groups, curves, strict=True)):
-            if found is not None:
-                _line(axis, group, found, index, plot, scale)
+            if found is None:
+                continue
+            if plot.x != TABLE:
+                _line(axis, found.x[plot.x] / scale, found, index, label=group.label)
+                continue
+            whole, share = table_price(group, uses)
+            _line(axis, found.x["num_responses"] + whole, found, index, label=group.label)
+            if whole:
+                _line(axis, found.x["num_responses"] + share, found, index, linestyle="--", band=False)
         _dress(axis, plot, unit)
         if legend:
             handles, labels = axis.get_legend_handles_labels()
@@ -121,6 +145,11 @@ def _draw(
         plt.close(figure)
 
 
+def marker(index: int) -> int:
+    """Which of the markers a group has: another one where colours start again."""
+    return (index + index // len(_MARKERS)) % len(_MARKERS)
+
+
 def _scale(plot: Plot, curves: Sequence[Curve]) -> tuple[float, str]:
     if plot.x != "seconds":
         return 1.0, ""
@@ -128,30 +157,21 @@ def _scale(plot: Plot, curves: Sequence[Curve]) -> tuple[float, str]:
     return scale, f" ({unit})"
 
 
-def _line(axis: Any, group: Group, found: Curve, index: int, plot: Plot, scale: float) -> None:
+def _line(axis: Any, x: np.ndarray, found: Curve, index: int, *, band: bool = True, **style: Any) -> None:
     color, line = LIGHT[index % len(LIGHT)], _LINES[index // len(LIGHT) % len(_LINES)]
-    marker = _MARKERS[index % len(_MARKERS)]
-    x, y = found.x[plot.x] / scale, found.mean
     every = max(1, len(x) // 6)
-    marked = (index % every, every)
-    axis.plot(
-        x,
-        y,
-        color=color,
-        linestyle=line,
-        linewidth=1.8,
-        marker=marker,
-        markersize=5,
-        markevery=marked,
-        label=group.label,
-    )
-    if found.y.shape[0] > 1:
-        low, high = found.y.min(axis=0), found.y.max(axis=0)
+    settings = {
+        "color": color,
+        "linestyle": line,
+        "linewidth": 1.8,
+        "marker": _MARKERS[marker(index)],
+        "markersize": 5,
+        "markevery": (index % every, every),
+    }
+    axis.plot(x, found.mean, **{**settings, **style})
+    if band and found.y.shape[0] > 1:
+        low, high = np.fmin.reduce(found.y, axis=0), np.fmax.reduce(found.y, axis=0)
         axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
-    price = [float(run.table["responses"]) for run in group.runs if run.table]
-    if plot.key == "reward" and plot.x == "num_responses" and price:
-        shifted = x + sum(price) / len(group.runs)
-        axis.plot(shifted, y, color=color, linestyle=":", linewidth=1.4, label=f"{group.label}, with its value table")
 
 
 def _dress(axis: Any, plot: Plot, unit: str) -> None:
@@ -163,19 +183,18 @@ def _dress(axis: Any, plot: Plot, unit: str) -> None:
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
     axis.xaxis.set_major_locator(ticker.MaxNLocator(5))
-    if plot.x in ("num_responses", "num_response_tokens"):
+    if plot.x in ("num_responses", "num_response_tokens", TABLE):
         axis.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
-    low, high = axis.get_ylim()
+    axis.set_xlim(left=0)
     if plot.log and _positive(axis):
         axis.set_yscale("log")
         axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
         axis.yaxis.set_minor_formatter(ticker.NullFormatter())
     elif plot.percent:
+        low, high = axis.get_ylim()
         axis.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
-        if high - low < 0.02:
-            middle = (high + low) / 2
-            axis.set_ylim(max(-0.002, middle - 0.01), min(1.002, middle + 0.01) if middle < 1 else 1.002)
+        axis.set_ylim(max(0.0, low), high + 0.01 if high - low < 0.001 else high)
 
 
 def _positive(axis: Any) -> bool:

@@ -55,13 +55,15 @@ class Run:
         path: the folder.
         rows: what was logged, one row a step, steps increasing.
         recipe: its ``recipe.yaml``, dictionaries flattened to ``baseline_kwargs.values``; empty if there is none.
-        record: its ``run.json`` (`basis_rl.trainer.record`); empty if there is none.
+        record: its ``run.json`` (`basis_rl.trainer.run_file`); empty if there is none.
+        benchmarks: accuracy of its final model (``results.json`` of ``basis-rl eval``) by benchmark and ``avg@n``.
     """
 
     path: Path
     rows: list[dict[str, Any]]
     recipe: dict[str, Any] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
+    benchmarks: dict[str, float] = field(default_factory=dict)
 
     @property
     def seed(self) -> Any:
@@ -169,7 +171,20 @@ def read_run(folder: Path) -> Run:
             row[EFFECTIVE] = 1.0 - row["advantages/zero"]
     recipe = yaml.safe_load((folder / _RECIPE).read_text()) if (folder / _RECIPE).is_file() else {}
     record = json.loads((folder / _RECORD).read_text()) if (folder / _RECORD).is_file() else {}
-    return Run(folder, rows, flatten(recipe or {}), record)
+    return Run(folder, rows, flatten(recipe or {}), record, _benchmarks(folder))
+
+
+def _benchmarks(folder: Path) -> dict[str, float]:
+    """From ``results.json`` in the folder or in ``eval`` below it; what has another form is passed over."""
+    found = {}
+    for path in (folder / "results.json", folder / "eval" / "results.json"):
+        content = json.loads(path.read_text()) if path.is_file() else {}
+        for name, entry in content.items() if isinstance(content, dict) else ():
+            if isinstance(entry, dict) and "num_samples" in entry:
+                metric = f"avg@{entry['num_samples']}"
+                if isinstance(entry.get(metric), dict):
+                    found[f"{name} {metric}"] = float(entry[metric]["value"])
+    return found
 
 
 def _parse(text: str) -> list[dict[str, Any]]:

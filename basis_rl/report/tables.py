@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from basis_rl.report.compare import (
     END,
@@ -21,6 +23,7 @@ from basis_rl.report.compare import (
 from basis_rl.report.runs import EFFECTIVE, Group, Run, differing
 
 NONE = "–"
+_THREE = "{:.3f}".format
 
 
 @dataclass(frozen=True)
@@ -61,30 +64,39 @@ def final_table(comparison: Comparison) -> Table:
     """As BASIS Table 1: a row a setting, followed by its differences to the reference."""
     budget = comparison.budget
     unit, seconds = time_unit(max(r.spent("seconds", budget) for g in comparison.groups for r in g.runs))
+    accuracies = [_Column(_title(key), _measured(key, budget), _THREE) for key in evaluations(comparison.groups)]
+    names = dict.fromkeys(name for group in comparison.groups for run in group.runs for name in run.benchmarks)
+    accuracies += [_Column(name, _benchmark(name), _THREE) for name in names]
     columns = [
-        _Column("steps", lambda run: run.spent("step", budget), "{:,.0f}".format, compared=False),
-        _Column("response tokens", lambda run: run.spent("num_response_tokens", budget), compact),
         _Column(f"time ({unit})", lambda run: run.spent("seconds", budget) / seconds, "{:.1f}".format),
-        _Column("reward at the end", lambda run: mean_until(run, "reward", budget, END), "{:.3f}".format),
+        _Column("reward at the end", lambda run: mean_until(run, "reward", budget, END), _THREE),
+        *accuracies,
     ]
-    keys = evaluations(comparison.groups)
-    columns += [_Column(_title(key), _measured(key, budget), "{:.3f}".format) for key in keys]
-    if len(keys) > 1:
-        columns.append(_Column("eval avg", lambda run: _average(run, keys, budget), "{:.3f}".format))
-    rows = []
+    if len(accuracies) > 1:
+        columns.append(_Column("avg", lambda run: fmean(column.value(run) for column in accuracies), _THREE))
+    columns += [
+        _Column("response tokens", lambda run: run.spent("num_response_tokens", budget), compact),
+        _Column("steps", lambda run: run.spent("step", budget), "{:,.0f}".format, compared=False),
+    ]
+    rows, uses = [], table_uses(comparison)
     for index, group in enumerate(comparison.groups):
         group_size = group.runs[0].settings.get("num_generations")
-        lead = [group.label, NONE if group_size is None else str(group_size), str(len(group.runs)), f"{budget:,.0f}"]
-        rows.append(Row([*lead, *_cells(group, columns)], index))
+        lead = [group.label, NONE if group_size is None else str(group_size), str(len(group.runs))]
+        whole, _ = table_price(group, uses)
+        price = [f"{whole:,.0f}" if whole else NONE] if uses else []
+        rows.append(Row([*lead, *_cells(group, columns), *price], index))
         if group is not comparison.reference:
-            rows.append(_differences(group, comparison.reference, columns, lead=len(lead)))
+            rows.append(_differences(group, comparison.reference, columns, len(lead), len(price)))
     caption = (
         f"Every run at {budget:,.0f} responses. Reward: mean over the last tenth of them. Evaluation: the last one "
-        "within the budget. After ±, the standard deviation over the seeds. Δ: the 95 % interval over the seeds in "
+        "within the budget. "
+        + ("Benchmarks (avg@n): of the final model. " if names else "")
+        + "After ±, the standard deviation over the seeds. Δ: the 95 % interval over the seeds in "
         "brackets, bold where it leaves out 0 (paired where the seeds are the same, Student's t); one seed has no "
         "interval, and its difference may be chance."
     )
-    titles = ["setting", "G", "runs", "responses", *(column.title for column in columns)]
+    titles = ["setting", "G", "runs", *(column.title for column in columns)]
+    titles += ["responses of the value table"] if uses else []
     return Table("At the same number of responses", titles, rows, caption)
 
 
@@ -92,28 +104,36 @@ def cost_table(comparison: Comparison) -> Table:
     """Responses until the reference's reward at the end is reached, without and with the price of the value table."""
     budget, reference = comparison.budget, comparison.reference
     target = over_seeds([mean_until(run, "reward", budget, END) for run in reference.runs]).mean
-    uses: dict[str, int] = {}
-    for run in (run for group in comparison.groups for run in group.runs if run.table):
-        uses[run.table["id"]] = uses.get(run.table["id"], 0) + 1  # type: ignore[index]
-    rows = []
+    unit, scale = time_unit(max(r.spent("seconds", budget) for g in comparison.groups for r in g.runs))
+    uses, rows = table_uses(comparison), []
     for index, group in enumerate(comparison.groups):
         reached = [responses_to(run, target, budget) for run in group.runs]
         count = sum(not math.isnan(r) for r in reached)
-        price = [float(run.table["responses"]) if run.table else 0.0 for run in group.runs]
-        shared = [p / uses[run.table["id"]] if run.table else 0.0 for run, p in zip(group.runs, price, strict=True)]
-        totals = [reached, *([r + p for r, p in zip(reached, cost, strict=True)] for cost in (price, shared))]
-        means = [over_seeds(values).mean for values in totals]
-        shown = [NONE if math.isnan(mean) else f"{mean:,.0f}" for mean in means]
-        once = f"{max(price):,.0f}" if max(price) else NONE
-        rows.append(Row([group.label, f"{count} of {len(group.runs)}", shown[0], once, shown[1], shown[2]], index))
-    titles = ["setting", "runs that reach it", "responses", "value table, once", "with all of it", "with its share"]
+        seconds = [run.spent("seconds", r) for run, r in zip(group.runs, reached, strict=True) if not math.isnan(r)]
+        mean, (whole, share) = over_seeds(reached).mean, table_price(group, uses)
+        shown = [NONE if math.isnan(mean) else f"{mean + extra:,.0f}" for extra in (0.0, whole, share)]
+        time = f"{fmean(seconds) / scale:.1f}" if seconds else NONE
+        rows.append(Row([group.label, f"{count} of {len(group.runs)}", time, *shown], index))
+    titles = ["setting", "runs that reach it", f"time ({unit})", "responses"]
+    titles += ["with the whole table", "with its share of the table"]
     caption = (
         f"Responses until the reward (mean over a window of a tenth of the budget) is at {target:.3f}, the end of "
         f"'{reference.label}'; mean over the runs that get there. A value table is sampled once, before training: "
-        "charged to one run with all of it, or shared by the runs of this comparison that used the same table. Its "
-        "time and tokens are not in the other tables."
+        "charged to one run as a whole, or shared by the runs of this comparison that used the same one. Its own time "
+        "and tokens are in no table here."
     )
     return Table("Responses to the reference's reward", titles, rows, caption)
+
+
+def table_uses(comparison: Comparison) -> dict[str, int]:
+    """How many of the runs used each value table, by its id."""
+    return Counter(run.table["id"] for group in comparison.groups for run in group.runs if run.table)
+
+
+def table_price(group: Group, uses: Mapping[str, int]) -> tuple[float, float]:
+    """Responses of the value tables of a group's runs: the mean of a run, and the mean of its share; 0 without one."""
+    whole = [(run.table["responses"], uses[run.table["id"]]) if run.table else (0, 1) for run in group.runs]
+    return fmean(price for price, _ in whole), fmean(price / users for price, users in whole)
 
 
 # Title, metric, share of the budget that it is averaged over, format.
@@ -187,10 +207,10 @@ def _cells(group: Group, columns: Sequence[_Column]) -> list[str]:
 def _estimate(found: Estimate, show: Callable[[float], str]) -> str:
     if math.isnan(found.mean):
         return NONE
-    return show(found.mean) if found.spread is None else f"{show(found.mean)} ± {show(found.spread)}"
+    return f"{show(found.mean)} ± {show(found.spread)}" if found.spread else show(found.mean)
 
 
-def _differences(group: Group, reference: Group, columns: Sequence[_Column], lead: int) -> Row:
+def _differences(group: Group, reference: Group, columns: Sequence[_Column], lead: int, trail: int) -> Row:
     cells, strong = [f"Δ vs {reference.label}", *[""] * (lead - 1)], set()
     for column in columns:
         sides = [[column.value(run) for run in side.runs] for side in (group, reference)]
@@ -205,7 +225,7 @@ def _differences(group: Group, reference: Group, columns: Sequence[_Column], lea
             if low > 0 or high < 0:
                 strong.add(len(cells))
         cells.append(text)
-    return Row(cells, None, strong)
+    return Row([*cells, *[""] * trail], None, strong)
 
 
 def signed(value: float, show: Callable[[float], str]) -> str:
@@ -238,5 +258,5 @@ def _averaged(key: str, budget: float, share: float) -> Callable[[Run], float]:
     return lambda run: mean_until(run, key, budget, share)
 
 
-def _average(run: Run, keys: Sequence[str], budget: float) -> float:
-    return sum(last_until(run, key, budget) for key in keys) / len(keys)
+def _benchmark(name: str) -> Callable[[Run], float]:
+    return lambda run: run.benchmarks.get(name, math.nan)

@@ -81,7 +81,8 @@ summary { cursor: pointer; font-weight: 600; } pre { overflow-x: auto; font-size
 <ul class="legend">
 {% for group in groups %}
 <li style="--run: var(--run-{{ group.color }})"><svg class="key" viewBox="-13 -6 26 12" aria-hidden="true">
-<path d="M-13 0H13" stroke-width="2"/><path d="{{ markers[group.marker] }}" stroke="none"/></svg>{{ group.label }}</li>
+<path d="M-13 0H13" stroke-width="2" stroke-dasharray="{{ group.dashes }}"/>
+<path d="{{ markers[group.marker] }}" stroke="none"/></svg>{{ group.label }}</li>
 {% endfor %}
 </ul>
 {% for title, figures in sections.items() %}

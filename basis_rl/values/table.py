@@ -82,20 +82,6 @@ class ValueTable:
     def __contains__(self, prompt_id: str) -> bool:
         return prompt_id in self._row
 
-    @property
-    def num_rollouts(self) -> int:
-        """Scored reference rollouts of all prompts together: what the table cost."""
-        return int(self._count.sum())
-
-    @property
-    def identity(self) -> str:
-        """A hash over the prompt ids and their rewards: the same for every copy of a table."""
-        digest = hashlib.sha256()
-        for prompt_id, rewards in sorted(zip(self.prompt_ids, self._rewards, strict=True), key=lambda row: row[0]):
-            digest.update(prompt_id.encode())
-            digest.update(rewards.tobytes())
-        return digest.hexdigest()[:16]
-
     def rewards(self, prompt_id: str) -> list[float]:
         """The scored rewards of one prompt."""
         rewards: list[float] = self._rewards[self._row[prompt_id]].tolist()
@@ -105,6 +91,19 @@ class ValueTable:
     def means(self) -> Tensor:
         """``(P,)`` mean reward of each prompt, on the scale where ``reward_range`` is (0, 1)."""
         return self._mean
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over prompt ids, rewards and their range: equal tables have equal ones, wherever they lie."""
+        digest = hashlib.sha256(repr(self.reward_range).encode())
+        for prompt_id, row in sorted(self._row.items()):
+            digest.update(f"{prompt_id}:{self._rewards[row].tolist()}\n".encode())
+        return digest.hexdigest()
+
+    @property
+    def num_rollouts(self) -> int:
+        """Scored reference rollouts of all prompts together."""
+        return int(self._count.sum())
 
     def tilt(self, prompt_ids: Sequence[str], smoothing: float = 0.0) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """Mean and variance of the reward under the tilted reference policy, as a function of beta (BASIS Eq. 5).

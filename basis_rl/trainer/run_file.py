@@ -20,12 +20,12 @@ FILE_NAME = "run.json"
 _PACKAGES = ("basis-rl", "torch", "trl", "transformers", "accelerate", "datasets", "math-verify")
 
 
-def begin_record(folder: str | Path, trainer: BasisTrainer, baseline: str) -> None:
+def begin_run_file(folder: str | Path, trainer: BasisTrainer, baseline: str) -> None:
     """Write `describe_run` as the record of a run that is not finished."""
     _write(Path(folder), {**describe_run(trainer, baseline), "finished": False})
 
 
-def finish_record(folder: str | Path) -> None:
+def finish_run_file(folder: str | Path) -> None:
     """Mark the run as finished: its model is saved."""
     path = Path(folder)
     _write(path, {**json.loads((path / FILE_NAME).read_text()), "finished": True})
@@ -34,7 +34,7 @@ def finish_record(folder: str | Path) -> None:
 def describe_run(trainer: BasisTrainer, baseline: str) -> dict[str, Any]:
     """Settings that count whether given or by default, versions, machine, and the value table with its price.
 
-    ``value_table.responses`` is the number of reference rollouts that the table holds: what it cost once.
+    ``value_table.responses`` is the number of reference rollouts that the table was built from: what it cost once.
     """
     args, ranks = trainer.args, trainer.accelerator.num_processes
     device = trainer.accelerator.device
@@ -61,9 +61,9 @@ def describe_run(trainer: BasisTrainer, baseline: str) -> dict[str, Any]:
     if isinstance(table, ValueTable):
         record["value_table"] = {
             "source": table.source,
-            "id": table.identity,
+            "id": table.digest,
             "prompts": len(table),
-            "responses": table.num_rollouts,
+            "responses": table.provenance.get("rollouts", table.num_rollouts),
         }
     return record
 
