@@ -15,9 +15,12 @@ COMMANDS = {
     "train": "train a model by a recipe",
     "serve": "start a vLLM server as training needs it",
     "values": "build the value table that BASIS needs, from rollouts of the reference model",
+    "compare": "compare runs at the same number of responses: curves, final table, one HTML file",
+    "sweep": "train a recipe with several baselines and seeds, and compare them",
     "clusters": "build the prompt codebook that BV-Blend needs, from a sentence encoder and K-means",
     "check": "check a recipe before anything is spent, or module:Class, a baseline of your own",
 }
+_OWN_HELP = ("serve", "compare", "sweep")
 # Exit codes beside 0 and 2 (a message about what was asked for); the numbers are those of sysexits.h.
 LOST, FAILED, STOPPED = 69, 70, 75
 USAGE = """usage: basis-rl COMMAND RECIPE.yaml [--key value ...]
@@ -46,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if command not in COMMANDS:
         return fail(f"unknown command '{command}'.{did_you_mean(command, COMMANDS)} Commands: {', '.join(COMMANDS)}.")
-    if rest and rest[0] in ("-h", "--help") and command != "serve":
+    if rest and rest[0] in ("-h", "--help") and command not in _OWN_HELP:
         from basis_rl.recipe import parser
 
         parser().print_help()

@@ -20,6 +20,7 @@ from basis_rl.trainer.checkpoint import newest, resolve
 from basis_rl.trainer.faults import NonFiniteGradients, ServerLost, SyncError
 from basis_rl.trainer.preflight import on_main_process
 from basis_rl.trainer.progress import ProgressLines
+from basis_rl.trainer.run_file import begin_run_file, finish_run_file
 from basis_rl.trainer.state import load_baseline
 
 
@@ -90,6 +91,7 @@ def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
     if trainer.accelerator.is_main_process:
         output.mkdir(parents=True, exist_ok=True)
         (output / "recipe.yaml").write_text(yaml.safe_dump(recipe.resolved, sort_keys=False))
+        begin_run_file(output, trainer, recipe.run.baseline)
     for bar in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(bar)
     trainer.add_callback(ProgressLines)
@@ -105,6 +107,7 @@ def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
     trainer.save_state()
     if trainer.accelerator.is_main_process:
         plot_training(trainer.state.log_history, output / "training.png", title=output.name)
+        finish_run_file(output)
         print(f"Model, log and plot are in {output}.")
     if recipe.args.push_to_hub:
         trainer.push_to_hub(dataset_name=recipe.data.dataset_name)

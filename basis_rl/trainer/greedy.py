@@ -33,6 +33,8 @@ def greedy_rewards(trainer: BasisTrainer, inputs: Sequence[dict[str, Any]]) -> T
     with _greedy(trainer):
         prompt_ids, images, multimodal = trainer._tokenize_prompts(prompts)
         completion_ids, _ = trainer._generate_single_turn(prompt_ids, images, multimodal, 1)
+    drawn = torch.tensor([len(rows), sum(map(len, completion_ids))], device=trainer.accelerator.device)
+    trainer.spending.draw(*trainer.accelerator.reduce(drawn, reduction="sum").tolist())
     texts = trainer.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
     conversational = not isinstance(prompts[0], str)
     completions = [[{"role": "assistant", "content": text}] if conversational else text for text in texts]

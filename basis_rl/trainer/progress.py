@@ -65,6 +65,13 @@ class ProgressLines(TrainerCallback):
 
 def _forget_after(path: Path, step: int) -> None:
     """Drop what an earlier run in the same folder logged after `step`: all of it, unless this one resumes."""
-    if path.is_file():
-        kept = [line for line in path.read_text().splitlines(keepends=True) if json.loads(line)["step"] <= step]
-        path.write_text("".join(kept) if step else "")
+    if not path.is_file():
+        return
+    kept = []
+    for line in path.read_text().splitlines() if step else []:
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+        except json.JSONDecodeError:  # the run was killed while it wrote this one
+            continue
+    path.write_text("".join(kept))

@@ -78,6 +78,7 @@ def save_phase(folder: str | Path, trainer: BasisTrainer) -> None:
         "ranks": trainer.accelerator.num_processes,
         "generate_every": trainer.args.steps_per_generation * trainer.num_iterations,
         "skipped_steps": trainer._finite.skipped,
+        "spending": trainer.spending.state_dict(),
         "rollouts": trainer._buffered_inputs if between else None,
         "unlearnt": [(used_up, vars(batch)) for used_up, batch in trainer._unlearnt],
         "ahead": trainer._prefetch.state() if trainer._prefetch is not None else None,
@@ -114,6 +115,7 @@ def load_phase(folder: str | Path, trainer: BasisTrainer) -> None:
     batches = int(content["step"]) // content["generate_every"]
     trainer._step = batches * now["generate_every"] if other else int(content["step"])
     trainer._finite.skipped = int(content["skipped_steps"])
+    trainer.spending.load_state_dict(content["spending"])
     trainer._buffered_inputs = send_to_device(content["rollouts"], trainer.accelerator.device)
     trainer._unlearnt = [(used_up, RolloutBatch(**fields)) for used_up, fields in content["unlearnt"]]
     if trainer._prefetch is not None and not other:

@@ -33,6 +33,7 @@ from basis_rl.trainer.preflight import (
     run_context,
 )
 from basis_rl.trainer.sampler import EpochSampler
+from basis_rl.trainer.spending import Spending
 from basis_rl.trainer.stability import GradientMonitor, log_rollout_mismatch, rollout_weights
 from basis_rl.trainer.state import dataset_identity, load_baseline, load_phase, save_baseline, save_phase
 from basis_rl.types import RolloutBatch
@@ -91,6 +92,7 @@ class BasisTrainer(GRPOTrainer):
             check_single_turns(train_dataset, kwargs)
 
         self._generation_batch = 0
+        self.spending = Spending()
         self._unlearnt: list[tuple[int, RolloutBatch]] = []
         self._last_step: tuple[int, int, Any] = (0, 0, None)
         self._rewards_per_func: Tensor | None = None
@@ -186,6 +188,8 @@ class BasisTrainer(GRPOTrainer):
             greedy_rewards=greedy_rewards(self, inputs) if "greedy_rewards" in self.baseline.requires else None,
             with_texts="prompt_texts" in self.baseline.requires,
         )
+        length = self._metrics["train"]["completions/mean_length"][-1]
+        self.spending.draw(len(batch.prompt_ids), round(length * len(batch.prompt_ids)))
         result = self.baseline.advantages(batch)
         name = type(self.baseline).__name__
         if tuple(result.values.shape) not in {batch.action_mask.shape, batch.rewards.shape}:
@@ -223,6 +227,9 @@ class BasisTrainer(GRPOTrainer):
         for name, value in mean_by(gather_object([str(row[column]) for row in inputs]), rewards).items():
             self._metrics["train"][f"reward/{column}/{name}"].append(value)
 
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        super().log({**logs, **self.spending.metrics()}, start_time)
+
     def _learn(self) -> None:
         """Let the baseline learn from the batches that are used up: the policy was updated on all of them."""
         while self._unlearnt and self._unlearnt[0][0] <= self._step:
@@ -241,6 +248,7 @@ class BasisTrainer(GRPOTrainer):
             ServerLost: the vLLM server failed and did not come back; a checkpoint has been written.
         """
         found = on_main_process(lambda: checkpoint.resolve(resume_from_checkpoint, self.args.output_dir))
+        self.spending = Spending()
         with self.stop_on_signal.listening():
             try:
                 return super().train(resume_from_checkpoint=found, **kwargs)

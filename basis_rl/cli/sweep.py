@@ -1,0 +1,201 @@
+"""``basis-rl sweep RECIPE --baselines a,b,c --seeds 0,1,2``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from basis_rl.cli.check import check
+from basis_rl.cli.compare import main as compare
+from basis_rl.cli.main import FAILED, STOPPED, report
+from basis_rl.cli.sweep_plan import Planned, launcher_processes, plan
+from basis_rl.report.runs import flatten, what_counts
+
+USAGE = """Trains a recipe with several baselines and seeds, one run after the other, each in a process of its own and
+all with the same number of responses; then compares them. Called again, it skips what is finished and goes on with the
+rest (from a checkpoint, where the recipe saves any).
+
+A baseline may have settings of its own: --baselines basis,rloo:num_generations=4,basis:baseline_kwargs.weighting=vop.
+Every key of a recipe can be overridden; several values make several runs: --learning_rate 1e-4,3e-4."""
+_SHOW_EVERY = 15.0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Plan, check everything, run, compare."""
+    parser = argparse.ArgumentParser(
+        prog="basis-rl sweep", description=USAGE, allow_abbrev=False, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("recipe", metavar="RECIPE")
+    parser.add_argument("--baselines", required=True, help="NAME[:KEY=VALUE]...,NAME...")
+    parser.add_argument("--seeds", default="0", help="default: 0")
+    parser.add_argument("--budget", type=float, help="responses of each run; default: those of the recipe")
+    parser.add_argument("--group-size", type=int, help="rollouts a prompt, for baselines that need a group; default 8")
+    parser.add_argument("--output", type=Path, help="folder; default: the recipe's output_dir with -sweep")
+    parser.add_argument("--launcher", default="", help='such as "accelerate launch --config_file FILE"')
+    options, overrides = parser.parse_known_args(argv)
+    try:
+        runs = plan(
+            options.recipe,
+            [name for name in options.baselines.split(",") if name],
+            [int(seed) for seed in options.seeds.split(",")],
+            options.output,
+            overrides=overrides,
+            budget=None if options.budget is None else int(options.budget),
+            group_size=options.group_size,
+            processes=launcher_processes(options.launcher),
+        )
+        waiting = [run for run in runs if not is_finished(run)]
+        print(overview(runs, waiting), flush=True)
+        check_all(waiting)
+    except (ValueError, OSError) as error:
+        return report(error)
+    command = [*(shlex.split(options.launcher) or [sys.executable]), "-m", "basis_rl", "train"]
+    sweep = Sweep(command, waiting)
+    failed = sweep.run()
+    if sweep.stopped:
+        print("Stopped. The same command goes on.")
+        return STOPPED
+    output = Path(runs[0].recipe.args.output_dir).parent
+    done = [run.recipe.args.output_dir for run in runs if run not in failed]
+    code = compare([*done, "--output", str(output / "report")]) if done else FAILED
+    for run in failed:
+        log = log_file(run)
+        last = log.read_text(errors="replace").strip().splitlines()[-1:]
+        print(f"FAILED: {run.name}: {''.join(last)[:300]} (log: {log})")
+    return FAILED if failed else code
+
+
+def overview(runs: Sequence[Planned], waiting: Sequence[Planned]) -> str:
+    """What will be run, and what was adapted."""
+    args = runs[0].recipe.args
+    lines = [f"{len(runs)} runs in {Path(args.output_dir).parent}, {len(runs) - len(waiting)} of them finished."]
+    for run in runs:
+        notes = f" ({', '.join(run.notes)})" if run.notes else ""
+        state = "" if run in waiting else "  finished, skipped"
+        lines.append(f"  {run.name}{notes}{state}")
+    return "\n".join(lines)
+
+
+def is_finished(run: Planned) -> bool:
+    """Whether its folder holds this very run, trained to the end.
+
+    Raises:
+        ValueError: the folder holds a run of other settings.
+    """
+    folder = Path(run.recipe.args.output_dir)
+    if not (folder / "recipe.yaml").is_file():
+        return False
+    there = what_counts(flatten(yaml.safe_load((folder / "recipe.yaml").read_text()) or {}))
+    asked = what_counts(flatten(yaml.safe_load(yaml.safe_dump(run.recipe.resolved))))
+    other = sorted(key for key in there.keys() | asked.keys() if there.get(key) != asked.get(key))
+    if other:
+        shown = ", ".join(f"{key}: {there.get(key)} there, {asked.get(key)} now" for key in other[:5])
+        raise ValueError(
+            f"'{folder}' holds a run of other settings ({shown}). Give another --output, or remove that folder."
+        )
+    record = folder / "run.json"
+    return record.is_file() and bool(json.loads(record.read_text()).get("finished"))
+
+
+def check_all(runs: Sequence[Planned]) -> None:
+    """All that training checks before its first step, once for runs that differ in the seed alone.
+
+    Raises:
+        ValueError: names the run.
+    """
+    seen = set()
+    for run in runs:
+        settings = json.dumps(what_counts(flatten(run.recipe.resolved)), sort_keys=True, default=str)
+        if settings in seen:
+            continue
+        seen.add(settings)
+        print(f"Checking {run.name} ...", flush=True)
+        try:
+            check(run.recipe)
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{run.name}: {error}") from error
+
+
+def log_file(run: Planned) -> Path:
+    """Where all that a run prints goes."""
+    return Path(run.recipe.args.output_dir) / "train.log"
+
+
+class Sweep:
+    """Runs one after the other. SIGTERM and Ctrl-C go to the run as SIGTERM, so that it can leave a checkpoint; the
+    second one kills it."""
+
+    def __init__(self, command: Sequence[str], runs: Sequence[Planned]) -> None:
+        self.command, self.runs = list(command), list(runs)
+        self.stopped = False
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self) -> list[Planned]:
+        """The runs that failed."""
+        failed, began = [], time.monotonic()
+        handlers = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            for done, run in enumerate(self.runs):
+                code = self._train(run, f"[{done + 1}/{len(self.runs)} {run.name}]")
+                if self.stopped or code == STOPPED:
+                    self.stopped = True
+                    break
+                if code:
+                    failed.append(run)
+                    print(f"[{done + 1}/{len(self.runs)} {run.name}] failed with exit code {code}", flush=True)
+                left = (time.monotonic() - began) / (done + 1) * (len(self.runs) - done - 1)
+                if done + 1 < len(self.runs):
+                    print(f"{done + 1} of {len(self.runs)} runs done, about {left / 60:.0f} min left", flush=True)
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        return failed
+
+    def _train(self, run: Planned, prefix: str) -> int:
+        log = log_file(run)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        command = [*self.command, *run.argv]
+        print(f"{prefix} {shlex.join(command)}", flush=True)
+        # In a session of its own: a terminal's Ctrl-C would kill it before it could save.
+        with (
+            log.open("a") as file,
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                start_new_session=True,
+            ) as process,
+        ):  # fmt: skip
+            self._process = process
+            assert process.stdout is not None
+            self._show(process.stdout, file, prefix)
+        self._process = None
+        return process.returncode
+
+    def _show(self, output: IO[str], log: IO[str], prefix: str) -> None:
+        shown = 0.0
+        for line in output:
+            log.write(line)
+            log.flush()
+            step = re.match(r"step (\d+)/(\d+) ", line)
+            if step and (time.monotonic() - shown > _SHOW_EVERY or step[1] == step[2]):
+                shown = time.monotonic()
+                print(f"{prefix} {line.rstrip()}", flush=True)
+
+    def _stop(self, number: int, frame: Any) -> None:
+        if self._process is not None:
+            if self.stopped:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            else:  # to it alone: its grading processes must go on until it has saved
+                self._process.terminate()
+        self.stopped = True

@@ -1,0 +1,220 @@
+"""Which runs a sweep consists of: one recipe, several baselines, seeds and settings, the same number of responses."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from basis_rl.baselines import BASELINES, Baseline
+from basis_rl.baselines.registry import did_you_mean
+from basis_rl.recipe import Recipe, import_object, parse_recipe
+
+_OURS = {"seed": "--seeds", "baseline": "--baselines", "output_dir": "--output", "resume_from_checkpoint": "nothing"}
+_GROUP_SIZE = 8
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run: its folder's name, the arguments of `basis-rl train`, and what was adapted to its baseline."""
+
+    name: str
+    argv: list[str]
+    recipe: Recipe
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One of ``--baselines``: a name, and settings that only its runs have."""
+
+    name: str
+    settings: dict[str, str]
+
+
+def parse_entry(text: str) -> Entry:
+    """``NAME[:KEY=VALUE]...``, NAME being registered or ``module:Class``, KEY one of a recipe's.
+
+    Raises:
+        ValueError: no such baseline.
+    """
+    parts = text.split(":")
+    settings = [part.split("=", 1) for part in parts if "=" in part]
+    name = ":".join(part for part in parts if "=" not in part)
+    if ":" not in name and name not in BASELINES:
+        raise ValueError(f"Unknown baseline '{name}'.{did_you_mean(name, BASELINES)} Known: {', '.join(BASELINES)}.")
+    return Entry(name, {key.removeprefix("--"): value for key, value in settings})
+
+
+def plan(
+    recipe: str,
+    baselines: Sequence[str],
+    seeds: Sequence[int],
+    output: Path | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    budget: int | None = None,
+    group_size: int | None = None,
+    processes: int = 1,
+) -> list[Planned]:
+    """The runs, seed by seed and each with all baselines. All of them draw the same number of responses.
+
+    - A baseline that needs a group, where the recipe has one rollout a prompt, gets `group_size` of them (default 8):
+      as many responses a batch, of fewer prompts. Evaluation stays as the recipe has it.
+    - Parameters of the recipe's ``baseline_kwargs`` that another baseline does not have are left out.
+    - ``max_steps`` follows from the number of responses, in which the greedy ones of `remax` count.
+
+    Args:
+        recipe: path.
+        baselines: see `parse_entry`.
+        seeds: of the runs.
+        output: folder of the sweep; default: the recipe's ``output_dir`` with ``-sweep``.
+        overrides: ``--key value`` for all runs; ``--key a,b`` makes a run of each.
+        budget: responses of each run; default: those of the recipe.
+        group_size: rollouts a prompt for baselines that need a group.
+        processes: of a launcher; settings of the recipe are those of one.
+
+    Raises:
+        ValueError: a setting that is wrong, or a number of responses that is not known.
+    """
+    common, grid = _split_grid(overrides)
+    base = _parse([recipe, *common], processes)
+    output = output or Path(f"{base.args.output_dir}-sweep")
+    total = budget if budget is not None else _total(base, BASELINES.get(base.run.baseline))
+    variants: dict[str, tuple[list[str], list[str]]] = {}
+    for text in baselines:
+        entry = parse_entry(text)
+        for values in itertools.product(*grid.values()):
+            chosen = _fitting(entry, dict(zip(grid, values, strict=True)))
+            name = "-".join([entry.name, *(f"{k}={v}" for k, v in {**entry.settings, **chosen}.items())])
+            variants[name] = _adapt([recipe, *common], base, entry, chosen, total, group_size, processes)
+    planned = []
+    for seed in seeds:
+        for name, (argv, notes) in variants.items():
+            folder = re.sub(r"[^A-Za-z0-9._=-]+", "_", f"{name}-seed{seed}")
+            arguments = [*argv, "--seed", str(seed), "--output_dir", str(output / folder)]
+            arguments += ["--resume_from_checkpoint", "auto"]
+            planned.append(Planned(folder, arguments, _parse(arguments, processes), notes))
+    return planned
+
+
+def launcher_processes(launcher: str) -> int:
+    """How many processes ``accelerate launch ...`` starts, by ``--num_processes`` or its config file; else 1."""
+    words = shlex.split(launcher)
+    found: dict[str, str] = {}
+    for i, word in enumerate(words):
+        key, equals, value = word.partition("=")
+        found[key.removeprefix("--")] = value if equals else words[i + 1] if i + 1 < len(words) else ""
+    if "num_processes" in found:
+        return int(found["num_processes"])
+    file = Path(found.get("config_file", ""))
+    return int((yaml.safe_load(file.read_text()) or {}).get("num_processes", 1)) if file.is_file() else 1
+
+
+def _split_grid(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """Overrides with one value, and those with several."""
+    common: list[str] = []
+    grid: dict[str, list[str]] = {}
+    words = list(overrides)
+    while words:
+        flag, equals, value = words.pop(0).partition("=")
+        key = flag.removeprefix("--")
+        if not flag.startswith("--") or (not equals and not words):
+            raise ValueError(f"'{flag}': expected `--key value` or `--key value,value`.")
+        if key in _OURS:
+            raise ValueError(f"--{key} is set by the sweep for each run; give {_OURS[key]} instead.")
+        value = value if equals else words.pop(0)
+        if "," in value and value[0] not in "[{":
+            grid[key] = value.split(",")
+        else:
+            common += [flag, value]
+    return common, grid
+
+
+def _parse(argv: Sequence[str], processes: int) -> Recipe:
+    """The recipe as `processes` of them see it: the same batches, though this is one process."""
+    if processes == 1:
+        return parse_recipe(argv)
+    one = parse_recipe([*argv, "--num_generations", "1", "--num_generations_eval", "1"])  # which any batch admits
+    sizes = {key: getattr(one.args, key) for key in ("per_device_train_batch_size", "per_device_eval_batch_size")}
+    grown = [word for key, size in sizes.items() for word in (f"--{key}", str(size * processes))]
+    whole = parse_recipe([*argv, *grown])
+    kept = {key: value for key, value in whole.resolved.items() if key not in sizes or key in one.resolved}
+    whole.resolved = {key: sizes.get(key, value) for key, value in kept.items()}
+    return whole
+
+
+def _kind(name: str) -> type[Baseline]:
+    kind: type[Baseline] = import_object(name, "baseline") if ":" in name else BASELINES[name]
+    return kind
+
+
+def _fitting(entry: Entry, chosen: dict[str, str]) -> dict[str, str]:
+    """Without parameters of baselines that this one does not have."""
+    known = inspect.signature(_kind(entry.name)).parameters
+    return {k: v for k, v in chosen.items() if not k.startswith("baseline_kwargs.") or k.partition(".")[2] in known}
+
+
+def _adapt(
+    argv: Sequence[str],
+    base: Recipe,
+    entry: Entry,
+    chosen: dict[str, str],
+    total: int | None,
+    group_size: int | None,
+    processes: int,
+) -> tuple[list[str], list[str]]:
+    """The arguments of an entry's runs, and what differs from the recipe for its baseline's sake."""
+    kind, notes = _kind(entry.name), []
+    own = {**entry.settings, **chosen}
+    arguments = [*argv, "--baseline", entry.name]
+    given = base.run.baseline_kwargs or {}
+    if entry.name != base.run.baseline and given:
+        kept = {k: v for k, v in given.items() if k in inspect.signature(kind).parameters}
+        arguments += ["--baseline_kwargs", json.dumps(kept)]
+        if kept != given:
+            notes.append(f"without baseline_kwargs {', '.join(k for k in given if k not in kept)}")
+    rollouts = base.args.num_generations
+    if "num_generations" not in own and kind.min_group_size > 1 and (group_size or rollouts < kind.min_group_size):
+        size = group_size or _GROUP_SIZE
+        arguments += ["--num_generations", str(size)]
+        notes.append(f"num_generations {size}")
+    if base.args.eval_strategy != "no" and base.args.num_generations_eval is None:
+        arguments += ["--num_generations_eval", str(rollouts)]
+    for key, value in own.items():
+        arguments += [f"--{key}", value]
+    if total is None or "max_steps" in own:
+        return arguments, notes
+    found = _parse(arguments, processes)
+    steps = int(total * _steps_a_response(found, kind))
+    if steps < 1:
+        raise ValueError(f"{entry.name}: {total:,} responses are less than one optimizer step.")
+    if steps != found.args.max_steps:
+        arguments += ["--max_steps", str(steps)]
+        notes.append(f"max_steps {steps}")
+    return arguments, notes
+
+
+def _steps_a_response(recipe: Recipe, kind: type[Baseline] | None) -> float:
+    args = recipe.args
+    responses = args.generation_batch_size
+    if kind is not None and "greedy_rewards" in kind.requires:
+        responses += args.generation_batch_size // args.num_generations
+    updates = args.steps_per_generation * args.num_iterations / args.gradient_accumulation_steps
+    return float(updates / responses)
+
+
+def _total(base: Recipe, kind: type[Baseline] | None) -> int:
+    if base.args.max_steps <= 0:
+        raise ValueError(
+            "The recipe counts epochs, in which one rollout a prompt and several are not as many responses. Give "
+            "--budget RESPONSES, or max_steps in the recipe."
+        )
+    return round(base.args.max_steps / _steps_a_response(base, kind))

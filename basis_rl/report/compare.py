@@ -1,0 +1,241 @@
+"""Runs at one and the same number of responses: curves, final values, differences.
+
+A logged value is the mean over the responses since the value before it: it stands for all of them, the interval
+``(x_{i-1}, x_i]``. A mean over any window of responses follows from that exactly, and so does a comparison at a budget
+that lies between two logged values: an interval that the window cuts counts by the part that lies inside.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, stdev
+
+import numpy as np
+
+from basis_rl.report.runs import Group, Run, find_runs, group_runs, read_run
+
+# "At the end" is the last tenth of the budget.
+END = 0.1
+_MOST_BINS = 50
+# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond them the last one.
+_T = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
+    *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Groups of runs that all have sampled `budget` responses, and what a reader must know of those left out."""
+
+    groups: list[Group]
+    reference: Group
+    budget: float
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric of one group; K bins of equal numbers of responses, the last one ending at the budget.
+
+    Attributes:
+        x: axis -> ``(K,)``, mean over the runs of what was spent at the middle of each bin.
+        y: ``(runs, K)``.
+    """
+
+    x: dict[str, np.ndarray]
+    y: np.ndarray
+
+    @property
+    def mean(self) -> np.ndarray:
+        return _quiet_mean(self.y)
+
+
+def compare(folders: Sequence[str | Path], *, budget: float | None = None, reference: str | None = None) -> Comparison:
+    """Read the runs, sort them by what differs, and bring them to one budget.
+
+    Args:
+        folders: of runs, or of folders that hold some.
+        budget: responses; default: as many as every run has sampled.
+        reference: label of the group that the others are compared with; default: the first.
+
+    Raises:
+        ValueError: a folder that is no run, no run that reaches the budget, or an unknown reference.
+    """
+    paths, notes, runs = find_runs(folders), [], []
+    for path in paths:
+        try:
+            runs.append(read_run(path))
+        except ValueError as error:
+            if len(paths) == 1:
+                raise
+            notes.append(f"Left out: {error}")
+    if not runs:
+        raise ValueError("\n".join(notes))
+    if budget is not None and budget <= 0:
+        raise ValueError(f"The budget must be positive, got {budget:g} responses.")
+    shortest = min(runs, key=lambda run: run.responses)
+    goal = shortest.responses if budget is None else float(budget)
+    longest = max(run.responses for run in runs)
+    if goal > longest:
+        raise ValueError(f"No run has sampled {goal:,.0f} responses; the longest has {longest:,.0f}.")
+    if budget is None and not shortest.finished and longest > goal:
+        notes.append(
+            f"The budget is what '{shortest.path.name}' has sampled, which is not finished. --budget leaves it out."
+        )
+    kept = [run for run in runs if run.responses >= goal]
+    short = [f"'{run.path.name}' ({run.responses:,.0f})" for run in runs if run.responses < goal]
+    if short:
+        notes.append(f"Left out, with fewer responses than the budget: {', '.join(short)}.")
+    longer = [run.path.name for run in kept if run.benchmarks and run.responses > goal]
+    if longer:
+        notes.append(f"Benchmarks are of the final model, which has sampled more than the budget: {', '.join(longer)}.")
+    groups = group_runs(kept)
+    for group in groups:
+        seeds = [run.seed for run in group.runs]
+        if len(set(map(str, seeds))) < len(seeds):
+            notes.append(f"'{group.label}' has runs of the same seed; they count as repetitions.")
+    return Comparison(groups, _reference(groups, reference), goal, notes)
+
+
+def _reference(groups: Sequence[Group], name: str | None) -> Group:
+    found = [group for group in groups if name is None or group.label == name]
+    found += [group for group in groups if name in [run.path.name for run in group.runs]]
+    if not found:
+        raise ValueError(f"There is no '{name}' to compare with. There are: {', '.join(g.label for g in groups)}.")
+    return found[0]
+
+
+def window_mean(x: np.ndarray, y: np.ndarray, low: float, high: float) -> float:
+    """Mean over the responses in ``(low, high]`` of values ``y_i`` that stand for ``(x_{i-1}, x_i]``, ``x_{-1} = 0``.
+
+    NaN where no value stands for any of them.
+    """
+    edges = np.concatenate([[0.0], x])
+    inside = np.clip(np.minimum(edges[1:], high) - np.maximum(edges[:-1], low), 0.0, None)
+    return float(inside @ y / inside.sum()) if inside.sum() > 0 else math.nan
+
+
+def mean_until(run: Run, key: str, budget: float, share: float = 1.0) -> float:
+    """Mean of a metric over the last `share` of the budget; NaN where it was not logged."""
+    x, y = run.series(key)
+    return window_mean(x, y, (1 - share) * budget, budget) if len(x) else math.nan
+
+
+def last_until(run: Run, key: str, budget: float) -> float:
+    """The last value that was measured at or before the budget; NaN without one."""
+    x, y = run.series(key)
+    measured = y[x <= budget]
+    return float(measured[-1]) if len(measured) else math.nan
+
+
+def responses_to(run: Run, target: float, budget: float, key: str = "reward") -> float:
+    """Responses after which the mean over the window that ends there, a tenth of the budget, reaches `target`.
+
+    Looked at after each logged value, from the first whole window on; NaN if it is not reached within the budget.
+    """
+    x, y = run.series(key)
+    width = END * budget
+    for place in [*x[(x >= width) & (x < budget)], budget]:
+        if window_mean(x, y, place - width, place) >= target:
+            return float(place)
+    return math.nan
+
+
+def curve(group: Group, key: str, budget: float) -> Curve | None:
+    """A metric binned over responses; None where no run of the group logged it.
+
+    At most 50 bins, and no more than values were logged.
+    """
+    series = [run.series(key) for run in group.runs]
+    counts = [int((x < budget).sum()) + 1 for x, _ in series if len(x)]
+    if not counts:
+        return None
+    edges = np.linspace(0.0, budget, min(_MOST_BINS, *counts) + 1)
+    middle = (edges[1:] + edges[:-1]) / 2
+    y = [[window_mean(x, y, *bounds) for bounds in pairwise(edges)] for x, y in series]
+    return Curve(_places(group, middle), np.array(y))
+
+
+def points(group: Group, key: str, budget: float) -> Curve | None:
+    """A metric that is measured now and then (evaluation), as it was measured; None where no run logged it.
+
+    Runs that measured at different places are put on the places of the first, linearly between their own.
+    """
+    series = [(x[x <= budget], y[x <= budget]) for x, y in (run.series(key) for run in group.runs)]
+    series = [(x, y) for x, y in series if len(x)]
+    if not series:
+        return None
+    places = series[0][0]
+    y = [np.interp(places, x, y, left=math.nan, right=math.nan) for x, y in series]
+    return Curve(_places(group, places), np.array(y))
+
+
+def _places(group: Group, responses: np.ndarray) -> dict[str, np.ndarray]:
+    spent = {
+        what: np.mean([[run.spent(what, r) for r in responses] for run in group.runs], axis=0)
+        for what in ("num_response_tokens", "seconds", "step")
+    }
+    return {"num_responses": responses, **spent}
+
+
+def _quiet_mean(y: np.ndarray) -> np.ndarray:
+    known = ~np.isnan(y)
+    total = np.where(known, y, 0.0).sum(axis=0)
+    return np.where(known.any(axis=0), total / np.maximum(1, known.sum(axis=0)), math.nan)
+
+
+def evaluations(groups: Sequence[Group]) -> list[str]:
+    """The evaluation rewards that were logged: ``eval_reward``, or one for each evaluation set."""
+    keys = {key for group in groups for run in group.runs for row in run.rows for key in row}
+    return sorted((key for key in keys if re.fullmatch(r"eval_(\w+_)?reward", key)), key=lambda key: (len(key), key))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds: its standard deviation from two seeds on, or for a difference its 95 % half-width."""
+
+    mean: float
+    spread: float | None
+    n: int
+
+
+def over_seeds(values: Sequence[float]) -> Estimate:
+    """Mean and standard deviation (n - 1) of the values that are not NaN."""
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return Estimate(math.nan, None, 0)
+    return Estimate(fmean(known), stdev(known) if len(known) > 1 else None, len(known))
+
+
+def difference(group: Group, values: Sequence[float], other: Group, others: Sequence[float]) -> Estimate:
+    """``mean(values) - mean(others)`` with the half-width of its 95 % interval over seeds (Student's t).
+
+    Runs with the same seeds are paired: ``t sd(d) / sqrt(n)`` of ``d_s = a_s - b_s``. Else Welch:
+    ``t sqrt(s_a^2 / n_a + s_b^2 / n_b)``, its degrees of freedom rounded down. No interval with a single run on a side.
+    """
+    a = {str(run.seed): value for run, value in zip(group.runs, values, strict=True) if not math.isnan(value)}
+    b = {str(run.seed): value for run, value in zip(other.runs, others, strict=True) if not math.isnan(value)}
+    known_a = [value for value in values if not math.isnan(value)]
+    known_b = [value for value in others if not math.isnan(value)]
+    if not known_a or not known_b:
+        return Estimate(math.nan, None, 0)
+    mean, n = fmean(known_a) - fmean(known_b), min(len(known_a), len(known_b))
+    if n < 2:
+        return Estimate(mean, None, n)
+    if a.keys() == b.keys() and len(a) == len(known_a) == len(known_b):
+        return Estimate(mean, _t(n - 1) * stdev([a[seed] - b[seed] for seed in a]) / math.sqrt(n), n)
+    parts = [stdev(known) ** 2 / len(known) for known in (known_a, known_b)]
+    if sum(parts) == 0:
+        return Estimate(mean, 0.0, n)
+    freedom = sum(parts) ** 2 / (parts[0] ** 2 / (len(known_a) - 1) + parts[1] ** 2 / (len(known_b) - 1))
+    return Estimate(mean, _t(int(freedom)) * math.sqrt(sum(parts)), n)
+
+
+def _t(freedom: int) -> float:
+    return _T[min(max(1, freedom), len(_T)) - 1]

@@ -1,0 +1,202 @@
+"""The plots of a comparison: SVG for the page, where colours follow the reader's theme, and PNG for Markdown."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from basis_rl.report.compare import Comparison, Curve, curve, evaluations, points
+from basis_rl.report.runs import EFFECTIVE
+from basis_rl.report.tables import table_price, table_uses, time_unit
+
+# Okabe and Ito's colours, told apart by the colour-blind, on white and lightened for a dark page. Groups beyond them
+# start again with another line.
+LIGHT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#5c5c5c")
+DARK = ("#4ba3dc", "#f08243", "#2cc59b", "#e193bd", "#9bd3f5", "#f2b632", "#b8b8b8")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_LINES = ("-", "--", "-.", ":")
+_GRID, _INK = "#d0d0d0", "#000000"
+# Not an axis that was logged: responses, and those of the value table.
+TABLE = "with_table"
+
+_AXES = {
+    "num_responses": "responses",
+    "num_response_tokens": "response tokens",
+    "seconds": "time",
+    "step": "step",
+    TABLE: "responses, value table included",
+}
+_LEARNING = ("num_responses", "num_response_tokens", "seconds")
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One metric over one axis."""
+
+    name: str
+    title: str
+    key: str
+    x: str = "num_responses"
+    log: bool = False
+    percent: bool = False
+    measured: bool = False
+    section: str = "Baseline, gradient, policy"
+
+
+def plots(comparison: Comparison) -> list[Plot]:
+    """Those for which at least one run has logged something."""
+    learning = "Learning curves"
+    wanted = [Plot(f"reward_{x}", f"reward over {_AXES[x]}", "reward", x, section=learning) for x in _LEARNING]
+    if any(run.table for group in comparison.groups for run in group.runs):
+        title = "reward, value table included: all of it, dashed its share"
+        wanted.append(Plot("reward_table", title, "reward", TABLE, section=learning))
+    for key in evaluations(comparison.groups):
+        name = key.removeprefix("eval_").removesuffix("_reward")
+        title = "evaluation" if key == "eval_reward" else f"evaluation, {name},"
+        wanted += [
+            Plot(f"{key}_{x}", f"{title} over {_AXES[x]}", key, x, measured=True, section=learning) for x in _LEARNING
+        ]
+    wanted += [
+        Plot("beta", "calibrated β", "baseline/beta", "step", log=True),
+        Plot("mse", "mean of (r − b)²", "baseline/mse_to_reward"),
+        Plot("effective", "effective signal: A ≠ 0", EFFECTIVE, percent=True),
+        Plot("gradient_variance", "variance of the gradient", "gradient/variance", log=True),
+        Plot("gradient_signal", "signal |g|²", "gradient/signal", log=True),
+        Plot("gradient_power", "total power", "gradient/total_power", log=True),
+        Plot("length", "tokens a response", "completions/mean_length"),
+        Plot("truncated", "truncated responses", "completions/clipped_ratio", percent=True),
+        Plot("entropy", "entropy", "entropy"),
+        Plot("kl", "KL to the reference", "kl"),
+    ]
+    return [plot for plot in wanted if any(lines(comparison, plot))]
+
+
+def lines(comparison: Comparison, plot: Plot) -> list[Curve | None]:
+    """The curve of each group, None where it has not logged the metric."""
+    draw = points if plot.measured else curve
+    return [draw(group, plot.key, comparison.budget) for group in comparison.groups]
+
+
+def svg(comparison: Comparison, plot: Plot) -> str:
+    """The plot as an ``<svg>`` element: no legend, colours as CSS variables ``--run-0`` ..., ``--grid``."""
+    buffer = io.StringIO()
+    options = {"svg.fonttype": "none", "svg.hashsalt": plot.name}
+    _draw(comparison, plot, buffer, options, legend=False, format="svg", metadata=_NO_METADATA)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
+    used = set(re.findall(r"#([\w-]+)", text))
+    text = re.sub(r' id="([\w.-]+)"', lambda found: found[0] if found[1] in used else "", text)
+    for index, color in enumerate(LIGHT):
+        text = text.replace(color, f"var(--run-{index})")
+    text = text.replace(_GRID, "var(--grid)").replace(_INK, "currentColor")
+    head, rest = text.split(">", 1)  # the page sets the size
+    return re.sub(r' (width|height)="[^"]*"', "", head) + ">" + rest
+
+
+_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
+
+
+def png(comparison: Comparison, plot: Plot, path: Path) -> None:
+    """The plot as a file, with a legend, on white."""
+    _draw(comparison, plot, path, {}, legend=True, format="png", dpi=110, facecolor="white", transparent=False)
+
+
+def _draw(
+    comparison: Comparison, plot: Plot, target: Any, options: dict[str, Any], *, legend: bool, **saving: Any
+) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    with matplotlib.rc_context({"font.size": 10, "font.family": "sans-serif", **options}):
+        figure, axis = plt.subplots(figsize=(4.8, 3.1 + (0.2 * len(comparison.groups) if legend else 0)))
+        curves = lines(comparison, plot)
+        scale, unit = _scale(plot, [found for found in curves if found])
+        uses = table_uses(comparison)
+        for index, (group, found) in enumerate(zip(comparison.groups, curves, strict=True)):
+            if found is None:
+                continue
+            if plot.x != TABLE:
+                _line(axis, found.x[plot.x] / scale, found, index, label=group.label)
+                continue
+            whole, share = table_price(group, uses)
+            _line(axis, found.x["num_responses"] + whole, found, index, label=group.label)
+            if whole:
+                _line(axis, found.x["num_responses"] + share, found, index, linestyle="--", band=False)
+        _dress(axis, plot, unit)
+        if legend:
+            handles, labels = axis.get_legend_handles_labels()
+            box = figure.legend(
+                handles, labels, loc="upper left", bbox_to_anchor=(0.1, 0.02), fontsize=8, frameon=False
+            )
+            for text in box.get_texts():
+                text.set_parse_math(False)
+        figure.tight_layout()
+        figure.savefig(target, **{"transparent": True, "bbox_inches": "tight", "pad_inches": 0.05, **saving})
+        plt.close(figure)
+
+
+def marker(index: int) -> int:
+    """Which of the markers a group has: another one where colours start again."""
+    return (index + index // len(_MARKERS)) % len(_MARKERS)
+
+
+def _scale(plot: Plot, curves: Sequence[Curve]) -> tuple[float, str]:
+    if plot.x != "seconds":
+        return 1.0, ""
+    unit, scale = time_unit(max(float(found.x["seconds"].max()) for found in curves))
+    return scale, f" ({unit})"
+
+
+def _line(axis: Any, x: np.ndarray, found: Curve, index: int, *, band: bool = True, **style: Any) -> None:
+    color, line = LIGHT[index % len(LIGHT)], _LINES[index // len(LIGHT) % len(_LINES)]
+    every = max(1, len(x) // 6)
+    settings = {
+        "color": color,
+        "linestyle": line,
+        "linewidth": 1.8,
+        "marker": _MARKERS[marker(index)],
+        "markersize": 5,
+        "markevery": (index % every, every),
+    }
+    axis.plot(x, found.mean, **{**settings, **style})
+    if band and found.y.shape[0] > 1:
+        low, high = np.fmin.reduce(found.y, axis=0), np.fmax.reduce(found.y, axis=0)
+        axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+
+
+def _dress(axis: Any, plot: Plot, unit: str) -> None:
+    from matplotlib import ticker
+
+    axis.set_title(plot.title, fontsize=11, loc="left", parse_math=False)
+    axis.set_xlabel(_AXES[plot.x] + unit)
+    axis.grid(color=_GRID, linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.xaxis.set_major_locator(ticker.MaxNLocator(5))
+    if plot.x in ("num_responses", "num_response_tokens", TABLE):
+        axis.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
+    axis.set_xlim(left=0)
+    if plot.log and _positive(axis):
+        axis.set_yscale("log")
+        axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+        axis.yaxis.set_minor_formatter(ticker.NullFormatter())
+    elif plot.percent:
+        low, high = axis.get_ylim()
+        axis.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
+        axis.set_ylim(max(0.0, low), high + 0.01 if high - low < 0.001 else high)
+
+
+def _positive(axis: Any) -> bool:
+    values = [value for line in axis.get_lines() for value in line.get_ydata()]
+    return all(math.isnan(value) or value > 0 for value in values)

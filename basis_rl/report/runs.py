@@ -1,0 +1,280 @@
+"""Reading the folders of runs, and sorting the runs into groups that differ in the seed alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from basis_rl.report.curves import read_log
+
+# Share of responses whose advantage is not exactly 0: those that teach something.
+EFFECTIVE = "advantages/effective"
+_METRICS, _RECIPE, _RECORD = "metrics.jsonl", "recipe.yaml", "run.json"
+# Where a run writes, how it is watched and started: nothing that changes what it learns.
+_BESIDE = {
+    "env",
+    "output_dir",
+    "overwrite_output_dir",
+    "run_name",
+    "project",
+    "seed",
+    "data_seed",
+    "resume_from_checkpoint",
+    "report_to",
+    "log_completions",
+    "num_generations_eval",
+    "per_device_eval_batch_size",
+    "num_completions_to_print",
+    "disable_tqdm",
+    "push_to_hub",
+    "serve",
+    "serve_devices",
+    "vllm_server_base_url",
+    "vllm_server_host",
+    "vllm_server_port",
+    "vllm_group_port",
+}
+_BESIDE_PREFIXES = ("save_", "hub_", "trackio_", "values_", "clusters_", "logging_", "eval_")
+# In a label these come first, and by these names.
+_SHORT = {"baseline": "", "objective": "", "num_generations": "G", "learning_rate": "lr"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run's folder.
+
+    Attributes:
+        path: the folder.
+        rows: what was logged, one row a step, steps increasing.
+        recipe: its ``recipe.yaml``, dictionaries flattened to ``baseline_kwargs.values``; empty if there is none.
+        record: its ``run.json`` (`basis_rl.trainer.run_file`); empty if there is none.
+        benchmarks: accuracy of its final model (``results.json`` of ``basis-rl eval``) by benchmark and ``avg@n``.
+    """
+
+    path: Path
+    rows: list[dict[str, Any]]
+    recipe: dict[str, Any] = field(default_factory=dict)
+    record: dict[str, Any] = field(default_factory=dict)
+    benchmarks: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def seed(self) -> Any:
+        return self.settings.get("seed")
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.record.get("finished", any("train_runtime" in row for row in self.rows)))
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The recipe, and settings that count although they may be defaults."""
+        return {**self.recipe, **self.record.get("settings", {})}
+
+    def spent(self, what: str, responses: float) -> float:
+        """How much of a cumulative count (``seconds``, ``num_response_tokens``, ``step``) went by until `responses`.
+
+        Linear between the rows, from 0 at no responses; NaN where it was not logged.
+        """
+        found: dict[float, float] = {0.0: 0.0}
+        for row in self.rows:
+            if isinstance(row.get(what), int | float):
+                found[float(row["num_responses"])] = float(row[what])
+        if len(found) == 1:
+            return math.nan
+        return float(np.interp(responses, list(found), list(found.values())))
+
+    @property
+    def table(self) -> dict[str, Any] | None:
+        """The value table that was used: ``id`` and ``responses``, its price; None without one."""
+        found: dict[str, Any] | None = self.record.get("value_table")
+        return found
+
+    @property
+    def responses(self) -> float:
+        """Responses sampled until the last row."""
+        return float(self.rows[-1]["num_responses"])
+
+    def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
+        """``(x, y)``: the finite values of a metric and the responses after which they were logged, x increasing.
+
+        Values at one and the same x (several updates on one batch) are averaged.
+        """
+        places: dict[float, list[float]] = {}
+        for row in self.rows:
+            value = row.get(key)
+            if isinstance(value, int | float) and math.isfinite(value):
+                places.setdefault(float(row["num_responses"]), []).append(float(value))
+        xs = sorted(places)
+        return np.array(xs), np.array([np.mean(places[x]) for x in xs])
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in the seed alone, and what to call them."""
+
+    label: str
+    runs: list[Run]
+    settings: dict[str, Any]
+
+
+def find_runs(folders: Sequence[str | Path]) -> list[Path]:
+    """The folders of runs among `folders` and directly below them, each once, in the order given.
+
+    Raises:
+        ValueError: one of them neither is a run nor holds one.
+    """
+    found: dict[Path, Path] = {}
+    for name in folders:
+        folder = Path(name)
+        if not folder.is_dir():
+            raise ValueError(f"There is no folder '{folder}'.")
+        inside = [folder] if _is_run(folder) else sorted(path for path in folder.iterdir() if _is_run(path))
+        if not inside:
+            raise ValueError(
+                f"'{folder}' is no run and holds none: there is no {_METRICS} in it or in a folder below it. Name the "
+                "output_dir of `basis-rl train`, or the folder of `basis-rl sweep`."
+            )
+        found.update({path.resolve(): path for path in inside})
+    return list(found.values())
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / _METRICS).is_file() or (folder / "trainer_state.json").is_file()
+
+
+def read_run(folder: Path) -> Run:
+    """The run in `folder`; it may still be going on, or have been killed and resumed.
+
+    Raises:
+        ValueError: nothing is logged yet, or not by how many responses.
+    """
+    text = (folder / _METRICS).read_text() if (folder / _METRICS).is_file() else None
+    rows = merge_rows(read_log(folder) if text is None else _parse(text))
+    if not any(row.get("reward") is not None for row in rows):
+        raise ValueError(f"'{folder}' has not logged a reward yet.")
+    rows = [row for row in rows if row.get("num_responses") is not None]
+    if not rows:
+        raise ValueError(
+            f"'{folder}' was logged without `num_responses`, by another trainer or by an older basis-rl: runs cannot "
+            "be compared at the same number of responses. Train it again."
+        )
+    for row in rows:
+        if row.get("advantages/zero") is not None:
+            row[EFFECTIVE] = 1.0 - row["advantages/zero"]
+    recipe = yaml.safe_load((folder / _RECIPE).read_text()) if (folder / _RECIPE).is_file() else {}
+    record = json.loads((folder / _RECORD).read_text()) if (folder / _RECORD).is_file() else {}
+    return Run(folder, rows, flatten(recipe or {}), record, _benchmarks(folder))
+
+
+def _benchmarks(folder: Path) -> dict[str, float]:
+    """From ``results.json`` in the folder or in ``eval`` below it; what has another form is passed over."""
+    found = {}
+    for path in (folder / "results.json", folder / "eval" / "results.json"):
+        content = json.loads(path.read_text()) if path.is_file() else {}
+        for name, entry in content.items() if isinstance(content, dict) else ():
+            if isinstance(entry, dict) and "num_samples" in entry:
+                metric = f"avg@{entry['num_samples']}"
+                if isinstance(entry.get(metric), dict):
+                    found[f"{name} {metric}"] = float(entry[metric]["value"])
+    return found
+
+
+def _parse(text: str) -> list[dict[str, Any]]:
+    rows = []
+    for line in text.splitlines():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:  # a line that is being written, or that a kill cut short
+            continue
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            rows.append(row)
+    return rows
+
+
+def merge_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One row a step. Steps that were logged again (a resume goes back to its checkpoint) replace what was there.
+
+    A row with a smaller step than the one before starts such a repetition: all that was logged from its step on is
+    dropped. Rows of the same step in succession (training, evaluation, the end) are one.
+    """
+    merged: list[dict[str, Any]] = []
+    for row in rows:
+        if merged and row["step"] < merged[-1]["step"]:
+            while merged and merged[-1]["step"] >= row["step"]:
+                merged.pop()
+        if merged and merged[-1]["step"] == row["step"]:
+            merged[-1].update(row)
+        else:
+            merged.append(dict(row))
+    return merged
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat.update(flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
+    return flat
+
+
+def what_counts(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those settings that change what a run learns, other than its seed."""
+    return {
+        key: value
+        for key, value in settings.items()
+        if key.split(".")[0] not in _BESIDE and not key.startswith(_BESIDE_PREFIXES)
+    }
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """Runs with the same settings but for the seed together, in the order of their first member.
+
+    A label is the shortest list of settings that tells the groups apart, the baseline first; folders where there is no
+    recipe.
+    """
+    members: dict[str, list[Run]] = {}
+    for run in runs:
+        known = what_counts(run.settings)
+        identity = json.dumps(known, sort_keys=True, default=str) if known else str(run.path)
+        members.setdefault(identity, []).append(run)
+    groups = list(members.values())
+    labels = _labels([what_counts(group[0].settings) for group in groups], [group[0].path.name for group in groups])
+    return [Group(label, group, what_counts(group[0].settings)) for label, group in zip(labels, groups, strict=True)]
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys whose value is not the same everywhere; those that make labels first, then by name."""
+    keys = {key for known in settings for key in known}
+    differ = [key for key in keys if len({json.dumps(known.get(key), default=str) for known in settings}) > 1]
+    order = list(_SHORT)
+    return sorted(differ, key=lambda key: (order.index(key) if key in order else len(order), key))
+
+
+def _labels(settings: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+    parts: list[list[str]] = [[] for _ in settings]
+    for key in ["baseline", *(key for key in differing(settings) if key != "baseline")]:
+        so_far = [" ".join(part) for part in parts]
+        for i, known in enumerate(settings):
+            alike = [other for j, other in enumerate(settings) if so_far[j] == so_far[i]]
+            if key == "baseline" or len({json.dumps(other.get(key), default=str) for other in alike}) > 1:
+                parts[i] += _part(key, known.get(key))
+    labels = [" ".join(part) or name for part, name in zip(parts, names, strict=True)]
+    return [
+        label if labels.count(label) == 1 else f"{label} ({name})" for label, name in zip(labels, names, strict=True)
+    ]
+
+
+def _part(key: str, value: Any) -> list[str]:
+    if value is None:
+        return []
+    name = _SHORT.get(key, key.rpartition(".")[2])
+    shown = f"{value:g}" if isinstance(value, float) else str(value)
+    return [f"{name}={shown}" if name else shown]

@@ -1,0 +1,262 @@
+"""The tables of a comparison, as text in cells: what the page and the Markdown file both show."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from basis_rl.report.compare import (
+    END,
+    Comparison,
+    Estimate,
+    difference,
+    evaluations,
+    last_until,
+    mean_until,
+    over_seeds,
+    responses_to,
+)
+from basis_rl.report.runs import EFFECTIVE, Group, Run, differing
+
+NONE = "–"
+_THREE = "{:.3f}".format
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table. `group` is its index among the groups, None for a difference; `strong` are cells whose
+    interval leaves out 0."""
+
+    cells: list[str]
+    group: int | None = None
+    strong: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells are plain text; whoever writes them out escapes them."""
+
+    title: str
+    columns: list[str]
+    rows: list[Row]
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class _Column:
+    title: str
+    value: Callable[[Run], float]
+    show: Callable[[float], str]
+    compared: bool = True
+
+
+def tables(comparison: Comparison) -> list[Table]:
+    """All tables, those without content left out."""
+    found = [final_table(comparison), cost_table(comparison), diagnostics_table(comparison)]
+    return [table for table in found if table is not None]
+
+
+def final_table(comparison: Comparison) -> Table:
+    """As BASIS Table 1: a row a setting, followed by its differences to the reference."""
+    budget = comparison.budget
+    unit, seconds = time_unit(max(r.spent("seconds", budget) for g in comparison.groups for r in g.runs))
+    accuracies = [_Column(_title(key), _measured(key, budget), _THREE) for key in evaluations(comparison.groups)]
+    names = dict.fromkeys(name for group in comparison.groups for run in group.runs for name in run.benchmarks)
+    accuracies += [_Column(name, _benchmark(name), _THREE) for name in names]
+    columns = [
+        _Column(f"time ({unit})", lambda run: run.spent("seconds", budget) / seconds, "{:.1f}".format),
+        _Column("reward at the end", lambda run: mean_until(run, "reward", budget, END), _THREE),
+        *accuracies,
+    ]
+    if len(accuracies) > 1:
+        columns.append(_Column("avg", lambda run: fmean(column.value(run) for column in accuracies), _THREE))
+    columns += [
+        _Column("response tokens", lambda run: run.spent("num_response_tokens", budget), compact),
+        _Column("steps", lambda run: run.spent("step", budget), "{:,.0f}".format, compared=False),
+    ]
+    rows, uses = [], table_uses(comparison)
+    for index, group in enumerate(comparison.groups):
+        group_size = group.runs[0].settings.get("num_generations")
+        lead = [group.label, NONE if group_size is None else str(group_size), str(len(group.runs))]
+        whole, _ = table_price(group, uses)
+        price = [f"{whole:,.0f}" if whole else NONE] if uses else []
+        rows.append(Row([*lead, *_cells(group, columns), *price], index))
+        if group is not comparison.reference:
+            rows.append(_differences(group, comparison.reference, columns, len(lead), len(price)))
+    caption = (
+        f"Every run at {budget:,.0f} responses. Reward: mean over the last tenth of them. Evaluation: the last one "
+        "within the budget. "
+        + ("Benchmarks (avg@n): of the final model. " if names else "")
+        + "After ±, the standard deviation over the seeds. Δ: the 95 % interval over the seeds in "
+        "brackets, bold where it leaves out 0 (paired where the seeds are the same, Student's t); one seed has no "
+        "interval, and its difference may be chance."
+    )
+    titles = ["setting", "G", "runs", *(column.title for column in columns)]
+    titles += ["responses of the value table"] if uses else []
+    return Table("At the same number of responses", titles, rows, caption)
+
+
+def cost_table(comparison: Comparison) -> Table:
+    """Responses until the reference's reward at the end is reached, without and with the price of the value table."""
+    budget, reference = comparison.budget, comparison.reference
+    target = over_seeds([mean_until(run, "reward", budget, END) for run in reference.runs]).mean
+    unit, scale = time_unit(max(r.spent("seconds", budget) for g in comparison.groups for r in g.runs))
+    uses, rows = table_uses(comparison), []
+    for index, group in enumerate(comparison.groups):
+        reached = [responses_to(run, target, budget) for run in group.runs]
+        count = sum(not math.isnan(r) for r in reached)
+        seconds = [run.spent("seconds", r) for run, r in zip(group.runs, reached, strict=True) if not math.isnan(r)]
+        mean, (whole, share) = over_seeds(reached).mean, table_price(group, uses)
+        shown = [NONE if math.isnan(mean) else f"{mean + extra:,.0f}" for extra in (0.0, whole, share)]
+        time = f"{fmean(seconds) / scale:.1f}" if seconds else NONE
+        rows.append(Row([group.label, f"{count} of {len(group.runs)}", time, *shown], index))
+    titles = ["setting", "runs that reach it", f"time ({unit})", "responses"]
+    titles += ["with the whole table", "with its share of the table"]
+    caption = (
+        f"Responses until the reward (mean over a window of a tenth of the budget) is at {target:.3f}, the end of "
+        f"'{reference.label}'; mean over the runs that get there. A value table is sampled once, before training: "
+        "charged to one run as a whole, or shared by the runs of this comparison that used the same one. Its own time "
+        "and tokens are in no table here."
+    )
+    return Table("Responses to the reference's reward", titles, rows, caption)
+
+
+def table_uses(comparison: Comparison) -> dict[str, int]:
+    """How many of the runs used each value table, by its id."""
+    return Counter(run.table["id"] for group in comparison.groups for run in group.runs if run.table)
+
+
+def table_price(group: Group, uses: Mapping[str, int]) -> tuple[float, float]:
+    """Responses of the value tables of a group's runs: the mean of a run, and the mean of its share; 0 without one."""
+    whole = [(run.table["responses"], uses[run.table["id"]]) if run.table else (0, 1) for run in group.runs]
+    return fmean(price for price, _ in whole), fmean(price / users for price, users in whole)
+
+
+# Title, metric, share of the budget that it is averaged over, format.
+_DIAGNOSTICS: list[tuple[str, str, float, Callable[[float], str]]] = [
+    ("(r - b)²", "baseline/mse_to_reward", 1.0, "{:.4f}".format),
+    ("effective signal", EFFECTIVE, 1.0, "{:.1%}".format),
+    ("b exactly 0 or 1", "baseline/at_bounds", 1.0, "{:.1%}".format),
+    ("β at the end", "baseline/beta", END, "{:.3g}".format),
+    ("gradient: variance", "gradient/variance", 1.0, "{:.3g}".format),
+    ("gradient: signal", "gradient/signal", 1.0, "{:.3g}".format),
+    ("gradient: total power", "gradient/total_power", 1.0, "{:.3g}".format),
+    ("entropy at the end", "entropy", END, "{:.3f}".format),
+    ("KL at the end", "kl", END, "{:.3g}".format),
+    ("tokens a response", "completions/mean_length", END, "{:.1f}".format),
+    ("truncated", "completions/clipped_ratio", END, "{:.1%}".format),
+]
+
+
+def diagnostics_table(comparison: Comparison) -> Table | None:
+    """What was logged of baseline, gradient and policy."""
+    columns = []
+    for title, key, share, show in _DIAGNOSTICS:
+        column = _Column(title, _averaged(key, comparison.budget, share), show)
+        if any(not math.isnan(column.value(run)) for group in comparison.groups for run in group.runs):
+            columns.append(column)
+    if not columns:
+        return None
+    rows = [Row([group.label, *_cells(group, columns)], i) for i, group in enumerate(comparison.groups)]
+    caption = (
+        "Means over the budget; 'at the end', tokens and truncated: over its last tenth. Effective signal: share of "
+        "responses whose advantage is not exactly 0. Gradient: per optimizer step, before clipping, with "
+        "log_gradient_variance: true."
+    )
+    return Table("Baseline, gradient, policy", ["setting", *(column.title for column in columns)], rows, caption)
+
+
+def settings_table(comparison: Comparison) -> Table | None:
+    """What differs between the recipes."""
+    keys = differing([group.settings for group in comparison.groups])
+    if not keys:
+        return None
+    cells = [[key, *(plain(group.settings.get(key)) for group in comparison.groups)] for key in keys]
+    return Table("Settings that differ", ["key", *(g.label for g in comparison.groups)], [Row(c) for c in cells])
+
+
+def runs_table(comparison: Comparison) -> Table:
+    """Where each run lies and what it ran on."""
+    rows = []
+    for index, group in enumerate(comparison.groups):
+        for run in group.runs:
+            machine = run.record.get("machine", {})
+            where = " x ".join(str(machine[key]) for key in ("processes", "device") if key in machine) or NONE
+            table = f"{run.table['id']}, {run.table['source']}" if run.table else NONE
+            state = "finished" if run.finished else "not finished"
+            cells = [group.label, plain(run.seed), str(run.path), f"{run.responses:,.0f}", state, where, table]
+            rows.append(Row(cells, index))
+    return Table("Runs", ["setting", "seed", "folder", "responses", "state", "machine", "value table"], rows)
+
+
+def plain(value: object) -> str:
+    """A setting as text."""
+    if value is None:
+        return NONE
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _cells(group: Group, columns: Sequence[_Column]) -> list[str]:
+    return [_estimate(over_seeds([column.value(run) for run in group.runs]), column.show) for column in columns]
+
+
+def _estimate(found: Estimate, show: Callable[[float], str]) -> str:
+    if math.isnan(found.mean):
+        return NONE
+    return f"{show(found.mean)} ± {show(found.spread)}" if found.spread else show(found.mean)
+
+
+def _differences(group: Group, reference: Group, columns: Sequence[_Column], lead: int, trail: int) -> Row:
+    cells, strong = [f"Δ vs {reference.label}", *[""] * (lead - 1)], set()
+    for column in columns:
+        sides = [[column.value(run) for run in side.runs] for side in (group, reference)]
+        found = difference(group, sides[0], reference, sides[1])
+        if not column.compared or math.isnan(found.mean):
+            cells.append("")
+            continue
+        text = signed(found.mean, column.show)
+        if found.spread is not None:
+            low, high = found.mean - found.spread, found.mean + found.spread
+            text += f" [{signed(low, column.show)}, {signed(high, column.show)}]"
+            if low > 0 or high < 0:
+                strong.add(len(cells))
+        cells.append(text)
+    return Row([*cells, *[""] * trail], None, strong)
+
+
+def signed(value: float, show: Callable[[float], str]) -> str:
+    """With its sign: a true minus sign below 0."""
+    return ("−" if value < 0 else "+") + show(abs(value))
+
+
+def compact(value: float) -> str:
+    """``1.23M``, ``45.6k``, ``789``."""
+    for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{suffix}"
+    return f"{value:.0f}"
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """The unit in which the longest time is easy to read, and its seconds."""
+    return ("h", 3600.0) if seconds >= 5400 else ("min", 60.0) if seconds >= 180 else ("s", 1.0)
+
+
+def _title(key: str) -> str:
+    return "eval reward" if key == "eval_reward" else "eval " + key.removeprefix("eval_").removesuffix("_reward")
+
+
+def _measured(key: str, budget: float) -> Callable[[Run], float]:
+    return lambda run: last_until(run, key, budget)
+
+
+def _averaged(key: str, budget: float, share: float) -> Callable[[Run], float]:
+    return lambda run: mean_until(run, key, budget, share)
+
+
+def _benchmark(name: str) -> Callable[[Run], float]:
+    return lambda run: run.benchmarks.get(name, math.nan)

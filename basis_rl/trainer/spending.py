@@ -1,0 +1,45 @@
+"""What a run has cost so far: responses, their tokens, seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+
+class Spending:
+    """Counts over a whole run, resumes included; all of it is in every line of the log.
+
+    - ``num_responses``: responses that were sampled for training on all ranks, the greedy ones of `remax` included.
+      A value table's rollouts are not in it, since one table serves many runs.
+    - ``num_response_tokens``: their tokens. TRL's ``num_tokens`` has the prompts' tokens too, and no greedy ones.
+    - ``seconds``: wall-clock time of training with its evaluations and checkpoints. Of a run that was killed, what it
+      spent after the checkpoint from which it was resumed is not counted: those steps were done again.
+    """
+
+    def __init__(self) -> None:
+        self.responses, self.tokens = 0, 0
+        self._earlier, self._since = 0.0, time.perf_counter()
+
+    def draw(self, responses: int, tokens: int) -> None:
+        """Count responses of all ranks, and their tokens."""
+        self.responses += responses
+        self.tokens += tokens
+
+    @property
+    def seconds(self) -> float:
+        return self._earlier + time.perf_counter() - self._since
+
+    def metrics(self) -> dict[str, float]:
+        """What goes into the log."""
+        return {
+            "num_responses": self.responses,
+            "num_response_tokens": self.tokens,
+            "seconds": round(self.seconds, 3),
+        }
+
+    def state_dict(self) -> dict[str, float]:
+        return {"responses": self.responses, "tokens": self.tokens, "seconds": self.seconds}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        self.responses, self.tokens = int(state["responses"]), int(state["tokens"])
+        self._earlier, self._since = float(state["seconds"]), time.perf_counter()

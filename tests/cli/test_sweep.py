@@ -1,0 +1,182 @@
+"""Sweeps: the same responses for every baseline, checks before anything runs, what is finished is not done again."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from basis_rl.baselines import BASELINES
+from basis_rl.cli.main import main
+from basis_rl.cli.sweep_plan import launcher_processes, parse_entry, plan
+from basis_rl.report.runs import read_run
+from tests.cli.test_cli import ROOT, SETTINGS
+
+
+@pytest.fixture
+def recipe(tmp_path, tiny_path):
+    """Writes a recipe with one rollout a prompt and 16 a batch, and returns its path."""
+
+    def write(**changes):
+        single = {"baseline": "batch_mean", "num_generations": 1, "max_steps": 12}
+        settings = {**SETTINGS, **single, "model_name_or_path": str(tiny_path), "output_dir": str(tmp_path / "out")}
+        path = tmp_path / "recipe.yaml"
+        path.write_text(yaml.safe_dump({k: v for k, v in {**settings, **changes}.items() if v is not None}))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """A launcher that trains nothing."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return f"{sys.executable} {Path(__file__).with_name('stand_in.py')}"
+
+
+def responses(run):
+    """Drawn in a run: batch by batch, as the trainer would."""
+    args = run.recipe.args
+    batches = args.max_steps * args.gradient_accumulation_steps / (args.steps_per_generation * args.num_iterations)
+    greedy = args.generation_batch_size // args.num_generations if run.recipe.run.baseline == "remax" else 0
+    return batches * (args.generation_batch_size + greedy)
+
+
+def test_every_baseline_draws_the_same_number_of_responses(recipe):
+    names = [name for name in BASELINES if name not in ("basis", "bv_blend")]
+    runs = {run.recipe.run.baseline: run for run in plan(recipe(), names, [0])}
+    assert list(runs) == names
+    for name, run in runs.items():
+        assert responses(run) == 96, name
+        assert run.recipe.args.generation_batch_size == 16
+        assert run.recipe.args.num_generations == (8 if BASELINES[name].min_group_size > 1 else 1)
+    assert runs["remax"].recipe.args.max_steps == 6
+    budgeted = plan(recipe(), ["rloo:num_generations=4", "none", "remax"], [0], budget=160, group_size=2)
+    assert [responses(run) for run in budgeted] == [160, 160, 160]
+    assert [run.recipe.args.num_generations for run in budgeted] == [4, 1, 1]
+    assert plan(recipe(), ["rloo"], [0], group_size=2)[0].recipe.args.num_generations == 2
+    other = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "steps_per_generation": 8}
+    assert [responses(run) for run in plan(recipe(**other, num_iterations=3), ["none", "rloo"], [0])] == [64, 64]
+
+
+def test_a_launcher_with_several_processes_has_larger_batches(recipe, tmp_path):
+    config = tmp_path / "two.yaml"
+    config.write_text("num_processes: 2")
+    assert launcher_processes(f"accelerate launch --config_file {config}") == 2
+    assert launcher_processes(f"accelerate launch --config_file={config} --num_processes 4") == 4
+    assert launcher_processes("") == 1
+    (run,) = plan(recipe(per_device_train_batch_size=2), ["rloo"], [0], budget=96, processes=4)
+    assert responses(run) == 96
+    assert "--max_steps" not in run.argv, "12 steps of 2 x 4 ranks"
+    assert run.recipe.resolved["per_device_train_batch_size"] == 2
+
+
+def test_names_settings_and_parameters_of_baselines(recipe):
+    assert parse_entry("my.module:Mine:num_generations=4").name == "my.module:Mine"
+    path = recipe(baseline="basis", baseline_kwargs={"values": "v", "smoothing": 0.25, "weighting": "vop"})
+    entries = ["basis", "basis_history", "rloo", "basis:baseline_kwargs.weighting=rvg"]
+    runs = plan(path, entries, [3, 5], overrides=["--learning_rate", "1e-4,2e-4", "--beta=0.0"])
+    assert len(runs) == 16
+    assert len({run.recipe.args.output_dir for run in runs}) == 16
+    found = {run.name: run for run in runs}
+    first = found["basis-learning_rate=1e-4-seed3"].recipe
+    assert (first.args.seed, first.args.learning_rate, first.run.baseline_kwargs["weighting"]) == (3, 1e-4, "vop")
+    history = found["basis_history-learning_rate=2e-4-seed5"]
+    assert history.recipe.run.baseline_kwargs == {"values": "v", "smoothing": 0.25}
+    assert "without baseline_kwargs weighting" in history.notes
+    assert found["rloo-learning_rate=2e-4-seed5"].recipe.run.baseline_kwargs == {}
+    rvg = found["basis-baseline_kwargs.weighting=rvg-learning_rate=1e-4-seed3"].recipe.run.baseline_kwargs
+    assert rvg == {"values": "v", "smoothing": 0.25, "weighting": "rvg"}
+    grid = plan(path, ["basis", "rloo"], [0], overrides=["--baseline_kwargs.weighting", "unb,rvg"])
+    assert [run.recipe.run.baseline_kwargs.get("weighting") for run in grid] == ["unb", "rvg", None]
+
+
+BAD = {
+    "unknown baseline": (["rlo"], {}, [], r"Unknown baseline 'rlo'\. Did you mean 'rloo'"),
+    "a group that does not divide": (["none", "rloo:num_generations=5"], {}, [], "divisible by num_generations"),
+    "a missing table": (["none", "basis"], {}, [], "basis-seed0: Baseline 'basis' needs the parameter 'values'"),
+    "a group of one": (["rloo:num_generations=1"], {}, [], "rloo-num_generations=1-seed0: .* needs at least 2"),
+    "epochs": (["none", "rloo"], {"max_steps": None, "num_train_epochs": 1}, [], "counts epochs.* --budget RESPONSES"),
+    "too small a budget": (["none"], {}, ["--budget", "4"], "4 responses are less than one optimizer step"),
+    "a seed": (["none"], {}, ["--seed", "3"], "--seed is set by the sweep for each run; give --seeds"),
+    "an unknown key": (["none"], {}, ["--learning_rat", "1,2"], "Did you mean '--learning_rate'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_whatever_is_wrong_is_said_before_the_first_run(case, recipe, stand_in, tmp_path, capsys):
+    baselines, changes, arguments, message = BAD[case]
+    path = recipe(**changes)
+    assert main(["sweep", path, "--baselines", ",".join(baselines), "--launcher", stand_in, *arguments]) == 2
+    said = capsys.readouterr().err
+    assert re.search(message, said), said
+    assert not (tmp_path / "out-sweep").exists()
+
+
+def test_a_failure_is_reported_at_the_end_and_costs_nothing_else(recipe, stand_in, tmp_path, capsys):
+    out = tmp_path / "sweep"
+    out.mkdir()
+    (out / "broken").write_text("rloo")
+    arguments = ["--baselines", "none,rloo,remax", "--seeds", "0,1", "--output", str(out), "--launcher", stand_in]
+    assert main(["sweep", recipe(), *arguments]) == 70
+    said = capsys.readouterr().out
+    for seed in (0, 1):
+        assert f"FAILED: rloo-seed{seed}: RuntimeError: out of luck" in said
+    assert "4 runs, 2 settings, 96 responses each; differences to 'none'" in said
+    assert (out / "report" / "report.html").is_file()
+    assert "step 12/12" in (out / "none-seed0" / "train.log").read_text()
+
+    (out / "broken").unlink()
+    assert main(["sweep", recipe(), *arguments]) == 0
+    said = capsys.readouterr().out
+    assert "6 runs in" in said
+    assert "4 of them finished" in said
+    calls = {run.name: (run / "calls").read_text().split() for run in out.iterdir() if (run / "calls").is_file()}
+    assert calls == {
+        f"{name}-seed{seed}": ["auto"] * (2 if name == "rloo" else 1)
+        for name in ("none", "rloo", "remax")
+        for seed in (0, 1)
+    }
+    assert "6 runs, 3 settings, 96 responses each" in said
+
+    assert main(["sweep", recipe(learning_rate=5e-4), *arguments]) == 2
+    assert re.search(
+        r"holds a run of other settings \(learning_rate: 0.001 there, 0.0005 now\)", capsys.readouterr().err
+    )
+
+
+@pytest.mark.slow
+def test_two_real_runs_one_of_them_interrupted(recipe, tmp_path, capsys):
+    path = recipe(max_steps=200, save_strategy="steps", save_steps=1000, logging_steps=2)
+    arguments = ["sweep", path, "--baselines", "batch_mean,remax:num_generations=2", "--output", str(tmp_path / "s")]
+    command = [sys.executable, "-m", "basis_rl", *arguments]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    first, second = tmp_path / "s" / "batch_mean-seed0", tmp_path / "s" / "remax-num_generations=2-seed0"
+    for _ in range(6000):
+        time.sleep(0.05)
+        if (first / "metrics.jsonl").is_file() and (first / "metrics.jsonl").read_text().count("\n") >= 2:
+            break
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 75, output[-2000:]
+    assert "Stopped. The same command goes on." in output
+    assert list(first.glob("checkpoint-*"))
+    assert not second.exists()
+
+    assert main(arguments) == 0
+    done = read_run(first)
+    assert done.finished
+    assert [row["step"] for row in done.rows] == sorted({row["step"] for row in done.rows})
+    assert done.rows[-1]["num_responses"] == 200 / 2 * 16
+    assert read_run(second).rows[-1]["num_responses"] == read_run(second).rows[-1]["step"] / 2 * (16 + 8)
+    record = json.loads((second / "run.json").read_text())
+    assert record["settings"]["num_generations"] == 2
+    assert record["versions"]["trl"]
+    assert "2 runs, 2 settings, 1,584 responses each" in capsys.readouterr().out
+    assert main(arguments) == 0
+    assert "2 of them finished" in capsys.readouterr().out

@@ -1,0 +1,218 @@
+"""Comparison at one number of responses, against sums over single responses; groups, budgets, differences, messages."""
+
+import json
+import math
+import random
+from statistics import fmean, stdev
+
+import numpy as np
+import pytest
+
+from basis_rl.report.compare import (
+    _T,
+    compare,
+    curve,
+    difference,
+    last_until,
+    mean_until,
+    points,
+    responses_to,
+    window_mean,
+)
+from basis_rl.report.runs import find_runs, group_runs, merge_rows, read_run
+from basis_rl.report.tables import cost_table, final_table, table_price, table_uses
+from tests.report.folders import write_rows, write_run
+
+
+def one_by_one(x, y):
+    """The value that stands for each response, response after response."""
+    values, before = [], 0
+    for place, value in zip(x, y, strict=True):
+        values += [value] * round(place - before)
+        before = place
+    return values
+
+
+def test_window_means_are_means_over_single_responses():
+    rng = random.Random(0)
+    x = np.cumsum([rng.randint(1, 40) for _ in range(30)]).astype(float)
+    y = np.array([rng.random() for _ in x])
+    singles = one_by_one(x, y)
+    for _ in range(200):
+        low, high = sorted(rng.sample(range(int(x[-1]) + 1), 2))
+        assert window_mean(x, y, low, high) == pytest.approx(fmean(singles[low:high]))
+    assert math.isnan(window_mean(x, y, x[-1], x[-1] + 5))
+
+
+def test_curves_are_cut_at_the_same_responses_wherever_they_were_logged(tmp_path):
+    write_run(tmp_path / "a", baseline="rloo", per_step=64, steps=30)
+    write_run(tmp_path / "b", baseline="grpo", per_step=50, steps=41)
+    found = compare([tmp_path / "a", tmp_path / "b"], budget=1000)
+    assert found.budget == 1000
+    for group in found.groups:
+        (run,) = group.runs
+        singles = one_by_one(*run.series("reward"))
+        drawn = curve(group, "reward", 1000)
+        bins = len(drawn.mean)
+        assert bins <= len(run.series("reward")[0])
+        assert fmean(drawn.mean) == pytest.approx(fmean(singles[:1000]))
+        width = 1000 / bins
+        np.testing.assert_allclose(drawn.x["num_responses"], (np.arange(bins) + 0.5) * width)
+        per_step = run.rows[0]["num_responses"]
+        np.testing.assert_allclose(drawn.x["seconds"], drawn.x["num_responses"] / per_step * 2.0)
+        assert mean_until(run, "reward", 1000, 0.1) == pytest.approx(fmean(singles[900:1000]))
+        assert run.spent("seconds", 1000) == pytest.approx(1000 / per_step * 2.0)
+
+
+def test_responses_until_a_reward(tmp_path):
+    write_run(tmp_path / "a", steps=40, per_step=10, level=0.8)
+    run = read_run(tmp_path / "a")
+    singles = one_by_one(*run.series("reward"))
+    reached = responses_to(run, 0.5, 400)
+    expected = next(n for n in range(40, 401, 10) if fmean(singles[n - 40 : n]) >= 0.5)
+    assert reached == expected
+    assert math.isnan(responses_to(run, 2.0, 400))
+
+
+def test_the_budget_is_what_every_run_has_unless_one_is_given(tmp_path):
+    write_run(tmp_path / "long", steps=30)
+    write_run(tmp_path / "short", baseline="grpo", steps=10, finished=False)
+    both = [tmp_path / "long", tmp_path / "short"]
+    found = compare(both)
+    assert found.budget == 640
+    assert any("'short' has sampled, which is not finished" in note for note in found.notes)
+    found = compare(both, budget=1000)
+    assert [run.path.name for group in found.groups for run in group.runs] == ["long"]
+    assert found.notes == ["Left out, with fewer responses than the budget: 'short' (640)."]
+    with pytest.raises(ValueError, match="No run has sampled 5,000 responses; the longest has 1,920"):
+        compare(both, budget=5000)
+
+
+def test_evaluations_count_up_to_the_budget_and_keep_their_places(tmp_path):
+    for seed in (0, 1):
+        rows = write_run(tmp_path / f"s{seed}", seed=seed)
+        for row in rows[4::5]:
+            row["eval_reward"] = row["step"] / 100 + seed
+        write_rows(tmp_path / f"s{seed}", rows)
+    found = compare([tmp_path])
+    (group,) = found.groups
+    assert last_until(group.runs[0], "eval_reward", 14 * 64) == pytest.approx(0.10)
+    assert math.isnan(last_until(group.runs[0], "eval_reward", 64))
+    drawn = points(group, "eval_reward", 14 * 64)
+    np.testing.assert_allclose(drawn.x["num_responses"], [5 * 64, 10 * 64])
+    np.testing.assert_allclose(drawn.mean, [0.55, 0.60])
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_group(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / f"rloo-{seed}", seed=seed)
+        write_run(tmp_path / f"unb-{seed}", seed=seed, baseline="basis", recipe={"baseline_kwargs": {"values": "v"}})
+        kwargs = {"values": "v", "weighting": "vop"}
+        write_run(tmp_path / f"vop-{seed}", seed=seed, baseline="basis", recipe={"baseline_kwargs": kwargs})
+    write_run(tmp_path / "fast", recipe={"learning_rate": 1e-5, "save_steps": 7, "hub_model_id": "x/y"})
+    groups = group_runs([read_run(path) for path in find_runs([tmp_path])])
+    assert {group.label: len(group.runs) for group in groups} == {
+        "rloo lr=1e-05": 1,
+        "rloo lr=1e-06": 2,
+        "basis": 2,
+        "basis weighting=vop": 2,
+    }
+    assert len(find_runs([tmp_path, tmp_path / "fast"])) == 7, "a folder that is named twice is one run"
+
+
+def test_without_recipes_runs_have_the_names_of_their_folders(tmp_path):
+    for name in ("one", "two"):
+        write_run(tmp_path / name)
+        (tmp_path / name / "recipe.yaml").unlink()
+        (tmp_path / name / "run.json").unlink()
+    found = compare([tmp_path], reference="two")
+    assert [group.label for group in found.groups] == ["one", "two"]
+    assert found.reference.label == "two"
+    with pytest.raises(ValueError, match=r"There is no 'three' to compare with\. There are: one, two"):
+        compare([tmp_path], reference="three")
+
+
+def test_steps_that_a_resume_repeats_replace_the_earlier_ones(tmp_path):
+    rows = write_run(tmp_path / "a", steps=10)
+    again = [{**row, "reward": 7.0} for row in rows[6:]]
+    evaluation = {"step": 5, "eval_reward": 0.3, "num_responses": 5 * 64}
+    merged = merge_rows([*rows[:5], evaluation, *rows[5:9], *again])
+    assert [row["step"] for row in merged] == list(range(1, 11))
+    assert [row["reward"] for row in merged] == [row["reward"] for row in rows[:6]] + [7.0] * 4
+    assert merged[4]["eval_reward"] == 0.3
+    path = tmp_path / "a" / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"step": 11, "rewa')
+    assert read_run(tmp_path / "a").rows[-1]["step"] == 10
+
+
+def test_differences_over_the_same_seeds_are_paired_and_others_are_not(tmp_path):
+    stats = pytest.importorskip("scipy.stats")
+    for seed in range(4):
+        write_run(tmp_path / f"a{seed}", seed=seed, level=0.5 + 0.1 * seed)
+        write_run(tmp_path / f"b{seed}", seed=seed, baseline="grpo", level=0.4 + 0.1 * seed)
+        write_run(tmp_path / f"c{seed}", seed=seed + 2, baseline="opo", level=0.4 + 0.1 * seed)
+    groups = {group.label: group for group in compare([tmp_path]).groups}
+    a, b, c = ([mean_until(run, "reward", 1000) for run in groups[name].runs] for name in ("rloo", "grpo", "opo"))
+    paired = difference(groups["rloo"], a, groups["grpo"], b)
+    interval = stats.ttest_rel(a, b).confidence_interval(0.95)
+    assert (paired.mean - paired.spread, paired.mean + paired.spread) == pytest.approx(tuple(interval), rel=1e-3)
+    welch = difference(groups["rloo"], a, groups["opo"], c)
+    se = math.sqrt(stdev(a) ** 2 / 4 + stdev(c) ** 2 / 4)
+    freedom = int(stats.ttest_ind(a, c, equal_var=False).df)
+    assert welch.mean == pytest.approx(fmean(a) - fmean(c))
+    assert welch.spread == pytest.approx(stats.t.ppf(0.975, freedom) * se, rel=1e-3)
+    assert welch.spread > 3 * paired.spread, "here seeds explain most of the variance"
+    assert difference(groups["rloo"], [0.5, *[math.nan] * 3], groups["grpo"], b).spread is None
+    assert [round(float(stats.t.ppf(0.975, n)), 3) for n in range(1, len(_T) + 1)] == list(_T)
+
+
+def test_the_price_of_a_table_is_charged_whole_and_shared(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / f"a{seed}", seed=seed, baseline="basis", table="t")
+    write_run(tmp_path / "b", baseline="basis_history", table="t")
+    write_run(tmp_path / "c", baseline="batch_mean", level=0.6)
+    found = compare([tmp_path])
+    prices = {group.label: table_price(group, table_uses(found)) for group in found.groups}
+    assert prices == {"basis": (1000, 1000 / 3), "basis_history": (1000, 1000 / 3), "batch_mean": (0, 0)}
+    cells = {row.cells[0]: row.cells for row in cost_table(found).rows}
+    numbers = [float(cell.replace(",", "")) for cell in cells["basis"][3:]]
+    assert numbers[1] - numbers[0] == pytest.approx(1000)
+    assert numbers[2] - numbers[0] == pytest.approx(1000 / 3, abs=1)
+    assert cells["batch_mean"][3] == cells["batch_mean"][4]
+    final = final_table(found)
+    at = final.columns.index("responses of the value table")
+    assert {row.cells[0]: row.cells[at] for row in final.rows if row.group is not None} == {
+        "basis": "1,000",
+        "basis_history": "1,000",
+        "batch_mean": "–",
+    }
+
+
+def test_benchmarks_of_final_models_are_columns_with_their_mean(tmp_path):
+    for name, value in (("rloo", 0.25), ("grpo", 0.5)):
+        write_run(tmp_path / name, baseline=name)
+        entry = {"num_samples": 32, "avg@32": {"value": value, "low": 0, "high": 1}}
+        results = {"aime24": entry, "amc23": {**entry, "avg@32": {"value": value + 0.1}}, "note": "none"}
+        (tmp_path / name / "results.json").write_text(json.dumps(results))
+    table = final_table(compare([tmp_path], reference="rloo"))
+    rows = {row.cells[0]: dict(zip(table.columns, row.cells, strict=True)) for row in table.rows}
+    assert rows["grpo"]["aime24 avg@32"] == "0.500"
+    assert rows["grpo"]["avg"] == "0.550"
+    assert rows["Δ vs rloo"]["avg"] == "+0.250"
+
+
+def test_messages(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"'.*empty' is no run and holds none: .* no metrics.jsonl"):
+        compare([tmp_path / "empty"])
+    with pytest.raises(ValueError, match="There is no folder"):
+        compare([tmp_path / "nowhere"])
+    rows = write_run(tmp_path / "old")
+    write_rows(tmp_path / "old", [{k: v for k, v in row.items() if k != "num_responses"} for row in rows])
+    with pytest.raises(ValueError, match=r"logged without `num_responses`"):
+        compare([tmp_path / "old"])
+    write_run(tmp_path / "good", baseline="grpo")
+    write_run(tmp_path / "begun", baseline="opo", steps=0)
+    found = compare([tmp_path / name for name in ("good", "old", "begun")])
+    assert [group.label for group in found.groups] == ["grpo"]
+    assert any("'" + str(tmp_path / "begun") + "' has not logged a reward yet" in note for note in found.notes)

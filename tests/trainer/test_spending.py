@@ -1,0 +1,58 @@
+"""Responses, tokens and seconds in the log: counted one by one, over a resume, with ReMax's greedy rollouts."""
+
+import pytest
+
+from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer.progress import _forget_after
+from tests.tiny import config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
+
+
+def train(folder, baseline, resume=None, **settings):
+    """A run, and the lengths of all that was sampled in training, in order."""
+    lengths = []
+
+    class Counting(BasisTrainer):
+        def _generate_single_turn(self, *args, **kwargs):
+            result = super()._generate_single_turn(*args, **kwargs)
+            if self.model.training:
+                lengths.append([len(ids) for ids in result[0]])
+            return result
+
+    tokenizer = tiny_tokenizer()
+    trainer = Counting(
+        model=tiny_model(tokenizer),
+        reward_funcs=parity_reward,
+        args=config(folder, save_strategy="steps", save_steps=1, max_steps=8, **settings),
+        train_dataset=sums(),
+        eval_dataset=sums(4),
+        processing_class=tokenizer,
+        baseline=named_baseline(baseline, sums()),
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer.state.log_history, lengths
+
+
+@pytest.mark.parametrize("name", ["batch_mean", "remax"])
+def test_counts_are_those_of_what_was_sampled(name, tmp_path):
+    log, lengths = train(tmp_path / "whole", name, eval_strategy="steps", eval_steps=4)
+    calls = 2 if name == "remax" else 1
+    for row in log[:-1]:
+        drawn = lengths[: calls * -(-row["step"] // 2)]  # a batch serves two steps
+        assert row["num_responses"] == sum(map(len, drawn))
+        assert row["num_response_tokens"] == sum(map(sum, drawn))
+    assert any("eval_reward" in row for row in log)
+    assert len(lengths[0]) == 16
+    assert name != "remax" or len(lengths[1]) == 4, "one greedy rollout a prompt"
+    resumed, _ = train(
+        tmp_path / "again", name, str(tmp_path / "whole" / "checkpoint-5"), eval_strategy="steps", eval_steps=4
+    )
+    for old, new in zip(log, resumed, strict=True):
+        assert all(old[key] == new[key] for key in ("step", "num_responses", "num_response_tokens"))
+    assert [row["seconds"] for row in resumed] == sorted(row["seconds"] for row in resumed)
+
+
+def test_a_line_that_a_kill_cut_short_does_not_stop_a_resume(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3, "rew')
+    _forget_after(path, 1)
+    assert path.read_text() == '{"step": 1}\n'
