@@ -44,6 +44,7 @@ def sample_servers(
     concurrency: int | None = None,
     timeout: float = 1800.0,
     patience: float = 600.0,
+    stop: threading.Event | None = None,
 ) -> Iterator[tuple[int, list[Completion]]]:
     """Completions of each prompt, as they finish: ``(index of the prompt, its num_samples completions)``.
 
@@ -68,6 +69,7 @@ def sample_servers(
         concurrency: requests in flight at each server; default: enough for 1,024 sequences, 8 to 256.
         timeout: seconds that one request may take.
         patience: seconds that a server which fails is waited for.
+        stop: when another thread sets it, the iteration ends, and what is in flight is aborted.
 
     Raises:
         ValueError: no server or one that refuses a request (HTTP 4xx), or prompts too long for it.
@@ -92,7 +94,7 @@ def sample_servers(
     copies = num_samples if sampling.temperature == 0 else 1  # vLLM refuses n > 1 of a greedy request
     body = _body(sampling, num_samples // copies, stop_token_ids)
     at_a_time = concurrency or min(256, max(8, _IN_FLIGHT // num_samples))
-    return _completions(_Requests(servers, prompts, body, seeds, at_a_time, patience), tokenizer, copies)
+    return _completions(_Requests(servers, prompts, body, seeds, at_a_time, patience, stop), tokenizer, copies)
 
 
 def request_seed(seed: int, *keys: object) -> int:
@@ -235,6 +237,7 @@ class _Requests:
         seeds: Sequence[int] | None,
         concurrency: int,
         patience: float,
+        stop: threading.Event | None,
     ) -> None:
         self.servers, self.prompts, self.body, self.seeds = servers, prompts, body, seeds
         self.patience = patience
@@ -244,6 +247,7 @@ class _Requests:
         self.unfinished = len(prompts)
         self.running = 0
         self.changed = threading.Condition()
+        self.asked_to_stop = stop or threading.Event()
         self.stopping = threading.Event()
         # Bounded: who scores more slowly than the servers generate holds them up, and does not fill the memory.
         self.done: queue.Queue[tuple[int, list[_Choice]] | Exception] = queue.Queue(max(4, self.at_a_time // 4))
@@ -259,7 +263,9 @@ class _Requests:
             for thread in threads:
                 thread.start()
             for _ in range(len(self.prompts)):
-                result = self.done.get()
+                result = self._next()
+                if result is None:
+                    return
                 if isinstance(result, Exception):
                     raise result
                 yield result
@@ -272,6 +278,13 @@ class _Requests:
             for thread in threads:
                 if thread.is_alive():
                     thread.join(0.5)
+
+    def _next(self) -> tuple[int, list[_Choice]] | Exception | None:
+        """The next result; None if it was asked to stop."""
+        while not self.asked_to_stop.is_set():
+            with suppress(queue.Empty):
+                return self.done.get(timeout=0.2)
+        return None
 
     def _work(self, server: _Server) -> None:
         why: Exception = ServersLost("")

