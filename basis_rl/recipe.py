@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from basis_rl.baselines.registry import did_you_mean
 from basis_rl.clusters.codebook import DEFAULT_ENCODER
 from basis_rl.data import DataArguments, load_prompts
 from basis_rl.rewards import MathVerifyReward
+from basis_rl.rollout.server import ServerOptions
 from basis_rl.trainer import BasisConfig, BasisTrainer
 
 DICT_KEYS = ("baseline_kwargs", "reward_kwargs", "dataset_kwargs")
@@ -58,6 +60,27 @@ class RunArguments:
     values_batch_size: int = field(default=256, metadata={"help": "`basis-rl values`: rollouts generated at a time."})
     values_output: str | None = field(
         default=None, metadata={"help": "`basis-rl values`: where to write; default: `values` of baseline_kwargs."}
+    )
+    values_servers: str | None = field(
+        default=None,
+        metadata={"help": "`basis-rl values`: URLs of vLLM servers to sample from, with commas between them."},
+    )
+    values_serve: bool = field(
+        default=False, metadata={"help": "`basis-rl values`: start a vLLM server (serve_devices, serve_args) for it."}
+    )
+    values_shard: str | None = field(
+        default=None,
+        metadata={"help": "`basis-rl values`: `i/n`: do part i (from 0) of n; the last to finish merges all parts."},
+    )
+    values_early_exit: int = field(
+        default=0,
+        metadata={
+            "help": "`basis-rl values`: rollouts after which prompts with rewards all 0 or all 1 are done; 0: never. "
+            "It biases their values; see basis_rl.values.build.TablePlan."
+        },
+    )
+    values_push_to_hub: str | None = field(
+        default=None, metadata={"help": "`basis-rl values`: dataset repository to push the table to, `owner/name`."}
     )
     clusters_encoder: str = field(
         default=DEFAULT_ENCODER,
@@ -294,6 +317,20 @@ def model_init_kwargs(recipe: Recipe) -> dict[str, Any]:
     }
     extra = recipe.args.model_init_kwargs
     return {**given, **(json.loads(extra) if isinstance(extra, str) else extra or {})}
+
+
+def server_options(recipe: Recipe, port: int, log: Path) -> ServerOptions:
+    """The vLLM server of a recipe that starts one itself, in the precision that the training generates in."""
+    run, args = recipe.run, recipe.args
+    return ServerOptions(
+        model=str(recipe.model.model_name_or_path),
+        port=port,
+        dtype="bfloat16" if args.bf16 else "float16" if args.fp16 else recipe.model.dtype or "float32",
+        max_model_len=args.vllm_max_model_length,
+        log=log,
+        devices=run.serve_devices,
+        extra=shlex.split(run.serve_args or ""),
+    )
 
 
 def build_trainer(recipe: Recipe) -> BasisTrainer:

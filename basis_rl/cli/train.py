@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -11,9 +10,9 @@ import yaml
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from basis_rl.cli.main import FAILED, LOST, STOPPED, fail, report
-from basis_rl.recipe import Recipe, build_trainer, parse_recipe
+from basis_rl.recipe import Recipe, build_trainer, parse_recipe, server_options
 from basis_rl.report import plot_training
-from basis_rl.rollout.server import ServerError, ServerOptions
+from basis_rl.rollout.server import ServerError
 from basis_rl.rollout.supervisor import kept_alive
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.checkpoint import newest, resolve
@@ -55,15 +54,7 @@ def own_server(recipe: Recipe) -> AbstractContextManager[object]:
     args.vllm_server_base_url = f"http://127.0.0.1:{args.vllm_server_port}"
     if args.process_index != 0:
         return nullcontext()
-    options = ServerOptions(
-        model=str(recipe.model.model_name_or_path),
-        port=args.vllm_server_port,
-        dtype="bfloat16" if args.bf16 else "float16" if args.fp16 else recipe.model.dtype or "float32",
-        max_model_len=args.vllm_max_model_length,
-        log=Path(args.output_dir) / "vllm.log",
-        devices=run.serve_devices,
-        extra=shlex.split(run.serve_args or ""),
-    )
+    options = server_options(recipe, args.vllm_server_port, Path(args.output_dir) / "vllm.log")
     print(f"Starting vLLM at {args.vllm_server_base_url}, log in {options.log} ...", flush=True)
     return kept_alive(options)
 

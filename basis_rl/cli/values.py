@@ -2,59 +2,235 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, set_seed
+from huggingface_hub import get_token
+from transformers import AutoModelForCausalLM, GenerationConfig
 
-from basis_rl.cli.main import report
+from basis_rl.cli.main import LOST, STOPPED, fail, report
 from basis_rl.recipe import (
+    Recipe,
     build_rewards,
     load_config_and_tokenizer,
     load_training_data,
     model_init_kwargs,
     parse_recipe,
+    server_options,
 )
+from basis_rl.rollout import ServersLost
+from basis_rl.rollout.client import served_model
+from basis_rl.rollout.server import Server, ServerError
 from basis_rl.trainer.preflight import check_dataset, check_golds, sampling_of
-from basis_rl.values.build import build_table, describe
+from basis_rl.values import ValueTable
+from basis_rl.values.build import TablePlan, assemble, build_table
+from basis_rl.values.card import describe
+from basis_rl.values.shards import Shards
+from basis_rl.values.sources import ModelSource, ServerSource, Source
 from basis_rl.values.table import check_destination
 
 
 def main(argv: Sequence[str]) -> int:
-    """Sample the recipe's model on its prompts, score, and write the table where the baseline will look for it."""
+    """Sample the recipe's model on its prompts, score, and write the table where the baseline will look for it.
+
+    What is finished is kept in ``OUTPUT.partial``, and the same command goes on from there. SIGTERM and SIGUSR1 end it
+    with exit code 75; servers that are lost with 69.
+    """
     try:
-        recipe = parse_recipe(argv)
-        args = recipe.args
-        if args.world_size > 1:
-            raise ValueError("basis-rl values runs in one process: start it without accelerate launch.")
-        output = recipe.run.values_output or (recipe.run.baseline_kwargs or {}).get("values")
-        if not output:
-            raise ValueError("Where should the table go? Set `values` in baseline_kwargs, or --values_output FOLDER.")
-        check_destination(Path(output))
-        rewards = build_rewards(recipe.run)
-        _, tokenizer = load_config_and_tokenizer(recipe.model, args)
-        dataset = load_training_data(recipe, tokenizer)
-        check_dataset(dataset, args, rewards)
-        dataset = check_golds(dataset, args, rewards)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            recipe.model.model_name_or_path, trust_remote_code=args.trust_remote_code, **model_init_kwargs(recipe)
-        )
+        job = prepare(parse_recipe(argv))
     except (ValueError, OSError) as error:
         return report(error)
-    set_seed(args.seed)
-    table = build_table(
-        model.to("cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu"),
-        tokenizer,
-        dataset,
-        rewards,
-        sampling_of(args),
-        num_rollouts=recipe.run.values_num_rollouts,
+    kept = f"What is finished is kept in {job.shards.folder}; the same command goes on from there."
+    try:
+        with _interruptible():
+            table = job.finished() or job.build()
+    except KeyboardInterrupt:
+        print(f"Stopped. {kept}")
+        return STOPPED
+    except (ServersLost, ServerError) as error:
+        return fail(f"{error} {kept}", LOST)
+    except (ValueError, OSError) as error:
+        return report(error)
+    if table is None:
+        print(f"Part {job.shard[0]} of {job.shard[1]} is done. The table is made by the last part, or the next call.")
+        return 0
+    print(f"Value table: {job.output}\n{describe(table)}")
+    return job.push(table)
+
+
+@dataclass
+class Job:
+    """A recipe's table, checked and not yet begun."""
+
+    recipe: Recipe
+    plan: TablePlan
+    output: Path
+    shards: Shards
+    shard: tuple[int, int]
+    config: Any
+    tokenizer: Any
+
+    def finished(self) -> ValueTable | None:
+        """The table, if an earlier call, or another process, has made the very same."""
+        try:
+            table = ValueTable.load(self.output) if self.output.is_dir() else None
+        except ValueError:
+            return None
+        if table is None or any(table.provenance.get(k) != v for k, v in self.shards.identity.items()):
+            return None
+        self.shards.remove()
+        print("This table is there already. To draw it anew, delete it, or set another seed.")
+        return table
+
+    def build(self) -> ValueTable | None:
+        """Draw what is missing, and save the table when all parts are there."""
+        table = self._assemble()
+        if table is None:
+            with ExitStack() as stack:
+                build_table(self._source(stack), self.plan, self.shards.folder, self.shard)
+            table = self._assemble()
+        with self.shards.merging() as ours:
+            if table is not None and ours:
+                table.save(self.output)
+                self.shards.remove()
+        return table if ours else self.finished()
+
+    def push(self, table: ValueTable) -> int:
+        """Push it if the recipe says so; the table is saved, whatever comes of this."""
+        repo_id, args = self.recipe.run.values_push_to_hub, self.recipe.args
+        if not repo_id:
+            return 0
+        try:
+            url = table.push_to_hub(repo_id, private=args.hub_private_repo, token=args.hub_token)
+        except Exception as error:
+            return fail(
+                f"The table could not be pushed to '{repo_id}' ({type(error).__name__}: {error}). It is saved in "
+                f"{self.output}; the same command tries the push again, and nothing else.",
+                LOST,
+            )
+        print(f"Pushed to {url}")
+        return 0
+
+    def _assemble(self) -> ValueTable | None:
+        return assemble(self.plan, self.shards, self.plan.fingerprints(self.tokenizer))
+
+    def _source(self, stack: ExitStack) -> Source:
+        run, args, name = self.recipe.run, self.recipe.args, str(self.recipe.model.model_name_or_path)
+        urls = _urls(run.values_servers)
+        if run.values_serve:
+            options = server_options(self.recipe, 0, self.shards.folder / f"vllm-{self.shard[0]:05d}.log")
+            print(f"Starting vLLM, log in {options.log} ...", flush=True)
+            urls = [stack.enter_context(Server(options)).url]
+        if not urls:
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                name, trust_remote_code=args.trust_remote_code, **model_init_kwargs(self.recipe)
+            )
+            device = "cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu"
+            return ModelSource(model.to(device), self.tokenizer, run.values_batch_size)
+        for url in urls:
+            _check_served(url, name)
+        ends = None
+        with suppress(OSError):  # many checkpoints have none
+            ends = GenerationConfig.from_pretrained(name, revision=self.recipe.model.model_revision)
+        timeout, patience = args.vllm_request_timeout, args.vllm_recovery_timeout
+        return ServerSource(urls, self.config, self.tokenizer, ends, timeout=timeout, patience=patience)
+
+
+def prepare(recipe: Recipe) -> Job:
+    """Check all that can be checked before anything is spent.
+
+    Raises:
+        ValueError: what is asked for cannot be done.
+    """
+    run, args = recipe.run, recipe.args
+    if args.world_size > 1:
+        raise ValueError(
+            "basis-rl values runs in one process: start it without accelerate launch. For several GPUs start one for "
+            "each, with --values_shard 0/8, 1/8, ...; or sample from vLLM servers."
+        )
+    where = run.values_output or (run.baseline_kwargs or {}).get("values")
+    if not where:
+        raise ValueError("Where should the table go? Set `values` in baseline_kwargs, or --values_output FOLDER.")
+    output = Path(where)
+    check_destination(output)
+    if run.values_serve and run.values_servers:
+        raise ValueError("values_serve starts a server, values_servers names some that run: set one of the two.")
+    shard = _shard(run.values_shard)
+    _check_hub(run.values_push_to_hub, args.hub_token)
+    rewards = build_rewards(run)
+    config, tokenizer = load_config_and_tokenizer(recipe.model, args)
+    dataset = load_training_data(recipe, tokenizer)
+    check_dataset(dataset, args, rewards)
+    plan = TablePlan(
+        dataset=check_golds(dataset, args, rewards),
+        reward_funcs=rewards,
+        sampling=sampling_of(args),
+        num_rollouts=run.values_num_rollouts,
+        early_exit=run.values_early_exit,
+        seed=args.seed,
         reward_weights=args.reward_weights,
-        batch_size=recipe.run.values_batch_size,
-        chat_template_kwargs=args.chat_template_kwargs or {},
+        chat_template_kwargs=args.chat_template_kwargs,
     )
-    print(f"Value table: {table.save(output)}")
-    print(describe(table))
-    return 0
+    served = run.values_serve or run.values_servers
+    sampler = ServerSource.name if served else ModelSource.name_for(run.values_batch_size)
+    shards = Shards(output.with_name(f"{output.name}.partial"), plan.identity(config, tokenizer, sampler))
+    return Job(recipe, plan, output, shards, shard, config, tokenizer)
+
+
+def _check_served(url: str, name: str) -> None:
+    root = str(served_model(url).get("root") or "")
+    if Path(name).name not in root:
+        raise ValueError(
+            f"The server at {url} serves '{root}', but the recipe's model is '{name}': the table would be that of "
+            "another model."
+        )
+
+
+def _check_hub(repo_id: str | None, token: str | None) -> None:
+    if repo_id is None:
+        return
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", repo_id):
+        raise ValueError(f"values_push_to_hub must be the id of a dataset repository, `owner/name`, got '{repo_id}'.")
+    if not (token or get_token()):
+        raise ValueError("values_push_to_hub needs a token of the Hub: `hf auth login`, or HF_TOKEN.")
+
+
+def _urls(text: str | Sequence[str] | None) -> list[str]:
+    parts = text.split(",") if isinstance(text, str) else text or []
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _shard(text: str | None) -> tuple[int, int]:
+    if text is None:
+        return 0, 1
+    match = re.fullmatch(r"(\d+)/(\d+)", str(text).strip())
+    if match is None or int(match[1]) >= int(match[2]):
+        raise ValueError(f"values_shard must be `i/n` with i from 0 to n - 1, such as 0/4, got '{text}'.")
+    return int(match[1]), int(match[2])
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Within it SIGTERM and SIGUSR1 are a Ctrl-C, once: launchers often send them twice."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

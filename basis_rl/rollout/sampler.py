@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 
 class Completion(NamedTuple):
-    """One completion: its text without special tokens, and its token ids up to the end token, included."""
+    """One completion: its text without special tokens, and its token ids up to the end token, included.
+
+    `truncated`: it was cut off before it came to an end token.
+    """
 
     text: str
     token_ids: list[int]
+    truncated: bool = False
 
 
 @dataclass(frozen=True)
@@ -31,8 +42,7 @@ class Sampling:
 
     def generation_config(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
         """Every setting stated: what is left out, `generate` takes from the checkpoint, penalties included."""
-        declared = model.generation_config.eos_token_id if model.generation_config is not None else None
-        ends = {tokenizer.eos_token_id, *(declared if isinstance(declared, list) else [declared])} - {None}
+        ends = end_tokens(model.generation_config, tokenizer)
         greedy = self.temperature == 0
         settings: dict[str, Any] = {
             "max_new_tokens": self.max_new_tokens,
@@ -44,10 +54,17 @@ class Sampling:
             "repetition_penalty": self.repetition_penalty,
             "pad_token_id": tokenizer.pad_token_id,
             "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": sorted(ends),
+            "eos_token_id": ends,
             "disable_compile": True,
         }
         return GenerationConfig(**{**settings, **self.generation_kwargs})
+
+
+def end_tokens(config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Ids that end a completion, in order: the tokenizer's end token and those that the checkpoint declares."""
+    declared = config.eos_token_id if config is not None else None
+    found = {tokenizer.eos_token_id, *(declared if isinstance(declared, list) else [declared])} - {None}
+    return sorted(found)
 
 
 @torch.no_grad()
@@ -59,6 +76,7 @@ def sample(
     *,
     num_samples: int = 1,
     batch_size: int = 256,
+    stop: threading.Event | None = None,
 ) -> Iterator[tuple[int, list[Completion]]]:
     """Completions of each prompt, as they are ready: ``(index of the prompt, its num_samples completions)``.
 
@@ -69,6 +87,7 @@ def sample(
         sampling: how.
         num_samples: completions of each prompt.
         batch_size: sequences generated at a time (at least one prompt with all its samples).
+        stop: when another thread sets it, the iteration ends at the next token, without the batch that is under way.
     """
     model.eval()
     generator: Any = model  # transformers types `generate` as a property of a mixin
@@ -83,14 +102,28 @@ def sample(
             chunk = order[start : start + at_a_time]
             rows = [list(prompts[i]) for i in chunk for _ in range(num_samples)]
             inputs = tokenizer.pad({"input_ids": rows}, padding_side="left", return_tensors="pt").to(model.device)
-            output = generator.generate(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
+            output = generator.generate(
+                input_ids=inputs["input_ids"],
+                attention_mask=inputs["attention_mask"],
+                stopping_criteria=StoppingCriteriaList([] if stop is None else [_Stop(stop)]),
+            )
+            if stop is not None and stop.is_set():
+                return
             ids = [_until_end(row, ends) for row in output[:, inputs["input_ids"].shape[1] :].tolist()]
             texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-            completions = [Completion(text, row) for text, row in zip(texts, ids, strict=True)]
+            completions = [Completion(text, row, row[-1] not in ends) for text, row in zip(texts, ids, strict=True)]
             for k, index in enumerate(chunk):
                 yield index, completions[k * num_samples : (k + 1) * num_samples]
     finally:
         model.generation_config = previous
+
+
+class _Stop(StoppingCriteria):
+    def __init__(self, stop: threading.Event) -> None:
+        self.stop = stop
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.full((input_ids.shape[0],), self.stop.is_set(), device=input_ids.device)
 
 
 def prompt_tokens(prompt: str | list[dict[str, Any]], tokenizer: Any, template_kwargs: Mapping[str, Any]) -> list[int]:

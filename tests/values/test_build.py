@@ -1,12 +1,25 @@
-"""Building a table: the rewards of the training reward on the reference model's rollouts."""
+"""Building a table: the rewards of the training reward on the reference model's rollouts, whatever ends it early."""
 
-import torch
+import itertools
+import json
+import math
+import random
+import time
 
-from basis_rl.rollout import Sampling
+import pytest
+
+from basis_rl.rollout import Sampling, prompt_tokens
+from basis_rl.rollout.client import request_seed
 from basis_rl.values import ValueTable
-from basis_rl.values.build import build_table, describe
+from basis_rl.values.build import TablePlan, build_table
+from basis_rl.values.card import card, describe
 from basis_rl.values.provenance import fingerprint
+from basis_rl.values.shards import Record, Shards
+from basis_rl.values.sources import ModelSource, ServerSource, ahead
+from tests.fake_vllm import FakeServer, completion
 from tests.tiny import parity_reward, sums, tiny_model, tiny_tokenizer
+
+SAMPLING = Sampling(max_new_tokens=6)
 
 
 def length_reward(completions, log_metric, trainer_state, **kwargs):
@@ -14,19 +27,35 @@ def length_reward(completions, log_metric, trainer_state, **kwargs):
     return [None if not c[0]["content"] else min(1.0, len(c[0]["content"]) / 20) for c in completions]
 
 
-def test_rewards_provenance_and_fingerprints(tmp_path):
-    tokenizer, dataset = tiny_tokenizer(), sums(6)
-    torch.manual_seed(0)
-    table = build_table(
-        tiny_model(tokenizer),
-        tokenizer,
-        dataset,
-        [parity_reward, length_reward],
-        Sampling(max_new_tokens=6, repetition_penalty=1.1),
-        num_rollouts=5,
-        reward_weights=[1.0, 0.5],
-        batch_size=7,
+def mostly_even(completions, completion_ids, **kwargs):
+    """1 for three of four completions: early exits on one side are common, and on the other rare."""
+    return [float(sum(ids) % 4 > 0) for ids in completion_ids]
+
+
+def model_source(batch_size=7):
+    tokenizer = tiny_tokenizer()
+    return ModelSource(tiny_model(tokenizer), tokenizer, batch_size)
+
+
+def server_source(url, **settings):
+    tokenizer = tiny_tokenizer()
+    return ServerSource([url], tiny_model(tokenizer).config, tokenizer, **settings)
+
+
+def plan(n=6, **changes):
+    return TablePlan(
+        **{"dataset": sums(n), "reward_funcs": [parity_reward], "sampling": SAMPLING, "num_rollouts": 5, **changes}
     )
+
+
+def rewards(table):
+    return {prompt_id: table.rewards(prompt_id) for prompt_id in table.prompt_ids}
+
+
+def test_rewards_provenance_and_fingerprints(tmp_path):
+    settings = {"reward_funcs": [parity_reward, length_reward], "reward_weights": [1.0, 0.5]}
+    table = build_table(model_source(), plan(sampling=Sampling(6, repetition_penalty=1.1), **settings))
+    dataset = sums(6)
     assert table.prompt_ids == dataset["prompt_id"]
     for prompt_id in table.prompt_ids:
         assert len(table.rewards(prompt_id)) == 5
@@ -35,9 +64,24 @@ def test_rewards_provenance_and_fingerprints(tmp_path):
     assert table.provenance["reward"] == "1*parity_reward + 0.5*length_reward"
     assert table.provenance["max_completion_length"] == 6
     assert table.provenance["repetition_penalty"] == 1.1
-    text = tokenizer.apply_chat_template(dataset[0]["prompt"], add_generation_prompt=True, tokenize=False)
+    assert table.provenance["rollouts"] == 30
+    assert 30 <= table.provenance["tokens"] <= 180
+    text = tiny_tokenizer().apply_chat_template(dataset[0]["prompt"], add_generation_prompt=True, tokenize=False)
     assert table.fingerprints[dataset[0]["prompt_id"]] == fingerprint(text)
     assert ValueTable.load(table.save(tmp_path / "t")).provenance == table.provenance
+
+
+def test_a_servers_rollouts_are_scored_as_they_are():
+    """Against a plain loop over prompts and seeds."""
+    asked = plan(9, num_rollouts=4, seed=3)
+    with FakeServer() as fake:
+        table = build_table(server_source(fake.url), asked)
+    for row in asked.dataset:
+        prompt = prompt_tokens(row["prompt"], tiny_tokenizer(), {})
+        seed = request_seed(3, 0, row["prompt_id"])
+        drawn = [completion(prompt, seed + k, SAMPLING.max_new_tokens)["token_ids"] for k in range(4)]
+        assert table.rewards(row["prompt_id"]) == [float(sum(ids) % 2) for ids in drawn]
+    assert table.provenance["sampler"] == "vllm"
 
 
 def test_description():
@@ -48,11 +92,228 @@ def test_description():
 
 
 def test_prompts_that_cannot_be_scored_are_left_out_and_counted(capsys):
-    tokenizer, dataset = tiny_tokenizer(), sums(6)
-
     def picky(prompts, completions, solution, **kwargs):
         return [None if s == "5" else 1.0 for s in solution]
 
-    table = build_table(tiny_model(tokenizer), tokenizer, dataset, [picky], Sampling(max_new_tokens=2), num_rollouts=2)
+    table = build_table(model_source(), plan(reward_funcs=[picky], num_rollouts=2))
     assert len(table) == 5
     assert "1 of 6 prompts are left out" in capsys.readouterr().out
+
+
+class Killed(BaseException):
+    """Ends a build at a place of our choosing, as a kill would."""
+
+
+def dying(after):
+    """A reward that is the end of the process at its `after`-th call."""
+    calls = itertools.count(1)
+
+    def parity_reward(completions, completion_ids, **kwargs):
+        if next(calls) > after:
+            raise Killed
+        return [float(sum(ids) % 2) for ids in completion_ids]
+
+    return parity_reward
+
+
+@pytest.mark.parametrize("kind", ["transformers", "vllm"])
+def test_a_build_that_is_killed_and_resumed_is_the_undisturbed_one(kind, tmp_path):
+    with FakeServer() as fake:
+
+        def source():
+            return model_source() if kind == "transformers" else server_source(fake.url)
+
+        whole = build_table(source(), plan(12))
+        deaths = 0
+        for after in (1, 2, 1, 3):
+            try:
+                build_table(source(), plan(12, reward_funcs=[dying(after)]), tmp_path / "t.partial")
+            except Killed:
+                deaths += 1
+            (file,) = (tmp_path / "t.partial").glob("shard-*.jsonl")
+            lines = file.read_bytes()
+            file.write_bytes(lines[: len(lines) - random.Random(after).randrange(40)])  # and the last line torn
+        assert deaths >= (2 if kind == "transformers" else 1)
+        asked = len(fake.requests)
+        table = build_table(source(), plan(12), tmp_path / "t.partial")
+        assert rewards(table) == rewards(whole)
+        assert table.provenance == whole.provenance
+        assert build_table(source(), plan(12, reward_funcs=[dying(0)]), tmp_path / "t.partial") is not None
+        assert len(fake.requests) - asked < 12, "what was finished is not asked for again"
+
+
+@pytest.mark.parametrize("kind", ["transformers", "vllm"])
+@pytest.mark.parametrize("early_exit", [0, 2])
+def test_parts_make_the_same_table_in_any_order(kind, early_exit, tmp_path):
+    asked = plan(11, early_exit=early_exit, reward_funcs=[mostly_even])
+    with FakeServer() as fake:
+
+        def source():
+            return model_source() if kind == "transformers" else server_source(fake.url)
+
+        whole = build_table(source(), asked)
+        for part in (2, 0):
+            assert build_table(source(), asked, tmp_path / "t", (part, 3)) is None
+        table = build_table(source(), asked, tmp_path / "t", (1, 3))
+        assert rewards(table) == rewards(whole)
+        assert len(list((tmp_path / "t").glob("shard-*-of-00003.jsonl"))) == 3
+        # Another number of parts, or one process for what is left, does as well.
+        assert build_table(source(), asked, tmp_path / "u", (1, 2)) is None
+        assert rewards(build_table(source(), asked, tmp_path / "u")) == rewards(whole)
+
+
+def test_early_exit_saves_what_is_certain_and_changes_nothing_else():
+    with FakeServer() as fake:
+        source = server_source(fake.url)
+        first = build_table(source, plan(40, reward_funcs=[mostly_even], num_rollouts=3))
+        fake.requests.clear()
+        table = build_table(source, plan(40, reward_funcs=[mostly_even], num_rollouts=8, early_exit=3))
+    certain = [p for p in first.prompt_ids if len(set(first.rewards(p))) == 1]
+    assert 5 < len(certain) < 35
+    for prompt_id in table.prompt_ids:
+        assert table.rewards(prompt_id)[:3] == first.rewards(prompt_id)
+        assert len(table.rewards(prompt_id)) == (3 if prompt_id in certain else 8)
+    assert sum(body["n"] for body in fake.requests) == table.provenance["rollouts"] == 40 * 8 - 5 * len(certain)
+    assert len({body["seed"] for body in fake.requests}) == len(fake.requests)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.83, 1.0])
+def test_the_bias_of_an_early_exit_is_as_stated(p):
+    """By enumeration of all outcomes of the rollouts."""
+    n, m = 7, 3
+    asked = plan(2, num_rollouts=n, early_exit=m)
+    value = leaves = 0.0
+    for outcome in itertools.product([0.0, 1.0], repeat=n):
+        chance = math.prod(p if r else 1 - p for r in outcome)
+        early = asked.is_certain(Record("a", 0, list(outcome[:m]), 0, 0))
+        kept = outcome[:m] if early else outcome
+        value += chance * sum(kept) / len(kept)
+        leaves += chance * early
+    assert leaves == pytest.approx(p**m + (1 - p) ** m)
+    assert value - p == pytest.approx((n - m) / n * (p**m * (1 - p) - (1 - p) ** m * p), abs=1e-12)
+
+
+def test_rewards_that_are_not_0_or_1_are_never_certain():
+    asked = plan(2, early_exit=2)
+    assert asked.is_certain(Record("a", 0, [1.0, 1.0], 0, 0))
+    for drawn in ([0.5, 0.5], [0.0, 1.0], [0.0, math.nan], [math.nan, math.nan]):
+        assert not asked.is_certain(Record("a", 0, drawn, 0, 0))
+    assert not asked.is_certain(Record("a", 1, [1.0, 1.0], 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"seed": 1}, "seed: begun with 0, now 1"),
+        ({"num_rollouts": 6}, "num_rollouts: begun with 5, now 6"),
+        ({"early_exit": 2}, "early_exit: begun with 0, now 2"),
+        ({"sampling": Sampling(6, temperature=0.9)}, "temperature: begun with 1.0, now 0.9"),
+        ({"reward_funcs": [mostly_even]}, 'reward: begun with "parity_reward", now "mostly_even"'),
+        ({"dataset": sums(7)}, "dataset: begun with"),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, None),
+    ],
+)
+def test_another_build_is_not_gone_on_with(changes, named, tmp_path):
+    build_table(model_source(), plan(), tmp_path / "t", (0, 2))
+    if named is None:  # a setting that this template does not read: the prompts are the same
+        assert build_table(model_source(), plan(**changes), tmp_path / "t", (1, 2)) is not None
+        return
+    with pytest.raises(ValueError, match=f"begun otherwise(.|\n)*{named}(.|\n)*delete the folder"):
+        build_table(model_source(), plan(**changes), tmp_path / "t", (0, 2))
+
+
+@pytest.mark.parametrize("changes", [{"num_rollouts": 0}, {"early_exit": 5}, {"early_exit": -1}])
+def test_numbers_that_make_no_sense(changes):
+    with pytest.raises(ValueError, match="at least one rollout a prompt and an early exit after fewer"):
+        plan(**changes)
+
+
+def test_a_prompt_that_is_there_twice():
+    rows = sums(3)
+    with pytest.raises(ValueError, match="twice"):
+        plan(dataset=rows.select([0, 1, 0]))
+
+
+def test_any_prefix_of_a_shard_is_read_as_its_whole_lines(tmp_path):
+    shards = Shards(tmp_path, {"seed": 0})
+    records = [Record(f"id {i}", i % 2, [1.0, math.nan], 5, 1) for i in range(4)]
+    with shards.writer() as writer:
+        for record in records:
+            writer.write(record.line())
+        with pytest.raises(ValueError, match="Another process is writing"), shards.writer():
+            pass
+    (file,) = tmp_path.glob("*.jsonl")
+    data = file.read_bytes()
+    for cut in range(len(data) + 1):
+        file.write_bytes(data[:cut])
+        kept = [record.prompt_id for record in Shards(tmp_path, {"seed": 0}).records()]
+        assert kept == [r.prompt_id for r in records][: len(kept)]
+        whole = max(0, data[: cut + 1].count(b"\n") - 1)  # a line is whole before its newline is there
+        assert len(kept) == whole
+        with Shards(tmp_path, {"seed": 0}).writer() as writer:
+            writer.write(Record("new", 0, [0.5], 1, 0).line())
+        again = list(Shards(tmp_path, {"seed": 0}).records())
+        assert [r.prompt_id for r in again] == [*kept, "new"]
+        assert repr(again[:whole]) == repr(records[:whole])
+
+
+def test_what_two_processes_both_did_counts_once(tmp_path):
+    shards = Shards(tmp_path, {})
+    for part in (0, 1):
+        with shards.writer(part, 2) as writer:
+            writer.write(Record("a", 0, [float(part)], 1, 0).line())
+    assert list(shards.records()) == [Record("a", 0, [0.0], 1, 0)]
+
+
+def test_only_one_process_merges(tmp_path):
+    shards = Shards(tmp_path / "t", {})
+    with shards.merging() as ours:
+        assert not ours, "nothing is there"
+    with shards.writer() as writer:
+        writer.write(Record("a", 0, [1.0], 1, 0).line())
+    with shards.merging() as ours:
+        assert ours
+        shards.remove()
+    with shards.merging() as ours:
+        assert not ours
+
+
+def test_generation_goes_on_while_the_last_is_scored_and_errors_arrive():
+    drawn = []
+
+    def numbers(stop):
+        for i in range(10):
+            drawn.append(i)
+            yield i
+        raise OSError("no more")
+
+    lists = ahead(numbers, 4)
+    seen = next(lists)
+    deadline = time.monotonic() + 5
+    while len(drawn) < len(seen) + 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(drawn) >= len(seen) + 4, "drawn ahead"
+    rest: list[list[int]] = []
+    with pytest.raises(OSError, match="no more"):
+        rest.extend(lists)
+    assert seen == list(range(len(seen)))
+
+
+def test_the_card_says_how_and_how_to_load(tmp_path):
+    with FakeServer() as fake:
+        table = build_table(server_source(fake.url), plan(40, reward_funcs=[mostly_even], num_rollouts=8, early_exit=3))
+    text = card(table, "somebody/table", "mit")
+    front = text.split("---\n")[1]
+    assert "license: mit" in front
+    assert "rewards.parquet" in front
+    assert "license" not in card(table, "somebody/table").split("---\n")[1]
+    assert describe(table) in text
+    assert 'ValueTable.load("somebody/table")' in text
+    assert "Rewards of 3 to 8 rollouts" in text
+    assert "off by 0.625 (p^3 (1 - p) - (1 - p)^3 p)" in text
+    assert f"| Rollouts in all | {table.provenance['rollouts']} |" in text
+    moved = ValueTable.from_rewards(
+        {"a": [1.0]}, provenance={**table.provenance, "model": str(tmp_path / "secret" / "m")}
+    )
+    assert "secret" not in card(moved, "x/y")
+    assert json.dumps(table.provenance)

@@ -1,0 +1,189 @@
+"""What a build has finished so far: append-only files that survive a kill, of one process or of several."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_PATTERN = "shard-*.jsonl"
+_SYNC_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Record:
+    """The finished rollouts of one prompt.
+
+    Attributes:
+        prompt_id: of the prompt.
+        part: 0, or 1 for those that an early exit would have saved.
+        rewards: one for each rollout, NaN where it could not be scored.
+        tokens: of all completions together.
+        truncated: completions that were cut off.
+    """
+
+    prompt_id: str
+    part: int
+    rewards: list[float]
+    tokens: int
+    truncated: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.prompt_id, self.part
+
+    def line(self) -> dict[str, Any]:
+        """As it is written."""
+        rewards = [None if math.isnan(reward) else reward for reward in self.rewards]
+        return {
+            "prompt_id": self.prompt_id,
+            "part": self.part,
+            "rewards": rewards,
+            "tokens": self.tokens,
+            "truncated": self.truncated,
+        }
+
+
+class Shards:
+    """The folder of a build that is under way: a file of JSON lines for each of its processes.
+
+    The first line of each file is the identity of the build, each other one a `Record`. A line that a kill cut off is
+    no JSON and is passed over; its prompt is sampled again.
+
+    Args:
+        folder: is made when the first record is written.
+        identity: all that decides about the rewards; JSON values.
+
+    Raises:
+        ValueError: the folder holds the results of another build; says where they differ.
+    """
+
+    def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.identity: dict[str, Any] = json.loads(json.dumps(identity))
+        for path in sorted(folder.glob(_PATTERN)):
+            begun = next(self._lines(path, "identity"), None)
+            differences = [] if begun is None else _differences(begun["identity"], self.identity)
+            if differences:
+                raise ValueError(
+                    f"'{folder}' holds the results of a build that was begun otherwise:\n  "
+                    + "\n  ".join(differences)
+                    + "\nSet these back to go on with it, or delete the folder to begin anew."
+                )
+
+    def records(self) -> Iterator[Record]:
+        """All that is finished, of all processes; each key once."""
+        seen: set[tuple[str, int]] = set()
+        for path in sorted(self.folder.glob(_PATTERN)):
+            for line in self._lines(path, "prompt_id"):
+                rewards = [math.nan if reward is None else reward for reward in line.pop("rewards")]
+                record = Record(**line, rewards=rewards)
+                if record.key not in seen:
+                    seen.add(record.key)
+                    yield record
+
+    @contextmanager
+    def writer(self, shard: int = 0, of: int = 1) -> Iterator[Writer]:
+        """The file of one process, to append to.
+
+        Raises:
+            ValueError: another process has it open.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"shard-{shard:05d}-of-{of:05d}.jsonl"
+        writer = Writer(path)
+        try:
+            if next(self._lines(path, "identity"), None) is None:
+                writer.write({"identity": self.identity})
+            yield writer
+        finally:
+            writer.close()
+
+    @contextmanager
+    def merging(self) -> Iterator[bool]:
+        """Within it, no other process merges the same build; False if one has done so."""
+        try:
+            file = (self.folder / "merge.lock").open("w")
+        except FileNotFoundError:
+            yield False
+            return
+        with file:
+            _lock(file.fileno(), wait=True)
+            yield any(self.folder.glob(_PATTERN))
+
+    def remove(self) -> None:
+        """Delete the folder: the table is saved."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _lines(self, path: Path, key: str) -> Iterator[dict[str, Any]]:
+        with suppress(FileNotFoundError), path.open("rb") as file:  # merged and gone in the meantime
+            for line in file:
+                with suppress(ValueError):
+                    found = json.loads(line)
+                    if isinstance(found, dict) and key in found:
+                        yield found
+
+
+class Writer:
+    """Appends lines to a file. A line is there when `write` returns, and on the disk about a second later."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            if not _lock(self.file, wait=False):
+                raise ValueError(
+                    f"Another process is writing '{path}'. Wait for it, or give each its own part: --values_shard 0/2, "
+                    "1/2."
+                )
+            size = os.fstat(self.file).st_size
+            if size and os.pread(self.file, 1, size - 1) != b"\n":  # a line cut off: the next one starts anew
+                self._put(b"\n")
+        except BaseException:
+            os.close(self.file)
+            raise
+        self.synced = time.monotonic()
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Append one line."""
+        self._put(json.dumps(line).encode() + b"\n")
+        if time.monotonic() - self.synced > _SYNC_SECONDS:
+            self._sync()
+
+    def close(self) -> None:
+        """Bring all to the disk."""
+        self._sync()
+        os.close(self.file)
+
+    def _put(self, data: bytes) -> None:
+        while data:
+            data = data[os.write(self.file, data) :]
+
+    def _sync(self) -> None:
+        os.fsync(self.file)
+        self.synced = time.monotonic()
+
+
+def _lock(file: int, *, wait: bool) -> bool:
+    """Whether the file is ours now; True as well where the file system has no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError as error:
+        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
+    return True
+
+
+def _differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{key}: begun with {json.dumps(begun.get(key))}, now {json.dumps(now.get(key))}"
+        for key in sorted(set(begun) | set(now))
+        if begun.get(key) != now.get(key)
+    ]

