@@ -243,8 +243,12 @@ def load_config_and_tokenizer(model: ModelConfig, args: BasisConfig) -> tuple[An
     Raises:
         ValueError: they cannot be loaded.
     """
-    name = model.model_name_or_path
-    options = {"revision": model.model_revision, "trust_remote_code": args.trust_remote_code}
+    return load_parts(str(model.model_name_or_path), model.model_revision, args.trust_remote_code)
+
+
+def load_parts(name: str, revision: str | None, trust_remote_code: bool) -> tuple[Any, PreTrainedTokenizerBase]:
+    """`load_config_and_tokenizer` of a model that no recipe names."""
+    options = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(name, **options)
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", truncation_side="left", **options)

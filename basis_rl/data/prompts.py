@@ -27,7 +27,7 @@ SOLUTION_COLUMNS = (
     "Solution",
 )
 _GYM = "reasoning_gym:"
-_FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
+FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 
 
 @dataclass
@@ -91,11 +91,14 @@ def prompt_id(prompt: str | Sequence[Mapping[str, Any]]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def load_prompts(data: DataArguments, *, conversational: bool, held_out: bool = False) -> Dataset:
+def load_prompts(
+    data: DataArguments, *, conversational: bool, held_out: bool = False, optional_columns: Sequence[str] = ()
+) -> Dataset:
     """The training problems (or with `held_out` the others) with the columns ``prompt``, ``solution``, ``prompt_id``.
 
     Duplicates of a problem are dropped, the first one stays. ``prompt`` is a list of messages if `conversational`, else
-    text. How problems and golds are read from the cells of a set: `basis_rl.data.rows`.
+    text. How problems and golds are read from the cells of a set: `basis_rl.data.rows`. `optional_columns` are kept as
+    they are where the set has them, as are ``keep_columns``, which it must have.
 
     Raises:
         ValueError: dataset, column or pattern that does not exist or fit; says which, of what, and what to set.
@@ -112,6 +115,7 @@ def load_prompts(data: DataArguments, *, conversational: bool, held_out: bool = 
             raise ValueError(
                 f"keep_columns: '{data.dataset_name}' has no column '{column}', only {dataset.column_names}."
             )
+    kept = [*kept, *(column for column in optional_columns if column in dataset.column_names)]
     rows: dict[str, dict[str, Any]] = {}
     missing = 0
     for index, row in enumerate(_rows(flat, [prompts, solutions, *([context] if context else [])])):
@@ -176,17 +180,17 @@ def _load(data: DataArguments) -> Dataset:
         return _reasoning_gym(name.removeprefix(_GYM), data.dataset_kwargs)
     suffix = Path(name).suffix
     try:
-        if suffix in _FORMATS:
+        if suffix in FORMATS:
             if not Path(name).is_file():
                 raise ValueError(f"dataset_name: there is no file '{name}'.")
-            return load_dataset(_FORMATS[suffix], data_files=name, split="train")
+            return load_dataset(FORMATS[suffix], data_files=name, split="train")
         return load_dataset(name, data.dataset_config, split=data.dataset_train_split)
     except ValueError:
         raise
     except Exception as error:
         raise ValueError(
             f"dataset_name: '{name}' could not be loaded ({type(error).__name__}: {str(error)[:200]}). It must be a "
-            f"Hub id, the path of a file ({', '.join(_FORMATS)}), or {_GYM}NAME."
+            f"Hub id, the path of a file ({', '.join(FORMATS)}), or {_GYM}NAME."
         ) from error
 
 

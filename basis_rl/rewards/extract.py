@@ -7,7 +7,7 @@ from fractions import Fraction
 
 _TOKENS = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 
-_SPACES = re.compile(r"\s|\\[,;:! ]|\$|\\left|\\right")
+_SPACES = re.compile(r"(?<![\d,])\s+|\s+(?![\d,])|\\[,;:! ]|\$|\\left|\\right")
 _DECIMAL = r"(\d{1,3}(?:,\d{3})+|\d+)?(?:\.(\d*))?"
 _NUMBER = re.compile(
     rf"(?P<sign>[-+]?)(?P<top>{_DECIMAL})(?:/(?P<bottom>{_DECIMAL}))?"

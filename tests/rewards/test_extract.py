@@ -67,6 +67,8 @@ def test_completion_text():
         (r"8.7 \times 10^{8}", 870_000_000),
         (r"8.7\cdot10^8", 870_000_000),
         ("1e-3", Fraction(1, 1000)),
+        ("1 , 000", None),
+        ("3 1/2", None),
         ("1,00", None),
         ("1,2", None),
         ("(1)", None),
