@@ -120,7 +120,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _line(row: Answer) -> str:
-    return json.dumps(asdict(row), ensure_ascii=False) + "\n"
+    return json.dumps(asdict(row)) + "\n"  # in ASCII: a model may say what no encoding takes
 
 
 def _replace(path: Path, text: str) -> None:

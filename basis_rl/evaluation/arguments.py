@@ -52,8 +52,8 @@ class EvalArguments:
         metadata={"help": "What the model is asked; `{prompt}` stands for the problem."},
     )
     system_prompt: str | None = field(default=None, metadata={"help": "System message of the conversation."})
-    chat_template_kwargs: dict[str, Any] | str = field(
-        default_factory=dict, metadata={"help": "Of the chat template, as JSON: '{\"enable_thinking\": false}'."}
+    chat_template_kwargs: str = field(
+        default="{}", metadata={"help": "Of the chat template, as JSON: '{\"enable_thinking\": false}'."}
     )
     limit: int | None = field(default=None, metadata={"help": "Only the first so many problems of each benchmark."})
     on_invalid_gold: str = field(
@@ -84,11 +84,10 @@ class EvalArguments:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
         if self.temperature is not None and self.temperature < 0:
             raise ValueError(f"temperature must not be negative, got {self.temperature}.")
-        if isinstance(self.chat_template_kwargs, str):
-            try:
-                self.chat_template_kwargs = dict(json.loads(self.chat_template_kwargs))
-            except (ValueError, TypeError) as error:
-                raise ValueError(f"chat_template_kwargs must be a JSON object: {error}.") from error
+        try:
+            self.template_kwargs: dict[str, Any] = dict(json.loads(self.chat_template_kwargs))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"chat_template_kwargs must be a JSON object: {error}.") from error
 
     @property
     def folder(self) -> Path:

@@ -51,7 +51,7 @@ class Plan:
         self, options: EvalArguments, config: Any, tokenizer: PreTrainedTokenizerBase, reward: MathVerifyReward
     ) -> None:
         self.options, self.config, self.tokenizer, self.reward = options, config, tokenizer, reward
-        self.template: Any = options.chat_template_kwargs
+        self.template = options.template_kwargs
         chat = tokenizer.chat_template is not None
         loaded = [load_benchmark(b, options.data, conversational=chat, limit=options.limit) for b in options.benchmarks]
         names = [problems.name for problems in loaded]
