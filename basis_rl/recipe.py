@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import logging
 import os
 import re
 import shlex
@@ -24,6 +25,7 @@ from basis_rl.baselines import Baseline, build_baseline
 from basis_rl.baselines.registry import did_you_mean
 from basis_rl.clusters.codebook import DEFAULT_ENCODER
 from basis_rl.data import DataArguments, load_prompts
+from basis_rl.evaluation.benchmarks import load_benchmark
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rollout.server import ServerOptions
 from basis_rl.trainer import BasisConfig, BasisTrainer
@@ -55,6 +57,16 @@ class RunArguments:
     serve_args: str | None = field(
         default=None,
         metadata={"help": "Further arguments of vLLM for it; on the command line: --serve_args='--a 1 --b 2'."},
+    )
+    eval_benchmarks: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "With eval_strategy: benchmarks, files or NAME=SOURCE that training is measured on, with "
+            "num_generations_eval answers to each problem; default: the problems that test_fraction holds out."
+        },
+    )
+    max_eval_samples: int | None = field(
+        default=None, metadata={"help": "Only the first so many problems of each of eval_benchmarks."}
     )
     values_num_rollouts: int = field(default=32, metadata={"help": "`basis-rl values`: rollouts a prompt."})
     values_batch_size: int = field(default=256, metadata={"help": "`basis-rl values`: rollouts generated at a time."})
@@ -149,6 +161,8 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
         setattr(data if key == "dataset_kwargs" else run, key, config.get(key) or {})
     if isinstance(run.reward_funcs, str):
         run.reward_funcs = [run.reward_funcs]
+    if isinstance(run.eval_benchmarks, str):
+        run.eval_benchmarks = run.eval_benchmarks.split(",")
     if not model.model_name_or_path:
         raise ValueError("model_name_or_path is missing: a Hub id or the path of a model.")
     parsed = {**vars(args), **vars(model), **vars(data), **vars(run)}
@@ -266,8 +280,12 @@ def load_config_and_tokenizer(model: ModelConfig, args: BasisConfig) -> tuple[An
     Raises:
         ValueError: they cannot be loaded.
     """
-    name = model.model_name_or_path
-    options = {"revision": model.model_revision, "trust_remote_code": args.trust_remote_code}
+    return load_parts(str(model.model_name_or_path), model.model_revision, args.trust_remote_code)
+
+
+def load_parts(name: str, revision: str | None, trust_remote_code: bool) -> tuple[Any, PreTrainedTokenizerBase]:
+    """`load_config_and_tokenizer` of a model that no recipe names."""
+    options = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(name, **options)
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", truncation_side="left", **options)
@@ -288,6 +306,37 @@ def load_training_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, he
     if column is not None and column not in (data.keep_columns or []):
         data = replace(data, keep_columns=[*(data.keep_columns or []), column])
     return load_prompts(data, conversational=tokenizer.chat_template is not None, held_out=held_out)
+
+
+def load_eval_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Dataset | dict[str, Dataset] | None:
+    """What training is measured on: the recipe's benchmarks, the held-out problems (with benchmarks: ``held_out``).
+
+    Raises:
+        ValueError: there are benchmarks but no ``eval_strategy``, or neither benchmarks nor held-out problems.
+    """
+    run = recipe.run
+    if recipe.args.eval_strategy == "no":
+        if run.eval_benchmarks:
+            raise ValueError("eval_benchmarks needs eval_strategy: steps (and eval_steps), or epoch.")
+        return None
+    if not run.eval_benchmarks:
+        return load_training_data(recipe, tokenizer, held_out=True)
+    chat = tokenizer.chat_template is not None
+    sets = {}
+    for item in run.eval_benchmarks:
+        problems = load_benchmark(item, recipe.data, conversational=chat, limit=run.max_eval_samples)
+        sets[problems.name] = problems.dataset.select_columns(["prompt", "solution", "prompt_id"])
+    if recipe.data.test_fraction > 0:
+        sets["held_out"] = load_training_data(recipe, tokenizer, held_out=True)
+    return sets
+
+
+def _warn_of_overlap(dataset: Dataset, evaluated: Dataset | dict[str, Dataset] | None) -> None:
+    trained = set(dataset["prompt_id"])
+    for name, problems in (evaluated if isinstance(evaluated, dict) else {}).items():
+        common = len(trained & set(problems["prompt_id"]))
+        if common:
+            logging.getLogger(__name__).warning("%d problems of '%s' are among the training problems.", common, name)
 
 
 def build_recipe_baseline(run: RunArguments) -> Baseline:
@@ -343,16 +392,15 @@ def build_trainer(recipe: Recipe) -> BasisTrainer:
     rewards = build_rewards(recipe.run)
     _, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
     dataset = load_training_data(recipe, tokenizer)
+    evaluated = load_eval_data(recipe, tokenizer)
+    _warn_of_overlap(dataset, evaluated)
     recipe.args.model_init_kwargs = model_init_kwargs(recipe)
-    held_out = None
-    if recipe.args.eval_strategy != "no":
-        held_out = load_training_data(recipe, tokenizer, held_out=True)
     return BasisTrainer(
         model=recipe.model.model_name_or_path,
         reward_funcs=rewards,
         args=recipe.args,
         train_dataset=dataset,
-        eval_dataset=held_out,
+        eval_dataset=evaluated,
         processing_class=tokenizer,
         baseline=baseline,
         objective=recipe.run.objective,

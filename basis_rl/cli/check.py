@@ -15,11 +15,12 @@ from basis_rl.recipe import (
     build_rewards,
     import_object,
     load_config_and_tokenizer,
+    load_eval_data,
     load_training_data,
     parse_recipe,
 )
 from basis_rl.trainer.config import with_objective
-from basis_rl.trainer.preflight import check_baseline_fits, check_dataset, check_golds, run_context
+from basis_rl.trainer.preflight import check_baseline_fits, check_dataset, check_eval_data, check_golds, run_context
 from basis_rl.values.provenance import rendered_prompt
 
 
@@ -64,6 +65,7 @@ def check(recipe: Recipe) -> str:
     check_dataset(dataset, args, rewards)
     scored = check_golds(dataset, args, rewards)
     check_dataset(scored, args, rewards)
+    check_eval_data(load_eval_data(recipe, tokenizer), args, rewards)
     baseline.validate(run_context(config, tokenizer, scored, rewards, args))
     template = args.chat_template_kwargs or {}
     prompts = [rendered_prompt(row["prompt"], tokenizer, template) for row in scored.select(range(min(3, len(scored))))]

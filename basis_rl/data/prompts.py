@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, load_dataset
 
+from basis_rl.data.rows import bare_problem, gold_text
+
 PROMPT_COLUMNS = ("prompt", "problem", "question", "Problem", "Question")
-SOLUTION_COLUMNS = ("answer", "solution", "final_answer", "Answer", "Solution")
+# A column of answers before one of worked solutions; a dot goes into a column of records.
+SOLUTION_COLUMNS = (
+    "answer",
+    "final_answer",
+    "reward_model.ground_truth",
+    "ground_truth",
+    "solution",
+    "Answer",
+    "Solution",
+)
 _GYM = "reasoning_gym:"
-_FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
+FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 
 
 @dataclass
@@ -39,7 +51,20 @@ class DataArguments:
     )
     solution_pattern: str | None = field(
         default=None,
-        metadata={"help": r"Regular expression whose first group is the gold, e.g. '####\s*(.+)' for GSM8K."},
+        metadata={
+            "help": r"Regular expression whose first group is the gold, e.g. 'Answer:\s*(.+)'. Without one, GSM8K's "
+            "mark '#### 72' is recognised."
+        },
+    )
+    context_column: str | None = field(
+        default=None, metadata={"help": "Column of a text that goes before the problem, where it is not empty."}
+    )
+    strip_instructions: bool = field(
+        default=True,
+        metadata={"help": "Take known instructions on the form of the answer (DAPO's, verl's) out of the problem."},
+    )
+    on_missing_gold: str = field(
+        default="error", metadata={"help": "What to do with problems that have no gold at all: 'error' or 'drop'."}
     )
     prompt_template: str = field(
         default="{prompt}\n\nPlease reason step by step, and put your final answer within \\boxed{}.",
@@ -66,61 +91,72 @@ def prompt_id(prompt: str | Sequence[Mapping[str, Any]]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def problem_text(prompt: str | Sequence[Mapping[str, Any]]) -> str:
-    """What is asked: the prompt itself, or what the user says in a conversation (text parts only)."""
-    if isinstance(prompt, str):
-        return prompt.strip()
-    said: list[str] = []
-    for message in prompt:
-        if message["role"] == "user":
-            content = message["content"]
-            said += [content] if isinstance(content, str) else [part.get("text") or "" for part in content]
-    return "\n".join(said).strip()
-
-
-def load_prompts(data: DataArguments, *, conversational: bool, held_out: bool = False) -> Dataset:
+def load_prompts(
+    data: DataArguments, *, conversational: bool, held_out: bool = False, optional_columns: Sequence[str] = ()
+) -> Dataset:
     """The training problems (or with `held_out` the others) with the columns ``prompt``, ``solution``, ``prompt_id``.
 
     Duplicates of a problem are dropped, the first one stays. ``prompt`` is a list of messages if `conversational`, else
-    text.
+    text. How problems and golds are read from the cells of a set: `basis_rl.data.rows`. `optional_columns` are kept as
+    they are where the set has them, as are ``keep_columns``, which it must have.
 
     Raises:
         ValueError: dataset, column or pattern that does not exist or fit; says which, of what, and what to set.
     """
+    _check(data)
     dataset = _load(data)
-    prompts = _column(dataset, data, "prompt_column", PROMPT_COLUMNS)
-    solutions = _column(dataset, data, "solution_column", SOLUTION_COLUMNS)
-    if "{prompt}" not in data.prompt_template:
-        raise ValueError("prompt_template must hold `{prompt}`, the place of the problem.")
-    if not 0 <= data.test_fraction < 1:
-        raise ValueError(f"test_fraction must be in [0, 1), got {data.test_fraction}.")
+    flat = dataset.flatten()
+    prompts = _column(flat, data, "prompt_column", PROMPT_COLUMNS)
+    solutions = _column(flat, data, "solution_column", SOLUTION_COLUMNS)
+    context = _column(flat, data, "context_column", ()) if data.context_column else None
     kept = data.keep_columns or []
     for column in kept:
         if column not in dataset.column_names:
             raise ValueError(
                 f"keep_columns: '{data.dataset_name}' has no column '{column}', only {dataset.column_names}."
             )
+    kept = [*kept, *(column for column in optional_columns if column in dataset.column_names)]
     rows: dict[str, dict[str, Any]] = {}
-    for index, (problem, solution) in enumerate(zip(dataset[prompts], dataset[solutions], strict=True)):
-        if not isinstance(problem, str) or not problem.strip():
-            raise ValueError(
-                f"Row {index} of '{data.dataset_name}': column '{prompts}' holds {type(problem).__name__} "
-                f"{str(problem)[:60]!r}, not the text of a problem. Set prompt_column."
-            )
+    missing = 0
+    for index, row in enumerate(_rows(flat, [prompts, solutions, *([context] if context else [])])):
+        problem = _problem(row[prompts], data, prompts, index)
+        if context and row[context]:
+            problem = f"{row[context].strip()}\n\n{problem}"
         name = prompt_id(problem)
         if name not in rows and _is_held_out(name, data.test_fraction) == held_out:
+            gold = _gold(row[solutions], data, solutions, index)
+            if gold is None:
+                missing += 1
+                continue
             rows[name] = {
                 "prompt": render(problem, data, conversational=conversational),
-                "solution": _gold(solution, data, solutions, index),
+                "solution": gold,
                 "prompt_id": name,
                 **{column: dataset[index][column] for column in kept},
             }
         if data.max_train_samples is not None and len(rows) >= data.max_train_samples:
             break
+    if missing:
+        logging.getLogger(__name__).warning("'%s': left out %d problems without a gold.", data.dataset_name, missing)
     if not rows:
         which = "held-out problem (set test_fraction)" if held_out else "training problem"
         raise ValueError(f"'{data.dataset_name}' has no {which}.")
     return Dataset.from_list(list(rows.values()))
+
+
+def _check(data: DataArguments) -> None:
+    if "{prompt}" not in data.prompt_template:
+        raise ValueError("prompt_template must hold `{prompt}`, the place of the problem.")
+    if not 0 <= data.test_fraction < 1:
+        raise ValueError(f"test_fraction must be in [0, 1), got {data.test_fraction}.")
+    if data.on_missing_gold not in ("error", "drop"):
+        raise ValueError(f"on_missing_gold must be 'error' or 'drop', got '{data.on_missing_gold}'.")
+
+
+def _rows(dataset: Dataset, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The cells of these columns, in batches: sets have millions of rows."""
+    for batch in dataset.select_columns(list(dict.fromkeys(columns))).with_format("arrow").iter(1000):
+        yield from batch.to_pylist()
 
 
 def render(problem: str, data: DataArguments, *, conversational: bool) -> str | list[dict[str, str]]:
@@ -144,17 +180,17 @@ def _load(data: DataArguments) -> Dataset:
         return _reasoning_gym(name.removeprefix(_GYM), data.dataset_kwargs)
     suffix = Path(name).suffix
     try:
-        if suffix in _FORMATS:
+        if suffix in FORMATS:
             if not Path(name).is_file():
                 raise ValueError(f"dataset_name: there is no file '{name}'.")
-            return load_dataset(_FORMATS[suffix], data_files=name, split="train")
+            return load_dataset(FORMATS[suffix], data_files=name, split="train")
         return load_dataset(name, data.dataset_config, split=data.dataset_train_split)
     except ValueError:
         raise
     except Exception as error:
         raise ValueError(
             f"dataset_name: '{name}' could not be loaded ({type(error).__name__}: {str(error)[:200]}). It must be a "
-            f"Hub id, the path of a file ({', '.join(_FORMATS)}), or {_GYM}NAME."
+            f"Hub id, the path of a file ({', '.join(FORMATS)}), or {_GYM}NAME."
         ) from error
 
 
@@ -182,13 +218,27 @@ def _column(dataset: Dataset, data: DataArguments, key: str, candidates: Sequenc
     return found[0]
 
 
-def _gold(solution: Any, data: DataArguments, column: str, index: int) -> str:
-    if solution is None or solution != solution:
+def _problem(value: Any, data: DataArguments, column: str, index: int) -> str:
+    problem = bare_problem(value, strip_instructions=data.strip_instructions)
+    if problem is None:
         raise ValueError(
-            f"Row {index} of '{data.dataset_name}' has no gold: column '{column}' holds {solution}. Remove such rows, "
-            "or set solution_column."
+            f"Row {index} of '{data.dataset_name}': column '{column}' holds {type(value).__name__} "
+            f"{str(value)[:60]!r}, neither the text of a problem nor a conversation of one user's turn. Set "
+            "prompt_column."
         )
-    text = str(solution)
+    return problem
+
+
+def _gold(value: Any, data: DataArguments, column: str, index: int) -> str | None:
+    """The gold as text; None where there is none and such rows are to be dropped."""
+    text = gold_text(value) if data.solution_pattern is None else None if value is None else str(value)
+    if text is None:
+        if data.on_missing_gold == "drop":
+            return None
+        raise ValueError(
+            f"Row {index} of '{data.dataset_name}' has no gold: column '{column}' holds {value}. Remove such rows, "
+            "set on_missing_gold: drop, or set solution_column."
+        )
     if data.solution_pattern is None:
         return text
     try:

@@ -24,7 +24,10 @@ def read_log(run: str | Path) -> list[dict[str, Any]]:
 
 
 def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str = "") -> None:
-    """Reward above, the baseline's error and beta (where there is one) below, over optimizer steps, as a PNG."""
+    """Reward above, the baseline's error and beta (where there is one) below, over optimizer steps, as a PNG.
+
+    Nothing is written if the log has none of them.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -37,6 +40,8 @@ def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str
         ("baseline/beta", "calibrated β", "tab:orange"),
     ]
     shown = [panel for panel in panels if any(row.get(panel[0]) is not None for row in log)]
+    if not shown:  # fewer steps than logging_steps
+        return
     figure, axes = plt.subplots(len(shown), 1, figsize=(7, 2.2 * len(shown)), sharex=True, squeeze=False)
     for axis, (key, label, color) in zip(axes[:, 0], shown, strict=True):
         points = [(row["step"], row[key]) for row in log if row.get(key) is not None]

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 _TOKENS = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+
+_SPACES = re.compile(r"(?<![\d,])\s+|\s+(?![\d,])|\\[,;:! ]|\$|\\left|\\right")
+_DECIMAL = r"(\d{1,3}(?:,\d{3})+|\d+)?(?:\.(\d*))?"
+_NUMBER = re.compile(
+    rf"(?P<sign>[-+]?)(?P<top>{_DECIMAL})(?:/(?P<bottom>{_DECIMAL}))?"
+    r"(?:(?:[eE]|(?:\\times|\\cdot|\*)10\^)(?P<exponent>[-+]?\d{1,3}|\{[-+]?\d{1,3}\}))?"
+)
+_FRACTION = re.compile(r"([-+]?)\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}")
+_LONGEST_NUMBER = 60
 
 
 def last_boxed(text: str) -> str | None:
@@ -26,6 +36,28 @@ def last_boxed(text: str) -> str | None:
         elif symbol.endswith("{") and len(symbol) > 2:
             stack.append(token.end())
     return text[last[0] : last[1]].strip() if last else None
+
+
+def plain_number(answer: str) -> Fraction | None:
+    r"""The exact value of an answer that is one numeral, None if it is anything else.
+
+    Known: ``-1,000``, ``27.0``, ``3/4``, ``\frac{3}{4}``, ``-1./3``, and a power of ten behind it, ``1.5e-3``,
+    ``1.5 \times 10^{-3}``. Numerals of more than 60 characters and exponents of more than 3 digits are not read.
+    """
+    if len(answer) > _LONGEST_NUMBER:
+        return None
+    match = _NUMBER.fullmatch(_FRACTION.sub(r"\1\2/\3", _SPACES.sub("", answer).replace("{,}", ",")))
+    if match is None:
+        return None
+    top, bottom = (_decimal(match[name]) for name in ("top", "bottom"))
+    if top is None or (match["bottom"] is not None and not bottom):
+        return None
+    exponent = int((match["exponent"] or "0").strip("{}"))
+    return (-1 if match["sign"] == "-" else 1) * top / (bottom or 1) * Fraction(10) ** exponent
+
+
+def _decimal(text: str | None) -> Fraction | None:
+    return Fraction(text.replace(",", "")) if text and text != "." else None
 
 
 def completion_text(completion: str | list[dict[str, str]]) -> str:

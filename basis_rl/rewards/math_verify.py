@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from basis_rl.rewards.extract import completion_text, last_boxed
+from basis_rl.rewards.extract import completion_text, last_boxed, plain_number
 from basis_rl.rewards.pool import WorkerPool
 
 _MEMORY_BYTES = 4 << 30
@@ -17,6 +17,8 @@ _REMEMBERED = 200_000
 
 class MathVerifyReward:
     r"""1.0 if the last balanced ``\boxed{...}`` of the completion equals the gold answer, else 0.0.
+
+    Equal is what Math-Verify finds equal, and numerals of the same value (`plain_number`).
 
     A reward function as TRL knows them; it reads the dataset's ``solution`` column. The gold is the content of its own
     last ``\boxed{}`` where it has one, else the whole text, and is given to Math-Verify inside a box (bare LaTeX golds
@@ -69,6 +71,11 @@ class MathVerifyReward:
         rewards, _ = self._grade(golds, list(golds))
         return [i for i, reward in enumerate(rewards) if reward != 1.0 or golds[i].lower() in ("none", "nan", "null")]
 
+    def equivalent(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
+        """Whether the two answers of each pair, contents of boxes, are the same one, by the rules of the grading."""
+        rewards, _ = self._grade([a for a, _ in pairs], [b for _, b in pairs])
+        return [reward == 1.0 for reward in rewards]
+
     def close(self) -> None:
         """End the grading processes; they also end with the object, and with the program."""
         self._pool.close()
@@ -82,7 +89,8 @@ class MathVerifyReward:
         timeouts = set()
         for pair, outcome in zip(new, outcomes, strict=True):
             if outcome.status == "ok":
-                self._verdicts[pair] = outcome.value["verdict"]
+                verdict = outcome.value["verdict"]
+                self._verdicts[pair] = _same_number(*pair) if verdict is False else verdict
             else:  # how long an answer takes depends on the load: not remembered
                 fresh[pair] = False if outcome.status == "timeout" else None
                 if outcome.status == "timeout":
@@ -97,6 +105,12 @@ class MathVerifyReward:
         if len(self._verdicts) > _REMEMBERED:
             self._verdicts.clear()
         return rewards, sum(pair in timeouts for pair in pairs)
+
+
+def _same_number(gold: str, answer: str) -> bool:
+    """Both are numerals of the same value. Math-Verify misses ``870000000`` for ``8.7 \\times 10^8``, and ``1e-3``."""
+    value = plain_number(gold)
+    return value is not None and value == plain_number(answer)
 
 
 def gold_answer(solution: str) -> str:

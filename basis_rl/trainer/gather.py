@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from basis_rl.data.prompts import problem_text, prompt_id
+from basis_rl.data import problem_text, prompt_id
 from basis_rl.types import RolloutBatch
 
 

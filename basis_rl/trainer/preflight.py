@@ -67,11 +67,7 @@ def check_dataset(dataset: Dataset, args: BasisConfig, reward_funcs: Sequence[An
             f"The training dataset has no column 'prompt', only {columns}. Rename yours, or load it with "
             "basis_rl.data.load_prompts."
         )
-    for func in reward_funcs:
-        missing = sorted(_required_columns(func) - set(columns))
-        if missing:
-            name = getattr(func, "__name__", type(func).__name__)
-            raise ValueError(f"The reward function '{name}' reads the columns {missing}; the dataset has {columns}.")
+    _check_reward_columns(dataset, reward_funcs, "dataset")
     if args.difficulty_column is not None:
         _check_difficulty(dataset, args.difficulty_column)
     prompts = args.generation_batch_size // args.num_generations
@@ -82,6 +78,30 @@ def check_dataset(dataset: Dataset, args: BasisConfig, reward_funcs: Sequence[An
             "would end after zero steps. Lower per_device_train_batch_size, gradient_accumulation_steps or "
             "steps_per_generation, or add prompts."
         )
+
+
+def _check_reward_columns(dataset: Dataset, reward_funcs: Sequence[Any], what: str) -> None:
+    for func in reward_funcs:
+        missing = sorted(_required_columns(func) - set(dataset.column_names))
+        if missing:
+            name = getattr(func, "__name__", type(func).__name__)
+            raise ValueError(
+                f"The reward function '{name}' reads the columns {missing}; the {what} has {dataset.column_names}."
+            )
+
+
+def check_eval_data(data: Any, args: BasisConfig, reward_funcs: Sequence[Any]) -> Any:
+    """The evaluation set, or the mapping of several, without the problems whose gold cannot be right (`check_golds`).
+
+    Raises:
+        ValueError: a column that a reward function reads is missing, or golds do not verify.
+    """
+    if isinstance(data, dict):
+        return {name: check_eval_data(each, args, reward_funcs) for name, each in data.items()}
+    if not isinstance(data, Dataset):
+        return data
+    _check_reward_columns(data, reward_funcs, "evaluation set")
+    return check_golds(data, args, reward_funcs)
 
 
 def _check_difficulty(dataset: Dataset, column: str) -> None:

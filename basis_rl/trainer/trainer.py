@@ -19,14 +19,16 @@ from basis_rl.functional.diagnostics import advantage_metrics, mean_by
 from basis_rl.trainer import checkpoint
 from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.energies import EnergyRecorder
+from basis_rl.trainer.evaluating import EvalScores, of_set
 from basis_rl.trainer.faults import FiniteGradients, ServerLost, StopOnSignal, SyncError
-from basis_rl.trainer.gather import gather_batch, local_rows, total_rewards
+from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id, total_rewards
 from basis_rl.trainer.greedy import greedy_rewards
 from basis_rl.trainer.loss import kl_in_reward, kl_loss, no_kl, without_old_log_probs
 from basis_rl.trainer.prefetch import Prefetch
 from basis_rl.trainer.preflight import (
     check_baseline_fits,
     check_dataset,
+    check_eval_data,
     check_golds,
     check_single_turns,
     on_main_process,
@@ -87,6 +89,8 @@ class BasisTrainer(GRPOTrainer):
             check_dataset(train_dataset, args, funcs)
             train_dataset = check_golds(train_dataset, args, funcs)
             check_dataset(train_dataset, args, funcs)
+        if kwargs.get("eval_dataset") is not None:
+            kwargs["eval_dataset"] = check_eval_data(kwargs["eval_dataset"], args, funcs)
 
         if args.async_prefetch:
             check_single_turns(train_dataset, kwargs)
@@ -97,6 +101,7 @@ class BasisTrainer(GRPOTrainer):
         self._last_step: tuple[int, int, Any] = (0, 0, None)
         self._rewards_per_func: Tensor | None = None
         self._scored: list[Tensor] | None = None
+        self._eval_scores, self._eval_name = EvalScores(), ""
         self._energies: EnergyRecorder | None = None
         with _vllm(args) if args.use_vllm else nullcontext():
             super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
@@ -169,7 +174,30 @@ class BasisTrainer(GRPOTrainer):
             if self.use_vllm:
                 self._metrics["train"]["rollout/sync_error"].append(self.vllm_generation.sync_error)
             output["advantages"] = self._advantages(inputs, output)
+        else:
+            assert self._rewards_per_func is not None
+            names = gather_object([row_prompt_id(row) for row in inputs])
+            rewards = total_rewards(self._rewards_per_func, self.reward_weights)
+            self._eval_scores.add(names, rewards, self.num_generations_eval)
         return output
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """As in transformers, with ``avg@k`` of each set (k: ``num_generations_eval``), and each set's metrics apart:
+        ``eval_NAME_reward``."""
+        self._eval_scores, self._eval_name = EvalScores(), metric_key_prefix.removeprefix("eval").removeprefix("_")
+        metrics: dict[str, float] = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        return metrics
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if not self.model.training:
+            metrics = self._metrics["eval"]
+            metrics.update({key: [value] for key, value in self._eval_scores.take(self.num_generations_eval).items()})
+            named = of_set(metrics, self._eval_name)
+            metrics.clear()
+            metrics.update(named)
+        super().log(logs, start_time)
 
     def _advantages(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Tensor:
         """This rank's advantages; the whole batch's go into the logs."""

@@ -26,6 +26,11 @@ def test_plot_is_a_png(tmp_path, keys):
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_run_that_logged_nothing_has_no_plot(tmp_path):
+    plot_training([{"step": 1, "train_runtime": 1.0}], tmp_path / "plot.png")
+    assert not (tmp_path / "plot.png").exists()
+
+
 def test_smoothing_starts_at_the_first_value_and_keeps_a_constant():
     assert smooth([3.0, 3.0, 3.0]) == pytest.approx([3.0, 3.0, 3.0])
     assert smooth([1.0, 0.0], weight=0.5) == pytest.approx([1.0, 1 / 3])

@@ -1,10 +1,11 @@
 r"""Finding the last balanced \boxed{}."""
 
 import time
+from fractions import Fraction
 
 import pytest
 
-from basis_rl.rewards.extract import completion_text, last_boxed
+from basis_rl.rewards.extract import completion_text, last_boxed, plain_number
 
 
 @pytest.mark.parametrize(
@@ -50,3 +51,36 @@ def test_completion_text():
     assert completion_text(talk) == "3"
     assert completion_text([{"role": "assistant", "content": None}]) == ""
     assert completion_text([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"),
+    [
+        ("7", 7),
+        ("-1,000", -1000),
+        ("1{,}000", 1000),
+        ("27.0", 27),
+        (" $.5$ ", Fraction(1, 2)),
+        ("3/4", Fraction(3, 4)),
+        (r"-\dfrac{3}{4}", Fraction(-3, 4)),
+        ("-1./3", Fraction(-1, 3)),
+        (r"8.7 \times 10^{8}", 870_000_000),
+        (r"8.7\cdot10^8", 870_000_000),
+        ("1e-3", Fraction(1, 1000)),
+        ("1 , 000", None),
+        ("3 1/2", None),
+        ("1,00", None),
+        ("1,2", None),
+        ("(1)", None),
+        ("3x", None),
+        ("1/0", None),
+        (".", None),
+        ("", None),
+        ("1e9999", None),
+        ("9" * 100, None),
+        (r"\frac{1}{x}", None),
+        ("--1", None),
+    ],
+)
+def test_numerals_have_their_exact_value(answer, value):
+    assert plain_number(answer) == value

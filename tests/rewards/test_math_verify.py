@@ -52,6 +52,10 @@ def grade(reward, answer, gold):
         (r"\boxed{(1,2)}", "(1,2)", 1.0),
         (r"\boxed{(2,1)}", "(1,2)", 0.0),
         (r"\boxed{\text{east}}", r"\text{east}", 1.0),
+        (r"\boxed{870000000}", r"8.7 \times 10^{8}", 1.0),
+        (r"\boxed{4.5 \times 10^{33}}", "4.5e33", 1.0),
+        (r"\boxed{-\frac{1}{3}}", "-1./3", 1.0),
+        (r"\boxed{4.6 \times 10^{33}}", "4.5e33", 0.0),
         ("", "7", 0.0),
         (r"\boxed{}", "7", 0.0),
     ],
@@ -81,6 +85,11 @@ def test_hostile_answers_are_wrong_and_do_not_hang_or_spoil_others(reward):
     assert rewards[1::2] == [1.0] * len(answers)
     assert all(r in (0.0, None) for r in rewards[0::2])
     assert metrics["reward/timeout"] > 0
+
+
+def test_equivalence_of_two_answers(reward):
+    pairs = [("0.5", r"\frac{1}{2}"), ("x^2-1", "(x-1)(x+1)"), ("3", "4"), ("", "")]
+    assert reward.equivalent(pairs) == [True, True, False, False]
 
 
 def test_works_off_the_main_thread(reward):

@@ -1,0 +1,74 @@
+"""``basis-rl eval MODEL --benchmarks NAME,NAME``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from transformers import HfArgumentParser
+
+from basis_rl.baselines.registry import did_you_mean
+from basis_rl.cli.main import LOST, STOPPED, fail, report
+from basis_rl.evaluation.arguments import EvalArguments
+from basis_rl.evaluation.benchmarks import BENCHMARKS
+from basis_rl.evaluation.plan import Plan
+from basis_rl.recipe import load_parts
+from basis_rl.rewards import MathVerifyReward
+from basis_rl.rollout import ServersLost
+from basis_rl.rollout.server import ServerError
+
+
+class _Parser(HfArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def parser() -> HfArgumentParser:
+    """The options, `EvalArguments`; dashes and underscores are the same."""
+    types: Any = EvalArguments  # a dataclass, which HfArgumentParser's annotation does not admit
+    return _Parser(
+        types,
+        prog="basis-rl eval MODEL",
+        allow_abbrev=False,
+        description="Sample a model on benchmarks, grade with Math-Verify, keep every answer, and report avg@k, pass@k "
+        "and maj@k with bootstrap intervals over problems. The same command again goes on where it ended.",
+        epilog=f"Benchmarks: {', '.join(BENCHMARKS)}; the path of a file (.json, .jsonl, .parquet, .csv); NAME=SOURCE, "
+        "such as math500=data/math500.jsonl, where SOURCE may also be a Hub id or reasoning_gym:NAME.",
+    )
+
+
+def _parse(words: list[str]) -> Any:
+    keys = parser()
+    flags = {flag for action in keys._actions for flag in action.option_strings}
+    for word in words:
+        flag = word.split("=")[0]
+        if flag.startswith("--") and flag not in flags:
+            raise ValueError(f"Unknown option '{flag}'.{did_you_mean(flag, flags)}")
+    return keys.parse_args_into_dataclasses(words, look_for_args_file=False)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Evaluate; returns the exit code."""
+    words = list(argv)
+    if words and not words[0].startswith("-"):
+        words.insert(0, "--model")
+    reward = None
+    try:
+        (options,) = _parse(words)
+        config, tokenizer = load_parts(options.model, options.revision, options.trust_remote_code)
+        reward = MathVerifyReward(num_workers=options.num_workers)
+        plan = Plan(options, config, tokenizer, reward)
+    except (ValueError, OSError) as error:
+        return report(error)
+    kept = f"The answers so far are in {options.folder}; the same command goes on."
+    try:
+        print(f"\n{plan.run()}\n\nAnswers and results are in {options.folder}.", flush=True)
+        return 0
+    except (ServerError, ServersLost) as error:
+        return fail(f"{error} {kept}", LOST)
+    except KeyboardInterrupt:
+        return fail(f"Interrupted. {kept}", STOPPED)
+    except (ValueError, OSError) as error:
+        return report(error)
+    finally:
+        reward.close()

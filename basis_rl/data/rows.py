@@ -1,0 +1,74 @@
+"""One row of a data set in: the bare problem and its gold, whatever form the set has them in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# Instructions that sets carry in the problem itself. They would double the prompt template, and change the prompt's id.
+_BEFORE = (
+    re.compile(
+        r"\s*Solve the following math problem step by step\. The last line of your response should be of the form "
+        r"Answer: \\?\$Answer \(without quotes\) where \\?\$Answer is the answer to the problem\.\s*"
+    ),
+)
+_AFTER = (
+    re.compile(r'\s*Remember to put your answer on its own line after "?Answer:"?\.?\s*$'),
+    re.compile(r"\s*Please reason step by step,? and put your final answer within \\boxed\{\}\.?\s*$"),
+    re.compile(
+        r"\s*Let'?s think step by step and output the final answer (within \\boxed\{\}|after \"?####\"?)\.?\s*$"
+    ),
+)
+_GSM8K = re.compile(r"(?:^|\n)####[ \t]*(\S[^\n]*)\Z")
+
+
+def problem_text(prompt: str | Sequence[Mapping[str, Any]]) -> str:
+    """What is asked: the prompt itself, or what the user says in a conversation (text parts only)."""
+    if isinstance(prompt, str):
+        return prompt.strip()
+    said: list[str] = []
+    for message in prompt:
+        if message["role"] == "user":
+            content = message["content"]
+            said += [content] if isinstance(content, str) else [part.get("text") or "" for part in content]
+    return "\n".join(said).strip()
+
+
+def bare_problem(value: Any, *, strip_instructions: bool = True) -> str | None:
+    """The problem in a cell that holds text or a conversation with one user's turn; None if it holds neither.
+
+    A system message is left out (`system_prompt` is the place for one), and with `strip_instructions` so are the
+    instructions on the form of the answer that DAPO, verl and others put around the problem.
+    """
+    if not isinstance(value, str):
+        if not isinstance(value, list) or not all(isinstance(m, Mapping) and "role" in m for m in value):
+            return None
+        if sorted(m["role"] for m in value if m["role"] != "system") != ["user"]:
+            return None
+    text = problem_text(value)
+    if strip_instructions:
+        for pattern in _BEFORE:
+            match = pattern.match(text)
+            text = text[match.end() :] if match else text
+        for pattern in _AFTER:
+            text = pattern.sub("", text)
+    return text.strip() or None
+
+
+def gold_text(value: Any) -> str | None:
+    r"""The gold in a cell, as text; None if there is none.
+
+    The answers of a list are joined by commas (all of them are asked for), ``27.0`` is ``27``, and of a worked solution
+    whose last line is GSM8K's ``#### 72`` only what follows the mark is taken.
+    """
+    if isinstance(value, list):
+        answers = [gold_text(item) for item in value]
+        return None if not answers or None in answers else ", ".join(a for a in answers if a is not None)
+    if value is None or value != value:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    text = str(value)
+    marked = _GSM8K.search(text.rstrip())
+    return marked.group(1) if marked else text

@@ -1,0 +1,162 @@
+"""The benchmarks of mathematics: where each is, and how models are asked on it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+
+from basis_rl.baselines.registry import did_you_mean
+from basis_rl.data import DataArguments, load_prompts
+from basis_rl.data.prompts import FORMATS
+from basis_rl.rewards import MathVerifyReward, gold_answer
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One benchmark.
+
+    Args:
+        data: where the problems are (fields of `DataArguments`; columns that are not named are found).
+        num_samples: answers a problem; their mean is avg@n.
+        temperature: 0 is greedy.
+        top_p: of the sampling.
+        level_column: the column by whose values results are broken down.
+        gold: replacements (pattern, by what) on the gold answer, whose notation Math-Verify does not read.
+    """
+
+    data: Mapping[str, Any]
+    num_samples: int = 1
+    temperature: float = 0.0
+    top_p: float = 1.0
+    level_column: str | None = None
+    gold: Sequence[tuple[str, str]] = field(default=())
+
+
+# Small sets: the mean of many samples. These settings are the ones most models publish their figures with.
+_SAMPLED: Mapping[str, Any] = {"num_samples": 32, "temperature": 0.6, "top_p": 0.95}
+SAMPLED_TEMPERATURE, SAMPLED_TOP_P = _SAMPLED["temperature"], _SAMPLED["top_p"]
+_LEVELS = ("level", "difficulty", "subfield")
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "aime24": Benchmark({"dataset_name": "HuggingFaceH4/aime_2024"}, **_SAMPLED),
+    "aime25": Benchmark({"dataset_name": "math-ai/aime25", "dataset_train_split": "test"}, **_SAMPLED),
+    "amc23": Benchmark({"dataset_name": "math-ai/amc23", "dataset_train_split": "test"}, **_SAMPLED),
+    "hmmt25": Benchmark({"dataset_name": "MathArena/hmmt_feb_2025"}, **_SAMPLED),
+    "math500": Benchmark(
+        {"dataset_name": "HuggingFaceH4/MATH-500", "dataset_train_split": "test"}, level_column="level"
+    ),
+    "minerva": Benchmark(
+        {"dataset_name": "math-ai/minervamath", "dataset_train_split": "test"},
+        gold=(
+            (r"^([-+]?\d+(?:\.\d+)?)e([-+]?\d+)$", r"\1 \\times 10^{\2}"),
+            (r"(\d)\./(\d)", r"\1/\2"),
+            (r"\bnp\.", r"\\"),
+        ),
+    ),
+    "olympiadbench": Benchmark(
+        {
+            "dataset_name": "Hothan/OlympiadBench",
+            "dataset_config": "OE_TO_maths_en_COMP",
+            "context_column": "context",
+            "solution_column": "final_answer",
+        },
+        level_column="subfield",
+    ),
+    "gsm8k": Benchmark({"dataset_name": "openai/gsm8k", "dataset_config": "main", "dataset_train_split": "test"}),
+}
+
+
+@dataclass(frozen=True)
+class Problems:
+    """A loaded benchmark: columns ``prompt``, ``solution`` (the bare gold), ``prompt_id``, ``level`` (text or None)."""
+
+    name: str
+    benchmark: Benchmark
+    dataset: Dataset
+
+
+def find_benchmark(item: str) -> tuple[str, Benchmark]:
+    """Name and benchmark of ``NAME``, ``NAME=SOURCE`` (its problems from elsewhere), or the path of a file.
+
+    SOURCE is what ``dataset_name`` may be: a file, a Hub id, ``reasoning_gym:NAME``. A NAME that is not registered
+    is a benchmark of one's own, asked greedily.
+
+    Raises:
+        ValueError: no such benchmark.
+    """
+    name, equals, source = item.partition("=")
+    if not equals and Path(item).suffix in FORMATS:
+        name, source = Path(item).stem, item
+    if not source:
+        if name not in BENCHMARKS:
+            raise ValueError(
+                f"Unknown benchmark '{item}'.{did_you_mean(item, BENCHMARKS)} Known: {', '.join(BENCHMARKS)}; or the "
+                "path of a file (.json, .jsonl, .parquet, .csv), or NAME=SOURCE."
+            )
+        return name, BENCHMARKS[name]
+    known = BENCHMARKS.get(name, Benchmark({}))
+    data = {k: v for k, v in known.data.items() if k not in ("dataset_config", "dataset_train_split")}
+    return name, replace(known, data={**data, "dataset_name": source})
+
+
+def load_benchmark(item: str, data: DataArguments, *, conversational: bool, limit: int | None = None) -> Problems:
+    """The problems of a benchmark (`find_benchmark`), put to the model as `data` says: template, system prompt.
+
+    Raises:
+        ValueError: no such benchmark, or one that cannot be loaded.
+    """
+    name, benchmark = find_benchmark(item)
+    asked = DataArguments(
+        prompt_template=data.prompt_template,
+        system_prompt=data.system_prompt,
+        on_missing_gold=data.on_missing_gold,
+        max_train_samples=limit,
+    )
+    level = benchmark.level_column
+    loaded = load_prompts(
+        replace(asked, **benchmark.data),
+        conversational=conversational,
+        optional_columns=(level,) if level else _LEVELS,
+    )
+    if level is None:
+        level = next((column for column in _LEVELS if column in loaded.column_names), None)
+    return Problems(name, benchmark, Dataset.from_list([_row(row, benchmark, level) for row in loaded]))
+
+
+def _row(row: dict[str, Any], benchmark: Benchmark, level: str | None) -> dict[str, Any]:
+    gold = gold_answer(row["solution"])
+    for pattern, by in benchmark.gold:
+        gold = re.sub(pattern, by, gold)
+    value = row.get(level) if level else None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return {
+        "prompt": row["prompt"],
+        "solution": gold,
+        "prompt_id": row["prompt_id"],
+        "level": None if value is None else str(value),
+    }
+
+
+def checked(problems: Problems, reward: MathVerifyReward, on_invalid_gold: str) -> Problems:
+    """The problems whose gold verifies against itself; nothing could be right on the others.
+
+    Raises:
+        ValueError: there are others, and `on_invalid_gold` is not 'drop'.
+    """
+    dataset = problems.dataset
+    bad = reward.check_golds(list(dataset["solution"]))
+    if not bad:
+        return problems
+    if on_invalid_gold != "drop":
+        shown = "; ".join(f"problem {i}: {dataset[i]['solution'][:80]!r}" for i in bad[:5])
+        raise ValueError(
+            f"{problems.name}: {len(bad)} of {len(dataset)} golds do not verify against themselves ({shown}). Mend "
+            "them, or set --on_invalid_gold drop."
+        )
+    return replace(problems, dataset=dataset.select(sorted(set(range(len(dataset))) - set(bad))))

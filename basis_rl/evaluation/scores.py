@@ -1,0 +1,143 @@
+"""From graded answers to what is reported of a benchmark, and to what is said of two models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from basis_rl.evaluation.answers import Answer, counts
+from basis_rl.evaluation.votes import count_votes
+from basis_rl.functional.passk import Paired, bootstrap_interval, compare_paired, majority_at_k, pass_at_k
+
+Answers = Mapping[str, Sequence[Answer]]
+_LEVEL = 0.95
+
+
+def score(answers: Answers, equivalent: Callable[[list[tuple[str, str]]], list[bool]]) -> dict[str, Any]:
+    """Everything that is reported of the answers to one benchmark, n samples a problem.
+
+    ``avg@n`` is the mean reward; ``pass@k`` and ``maj@k`` are there for k = 1 (pass only), 2, 4, ... up to n. Each is
+    ``{"value", "low", "high"}`` with a 95 % bootstrap interval over problems. ``truncated``, ``no_answer`` and
+    ``unscored`` are shares of the answers; ``levels`` has ``avg@n`` of each level of difficulty.
+
+    Args:
+        answers: by problem, the same number of each.
+        equivalent: see `count_votes`.
+    """
+    n, right = counts(answers)
+    samples = int(n[0])
+    assert bool((n == samples).all()), "problems have different numbers of samples"
+    rows = [row for group in answers.values() for row in group]
+    average = f"avg@{samples}"
+    result: dict[str, Any] = {
+        "num_problems": len(answers),
+        "num_samples": samples,
+        average: _with_interval(right / n),
+        "pass@k": {str(k): _with_interval(pass_at_k(samples, right, k)) for k in _powers(samples)},
+        "truncated": _share(row.truncated for row in rows),
+        "no_answer": _share(row.answer is None for row in rows),
+        "unscored": _share(row.reward is None for row in rows),
+        "mean_tokens": sum(row.tokens for row in rows) / len(rows),
+    }
+    if samples > 1:
+        votes = count_votes([[row.answer for row in group] for group in answers.values()], equivalent)
+        correct = torch.tensor([[row.reward == 1.0 for row in group] for group in answers.values()])
+        ks = [k for k in _powers(samples) if k > 1]
+        result["maj@k"] = {str(k): _with_interval(majority_at_k(votes, correct, k)) for k in ks}
+    levels = [group[0].level for group in answers.values()]
+    if any(level is not None for level in levels):
+        result["levels"] = {
+            str(level): {
+                "num_problems": sum(other == level for other in levels),
+                average: _with_interval((right / n)[[i for i, other in enumerate(levels) if other == level]]),
+            }
+            for level in sorted(set(levels), key=str)
+        }
+    return result
+
+
+def compare(before: Answers, after: Answers) -> Paired:
+    """Compare two models on the problems of one benchmark (`compare_paired`): after - before.
+
+    Raises:
+        ValueError: they have not answered the same problems.
+    """
+    if set(before) != set(after):
+        raise ValueError(
+            f"the problems are not the same: {len(before)} and {len(after)}, {len(set(before) & set(after))} of them "
+            "common"
+        )
+    (n_a, a), (n_b, b) = counts(before), counts({i: after[i] for i in before})
+    return compare_paired(a, b, (int(n_a[0]), int(n_b[0])), level=_LEVEL)
+
+
+def table(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """The results of several benchmarks as Markdown: percent, with the interval and what they were drawn with."""
+    lines = [
+        "| benchmark | problems | score | 95 % interval | pass@k | maj@k | truncated | no answer | tokens | sampling |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, result in results.items():
+        n, drawn = result["num_samples"], result["settings"]
+        average = result[f"avg@{n}"]
+        greedy = drawn["temperature"] == 0
+        sampling = "greedy" if greedy else f"T {drawn['temperature']:g}, top-p {drawn['top_p']:g}"
+        lines.append(
+            f"| {name} | {result['num_problems']} | avg@{n} {_percent(average['value'])} | {_interval(average)} "
+            f"| {_largest(result['pass@k']) if n > 1 else '-'} | {_largest(result.get('maj@k', {}))} "
+            f"| {_percent(result['truncated'])} | {_percent(result['no_answer'])} | {result['mean_tokens']:.0f} "
+            f"| {sampling}, at most {drawn['max_new_tokens']} tokens |"
+        )
+    for name, result in results.items():
+        if "levels" in result:
+            average = f"avg@{result['num_samples']}"
+            parts = [
+                f"{level}: {_percent(r[average]['value'])} of {r['num_problems']}"
+                for level, r in result["levels"].items()
+            ]
+            lines += ["", f"{name} by level: {', '.join(parts)}."]
+    return "\n".join(lines)
+
+
+def comparison_table(compared: Mapping[str, Paired], before: str, after: str) -> str:
+    """Paired comparisons as Markdown, in percentage points."""
+    lines = [f"| {after} - {before} | problems | difference | 95 % interval | p |", "|---|---|---|---|---|"]
+    for name, paired in compared.items():
+        lines.append(
+            f"| {name} | {paired.num_problems} | {100 * paired.difference:+.1f} "
+            f"| {100 * paired.low:+.1f} to {100 * paired.high:+.1f} | {paired.p_value:.2g} |"
+        )
+    return "\n".join(lines)
+
+
+def _powers(n: int) -> list[int]:
+    powers = [1 << i for i in range(n.bit_length())]
+    return powers if powers[-1] == n else [*powers, n]
+
+
+def _with_interval(values: Tensor) -> dict[str, float]:
+    low, high = bootstrap_interval(values, level=_LEVEL)
+    return {"value": float(values.double().mean()), "low": low, "high": high}
+
+
+def _share(flags: Any) -> float:
+    values = list(flags)
+    return sum(values) / len(values)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _interval(result: Mapping[str, float]) -> str:
+    return f"{_percent(result['low'])} to {_percent(result['high'])}"
+
+
+def _largest(results: Mapping[str, Mapping[str, float]]) -> str:
+    if not results:
+        return "-"
+    k = max(results, key=int)
+    return f"@{k} {_percent(results[k]['value'])}"

@@ -1,0 +1,38 @@
+"""Evaluation during training: avg@k of each set, every problem counted once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+
+class EvalScores:
+    """Rewards of one evaluation, by problem.
+
+    TRL's ``eval_reward`` is the mean of the means of the batches, of which the last may be smaller and, on several
+    ranks, filled up with problems from the start. Here each problem has its first `num_samples` rewards, and no others.
+    """
+
+    def __init__(self) -> None:
+        self.rewards: dict[str, list[float]] = {}
+
+    def add(self, prompt_ids: Sequence[str], rewards: Tensor, num_samples: int) -> None:
+        """Take in a batch of all ranks: ``(N,)`` names and rewards; NaN (not scored) counts 0, as a wrong answer."""
+        for name, reward in zip(prompt_ids, rewards.tolist(), strict=True):
+            of_problem = self.rewards.setdefault(name, [])
+            if len(of_problem) < num_samples:
+                of_problem.append(0.0 if math.isnan(reward) else reward)
+
+    def take(self, num_samples: int) -> dict[str, float]:
+        """``{"avg@k": mean over problems}``, empty where nothing was added; and start anew."""
+        means = [sum(rewards) / len(rewards) for rewards in self.rewards.values()]
+        self.rewards = {}
+        return {f"avg@{num_samples}": sum(means) / len(means)} if means else {}
+
+
+def of_set(metrics: dict[str, Any], name: str) -> dict[str, Any]:
+    """The metrics of one of several evaluation sets under its name; TRL logs those of all under the same."""
+    return {f"{name}_{key}": value for key, value in metrics.items()} if name else dict(metrics)

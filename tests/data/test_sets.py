@@ -1,0 +1,179 @@
+"""The sets of mathematics as they are: the real files beside the project, and rows shaped like those on the Hub."""
+
+import json
+
+import pytest
+from datasets import Dataset
+
+from basis_rl.data import DataArguments, load_prompts, prompt_id
+from basis_rl.data.rows import bare_problem, gold_text
+
+BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
+DAPO = (
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+    "$Answer (without quotes) where $Answer is the answer to the problem.\n\n{}\n\n"
+    'Remember to put your answer on its own line after "Answer:".'
+)
+
+
+def raw(path):
+    text = path.read_text()
+    return json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines()]
+
+
+def load(name, conversational=True, **settings):
+    return load_prompts(DataArguments(dataset_name=str(name), **settings), conversational=conversational)
+
+
+# The file, settings that it needs, its column of problems, and the gold of a row by a rule of the test's own.
+FILES = {
+    "gsm8k_train.jsonl": ({}, "question", lambda row: row["answer"].split("####")[1].strip()),
+    "gsm8k_test.jsonl": ({}, "question", lambda row: row["answer"].split("####")[1].strip()),
+    "math_train.json": ({"on_missing_gold": "drop"}, "problem", lambda row: row["answer"]),
+    "math500.jsonl": ({}, "problem", lambda row: row["answer"]),
+    "aime24.jsonl": ({}, "problem", lambda row: row["answer"]),
+    "aime25.jsonl": ({}, "prompt", lambda row: str(row["answer"])),
+    "amc23.jsonl": ({}, "problem", lambda row: f"{row['answer']:.0f}"),
+    "minerva_math.jsonl": ({}, "problem", lambda row: row["solution"]),
+    "olympiadbench.jsonl": ({}, "question", lambda row: ", ".join(row["final_answer"])),
+}
+
+
+def test_every_file_is_covered(shared_data):
+    assert {path.name for path in shared_data.iterdir()} == set(FILES)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_real_files_load_as_they_are(file, shared_data):
+    settings, column, gold = FILES[file]
+    rows = [row for row in raw(shared_data / file) if gold(row) is not None]
+    dataset = load(shared_data / file, **settings)
+    first = {}
+    for row in rows:
+        first.setdefault(row[column].removesuffix(BOXED).strip(), gold(row))
+    assert len(dataset) == len(first)
+    for row, (problem, answer) in zip(dataset, first.items(), strict=True):
+        assert row["prompt"] == [{"role": "user", "content": f"{problem}\n\n{BOXED}"}]
+        assert row["solution"] == answer
+        assert row["prompt_id"] == prompt_id(problem)
+
+
+def test_rows_without_a_gold_are_an_error_unless_they_are_dropped(shared_data):
+    path = shared_data / "math_train.json"
+    missing = sum(row["answer"] is None for row in raw(path))
+    assert missing > 0
+    with pytest.raises(ValueError, match=r"has no gold: column 'answer' holds None.*on_missing_gold: drop"):
+        load(path)
+
+
+def hub(monkeypatch, rows, **settings):
+    """What `load_prompts` makes of a Hub set with these rows, as a list; the id and split that it asked for."""
+    asked = []
+
+    def load_dataset(*args, **kwargs):
+        asked.append((args, kwargs))
+        return Dataset.from_list(rows)
+
+    monkeypatch.setattr("basis_rl.data.prompts.load_dataset", load_dataset)
+    dataset = load("owner/set", conversational=False, prompt_template="{prompt}", **settings)
+    assert asked == [(("owner/set", settings.get("dataset_config")), {"split": "train"})]
+    return [(row["prompt"], row["solution"]) for row in dataset]
+
+
+SHAPES = {
+    "HuggingFaceH4/aime_2024": {"id": 1, "problem": "P", "solution": "long", "answer": "33", "url": "u"},
+    "Maxwell-Jia/AIME_2024": {"ID": "2024-I-1", "Problem": "P", "Solution": "long", "Answer": 33},
+    "math-ai/aime25": {"problem": "P", "answer": "33", "id": "0"},
+    "math-ai/amc23": {"id": 0, "question": "P", "answer": 33.0, "url": "u"},
+    "HuggingFaceH4/MATH-500": {"problem": "P", "solution": "long", "answer": "33", "subject": "A", "level": 2},
+    "math-ai/minervamath": {"question": "P", "answer": "33"},
+    "Hothan/OlympiadBench": {"question": "P", "context": None, "solution": ["long"], "final_answer": ["33"]},
+    "MathArena/hmmt_feb_2025": {"problem_idx": 1, "problem": "P", "answer": "33", "problem_type": ["Algebra"]},
+    "BytedTsinghua-SIA/DAPO-Math-17k": {
+        "data_source": "math_dapo",
+        "prompt": [{"role": "user", "content": DAPO.format("P")}],
+        "ability": "MATH",
+        "reward_model": {"ground_truth": "33", "style": "rule"},
+        "extra_info": {"index": "i"},
+    },
+    "open-r1/DAPO-Math-17k-Processed": {
+        "prompt": "P",
+        "solution": "33",
+        "source_prompt": [{"role": "user", "content": DAPO.format("P")}],
+        "reward_model": {"ground_truth": "33", "style": "rule"},
+    },
+    "open-r1/OpenR1-Math-220k": {"problem": "P", "solution": "long", "answer": "33", "generations": ["g"]},
+    "openai/gsm8k": {"question": "P", "answer": "first 3 * 11 = <<3*11=33>>33\n#### 33"},
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_hub_schemas_are_read_as_documented(name, monkeypatch):
+    assert hub(monkeypatch, [SHAPES[name]]) == [("P", "33")]
+
+
+def test_a_hundred_copies_of_a_prompt_are_one(monkeypatch):
+    rows = [
+        {
+            **SHAPES["BytedTsinghua-SIA/DAPO-Math-17k"],
+            "prompt": [{"role": "user", "content": DAPO.format(f"P{i % 17}")}],
+        }
+        for i in range(1700)
+    ]
+    assert hub(monkeypatch, rows) == [(f"P{i}", "33") for i in range(17)]
+
+
+def test_the_id_is_the_same_whichever_template_a_set_carries():
+    plain = "Find $x$ if $x + 1 = 2$."
+    carried = [
+        f"{plain}\n{BOXED}",
+        DAPO.format(plain),
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": DAPO.format(plain)}],
+        [{"role": "user", "content": [{"type": "text", "text": plain}]}],
+        f"{plain} Let's think step by step and output the final answer within \\boxed{{}}.",
+    ]
+    assert {prompt_id(bare_problem(value)) for value in carried} == {prompt_id(plain)}
+    assert bare_problem(carried[0], strip_instructions=False) == carried[0]
+
+
+def test_words_of_an_instruction_inside_a_problem_stay():
+    problem = f"Somebody says: '{BOXED}' How many words is that?"
+    assert bare_problem(problem) == problem
+
+
+@pytest.mark.parametrize("value", [None, 3, "", [], ["a"], [{"role": "user", "content": "a"}] * 2])
+def test_what_is_no_problem_is_none(value):
+    assert bare_problem(value) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (["2", "3"], "2, 3"),
+        ([27.0], "27"),
+        (0.5, "0.5"),
+        (7, "7"),
+        ("a\n#### 1,000\n", "1,000"),
+        ("#### 5", "5"),
+        ("#### Step 1\nIt is \\boxed{4}", "#### Step 1\nIt is \\boxed{4}"),
+        (None, None),
+        ([], None),
+        (["1", None], None),
+        (float("nan"), None),
+    ],
+)
+def test_golds_become_text(value, text):
+    assert gold_text(value) == text
+
+
+def test_a_context_goes_before_the_problem(tmp_path):
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([{"q": "a?", "c": "Let it be.", "answer": 1}, {"q": "b?", "c": None, "answer": 2}]))
+    dataset = load(path, prompt_column="q", context_column="c", prompt_template="{prompt}", conversational=False)
+    assert dataset["prompt"] == ["Let it be.\n\na?", "b?"]
+
+
+def test_parquet_is_read(tmp_path):
+    path = str(tmp_path / "rows.parquet")
+    Dataset.from_list([{"question": "a?", "answer": 1.0}]).to_parquet(path)
+    assert load(path)["solution"] == ["1"]

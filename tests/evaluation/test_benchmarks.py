@@ -1,0 +1,159 @@
+"""The benchmarks on real rows: found, loaded, and every gold right against itself and as a model would write it."""
+
+import json
+
+import pytest
+from datasets import Dataset
+
+from basis_rl.data import DataArguments
+from basis_rl.evaluation.benchmarks import BENCHMARKS, Problems, checked, find_benchmark, load_benchmark
+from basis_rl.rewards import MathVerifyReward
+
+# Benchmark, file, problems, and how many there are of a level.
+FILES = {
+    "aime24": ("aime24.jsonl", 30, {}),
+    "aime25": ("aime25.jsonl", 30, {}),
+    "amc23": ("amc23.jsonl", 40, {}),
+    "math500": ("math500.jsonl", 500, {"5": 134}),
+    "minerva": ("minerva_math.jsonl", 272, {}),
+    "olympiadbench": ("olympiadbench.jsonl", 675, {"Geometry": 129}),
+    "gsm8k": ("gsm8k_test.jsonl", 1319, {}),
+}
+TRAINING = ("gsm8k_train.jsonl", "math_train.json")
+
+
+@pytest.fixture(scope="module")
+def reward():
+    reward = MathVerifyReward()
+    yield reward
+    reward.close()
+
+
+def load(item, conversational=True, limit=None, **settings):
+    return load_benchmark(item, DataArguments(**settings), conversational=conversational, limit=limit)
+
+
+def right(reward, golds, answers):
+    return reward(prompts=[], completions=[rf"So \boxed{{{a}}}" for a in answers], solution=golds)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_all_golds_of_the_benchmarks_verify(name, reward, shared_data):
+    file, size, levels = FILES[name]
+    problems = load(f"{name}={shared_data / file}")
+    golds = problems.dataset["solution"]
+    assert len(set(problems.dataset["prompt_id"])) == len(golds) == size
+    assert checked(problems, reward, "error") is problems
+    assert right(reward, list(golds), list(golds)) == [1.0] * size
+    for level, count in levels.items():
+        assert list(problems.dataset["level"]).count(level) == count
+    # The same file under a name of its own: the golds need no registered benchmark.
+    own = load(str(shared_data / file)).dataset
+    assert own["prompt_id"] == problems.dataset["prompt_id"]
+    assert right(reward, list(own["solution"]), list(golds)).count(1.0) >= size - (name == "minerva")
+
+
+@pytest.mark.parametrize("file", TRAINING)
+def test_golds_of_the_training_sets_verify_but_for_those_that_are_empty(file, reward, shared_data):
+    problems = load(str(shared_data / file), on_missing_gold="drop")
+    golds = list(problems.dataset["solution"])
+    bad = reward.check_golds(golds)
+    # Two rows of math_train.json have the empty text for an answer (two more have null, which are left out above).
+    assert [golds[i] for i in bad] == (["", ""] if file == "math_train.json" else [])
+    if bad:
+        with pytest.raises(ValueError, match=r"math_train: 2 of \d+ golds do not verify .*on_invalid_gold drop"):
+            checked(problems, reward, "error")
+        assert len(checked(problems, reward, "drop").dataset) == len(golds) - 2
+
+
+def test_minervas_notation_is_readable_to_the_grader(reward, shared_data):
+    problems = load(f"minerva={shared_data / 'minerva_math.jsonl'}")
+    golds = list(problems.dataset["solution"])
+    powers = [gold for gold in golds if r"\times 10^{" in gold]
+    assert len(powers) > 50
+    mantissas = [gold.replace(r"\times 10^{", r"\cdot 10^{") for gold in powers]
+    with_units = [rf"{gold} \text{{ m/s}}" for gold in powers]
+    assert right(reward, powers, mantissas) == right(reward, powers, with_units) == [1.0] * len(powers)
+    assert not any("np." in gold or "./" in gold for gold in golds)
+    assert right(reward, [g for g in golds if "arcsin(10/13)" in g], [r"\arcsin\frac{10}{13}"]) == [1.0]
+
+
+def test_answers_of_olympiadbench_may_come_in_any_order_but_all_of_them(reward, shared_data):
+    rows = [json.loads(line) for line in (shared_data / "olympiadbench.jsonl").read_text().splitlines()]
+    golds = dict(
+        zip(
+            *[
+                load(f"olympiadbench={shared_data / 'olympiadbench.jsonl'}").dataset[c]
+                for c in ("prompt_id", "solution")
+            ],
+            strict=True,
+        )
+    )
+    several = [g for g, row in zip(golds.values(), rows, strict=True) if row["is_multiple_answer"] and "(" not in g]
+    lists = [[part.strip() for part in g.replace("$", "").split(",")] for g in several]
+    plain = [(g, parts) for g, parts in zip(several, lists, strict=True) if all(p.lstrip("-").isdigit() for p in parts)]
+    plain = [(g, parts) for g, parts in plain if g.count("$") % 2 == 0 and len(set(parts)) > 1]
+    assert len(plain) > 30
+    assert right(reward, [g for g, _ in plain], [", ".join(parts[::-1]) for _, parts in plain]) == [1.0] * len(plain)
+    assert right(reward, [g for g, _ in plain], [", ".join(set(p) - {p[0]}) for _, p in plain]) == [0.0] * len(plain)
+
+
+def test_the_registry_asks_the_hub_for_what_is_documented(monkeypatch):
+    documented = {
+        "aime24": (("HuggingFaceH4/aime_2024", None), "train"),
+        "aime25": (("math-ai/aime25", None), "test"),
+        "amc23": (("math-ai/amc23", None), "test"),
+        "hmmt25": (("MathArena/hmmt_feb_2025", None), "train"),
+        "math500": (("HuggingFaceH4/MATH-500", None), "test"),
+        "minerva": (("math-ai/minervamath", None), "test"),
+        "olympiadbench": (("Hothan/OlympiadBench", "OE_TO_maths_en_COMP"), "train"),
+        "gsm8k": (("openai/gsm8k", "main"), "test"),
+    }
+    row = {"question": "P", "context": "C", "answer": "33", "final_answer": ["3", "4"], "level": 2, "subfield": "A"}
+    asked = {}
+
+    def load_dataset(*args, split):
+        asked[name] = (args, split)
+        return Dataset.from_list([row])
+
+    monkeypatch.setattr("basis_rl.data.prompts.load_dataset", load_dataset)
+    loaded = {}
+    for name in BENCHMARKS:
+        loaded[name] = load(name, conversational=False, prompt_template="{prompt}").dataset[0]
+    assert asked == documented
+    assert (loaded["math500"]["prompt"], loaded["math500"]["solution"], loaded["math500"]["level"]) == ("P", "33", "2")
+    olympiad = loaded["olympiadbench"]
+    assert (olympiad["prompt"], olympiad["solution"], olympiad["level"]) == ("C\n\nP", "3, 4", "A")
+    assert {n for n, b in BENCHMARKS.items() if b.num_samples == 32} == {"aime24", "aime25", "amc23", "hmmt25"}
+    assert all((b.temperature == 0) == (b.num_samples == 1) for b in BENCHMARKS.values())
+
+
+def test_names_and_sources():
+    assert find_benchmark("some/where/my.parquet")[0] == "my"
+    assert find_benchmark("sums=reasoning_gym:chain_sum")[1].data == {"dataset_name": "reasoning_gym:chain_sum"}
+    aime = find_benchmark("aime24=mine.json")[1]
+    assert (aime.num_samples, aime.data) == (32, {"dataset_name": "mine.json"})
+    with pytest.raises(ValueError, match=r"Unknown benchmark 'math50'. Did you mean 'math500'"):
+        find_benchmark("math50")
+
+
+def test_the_template_is_that_of_the_evaluation_and_the_id_is_not(shared_data):
+    item = f"amc23={shared_data / 'amc23.jsonl'}"
+    chat, plain = load(item, limit=3), load(item, conversational=False, limit=3, prompt_template="Q: {prompt}\nA:")
+    assert chat.dataset["prompt_id"] == plain.dataset["prompt_id"]
+    assert plain.dataset[0]["prompt"].startswith("Q: Cities")
+    assert chat.dataset[0]["prompt"][0]["content"].endswith("within \\boxed{}.")
+
+
+def test_levels_of_a_file_of_ones_own(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps([{"problem": f"p{i}", "answer": i, "difficulty": float(i % 3)} for i in range(6)]))
+    assert list(load(str(path)).dataset["level"]) == ["0", "1", "2"] * 2
+
+
+def test_a_gold_that_cannot_be_right_is_named(reward):
+    rows = [{"prompt": "p", "solution": s, "prompt_id": s, "level": None} for s in ("1", "")]
+    problems = Problems("mine", BENCHMARKS["math500"], Dataset.from_list(rows))
+    with pytest.raises(ValueError, match=r"mine: 1 of 2 golds .*problem 1: ''"):
+        checked(problems, reward, "error")
+    assert checked(problems, reward, "drop").dataset["solution"] == ["1"]

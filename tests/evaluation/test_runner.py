@@ -1,0 +1,178 @@
+"""An evaluation from prompts to scores with planted answers: what is kept, resumed, refused, scored and compared."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+
+from basis_rl.evaluation.answers import Answer, AnswerFile, read_answers
+from basis_rl.evaluation.benchmarks import Benchmark, Problems
+from basis_rl.evaluation.runner import prepare
+from basis_rl.evaluation.scores import compare, score, table
+from basis_rl.functional.passk import bootstrap_interval, majority_at_k, pass_at_k
+from basis_rl.rewards import MathVerifyReward
+from basis_rl.rollout import Completion, Sampling
+from tests.tiny import tiny_tokenizer
+
+N = 4
+# What a model says to six problems, four times each; the gold of each is "5".
+SAID = [
+    [r"\boxed{5}"] * 4,
+    [r"\boxed{5}", r"\boxed{5.0}", r"\boxed{6}", r"\boxed{6}"],
+    [r"\boxed{6}", r"\boxed{6.0}", r"\boxed{6}", "no box"],
+    ["no box"] * 4,
+    [r"\boxed{\frac{10}{2}}", r"\boxed{x}", r"\boxed{y}", r"\boxed{z}"],
+    [r"\boxed{1}", r"\boxed{2}", r"\boxed{3}", r"\boxed{5}"],
+]
+RIGHT = torch.tensor([4, 2, 0, 0, 1, 1])
+
+
+@pytest.fixture(scope="module")
+def reward():
+    reward = MathVerifyReward()
+    yield reward
+    reward.close()
+
+
+def problems():
+    rows = [
+        {"prompt": f"p{i}", "solution": "5", "prompt_id": f"id{i}", "level": "hard" if i > 3 else "easy"}
+        for i in range(len(SAID))
+    ]
+    return Problems("planted", Benchmark({}), Dataset.from_list(rows))
+
+
+def evaluation(folder: Path, **settings):
+    sampling = Sampling(16, temperature=settings.pop("temperature", 1.0))
+    n = settings.pop("num_samples", N)
+    return prepare(problems(), tiny_tokenizer(), sampling, n, folder, {"model": "m", **settings}, {})
+
+
+def say(prompts, keys, sampling, num_samples):
+    """The planted answers, the last problem first; the second answer to each is cut off."""
+    for index in reversed(range(len(prompts))):
+        texts = SAID[int(keys[index].removeprefix("id"))]
+        yield index, [Completion(text, [7] * (k + 1), k == 1) for k, text in enumerate(texts)]
+
+
+def test_every_answer_is_kept_with_what_was_found_in_it(tmp_path, reward):
+    evaluation(tmp_path).run(say, reward)
+    lines = [json.loads(line) for line in (tmp_path / "planted.jsonl").read_text().splitlines()]
+    assert len(lines) == 24
+    row = next(r for r in lines if r["prompt_id"] == "id1" and r["sample"] == 1)
+    assert row == {
+        "prompt_id": "id1",
+        "sample": 1,
+        "level": "easy",
+        "prompt": "p1",
+        "completion": r"\boxed{5.0}",
+        "answer": "5.0",
+        "gold": "5",
+        "reward": 1.0,
+        "truncated": True,
+        "tokens": 2,
+    }
+    settings = json.loads((tmp_path / "planted.settings.json").read_text())
+    assert settings["model"] == "m"
+    assert settings["temperature"] == 1.0
+    assert settings["repetition_penalty"] == 1.0
+
+
+def test_scores_are_those_of_the_estimators(tmp_path, reward):
+    result = evaluation(tmp_path).run(say, reward)
+    shares = RIGHT / N
+    low, high = bootstrap_interval(shares)
+    assert result["avg@4"] == {"value": pytest.approx(float(shares.mean())), "low": low, "high": high}
+    for k in (1, 2, 4):
+        assert result["pass@k"][str(k)]["value"] == pytest.approx(float(pass_at_k(N, RIGHT, k).mean()))
+    votes = torch.tensor([[0] * 4, [0, 0, 1, 1], [0, 0, 0, -1], [-1] * 4, [0, 1, 2, 3], [0, 1, 2, 3]])
+    correct = torch.zeros(6, 4)
+    correct[0], correct[1, :2], correct[4, 0], correct[5, 3] = 1, 1, 1, 1
+    assert set(result["maj@k"]) == {"2", "4"}
+    for k in (2, 4):
+        assert result["maj@k"][str(k)]["value"] == pytest.approx(float(majority_at_k(votes, correct, k).mean()))
+    assert result["truncated"] == 1 / 4
+    assert result["no_answer"] == 5 / 24
+    assert result["mean_tokens"] == 2.5
+    assert result["levels"]["hard"]["num_problems"] == 2
+    assert result["levels"]["hard"]["avg@4"]["value"] == 1 / 4
+    assert "| planted | 6 | avg@4 33.3 |" in table({"planted": result})
+    assert "planted by level: easy: 37.5 of 4, hard: 25.0 of 2." in table({"planted": result})
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_what_was_answered_before_a_kill_is_not_asked_again(tmp_path, reward):
+    def dies(prompts, keys, sampling, num_samples):
+        for answered, result in enumerate(say(prompts, keys, sampling, num_samples)):
+            if answered == 3:
+                raise Killed
+            yield result
+
+    with pytest.raises(Killed):
+        evaluation(tmp_path / "killed").run(dies, reward)
+    path = tmp_path / "killed" / "planted.jsonl"
+    with path.open("a") as file:  # the problem that was being written
+        file.write("".join(path.read_text().splitlines(True)[:2]).replace("id5", "id0") + '{"prompt_id": "id0", "sam')
+    asked = []
+
+    def goes_on(prompts, keys, sampling, num_samples):
+        asked.extend(keys)
+        return say(prompts, keys, sampling, num_samples)
+
+    assert not evaluation(tmp_path / "killed").is_complete()
+    again = evaluation(tmp_path / "killed").run(goes_on, reward)
+    whole = evaluation(tmp_path / "whole").run(say, reward)
+    assert asked == ["id0", "id1", "id2"]
+    assert evaluation(tmp_path / "killed").is_complete()
+    assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in whole.items() if k != "seconds"}
+    assert read_answers(path) == read_answers(tmp_path / "whole" / "planted.jsonl")
+
+
+def test_answers_of_other_settings_are_left_alone(tmp_path, reward):
+    evaluation(tmp_path).run(say, reward)
+    before = (tmp_path / "planted.jsonl").read_text()
+    with pytest.raises(ValueError, match=r"other settings: model: \"m\", now \"other\"; temperature: 1.0, now 0.5"):
+        evaluation(tmp_path, model="other", temperature=0.5)
+    assert (tmp_path / "planted.jsonl").read_text() == before
+
+
+def test_greedy_copies_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="all 4 answers to a problem would be the same"):
+        evaluation(tmp_path, temperature=0.0)
+
+
+def answers(rewards):
+    return {
+        f"id{p}": [Answer(f"id{p}", k, None, "p", "c", "a", "g", r, False, 1) for k, r in enumerate(row)]
+        for p, row in enumerate(rewards)
+    }
+
+
+def test_models_are_compared_problem_by_problem():
+    before = answers([[0.0, 0.0], [1.0, 0.0], [0.0, None], [0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    after = answers([[1.0], [1.0], [1.0], [1.0], [1.0], [1.0]])
+    shuffled = {key: after[key] for key in reversed(after)}
+    result = compare(before, shuffled)
+    assert result.difference == pytest.approx(1 - 3 / 12)
+    assert result.p_value == 2 / 2**6
+    with pytest.raises(ValueError, match="the problems are not the same: 6 and 5, 5 of them common"):
+        compare(before, {key: after[key] for key in list(after)[:5]})
+
+
+def test_what_could_not_be_graded_is_wrong_and_counted():
+    result = score(answers([[1.0, None], [None, 0.0]]), lambda pairs: [False] * len(pairs))
+    assert result["avg@2"]["value"] == 1 / 4
+    assert result["unscored"] == 1 / 2
+
+
+def test_text_with_line_separators_comes_back(tmp_path):
+    text = "a\u2028b\x85c\nd \\boxed{1} é \ud800"
+    file = AnswerFile(tmp_path, "odd", {})
+    file.resume([], 1)
+    file.append([Answer("id", 0, None, text, text, "1", "1", 1.0, False, 3)])
+    assert file.read()["id"][0].completion == text

@@ -1,0 +1,133 @@
+"""Evaluation during training: avg@k of each set by name, with its own number of answers, every problem once."""
+
+import json
+from collections import defaultdict
+
+import pytest
+import torch
+import yaml
+
+from basis_rl.cli.main import main
+from basis_rl.rewards import MathVerifyReward
+from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer.evaluating import EvalScores
+from tests.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
+
+
+def test_a_problem_counts_once_however_often_it_fills_a_batch():
+    scores = EvalScores()
+    scores.add(["a", "a", "b", "b"], torch.tensor([1.0, 1.0, 0.0, torch.nan]), 2)
+    scores.add(["c", "c", "a", "a"], torch.tensor([1.0, 0.0, 0.0, 0.0]), 2)
+    assert scores.take(2) == {"avg@2": pytest.approx((1 + 0 + 0.5) / 3)}
+    assert scores.take(2) == {}
+
+
+def test_each_set_has_its_average_under_its_name(tmp_path):
+    seen = defaultdict(list)
+
+    def reward(prompts, completions, completion_ids, prompt_id, **kwargs):
+        values = parity_reward(completions, completion_ids)
+        if not trainer.model.training:
+            for name, value in zip(prompt_id, values, strict=True):
+                seen[name].append(value)
+        return values
+
+    tokenizer, problems = tiny_tokenizer(), sums(40)
+    sets = {"few": problems.select(range(20, 25)), "more": problems.select(range(25, 36))}
+    settings = {"num_generations": 1, "num_generations_eval": 3, "per_device_eval_batch_size": 6}
+    trainer = BasisTrainer(
+        model=tiny_model(tokenizer),
+        reward_funcs=reward,
+        args=config(tmp_path, eval_strategy="steps", eval_steps=2, max_steps=2, **settings),
+        train_dataset=problems.select(range(16)),
+        eval_dataset=sets,
+        processing_class=tokenizer,
+        baseline="batch_mean",
+    )
+    trainer.train()
+    logged = {key: value for row in trainer.state.log_history for key, value in row.items() if key.startswith("eval")}
+    for name, dataset in sets.items():
+        values = [seen[i] for i in dataset["prompt_id"]]
+        assert {len(row) for row in values} == {3}
+        assert logged[f"eval_{name}_avg@3"] == pytest.approx(torch.tensor(values).mean().item())
+        assert f"eval_{name}_completions/clipped_ratio" in logged
+    assert 0 < logged["eval_more_avg@3"] < 1
+    assert "eval_reward" not in logged
+    assert trainer.evaluate(sets["few"])["eval_avg@3"] >= 0
+
+
+def test_golds_and_columns_of_evaluation_sets_are_checked_before_training(tmp_path):
+    def build(dataset, reward):
+        return BasisTrainer(
+            model=tiny_model(),
+            reward_funcs=reward,
+            args=config(tmp_path, eval_strategy="steps", eval_steps=1),
+            train_dataset=sums(16),
+            eval_dataset={"mine": dataset},
+            processing_class=tiny_tokenizer(),
+        )
+
+    broken = sums(2).map(lambda row, i: {**row, "solution": row["solution"] if i else ""}, with_indices=True)
+    with pytest.raises(ValueError, match="1 of 2 golds do not verify"):
+        build(broken, MathVerifyReward())
+    with pytest.raises(ValueError, match=r"reads the columns \['solution'\]; the evaluation set has"):
+        build(sums(2).remove_columns("solution"), MathVerifyReward())
+
+
+@pytest.fixture
+def recipe(tmp_path, tiny_path):
+    mine = tmp_path / "mine.json"
+    mine.write_text(json.dumps([{"problem": f"{i} + 1 =", "answer": i + 1, "level": i % 2} for i in range(5)]))
+    settings = {
+        "model_name_or_path": str(tiny_path),
+        "output_dir": str(tmp_path / "out"),
+        "dataset_name": "reasoning_gym:chain_sum",
+        "dataset_kwargs": {"size": 64, "seed": 0, "max_terms": 2, "max_digits": 1},
+        "prompt_template": "{prompt}",
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "eval_benchmarks": [str(mine)],
+        "max_eval_samples": 4,
+        "num_generations_eval": 2,
+        "per_device_eval_batch_size": 4,
+        "test_fraction": 0.2,
+        "max_completion_length": 6,
+        "baseline": "batch_mean",
+        "num_generations": 1,
+        "per_device_train_batch_size": 8,
+        "max_steps": 1,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "save_strategy": "no",
+        "report_to": "none",
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return str(path)
+
+
+def test_a_recipe_measures_its_benchmarks(recipe, tmp_path, capsys):
+    assert main(["check", recipe]) == 0
+    assert main(["train", recipe]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    logged = {key for row in rows for key in row}
+    assert {"eval_mine_avg@2", "eval_mine_reward", "eval_held_out_avg@2"} <= logged
+    capsys.readouterr()
+    assert main(["train", recipe, "--eval_benchmarks", "math50"]) == 2
+    assert "Did you mean 'math500'" in capsys.readouterr().err
+    assert main(["train", recipe, "--eval_strategy", "no"]) == 2
+    assert "eval_benchmarks needs eval_strategy" in capsys.readouterr().err
+
+
+def test_problems_that_are_trained_on_are_named(recipe, tmp_path, capsys, caplog):
+    same = '{"size": 64, "seed": 0, "max_terms": 2, "max_digits": 1}'
+    path = tmp_path / "same.jsonl"
+    from basis_rl.data import DataArguments, load_prompts
+
+    data = DataArguments("reasoning_gym:chain_sum", dataset_kwargs=same, prompt_template="{prompt}", test_fraction=0.2)
+    rows = load_prompts(data, conversational=False).select(range(4))
+    path.write_text("\n".join(json.dumps({"problem": r["prompt"], "answer": r["solution"]}) for r in rows))
+    with caplog.at_level("WARNING"):
+        assert main(["train", recipe, "--eval_benchmarks", str(path)]) == 0
+    assert "4 problems of 'same' are among the training problems" in caplog.text
