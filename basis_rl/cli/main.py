@@ -16,6 +16,7 @@ COMMANDS = {
     "serve": "start a vLLM server as training needs it",
     "values": "build the value table that BASIS needs, from rollouts of the reference model",
     "clusters": "build the prompt codebook that BV-Blend needs, from a sentence encoder and K-means",
+    "push": "push a run's folder to the Hub: after an evaluation, or where the push at its end has failed",
     "check": "check a recipe before anything is spent, or module:Class, a baseline of your own",
 }
 # Exit codes beside 0 and 2 (a message about what was asked for); the numbers are those of sysexits.h.
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if command not in COMMANDS:
         return fail(f"unknown command '{command}'.{did_you_mean(command, COMMANDS)} Commands: {', '.join(COMMANDS)}.")
-    if rest and rest[0] in ("-h", "--help") and command != "serve":
+    if rest and rest[0] in ("-h", "--help") and command not in ("serve", "push"):
         from basis_rl.recipe import parser
 
         parser().print_help()

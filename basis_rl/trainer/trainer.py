@@ -11,7 +11,6 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from trl import GRPOTrainer
 
 from basis_rl.baselines import Baseline, build_baseline
 from basis_rl.functional.diagnostics import advantage_metrics, mean_by
@@ -23,13 +22,15 @@ from basis_rl.trainer.gather import gather_batch, local_rows, total_rewards
 from basis_rl.trainer.greedy import greedy_rewards
 from basis_rl.trainer.loss import kl_in_reward, kl_loss, no_kl, without_old_log_probs
 from basis_rl.trainer.preflight import check_baseline_fits, check_dataset, check_golds, on_main_process, run_context
+from basis_rl.trainer.publish import PublishingTrainer, push_checkpoint
+from basis_rl.trainer.record import Record
 from basis_rl.trainer.sampler import EpochSampler
 from basis_rl.trainer.stability import GradientMonitor, log_rollout_mismatch, rollout_weights
 from basis_rl.trainer.state import dataset_identity, load_baseline, load_phase, save_baseline, save_phase
 from basis_rl.types import RolloutBatch
 
 
-class BasisTrainer(GRPOTrainer):
+class BasisTrainer(PublishingTrainer):
     """PPO/GRPO training with a pluggable baseline.
 
     For each generation batch the rewards of all ranks are gathered, the baseline turns them into advantages
@@ -78,6 +79,7 @@ class BasisTrainer(GRPOTrainer):
             train_dataset = check_golds(train_dataset, args, funcs)
             check_dataset(train_dataset, args, funcs)
 
+        self._connect(args)
         self._generation_batch = 0
         self._unlearnt: list[tuple[int, RolloutBatch]] = []
         self._last_step: tuple[int, int, Any] = (0, 0, None)
@@ -86,6 +88,7 @@ class BasisTrainer(GRPOTrainer):
         self._energies: EnergyRecorder | None = None
         with _vllm(args) if args.use_vllm else nullcontext():
             super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
+        self.record = Record.of(self.model.config, args)
         self._energies = EnergyRecorder(self) if "energies" in self.baseline.requires else None
         self._monitor = GradientMonitor(self) if args.log_gradient_variance else None
         self._finite = FiniteGradients(self)
@@ -229,6 +232,8 @@ class BasisTrainer(GRPOTrainer):
                 if self.args.save_strategy != "no" and self.state.global_step > 0:
                     self._save_last_step()
                 raise
+            finally:
+                self._wait_for_own_pushes()
 
     def _save_last_step(self) -> None:
         """A checkpoint of the last whole optimizer step, though a later generation has failed."""
@@ -270,12 +275,10 @@ class BasisTrainer(GRPOTrainer):
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             checkpoint.finish(folder)
-            checkpoint.rotate(folder.parent, limit, self.state.best_model_checkpoint)
-        if self.args.push_to_hub:
-            super()._push_from_checkpoint(str(folder))
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Not from within transformers' saving, where the checkpoint is not complete yet."""
+            best = self.state.best_model_checkpoint
+            checkpoint.rotate(folder.parent, limit, [*([best] if best else []), *self._hub.in_use()])
+        if self.args.push_to_hub and self.is_world_process_zero():
+            push_checkpoint(self, folder)
 
     def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint_folder)

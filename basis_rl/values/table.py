@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -90,6 +91,14 @@ class ValueTable:
     def means(self) -> Tensor:
         """``(P,)`` mean reward of each prompt, on the scale where ``reward_range`` is (0, 1)."""
         return self._mean
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over prompt ids, rewards and their range: equal tables have equal ones, wherever they lie."""
+        digest = hashlib.sha256(repr(self.reward_range).encode())
+        for prompt_id, row in sorted(self._row.items()):
+            digest.update(f"{prompt_id}:{self._rewards[row].tolist()}\n".encode())
+        return digest.hexdigest()
 
     def tilt(self, prompt_ids: Sequence[str], smoothing: float = 0.0) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """Mean and variance of the reward under the tilted reference policy, as a function of beta (BASIS Eq. 5).
