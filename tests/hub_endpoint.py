@@ -341,7 +341,13 @@ def check_card(content: str) -> None:
     match = re.match(r"---\n(.*?)\n---\n", content, re.DOTALL)
     data = yaml.safe_load(match.group(1)) if match else {}
     errors = []
-    for key, kind in (("license", str), ("library_name", str), ("pipeline_tag", str), ("tags", list), ("datasets", list)):
+    for key, kind in (
+        ("license", str),
+        ("library_name", str),
+        ("pipeline_tag", str),
+        ("tags", list),
+        ("datasets", list),
+    ):
         if key in data and not isinstance(data[key], kind):
             errors.append(f'"{key}" must be a {kind.__name__}')
     if "licence" in data:

@@ -164,13 +164,6 @@ def card_data(facts: RunFacts, results: Sequence[Result] = ()) -> ModelCardData:
 
 
 def _eval_result(result: Result) -> EvalResult:
-    arguments = {
-        "n": result.n,
-        "samples": result.samples,
-        "temperature": result.temperature,
-        "max_tokens": result.max_tokens,
-        "interval": list(result.interval) if result.interval else None,
-    }
     return EvalResult(
         task_type="text-generation",
         task_name="Text generation",
@@ -179,7 +172,14 @@ def _eval_result(result: Result) -> EvalResult:
         metric_type="accuracy",
         metric_name=result.metric,
         metric_value=round(result.value, 6),
-        metric_args={key: value for key, value in arguments.items() if value is not None},
+        metric_args={
+            "interval": [round(result.low, 6), round(result.high, 6)],
+            "problems": result.problems,
+            "samples": result.samples,
+            "temperature": result.temperature,
+            "top_p": result.top_p,
+            "max_tokens": result.max_tokens,
+        },
     )
 
 
@@ -219,11 +219,12 @@ def _evaluation(facts: RunFacts, results: Sequence[Result]) -> str:
             f"{facts.base_model} (base)" if result.is_base else f"**{facts.model_name}**",
             result.metric,
             f"{100 * result.value:.1f}",
-            "" if result.interval is None else "{:.1f} to {:.1f}".format(*(100 * bound for bound in result.interval)),
-            *("" if entry is None else f"{entry:,g}" for entry in (result.n, result.samples)),
-            "" if result.temperature is None else f"{result.temperature:g}",
-            "" if result.max_tokens is None else f"{result.max_tokens:,}",
-            "" if result.truncated is None else f"{100 * result.truncated:.1f}",
+            f"{100 * result.low:.1f} to {100 * result.high:.1f}",
+            f"{result.problems:,}",
+            f"{result.samples:,}",
+            "0 (greedy)" if result.temperature == 0 else f"{result.temperature:g}, top-p {result.top_p:g}",
+            f"{result.max_tokens:,}",
+            f"{100 * result.truncated:.1f}",
         ]
         for result in sorted(results, key=lambda r: (r.benchmark, r.metric, not r.is_base))
     ]
@@ -271,8 +272,8 @@ def _reproduction(facts: RunFacts) -> str:
 
 def _limitations(facts: RunFacts, results: Sequence[Result]) -> str:
     points = [
-        f"Trained for one reward, {facts.reward}, which looks at the final answer alone: the reasoning before it was "
-        "never checked, and a right answer may come from a wrong argument.",
+        f"Trained for one reward, {facts.reward}, and for nothing else. What it does not look at was not checked: for "
+        "a reward of the final answer, the reasoning before it.",
         "Other tasks, languages and longer outputs than in training were not looked at, nor was safety; what the base "
         "model does badly there is to be expected here too.",
         "One run with one seed.",

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -119,6 +120,11 @@ class Hub:
             "push_to_hub: the Hub cannot be reached (%s). The run goes on; each push will try again.", one_line(error)
         )
         return None
+
+    def try_to_connect(self) -> None:
+        """`connect`, before a push that will say itself what is wrong."""
+        with suppress(Exception):
+            self._prepare(self.revision)
 
     def submit(self, push: Push) -> Future[CommitInfo | None]:
         """Do `push` after those that wait already. Its result is None if it failed; it raises nothing."""

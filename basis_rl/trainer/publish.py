@@ -90,15 +90,23 @@ class PublishingTrainer(GRPOTrainer):
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         self._hub.token, self._hub.private = token or self._hub.token, self._hub.private if private is None else private
         self.save_model(_internal_call=True)
+        if self.is_world_process_zero() and self._hub.repo_id is None:
+            self._hub.try_to_connect()  # for the name that the card tells
+        self.hub_model_id = self._hub.repo_id
         self.create_model_card(kwargs.pop("model_name", None), **kwargs)
+        pushed: Future[CommitInfo | None] = Future()
         if self.is_world_process_zero():
             pushed = push_run(self, commit_message or "End of training", revision)
         if blocking:
             self._finish_current_push()
-            self.hub_model_id = self._hub.repo_id
         if not self.is_world_process_zero():
             return None
         return pushed.result() if blocking else pushed
+
+    def end(self) -> None:
+        """As in transformers, after the pushes that are still running."""
+        self._wait_for_own_pushes()
+        super().end()
 
     def create_model_card(
         self,
@@ -126,7 +134,7 @@ class PublishingTrainer(GRPOTrainer):
             _logger.warning("The model card could not be written; the run goes on.", exc_info=True)
 
     def _wait_for_own_pushes(self) -> None:
-        """Where a run ends by an error: what is being uploaded would be lost with the process."""
+        """What is being uploaded would be lost with the process."""
         if self.is_world_process_zero() and not self._hub.done():
             _logger.warning("Waiting for the push to %s to end.", self._hub.url)
             self._hub.done(timeout=None)
@@ -196,8 +204,12 @@ def push_run(trainer: PublishingTrainer, message: str, revision: str | None) -> 
     """Push ``output_dir``, then the checkpoints that ``hub_strategy`` promises and that are not there yet."""
     args, hub = trainer.args, trainer._hub
     output_dir = Path(str(args.output_dir))
-    push = Push(message=message, files=files_of_run(output_dir), by_hand=by_hand(output_dir), revision=revision)
-    future = hub.submit(push)
+    try:
+        files = files_of_run(output_dir)
+    except OSError as error:
+        _logger.warning("push_to_hub: '%s' could not be read, and is not pushed: %s", output_dir, error)
+        files = {}
+    future = hub.submit(Push(message=message, files=files, by_hand=by_hand(output_dir), revision=revision))
     for folder in _owed(trainer) if args.push_to_hub else []:
         place = _place(args.hub_strategy, folder)
         hub.submit(

@@ -80,7 +80,12 @@ class Record:
         except Exception:  # no card, no such model, no network, no front matter: the card then says so
             return None
         data = card.data
-        return License(id=data.license, name=data.license_name, link=data.license_link) if data.license else None
+        if not data.license:
+            return None
+        link = data.license_link
+        if link and "://" not in link:  # a file of the base model's repository
+            link = None if Path(self.model).is_dir() else f"https://huggingface.co/{self.model}/blob/main/{link}"
+        return License(id=data.license, name=data.license_name, link=link)
 
 
 def run_facts(trainer: BasisTrainer, model_name: str, dataset_name: str | None, tags: set[str]) -> RunFacts:
