@@ -71,7 +71,7 @@ class Repo:
 
 @dataclass
 class Fault:
-    """Requests whose method and path match `pattern` fail, `times` times (None: for ever).
+    """Requests whose method, path and first 300 bytes match `pattern` fail, `times` times (None: for ever).
 
     `how` is a status code, ``"drop"`` (the connection is closed without an answer) or ``"slow"`` (a second's delay).
     """
@@ -151,7 +151,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         with self.hub.lock:
             self.hub.requests.append((method, self.path, body))
-            fault = next((f for f in self.hub.faults if re.search(f.pattern, f"{method} {self.path}")), None)
+            asked = f"{method} {self.path} {body[:300]!r}"
+            fault = next((f for f in self.hub.faults if re.search(f.pattern, asked)), None)
             if fault is not None and (fault.times is None or fault.hit < fault.times):
                 fault.hit += 1
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from basis_rl.report.citations import citations
 from basis_rl.report.results import Result
 
 FILE_NAME, FACTS = "README.md", "run.json"
+_HUB_ID = re.compile(r"[\w.\-]+/[\w.\-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +101,11 @@ class RunFacts:
     tags: Sequence[str] = ()
 
 
+def is_hub_id(name: str) -> bool:
+    """Whether a name is one of the Hub, and not of a file or folder here."""
+    return bool(_HUB_ID.fullmatch(name)) and not Path(name).exists()
+
+
 def save_facts(facts: RunFacts, folder: str | Path) -> Path:
     """Write the facts as ``run.json``, from which `load_facts` makes the card again once there are more results."""
     path = Path(folder) / FACTS
@@ -167,7 +174,7 @@ def _eval_result(result: Result) -> EvalResult:
     return EvalResult(
         task_type="text-generation",
         task_name="Text generation",
-        dataset_type=result.dataset or result.benchmark,
+        dataset_type=result.dataset if result.dataset and is_hub_id(result.dataset) else result.benchmark,
         dataset_name=result.benchmark,
         metric_type="accuracy",
         metric_name=result.metric,

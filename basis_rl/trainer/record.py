@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import os
 import platform
-import re
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -20,7 +19,7 @@ from huggingface_hub import ModelCard, hf_hub_download
 
 from basis_rl.baselines import BASELINES, Baseline
 from basis_rl.clusters import PromptClusters
-from basis_rl.report.card import Artefact, License, RunFacts
+from basis_rl.report.card import Artefact, License, RunFacts, is_hub_id
 from basis_rl.report.redact import redact
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.values import ValueTable
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from basis_rl.trainer.trainer import BasisTrainer
 
 _PACKAGES = ["basis-rl", "trl", "transformers", "torch", "accelerate", "datasets", "math-verify", "huggingface_hub"]
-_HUB_ID = re.compile(r"[\w.\-]+/[\w.\-]+")
 _KINDS: dict[type, str] = {ValueTable: "value table", PromptClusters: "prompt codebook"}
 
 
@@ -137,11 +135,6 @@ def artefacts_of(baseline: Baseline) -> list[Artefact]:
             source, kind = _public_path(value.source), _KINDS[type(value)]
             found.append(Artefact(kind=kind, source=source, sha256=value.digest, provenance=redact(kept)))
     return found
-
-
-def is_hub_id(name: str) -> bool:
-    """Whether a name is one of the Hub, and not of a file or folder here."""
-    return bool(_HUB_ID.fullmatch(name)) and not Path(name).exists()
 
 
 def changed_settings(args: BasisConfig) -> dict[str, Any]:
