@@ -12,6 +12,7 @@ import json
 import re
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -73,11 +74,12 @@ class Repo:
 class Fault:
     """Requests whose method, path and first 300 bytes match `pattern` fail, `times` times (None: for ever).
 
-    `how` is a status code, ``"drop"`` (the connection is closed without an answer) or ``"slow"`` (a second's delay).
+    `how` is a status code, ``"drop"`` (the connection is closed without an answer), or a function that is called before
+    the request is answered as it should be.
     """
 
     pattern: str
-    how: int | str
+    how: int | str | Callable[[], None]
     times: int | None = None
     hit: int = 0
 
@@ -111,7 +113,7 @@ class HubEndpoint:
         settings = {"HF_ENDPOINT": self.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0", "HF_HOME": str(home)}
         return {**settings, "HF_HUB_DISABLE_PROGRESS_BARS": "1", **({"HF_TOKEN": token} if token else {})}
 
-    def fail(self, pattern: str, how: int | str, times: int | None = None) -> Fault:
+    def fail(self, pattern: str, how: int | str | Callable[[], None], times: int | None = None) -> Fault:
         self.faults.append(Fault(pattern, how, times))
         return self.faults[-1]
 
@@ -157,8 +159,8 @@ class _Handler(BaseHTTPRequestHandler):
                 fault.hit += 1
             else:
                 fault = None
-        if fault is not None and fault.how == "slow":
-            time.sleep(1.0)
+        if fault is not None and callable(fault.how):
+            fault.how()
         elif fault is not None:
             self.close_connection = True
             if fault.how != "drop":

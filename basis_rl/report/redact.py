@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-_SECRET_KEYS = re.compile(r"(^|[_\-.])(token|api_?key|secret|password|passwd|credentials?)$", re.IGNORECASE)
+_SECRET_KEYS = re.compile(r"(^|[_\-.])(token|api[_-]?key|secret|password|passwd|credentials?)$", re.IGNORECASE)
 _HUB_TOKEN = re.compile(r"\b(hf|api_org)_[A-Za-z0-9]{16,}")
 _USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _SPECIAL_TOKENS = {"pad_token", "eos_token", "bos_token", "unk_token"}  # of a tokenizer: no secrets

@@ -159,7 +159,7 @@ class Hub:
                     )
                     return None
                 pause = min(_LONGEST_WAIT, self.wait_first * 2**attempt)
-                _logger.warning("push_to_hub: %s. Again in %.0f s.", one_line(error), pause)
+                _logger.warning("push_to_hub: %s. Again in %g s.", one_line(error), pause)
                 time.sleep(pause)
         raise AssertionError("unreachable")
 
@@ -198,8 +198,9 @@ def one_line(error: BaseException) -> str:
         return "the Hub's answer could not be read"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     shown = " ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or type(error).__name__
-    if error.__cause__ is not None and not isinstance(error, HfHubHTTPError):
-        shown += f" ({one_line(error.__cause__)})"
+    cause = error.__cause__
+    if cause is not None and not isinstance(error, HfHubHTTPError) and str(cause) != str(error):
+        shown += f" ({one_line(cause)})"
     return shown[:400]
 
 
