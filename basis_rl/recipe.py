@@ -26,6 +26,7 @@ from basis_rl.baselines.registry import did_you_mean
 from basis_rl.clusters.codebook import DEFAULT_ENCODER
 from basis_rl.data import DataArguments, load_prompts
 from basis_rl.evaluation.benchmarks import load_benchmark
+from basis_rl.report.redact import redact
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rollout.server import ServerOptions
 from basis_rl.trainer import BasisConfig, BasisTrainer
@@ -109,13 +110,14 @@ class RunArguments:
 
 @dataclass
 class Recipe:
-    """A parsed recipe; `resolved` is every key that was given, after overrides."""
+    """A parsed recipe; `resolved` is every key that was given, after overrides and without secrets."""
 
     run: RunArguments
     data: DataArguments
     model: ModelConfig
     args: BasisConfig
     resolved: dict[str, Any]
+    argv: list[str] = field(default_factory=list)
 
 
 class _Parser(TrlParser):
@@ -169,8 +171,8 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
     given = [token.removeprefix("--").split("=")[0].replace("-", "_") for token in arguments if token.startswith("--")]
     resolved = {**config, **{key: parsed[key] for key in given if key in parsed}}
     resolved = {key: value.value if isinstance(value, Enum) else value for key, value in resolved.items()}
-    resolved = {key: value for key, value in resolved.items() if not key.endswith("_token")}  # it is saved and pushed
-    return Recipe(run=run, data=data, model=model, args=args, resolved=resolved)
+    resolved = redact(resolved)  # it is saved and pushed
+    return Recipe(run=run, data=data, model=model, args=args, resolved=resolved, argv=list(argv))
 
 
 def _split_path(argv: list[str]) -> tuple[str | None, list[str]]:

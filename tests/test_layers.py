@@ -16,9 +16,9 @@ BELOW = {
     "values": ["types", "functional", "rewards", "rollout", "data", "artefacts"],
     "clusters": ["types", "artefacts"],
     "baselines": ["types", "functional", "values", "clusters"],
-    "trainer": ["types", "functional", "rewards", "rollout", "data", "values", "clusters", "baselines"],
-    "evaluation": ["types", "functional", "rewards", "rollout", "data", "values", "clusters", "baselines"],
     "report": ["types", "functional", "rewards", "rollout", "data", "values", "clusters", "baselines"],
+    "trainer": ["types", "functional", "rewards", "rollout", "data", "values", "clusters", "baselines", "report"],
+    "evaluation": ["types", "functional", "rewards", "rollout", "data", "values", "clusters", "baselines"],
 }
 TOP = {"recipe", "cli", "__init__", "__main__"}
 ONLY_IMPORTER = {

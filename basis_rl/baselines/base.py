@@ -6,6 +6,7 @@ collective, cannot deadlock, does not depend on the world size, and can be teste
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -38,6 +39,11 @@ class Baseline(ABC):
     min_group_size: ClassVar[int] = 1
     uses_own_reward: ClassVar[bool] = False
     reads_kl: ClassVar[bool] = False
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What the object was built with, for model cards: its attributes that are named like arguments."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters if hasattr(self, name)}
 
     @abstractmethod
     def advantages(self, batch: RolloutBatch) -> Advantages:

@@ -87,7 +87,7 @@ class BasisHistory(Baseline):
                 f"prior_variance > 0, got {smoothing}, {epsilon}, {drift}, {shift_drift}, {prior_variance}."
             )
         self.values = values if isinstance(values, ValueTable) or values is None else ValueTable.load(values)
-        self.epsilon, self.accept_mismatch = epsilon, accept_mismatch
+        self.smoothing, self.epsilon, self.accept_mismatch, self.drift = smoothing, epsilon, accept_mismatch, drift
         self.drifts = drift_grid() if isinstance(drift, str) else torch.tensor([drift], dtype=torch.float64)
         self.log_weights = torch.full_like(self.drifts, -math.log(len(self.drifts)))
         self.shift_drift, self.prior_variance = shift_drift, prior_variance

@@ -121,4 +121,5 @@ class Opo(EnergyBaseline):
         if form not in ("sequence", "token"):
             raise ValueError(f"Opo: form must be sequence or token, got '{form}'.")
         super().__init__(tail)
+        self.form = form
         self.accumulation = "total" if form == "sequence" else "cumulative"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -12,6 +13,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from basis_rl.cli.main import FAILED, LOST, STOPPED, fail, report
 from basis_rl.recipe import Recipe, build_trainer, parse_recipe, server_options
 from basis_rl.report import plot_training
+from basis_rl.report.redact import redact_command
 from basis_rl.rollout.server import ServerError
 from basis_rl.rollout.supervisor import kept_alive
 from basis_rl.trainer import BasisTrainer
@@ -19,6 +21,7 @@ from basis_rl.trainer.checkpoint import newest, resolve
 from basis_rl.trainer.faults import NonFiniteGradients, ServerLost, SyncError
 from basis_rl.trainer.preflight import on_main_process
 from basis_rl.trainer.progress import ProgressLines
+from basis_rl.trainer.publish import PLOT
 from basis_rl.trainer.run_file import begin_run_file, finish_run_file
 from basis_rl.trainer.state import load_baseline
 
@@ -83,6 +86,7 @@ def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
         output.mkdir(parents=True, exist_ok=True)
         (output / "recipe.yaml").write_text(yaml.safe_dump(recipe.resolved, sort_keys=False))
         begin_run_file(output, trainer, recipe.run.baseline)
+    describe(recipe, trainer)
     for bar in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(bar)
     trainer.add_callback(ProgressLines)
@@ -97,10 +101,27 @@ def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
     trainer.save_model(str(output))
     trainer.save_state()
     if trainer.accelerator.is_main_process:
-        plot_training(trainer.state.log_history, output / "training.png", title=output.name)
+        plot_training(trainer.state.log_history, output / PLOT, title=output.name)
         finish_run_file(output)
-        print(f"Model, log and plot are in {output}.")
     if recipe.args.push_to_hub:
-        trainer.push_to_hub(dataset_name=recipe.data.dataset_name)
+        pushed = trainer.push_to_hub()
+    else:
+        trainer.create_model_card()
+    if trainer.accelerator.is_main_process:
+        print(f"Model, card, log and plot are in {output}.")
+        if recipe.args.push_to_hub:
+            again = f"NOT pushed. Once the Hub can be reached: basis-rl push {output} {trainer.hub_model_id or ''}"
+            print(f"Pushed: {pushed.commit_url}" if pushed is not None else again)
     trainer.end()
     return 0
+
+
+def describe(recipe: Recipe, trainer: BasisTrainer) -> None:
+    """Tell the trainer what its model card says of the recipe."""
+    processes = trainer.accelerator.num_processes
+    launcher = ["basis-rl"]
+    if processes > 1:
+        launcher = ["accelerate", "launch", "--num_processes", str(processes), "-m", "basis_rl"]
+    trainer.record.command = shlex.join([*launcher, "train", *redact_command(recipe.argv)])
+    trainer.record.recipe = yaml.safe_dump(recipe.resolved, sort_keys=False)
+    trainer.record.dataset_name = recipe.data.dataset_name

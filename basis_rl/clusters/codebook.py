@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -107,6 +108,14 @@ class PromptClusters:
 
     def __contains__(self, prompt_id: str) -> bool:
         return prompt_id in self.assignments
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over assignments and centroids: equal codebooks have equal ones, wherever they lie."""
+        digest = hashlib.sha256(b"" if self.centroids is None else self.centroids.tobytes())
+        for prompt_id, cluster in sorted(self.assignments.items()):
+            digest.update(f"{prompt_id}:{cluster}\n".encode())
+        return digest.hexdigest()
 
     @property
     def needs_texts(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -46,13 +47,13 @@ def newest(output_dir: str | Path) -> Path | None:
     return next((path for path in reversed(checkpoints(output_dir)) if is_complete(path)), None)
 
 
-def rotate(output_dir: str | Path, limit: int | None, keep: str | None) -> None:
+def rotate(output_dir: str | Path, limit: int | None, keep: Collection[str | Path] = ()) -> None:
     """Delete what is left of checkpoints that were cut off, and complete ones beyond the `limit` newest.
 
     Args:
         output_dir: the run's folder.
         limit: None or 0 keeps all, as in transformers.
-        keep: a checkpoint that stays in any case (the best one).
+        keep: checkpoints that stay in any case (the best one, those that are being uploaded).
     """
     whole = []
     for path in checkpoints(output_dir):
@@ -60,9 +61,9 @@ def rotate(output_dir: str | Path, limit: int | None, keep: str | None) -> None:
             whole.append(path)
         elif (path / _MARK).exists():
             shutil.rmtree(path, ignore_errors=True)
-    kept = Path(keep).resolve() if keep else None
+    kept = {Path(path).resolve() for path in keep}
     for path in whole[: -max(1, limit)] if limit else []:
-        if path.resolve() != kept:
+        if path.resolve() not in kept:
             begin(path)  # a kill in the middle of the deletion must not leave half a checkpoint that looks whole
             shutil.rmtree(path, ignore_errors=True)
 

@@ -12,6 +12,7 @@ from trl import GRPOConfig
 
 from basis_rl.baselines.registry import did_you_mean
 from basis_rl.functional.kl import ESTIMATORS
+from basis_rl.report.redact import redact
 from basis_rl.trainer.builds import break_abandoned_locks
 
 # name -> TRL's (loss_type, importance_sampling_level). gpg is dapo's average over tokens, without ratio and clip.
@@ -94,11 +95,22 @@ class BasisConfig(GRPOConfig):
         default="error",
         metadata={"help": "What to do with problems whose gold does not verify against itself: 'error' or 'drop'."},
     )
+    hub_retries: int = field(default=4, metadata={"help": "Times that a failed push to the Hub is repeated."})
+    hub_retry_wait: float = field(
+        default=5.0, metadata={"help": "Seconds before the first repetition; doubled each time, at most 300."}
+    )
+    model_license: str | None = field(
+        default=None, metadata={"help": "License of the trained model (`apache-2.0`), default: the base model's card."}
+    )
 
     def __post_init__(self) -> None:
         generations = self.num_generations
         if generations < 1:
             raise ValueError(f"num_generations must be at least 1, got {generations}.")
+        if self.hub_retries < 0 or self.hub_retry_wait < 0:
+            raise ValueError(
+                f"hub_retries and hub_retry_wait must be at least 0, got {self.hub_retries}, {self.hub_retry_wait}."
+            )
         if self.on_invalid_gold not in ("error", "drop"):
             raise ValueError(f"on_invalid_gold must be 'error' or 'drop', got '{self.on_invalid_gold}'.")
         if self.vllm_weight_sync not in ("auto", "nccl", "folder"):
@@ -130,6 +142,10 @@ class BasisConfig(GRPOConfig):
                 f"multi_objective_aggregation='{self.multi_objective_aggregation}' is an advantage estimator of its "
                 "own, which no baseline can be put into. Leave it out; reward_weights weigh the reward functions."
             )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in transformers, and secrets within dictionaries (`model_init_kwargs`) are left out too."""
+        return {key: redact(value) if type(value) is dict else value for key, value in super().to_dict().items()}
 
     def _check_prefetch(self) -> None:
         if not self.async_prefetch:

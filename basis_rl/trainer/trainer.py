@@ -12,7 +12,6 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from trl import GRPOTrainer
 
 from basis_rl.baselines import Baseline, build_baseline
 from basis_rl.functional.diagnostics import advantage_metrics, mean_by
@@ -34,6 +33,8 @@ from basis_rl.trainer.preflight import (
     on_main_process,
     run_context,
 )
+from basis_rl.trainer.publish import PublishingTrainer, push_checkpoint
+from basis_rl.trainer.record import Record
 from basis_rl.trainer.sampler import EpochSampler
 from basis_rl.trainer.spending import Spending
 from basis_rl.trainer.stability import GradientMonitor, log_rollout_mismatch, rollout_weights
@@ -41,7 +42,7 @@ from basis_rl.trainer.state import dataset_identity, load_baseline, load_phase, 
 from basis_rl.types import RolloutBatch
 
 
-class BasisTrainer(GRPOTrainer):
+class BasisTrainer(PublishingTrainer):
     """PPO/GRPO training with a pluggable baseline.
 
     For each generation batch the rewards of all ranks are gathered, the baseline turns them into advantages
@@ -95,6 +96,7 @@ class BasisTrainer(GRPOTrainer):
         if args.async_prefetch:
             check_single_turns(train_dataset, kwargs)
 
+        self._connect(args)
         self._generation_batch = 0
         self.spending = Spending()
         self._unlearnt: list[tuple[int, RolloutBatch]] = []
@@ -105,6 +107,7 @@ class BasisTrainer(GRPOTrainer):
         self._energies: EnergyRecorder | None = None
         with _vllm(args) if args.use_vllm else nullcontext():
             super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
+        self.record = Record.of(self.model.config, args)
         self._energies = EnergyRecorder(self) if "energies" in self.baseline.requires else None
         self._monitor = GradientMonitor(self) if args.log_gradient_variance else None
         self._finite = FiniteGradients(self)
@@ -197,7 +200,7 @@ class BasisTrainer(GRPOTrainer):
             named = of_set(metrics, self._eval_name)
             metrics.clear()
             metrics.update(named)
-        super().log(logs, start_time)
+        super().log({**logs, **self.spending.metrics()}, start_time)
 
     def _advantages(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Tensor:
         """This rank's advantages; the whole batch's go into the logs."""
@@ -255,9 +258,6 @@ class BasisTrainer(GRPOTrainer):
         for name, value in mean_by(gather_object([str(row[column]) for row in inputs]), rewards).items():
             self._metrics["train"][f"reward/{column}/{name}"].append(value)
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        super().log({**logs, **self.spending.metrics()}, start_time)
-
     def _learn(self) -> None:
         """Let the baseline learn from the batches that are used up: the policy was updated on all of them."""
         while self._unlearnt and self._unlearnt[0][0] <= self._step:
@@ -284,6 +284,8 @@ class BasisTrainer(GRPOTrainer):
                 if self.args.save_strategy != "no" and self.state.global_step > 0:
                     self._save_last_step()
                 raise
+            finally:
+                self._wait_for_own_pushes()
 
     def _save_last_step(self) -> None:
         """A checkpoint of the last whole optimizer step, though a later generation has failed."""
@@ -335,12 +337,10 @@ class BasisTrainer(GRPOTrainer):
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             checkpoint.finish(folder)
-            checkpoint.rotate(folder.parent, limit, self.state.best_model_checkpoint)
-        if self.args.push_to_hub:
-            super()._push_from_checkpoint(str(folder))
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Not from within transformers' saving, where the checkpoint is not complete yet."""
+            best = self.state.best_model_checkpoint
+            checkpoint.rotate(folder.parent, limit, [*([best] if best else []), *self._hub.in_use()])
+        if self.args.push_to_hub and self.is_world_process_zero():
+            push_checkpoint(self, folder)
 
     def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint_folder)

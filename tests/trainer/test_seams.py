@@ -43,6 +43,16 @@ def test_the_push_comes_after_save_model():
     assert text.index("self.save_model(output_dir, _internal_call=True)") < text.index("_push_from_checkpoint")
 
 
+def test_all_of_transformers_pushes_go_through_what_is_overridden():
+    text = inspect.getsource(Trainer)
+    assert text.count("self.init_hf_repo(") == 2  # __init__ and push_to_hub
+    assert text.count("self._finish_current_push()") == 2  # the end of training and push_to_hub
+    assert text.count("self._push_from_checkpoint(") == 1
+    assert text.count(".upload_folder(") == 3  # push_to_hub and two in _push_from_checkpoint
+    assert "torch.save(self.args" in source(Trainer._save)
+    assert "self.create_model_card(" in source(GRPOTrainer._save_checkpoint)
+
+
 def test_the_state_is_restored_on_every_rank_and_backend():
     assert "self._load_optimizer_and_scheduler(resume_from_checkpoint)" in inspect.getsource(Trainer)
     assert "_load_optimizer_and_scheduler(self, checkpoint)" in source(GRPOTrainer._load_optimizer_and_scheduler)

@@ -1,0 +1,61 @@
+"""``basis-rl push OUTPUT_DIR [OWNER/NAME]``."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from basis_rl.cli.main import LOST, fail, report
+from basis_rl.report.card import load_facts
+from basis_rl.report.results import BASE_FILE_NAME, FILE_NAME, results_of
+from basis_rl.trainer.hub import Hub, Push, files_of_run
+from basis_rl.trainer.publish import by_hand, write_readme
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the card anew, with the results of evaluations that are there by now, and push the folder as one commit."""
+    parser = argparse.ArgumentParser(prog="basis-rl push", description=main.__doc__, allow_abbrev=False)
+    parser.add_argument("output_dir", type=Path, help="output_dir of a run")
+    parser.add_argument("repo_id", nargs="?", help="OWNER/NAME; default: where the run pushed to, or the folder's name")
+    parser.add_argument("--private", action="store_true", help="create the repository as a private one")
+    parser.add_argument("--revision", help="branch, created if it is not there; default: main")
+    parser.add_argument("--results", type=Path, help="results.json of its evaluation; default: that in OUTPUT_DIR")
+    parser.add_argument("--base_results", type=Path, help="results.json of the base model's, for comparison")
+    arguments = parser.parse_args(list(argv))
+    folder: Path = arguments.output_dir
+    try:
+        facts = load_facts(folder)
+        if not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
+            raise ValueError(
+                f"'{folder}' holds no model: the run has not come to its end. Push one of its checkpoints."
+            )
+        take_results(folder, arguments.results, arguments.base_results)
+        name = arguments.repo_id or facts.hub_model_id or folder.absolute().name
+        hub = Hub(name=name, private=arguments.private or None, revision=arguments.revision)
+        name = hub.connect() or name
+        write_readme(replace(facts, hub_model_id=name, model_name=name.split("/")[-1]), folder)
+    except (ValueError, OSError) as error:
+        return report(error)
+    push = Push(message="Model, card and results", files=files_of_run(folder), by_hand=by_hand(folder))
+    pushed = hub.submit(push).result()
+    if pushed is None:
+        return fail(f"'{folder}' could not be pushed.", LOST)
+    print(f"Pushed: {pushed.commit_url}")
+    return 0
+
+
+def take_results(folder: Path, own: Path | None, base: Path | None) -> None:
+    """Copy results of evaluations to where the card looks for them.
+
+    Raises:
+        ValueError: a file that is no result of an evaluation.
+    """
+    for source, name in ((own, FILE_NAME), (base, BASE_FILE_NAME)):
+        if source is not None:
+            path = source / FILE_NAME if source.is_dir() else source
+            results_of(path)
+            if path.resolve() != (folder / name).resolve():
+                shutil.copy(path, folder / name)

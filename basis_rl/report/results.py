@@ -1,0 +1,97 @@
+"""Results of evaluations (``results.json``), as far as a card shows them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FILE_NAME, BASE_FILE_NAME = "results.json", "base_results.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One number of one model on one benchmark.
+
+    Attributes:
+        benchmark: its name.
+        metric: ``avg@32``, ``pass@8``, ``maj@8``.
+        value: in [0, 1].
+        low: lower end of the 95 % interval over problems.
+        high: its upper end.
+        problems: how many.
+        samples: answers to each.
+        temperature: 0 is greedy.
+        top_p: of the sampling.
+        max_tokens: of an answer.
+        truncated: share of the answers that reached it.
+        dataset: Hub id of the problems.
+        is_base: the base model's.
+    """
+
+    benchmark: str
+    metric: str
+    value: float
+    low: float
+    high: float
+    problems: int
+    samples: int
+    temperature: float
+    top_p: float
+    max_tokens: int
+    truncated: float
+    dataset: str | None = None
+    is_base: bool = False
+
+
+def read_results(folder: str | Path) -> list[Result]:
+    """Results of the model in `folder` (``results.json``) and of its base model (``base_results.json``), if any.
+
+    Raises:
+        ValueError: a file that is no result of an evaluation.
+    """
+    results: list[Result] = []
+    for name, is_base in ((FILE_NAME, False), (BASE_FILE_NAME, True)):
+        if (Path(folder) / name).is_file():
+            results += results_of(Path(folder) / name, is_base=is_base)
+    return results
+
+
+def results_of(path: Path, *, is_base: bool = False) -> list[Result]:
+    """``avg@n`` of every benchmark of a file, and ``pass@k`` and ``maj@k`` for the largest k where n > 1.
+
+    Raises:
+        ValueError: it is no result of an evaluation.
+    """
+    try:
+        content = json.loads(path.read_text())
+        return [result for name, entry in content.items() for result in _results(name, entry, is_base)]
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"'{path}' is not the results.json of an evaluation: {error!r}.") from error
+
+
+def _results(name: str, entry: Mapping[str, Any], is_base: bool) -> Iterator[Result]:
+    samples, settings = int(entry["num_samples"]), entry["settings"]
+    found = {f"avg@{samples}": entry[f"avg@{samples}"]}
+    for metric in ("pass@k", "maj@k"):
+        largest = max(entry.get(metric) or {}, key=int, default=None)
+        if largest is not None and samples > 1:
+            found[metric.replace("k", largest)] = entry[metric][largest]
+    for metric, numbers in found.items():
+        yield Result(
+            benchmark=name,
+            metric=metric,
+            value=float(numbers["value"]),
+            low=float(numbers["low"]),
+            high=float(numbers["high"]),
+            problems=int(entry["num_problems"]),
+            samples=samples,
+            temperature=float(settings["temperature"]),
+            top_p=float(settings["top_p"]),
+            max_tokens=int(settings["max_new_tokens"]),
+            truncated=float(entry["truncated"]),
+            dataset=(settings.get("source") or {}).get("dataset_name"),
+            is_base=is_base,
+        )

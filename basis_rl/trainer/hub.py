@@ -1,0 +1,235 @@
+"""Pushes to the Hub that never kill a run: whole or not at all, in the background, repeated, then given up aloud."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
+)
+from huggingface_hub.hf_api import RepoFile
+
+_logger = logging.getLogger(__name__)
+# Codes of 4xx that another attempt may mend: timeout, conflict with another commit, too early, too many requests.
+_PASSING = {408, 409, 412, 425, 429}
+_LONGEST_WAIT = 300.0
+# Of output_dir: what is no part of the model, or not for others (a server's log names hosts and arguments).
+NOT_PUSHED = ["_*", "checkpoint-*", "last-checkpoint*", "*.log", "STOP", ".*", "*/.*", "*.part", "*.old"]
+# Of a checkpoint: what only a resume needs; the rest is the model, its tokenizer and the baseline's state.
+ONLY_TO_RESUME = ["optimizer*", "scheduler*", "scaler*", "rng_state*", "phase_*", "trainer_state.json", "global_step*"]
+ONLY_TO_RESUME += ["pytorch_model_fsdp*", "latest", "zero_to_fp32.py", "entropy_ctrl_state.json", "user_content.pt"]
+# Written to while an upload may run: read when the push is made.
+_CHANGING = (".json", ".jsonl", ".md", ".yaml", ".png")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Push:
+    """One commit.
+
+    Attributes:
+        message: of the commit.
+        files: path in the repository -> local file, or its content.
+        by_hand: the command that does the same, for the message when it fails.
+        checkpoint: local folder that must stay until the push is done.
+        replaces: folder of the repository that becomes that checkpoint: its other files are deleted.
+        revision: branch; None is that of the run.
+    """
+
+    message: str
+    files: Mapping[str, Path | bytes]
+    by_hand: str
+    replaces: str | None = None
+    checkpoint: Path | None = None
+    revision: str | None = None
+
+
+@dataclass
+class Hub:
+    """A model repository, and the pushes to it: one after the other in a thread of their own.
+
+    Each push is one commit, so that neither a model nor a checkpoint is ever there by halves. A push that fails is
+    repeated after `wait_first`, twice that, ... seconds, `retries` times; one that is refused (4xx) is not. Then a
+    warning says what to do, and nothing is raised.
+
+    Attributes:
+        name: ``owner/name`` or ``name``.
+        repo_id: ``owner/name``, once the Hub has told.
+        pushed: names of the checkpoints that are there.
+    """
+
+    name: str
+    token: str | None = field(default=None, repr=False)
+    private: bool | None = None
+    revision: str | None = None
+    retries: int = 4
+    wait_first: float = 5.0
+    repo_id: str | None = None
+    pushed: set[str] = field(default_factory=set)
+    _running: dict[Future[CommitInfo | None], Push] = field(default_factory=dict)
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "push_to_hub"))
+
+    @property
+    def url(self) -> str:
+        """Where the model is to be seen."""
+        return f"{self._api().endpoint}/{self.repo_id or self.name}"
+
+    def connect(self) -> str | None:
+        """Create the repository and its branch, and ask whether this token may write, before anything is spent.
+
+        A Hub that cannot be reached is a warning: each push tries again.
+
+        Returns:
+            ``owner/name``, None if the Hub could not be reached.
+
+        Raises:
+            ValueError: the Hub refuses: no token or a wrong one, no right to write there, a name that it does not take.
+        """
+        error = None
+        for attempt in range(2):
+            try:
+                self._prepare(self.revision)
+                probe = CommitOperationAdd("README.md", b"")
+                self._api().preupload_lfs_files(self.repo_id or self.name, [probe], revision=self.revision)
+                return self.repo_id
+            except Exception as caught:
+                error = caught
+                if is_refusal(error):
+                    raise ValueError(
+                        f"push_to_hub: the Hub refuses '{self.name}': {one_line(error)}\nLog in (`hf auth login`, or "
+                        "HF_TOKEN) with a token that may write there, mend hub_model_id, or set push_to_hub: false and "
+                        "push when the run is over: `basis-rl push OUTPUT_DIR OWNER/NAME`."
+                    ) from error
+                if attempt == 0 and not isinstance(error, OfflineModeIsEnabled):
+                    time.sleep(self.wait_first)
+        assert error is not None
+        _logger.warning(
+            "push_to_hub: the Hub cannot be reached (%s). The run goes on; each push will try again.", one_line(error)
+        )
+        return None
+
+    def try_to_connect(self) -> None:
+        """`connect`, before a push that will say itself what is wrong."""
+        with suppress(Exception):
+            self._prepare(self.revision)
+
+    def submit(self, push: Push) -> Future[CommitInfo | None]:
+        """Do `push` after those that wait already. Its result is None if it failed; it raises nothing."""
+        self._running = {future: other for future, other in self._running.items() if not future.done()}
+        future = self._thread.submit(self._push, push)
+        self._running[future] = push
+        return future
+
+    def done(self, timeout: float | None = 0.0) -> bool:
+        """Whether all pushes are over, after at most `timeout` seconds (None: however long)."""
+        return not wait(self._running, timeout).not_done
+
+    def in_use(self) -> list[Path]:
+        """Checkpoints that are being uploaded or wait for it."""
+        return [push.checkpoint for future, push in self._running.items() if push.checkpoint and not future.done()]
+
+    def _push(self, push: Push) -> CommitInfo | None:
+        for attempt in range(self.retries + 1):
+            try:
+                info = self._commit(push)
+                if push.replaces and push.checkpoint:
+                    self.pushed.add(push.checkpoint.name)
+                return info
+            except Exception as error:
+                if is_refusal(error) or attempt == self.retries:
+                    _logger.warning(
+                        "push_to_hub: '%s' is NOT on the Hub: %s\nThe run goes on, all files are on this machine, and "
+                        "later saves are pushed again. By hand: %s",
+                        push.message,
+                        one_line(error),
+                        push.by_hand.format(repo=self.repo_id or self.name),
+                    )
+                    return None
+                pause = min(_LONGEST_WAIT, self.wait_first * 2**attempt)
+                _logger.warning("push_to_hub: %s. Again in %g s.", one_line(error), pause)
+                time.sleep(pause)
+        raise AssertionError("unreachable")
+
+    def _commit(self, push: Push) -> CommitInfo:
+        api, revision = self._api(), push.revision or self.revision
+        repo_id = self._prepare(revision)
+        operations: list[Any] = [CommitOperationAdd(path, content) for path, content in push.files.items()]
+        if push.replaces is not None:
+            there = _files_in(api, repo_id, push.replaces, revision)
+            operations += [CommitOperationDelete(path) for path in there if path not in push.files]
+        info: CommitInfo = api.create_commit(repo_id, operations, commit_message=push.message, revision=revision)
+        return info
+
+    def _prepare(self, revision: str | None) -> str:
+        api = self._api()
+        self.repo_id = api.create_repo(self.repo_id or self.name, private=self.private, exist_ok=True).repo_id
+        if revision not in (None, "main") and not str(revision).startswith("refs/"):
+            api.create_branch(self.repo_id, branch=str(revision), exist_ok=True)
+        return self.repo_id
+
+    def _api(self) -> HfApi:
+        return HfApi(token=self.token, library_name="basis-rl")
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the same request would fail in the same way again."""
+    if isinstance(error, HfHubHTTPError):
+        status = error.response.status_code if error.response is not None else 500
+        return 400 <= status < 500 and status not in _PASSING
+    return isinstance(error, (HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled, FileNotFoundError))
+
+
+def one_line(error: BaseException) -> str:
+    """An error in one line; the first line of those of the Hub tells the status, the last one the reason."""
+    if isinstance(error, json.JSONDecodeError):
+        return "the Hub's answer could not be read"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    shown = " ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or type(error).__name__
+    cause = error.__cause__
+    if cause is not None and not isinstance(error, HfHubHTTPError) and str(cause) != str(error):
+        shown += f" ({one_line(cause)})"
+    return shown[:400]
+
+
+def files_of_run(output_dir: Path) -> dict[str, Path | bytes]:
+    """What is pushed of a run's folder, without its checkpoints."""
+    return {
+        name: path.read_bytes() if name.endswith(_CHANGING) or "tfevents" in name else path
+        for name, path in _paths(output_dir, NOT_PUSHED).items()
+    }
+
+
+def files_of_checkpoint(folder: Path, place: str) -> dict[str, Path | bytes]:
+    """A whole checkpoint, as the folder `place` of the repository."""
+    return {f"{place}/{name}": path for name, path in _paths(folder, []).items()}
+
+
+def model_of_checkpoint(folder: Path) -> dict[str, Path | bytes]:
+    """The model of a checkpoint, its tokenizer and the baseline's state, as the repository's root."""
+    return dict(_paths(folder, ONLY_TO_RESUME))
+
+
+def _paths(folder: Path, ignore: list[str]) -> dict[str, Path]:
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return {name: folder / name for name in names if not any(fnmatch(name, pattern) for pattern in ignore)}
+
+
+def _files_in(api: HfApi, repo_id: str, folder: str, revision: str | None) -> list[str]:
+    try:
+        tree = api.list_repo_tree(repo_id, folder, recursive=True, revision=revision)
+        return [entry.path for entry in tree if isinstance(entry, RepoFile)]
+    except EntryNotFoundError:
+        return []

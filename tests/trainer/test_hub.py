@@ -1,0 +1,279 @@
+"""Pushes by the real `huggingface_hub` client to an endpoint of our own: what is sent, and what happens on failure."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file
+
+from basis_rl.trainer.checkpoint import is_complete
+from tests.hub_endpoint import HubEndpoint
+
+ROOT = Path(__file__).resolve().parents[2]
+TOKEN, READER = "hf_AliceMayWriteHere0001", "hf_AliceMayOnlyRead0002"
+STRATEGIES = ["end", "every_save", "checkpoint", "all_checkpoints"]
+
+
+def job(name, folder, **args):
+    """A run of `tests.trainer.pushing`; what is no setting of `BasisConfig` stays outside `args`."""
+    own = {key: args.pop(key) for key in ("resume", "push", "baseline") if key in args}
+    return {"name": name, "out": str(folder / name), "args": {"hub_token": TOKEN, **args}, **own}
+
+
+def python(hub, home, *arguments, token=None, launcher=()):
+    environment = {key: value for key, value in os.environ.items() if key not in ("HF_TOKEN", "HF_HUB_OFFLINE")}
+    command = [sys.executable, *launcher, *map(str, arguments)]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**environment, **hub.environment(home, token), "CI": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+    return done
+
+
+@pytest.fixture(scope="module")
+def hub():
+    with HubEndpoint({TOKEN: ("alice", "write"), READER: ("alice", "read")}) as endpoint:
+        yield endpoint
+        assert endpoint.complaints == []
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("hub")
+
+
+@pytest.fixture(scope="module")
+def ran(hub, folder, tiny_path):
+    """All runs that need one process, in one process: name -> what came of it; ``stderr`` is what they said."""
+
+    def third_is_there():
+        third, until = folder / "slow" / "checkpoint-3", time.monotonic() + 60
+        while not is_complete(third) and time.monotonic() < until:
+            time.sleep(0.05)
+
+    faults = {
+        "flaky": hub.fail(r"POST .*alice/flaky/commit", 503, times=2),
+        "lfs": hub.fail(r"POST .*alice/flaky\.git/info/lfs", "drop", times=1),
+        "dead": hub.fail(r"POST .*alice/dead/commit", 500),
+        "revoked": hub.fail(r"POST .*alice/revoked/commit", 403),
+        "slow": hub.fail(r"POST .*alice/slow\.git/info/lfs", third_is_there, times=1),
+        "down": hub.fail(r'(POST /api/repos/create .*"down")|(alice/down)', "drop"),
+        "late": hub.fail(r'POST /api/repos/create .*"late"', 502, times=2),
+    }
+    history = {"baseline": "basis_history"}
+    jobs = [
+        job("end", folder, hub_strategy="end", model_init_kwargs={"token": TOKEN}),
+        job("every_save", folder, hub_strategy="every_save"),
+        job("checkpoint", folder, hub_strategy="checkpoint", hub_private_repo=True, hub_revision="dev", **history),
+        job("all_checkpoints", folder, hub_strategy="all_checkpoints"),
+        job("flaky", folder, hub_strategy="checkpoint"),
+        job("dead", folder, hub_retries=1),
+        job("revoked", folder),
+        job("slow", folder, hub_strategy="all_checkpoints", save_total_limit=1, max_steps=4, **history),
+        job("down", folder, hub_retries=1),
+        job("late", folder, hub_strategy="checkpoint"),
+        job("wrong-token", folder, hub_token="hf_NobodyKnowsThisToken"),
+        job("read-only", folder, hub_token=READER),
+        job("no good name", folder),
+        job("bob/theirs", folder),
+    ]
+    done = python(hub, folder / "home", "-m", "tests.trainer.pushing", tiny_path, *map(json.dumps, jobs))
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    return {**outcome, "stderr": done.stderr, "faults": faults}
+
+
+def trained(folder, name):
+    return load_file(folder / name / "_as_trained" / "model.safetensors")
+
+
+def same(weights, expected):
+    return weights.keys() == expected.keys() and all(torch.equal(weights[key], expected[key]) for key in weights)
+
+
+def sent(hub, name, path, revision="main"):
+    return hub.files(f"models/alice/{name}", revision)[path]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_model_tokenizer_card_and_baseline_state_arrive(name, ran, hub, folder):
+    revision = "dev" if name == "checkpoint" else "main"
+    files = hub.files(f"models/alice/{name}", revision)
+    there = {"model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "README.md", "run.json"}
+    assert there | {"training.png", "baseline_state.pt"} <= set(files)
+    (folder / "pulled.safetensors").write_bytes(files["model.safetensors"])
+    assert same(load_file(folder / "pulled.safetensors"), trained(folder, name))
+    assert hub.repos[f"models/alice/{name}"].private == (name == "checkpoint")
+    card = ModelCard(files["README.md"].decode())
+    assert card.data.pipeline_tag == "text-generation"
+    assert {"trl", "basis-rl"} <= set(card.data.tags)
+    assert f"alice/{name}" in card.text
+
+
+def test_every_strategy_pushes_what_it_says(ran, hub):
+    steps = {
+        name: hub.messages(f"models/alice/{name}", "dev" if name == "checkpoint" else "main") for name in STRATEGIES
+    }
+    assert steps["end"] == ["initial commit", "End of training"]
+    for name in STRATEGIES[1:]:
+        assert steps[name][-1] in ("Training in progress, step 2", "End of training")
+    assert hub.messages("models/alice/checkpoint", "main") == ["initial commit"]
+    folders = {
+        name: {path.split("/")[0] for path in hub.files(f"models/alice/{name}", revision) if "/" in path}
+        for name, revision in zip(STRATEGIES, ["main", "main", "dev", "main"], strict=True)
+    }
+    assert folders["end"] == folders["every_save"] == set()
+    assert folders["checkpoint"] == {"last-checkpoint"}
+    assert folders["all_checkpoints"] == {"checkpoint-1", "checkpoint-2"}
+
+
+def test_pushed_checkpoints_are_whole(ran, hub, folder):
+    for name, revision in (("checkpoint", "dev"), ("all_checkpoints", "main"), ("flaky", "main"), ("slow", "main")):
+        commits = hub.repos[f"models/alice/{name}"].branches[revision]
+        seen = 0
+        for commit in commits:
+            for place in {path.split("/")[0] for path in commit.files if "checkpoint" in path.split("/")[0]}:
+                files = {path.removeprefix(f"{place}/") for path in commit.files if path.startswith(f"{place}/")}
+                whole = {"model.safetensors", "optimizer.pt", "rng_state.pth", "phase_0.pt", "baseline_state.pt"}
+                assert whole | {"trainer_state.json"} <= files
+                assert "INCOMPLETE" not in files
+                steps = json.loads(commit.files[f"{place}/trainer_state.json"].data)["global_step"]
+                assert place in ("last-checkpoint", f"checkpoint-{steps}")
+                seen += 1
+        assert seen
+
+
+def test_rotation_waits_for_the_upload(ran, hub, folder):
+    places = {path.split("/")[0] for path in hub.files("models/alice/slow") if path.startswith("checkpoint-")}
+    assert places == {f"checkpoint-{step}" for step in (1, 2, 3, 4)}
+    assert ran["faults"]["slow"].hit == 1
+
+
+def test_no_token_is_sent_or_saved(ran, hub, folder):
+    arguments = torch.load(folder / "end" / "training_args.bin", weights_only=False)
+    assert arguments.hub_token is None
+    assert "token" not in arguments.model_init_kwargs
+    assert arguments.hub_model_id == "end"
+    content = [
+        blob.data for repo in hub.repos.values() for b in repo.branches.values() for c in b for blob in c.files.values()
+    ]
+    content += [hub.everything(), *hub.objects.values()]
+    content += [path.read_bytes() for path in folder.rglob("*") if path.is_file() and "home" not in path.parts]
+    for token in (TOKEN, READER):
+        assert not any(token.encode() in data for data in content)
+    control = folder / "control.bin"
+    torch.save({"hub_token": TOKEN}, control)
+    assert TOKEN.encode() in control.read_bytes(), "the search would not find a token that is there"
+
+
+def test_what_fails_for_a_while_arrives(ran, hub, folder):
+    assert ran["flaky"]["pushed"]
+    assert ran["faults"]["flaky"].hit == 2
+    assert ran["faults"]["lfs"].hit == 1
+    assert "last-checkpoint/optimizer.pt" in hub.files("models/alice/flaky")
+
+
+@pytest.mark.parametrize("name", ["dead", "revoked", "down"])
+def test_what_fails_for_good_is_a_warning(name, ran, hub, folder):
+    assert ran[name]["step"] == 2
+    assert ran[name]["pushed"] is None
+    assert f"basis-rl push {folder / name}" in ran["stderr"]
+    weights = load_file(folder / name / "model.safetensors")
+    assert same(weights, trained(folder, name))
+    assert list(hub.files(f"models/alice/{name}")) == [".gitattributes"] if name != "down" else True
+
+
+def test_only_what_may_pass_is_repeated(ran):
+    # Pushed: the last save and the end of the training, and the first save, where none was on its way.
+    assert 2 <= ran["faults"]["revoked"].hit <= 3
+    assert 4 <= ran["faults"]["dead"].hit <= 6
+
+
+def test_a_hub_that_comes_back_gets_everything(ran, hub):
+    assert "the Hub cannot be reached" in ran["stderr"]
+    assert "last-checkpoint/optimizer.pt" in hub.files("models/alice/late")
+    assert "alice/late" in sent(hub, "late", "README.md").decode()
+
+
+@pytest.mark.parametrize("name", ["wrong-token", "read-only", "no good name", "bob/theirs"])
+def test_a_refusal_is_one_message_before_anything_is_spent(name, ran, folder):
+    error = ran[name]["error"]
+    assert f"the Hub refuses '{name}'" in error
+    assert "hf auth login" in error
+    assert "basis-rl push" in error
+    assert not (folder / name / "model.safetensors").exists()
+
+
+@pytest.fixture(scope="module")
+def pulled(ran, hub, folder, tiny_path):
+    """What another machine makes of it: `tests.trainer.pulling`."""
+    done = python(hub, folder / "other", "-m", "tests.trainer.pulling", tiny_path, folder, token=TOKEN)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_models_load_from_the_hub(pulled, folder):
+    assert pulled["generated"] > 0
+    assert same(load_file(folder / "from_hub" / "model.safetensors"), trained(folder, "end"))
+
+
+def test_a_pulled_checkpoint_goes_on_as_if_never_stopped(pulled, folder):
+    assert pulled["resumed_from"] == 2
+    assert same(trained(folder, "resumed"), trained(folder, "slow"))
+
+
+def test_tables_and_codebooks_come_back_as_they_were(pulled):
+    assert pulled["table"][0] == pulled["table"][1]
+    assert pulled["clusters"][0] == pulled["clusters"][1]
+
+
+def test_recipe_evaluation_and_artefacts_are_on_the_card(pulled, hub, folder):
+    assert pulled["codes"] == [0, 0]
+    card = ModelCard(sent(hub, "cli", "README.md").decode())
+    assert card.data.license == "apache-2.0", "of the base model's card"
+    assert card.data.base_model == "alice/base"
+    assert card.data.eval_results[0].metric_value == 0.5
+    assert card.data.eval_results[0].dataset_type == "HuggingFaceH4/MATH-500"
+    for text in (
+        "alice/table",
+        pulled["table"][0],
+        "alice/base (base)",
+        "basis-rl train",
+        "math-verify",
+        "gong2026basis",
+    ):
+        assert text in card.text, text
+    recipe = sent(hub, "cli", "recipe.yaml").decode()
+    assert recipe.strip() in card.text
+    (reference,) = json.loads(sent(hub, "cli", "artefacts.json"))
+    assert reference["source"] == "alice/table"
+    assert reference["sha256"] == pulled["table"][0]
+    assert {"results.json", "base_results.json", "metrics.jsonl", "training.png"} <= set(hub.files("models/alice/cli"))
+
+
+@pytest.mark.slow
+def test_no_rank_waits_for_a_push_that_fails(hub, folder, tiny_path):
+    dead = hub.fail(r"POST .*alice/two-dead/commit", 500)
+    launcher = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
+    launcher += ["--num_processes", "2", "--main_process_port", "0"]
+    settings = {"per_device_train_batch_size": 4, "ddp_backend": "gloo", "hub_retries": 1}
+    jobs = [job("two-dead", folder, **settings), job("two-refused", folder, **{**settings, "hub_token": READER})]
+    jobs.append(job("two-well", folder, **settings, hub_strategy="checkpoint"))
+    done = python(
+        hub, folder / "home", "-m", "tests.trainer.pushing", tiny_path, *map(json.dumps, jobs), launcher=launcher
+    )
+    outcome = json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith("{")))
+    assert outcome["two-dead"]["pushed"] is None
+    assert dead.hit >= 4
+    assert "the Hub refuses" in outcome["two-refused"]["error"]
+    assert {"last-checkpoint/phase_0.pt", "last-checkpoint/phase_1.pt"} <= set(hub.files("models/alice/two-well"))
