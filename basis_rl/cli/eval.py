@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -54,6 +55,11 @@ def main(argv: Sequence[str]) -> int:
         words.insert(0, "--model")
     reward = None
     try:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ValueError(
+                "basis-rl eval runs in one process: start it without accelerate launch, and for several GPUs with "
+                "--backend vllm --vllm_args='--data-parallel-size N'."
+            )
         (options,) = _parse(words)
         config, tokenizer = load_parts(options.model, options.revision, options.trust_remote_code)
         reward = MathVerifyReward(num_workers=options.num_workers)

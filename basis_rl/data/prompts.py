@@ -199,7 +199,7 @@ def _reasoning_gym(name: str, kwargs: dict[str, Any] | str) -> Dataset:
         import reasoning_gym
     except ImportError as error:
         raise ValueError("reasoning_gym:NAME needs `pip install basis-rl[reasoning-gym]`.") from error
-    options = json.loads(kwargs) if isinstance(kwargs, str) else kwargs
+    options = {"seed": 0, **(json.loads(kwargs) if isinstance(kwargs, str) else kwargs)}
     try:
         generated = reasoning_gym.create_dataset(name, **options)
     except (ValueError, TypeError, AssertionError) as error:

@@ -147,6 +147,12 @@ def test_no_model_and_no_such_model(capsys):
     assert "'no/where' could not be loaded" in capsys.readouterr().err
 
 
+def test_several_processes_are_refused(model, sums, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert evaluate(model, sums, tmp_path) == 2
+    assert "runs in one process" in capsys.readouterr().err
+
+
 def test_a_comparison_needs_the_same_problems(model, sums, tmp_path, capsys):
     assert evaluate(model, sums, tmp_path / "a", "--limit", 2) == 0
     assert evaluate(model, sums, tmp_path / "b", "--compare", tmp_path / "a") == 2

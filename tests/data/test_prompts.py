@@ -63,9 +63,9 @@ def test_answer_column_goes_before_a_worked_solution(tmp_path):
 
 
 def test_reasoning_gym_is_seeded():
-    settings = {"dataset_kwargs": {"size": 20, "seed": 4}}
-    first, second = load("reasoning_gym:chain_sum", **settings), load("reasoning_gym:chain_sum", **settings)
-    assert first.to_list() == second.to_list()
+    for kwargs in ({"size": 20, "seed": 4}, {"size": 20}):
+        first, second = (load("reasoning_gym:chain_sum", dataset_kwargs=kwargs) for _ in range(2))
+        assert first.to_list() == second.to_list()
 
 
 @pytest.mark.parametrize(
