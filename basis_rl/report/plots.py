@@ -130,7 +130,7 @@ def _draw(
                 continue
             whole, share = table_price(group, uses)
             _line(axis, found.x["num_responses"] + whole, found, index, label=group.label)
-            if whole:
+            if share < whole:
                 _line(axis, found.x["num_responses"] + share, found, index, linestyle="--", band=False)
         _dress(axis, plot, unit)
         if legend:
@@ -194,7 +194,7 @@ def _dress(axis: Any, plot: Plot, unit: str) -> None:
     elif plot.percent:
         low, high = axis.get_ylim()
         axis.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
-        axis.set_ylim(max(0.0, low), high + 0.01 if high - low < 0.001 else high)
+        axis.set_ylim(max(0.0, low), min(1.01, high))
 
 
 def _positive(axis: Any) -> bool:
