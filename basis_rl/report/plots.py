@@ -54,15 +54,15 @@ def plots(comparison: Comparison) -> list[Plot]:
     """Those for which at least one run has logged something."""
     learning = "Learning curves"
     wanted = [Plot(f"reward_{x}", f"reward over {_AXES[x]}", "reward", x, section=learning) for x in _LEARNING]
-    if any(run.table for group in comparison.groups for run in group.runs):
-        title = "reward, value table included: all of it, dashed its share"
-        wanted.append(Plot("reward_table", title, "reward", TABLE, section=learning))
     for key in evaluations(comparison.groups):
         name = key.removeprefix("eval_").removesuffix("_reward")
         title = "evaluation" if key == "eval_reward" else f"evaluation, {name},"
         wanted += [
             Plot(f"{key}_{x}", f"{title} over {_AXES[x]}", key, x, measured=True, section=learning) for x in _LEARNING
         ]
+    if any(run.table for group in comparison.groups for run in group.runs):
+        title = "reward with the value table (dashed: its share)"
+        wanted.append(Plot("reward_table", title, "reward", TABLE, section=learning))
     wanted += [
         Plot("beta", "calibrated β", "baseline/beta", "step", log=True),
         Plot("mse", "mean of (r − b)²", "baseline/mse_to_reward"),

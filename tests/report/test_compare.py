@@ -132,6 +132,16 @@ def test_without_recipes_runs_have_the_names_of_their_folders(tmp_path):
         compare_runs([tmp_path], reference="three")
 
 
+def test_a_run_of_a_script_is_read_from_its_trainer_state(tmp_path):
+    rows = write_run(tmp_path / "made", steps=6)
+    (tmp_path / "script").mkdir()
+    log = [*rows, {"step": 6, "train_runtime": 3.0, "num_responses": 6 * 64}]
+    (tmp_path / "script" / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+    run = read_run(tmp_path / "script")
+    assert run.finished
+    assert run.series("reward")[1].tolist() == read_run(tmp_path / "made").series("reward")[1].tolist()
+
+
 def test_steps_that_a_resume_repeats_replace_the_earlier_ones(tmp_path):
     rows = write_run(tmp_path / "a", steps=10)
     again = [{**row, "reward": 7.0} for row in rows[6:]]
