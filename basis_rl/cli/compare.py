@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from basis_rl.cli.main import report
-from basis_rl.report.compare import Comparison, compare
+from basis_rl.report.compare import Comparison, compare_runs
 from basis_rl.report.page import headline, write_report
 from basis_rl.report.tables import Table, tables
 
@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--output", type=Path, default=Path("report"), help="folder of the report; default: report")
     options = parser.parse_args(argv)
     try:
-        found = compare(options.runs, budget=options.budget, reference=options.reference)
+        found = compare_runs(options.runs, budget=options.budget, reference=options.reference)
         page = write_report(found, options.output)
     except (ValueError, OSError) as error:
         return report(error)

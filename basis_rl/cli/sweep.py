@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -45,11 +46,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--output", type=Path, help="folder; default: the recipe's output_dir with -sweep")
     parser.add_argument("--launcher", default="", help='such as "accelerate launch --config_file FILE"')
     options, overrides = parser.parse_known_args(argv)
+    launcher = shlex.split(options.launcher) or [sys.executable]
     try:
+        if shutil.which(launcher[0]) is None:
+            raise ValueError(f"--launcher: there is no program '{launcher[0]}'.")
         runs = plan(
             options.recipe,
             [name for name in options.baselines.split(",") if name],
-            [int(seed) for seed in options.seeds.split(",")],
+            parse_seeds(options.seeds),
             options.output,
             overrides=overrides,
             budget=None if options.budget is None else int(options.budget),
@@ -61,8 +65,7 @@ def main(argv: Sequence[str]) -> int:
         check_all(waiting)
     except (ValueError, OSError) as error:
         return report(error)
-    command = [*(shlex.split(options.launcher) or [sys.executable]), "-m", "basis_rl", "train"]
-    sweep = Sweep(command, waiting)
+    sweep = Sweep([*launcher, "-m", "basis_rl", "train"], waiting)
     failed = sweep.run()
     if sweep.stopped:
         print("Stopped. The same command goes on.")
@@ -75,6 +78,17 @@ def main(argv: Sequence[str]) -> int:
         last = log.read_text(errors="replace").strip().splitlines()[-1:]
         print(f"FAILED: {run.name}: {''.join(last)[:300]} (log: {log})")
     return FAILED if failed else code
+
+
+def parse_seeds(text: str) -> list[int]:
+    """``0,1,2``.
+
+    Raises:
+        ValueError: something else.
+    """
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise ValueError(f"--seeds must be whole numbers with commas between them (0,1,2), got '{text}'.")
+    return [int(seed) for seed in text.split(",")]
 
 
 def overview(runs: Sequence[Planned], waiting: Sequence[Planned]) -> str:

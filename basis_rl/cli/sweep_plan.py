@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
+import math
 import re
 import shlex
 from collections.abc import Sequence
@@ -192,23 +193,24 @@ def _adapt(
         arguments += [f"--{key}", value]
     if total is None or "max_steps" in own:
         return arguments, notes
-    found = _parse(arguments, processes)
-    steps = int(total * _steps_a_response(found, kind))
+    drawn, updates = _batch(_parse(arguments, processes), kind)
+    batches = total // drawn
+    steps = int(batches * updates)
     if steps < 1:
         raise ValueError(f"{entry.name}: {total:,} responses are less than one optimizer step.")
-    if steps != found.args.max_steps:
+    if math.ceil(base.args.max_steps / updates) != batches:
         arguments += ["--max_steps", str(steps)]
         notes.append(f"max_steps {steps}")
     return arguments, notes
 
 
-def _steps_a_response(recipe: Recipe, kind: type[Baseline] | None) -> float:
+def _batch(recipe: Recipe, kind: type[Baseline] | None) -> tuple[int, float]:
+    """Responses of a generation batch, and optimizer steps on it."""
     args = recipe.args
     responses = args.generation_batch_size
     if kind is not None and "greedy_rewards" in kind.requires:
         responses += args.generation_batch_size // args.num_generations
-    updates = args.steps_per_generation * args.num_iterations / args.gradient_accumulation_steps
-    return float(updates / responses)
+    return responses, args.steps_per_generation * args.num_iterations / args.gradient_accumulation_steps
 
 
 def _total(base: Recipe, kind: type[Baseline] | None) -> int:
@@ -217,4 +219,5 @@ def _total(base: Recipe, kind: type[Baseline] | None) -> int:
             "The recipe counts epochs, in which one rollout a prompt and several are not as many responses. Give "
             "--budget RESPONSES, or max_steps in the recipe."
         )
-    return round(base.args.max_steps / _steps_a_response(base, kind))
+    responses, updates = _batch(base, kind)
+    return math.ceil(base.args.max_steps / updates) * responses

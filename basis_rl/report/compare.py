@@ -56,7 +56,9 @@ class Curve:
         return _quiet_mean(self.y)
 
 
-def compare(folders: Sequence[str | Path], *, budget: float | None = None, reference: str | None = None) -> Comparison:
+def compare_runs(
+    folders: Sequence[str | Path], *, budget: float | None = None, reference: str | None = None
+) -> Comparison:
     """Read the runs, sort them by what differs, and bring them to one budget.
 
     Args:

@@ -54,15 +54,15 @@ def plots(comparison: Comparison) -> list[Plot]:
     """Those for which at least one run has logged something."""
     learning = "Learning curves"
     wanted = [Plot(f"reward_{x}", f"reward over {_AXES[x]}", "reward", x, section=learning) for x in _LEARNING]
-    if any(run.table for group in comparison.groups for run in group.runs):
-        title = "reward, value table included: all of it, dashed its share"
-        wanted.append(Plot("reward_table", title, "reward", TABLE, section=learning))
     for key in evaluations(comparison.groups):
         name = key.removeprefix("eval_").removesuffix("_reward")
         title = "evaluation" if key == "eval_reward" else f"evaluation, {name},"
         wanted += [
             Plot(f"{key}_{x}", f"{title} over {_AXES[x]}", key, x, measured=True, section=learning) for x in _LEARNING
         ]
+    if any(run.table for group in comparison.groups for run in group.runs):
+        title = "reward with the value table (dashed: its share)"
+        wanted.append(Plot("reward_table", title, "reward", TABLE, section=learning))
     wanted += [
         Plot("beta", "calibrated β", "baseline/beta", "step", log=True),
         Plot("mse", "mean of (r − b)²", "baseline/mse_to_reward"),
@@ -130,7 +130,7 @@ def _draw(
                 continue
             whole, share = table_price(group, uses)
             _line(axis, found.x["num_responses"] + whole, found, index, label=group.label)
-            if whole:
+            if share < whole:
                 _line(axis, found.x["num_responses"] + share, found, index, linestyle="--", band=False)
         _dress(axis, plot, unit)
         if legend:
@@ -194,7 +194,7 @@ def _dress(axis: Any, plot: Plot, unit: str) -> None:
     elif plot.percent:
         low, high = axis.get_ylim()
         axis.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
-        axis.set_ylim(max(0.0, low), high + 0.01 if high - low < 0.001 else high)
+        axis.set_ylim(max(0.0, low), min(1.01, high))
 
 
 def _positive(axis: Any) -> bool:

@@ -38,7 +38,7 @@ svg.key { fill: var(--run); stroke: var(--run); width: 26px; height: 12px; verti
 .scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; width: 100%; }
 th, td { padding: .38rem .7rem; text-align: right; white-space: nowrap; border-top: 1px solid var(--line); }
-thead th { border-top: 0; color: var(--soft); font-weight: 600; vertical-align: bottom; }
+thead th { border-top: 0; color: var(--soft); font-weight: 600; vertical-align: bottom; white-space: normal; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--ground);
   max-width: 46vw; overflow: hidden; text-overflow: ellipsis; }
 tr.delta td { border-top: 0; color: var(--soft); padding-top: 0; font-size: .82rem; }

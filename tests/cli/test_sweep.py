@@ -104,6 +104,8 @@ BAD = {
     "epochs": (["none", "rloo"], {"max_steps": None, "num_train_epochs": 1}, [], "counts epochs.* --budget RESPONSES"),
     "too small a budget": (["none"], {}, ["--budget", "4"], "4 responses are less than one optimizer step"),
     "a seed": (["none"], {}, ["--seed", "3"], "--seed is set by the sweep for each run; give --seeds"),
+    "seeds that are none": (["none"], {}, ["--seeds", "0, 1"], "--seeds must be whole numbers"),
+    "no such launcher": (["none"], {}, ["--launcher", "acelerate launch"], "there is no program 'acelerate'"),
     "an unknown key": (["none"], {}, ["--learning_rat", "1,2"], "Did you mean '--learning_rate'"),
 }
 

@@ -10,7 +10,7 @@ import pytest
 
 from basis_rl.report.compare import (
     _T,
-    compare,
+    compare_runs,
     curve,
     difference,
     last_until,
@@ -47,7 +47,7 @@ def test_window_means_are_means_over_single_responses():
 def test_curves_are_cut_at_the_same_responses_wherever_they_were_logged(tmp_path):
     write_run(tmp_path / "a", baseline="rloo", per_step=64, steps=30)
     write_run(tmp_path / "b", baseline="grpo", per_step=50, steps=41)
-    found = compare([tmp_path / "a", tmp_path / "b"], budget=1000)
+    found = compare_runs([tmp_path / "a", tmp_path / "b"], budget=1000)
     assert found.budget == 1000
     for group in found.groups:
         (run,) = group.runs
@@ -78,14 +78,14 @@ def test_the_budget_is_what_every_run_has_unless_one_is_given(tmp_path):
     write_run(tmp_path / "long", steps=30)
     write_run(tmp_path / "short", baseline="grpo", steps=10, finished=False)
     both = [tmp_path / "long", tmp_path / "short"]
-    found = compare(both)
+    found = compare_runs(both)
     assert found.budget == 640
     assert any("'short' has sampled, which is not finished" in note for note in found.notes)
-    found = compare(both, budget=1000)
+    found = compare_runs(both, budget=1000)
     assert [run.path.name for group in found.groups for run in group.runs] == ["long"]
     assert found.notes == ["Left out, with fewer responses than the budget: 'short' (640)."]
     with pytest.raises(ValueError, match="No run has sampled 5,000 responses; the longest has 1,920"):
-        compare(both, budget=5000)
+        compare_runs(both, budget=5000)
 
 
 def test_evaluations_count_up_to_the_budget_and_keep_their_places(tmp_path):
@@ -94,7 +94,7 @@ def test_evaluations_count_up_to_the_budget_and_keep_their_places(tmp_path):
         for row in rows[4::5]:
             row["eval_reward"] = row["step"] / 100 + seed
         write_rows(tmp_path / f"s{seed}", rows)
-    found = compare([tmp_path])
+    found = compare_runs([tmp_path])
     (group,) = found.groups
     assert last_until(group.runs[0], "eval_reward", 14 * 64) == pytest.approx(0.10)
     assert math.isnan(last_until(group.runs[0], "eval_reward", 64))
@@ -125,11 +125,21 @@ def test_without_recipes_runs_have_the_names_of_their_folders(tmp_path):
         write_run(tmp_path / name)
         (tmp_path / name / "recipe.yaml").unlink()
         (tmp_path / name / "run.json").unlink()
-    found = compare([tmp_path], reference="two")
+    found = compare_runs([tmp_path], reference="two")
     assert [group.label for group in found.groups] == ["one", "two"]
     assert found.reference.label == "two"
     with pytest.raises(ValueError, match=r"There is no 'three' to compare with\. There are: one, two"):
-        compare([tmp_path], reference="three")
+        compare_runs([tmp_path], reference="three")
+
+
+def test_a_run_of_a_script_is_read_from_its_trainer_state(tmp_path):
+    rows = write_run(tmp_path / "made", steps=6)
+    (tmp_path / "script").mkdir()
+    log = [*rows, {"step": 6, "train_runtime": 3.0, "num_responses": 6 * 64}]
+    (tmp_path / "script" / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+    run = read_run(tmp_path / "script")
+    assert run.finished
+    assert run.series("reward")[1].tolist() == read_run(tmp_path / "made").series("reward")[1].tolist()
 
 
 def test_steps_that_a_resume_repeats_replace_the_earlier_ones(tmp_path):
@@ -151,7 +161,7 @@ def test_differences_over_the_same_seeds_are_paired_and_others_are_not(tmp_path)
         write_run(tmp_path / f"a{seed}", seed=seed, level=0.5 + 0.1 * seed)
         write_run(tmp_path / f"b{seed}", seed=seed, baseline="grpo", level=0.4 + 0.1 * seed)
         write_run(tmp_path / f"c{seed}", seed=seed + 2, baseline="opo", level=0.4 + 0.1 * seed)
-    groups = {group.label: group for group in compare([tmp_path]).groups}
+    groups = {group.label: group for group in compare_runs([tmp_path]).groups}
     a, b, c = ([mean_until(run, "reward", 1000) for run in groups[name].runs] for name in ("rloo", "grpo", "opo"))
     paired = difference(groups["rloo"], a, groups["grpo"], b)
     interval = stats.ttest_rel(a, b).confidence_interval(0.95)
@@ -171,7 +181,7 @@ def test_the_price_of_a_table_is_charged_whole_and_shared(tmp_path):
         write_run(tmp_path / f"a{seed}", seed=seed, baseline="basis", table="t")
     write_run(tmp_path / "b", baseline="basis_history", table="t")
     write_run(tmp_path / "c", baseline="batch_mean", level=0.6)
-    found = compare([tmp_path])
+    found = compare_runs([tmp_path])
     prices = {group.label: table_price(group, table_uses(found)) for group in found.groups}
     assert prices == {"basis": (1000, 1000 / 3), "basis_history": (1000, 1000 / 3), "batch_mean": (0, 0)}
     cells = {row.cells[0]: row.cells for row in cost_table(found).rows}
@@ -194,7 +204,7 @@ def test_benchmarks_of_final_models_are_columns_with_their_mean(tmp_path):
         entry = {"num_samples": 32, "avg@32": {"value": value, "low": 0, "high": 1}}
         results = {"aime24": entry, "amc23": {**entry, "avg@32": {"value": value + 0.1}}, "note": "none"}
         (tmp_path / name / "results.json").write_text(json.dumps(results))
-    table = final_table(compare([tmp_path], reference="rloo"))
+    table = final_table(compare_runs([tmp_path], reference="rloo"))
     rows = {row.cells[0]: dict(zip(table.columns, row.cells, strict=True)) for row in table.rows}
     assert rows["grpo"]["aime24 avg@32"] == "0.500"
     assert rows["grpo"]["avg"] == "0.550"
@@ -204,15 +214,15 @@ def test_benchmarks_of_final_models_are_columns_with_their_mean(tmp_path):
 def test_messages(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"'.*empty' is no run and holds none: .* no metrics.jsonl"):
-        compare([tmp_path / "empty"])
+        compare_runs([tmp_path / "empty"])
     with pytest.raises(ValueError, match="There is no folder"):
-        compare([tmp_path / "nowhere"])
+        compare_runs([tmp_path / "nowhere"])
     rows = write_run(tmp_path / "old")
     write_rows(tmp_path / "old", [{k: v for k, v in row.items() if k != "num_responses"} for row in rows])
     with pytest.raises(ValueError, match=r"logged without `num_responses`"):
-        compare([tmp_path / "old"])
+        compare_runs([tmp_path / "old"])
     write_run(tmp_path / "good", baseline="grpo")
     write_run(tmp_path / "begun", baseline="opo", steps=0)
-    found = compare([tmp_path / name for name in ("good", "old", "begun")])
+    found = compare_runs([tmp_path / name for name in ("good", "old", "begun")])
     assert [group.label for group in found.groups] == ["grpo"]
     assert any("'" + str(tmp_path / "begun") + "' has not logged a reward yet" in note for note in found.notes)

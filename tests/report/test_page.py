@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from basis_rl.cli.main import main
-from basis_rl.report.compare import compare
+from basis_rl.report.compare import compare_runs
 from basis_rl.report.page import html, write_report
 from tests.report.folders import write_rows, write_run
 
@@ -42,7 +42,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(runs):
-    return html(compare([runs]))
+    return html(compare_runs([runs]))
 
 
 def test_nothing_is_loaded_from_anywhere(page):
@@ -85,7 +85,7 @@ def test_a_run_has_one_colour_everywhere(page):
 
 
 def test_markdown_and_its_plots(runs, tmp_path):
-    write_report(compare([runs]), tmp_path)
+    write_report(compare_runs([runs]), tmp_path)
     text = (tmp_path / "report.md").read_text()
     for block in re.findall(r"(?:^\|.*\n)+", text, re.M):
         widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
