@@ -59,8 +59,9 @@ def ran(hub, folder, tiny_path):
     """All runs that need one process, in one process: name -> what came of it; ``stderr`` is what they said."""
 
     def third_is_there():
-        third, until = folder / "slow" / "checkpoint-3", time.monotonic() + 60
-        while not is_complete(third) and time.monotonic() < until:
+        first, third = (folder / "slow" / f"checkpoint-{step}" for step in (1, 3))
+        until = time.monotonic() + 60
+        while first.exists() and not is_complete(third) and time.monotonic() < until:
             time.sleep(0.05)
 
     faults = {
@@ -68,7 +69,7 @@ def ran(hub, folder, tiny_path):
         "lfs": hub.fail(r"POST .*alice/flaky\.git/info/lfs", "drop", times=1),
         "dead": hub.fail(r"POST .*alice/dead/commit", 500),
         "revoked": hub.fail(r"POST .*alice/revoked/commit", 403),
-        "slow": hub.fail(r"POST .*alice/slow\.git/info/lfs", third_is_there, times=1),
+        "slow": hub.fail(r"POST .*alice/slow/preupload", third_is_there, times=2),  # the first is before training
         "down": hub.fail(r'(POST /api/repos/create .*"down")|(alice/down)', "drop"),
         "late": hub.fail(r'POST /api/repos/create .*"late"', 502, times=2),
     }
@@ -157,7 +158,7 @@ def test_pushed_checkpoints_are_whole(ran, hub, folder):
 def test_rotation_waits_for_the_upload(ran, hub, folder):
     places = {path.split("/")[0] for path in hub.files("models/alice/slow") if path.startswith("checkpoint-")}
     assert places == {f"checkpoint-{step}" for step in (1, 2, 3, 4)}
-    assert ran["faults"]["slow"].hit == 1
+    assert ran["faults"]["slow"].hit == 2
 
 
 def test_no_token_is_sent_or_saved(ran, hub, folder):
