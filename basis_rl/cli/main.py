@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if command not in COMMANDS:
         return fail(f"unknown command '{command}'.{did_you_mean(command, COMMANDS)} Commands: {', '.join(COMMANDS)}.")
-    if rest and rest[0] in ("-h", "--help") and command != "serve":
+    if rest and rest[0] in ("-h", "--help") and command not in ("serve", "check"):
         from basis_rl.recipe import parser
 
         parser().print_help()

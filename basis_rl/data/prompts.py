@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, load_dataset
+from datasets import Dataset, DatasetInfo, load_dataset
 
 PROMPT_COLUMNS = ("prompt", "problem", "question", "Problem", "Question")
 SOLUTION_COLUMNS = ("answer", "solution", "final_answer", "Answer", "Solution")
@@ -82,7 +82,7 @@ def load_prompts(data: DataArguments, *, conversational: bool, held_out: bool = 
     """The training problems (or with `held_out` the others) with the columns ``prompt``, ``solution``, ``prompt_id``.
 
     Duplicates of a problem are dropped, the first one stays. ``prompt`` is a list of messages if `conversational`, else
-    text.
+    text. ``info.description`` of the result says in words what was read.
 
     Raises:
         ValueError: dataset, column or pattern that does not exist or fit; says which, of what, and what to set.
@@ -120,7 +120,10 @@ def load_prompts(data: DataArguments, *, conversational: bool, held_out: bool = 
     if not rows:
         which = "held-out problem (set test_fraction)" if held_out else "training problem"
         raise ValueError(f"'{data.dataset_name}' has no {which}.")
-    return Dataset.from_list(list(rows.values()))
+    read = (
+        f"'{data.dataset_name}', {len(dataset)} rows: the problem from column '{prompts}', the gold from '{solutions}'"
+    )
+    return Dataset.from_list(list(rows.values()), info=DatasetInfo(description=read))
 
 
 def render(problem: str, data: DataArguments, *, conversational: bool) -> str | list[dict[str, str]]:

@@ -68,7 +68,7 @@ def check_dataset(dataset: Dataset, args: BasisConfig, reward_funcs: Sequence[An
             "basis_rl.data.load_prompts."
         )
     for func in reward_funcs:
-        missing = sorted(_required_columns(func) - set(columns))
+        missing = sorted(required_columns(func) - set(columns))
         if missing:
             name = getattr(func, "__name__", type(func).__name__)
             raise ValueError(f"The reward function '{name}' reads the columns {missing}; the dataset has {columns}.")
@@ -95,7 +95,8 @@ def _check_difficulty(dataset: Dataset, column: str) -> None:
         )
 
 
-def _required_columns(func: Callable[..., Any] | str) -> set[str]:
+def required_columns(func: Callable[..., Any] | str) -> set[str]:
+    """The columns of the dataset that a reward function cannot do without."""
     if isinstance(func, str) or not callable(func) or hasattr(func, "forward"):
         return set()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
