@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +23,8 @@ from basis_rl.trainer.config import with_objective
 from basis_rl.trainer.footprint import Launch, planned, read_launch
 from basis_rl.trainer.preflight import check_baseline_fits, check_dataset, check_golds, run_context
 
+_IN_ORDER = "The recipe is in order."
+
 
 @dataclass
 class Findings:
@@ -37,6 +39,12 @@ class Findings:
     def show(self, title: str, text: str) -> None:
         """Print a section at once: what comes after it may take a while."""
         print(f"== {title}\n{text}\n", flush=True)
+
+    def show_warnings(self) -> None:
+        """Print them, numbered."""
+        if self.warnings:
+            numbered = (f"{number}. {warning}" for number, warning in enumerate(self.warnings, 1))
+            self.show(f"{len(self.warnings)} warning(s)", "\n".join(numbered))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -61,18 +69,20 @@ def main(argv: Sequence[str]) -> int:
     ``basis-rl check module:Class`` runs the conformance matrix on somebody's own baseline instead.
     """
     options, rest = parser().parse_known_args(list(argv))
+    found = Findings()
     try:
         if rest and ":" in rest[0] and not Path(rest[0]).exists():
             print(conform(rest[0]))
             return 0
         launch = read_launch(options.accelerate_config, options.world_size)
         with planned(launch):
-            warnings = check(parse_recipe(rest), launch, options.gpu_memory, shlex.join(rest))
+            check(parse_recipe(rest), launch, options.gpu_memory, shlex.join(rest), found)
     except (ValueError, OSError, BaselineError) as error:
+        found.show_warnings()
         return report(error)
-    for line in verdict(warnings):
-        print(line)
-    return 2 if warnings and options.strict else 0
+    found.show_warnings()
+    print(f"The recipe is in order, with {len(found.warnings)} warning(s)." if found.warnings else _IN_ORDER)
+    return 2 if found.warnings and options.strict else 0
 
 
 def conform(name: str) -> str:
@@ -86,19 +96,19 @@ def conform(name: str) -> str:
     return f"{name} keeps the contract: {', '.join(passed)}."
 
 
-def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: str) -> list[str]:
-    """Check the recipe and describe the run, section by section; returns the warnings.
+def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: str, found: Findings) -> None:
+    """Check the recipe and describe the run, section by section.
 
     Args:
         recipe: what is to be run.
         launch: the processes it would be run on.
         gpu_memory: of one GPU, in GiB; None is the visible one's, if there is one.
         arguments: the command line, for the commands that are suggested.
+        found: takes it all in.
 
     Raises:
         ValueError: what training would refuse.
     """
-    found = Findings()
     artefact, baseline = check_site.build_baseline(recipe.run)
     rewards = build_rewards(recipe.run)
     args = with_objective(recipe.args, recipe.run.objective)
@@ -126,14 +136,3 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     found.show("Memory of a GPU", check_site.memory(plan, found.warn))
     found.show("Rollouts", check_site.server(plan, found.warn))
     found.show("Hub", check_site.hub(args, found.warn))
-    return found.warnings
-
-
-def verdict(warnings: Sequence[str]) -> Iterator[str]:
-    """The last lines."""
-    if warnings:
-        yield f"== {len(warnings)} warning(s)"
-        for number, warning in enumerate(warnings, 1):
-            yield f"{number}. {warning}"
-        yield ""
-    yield f"The recipe is in order, with {len(warnings)} warning(s)." if warnings else "The recipe is in order."

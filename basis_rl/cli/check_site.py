@@ -162,7 +162,7 @@ def memory(plan: Plan, warn: Warn) -> str:
     total = peak(parts)
     size = plan.size
     lines = [
-        f"{size.parameters / 1e9:.3f} billion parameters ({size.trainable / 1e9:.3f} trained), {size.layers} layers; "
+        f"{size.parameters:,} parameters, {size.trainable:,} trained, {size.layers} layers; "
         f"{plan.launch}; micro-batches of {plan.setting.rows} x ({plan.prompt} + {plan.args.max_completion_length}) "
         f"tokens, gradient checkpointing {'on' if plan.setting.checkpointing else 'off'}."
     ]
