@@ -155,7 +155,7 @@ def test_check(row, checker, capsys, monkeypatch, tmp_path):
     billions = MODELS[recipe["model_name_or_path"]][1]
     counted = int(re.search(r"([\d,]+) parameters", said.out).group(1).replace(",", ""))
     assert counted == pytest.approx(billions * 1e9, rel=0.01)
-    # A table that is not built yet is all there is to warn of: the run fits the GPUs and the context, epsilon its ratio.
+    # A table that is not built yet is all there is to warn of: the run fits GPUs and context, epsilon its ratio.
     warnings = re.findall(r"^\d+\. (.*)", said.out, re.M)
     needs = re.search(r"(values|clusters): ", said.out.split("== Batch")[0]) is not None
     assert len(warnings) == needs, warnings

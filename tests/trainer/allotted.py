@@ -1,15 +1,17 @@
-"""Run by `test_footprint.py` under `accelerate launch`: the bytes that a rank holds between a backward pass and its step."""
+"""Run by `test_footprint.py` under `accelerate launch`: what a rank of a DeepSpeed run holds after a step, in bytes."""
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
 from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from basis_rl.trainer import BasisTrainer
+from tests.tiny import config, parity_reward, sums, tiny_tokenizer
 
 SHAPE = {
     "vocab_size": 512,
@@ -21,44 +23,38 @@ SHAPE = {
     "head_dim": 16,
     "tie_word_embeddings": False,
 }
-BUCKET = 1000  # elements: DeepSpeed's own is larger than this model
 
 
-def held() -> int:
-    """Bytes of all storages that live, each once."""
-    gc.collect()
-    tensors = [x for x in gc.get_objects() if isinstance(x, torch.Tensor)]
-    tensors += [x.grad for x in tensors if x.is_leaf and x.grad is not None]
-    return sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}.values())
+def count(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def train(accelerator: Accelerator) -> int:
-    """A step, and a backward pass after it: the optimizer has its moments, and the gradients are there."""
-    torch.manual_seed(0)
-    before = held()
-    model = Qwen3ForCausalLM(Qwen3Config(**SHAPE))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    plugin = accelerator.state.deepspeed_plugin
-    if plugin is not None:
-        plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
-        plugin.deepspeed_config["zero_optimization"]["reduce_bucket_size"] = BUCKET
-    model, optimizer = accelerator.prepare(model, optimizer)
-    backward = accelerator.backward if plugin is None else model.backward
-    for last in (False, True):
-        ids = torch.randint(0, 512, (2, 16))
-        backward(model(input_ids=ids, labels=ids).loss)
-        if not last:
-            (optimizer if plugin is None else model).step()
-            optimizer.zero_grad()
-    del ids
-    buffers = sum(x.numel() * x.element_size() for x in model.buffers())
-    return held() - before - buffers
-
-
-def main(output: Path) -> None:
-    accelerator = Accelerator(cpu=True)
-    (output / f"rank{accelerator.process_index}.json").write_text(json.dumps(train(accelerator)))
+def main(precision: str, output: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    trainer = BasisTrainer(
+        model=Qwen3ForCausalLM(Qwen3Config(**SHAPE, **ids)),
+        reward_funcs=parity_reward,
+        args=config(output, max_steps=1, steps_per_generation=1, bf16=precision == "bf16"),
+        train_dataset=sums(),
+        processing_class=tokenizer,
+    )
+    trainer.train()
+    sharded = trainer.model_wrapped.optimizer
+    weights = [getattr(p, "ds_tensor", p) for p in trainer.model.parameters()]
+    master = getattr(sharded, "fp32_partitioned_groups_flat", None) or sharded.single_partition_of_fp32_groups
+    own = {w.untyped_storage().data_ptr() for w in weights}
+    found = {
+        "weights": count(weights),
+        "optimizer: float32 weights": count(m for m in master if m.untyped_storage().data_ptr() not in own),
+        "optimizer: moments": count(
+            state[key] for state in sharded.optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")
+        ),
+    }
+    if getattr(sharded, "grad_partitions_flat_buffer", None) is not None:
+        found["gradients"] = count([sharded.grad_partitions_flat_buffer])
+    (output / f"rank{trainer.accelerator.process_index}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1], Path(sys.argv[2]))
