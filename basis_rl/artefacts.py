@@ -15,6 +15,10 @@ import pyarrow.parquet as pq
 METADATA = "metadata.json"
 
 
+class MissingArtefact(ValueError):
+    """There is none where one was looked for."""
+
+
 def check_destination(path: Path, main_file: str, what: str) -> None:
     """Raise ValueError if an artefact saved at `path` would replace something that is not one of its kind."""
     if path.exists() and not ((path / METADATA).is_file() and (path / main_file).is_file()):
@@ -54,7 +58,8 @@ def open_folder(
         revision: of the repository.
 
     Raises:
-        ValueError: neither such a folder nor a repository that can be read, or a newer format.
+        MissingArtefact: neither a folder nor a repository that can be read.
+        ValueError: it is of another kind, or of a newer format.
     """
     folder = Path(path_or_hub_id)
     if not folder.is_dir():
@@ -89,7 +94,7 @@ def _download(repo_id: str, revision: str | None, what: str, build: str) -> Path
     try:
         return Path(snapshot_download(repo_id, repo_type="dataset", revision=revision))
     except Exception as error:
-        raise ValueError(
+        raise MissingArtefact(
             f"There is no {what} at '{repo_id}': not a folder, and not a dataset repository on the Hub that could "
             f"be read ({type(error).__name__}). Build it with `{build}`."
         ) from error

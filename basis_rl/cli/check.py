@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+import io
+import shlex
 from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import yaml
-
 from basis_rl.baselines import BaselineError, check_baseline
+from basis_rl.cli import check_run, check_site
 from basis_rl.cli.main import report
 from basis_rl.recipe import (
     Recipe,
@@ -20,8 +24,47 @@ from basis_rl.recipe import (
     parse_recipe,
 )
 from basis_rl.trainer.config import with_objective
+from basis_rl.trainer.footprint import Launch, planned, read_launch
 from basis_rl.trainer.preflight import check_baseline_fits, check_dataset, check_eval_data, check_golds, run_context
-from basis_rl.values.provenance import rendered_prompt
+
+_IN_ORDER = "The recipe is in order."
+
+
+@dataclass
+class Findings:
+    """The sections as they come, and what was noticed on the way."""
+
+    warnings: list[str] = field(default_factory=list)
+
+    def warn(self, message: str) -> None:
+        """Keep a warning for the end, where it is read."""
+        self.warnings.append(message)
+
+    def show(self, title: str, text: str) -> None:
+        """Print a section at once: what comes after it may take a while."""
+        print(f"== {title}\n{text}\n", flush=True)
+
+    def show_warnings(self) -> None:
+        """Print them, numbered."""
+        if self.warnings:
+            numbered = (f"{number}. {warning}" for number, warning in enumerate(self.warnings, 1))
+            self.show(f"{len(self.warnings)} warning(s)", "\n".join(numbered))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options that are no keys of a recipe."""
+    result = argparse.ArgumentParser(
+        prog="basis-rl check",
+        usage="basis-rl check RECIPE.yaml [options] [--key value ...], or basis-rl check module:Class",
+        description="Everything that training checks before its first step, without the model's weights, and what the "
+        "run would need. `basis-rl train --help` lists the keys of a recipe, which are options here too.",
+        allow_abbrev=False,
+    )
+    result.add_argument("--accelerate_config", help="the file that `accelerate launch --config_file` would be given")
+    result.add_argument("--world_size", type=int, help="processes, instead of those of the file or the environment")
+    result.add_argument("--gpu_memory", type=float, help="memory of a GPU in GiB; default: that of the first one here")
+    result.add_argument("--strict", action="store_true", help="exit code 2 for warnings too")
+    return result
 
 
 def main(argv: Sequence[str]) -> int:
@@ -29,14 +72,32 @@ def main(argv: Sequence[str]) -> int:
 
     ``basis-rl check module:Class`` runs the conformance matrix on somebody's own baseline instead.
     """
+    options, rest = parser().parse_known_args(list(argv))
+    found = Findings()
     try:
-        if argv and ":" in argv[0] and not Path(argv[0]).exists():
-            print(conform(argv[0]))
-        else:
-            print(check(parse_recipe(argv)))
+        if rest and ":" in rest[0] and not Path(rest[0]).exists():
+            print(conform(rest[0]))
+            return 0
+        launch = read_launch(options.accelerate_config, options.world_size)
+        with planned(launch):
+            check(parse_recipe(rest), launch, options.gpu_memory, shlex.join(rest), found)
     except (ValueError, OSError, BaselineError) as error:
+        found.show_warnings()
         return report(error)
-    return 0
+    found.show_warnings()
+    print(f"The recipe is in order, with {len(found.warnings)} warning(s)." if found.warnings else _IN_ORDER)
+    return 2 if found.warnings and options.strict else 0
+
+
+def check_quietly(recipe: Recipe) -> None:
+    """The same without a word, on this machine; what a baseline needs must be there.
+
+    Raises:
+        ValueError: what training would refuse.
+    """
+    build_recipe_baseline(recipe.run)
+    with redirect_stdout(io.StringIO()):
+        check(recipe, read_launch(None, None), None, "", Findings())
 
 
 def conform(name: str) -> str:
@@ -50,51 +111,44 @@ def conform(name: str) -> str:
     return f"{name} keeps the contract: {', '.join(passed)}."
 
 
-def check(recipe: Recipe) -> str:
-    """Check the recipe and describe the run.
+def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: str, found: Findings) -> None:
+    """Check the recipe and describe the run, section by section.
+
+    Args:
+        recipe: what is to be run.
+        launch: the processes it would be run on.
+        gpu_memory: of one GPU, in GiB; None is the visible one's, if there is one.
+        arguments: the command line, for the commands that are suggested.
+        found: takes it all in.
 
     Raises:
         ValueError: what training would refuse.
     """
-    baseline = build_recipe_baseline(recipe.run)
+    artefact, baseline = check_site.build_baseline(recipe.run)
     rewards = build_rewards(recipe.run)
     args = with_objective(recipe.args, recipe.run.objective)
     check_baseline_fits(baseline, args)
     config, tokenizer = load_config_and_tokenizer(recipe.model, args)
-    dataset = load_training_data(recipe, tokenizer)
-    check_dataset(dataset, args, rewards)
-    scored = check_golds(dataset, args, rewards)
+    found.show("Configuration", check_run.configuration(recipe, args, launch, found.warn))
+
+    loaded = load_training_data(recipe, tokenizer)
+    found.show("Batch arithmetic", check_run.arithmetic(args, len(loaded), found.warn))
+    check_dataset(loaded, args, rewards)
+    found.show("Columns", check_run.columns(loaded, args, rewards))
+    texts = check_run.render_prompts(loaded, args, tokenizer)
+    lengths = check_run.prompt_lengths(texts, tokenizer)
+    found.show("Prompts", check_run.prompts(texts, lengths, tokenizer))
+    scored = check_golds(loaded, args, rewards)
+    found.show("Golds", check_run.golds(loaded, scored, rewards, found.warn))
     check_dataset(scored, args, rewards)
     check_eval_data(load_eval_data(recipe, tokenizer), args, rewards)
-    baseline.validate(run_context(config, tokenizer, scored, rewards, args))
-    template = args.chat_template_kwargs or {}
-    prompts = [rendered_prompt(row["prompt"], tokenizer, template) for row in scored.select(range(min(3, len(scored))))]
-    resolved = yaml.safe_dump(recipe.resolved, sort_keys=False).rstrip().replace("\n", "\n  ")
-    shown = "\n".join(f"--- prompt {i + 1}\n{prompt}" for i, prompt in enumerate(prompts))
-    verified = any(hasattr(reward, "check_golds") for reward in rewards)
-    golds = "All golds verify against themselves" if verified else "No reward function here can check the golds"
-    golds += f" ({len(dataset) - len(scored)} problems dropped)."
-    chat = tokenizer.chat_template is not None
-    golds += (
-        f"\nPrompts are {'conversations in the chat template' if chat else 'plain text: there is no chat template'}."
-    )
-    return (
-        f"Recipe:\n  {resolved}\n\n{arithmetic(recipe, len(scored))}\n{golds}\n\n{shown}\n---\nThe recipe is in order."
-    )
+    found.show("Enough for a step?", check_run.first_step(args, len(scored)))
 
-
-def arithmetic(recipe: Recipe, problems: int) -> str:
-    """The batch arithmetic in words."""
-    args = recipe.args
-    prompts = args.generation_batch_size // args.num_generations
-    backward = args.steps_per_generation * args.num_iterations
-    updates = backward / args.gradient_accumulation_steps
-    batches = problems // prompts
-    total = args.max_steps if args.max_steps > 0 else int(batches * updates * args.num_train_epochs)
-    return (
-        f"One generation batch: {prompts} prompts x {args.num_generations} rollouts = {args.generation_batch_size} "
-        f"rollouts on {args.world_size} process(es), used for {updates:g} optimizer step(s) of "
-        f"{args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps} rollouts each.\n"
-        f"One epoch: {problems} problems = {batches} generation batches. The run: {total} optimizer steps, "
-        f"{int(total / updates * args.generation_batch_size)} rollouts."
-    )
+    context = run_context(config, tokenizer, scored, rewards, args)
+    if artefact is not None or check_site.validates(baseline):
+        text = check_site.artefact(recipe, baseline, artefact, context, arguments, found.warn)
+        found.show("What the baseline needs", text)
+    plan = check_site.Plan(recipe, args, config, launch, max(lengths), gpu_memory)
+    found.show("Memory of a GPU", check_site.memory(plan, found.warn))
+    found.show("Rollouts", check_site.server(plan, found.warn))
+    found.show("Hub", check_site.hub(args, found.warn))

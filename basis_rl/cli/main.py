@@ -22,7 +22,7 @@ COMMANDS = {
     "push": "push a run's folder to the Hub: after an evaluation, or where the push at its end has failed",
     "check": "check a recipe before anything is spent, or module:Class, a baseline of your own",
 }
-_OWN_HELP = ("serve", "compare", "sweep", "eval", "push")
+_OWN_HELP = ("serve", "compare", "sweep", "eval", "push", "check")
 # Exit codes beside 0 and 2 (a message about what was asked for); the numbers are those of sysexits.h.
 LOST, FAILED, STOPPED = 69, 70, 75
 USAGE = """usage: basis-rl COMMAND RECIPE.yaml [--key value ...]

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import yaml
 
-from basis_rl.cli.check import check
+from basis_rl.cli.check import check_quietly
 from basis_rl.cli.compare import main as compare
 from basis_rl.cli.main import FAILED, STOPPED, report
 from basis_rl.cli.sweep_plan import Planned, launcher_processes, plan
@@ -137,7 +137,7 @@ def check_all(runs: Sequence[Planned]) -> None:
         seen.add(settings)
         print(f"Checking {run.name} ...", flush=True)
         try:
-            check(run.recipe)
+            check_quietly(run.recipe)
         except (ValueError, OSError) as error:
             raise ValueError(f"{run.name}: {error}") from error
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, load_dataset
+from datasets import Dataset, DatasetInfo, load_dataset
 
 from basis_rl.data.rows import bare_problem, gold_text
 
@@ -98,7 +98,8 @@ def load_prompts(
 
     Duplicates of a problem are dropped, the first one stays. ``prompt`` is a list of messages if `conversational`, else
     text. How problems and golds are read from the cells of a set: `basis_rl.data.rows`. `optional_columns` are kept as
-    they are where the set has them, as are ``keep_columns``, which it must have.
+    they are where the set has them, as are ``keep_columns``, which it must have. ``info.description`` of the result
+    says in words what was read.
 
     Raises:
         ValueError: dataset, column or pattern that does not exist or fit; says which, of what, and what to set.
@@ -141,7 +142,10 @@ def load_prompts(
     if not rows:
         which = "held-out problem (set test_fraction)" if held_out else "training problem"
         raise ValueError(f"'{data.dataset_name}' has no {which}.")
-    return Dataset.from_list(list(rows.values()))
+    read = (
+        f"'{data.dataset_name}', {len(dataset)} rows: the problem from column '{prompts}', the gold from '{solutions}'"
+    )
+    return Dataset.from_list(list(rows.values()), info=DatasetInfo(description=read))
 
 
 def _check(data: DataArguments) -> None:

@@ -82,7 +82,7 @@ def check_dataset(dataset: Dataset, args: BasisConfig, reward_funcs: Sequence[An
 
 def _check_reward_columns(dataset: Dataset, reward_funcs: Sequence[Any], what: str) -> None:
     for func in reward_funcs:
-        missing = sorted(_required_columns(func) - set(dataset.column_names))
+        missing = sorted(required_columns(func) - set(dataset.column_names))
         if missing:
             name = getattr(func, "__name__", type(func).__name__)
             raise ValueError(
@@ -127,7 +127,8 @@ def check_single_turns(dataset: Any, given: dict[str, Any]) -> None:
         raise ValueError(f"async_prefetch does not work with {what}: leave it out.")
 
 
-def _required_columns(func: Callable[..., Any] | str) -> set[str]:
+def required_columns(func: Callable[..., Any] | str) -> set[str]:
+    """The columns of the dataset that a reward function cannot do without."""
     if isinstance(func, str) or not callable(func) or hasattr(func, "forward"):
         return set()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -252,7 +252,7 @@ def test_accelerate_launch_takes_the_same_arguments(recipe, tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "step 2/2" in done.stdout
-    assert done.stdout.count("Model, log and plot are in") == 1
+    assert done.stdout.count("Model, card, log and plot are in") == 1
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out") is not None
 
 

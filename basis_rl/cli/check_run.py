@@ -1,0 +1,143 @@
+"""The sections of `basis-rl check` that follow from recipe and data alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import yaml
+from datasets import Dataset
+
+from basis_rl.recipe import Recipe
+from basis_rl.trainer import BasisConfig
+from basis_rl.trainer.footprint import Launch
+from basis_rl.trainer.preflight import required_columns
+from basis_rl.values.provenance import rendered_prompt
+
+Warn = Callable[[str], None]
+# What decides a run and is often left to its default; shown whether it was given or not.
+_SHOWN = (
+    "learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm", "loss_type", "importance_sampling_level",
+    "epsilon", "epsilon_high", "beta", "temperature", "top_p", "max_completion_length", "mask_truncated_completions",
+    "bf16", "gradient_checkpointing", "optim", "seed",
+)  # fmt: skip
+_CORRECTION = ("vllm_importance_sampling_correction", "vllm_importance_sampling_mode")
+# Above this, hardly a sequence's ratio is ever clipped (GSPO, Zheng et al. 2025, Sec. 5.1: 3e-4 and 4e-4).
+_LARGE_SEQUENCE_EPSILON = 0.01
+
+
+def configuration(recipe: Recipe, args: BasisConfig, launch: Launch, warn: Warn) -> str:
+    """The recipe after overrides, and the defaults that decide most beside it."""
+    names = [*_SHOWN, *(_CORRECTION if args.use_vllm else ())]
+    defaults = {name: getattr(getattr(args, name), "value", getattr(args, name)) for name in names}
+    defaults = {"dtype": recipe.model.dtype, **defaults}
+    left = {name: value for name, value in defaults.items() if name not in recipe.resolved}
+    given = yaml.safe_dump(recipe.resolved, sort_keys=False).rstrip().replace("\n", "\n  ")
+    shown = ", ".join(f"{name} {value}" for name, value in left.items())
+    if args.importance_sampling_level == "sequence" and args.epsilon > _LARGE_SEQUENCE_EPSILON:
+        warn(
+            f"epsilon is {args.epsilon:g}, which clips next to nothing of a ratio of whole sequences: GSPO's paper has "
+            "epsilon 3e-4 and epsilon_high 4e-4."
+        )
+    low = recipe.model.dtype in ("bfloat16", "float16")
+    if low and launch.engine == "plain" and not recipe.model.use_peft:
+        warn(
+            f"dtype is {recipe.model.dtype}, and nothing keeps float32 weights beside it: updates of a learning rate "
+            f"like {args.learning_rate:g} are mostly rounded away. Set dtype: float32 (bf16 is autocast then), or "
+            "train with DeepSpeed or FSDP."
+        )
+    return f"  {given}\nNot given, and so: {shown}.\nLaunched as: {launch}."
+
+
+def arithmetic(args: BasisConfig, problems: int, warn: Warn) -> str:
+    """Batches, optimizer steps and epochs in words."""
+    prompts = args.generation_batch_size // args.num_generations
+    each = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
+    micro = args.steps_per_generation * args.num_iterations
+    updates = micro / args.gradient_accumulation_steps
+    batches = problems // prompts
+    total = args.max_steps if args.max_steps > 0 else int(batches * updates * args.num_train_epochs)
+    generated = total / updates
+    passes = f", {args.num_iterations} times over" if args.num_iterations > 1 else ""
+    lines = [
+        f"One generation batch: {prompts} prompts x {args.num_generations} rollouts = {args.generation_batch_size} "
+        f"rollouts on {args.world_size} process(es), used for {updates:g} optimizer step(s) of {each} rollouts "
+        f"each{passes}.",
+        f"One optimizer step: {args.world_size} process(es) x {args.per_device_train_batch_size} rollouts x "
+        f"{args.gradient_accumulation_steps} accumulated micro-batch(es) = {each} rollouts.",
+        f"One epoch: {problems} problems = {batches} generation batches"
+        + (f", {problems - batches * prompts} problems left over each time." if problems % prompts else "."),
+        f"The run: {total} optimizer steps = {generated:g} generation batches, "
+        f"{int(generated * args.generation_batch_size)} rollouts of at most {args.max_completion_length} tokens.",
+    ]
+    if batches:
+        epochs = generated * prompts / (batches * prompts)
+        lines.append(
+            f"That is {epochs:.3g} epoch(s): each prompt is seen {epochs:.3g} time(s), answered "
+            f"{epochs * args.num_generations:.3g} time(s)."
+        )
+    if generated != int(generated) or updates != int(updates):
+        warn(
+            f"{total} optimizer steps are {generated:g} generation batches of {updates:g} steps: the last batch, or "
+            "each, is used in part only. Choose max_steps and gradient_accumulation_steps so that both are whole."
+        )
+    return "\n".join(lines)
+
+
+def columns(dataset: Dataset, args: BasisConfig, rewards: Sequence[Any]) -> str:
+    """Which columns there are, where they come from, and who reads them."""
+    readers = {"prompt": ["the model"], "prompt_id": ["baseline and logs"]}
+    for reward in rewards:
+        for name in sorted(required_columns(reward)):
+            readers.setdefault(name, []).append(getattr(reward, "__name__", type(reward).__name__))
+    if args.difficulty_column is not None:
+        readers.setdefault(args.difficulty_column, []).append("the log (difficulty_column)")
+    lines = [f"{dataset.info.description}."] if dataset.info.description else []
+    lines.append(f"{len(dataset)} problems after duplicates and what is held out.")
+    for name in dataset.column_names:
+        lines.append(
+            f"  {name}: read by {', '.join(readers[name])}" if name in readers else f"  {name}: read by nobody"
+        )
+    return "\n".join(lines)
+
+
+def render_prompts(dataset: Dataset, args: BasisConfig, tokenizer: Any) -> list[str]:
+    """Every prompt as the model is given it."""
+    template = args.chat_template_kwargs or {}
+    return [rendered_prompt(prompt, tokenizer, template) for prompt in dataset["prompt"]]
+
+
+def prompt_lengths(texts: Sequence[str], tokenizer: Any) -> list[int]:
+    """Their lengths in tokens."""
+    chat = tokenizer.chat_template is not None  # a template writes special tokens itself
+    encoded = tokenizer(list(texts), add_special_tokens=not chat)["input_ids"]
+    return [len(ids) for ids in encoded]
+
+
+def prompts(texts: Sequence[str], lengths: Sequence[int], tokenizer: Any) -> str:
+    """Three prompts, and how long all of them are."""
+    chat = tokenizer.chat_template is not None
+    ordered = sorted(lengths)
+    lines = [
+        f"Prompts are {'conversations in the chat template' if chat else 'plain text: there is no chat template'}, "
+        f"{ordered[0]} to {ordered[-1]} tokens, median {ordered[len(ordered) // 2]}."
+    ]
+    for number, text in enumerate(texts[:3], 1):
+        lines.append(f"--- prompt {number}\n{text}")
+    return "\n".join([*lines, "---"])
+
+
+def golds(loaded: Dataset, scored: Dataset, rewards: Sequence[Any], warn: Warn) -> str:
+    """What the gold self-check found."""
+    if not any(hasattr(reward, "check_golds") for reward in rewards):
+        return "No reward function here can check the golds (0 problems dropped)."
+    dropped = len(loaded) - len(scored)
+    if dropped:
+        warn(f"{dropped} of {len(loaded)} problems are dropped: their golds do not verify against themselves.")
+    return f"All golds verify against themselves ({dropped} problems dropped)."
+
+
+def first_step(args: BasisConfig, problems: int) -> str:
+    """The zero-step guard: `check_dataset` has refused what does not pass it."""
+    prompts = args.generation_batch_size // args.num_generations
+    return f"{problems} problems; the first generation batch takes {prompts}: training will take steps."

@@ -1,0 +1,296 @@
+"""The sections of `basis-rl check` that look outside the recipe: tables, the GPUs' memory, the server, the Hub."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from basis_rl.artefacts import MissingArtefact
+from basis_rl.baselines import Baseline
+from basis_rl.clusters import PromptClusters
+from basis_rl.functional.memory import ModelSize, Part, Phase, Setting, kv_cache, memory_parts, peak
+from basis_rl.recipe import Recipe, RunArguments, build_recipe_baseline
+from basis_rl.rollout.probe import ask_server
+from basis_rl.trainer import BasisConfig
+from basis_rl.trainer.footprint import Launch, model_size, setting_of
+from basis_rl.types import RunContext
+from basis_rl.values import ValueTable
+from basis_rl.values.provenance import mismatches
+
+Warn = Callable[[str], None]
+GIB = float(1 << 30)
+_PHASES: Mapping[Phase, str] = {
+    "always": "held all the time",
+    "backward": "at the peak of a backward pass",
+    "step": "in the optimizer step",
+    "generation": "while generating",
+}
+_NOT_COUNTED = (
+    "Weights, gradients and optimizer are exact; the rest is an estimate for a micro-batch whose rows all have the "
+    "longest prompt and max_completion_length tokens. Not counted: the CUDA context and NCCL (1 to 2 GiB), "
+    "fragmentation, compiled graphs, tools and images."
+)
+
+
+def build_baseline(run: RunArguments) -> tuple[str | None, Baseline]:
+    """The recipe's baseline; where its table or codebook is not there yet, its key and a baseline with a stand-in.
+
+    Raises:
+        ValueError: as `build_recipe_baseline`, but for a table that is not there.
+    """
+    stand_ins: dict[str, Any] = {
+        "values": ValueTable.from_rewards({"": [0.0, 1.0]}),
+        "clusters": PromptClusters({"": 0}),
+    }
+    try:
+        return None, build_recipe_baseline(run)
+    except MissingArtefact:
+        given = run.baseline_kwargs or {}
+        key = next((key for key in stand_ins if isinstance(given.get(key), str)), None)
+        if key is None:
+            raise
+        return key, build_recipe_baseline(replace(run, baseline_kwargs={**given, key: stand_ins[key]}))
+
+
+def validates(baseline: Baseline) -> bool:
+    """Whether there is anything to check about it."""
+    return type(baseline).validate is not Baseline.validate
+
+
+def artefact(
+    recipe: Recipe, baseline: Baseline, missing: str | None, context: RunContext, arguments: str, warn: Warn
+) -> str:
+    """The value table or codebook: there? of which prompts? of this run? Or how to build it, and for how much.
+
+    Raises:
+        ValueError: it is there and does not fit.
+    """
+    run = recipe.run
+    if missing is not None:
+        command = f"basis-rl {missing} {arguments}"
+        path = (run.baseline_kwargs or {})[missing]
+        what = {"values": "value table", "clusters": "prompt codebook"}[missing]
+        warn(f"There is no {what} at '{path}' yet. Build it first: `{command}`.")
+        return f"No {what} at '{path}' yet. Build it with\n  {command}\n{_cost(recipe, missing, len(context.prompts))}"
+    baseline.validate(context)
+    table, clusters = getattr(baseline, "values", None), getattr(baseline, "clusters", None)
+    if isinstance(table, ValueTable):
+        covered = sum(prompt_id in table for prompt_id in context.prompts)
+        rollouts = sum(len(table.rewards(prompt_id)) for prompt_id in table.prompt_ids) / len(table)
+        for problem in mismatches(table.provenance, context.provenance):
+            warn(f"The value table is of another run, which accept_mismatch passes over: {problem}.")
+        known = ", ".join(f"{key} {value}" for key, value in table.provenance.items() if key not in ("probe",))
+        return (
+            f"Value table {table.source}: {len(table)} prompts, {rollouts:.4g} scored rollouts each, mean reward "
+            f"{float(table.means.mean()):.3f}. It covers {covered} of {len(context.prompts)} training prompts, and its "
+            f"provenance agrees with the run's: {known}."
+        )
+    if isinstance(clusters, PromptClusters):
+        covered = sum(prompt_id in clusters for prompt_id in context.prompts)
+        return (
+            f"Prompt codebook {clusters.source}: {len(clusters)} clusters. It covers {covered} of "
+            f"{len(context.prompts)} training prompts; others are embedded when they turn up."
+        )
+    return f"{type(baseline).__name__} accepts this run."
+
+
+def _cost(recipe: Recipe, what: str, problems: int) -> str:
+    if what == "clusters":
+        return f"It embeds {problems} prompts with {recipe.run.clusters_encoder}; no rollouts."
+    rollouts, args = problems * recipe.run.values_num_rollouts, recipe.args
+    return (
+        f"It draws {problems} problems x {recipe.run.values_num_rollouts} (values_num_rollouts) = {rollouts} rollouts "
+        f"of at most {args.max_completion_length} tokens, as many as {rollouts / args.generation_batch_size:.0f} "
+        "generation batches of the training; once, for every later run of this model on these prompts."
+    )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What memory and server are judged by: the run, where it is launched, and its longest prompt in tokens."""
+
+    recipe: Recipe
+    args: BasisConfig
+    config: Any
+    launch: Launch
+    prompt: int
+    gpu_memory: float | None
+
+    @cached_property
+    def size(self) -> ModelSize:
+        """Of the model. Raises ValueError where the formulas do not hold."""
+        return model_size(self.config, self.recipe.model, trust_remote_code=self.args.trust_remote_code)
+
+    @cached_property
+    def setting(self) -> Setting:
+        """Of the training."""
+        return setting_of(self.args, self.recipe.model, self.config, self.launch, self.prompt)
+
+    @property
+    def length(self) -> int:
+        """Of the longest sequence, in tokens."""
+        return self.prompt + self.args.max_completion_length
+
+    @cached_property
+    def memory(self) -> float | None:
+        """Of a GPU, in bytes, if it is known."""
+        if self.gpu_memory is not None:
+            return self.gpu_memory * GIB
+        return float(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
+
+
+def memory(plan: Plan, warn: Warn) -> str:
+    """The estimate by parts, its peak, and whether a GPU has as much."""
+    context = getattr(plan.config.get_text_config(), "max_position_embeddings", None)
+    if context is not None and plan.length > context:
+        warn(
+            f"The longest prompt ({plan.prompt} tokens) and max_completion_length ({plan.args.max_completion_length}) "
+            f"are {plan.length} tokens, but the model's context is {context}. Lower max_completion_length, or extend "
+            "the context."
+        )
+    try:
+        parts = memory_parts(plan.size, plan.setting)
+    except ValueError as error:
+        return f"No estimate: {error}."
+    parts += _colocated(plan, warn)
+    total = peak(parts)
+    size = plan.size
+    lines = [
+        f"{size.parameters:,} parameters, {size.trainable:,} trained, {size.layers} layers; "
+        f"{plan.launch}; micro-batches of {plan.setting.rows} x ({plan.prompt} + {plan.args.max_completion_length}) "
+        f"tokens, gradient checkpointing {'on' if plan.setting.checkpointing else 'off'}."
+    ]
+    for phase, title in _PHASES.items():
+        rows = [part for part in parts if part.phase == phase]
+        lines += [f"  {title}:"] if rows else []
+        lines += [f"    {part.name:38s}{part.bytes / GIB:9.2f} GiB" for part in rows]
+    lines.append(f"  {'together, with the phase that needs most':40s}{total / GIB:9.2f} GiB")
+    if plan.setting.optimizer_states is None:
+        lines.append(f"What the optimizer '{plan.args.optim}' keeps is not known here, and not counted.")
+    if plan.recipe.model.load_in_4bit or plan.recipe.model.load_in_8bit:
+        lines.append("Quantization is not taken into account: the weights are smaller.")
+    lines.append(_NOT_COUNTED)
+    if plan.memory is None:
+        lines.append("No GPU is visible here: --gpu_memory GIB says what to compare with.")
+    elif total > plan.memory:
+        warn(
+            f"The training needs about {total / GIB:.1f} GiB on each GPU, which has {plan.memory / GIB:.1f}. Shard "
+            "over more of them (accelerate_configs/zero3.yaml), lower per_device_train_batch_size with more "
+            "gradient_accumulation_steps, or train adapters (use_peft)."
+        )
+    else:
+        lines.append(f"A GPU has {plan.memory / GIB:.1f} GiB.")
+    return "\n".join(lines)
+
+
+def _colocated(plan: Plan, warn: Warn) -> list[Part]:
+    """vLLM's share of a GPU that it has together with the training."""
+    args = plan.args
+    if not args.use_vllm or args.vllm_mode != "colocate":
+        return []
+    weights = plan.setting.compute * plan.size.parameters / args.vllm_tensor_parallel_size
+    bytes_each = plan.setting.compute
+    sequence = kv_cache(plan.size, 1, plan.length, bytes_each, bytes_each) / args.vllm_tensor_parallel_size
+    phase: Phase = "generation" if args.vllm_enable_sleep_mode else "always"
+    share = args.vllm_gpu_memory_utilization
+    if plan.memory is None:
+        return [Part("vLLM: weights and KV of one sequence", weights + sequence, phase)]
+    if share * plan.memory < weights + sequence:
+        warn(
+            f"vLLM is given {share:g} of a GPU, {share * plan.memory / GIB:.1f} GiB, but its weights and the KV cache "
+            f"of one sequence need {(weights + sequence) / GIB:.1f}. Raise vllm_gpu_memory_utilization."
+        )
+    return [Part(f"vLLM: {share:g} of the GPU", share * plan.memory, phase)]
+
+
+def server(plan: Plan, warn: Warn) -> str:
+    """Who generates; for a server: is it there, with this model, and for sequences as long?"""
+    args, model = plan.args, str(plan.recipe.model.model_name_or_path)
+    if not args.use_vllm:
+        return "transformers generates, in the training processes. vLLM is faster (use_vllm)."
+    if args.vllm_mode == "colocate":
+        return f"vLLM generates, in the training processes, with {args.vllm_gpu_memory_utilization:g} of each GPU."
+    need = _server_memory(plan)
+    if plan.recipe.run.serve:
+        return f"The training starts a vLLM server of its own on port {args.vllm_server_port}.{need}"
+    url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
+    try:
+        facts = ask_server(url)
+    except (OSError, ValueError) as error:
+        warn(f"There is no vLLM server at {url} ({error}). Start it before the training: `basis-rl serve {model}`.")
+        return f"vLLM generates, at {url}: not there now.{need}"
+    if not any(_same(model, name) for name in facts.models):
+        warn(f"The vLLM server at {url} serves {', '.join(facts.models)}, but the recipe trains {model}.")
+    if facts.max_model_len is not None and facts.max_model_len < plan.length:
+        warn(
+            f"The vLLM server at {url} takes {facts.max_model_len} tokens, but the longest prompt ({plan.prompt}) and "
+            f"max_completion_length ({args.max_completion_length}) are {plan.length}. Start it with --max-model-len."
+        )
+    return (
+        f"vLLM generates, at {url}: healthy, serves {' = '.join(facts.models)}, up to {facts.max_model_len} tokens; "
+        f"{plan.length} are needed.{need}"
+    )
+
+
+def _same(model: str, name: str) -> bool:
+    folder, other = Path(model), Path(name)
+    return model == name or (folder.exists() and other.exists() and folder.samefile(other))
+
+
+def _server_memory(plan: Plan) -> str:
+    try:
+        bytes_each = plan.setting.compute
+        cache = kv_cache(plan.size, 1, plan.length, bytes_each, bytes_each) / GIB
+        weights = bytes_each * plan.size.parameters / GIB
+    except ValueError:
+        return ""
+    return (
+        f" It needs {weights:.1f} GiB for the weights, and {cache:.2f} GiB of KV cache for each sequence of "
+        f"{plan.length} tokens."
+    )
+
+
+def hub(args: BasisConfig, warn: Warn) -> str:
+    """Whether the model could be pushed.
+
+    Raises:
+        ValueError: a token that is refused or missing, or a repository's name that cannot be.
+    """
+    if not args.push_to_hub:
+        return "Nothing is pushed (push_to_hub)."
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    name = args.hub_model_id or Path(os.path.abspath(args.output_dir)).name
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise ValueError(f"hub_model_id: '{name}' cannot be the name of a repository: {error}") from error
+    try:
+        account = HfApi(token=args.hub_token).whoami()
+    except LocalTokenNotFoundError as error:
+        raise ValueError("push_to_hub: there is no token. `hf auth login`, or set HF_TOKEN.") from error
+    except Exception as error:  # whatever the network may do
+        if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
+            raise ValueError(f"push_to_hub: the Hub refuses the token ({str(error)[:200]}).") from error
+        warn(f"The Hub cannot be reached ({type(error).__name__}): whether '{name}' can be pushed is not known.")
+        return f"To be pushed to '{name}': not checked."
+    owners = [account["name"], *(org["name"] for org in account.get("orgs", []))]
+    owner = name.split("/")[0] if "/" in name else account["name"]
+    if owner not in owners:
+        raise ValueError(
+            f"hub_model_id: '{name}' belongs to '{owner}', but the token is of {account['name']}"
+            f"{_member(owners[1:])}. Take one of these, or another token."
+        )
+    return f"To be pushed to '{name if '/' in name else f'{owner}/{name}'}', as {account['name']}."
+
+
+def _member(organisations: Sequence[str]) -> str:
+    return f", member of {', '.join(organisations)}" if organisations else ""

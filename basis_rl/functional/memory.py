@@ -1,0 +1,282 @@
+"""What a training keeps in the memory of one GPU, from sizes alone: no tensor is made here.
+
+Bytes throughout. ``T`` tokens of a micro-batch (rows x length), ``h`` hidden size, ``f`` intermediate size, ``q`` and
+``k`` width of all query heads and of all key heads, ``W`` processes, ``c`` bytes of a number in computation, ``r`` of
+one in the residual stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+# TRL's fused LM head works in tiles of so many tokens x vocabulary entries (`trl.kernels.chunked_logprob`).
+HEAD_TILE = (4096, 32768)
+# DeepSpeed's defaults, in elements: what one bucket of gradients holds, what of the parameters may be gathered at a
+# time, and of how many parameters the gradients are turned to float32 at a time.
+REDUCE_BUCKET, MAX_LIVE_PARAMETERS, SUB_GROUP = 500_000_000, 1_000_000_000, 1_000_000_000
+
+Engine = Literal["plain", "deepspeed", "fsdp"]
+Phase = Literal["always", "backward", "step", "generation"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSize:
+    """What of a decoder-only transformer (RMSNorm, gated MLP, grouped queries) determines its memory.
+
+    Attributes:
+        parameters: all of them, shared ones once, adapters included.
+        trainable: those that are trained; adapters only with LoRA.
+        trainable_tensors: how many tensors these are.
+        layer_matrices: elements of the matrices in all layers, which autocast makes copies of.
+        layers, hidden, intermediate, query, key_value, heads, vocabulary: the shape; query and key_value are widths.
+        qk_norm: whether queries and keys are normalised (Qwen3).
+    """
+
+    parameters: int
+    trainable: int
+    trainable_tensors: int
+    layer_matrices: int
+    layers: int
+    hidden: int
+    intermediate: int
+    query: int
+    key_value: int
+    heads: int
+    vocabulary: int
+    qk_norm: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How it is trained.
+
+    Attributes:
+        engine: ``plain`` is one process or DDP.
+        stage: ZeRO's, 1 to 3; FSDP shards everything.
+        world: processes.
+        low: bytes of a number in mixed precision, 2; 0 without.
+        frozen_bytes, trainable_bytes: of a parameter as it is loaded.
+        optimizer_states: numbers that the optimizer keeps for each trained one, in its own precision; None if unknown.
+        rows, prompt, completion: of a micro-batch, in sequences and tokens.
+        checkpointing: activations are computed again in the backward pass.
+        attention: ``sdpa``, ``eager``, or a flash kernel's name, which needs no mask.
+        accumulation: micro-batches an optimizer step.
+        reference: a reference model is kept.
+        head_fp32: the LM head is computed in float32.
+        offload_optimizer, offload_parameters: DeepSpeed keeps them in the CPU's memory.
+        generated: sequences that transformers generates at a time on a GPU; 0 with vLLM.
+        gather_to_generate: ZeRO-3 gathers all parameters for that.
+    """
+
+    engine: Engine = "plain"
+    stage: int = 0
+    world: int = 1
+    low: int = 0
+    frozen_bytes: int = 4
+    trainable_bytes: int = 4
+    optimizer_states: float | None = 2.0
+    rows: int = 1
+    prompt: int = 0
+    completion: int = 0
+    checkpointing: bool = True
+    attention: str = "sdpa"
+    accumulation: int = 1
+    reference: bool = False
+    head_fp32: bool = False
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+    generated: int = 0
+    gather_to_generate: bool = True
+
+    @property
+    def autocast(self) -> bool:
+        """Whether matrices are cast as they are used; DeepSpeed and FSDP hold them in low precision instead."""
+        return self.low > 0 and self.engine == "plain"
+
+    @property
+    def compute(self) -> int:
+        """c."""
+        return self.low or self.frozen_bytes
+
+    @property
+    def residual(self) -> int:
+        """r: under autocast the residual stream has the precision of the embedding, float32 as a rule."""
+        return self.frozen_bytes if self.autocast else self.compute
+
+
+@dataclass(frozen=True)
+class Part:
+    """One line of the estimate: what, how many bytes, and when they are held."""
+
+    name: str
+    bytes: float
+    phase: Phase = "always"
+
+
+def static_parts(size: ModelSize, setting: Setting) -> list[Part]:
+    """Weights, gradients, optimizer and reference model: exact, by what the engine allocates.
+
+    - one process, DDP: all on every GPU, in the precision in which the model is loaded (bf16 is autocast: the weights
+      stay as they are). DDP keeps the gradients once more, in its buckets.
+    - DeepSpeed (Rajbhandari et al. 2020, arXiv:1910.02054): weights in low precision, gradients too (ZeRO-2 and 3:
+      1 / W of them), and 1 / W of float32 weights and of Adam's two moments. In float32, ZeRO-3 needs no second copy.
+    - FSDP: float32 weights, gradients and moments, 1 / W of each; while gradients are accumulated over several
+      micro-batches nothing is reduced, and all of them are there in low precision.
+    """
+    frozen = size.parameters - size.trainable
+    parts: list[Part] = []
+    if setting.engine == "deepspeed":
+        low = setting.low or 4
+        weights = low * size.parameters / (setting.world if setting.stage == 3 else 1)
+        gradients = low * size.trainable / (setting.world if setting.stage >= 2 else 1)
+        share = size.trainable / (setting.world if setting.stage >= 1 else 1)
+        master = 0.0 if setting.stage == 3 and low == 4 else 4 * share
+        moments = (setting.optimizer_states or 0.0) * 4 * share
+        parts += [Part("weights", 0 if setting.offload_parameters else weights)]
+        parts += [Part("gradients", gradients)]
+        if not setting.offload_optimizer:
+            parts += [Part("optimizer: float32 weights", master), Part("optimizer: moments", moments)]
+        reference = low * (size.parameters if setting.stage < 3 else size.parameters / setting.world)
+    else:
+        trained = 4 if setting.engine == "fsdp" and setting.low else setting.trainable_bytes
+        share = 1 / setting.world if setting.engine == "fsdp" else 1.0
+        parts += [Part("weights", share * (setting.frozen_bytes * frozen + trained * size.trainable))]
+        parts += [Part("gradients", share * trained * size.trainable)]
+        if setting.engine == "plain" and setting.world > 1:
+            parts += [Part("gradients: DDP's buckets", trained * size.trainable)]
+        if setting.engine == "fsdp" and setting.accumulation > 1:
+            parts += [Part("gradients: accumulated, not sharded", setting.compute * size.trainable)]
+        if setting.optimizer_states is not None:
+            steps = 4 * size.trainable_tensors if setting.optimizer_states else 0
+            parts += [Part("optimizer: moments", share * setting.optimizer_states * trained * size.trainable + steps)]
+        reference = share * setting.frozen_bytes * size.parameters
+    if setting.reference:
+        parts.append(Part("reference model", reference))
+    return [part for part in parts if part.bytes > 0]
+
+
+def layer_activations(size: ModelSize, setting: Setting) -> float:
+    """Bytes that one layer keeps for its backward pass, masks aside.
+
+    Counted as in Korthikanti et al. 2022 (arXiv:2205.05198, Sec. 4.1), for this architecture, without dropout, with an
+    attention kernel that keeps no T x T scores (theirs is 34 h + 5 heads T a token, for GPT in 16 bits with it):
+
+    - two RMSNorms: the input and the normalised input, the first in float32: ``2 (4 h + r h)``
+    - what goes into the projections: ``2 c h``; under autocast each of the five makes a copy of its own: ``5 c h``
+    - attention: queries, keys, values, output, ``c (2 q + 2 k)``, or ``4 c q`` where a padding mask makes transformers
+      repeat keys and values for all heads; 4 bytes a head for the softmax; norms of queries and keys
+      ``(4 + c) (q + k)``
+    - MLP: both branches, the activation and the product: ``4 c f``
+    """
+    c, r, h = setting.compute, setting.residual, size.hidden
+    copies = 5 if setting.autocast and r != c else 2
+    masked = setting.attention in ("sdpa", "eager")
+    attention = c * 4 * size.query if masked else c * 2 * (size.query + size.key_value)
+    if size.qk_norm:
+        attention += (4 + c) * (size.query + size.key_value)
+    token = 2 * (4 + r) * h + copies * c * h + attention + 4 * size.heads + 4 * c * size.intermediate
+    length = setting.prompt + setting.completion
+    scores = setting.rows * size.heads * length**2 * (4 + 2 * c) if setting.attention == "eager" else 0
+    return setting.rows * length * token + scores
+
+
+def mask_bytes(setting: Setting, layers: int) -> float:
+    """A padded batch's attention mask, ``rows x length^2``: as booleans, and as numbers in each layer that is kept."""
+    if setting.attention != "sdpa":
+        return 0.0
+    return float(setting.rows * (setting.prompt + setting.completion) ** 2 * (1 + setting.compute * layers))
+
+
+def head_bytes(size: ModelSize, setting: Setting) -> float:
+    """The fused LM head's backward pass: no ``T x vocabulary`` logits, but a tile of them, the float32 gradients of its
+    matrix (before they are added to the parameter's) and of the hidden states of the completions, and these states.
+    """
+    c = 4 if setting.head_fp32 else setting.compute
+    tokens = setting.rows * setting.completion
+    tile = min(tokens, HEAD_TILE[0]) * HEAD_TILE[1] * c
+    trained = size.trainable == size.parameters
+    matrix = (4 if trained else 0) + (setting.compute if setting.engine == "deepspeed" and setting.stage == 3 else 0)
+    if setting.engine == "fsdp":
+        matrix += 4 if setting.low else setting.frozen_bytes
+    return tile + matrix * size.vocabulary * size.hidden + (4 + setting.residual) * tokens * size.hidden
+
+
+def backward_parts(size: ModelSize, setting: Setting) -> list[Part]:
+    """What is there at the peak of a backward pass, beside the static parts: an estimate.
+
+    With checkpointing each layer keeps its input, ``r h`` a token, and one layer at a time is computed again. The fused
+    head and that layer are not there at the same time: the larger counts.
+    """
+    tokens = setting.rows * (setting.prompt + setting.completion)
+    layer = layer_activations(size, setting)
+    kept = 1 if setting.checkpointing else size.layers
+    # While a layer is differentiated, gradients of the two branches of its MLP and of the residual stream are there.
+    running = tokens * (3 * setting.compute * size.intermediate + 2 * setting.residual * size.hidden)
+    final_norm = tokens * (4 + setting.residual) * size.hidden
+    inputs = tokens * setting.residual * size.hidden * size.layers if setting.checkpointing else 0
+    stored = inputs + (0 if setting.checkpointing else layer * size.layers) + final_norm
+    working = max(head_bytes(size, setting), (layer if setting.checkpointing else 0) + running)
+    parts = [Part("activations kept", stored + mask_bytes(setting, kept), "backward")]
+    parts += [Part("LM head, or the layer at work", working, "backward")]
+    if setting.autocast and setting.low != setting.frozen_bytes:
+        lora = size.trainable < size.parameters
+        copies = setting.low * size.layer_matrices * (1 / size.layers if lora and setting.checkpointing else 1)
+        parts += [Part("autocast's copies of the weights", copies, "backward")]
+    if setting.engine == "deepspeed" and setting.stage >= 1:
+        bucket = (setting.low or 4) * REDUCE_BUCKET
+        live = (setting.low or 4) * min(size.parameters, MAX_LIVE_PARAMETERS) if setting.stage == 3 else 0
+        parts += [Part("DeepSpeed's bucket of gradients", bucket), Part("gathered parameters", live, "backward")]
+    if setting.engine == "fsdp":
+        parts += [Part("gathered parameters", setting.compute * 2 * size.layer_matrices / size.layers, "backward")]
+    return [part for part in parts if part.bytes > 0]
+
+
+def step_parts(size: ModelSize, setting: Setting) -> list[Part]:
+    """What only the optimizer step needs: DeepSpeed turns the gradients to float32."""
+    if setting.engine != "deepspeed" or not setting.low or setting.offload_optimizer:
+        return []
+    share = size.trainable / setting.world
+    return [Part("float32 gradients", 4 * (min(share, SUB_GROUP) if setting.stage == 3 else share), "step")]
+
+
+def kv_cache(size: ModelSize, sequences: int, length: int, key_bytes: int, value_bytes: int) -> float:
+    """``sequences x length x layers x k`` keys and as many values."""
+    return float(sequences * length * size.layers * size.key_value * (key_bytes + value_bytes))
+
+
+def generation_parts(size: ModelSize, setting: Setting) -> list[Part]:
+    """Generation by transformers: the KV cache of all sequences of a GPU, and with ZeRO-3 all the parameters."""
+    if setting.generated == 0:
+        return []
+    # Under autocast rotary embeddings make the keys what the residual stream is.
+    length = setting.prompt + setting.completion
+    parts = [
+        Part("KV cache", kv_cache(size, setting.generated, length, setting.residual, setting.compute), "generation")
+    ]
+    if setting.engine == "deepspeed" and setting.stage == 3 and setting.gather_to_generate:
+        parts.append(Part("all parameters, gathered", (setting.low or 4) * size.parameters, "generation"))
+    if setting.autocast and setting.low != setting.frozen_bytes:
+        parts.append(Part("a layer's weights, cast", setting.low * size.layer_matrices / size.layers, "generation"))
+    return parts
+
+
+def memory_parts(size: ModelSize, setting: Setting) -> list[Part]:
+    """All parts of one GPU; see the functions above."""
+    return [
+        *static_parts(size, setting),
+        *backward_parts(size, setting),
+        *step_parts(size, setting),
+        *generation_parts(size, setting),
+    ]
+
+
+def peak(parts: Sequence[Part]) -> float:
+    """What is always held, and the phase that needs most beside it."""
+    phases: dict[str, float] = {"backward": 0.0, "step": 0.0, "generation": 0.0}
+    always = sum(part.bytes for part in parts if part.phase == "always")
+    for part in parts:
+        if part.phase != "always":
+            phases[part.phase] += part.bytes
+    return always + max(phases.values())

@@ -1,0 +1,192 @@
+"""From a model's configuration and a run's settings to the numbers that `basis_rl.functional.memory` reckons with."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from transformers import AutoModelForCausalLM
+from trl import ModelConfig, get_peft_config
+
+from basis_rl.functional.memory import Engine, ModelSize, Setting
+from basis_rl.trainer.config import BasisConfig
+
+# Numbers kept for each trained one; the others' are not known here.
+_OPTIMIZER_STATES = {"adamw_torch": 2.0, "adamw_torch_fused": 2.0, "sgd": 0.0, "rmsprop": 1.0, "adagrad": 1.0}
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_ENGINES: Mapping[str, Engine] = {"DEEPSPEED": "deepspeed", "FSDP": "fsdp"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """How `accelerate launch` would start a run.
+
+    Attributes:
+        world: processes.
+        engine, stage, offload_optimizer, offload_parameters: see `Setting`.
+        source: where this is known from, for messages.
+    """
+
+    world: int = 1
+    engine: Engine = "plain"
+    stage: int = 0
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+    source: str = "this process"
+
+    def __str__(self) -> str:
+        name = {"plain": "DDP" if self.world > 1 else "no sharding", "fsdp": "FSDP"}.get(self.engine)
+        return f"{name or f'DeepSpeed ZeRO-{self.stage}'} on {self.world} process(es), from {self.source}"
+
+
+def read_launch(path: str | None = None, world_size: int | None = None) -> Launch:
+    """The launch that an accelerate configuration describes, or without one the environment's.
+
+    Args:
+        path: the file that would be given to ``accelerate launch --config_file``.
+        world_size: processes, in place of the file's.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
+    if path is None:
+        launch = _launched()
+    else:
+        from accelerate.commands.config.config_args import load_config_from_file
+
+        if not Path(path).is_file():
+            raise ValueError(f"--accelerate_config: there is no file '{path}'.")
+        try:
+            config = load_config_from_file(path)
+            kind = getattr(config.distributed_type, "value", config.distributed_type)
+            launch = _from_settings(str(kind), int(config.num_processes), config.deepspeed_config, path)
+        except Exception as error:
+            raise ValueError(f"--accelerate_config: '{path}' is no accelerate configuration: {error}") from error
+    if world_size is not None and world_size < 1:
+        raise ValueError(f"--world_size must be at least 1, got {world_size}.")
+    return dataclasses.replace(launch, world=world_size or max(1, launch.world))
+
+
+def _launched() -> Launch:
+    environment = os.environ
+    world = int(environment.get("WORLD_SIZE", "1"))
+    if environment.get("ACCELERATE_USE_DEEPSPEED", "false") == "true":
+        given = {
+            "deepspeed_config_file": environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"),
+            "zero_stage": environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"),
+            "offload_optimizer_device": environment.get("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE"),
+            "offload_param_device": environment.get("ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE"),
+        }
+        return _from_settings("DEEPSPEED", world, given, "accelerate launch")
+    fsdp = environment.get("ACCELERATE_USE_FSDP", "false") == "true"
+    return Launch(world, "fsdp" if fsdp else "plain", source="accelerate launch" if world > 1 else Launch.source)
+
+
+def _from_settings(kind: str, world: int, deepspeed: Mapping[str, Any], source: str) -> Launch:
+    engine = _ENGINES.get(kind, "plain")
+    if engine != "deepspeed":
+        return Launch(world, engine, source=source)
+    offload: tuple[Any, ...] = (deepspeed.get("offload_optimizer_device"), deepspeed.get("offload_param_device"))
+    stage = deepspeed.get("zero_stage", 2)
+    if deepspeed.get("deepspeed_config_file"):
+        zero = json.loads(Path(deepspeed["deepspeed_config_file"]).read_text()).get("zero_optimization", {})
+        offload = tuple((zero.get(key) or {}).get("device") for key in ("offload_optimizer", "offload_param"))
+        stage = zero.get("stage", 0)
+    to_cpu = [device not in (None, "none") for device in offload]
+    return Launch(world, engine, int(stage), to_cpu[0], to_cpu[1], source)
+
+
+@contextmanager
+def planned(launch: Launch) -> Iterator[None]:
+    """Within it, a `BasisConfig` is what the processes of `launch` would see, whatever this machine is.
+
+    Batch arithmetic depends on the number of processes, and transformers refuses bf16 where there is no GPU.
+    """
+    world = patch.object(BasisConfig, "world_size", property(lambda self: launch.world))
+    with world, patch("transformers.training_args.is_torch_bf16_gpu_available", lambda: True):
+        yield
+
+
+def model_size(config: Any, model: ModelConfig, *, trust_remote_code: bool = False) -> ModelSize:
+    """Exact counts of the parameters, from the model built without memory (on the meta device), adapters included.
+
+    Raises:
+        ValueError: no decoder-only language model of the kind that the formulas are for.
+    """
+    with torch.device("meta"):
+        built = AutoModelForCausalLM.from_config(copy.deepcopy(config), trust_remote_code=trust_remote_code)
+    peft_config = get_peft_config(model)
+    if peft_config is not None:
+        from peft import get_peft_model
+
+        built = get_peft_model(built, peft_config)
+    parameters = dict(built.named_parameters())
+    trained = [p for p in parameters.values() if p.requires_grad]
+    text = config.get_text_config()
+    try:
+        heads = int(text.num_attention_heads)
+        head = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
+        size = ModelSize(
+            parameters=sum(p.numel() for p in parameters.values()),
+            trainable=sum(p.numel() for p in trained),
+            trainable_tensors=len(trained),
+            layer_matrices=sum(p.numel() for name, p in parameters.items() if ".layers." in name and p.ndim == 2),
+            layers=int(text.num_hidden_layers),
+            hidden=int(text.hidden_size),
+            intermediate=int(text.intermediate_size),
+            query=heads * head,
+            key_value=int(getattr(text, "num_key_value_heads", None) or heads) * head,
+            heads=heads,
+            vocabulary=int(text.vocab_size),
+            qk_norm=any("q_norm" in name for name in parameters),
+        )
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"the configuration of a '{config.model_type}' does not tell its shape ({error})") from error
+    if size.layer_matrices == 0 or hasattr(text, "num_experts") or hasattr(text, "num_local_experts"):
+        raise ValueError(f"the formulas are for dense decoders with gated MLPs, not for a '{config.model_type}'")
+    return size
+
+
+def setting_of(args: BasisConfig, model: ModelConfig, config: Any, launch: Launch, prompt: int) -> Setting:
+    """What the memory depends on beside the model's size.
+
+    Args:
+        args: the run's.
+        model: its model settings.
+        config: the model's configuration.
+        launch: how it would be started.
+        prompt: length of the longest prompt, in tokens.
+    """
+    dtype = model.dtype if model.dtype in _BYTES else str(getattr(config, "dtype", None) or "float32")
+    loaded = _BYTES.get(dtype.removeprefix("torch."), 4)
+    lora = bool(model.use_peft)
+    attention = model.attn_implementation or "sdpa"
+    return Setting(
+        engine=launch.engine,
+        stage=launch.stage,
+        world=launch.world,
+        low=2 if args.bf16 or args.fp16 else 0,
+        frozen_bytes=loaded,
+        trainable_bytes=4 if lora else loaded,
+        optimizer_states=_OPTIMIZER_STATES.get(str(getattr(args.optim, "value", args.optim))),
+        rows=args.per_device_train_batch_size,
+        prompt=prompt,
+        completion=args.max_completion_length,
+        checkpointing=args.gradient_checkpointing,
+        attention=attention,
+        accumulation=args.gradient_accumulation_steps,
+        reference=args.beta != 0 and not lora,
+        head_fp32=args.cast_lm_head_to_fp32,
+        offload_optimizer=launch.offload_optimizer,
+        offload_parameters=launch.offload_parameters,
+        generated=0 if args.use_vllm else args.generation_batch_size // launch.world,
+        gather_to_generate=args.ds3_gather_for_generation,
+    )

@@ -1,0 +1,173 @@
+"""The arithmetic of memory against what torch allocates."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
+from trl import ModelConfig
+from trl.trainer.utils import add_fused_lm_head
+
+from basis_rl.functional.memory import (
+    ModelSize,
+    Part,
+    Setting,
+    backward_parts,
+    generation_parts,
+    memory_parts,
+    peak,
+    static_parts,
+)
+from basis_rl.trainer.footprint import model_size
+
+SHAPE = {
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+CONFIGS = {"qwen2": Qwen2Config(**SHAPE), "qwen3": Qwen3Config(**SHAPE, head_dim=16)}
+ROWS, PROMPT, COMPLETION = 4, 16, 112
+
+
+def size_of(name):
+    return model_size(CONFIGS[name], ModelConfig(model_name_or_path=name))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_weights_gradients_and_moments_are_exact(name, dtype):
+    model = AutoModelForCausalLM.from_config(CONFIGS[name], dtype=dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    ids = torch.zeros(1, 4, dtype=torch.long)
+    model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    parameters = list(model.parameters())
+    states = [x for state in optimizer.state.values() for x in state.values()]
+    setting = Setting(frozen_bytes=dtype.itemsize, trainable_bytes=dtype.itemsize)
+    found = {part.name: part.bytes for part in static_parts(size_of(name), setting)}
+    assert found == {
+        "weights": sum(p.nbytes for p in parameters),
+        "gradients": sum(p.grad.nbytes for p in parameters),
+        "optimizer: moments": sum(x.nbytes for x in states),
+    }
+
+
+def saved_bytes(model, context, padded):
+    """Bytes of all storages that autograd keeps for the backward pass, parameters aside, each once."""
+    ids = torch.randint(0, 512, (ROWS, PROMPT + COMPLETION))
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0 if padded else 1
+    labels = ids.masked_fill(torch.arange(PROMPT + COMPLETION) < PROMPT, -100)
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = (storage.nbytes(), tensor)  # held, or its address is given to another
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), context:
+        model(ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+    return sum(size for size, _ in kept.values())
+
+
+CASES = list(itertools.product(CONFIGS, ("float32", "bfloat16", "autocast"), (False, True)))
+
+
+@pytest.mark.parametrize(("name", "precision", "padded"), CASES)
+def test_activations_are_what_autograd_keeps(name, precision, padded):
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    model = AutoModelForCausalLM.from_config(CONFIGS[name], dtype=dtype, attn_implementation="sdpa").train()
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    low = 2 if precision == "autocast" else 0
+    setting = Setting(
+        low=low,
+        frozen_bytes=dtype.itemsize,
+        trainable_bytes=dtype.itemsize,
+        rows=ROWS,
+        prompt=PROMPT,
+        completion=COMPLETION,
+        checkpointing=False,
+        attention="sdpa" if padded else "flash_attention_2",
+    )
+    size = size_of(name)
+    parts = {part.name: part.bytes for part in backward_parts(size, setting)}
+    estimate = parts["activations kept"] + parts.get("autocast's copies of the weights", 0.0)
+    estimate += setting.residual * ROWS * COMPLETION * size.hidden  # the head's input, counted with the head
+    context = torch.autocast("cpu", torch.bfloat16, enabled=low > 0)
+    assert estimate == pytest.approx(saved_bytes(model, context, padded), rel=0.05)
+
+
+def test_checkpointing_keeps_the_inputs_of_the_layers():
+    model = AutoModelForCausalLM.from_config(CONFIGS["qwen3"]).train()
+    model.gradient_checkpointing_enable()
+    add_fused_lm_head(model)
+    size = size_of("qwen3")
+    setting = Setting(rows=ROWS, prompt=PROMPT, completion=COMPLETION, attention="flash_attention_2")
+    kept = next(part.bytes for part in backward_parts(size, setting) if part.name == "activations kept")
+    kept += setting.residual * ROWS * COMPLETION * size.hidden
+    assert kept == pytest.approx(saved_bytes(model, torch.autocast("cpu", enabled=False), False), rel=0.05)
+
+
+SIZE = ModelSize(
+    parameters=1000,
+    trainable=1000,
+    trainable_tensors=10,
+    layer_matrices=900,
+    layers=3,
+    hidden=8,
+    intermediate=24,
+    query=8,
+    key_value=4,
+    heads=2,
+    vocabulary=50,
+    qk_norm=False,
+)
+
+
+def test_sharding_divides_what_it_says():
+    def held(**settings):
+        return {part.name: part.bytes for part in static_parts(SIZE, Setting(**settings))}
+
+    zero3 = {w: held(engine="deepspeed", stage=3, world=w, low=2) for w in (1, 4)}
+    assert {name: 4 * value for name, value in zero3[4].items()} == zero3[1]
+    assert sum(zero3[1].values()) == (2 + 2 + 4 + 8) * 1000  # ZeRO's 16 bytes a parameter
+    zero2 = held(engine="deepspeed", stage=2, world=4, low=2)
+    assert zero2 == {**zero3[4], "weights": 2000}
+    assert held(engine="deepspeed", stage=1, world=4, low=2) == {**zero2, "gradients": 2000}
+    assert "optimizer: moments" not in held(engine="deepspeed", stage=2, world=4, low=2, offload_optimizer=True)
+    fsdp = held(engine="fsdp", world=4, low=2, frozen_bytes=2, trainable_bytes=2)
+    assert fsdp == {"weights": 1000, "gradients": 1000, "optimizer: moments": 2000 + 40}
+    assert held(engine="fsdp", world=4, low=2, accumulation=2)["gradients: accumulated, not sharded"] == 2000
+    assert held(world=2)["gradients: DDP's buckets"] == held(world=1)["gradients"] == 4000
+    assert held(reference=True)["reference model"] == 4000
+
+
+def test_adapters_alone_have_gradients():
+    lora = dataclasses.replace(SIZE, parameters=1100, trainable=100)
+    found = {part.name: part.bytes for part in static_parts(lora, Setting(frozen_bytes=2, trainable_bytes=4))}
+    assert found == {"weights": 2 * 1000 + 4 * 100, "gradients": 400, "optimizer: moments": 800 + 40}
+
+
+def test_the_cache_grows_with_sequences_and_their_length():
+    def cache(**settings):
+        setting = Setting(prompt=10, completion=30, **settings)
+        return sum(part.bytes for part in generation_parts(SIZE, setting) if part.name == "KV cache")
+
+    assert cache(generated=0) == 0
+    assert cache(generated=5) == 5 * 40 * 3 * (4 + 4) * 4  # sequences x length x layers x (keys + values) x bytes
+    assert cache(generated=5, engine="deepspeed", stage=2, low=2) == cache(generated=5) / 2
+
+
+def test_phases_are_not_there_at_the_same_time():
+    parts = [Part("a", 10.0), Part("b", 3.0, "backward"), Part("c", 4.0, "backward"), Part("d", 6.0, "generation")]
+    assert peak(parts) == 17.0
+    setting = Setting(rows=2, prompt=8, completion=8, generated=4)
+    assert peak(memory_parts(SIZE, setting)) >= sum(part.bytes for part in static_parts(SIZE, setting))

@@ -1,0 +1,185 @@
+"""Every line of `examples/papers/README.md` passes `basis-rl check`, with the real models' shapes and no network."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from datasets import Dataset
+from transformers import Qwen2Config, Qwen3Config
+
+from basis_rl.cli.main import main
+from basis_rl.recipe import parse_recipe
+from basis_rl.trainer.footprint import Launch, planned
+from tests.tiny import tiny_tokenizer
+
+ROOT = Path(__file__).resolve().parents[1]
+PAPERS = ROOT / "examples" / "papers"
+ROWS = [
+    (setting.strip(), shlex.split(command))
+    for setting, command in re.findall(r"^\|([^|]+)\| `(\S+\.yaml[^`]*)` \|", (PAPERS / "README.md").read_text(), re.M)
+]
+
+# The published config.json of each model, as far as it determines shape and context; billions of parameters.
+QWEN = {"vocab_size": 151936, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8}
+MODELS = {
+    "Qwen/Qwen3-4B": (
+        Qwen3Config(
+            **QWEN,
+            hidden_size=2560,
+            intermediate_size=9728,
+            head_dim=128,
+            max_position_embeddings=40960,
+            tie_word_embeddings=True,
+        ),
+        4.02,
+    ),
+    "Qwen/Qwen3-8B-Base": (
+        Qwen3Config(
+            **QWEN,
+            hidden_size=4096,
+            intermediate_size=12288,
+            head_dim=128,
+            max_position_embeddings=32768,
+            tie_word_embeddings=False,
+        ),
+        8.19,
+    ),
+    "Qwen/Qwen2.5-Math-7B": (
+        Qwen2Config(
+            vocab_size=152064,
+            hidden_size=3584,
+            intermediate_size=18944,
+            num_hidden_layers=28,
+            num_attention_heads=28,
+            num_key_value_heads=4,
+            max_position_embeddings=4096,
+            tie_word_embeddings=False,
+        ),
+        7.62,
+    ),
+}
+# The columns that each data set documents. (id, configuration) -> how problem i and its gold look.
+DATA = {
+    ("open-r1/DAPO-Math-17k-Processed", "all"): lambda i: {
+        "prompt": f"What is {i} + 1?",
+        "solution": str(i + 1),
+        "data_source": "math_dapo",
+        "source_prompt": [{"role": "user", "content": f"Solve. {i} + 1 Answer:"}],
+        "ability": "MATH",
+        "reward_model": {"ground_truth": str(i + 1), "style": "rule-lighteval/MATH_v2"},
+        "extra_info": {"index": str(i)},
+    },
+    ("open-r1/OpenR1-Math-220k", "default"): lambda i: {
+        "problem": f"What is {i} + 1?",
+        "solution": f"It is \\boxed{{{i + 1}}}.",
+        "answer": str(i + 1),
+        "problem_type": "Algebra",
+        "question_type": "math-word-problem",
+        "source": "olympiads",
+        "uuid": str(i),
+    },
+    ("zwhe99/MATH", None): lambda i: {
+        "problem": f"What is {i} + 1?",
+        "level": "Level 1",
+        "type": "Algebra",
+        "solution": f"It is $\\boxed{{{i + 1}}}$.",
+        "id": str(i),
+        "expected_answer": str(i + 1),
+    },
+}
+ROWS_OF = {"zwhe99/MATH": 1030}
+GPUS = {"basis": 4, "otb": 8, "bv-blend": 8, "reinforce-pp": 8}
+
+
+@pytest.fixture(autouse=True)
+def hub(monkeypatch):
+    """In place of the Hub: the models' configurations, a small tokenizer, some rows of each data set."""
+
+    def load_dataset(name, config=None, split=None):
+        assert split == "train"
+        return Dataset.from_list([DATA[name, config](i) for i in range(ROWS_OF.get(name, 520))])
+
+    tokenizer = tiny_tokenizer()
+    monkeypatch.setattr("basis_rl.data.prompts.load_dataset", load_dataset)
+    monkeypatch.setattr("basis_rl.recipe.AutoConfig.from_pretrained", lambda name, **_: MODELS[name][0])
+    monkeypatch.setattr("basis_rl.recipe.AutoTokenizer.from_pretrained", lambda name, **_: tokenizer)
+
+
+@pytest.fixture(scope="module")
+def checker(tmp_path_factory):
+    """One reward for all of them: starting its grading processes is what takes time."""
+    from basis_rl.rewards import MathVerifyReward
+
+    reward = MathVerifyReward()
+    yield reward
+    reward.close()
+
+
+def launch_of(name):
+    gpus = next(count for prefix, count in GPUS.items() if name.startswith(prefix))
+    engine = "fsdp2" if name.startswith("bv-blend") else "zero3"
+    memory = 79 if name.startswith(("otb", "reinforce")) else 95
+    return engine, gpus, memory
+
+
+def test_the_settings_of_the_papers_are_all_there():
+    assert len(ROWS) == len(set(map(str, ROWS)))
+    commands = [" ".join(command) for _, command in ROWS]
+    for objective in ("grpo", "gpg", "gspo"):
+        for baseline in ("basis", "none", "batch_mean", "G = 8"):
+            found = [
+                c
+                for c in commands
+                if c.startswith("basis-qwen3-4b")
+                and (f"--objective {objective}" in c if objective != "grpo" else "--objective" not in c)
+                and ("num_generations 8" in c) == (baseline == "G = 8")
+                and (f"--baseline {baseline} " in c or ("--baseline " not in c) == (baseline == "basis"))
+            ]
+            assert found, (objective, baseline)
+    assert {command[0] for _, command in ROWS} == {path.name for path in PAPERS.glob("*.yaml")}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[1][0].removesuffix('.yaml')}: {row[0]}")
+def test_check(row, checker, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # no table, no codebook
+    monkeypatch.setattr("basis_rl.cli.check.build_rewards", lambda run: [checker])
+    _, (name, *overrides) = row
+    engine, gpus, memory = launch_of(name)
+    launch = ["--accelerate_config", str(ROOT / f"accelerate_configs/{engine}.yaml"), "--world_size", str(gpus)]
+    code = main(["check", str(PAPERS / name), *overrides, *launch, "--gpu_memory", str(memory)])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    recipe = yaml.safe_load((PAPERS / name).read_text())
+    billions = MODELS[recipe["model_name_or_path"]][1]
+    counted = int(re.search(r"([\d,]+) parameters", said.out).group(1).replace(",", ""))
+    assert counted == pytest.approx(billions * 1e9, rel=0.01)
+    # A table that is not built yet is all there is to warn of: the run fits GPUs and context, epsilon its ratio.
+    warnings = re.findall(r"^\d+\. (.*)", said.out, re.M)
+    needs = re.search(r"(values|clusters): ", said.out.split("== Batch")[0]) is not None
+    assert len(warnings) == needs, warnings
+    assert all(re.search(r"There is no (value table|prompt codebook) at .* yet. Build it", w) for w in warnings)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[1][0].removesuffix('.yaml')}: {row[0]}")
+def test_batches_are_the_papers(row):
+    _, (name, *overrides) = row
+    _, gpus, _ = launch_of(name)
+    with planned(Launch(gpus)):
+        recipe = parse_recipe([str(PAPERS / name), *overrides])
+    args = recipe.args
+    each = gpus * args.per_device_train_batch_size * args.gradient_accumulation_steps
+    prompts = args.generation_batch_size // args.num_generations
+    if name.startswith("basis"):  # 512 responses a step, two updates; 150 steps for BASIS, 300 for the others
+        assert (args.generation_batch_size, each) == (512, 256)
+        assert args.max_steps / 2 == (150 if recipe.run.baseline == "basis" else 300)
+        assert prompts == (64 if args.num_generations == 8 else 512)
+        small = args.epsilon < 1e-3 and args.epsilon_high < 1e-3
+        assert small == (recipe.run.objective == "gspo")
+    elif name.startswith("otb"):  # on-policy, 128 prompts
+        assert (prompts, each) == (128, args.generation_batch_size)
+    elif name.startswith("bv-blend"):  # 16 x 8, minibatches of 64, 500 iterations
+        assert (prompts, args.num_generations, each, args.max_steps) == (16, 8, 64, 1000)
+    else:
+        assert (args.generation_batch_size, each) == (1024, 512)
