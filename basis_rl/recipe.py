@@ -7,7 +7,6 @@ import inspect
 import json
 import logging
 import os
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -16,7 +15,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from datasets import Dataset
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
@@ -26,12 +24,11 @@ from basis_rl.baselines.registry import did_you_mean
 from basis_rl.clusters.codebook import DEFAULT_ENCODER
 from basis_rl.data import DataArguments, load_prompts
 from basis_rl.evaluation.benchmarks import load_benchmark
+from basis_rl.recipe_file import DICT_KEYS, read, split_path, take_dictionaries
 from basis_rl.report.redact import redact
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rollout.server import ServerOptions
 from basis_rl.trainer import BasisConfig, BasisTrainer
-
-DICT_KEYS = ("baseline_kwargs", "reward_kwargs", "dataset_kwargs")
 
 
 @dataclass
@@ -142,15 +139,15 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
     """
     keys = parser()
     flags = {flag for action in keys._actions for flag in action.option_strings}
-    path, rest = _split_path(list(argv))
-    config = _read(path) if path else {}
+    path, rest = split_path(list(argv))
+    config = read(path) if path else {}
     for name, value in (config.pop("env", None) or {}).items():
         os.environ[name] = str(value)
     known = {action.dest for action in keys._actions} - {"help"}
     for key in config:
         if key not in known:
             raise ValueError(f"Unknown key '{key}' in {path}.{did_you_mean(key, known)}")
-    arguments = _take_dictionaries(rest, config)
+    arguments = take_dictionaries(rest, config)
     for token in arguments:
         flag = token.split("=")[0]
         if flag.startswith("--") and flag not in flags:
@@ -173,67 +170,6 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
     resolved = {key: value.value if isinstance(value, Enum) else value for key, value in resolved.items()}
     resolved = redact(resolved)  # it is saved and pushed
     return Recipe(run=run, data=data, model=model, args=args, resolved=resolved, argv=list(argv))
-
-
-def _split_path(argv: list[str]) -> tuple[str | None, list[str]]:
-    if "--config" in argv:
-        at = argv.index("--config")
-        if at + 1 >= len(argv):
-            raise ValueError("--config needs the path of a recipe.")
-        return argv[at + 1], argv[:at] + argv[at + 2 :]
-    if argv and not argv[0].startswith("-"):
-        return argv[0], argv[1:]
-    return None, argv
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 takes ``1e-6`` for a string, since it has no point; everybody means the number."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
-
-
-def _yaml(text: str) -> Any:
-    return yaml.load(text, Loader=_Loader)
-
-
-def _read(path: str) -> dict[str, Any]:
-    if not Path(path).is_file():
-        raise ValueError(f"There is no recipe '{path}'.")
-    try:
-        config = _yaml(Path(path).read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"'{path}' is not valid YAML: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"'{path}' must hold `key: value` lines.")
-    return config
-
-
-def _take_dictionaries(argv: list[str], config: dict[str, Any]) -> list[str]:
-    """Put ``--dict_key JSON`` and ``--dict_key.entry value`` into `config`; return the other arguments."""
-    rest: list[str] = []
-    i = 0
-    while i < len(argv):
-        flag, equals, inline = argv[i].partition("=")
-        key, dot, entry = flag.removeprefix("--").partition(".")
-        if not flag.startswith("--") or key not in DICT_KEYS:
-            rest.append(argv[i])
-            i += 1
-            continue
-        if not equals and i + 1 >= len(argv):
-            raise ValueError(f"{flag} needs a value.")
-        text = inline if equals else argv[i + 1]
-        value = _yaml(text)
-        if dot:
-            config[key] = {**(config.get(key) or {}), entry: value}
-        elif isinstance(value, dict):
-            config[key] = value
-        else:
-            raise ValueError(f"{flag} must be a JSON object, got {text!r}.")
-        i += 1 if equals else 2
-    return rest
 
 
 def build_rewards(run: RunArguments) -> list[Any]:

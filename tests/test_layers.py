@@ -20,7 +20,7 @@ BELOW = {
     "trainer": ["types", "functional", "rewards", "rollout", "data", "values", "clusters", "baselines", "report"],
     "evaluation": ["types", "functional", "rewards", "rollout", "data", "values", "clusters", "baselines"],
 }
-TOP = {"recipe", "cli", "__init__", "__main__"}
+TOP = {"recipe", "recipe_file", "cli", "__init__", "__main__"}
 ONLY_IMPORTER = {
     "math_verify": "rewards",
     "vllm": "rollout",
