@@ -14,7 +14,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from basis_rl.report.citations import citations
 from basis_rl.report.results import Result
 
-FILE_NAME, FACTS = "README.md", "run.json"
+FILE_NAME, FACTS = "README.md", "card.json"
 _HUB_ID = re.compile(r"[\w.\-]+/[\w.\-]+")
 
 
@@ -107,7 +107,7 @@ def is_hub_id(name: str) -> bool:
 
 
 def save_facts(facts: RunFacts, folder: str | Path) -> Path:
-    """Write the facts as ``run.json``, from which `load_facts` makes the card again once there are more results."""
+    """Write the facts as ``card.json``, from which `load_facts` makes the card again once there are more results."""
     path = Path(folder) / FACTS
     path.write_text(json.dumps(asdict(facts), indent=2, default=str) + "\n")
     return path

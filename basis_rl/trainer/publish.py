@@ -114,7 +114,7 @@ class PublishingTrainer(GRPOTrainer):
         dataset_name: str | None = None,
         tags: str | list[str] | None = None,
     ) -> None:
-        """Write the model card, and the facts in it as ``run.json``, into ``output_dir``, with a plot of the run.
+        """Write the model card, and the facts in it as ``card.json``, into ``output_dir``, with a plot of the run.
 
         Without a recipe (`record`) the settings that differ from their defaults are shown. A card that cannot be made
         is a warning.
@@ -141,7 +141,7 @@ class PublishingTrainer(GRPOTrainer):
 
 
 def write_card(trainer: PublishingTrainer, model_name: str, dataset_name: str | None, tags: set[str]) -> None:
-    """``README.md``, ``run.json`` and ``artefacts.json`` in ``output_dir``, and before a push the plot."""
+    """``README.md``, ``card.json`` and ``artefacts.json`` in ``output_dir``, and before a push the plot."""
     folder = Path(str(trainer.args.output_dir))
     folder.mkdir(parents=True, exist_ok=True)
     facts = run_facts(trainer, model_name, dataset_name, tags)

@@ -113,7 +113,7 @@ def test_facts_survive_the_file(tmp_path):
     assert str(model_card(load_facts(tmp_path))) == str(model_card(FACTS))
     with pytest.raises(ValueError, match=r"no run\.json"):
         load_facts(tmp_path / "nowhere")
-    (tmp_path / "run.json").write_text('{"license": null, "artefacts": [], "reward_curve": null, "odd": 1}')
+    (tmp_path / "card.json").write_text('{"license": null, "artefacts": [], "reward_curve": null, "odd": 1}')
     with pytest.raises(ValueError, match="another version"):
         load_facts(tmp_path)
 

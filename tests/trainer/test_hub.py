@@ -111,7 +111,7 @@ def sent(hub, name, path, revision="main"):
 def test_model_tokenizer_card_and_baseline_state_arrive(name, ran, hub, folder):
     revision = "dev" if name == "checkpoint" else "main"
     files = hub.files(f"models/alice/{name}", revision)
-    there = {"model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "README.md", "run.json"}
+    there = {"model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "README.md", "card.json"}
     assert there | {"training.png", "baseline_state.pt"} <= set(files)
     (folder / "pulled.safetensors").write_bytes(files["model.safetensors"])
     assert same(load_file(folder / "pulled.safetensors"), trained(folder, name))
