@@ -83,6 +83,8 @@ class Server:
             command += ["--max-model-len", str(options.max_model_len)]
         if not torch.cuda.is_available():
             command += ["--enforce-eager"]  # compilation takes minutes and gains little there
+            # A prompt cut in two ends the engine if its request has a seed: a CPU generator cannot be turned back.
+            command += ["--no-enable-chunked-prefill"]
         return [*command, *options.extra]
 
     def environment(self) -> dict[str, str]:
