@@ -40,7 +40,9 @@ class EvalArguments:
         default=None, metadata={"help": "Answers a problem; default: that of the benchmark, 32 or 1."}
     )
     temperature: float | None = field(default=None, metadata={"help": "Default: that of the benchmark. 0 is greedy."})
-    top_p: float | None = field(default=None, metadata={"help": "Default: that of the benchmark."})
+    top_p: float | None = field(
+        default=None, metadata={"help": "Default: that of the benchmark; 1 where temperature is given."}
+    )
     top_k: int = field(default=0, metadata={"help": "0: off."})
     min_p: float | None = field(default=None, metadata={"help": "Default: off."})
     repetition_penalty: float = field(default=1.0, metadata={"help": "1: off."})

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from basis_rl.evaluation.answers import read_answers
+from basis_rl.evaluation.answers import differences, read_answers
 from basis_rl.evaluation.arguments import MOST_NEW_TOKENS, EvalArguments
 from basis_rl.evaluation.benchmarks import (
     SAMPLED_TEMPERATURE,
@@ -31,6 +31,9 @@ from basis_rl.rewards import MathVerifyReward
 from basis_rl.rollout import Completion, Sampling, prompt_tokens
 from basis_rl.rollout.server import Server, ServerOptions
 from basis_rl.values.provenance import fingerprint, model_revision
+
+# Settings on which the evaluations of two models may differ without a word.
+_MODELS_OWN = frozenset({"model", "revision", "seed", "source", "dtype"})
 
 
 class Plan:
@@ -202,7 +205,19 @@ class Plan:
         compared = {name: compare(answers, own[name]) for name, answers in self.other.items()}
         saved = {name: {**asdict(paired), "other": str(options.compare)} for name, paired in compared.items()}
         (options.folder / "comparison.json").write_text(json.dumps(saved, indent=2) + "\n")
-        return comparison_table(compared, Path(options.compare or "").name, options.folder.name)
+        lines = [comparison_table(compared, Path(options.compare or "").name, options.folder.name)]
+        for evaluation in self.evaluations:
+            name = evaluation.problems.name
+            path = Path(options.compare or "") / f"{name}.settings.json"
+            if name in compared and path.is_file():
+                before = {**evaluation.file.settings, **json.loads(path.read_text())}
+                differing = differences(
+                    {k: v for k, v in before.items() if k not in _MODELS_OWN},
+                    {k: v for k, v in evaluation.file.settings.items() if k not in _MODELS_OWN},
+                )
+                if differing:
+                    lines += ["", f"{name} was asked otherwise there: {'; '.join(differing)}."]
+        return "\n".join(lines)
 
 
 def _nothing_to_draw(

@@ -54,6 +54,14 @@ def test_from_a_folder_to_tables_and_back_again(model, sums, tmp_path, capsys, m
     assert "other settings: temperature: 0.6, now 1.0" in capsys.readouterr().err
 
 
+def test_a_comparison_says_what_else_is_different(model, sums, tmp_path, capsys):
+    assert evaluate(model, sums, tmp_path / "a", "--num_samples", 2) == 0
+    assert evaluate(model, sums, tmp_path / "b", "--temperature", 0, "--seed", 1, "--compare", tmp_path / "a") == 0
+    said = capsys.readouterr().out
+    assert "sums was asked otherwise there: num_samples: 2, now 1; temperature: 0.6, now 0.0; top_p: 0.95" in said
+    assert "seed" not in said.split("otherwise")[1]
+
+
 def test_prompts_and_answers_are_those_of_plain_sampling(model, sums, tmp_path):
     assert evaluate(model, sums, tmp_path, "--batch_size", 2) == 0
     tokenizer = AutoTokenizer.from_pretrained(model)

@@ -19,7 +19,6 @@ FILES = {
     "olympiadbench": ("olympiadbench.jsonl", 675, {"Geometry": 129}),
     "gsm8k": ("gsm8k_test.jsonl", 1319, {}),
 }
-TRAINING = ("gsm8k_train.jsonl", "math_train.json")
 
 
 @pytest.fixture(scope="module")
@@ -53,17 +52,17 @@ def test_all_golds_of_the_benchmarks_verify(name, reward, shared_data):
     assert right(reward, list(own["solution"]), list(golds)).count(1.0) >= size - (name == "minerva")
 
 
+# Two rows of math_train.json have the empty text for an answer (two more have null, which on_missing_gold leaves out).
+TRAINING = {"gsm8k_train.jsonl": [], "math_train.json": ["", ""]}
+
+
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("file", TRAINING)
-def test_golds_of_the_training_sets_verify_but_for_those_that_are_empty(file, reward, shared_data):
+def test_golds_of_the_training_sets_verify_but_for_those_that_are_empty(file, every, reward, shared_data):
     problems = load(str(shared_data / file), on_missing_gold="drop")
-    golds = list(problems.dataset["solution"])
-    bad = reward.check_golds(golds)
-    # Two rows of math_train.json have the empty text for an answer (two more have null, which are left out above).
-    assert [golds[i] for i in bad] == (["", ""] if file == "math_train.json" else [])
-    if bad:
-        with pytest.raises(ValueError, match=r"math_train: 2 of \d+ golds do not verify .*on_invalid_gold drop"):
-            checked(problems, reward, "error")
-        assert len(checked(problems, reward, "drop").dataset) == len(golds) - 2
+    golds = [gold for i, gold in enumerate(problems.dataset["solution"]) if i % every == 0 or not gold]
+    assert len(golds) >= len(problems.dataset) // every > 900
+    assert [golds[i] for i in reward.check_golds(golds)] == TRAINING[file]
 
 
 def test_minervas_notation_is_readable_to_the_grader(reward, shared_data):
