@@ -121,7 +121,7 @@ def static_parts(size: ModelSize, setting: Setting) -> list[Part]:
     - one process, DDP: all on every GPU, in the precision in which the model is loaded (bf16 is autocast: the weights
       stay as they are). DDP keeps the gradients once more, in its buckets.
     - DeepSpeed (Rajbhandari et al. 2020, arXiv:1910.02054): weights in low precision, gradients too (ZeRO-2 and 3:
-      1 / W of them), and 1 / W of float32 weights, a second copy also where the first is float32, and of Adam's moments.
+      1 / W of them), and 1 / W of float32 weights (of float32 ones too: a second copy) and of Adam's moments.
     - FSDP: float32 weights, gradients and moments, 1 / W of each; while gradients are accumulated over several
       micro-batches nothing is reduced, and all of them are there in low precision.
     """
