@@ -178,6 +178,8 @@ def memory(plan: Plan, warn: Warn) -> str:
     lines.append(_NOT_COUNTED)
     if plan.memory is None:
         lines.append("No GPU is visible here: --gpu_memory GIB says what to compare with.")
+        if not plan.args.use_cpu:
+            lines.append("To train on this very machine: --use_cpu true --bf16 false.")
     elif total > plan.memory:
         warn(
             f"The training needs about {total / GIB:.1f} GiB on each GPU, which has {plan.memory / GIB:.1f}. Shard "

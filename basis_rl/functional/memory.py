@@ -121,7 +121,7 @@ def static_parts(size: ModelSize, setting: Setting) -> list[Part]:
     - one process, DDP: all on every GPU, in the precision in which the model is loaded (bf16 is autocast: the weights
       stay as they are). DDP keeps the gradients once more, in its buckets.
     - DeepSpeed (Rajbhandari et al. 2020, arXiv:1910.02054): weights in low precision, gradients too (ZeRO-2 and 3:
-      1 / W of them), and 1 / W of float32 weights and of Adam's two moments. In float32, ZeRO-3 needs no second copy.
+      1 / W of them), and 1 / W of float32 weights (of float32 ones too: a second copy) and of Adam's moments.
     - FSDP: float32 weights, gradients and moments, 1 / W of each; while gradients are accumulated over several
       micro-batches nothing is reduced, and all of them are there in low precision.
     """
@@ -132,12 +132,11 @@ def static_parts(size: ModelSize, setting: Setting) -> list[Part]:
         weights = low * size.parameters / (setting.world if setting.stage == 3 else 1)
         gradients = low * size.trainable / (setting.world if setting.stage >= 2 else 1)
         share = size.trainable / (setting.world if setting.stage >= 1 else 1)
-        master = 0.0 if setting.stage == 3 and low == 4 else 4 * share
         moments = (setting.optimizer_states or 0.0) * 4 * share
         parts += [Part("weights", 0 if setting.offload_parameters else weights)]
         parts += [Part("gradients", gradients)]
         if not setting.offload_optimizer:
-            parts += [Part("optimizer: float32 weights", master), Part("optimizer: moments", moments)]
+            parts += [Part("optimizer: float32 weights", 4 * share), Part("optimizer: moments", moments)]
         reference = low * (size.parameters if setting.stage < 3 else size.parameters / setting.world)
     else:
         trained = 4 if setting.engine == "fsdp" and setting.low else setting.trainable_bytes

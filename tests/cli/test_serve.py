@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from basis_rl.cli.main import main
+from basis_rl.rollout.probe import ask_server
 from basis_rl.rollout.server import _free_port
 from tests.served import ENGINE, save_model
 
@@ -101,6 +102,9 @@ def test_serve_prints_how_to_train_and_ends_with_its_parent_or_a_signal(model, t
                     break
             text = (tmp_path / "log").read_text()
             assert re.search(rf"Ready at http://127.0.0.1:{port}.*\n.*--vllm_server_base_url", text), text[-2000:]
+            facts = ask_server(f"http://127.0.0.1:{port}")
+            assert str(model) in facts.models
+            assert facts.max_model_len == 128
             family = psutil.Process(process.pid).children(recursive=True)
             assert len(family) >= 2
             process.send_signal(number)

@@ -1,0 +1,306 @@
+"""`basis-rl check`: what it says of a launch, a table, a server and the Hub, and what it warns of."""
+
+import json
+import re
+import shutil
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import httpx
+import pytest
+import yaml
+from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+
+from basis_rl.cli.main import main
+from basis_rl.clusters import PromptClusters
+from basis_rl.data import load_prompts
+from basis_rl.recipe import parse_recipe
+from basis_rl.trainer.footprint import Launch, planned, read_launch
+from basis_rl.values import ValueTable
+
+ROOT = Path(__file__).resolve().parents[2]
+SETTINGS = {
+    "dataset_name": "reasoning_gym:chain_sum",
+    "dataset_kwargs": {"size": 64, "seed": 0, "max_terms": 2, "max_digits": 1},
+    "prompt_template": "{prompt}",
+    "max_completion_length": 6,
+    "baseline": "none",
+    "num_generations": 1,
+    "per_device_train_batch_size": 4,
+    "steps_per_generation": 2,
+    "max_steps": 4,
+    "report_to": "none",
+    "reward_funcs": ["tests.tiny.parity_reward"],
+}
+
+
+@pytest.fixture
+def recipe(tmp_path, tiny_path):
+    def write(**changes):
+        settings = {**SETTINGS, "model_name_or_path": str(tiny_path), "output_dir": str(tmp_path / "out"), **changes}
+        path = tmp_path / "recipe.yaml"
+        path.write_text(yaml.safe_dump(settings))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def check(recipe, capsys):
+    """Checks a recipe with changes and options: exit code, what was printed, warnings, error."""
+
+    def run(*options, **changes):
+        capsys.readouterr()
+        code = main(["check", recipe(**changes), *options])
+        said = capsys.readouterr()
+        return code, said.out, re.findall(r"^\d+\. (.*)", said.out, re.M), said.err
+
+    return run
+
+
+def test_sections_come_in_order_and_the_verdict_last(check):
+    code, said, warnings, _ = check()
+    assert code == 0
+    assert warnings == []
+    assert re.findall(r"^== (.*)", said, re.M) == [
+        "Configuration",
+        "Batch arithmetic",
+        "Columns",
+        "Prompts",
+        "Golds",
+        "Enough for a step?",
+        "Memory of a GPU",
+        "Rollouts",
+        "Hub",
+    ]
+    assert said.rstrip().endswith("The recipe is in order.")
+    assert "parity_reward" not in said.split("== Columns")[1].split("== Prompts")[0], "it reads no column"
+    assert said.count("--- prompt ") == 3
+    assert "the problem from column 'question', the gold from 'answer'" in said
+
+
+@pytest.mark.parametrize("config", ["zero3", "zero2", "fsdp2", "ddp", "zero3_nodes"])
+def test_arithmetic_is_that_of_the_launch(config, check):
+    path = ROOT / "accelerate_configs" / f"{config}.yaml"
+    processes = yaml.safe_load(path.read_text())["num_processes"]
+    _, said, _, _ = check("--accelerate_config", str(path), "--world_size", "2", per_device_train_batch_size=3)
+    assert "12 prompts x 1 rollouts = 12 rollouts on 2 process(es), used for 2 optimizer step(s) of 6" in said
+    assert read_launch(str(path)).world == processes
+
+
+def test_every_optimizer_step_is_accounted_for(check):
+    """The words against a count of what the sampler would do."""
+    _, said, warnings, _ = check(
+        num_generations=2, baseline="rloo", num_iterations=3, gradient_accumulation_steps=2, max_steps=12
+    )
+    assert warnings == []
+    # 2 micro-batches a generation, 3 times over = 6 micro-batches = 3 optimizer steps; 12 steps = 4 generations of 8.
+    assert "4 prompts x 2 rollouts = 8 rollouts on 1 process(es), used for 3 optimizer step(s) of 8" in said
+    assert "12 optimizer steps = 4 generation batches, 32 rollouts" in said
+    problems = int(re.search(r"One epoch: (\d+) problems", said).group(1))
+    epochs = 16 / (problems // 4 * 4)
+    assert f"each prompt is seen {epochs:.3g} time(s), answered {2 * epochs:.3g} time(s)" in said
+    _, _, warnings, _ = check(max_steps=3)
+    assert "1.5 generation batches" in warnings[0]
+
+
+def test_the_launch_of_an_environment(monkeypatch):
+    assert read_launch() == Launch()
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "cpu")
+    launch = read_launch()
+    assert (launch.world, launch.engine, launch.stage, launch.offload_optimizer) == (16, "deepspeed", 3, True)
+    monkeypatch.delenv("ACCELERATE_USE_DEEPSPEED")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    assert read_launch().engine == "fsdp"
+
+
+def test_the_launch_of_a_deepspeed_file(tmp_path):
+    zero = {
+        "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "none"}}
+    }
+    (tmp_path / "ds.json").write_text(json.dumps(zero))
+    config = yaml.safe_load((ROOT / "accelerate_configs" / "zero2.yaml").read_text())
+    config["deepspeed_config"] = {"deepspeed_config_file": str(tmp_path / "ds.json")}
+    (tmp_path / "accelerate.yaml").write_text(yaml.safe_dump(config))
+    launch = read_launch(str(tmp_path / "accelerate.yaml"))
+    assert (launch.stage, launch.offload_parameters, launch.offload_optimizer) == (3, True, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--accelerate_config", "nowhere.yaml"], "there is no file 'nowhere.yaml'"),
+        (["--accelerate_config", __file__], "is no accelerate configuration"),
+        (["--world_size", "0"], "must be at least 1"),
+    ],
+)
+def test_launches_that_cannot_be(options, message, check):
+    code, _, _, error = check(*options)
+    assert code == 2
+    assert message in error
+
+
+def test_warnings_are_not_failures_unless_strict(check):
+    code, said, warnings, _ = check("--gpu_memory", "0.0001", objective="gspo", max_completion_length=2048)
+    assert code == 0
+    assert len(warnings) == 3
+    assert "epsilon is 0.2" in warnings[0]
+    assert "the model's context is 2048" in warnings[1]
+    assert "GiB on each GPU, which has 0.0. Shard over more" in warnings[2]
+    assert said.rstrip().endswith("with 3 warning(s).")
+    code, _, warnings, _ = check("--strict", "--gpu_memory", "80", objective="gspo")
+    assert (code, len(warnings)) == (2, 1)
+    assert check("--strict")[0] == 0
+
+
+def test_low_precision_without_float32_weights(check):
+    for options in ([], ["--accelerate_config", str(ROOT / "accelerate_configs" / "ddp.yaml"), "--world_size", "2"]):
+        assert (
+            "updates of a learning rate like 1e-06 are mostly rounded away" in check(*options, dtype="bfloat16")[2][0]
+        )
+    config = str(ROOT / "accelerate_configs" / "zero3.yaml")
+    assert check("--accelerate_config", config, "--world_size", "2", dtype="bfloat16")[2] == []
+
+
+def prompt_ids(path):
+    with planned(Launch()):  # bf16, which is refused where there is no GPU
+        return load_prompts(parse_recipe([path]).data, conversational=True)["prompt_id"]
+
+
+def test_a_table_is_announced_then_described(check, recipe, tmp_path):
+    path = str(tmp_path / "values")
+    changes = {"baseline": "basis", "baseline_kwargs": {"values": path}, "values_num_rollouts": 7}
+    code, said, warnings, _ = check(**changes)
+    assert code == 0
+    problems = int(re.search(r"One epoch: (\d+) problems", said).group(1))
+    assert len(warnings) == 1
+    assert f"`basis-rl values {recipe(**changes)}`" in warnings[0]
+    assert f"{problems} problems x 7 (values_num_rollouts) = {7 * problems} rollouts" in said
+    ids = prompt_ids(recipe(**changes))
+    ValueTable.from_rewards({name: [0.0, 1.0] for name in ids}, provenance={"temperature": 1.0}).save(path)
+    code, said, warnings, _ = check(**changes)
+    assert (code, warnings) == (0, [])
+    assert f"covers {problems} of {problems} training prompts" in said
+    assert "temperature 1.0" in said
+    code, _, _, error = check("--temperature", "0.5", **changes)
+    assert code == 2
+    assert "temperature: table 1.0, run 0.5" in error
+    code, _, warnings, _ = check("--temperature", "0.5", "--baseline_kwargs.accept_mismatch", "true", **changes)
+    assert code == 0
+    assert "accept_mismatch passes over: temperature: table 1.0, run 0.5" in warnings[0]
+    assert check(baseline="basis", baseline_kwargs={"values": path, "weighting": "vpo"})[0] == 2
+    shutil.rmtree(path)
+    code, _, _, error = check(baseline="basis", baseline_kwargs={"values": path, "weighting": "vpo"})
+    assert code == 2, "its other parameters are checked although the table is missing"
+    assert "weighting must be one of" in error
+
+
+def test_a_codebook_is_announced_then_described(check, recipe, tmp_path):
+    path = str(tmp_path / "clusters")
+    changes = {"baseline": "bv_blend", "baseline_kwargs": {"clusters": path}}
+    code, said, warnings, _ = check(**changes)
+    assert code == 0
+    assert "`basis-rl clusters " in warnings[0]
+    assert "no rollouts" in said
+    ids = prompt_ids(recipe(**changes))
+    PromptClusters({name: i % 3 for i, name in enumerate(ids)}).save(path)
+    code, said, warnings, _ = check(**changes)
+    assert (code, warnings) == (0, [])
+    assert f"3 clusters. It covers {len(ids)} of {len(ids)} training prompts" in said
+
+
+@pytest.fixture
+def served():
+    """Something that answers as vLLM does; `answers` may be changed."""
+    answers = {"/health": {}, "/v1/models": {"data": [{"id": "m", "root": "m", "max_model_len": 4096}]}}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200 if self.path in answers else 503)
+            self.end_headers()
+            self.wfile.write(json.dumps(answers.get(self.path)).encode())
+
+        def log_message(self, *args):
+            pass
+
+    running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=running.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{running.server_port}", answers
+    running.shutdown()
+
+
+def test_the_server_is_asked(check, served, tiny_path):
+    url, answers = served
+    vllm = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url, "bf16": False, "use_cpu": True}
+    card = answers["/v1/models"]["data"][0]
+    assert re.search(r"serves m, but the recipe trains .*tiny", check(**vllm)[2][0])
+    card["id"] = card["root"] = str(tiny_path)
+    code, said, warnings, _ = check(**vllm)
+    assert (code, warnings) == (0, [])
+    assert "healthy" in said
+    card["max_model_len"] = 40
+    assert "takes 40 tokens, but the longest prompt" in check(**vllm)[2][0]
+    answers["/v1/models"] = ["something else"]
+    assert "is no vLLM server" in check(**vllm)[2][0]
+    del answers["/health"]
+    assert "There is no vLLM server" in check(**vllm)[2][0]
+    code, said, _, _ = check(**{**vllm, "vllm_server_base_url": "http://127.0.0.1:9"})
+    assert code == 0
+    assert "not there now" in said
+
+
+def test_vllm_on_the_trainings_own_gpus_takes_its_share(check):
+    vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.5}
+    _, said, _, _ = check("--gpu_memory", "80", **vllm)
+    assert re.search(r"held all the time:.*vLLM: 0.5 of the GPU +40.00 GiB", said, re.S)
+    _, said, _, _ = check("--gpu_memory", "80", **vllm, vllm_enable_sleep_mode=True)
+    assert re.search(r"while generating:.*vLLM: 0.5 of the GPU +40.00 GiB", said, re.S)
+
+
+def whoami(result):
+    def call(self, *args, **kwargs):
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    return call
+
+
+def http_error(status):
+    response = httpx.Response(status, request=httpx.Request("GET", "https://huggingface.co/api/whoami-v2"))
+    return HfHubHTTPError("Invalid user token.", response=response)
+
+
+ME = {"name": "me", "orgs": [{"name": "us"}]}
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "code", "message"),
+    [
+        ("us/model", ME, 0, "To be pushed to 'us/model', as me"),
+        ("model", ME, 0, "To be pushed to 'me/model', as me"),
+        ("them/model", ME, 2, "belongs to 'them', but the token is of me, member of us"),
+        ("a/b/c", ME, 2, "'a/b/c' cannot be the name of a repository"),
+        ("us/model", http_error(401), 2, "the Hub refuses the token"),
+        ("us/model", LocalTokenNotFoundError("none"), 2, "there is no token"),
+        ("us/model", http_error(503), 0, "whether 'us/model' can be pushed is not known"),
+        ("us/model", httpx.ConnectError("down"), 0, "The Hub cannot be reached"),
+    ],
+)
+def test_the_hub_is_asked(name, answer, code, message, check, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.HfApi.whoami", whoami(answer))
+    got, said, warnings, error = check(push_to_hub=True, hub_model_id=name)
+    assert got == code
+    assert message in said + error
+    assert len(warnings) == ("known" in message or "reached" in message)
+
+
+def test_help(capsys):
+    with pytest.raises(SystemExit) as done:
+        main(["check", "--help"])
+    assert done.value.code == 0
+    assert "--accelerate_config" in capsys.readouterr().out
