@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 from torch import Tensor
@@ -237,6 +240,16 @@ class BasisTrainer(GRPOTrainer):
                 if self.args.save_strategy != "no" and self.state.global_step > 0:
                     self._save_last_step()
                 raise
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As in transformers, but the training that follows is the same as without it: random numbers are put back."""
+        kept = random.getstate(), np.random.get_state()
+        devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            metrics: dict[str, float] = super().evaluate(*args, **kwargs)
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])
+        return metrics
 
     def _save_last_step(self) -> None:
         """A checkpoint of the last whole optimizer step, though a later generation has failed."""
