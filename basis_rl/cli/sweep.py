@@ -99,6 +99,8 @@ def overview(runs: Sequence[Planned], waiting: Sequence[Planned]) -> str:
         notes = f" ({', '.join(run.notes)})" if run.notes else ""
         state = "" if run in waiting else "  finished, skipped"
         lines.append(f"  {run.name}{notes}{state}")
+    if waiting and args.save_strategy == "no":
+        lines.append("The recipe saves no checkpoints (save_strategy): a run that is interrupted starts again.")
     return "\n".join(lines)
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 
@@ -36,3 +40,13 @@ class EvalScores:
 def of_set(metrics: dict[str, Any], name: str) -> dict[str, Any]:
     """The metrics of one of several evaluation sets under its name; TRL logs those of all under the same."""
     return {f"{name}_{key}": value for key, value in metrics.items()} if name else dict(metrics)
+
+
+@contextmanager
+def random_numbers_kept(device: torch.device) -> Iterator[None]:
+    """After it every generator of random numbers is where it was before."""
+    kept = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+    random.setstate(kept[0])
+    np.random.set_state(kept[1])

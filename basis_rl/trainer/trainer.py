@@ -18,7 +18,7 @@ from basis_rl.functional.diagnostics import advantage_metrics, mean_by
 from basis_rl.trainer import checkpoint
 from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.energies import EnergyRecorder
-from basis_rl.trainer.evaluating import EvalScores, of_set
+from basis_rl.trainer.evaluating import EvalScores, of_set, random_numbers_kept
 from basis_rl.trainer.faults import FiniteGradients, ServerLost, StopOnSignal, SyncError
 from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id, total_rewards
 from basis_rl.trainer.greedy import greedy_rewards
@@ -188,9 +188,10 @@ class BasisTrainer(PublishingTrainer):
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """As in transformers, with ``avg@k`` of each set (k: ``num_generations_eval``), and each set's metrics apart:
-        ``eval_NAME_reward``."""
+        ``eval_NAME_reward``. The training that follows is the same as without it: random numbers are put back."""
         self._eval_scores, self._eval_name = EvalScores(), metric_key_prefix.removeprefix("eval").removeprefix("_")
-        metrics: dict[str, float] = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        with random_numbers_kept(self.accelerator.device):
+            metrics: dict[str, float] = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         return metrics
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

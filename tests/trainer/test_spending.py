@@ -51,6 +51,16 @@ def test_counts_are_those_of_what_was_sampled(name, tmp_path):
     assert [row["seconds"] for row in resumed] == sorted(row["seconds"] for row in resumed)
 
 
+def test_evaluations_do_not_change_the_training(tmp_path):
+    """Their samples are drawn from random numbers that are put back."""
+    logs = []
+    for name, settings in (("with", {"eval_strategy": "steps", "eval_steps": 1}), ("without", {})):
+        log, _ = train(tmp_path / name, "batch_mean", **settings)
+        logs.append([(row["step"], row["loss"], row["grad_norm"], row.get("reward")) for row in log if "loss" in row])
+    assert logs[0] == logs[1]
+    assert len({loss for _, loss, *_ in logs[0]}) > 4
+
+
 def test_a_line_that_a_kill_cut_short_does_not_stop_a_resume(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3, "rew')
