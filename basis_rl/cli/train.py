@@ -14,7 +14,8 @@ from basis_rl.cli.main import FAILED, LOST, STOPPED, fail, report
 from basis_rl.recipe import Recipe, build_trainer, parse_recipe
 from basis_rl.report import plot_training
 from basis_rl.report.redact import redact_command
-from basis_rl.rollout.server import Server, ServerError, ServerOptions
+from basis_rl.rollout.server import ServerError, ServerOptions
+from basis_rl.rollout.supervisor import kept_alive
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.checkpoint import newest, resolve
 from basis_rl.trainer.faults import NonFiniteGradients, ServerLost, SyncError
@@ -39,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def own_server(recipe: Recipe) -> AbstractContextManager[object]:
-    """The vLLM server of a recipe with ``serve: true``, on the first rank; the recipe is pointed at it.
+    """The vLLM server of a recipe with ``serve: true``, on the first rank, kept alive; the recipe is pointed at it.
 
     Raises:
         ValueError: the recipe does not use it.
@@ -65,7 +66,7 @@ def own_server(recipe: Recipe) -> AbstractContextManager[object]:
         extra=shlex.split(run.serve_args or ""),
     )
     print(f"Starting vLLM at {args.vllm_server_base_url}, log in {options.log} ...", flush=True)
-    return Server(options)
+    return kept_alive(options)
 
 
 def train(recipe: Recipe) -> int:

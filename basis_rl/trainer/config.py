@@ -81,6 +81,13 @@ class BasisConfig(GRPOConfig):
     vllm_recovery_timeout: float = field(
         default=600.0, metadata={"help": "Seconds to wait for a vLLM server that failed, before training stops."}
     )
+    async_prefetch: bool = field(
+        default=False,
+        metadata={
+            "help": "Generate the next batch on the vLLM server while training on this one: rollouts are one batch "
+            "old, which their importance weights correct."
+        },
+    )
     max_nonfinite_steps: int = field(
         default=10, metadata={"help": "Steps in a row without a finite gradient, each skipped, after which a run ends."}
     )
@@ -113,6 +120,7 @@ class BasisConfig(GRPOConfig):
             patience = self.vllm_request_timeout + self.vllm_recovery_timeout + self.vllm_server_timeout + 300.0
             self.ddp_timeout: int = max(self.ddp_timeout, int(patience))
         self._check_kl()
+        self._check_prefetch()
         several = int(os.environ.get("WORLD_SIZE", "1")) > 1
         if self.use_cpu and several and getattr(self, "ddp_backend", None) is None:
             self.ddp_backend = "gloo"  # transformers would ask for it; there is no other choice
@@ -138,6 +146,17 @@ class BasisConfig(GRPOConfig):
     def to_dict(self) -> dict[str, Any]:
         """As in transformers, and secrets within dictionaries (`model_init_kwargs`) are left out too."""
         return {key: redact(value) if type(value) is dict else value for key, value in super().to_dict().items()}
+
+    def _check_prefetch(self) -> None:
+        if not self.async_prefetch:
+            return
+        if not (self.use_vllm and self.vllm_mode == "server"):
+            raise ValueError("async_prefetch needs a vLLM server beside the training: use_vllm, vllm_mode 'server'.")
+        if not self.vllm_importance_sampling_correction:
+            raise ValueError(
+                "async_prefetch trains on rollouts of the batch before's weights, which is right only with their "
+                "importance weights. Leave vllm_importance_sampling_correction on, or async_prefetch off."
+            )
 
     def _check_kl(self) -> None:
         if self.kl_placement not in ("loss", "reward"):

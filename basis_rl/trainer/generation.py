@@ -4,148 +4,30 @@ from __future__ import annotations
 
 import logging
 import os
-import re
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-import requests
 import torch
 import trl.trainer.grpo_trainer
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from trl.generation import vllm_generation
-from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
-from basis_rl.rollout.weights import default_folder, write_weights
+from basis_rl.trainer.client import Client, SyncSettings, as_error, describe
 from basis_rl.trainer.config import BasisConfig
-from basis_rl.trainer.faults import RequestRefused, RolloutError, ServerLost, SyncError
+from basis_rl.trainer.faults import RolloutError, ServerLost, SyncError
+from basis_rl.trainer.prefetch import AskedAhead
 
 _PROBE = "Let x be the sum of the first ten odd numbers. What is 3 x + 17, and why is 317 prime?"
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class SyncSettings:
-    """How weights get to the engine, and what counts as having got there.
-
-    Attributes:
-        transfer: ``nccl`` (TRL's) or ``folder``.
-        folder: None is a place in this machine's shared memory.
-        tolerance: bound on ``rollout/sync_error``.
-        request_timeout: seconds that one request may take.
-        recovery_timeout: seconds that a server that failed is waited for.
-    """
-
-    transfer: str
-    folder: Path | None
-    tolerance: float
-    request_timeout: float
-    recovery_timeout: float
-
-
-class _Failure:
-    """Stands where TRL expects a list of prompts: it is broadcast to every rank like one, and raises there."""
-
-    def __init__(self, message: str) -> None:
-        self.message = message
-
-    def __iter__(self) -> Iterator[Any]:
-        raise as_error(self.message)
-
-
-class _Session(requests.Session):
-    """Every request has a timeout; nothing is tried again here, since what a failed request did is not known."""
-
-    def __init__(self, timeout: float) -> None:
-        super().__init__()
-        self.timeout = (10.0, timeout)
-
-    def request(self, *args: Any, **kwargs: Any) -> requests.Response:
-        kwargs.setdefault("timeout", self.timeout)
-        return super().request(*args, **kwargs)
-
-
-class Client(VLLMClient):
-    """TRL's client with timeouts, and with weights through a folder where NCCL is not to be had."""
-
-    def __init__(self, settings: SyncSettings, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.session.close()
-        self.session: requests.Session = _Session(settings.request_timeout)
-        self.settings = settings
-        self.folder = settings.folder or default_folder(self.base_url)
-        self.version = 0
-
-    def check_server(self, total_timeout: float = 0.0, retry_interval: float = 1.0) -> None:
-        """As in TRL, but a server that hangs does not hang us."""
-        deadline = time.monotonic() + total_timeout
-        while True:
-            try:
-                if requests.get(f"{self.base_url}/health", timeout=5.0).status_code == 200:
-                    return
-            except requests.exceptions.RequestException:
-                pass
-            if time.monotonic() >= deadline:
-                raise ConnectionError(
-                    f"There is no vLLM server at {self.base_url} (waited {total_timeout:g} s). Start one with "
-                    "`basis-rl serve MODEL`."
-                )
-            time.sleep(retry_interval)
-
-    def init_communicator(self, device: Any = 0) -> None:
-        if self.settings.transfer == "nccl":
-            super().init_communicator(device)
-        else:
-            self.rpc("basis_retie")  # fails at once where the server lacks the extension or its development mode
-
-    def update_named_params(self, metadata: Any, named_params: Iterator[tuple[str, Tensor]]) -> None:
-        if self.settings.transfer == "nccl":
-            super().update_named_params(metadata, named_params)
-            return
-        self.version += 1
-        try:
-            write_weights(self.folder, named_params)
-            loaded = self.rpc("basis_reload", str(self.folder), self.version)
-        finally:  # shared memory is memory
-            shutil.rmtree(self.folder, ignore_errors=True)
-        for done in loaded:
-            assert done["version"] == self.version, f"the server has weights {done['version']}, not {self.version}"
-
-    def rpc(self, method: str, *args: Any) -> list[Any]:
-        """What each worker returns from `method`."""
-        body = {"method": method, "args": list(args), "timeout": self.settings.request_timeout}
-        try:
-            found: list[Any] = self._post(f"{self.base_url}/collective_rpc", json=body)["results"]
-        except Exception as error:
-            if "404" in str(error) or "has no attribute" in str(error) or "not implemented" in str(error).lower():
-                raise RolloutError(
-                    f"The vLLM server at {self.base_url} does not know '{method}'. Start it with "
-                    "`basis-rl serve MODEL`."
-                ) from error
-            raise
-        return found
-
-    def generate(self, prompts: Any, **kwargs: Any) -> Any:
-        try:
-            return super().generate(prompts, **kwargs)
-        except Exception as error:
-            return {"prompt_ids": _Failure(describe(error)), "completion_ids": None, "logprobs": None}
-
-    def prompt_log_probs(self, token_ids: list[int]) -> Tensor:
-        """``(L - 1,)`` log-probability of each token but the first, given those before it."""
-        body = {"model": self.model, "prompt": [token_ids], "max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0}
-        rows = self._post(f"{self.base_url}/v1/completions", json=body)["choices"][0]["prompt_logprobs"]
-        return torch.tensor([rows[i][str(token_ids[i])]["logprob"] for i in range(1, len(token_ids))])
 
 
 class Generation(VLLMGeneration):
@@ -161,6 +43,7 @@ class Generation(VLLMGeneration):
         self.settings = settings
         self.sync_error = 0.0
         self.recoveries = 0
+        self._waited = 0.0
         self._weight_metadata: Any = None
         super().__init__(*args, **kwargs)
         tokenizer: Any = getattr(self.processing_class, "tokenizer", self.processing_class)
@@ -188,6 +71,8 @@ class Generation(VLLMGeneration):
 
     def sync_weights(self) -> None:
         if self.mode == "server":
+            if self.accelerator.is_main_process:
+                self._waited += self.vllm_client.settle()
             self._persist(self._push)
         elif self.accelerator.device.type == "cpu":
             self._reload_colocated()
@@ -200,7 +85,34 @@ class Generation(VLLMGeneration):
         if self.mode != "server":
             result: tuple[Any, ...] = super().generate(*args, **kwargs)
             return result
+        if self.accelerator.is_main_process:
+            self.vllm_client.training = self.model.training
         return self._persist(partial(super().generate, *args, **kwargs))
+
+    def ask_ahead(self, prompts: list[list[int]], num_generations: int, step: int) -> None:
+        """Ask the server for these ranks' completions and go on; the same `generate` in training has the answer.
+
+        Args:
+            prompts: this rank's rows, as for `generate`.
+            num_generations: G.
+            step: optimizer steps taken.
+        """
+        if self.accelerator.is_main_process:
+            self.vllm_client.asking_ahead = step
+        try:
+            super().generate(prompts, None, num_generations)
+        except AskedAhead:
+            pass
+        finally:
+            if self.accelerator.is_main_process:
+                self.vllm_client.asking_ahead = None
+
+    def last_taken(self) -> tuple[int | None, float]:
+        """Of the last batch, on the main process: the step at which it was asked for ahead (None: it was not), and the
+        seconds that it was waited for."""
+        waited, self._waited = self._waited, 0.0
+        taken = self.vllm_client.taken
+        return (None, waited) if taken is None else (taken[0], waited + taken[1])
 
     def _persist(self, action: Callable[[], T]) -> T:
         """Do it; if the server fails, wait for it, push the weights and do it again, until the time is over."""
@@ -321,18 +233,6 @@ def _small_cpu_engine(dtype: str) -> Iterator[None]:
     small = partial(vllm_generation.LLM, enforce_eager=True, dtype=dtype, kv_cache_memory_bytes=size)
     with patch.object(vllm_generation, "LLM", small):
         yield
-
-
-def as_error(message: str) -> Exception:
-    """The exception for what `describe` said on the main rank: HTTP 4xx is the request's fault."""
-    if re.search(r"Request failed: 4\d\d", message):
-        return RequestRefused(f"The vLLM server refuses a request. Prompts too long for its --max-model-len? {message}")
-    return RolloutError(message)
-
-
-def describe(error: Exception) -> str:
-    """One line."""
-    return f"{type(error).__name__}: {str(error)[:500]}"
 
 
 @contextmanager

@@ -95,6 +95,18 @@ def _check_difficulty(dataset: Dataset, column: str) -> None:
         )
 
 
+def check_single_turns(dataset: Any, given: dict[str, Any]) -> None:
+    """The next batch's request can be known ahead.
+
+    Raises:
+        ValueError: it cannot, since the dataset is a stream, or a rollout has several turns.
+    """
+    turns = [name for name in ("tools", "environment_factory", "rollout_func") if given.get(name)]
+    if turns or not isinstance(dataset, Dataset):
+        what = f"{', '.join(turns)}" if turns else "a streamed dataset"
+        raise ValueError(f"async_prefetch does not work with {what}: leave it out.")
+
+
 def _required_columns(func: Callable[..., Any] | str) -> set[str]:
     if isinstance(func, str) or not callable(func) or hasattr(func, "forward"):
         return set()

@@ -80,6 +80,7 @@ def save_phase(folder: str | Path, trainer: BasisTrainer) -> None:
         "skipped_steps": trainer._finite.skipped,
         "rollouts": trainer._buffered_inputs if between else None,
         "unlearnt": [(used_up, vars(batch)) for used_up, batch in trainer._unlearnt],
+        "ahead": trainer._prefetch.state() if trainer._prefetch is not None else None,
         "metrics": {mode: dict(values) for mode, values in trainer._metrics.items()},
     }
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -115,6 +116,8 @@ def load_phase(folder: str | Path, trainer: BasisTrainer) -> None:
     trainer._finite.skipped = int(content["skipped_steps"])
     trainer._buffered_inputs = send_to_device(content["rollouts"], trainer.accelerator.device)
     trainer._unlearnt = [(used_up, RolloutBatch(**fields)) for used_up, fields in content["unlearnt"]]
+    if trainer._prefetch is not None and not other:
+        trainer._prefetch.load_state(content.get("ahead"))
     for mode, values in content["metrics"].items():
         trainer._metrics[mode].update(values)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,15 @@ from basis_rl.trainer.faults import FiniteGradients, ServerLost, StopOnSignal, S
 from basis_rl.trainer.gather import gather_batch, local_rows, total_rewards
 from basis_rl.trainer.greedy import greedy_rewards
 from basis_rl.trainer.loss import kl_in_reward, kl_loss, no_kl, without_old_log_probs
-from basis_rl.trainer.preflight import check_baseline_fits, check_dataset, check_golds, on_main_process, run_context
+from basis_rl.trainer.prefetch import Prefetch
+from basis_rl.trainer.preflight import (
+    check_baseline_fits,
+    check_dataset,
+    check_golds,
+    check_single_turns,
+    on_main_process,
+    run_context,
+)
 from basis_rl.trainer.publish import PublishingTrainer, push_checkpoint
 from basis_rl.trainer.record import Record
 from basis_rl.trainer.sampler import EpochSampler
@@ -79,6 +88,8 @@ class BasisTrainer(PublishingTrainer):
             train_dataset = check_golds(train_dataset, args, funcs)
             check_dataset(train_dataset, args, funcs)
 
+        if args.async_prefetch:
+            check_single_turns(train_dataset, kwargs)
         self._connect(args)
         self._generation_batch = 0
         self._unlearnt: list[tuple[int, RolloutBatch]] = []
@@ -92,6 +103,7 @@ class BasisTrainer(PublishingTrainer):
         self._energies = EnergyRecorder(self) if "energies" in self.baseline.requires else None
         self._monitor = GradientMonitor(self) if args.log_gradient_variance else None
         self._finite = FiniteGradients(self)
+        self._prefetch = Prefetch(self) if args.async_prefetch else None
         self.dataset_identity = dataset_identity(self.train_dataset)
         self.stop_on_signal = StopOnSignal(self)
         self.add_callback(_UpdateBaseline(self))
@@ -142,6 +154,12 @@ class BasisTrainer(PublishingTrainer):
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
         self._rewards_per_func = super()._calculate_rewards(*args, **kwargs)
         return self._rewards_per_func
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        result = super()._generate_single_turn(*args, **kwargs)
+        if self._prefetch is not None and self.model.training:
+            self._prefetch.after_generation()
+        return result
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         with self._energies.recording() if self._energies and self.model.training else nullcontext():
@@ -237,17 +255,27 @@ class BasisTrainer(PublishingTrainer):
 
     def _save_last_step(self) -> None:
         """A checkpoint of the last whole optimizer step, though a later generation has failed."""
+        if self._prefetch is not None:
+            self._prefetch.drop()
         self._step, self._generation_batch, self._buffered_inputs = self._last_step
         self._unlearnt = [(used_up, batch) for used_up, batch in self._unlearnt if batch.step < self._generation_batch]
         self._save_checkpoint(self.model_wrapped, trial=None)
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> EpochSampler:
+        repeat_count = self.num_iterations * self.args.steps_per_generation
+        return self._sampler(dataset, lambda: int(self.state.epoch or 0), repeat_count)
+
+    def epoch_order(self, epoch: int) -> EpochSampler:
+        """Indices of an epoch's rollouts into the dataset, each once, in the order in which they are generated."""
+        return self._sampler(None, lambda: epoch, 1)
+
+    def _sampler(self, dataset: Dataset | None, epoch: Callable[[], int], repeat_count: int) -> EpochSampler:
         return EpochSampler(
-            epoch=lambda: int(self.state.epoch or 0),
+            epoch=epoch,
             data_source=self.train_dataset if dataset is None else dataset,
             mini_repeat_count=self.num_generations,
             batch_size=self.args.generation_batch_size // self.num_generations,
-            repeat_count=self.num_iterations * self.args.steps_per_generation,
+            repeat_count=repeat_count,
             shuffle=self.shuffle_dataset,
             seed=self.args.seed,
         )

@@ -1,6 +1,7 @@
 """`basis-rl serve` and `basis-rl train --serve true`, with the real server."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -54,16 +55,34 @@ def arguments(model, tmp_path, port):
 
 
 @pytest.mark.slow
-def test_train_starts_and_stops_a_server_of_its_own(model, tmp_path):
-    port = _free_port()
-    command = [sys.executable, "-m", "basis_rl", "train", *arguments(model, tmp_path, port), "--serve", "true"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").open()]
+def test_train_starts_a_server_of_its_own_starts_it_again_when_it_dies_and_stops_it(model, tmp_path):
+    port, steps = _free_port(), 60
+    given = arguments(model, tmp_path, port)
+    given[given.index("--max_steps") + 1] = str(steps)
+    command = [sys.executable, "-m", "basis_rl", "train", *given, "--serve", "true"]
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 3):
+            assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
+            time.sleep(0.05)
+        (api,) = [
+            child for child in psutil.Process(process.pid).children() if "api_server" in " ".join(child.cmdline())
+        ]
+        os.killpg(api.pid, signal.SIGKILL)
+        done = len(metrics.read_text().splitlines())
+        assert process.wait(240) == 0, (tmp_path / "log").read_text()[-3000:]
+    finally:
+        process.kill()
+    assert done < steps, "the server was killed when the training was over: nothing is shown"
+    assert "starting it again" in (tmp_path / "log").read_text()
+    rows = [json.loads(line) for line in metrics.open()]
     errors = [row["rollout/sync_error"] for row in rows if "rollout/sync_error" in row]
-    assert len(errors) == 3
+    assert len(errors) == steps
     assert max(errors) < 1e-3
-    assert "Application startup complete" in (tmp_path / "out" / "vllm.log").read_text()
+    for name in ("vllm.log", "vllm-1.log"):
+        assert "Application startup complete" in (tmp_path / "out" / name).read_text()
     with pytest.raises(URLError):
         urlopen(f"http://127.0.0.1:{port}/health", timeout=2)
 

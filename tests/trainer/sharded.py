@@ -1,17 +1,38 @@
-"""Run by `test_zero3.py` under `accelerate launch`: trains against a vLLM server and keeps what each rank saw."""
+"""Run by `test_sharding.py` under `accelerate launch`: trains on several ranks and keeps what each of them saw."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+from peft import LoraConfig
 
 from basis_rl.trainer import BasisTrainer
 from tests.served import trainer
+from tests.tiny import config, named_baseline, parity_reward, sums, tiny_tokenizer
+
+RUNS = {
+    "basis": (1, {}),
+    "otb": (4, {}),
+    "rloo": (4, {"async_prefetch": True}),
+    "grpo": (4, {"peft_config": LoraConfig(r=8, lora_alpha=32, target_modules="all-linear")}),
+}
 
 
-class Keep(BasisTrainer):
+class OnCpus(BasisTrainer):
+    """accelerate shards by FSDP only where it finds GPUs, though PyTorch does it on CPUs as well."""
+
+    def create_accelerator_and_postprocess(self):
+        if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+            PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        super().create_accelerator_and_postprocess()
+
+
+class Keep(OnCpus):
     """Keeps every global batch and this rank's advantages."""
 
     def __init__(self, *args, **kwargs):
@@ -27,20 +48,55 @@ class Keep(BasisTrainer):
         return local
 
 
-def main(output: Path, model: Path, url: str) -> None:
+def against_a_server(output: Path, model: Path, url: str, names: list[str]) -> None:
     results = {}
-    for baseline, group in (("basis", 1), ("otb", 4)):
-        trained = trainer(output / baseline, model, url, baseline, Keep, num_generations=group)
+    for name in names:
+        group, settings = RUNS[name]
+        trained = trainer(output / name, model, url, name, Keep, num_generations=group, **settings)
         assert trained.accelerator.num_processes == 2
         trained.train()
-        trained.save_model(str(output / baseline / "saved"))
-        errors = [row["rollout/sync_error"] for row in trained.state.log_history if "rollout/sync_error" in row]
-        results[baseline] = {"kept": trained.kept, "sync_errors": errors}
-        sharded = getattr(next(trained.model.parameters()), "ds_tensor", None) is not None
-        results[baseline]["sharded"] = sharded
+        trained.save_model(str(output / name / "saved"))
+        logs = trained.state.log_history
+        parameter = next(trained.model.parameters())
+        results[name] = {
+            "kept": trained.kept,
+            "sync_errors": [row["rollout/sync_error"] for row in logs if "rollout/sync_error" in row],
+            "staleness": [row["rollout/staleness"] for row in logs if "rollout/staleness" in row],
+            "sharded": hasattr(parameter, "ds_tensor") or hasattr(parameter, "full_tensor"),
+            "type": str(trained.accelerator.distributed_type),
+        }
         rank = trained.accelerator.process_index
     torch.save(results, output / f"rank{rank}.pt")
 
 
+def resumed(output: Path, model: Path) -> None:
+    """Four steps, and the last two again from the checkpoint between them, in the middle of a generation batch."""
+    for name, start in (("whole", None), ("again", output / "whole" / "checkpoint-3")):
+        args = config(
+            output / name,
+            max_steps=4,
+            save_strategy="steps",
+            save_steps=3,
+            model_init_kwargs={"dtype": "float32"},
+        )
+        trained = OnCpus(
+            model=str(model),
+            reward_funcs=parity_reward,
+            args=args,
+            train_dataset=sums(),
+            processing_class=tiny_tokenizer(),
+            baseline=named_baseline("basis_history", sums()),
+        )
+        trained.train(resume_from_checkpoint=str(start) if start else None)
+        trained.save_model(str(output / name / "saved"))
+        if trained.accelerator.is_main_process:
+            norms = [(row["step"], row["grad_norm"]) for row in trained.state.log_history if "grad_norm" in row]
+            torch.save({"norms": norms, "type": str(trained.accelerator.distributed_type)}, output / f"{name}.pt")
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    what, folder, path, *rest = sys.argv[1:]
+    if what == "server":
+        against_a_server(Path(folder), Path(path), rest[0], rest[1:])
+    else:
+        resumed(Path(folder), Path(path))

@@ -1,0 +1,62 @@
+"""A vLLM server that is started again when it dies."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from basis_rl.rollout.server import Server, ServerError, ServerOptions
+
+
+@contextmanager
+def kept_alive(options: ServerOptions, restarts: int = 3, poll: float = 1.0) -> Iterator[Server]:
+    """A server for the time of the context; one that ends by itself is started anew at the same address.
+
+    It comes back with the model that it was started with: whoever trains against it pushes the weights again, as
+    `BasisTrainer` does. Each new one has a log of its own, beside the first. One that hangs is not noticed here.
+
+    Args:
+        options: port and all; the port must not be 0.
+        restarts: after so many a dead server stays dead.
+        poll: seconds between two looks at it.
+
+    Raises:
+        ServerError: it could not be started in the first place.
+    """
+    assert options.port, "a server that comes back needs a fixed port"
+    started, ending = threading.Event(), threading.Event()
+    failure: list[ServerError] = []
+    server = Server(options)
+
+    def supervise() -> None:  # in one thread: a server ends with the thread that launched it
+        current = server
+        try:
+            current.start()
+        except ServerError as error:
+            failure.append(error)
+        started.set()
+        left = restarts if not failure else 0
+        while not ending.wait(poll):
+            if left > 0 and current.process is not None and current.process.poll() is not None:
+                code, left = current.process.returncode, left - 1
+                current.stop()
+                log = options.log and options.log.with_stem(f"{options.log.stem}-{restarts - left}")
+                print(f"The vLLM server ended (exit code {code}); starting it again, log in {log}.", flush=True)
+                current = Server(replace(options, log=log))
+                current.launch()
+        current.stop()
+
+    thread = threading.Thread(target=supervise, name="vllm-supervisor", daemon=True)
+    thread.start()
+    try:
+        started.wait()
+        if failure:
+            raise failure[0]
+        yield server
+    finally:
+        ending.set()
+        if not started.is_set() and server.process is not None:  # interrupted while it starts
+            server.process.terminate()
+        thread.join()

@@ -1,0 +1,157 @@
+"""What does generating ahead gain?   python -m benchmarks.prefetch   (two cores, vLLM's CPU build)
+
+A Qwen3 of some millions of parameters with random weights, BASIS-like batches without a table (`batch_mean`): the real
+vLLM server on one core, the trainer on the other, as they would be on GPUs of their own. With and without
+`async_prefetch` in one run, alternating; a figure is the median step of a round, a ratio that of two neighbouring
+rounds. `bound` is what a perfect overlap would give: max(generation, rest) over their sum, from the side without.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import Qwen3Config, Qwen3ForCausalLM, TrainerCallback
+from transformers.trainer_callback import PrinterCallback
+
+from basis_rl import BasisConfig, BasisTrainer
+from basis_rl.rollout.server import Server, ServerOptions
+from benchmarks.common import save
+from examples.quickstart.warm_start import build_tokenizer
+
+ROUNDS, STEPS, WARM = 5, 12, 3
+ROWS, TOKENS = 32, 64
+
+
+class Clock(TrainerCallback):
+    """Wall time at the end of each optimizer step."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.times.append(time.perf_counter())
+
+
+class Timed(BasisTrainer):
+    """Keeps the seconds that weights and generation take before a batch can be scored."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        self.generating: list[float] = []
+        super().__init__(**kwargs)
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        result = super()._generate_single_turn(*args, **kwargs)
+        self.generating.append(time.perf_counter() - start)
+        return result
+
+
+def parity(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+    return [float(sum(ids) % 2) for ids in completion_ids]
+
+
+def write_model(folder: Path) -> str:
+    torch.manual_seed(0)
+    tokenizer = build_tokenizer(["1 + 2 ="] * 10, vocab_size=300)
+    config = Qwen3Config(
+        vocab_size=8_192,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def seconds(ahead: bool, model: str, url: str, folder: str) -> dict[str, list[float]]:
+    """Seconds of each step but the first ones, and what of them generation took."""
+    clock = Clock()
+    args = BasisConfig(
+        output_dir=folder,
+        async_prefetch=ahead,
+        use_vllm=True,
+        vllm_mode="server",
+        vllm_server_base_url=url,
+        vllm_importance_sampling_mode="token_truncate",
+        model_init_kwargs={"dtype": "float32"},
+        num_generations=1,
+        per_device_train_batch_size=ROWS,
+        gradient_accumulation_steps=1,
+        max_completion_length=TOKENS,
+        max_steps=STEPS,
+        learning_rate=1e-6,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        disable_tqdm=True,
+    )
+    trainer = Timed(
+        model=model,
+        reward_funcs=parity,
+        args=args,
+        train_dataset=Dataset.from_dict({"prompt": [f"{i} + 1 =" for i in range(512)]}),
+        baseline="batch_mean",
+        callbacks=[clock],
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    steps = [after - before for before, after in zip(clock.times, clock.times[1:], strict=False)]
+    logs = [row for row in trainer.state.log_history if "rollout/kl" in row]
+    return {
+        "step": steps[WARM:],
+        "generating": trainer.generating[WARM + 1 :],
+        "kl": [row["rollout/kl"] for row in logs],
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    rounds: dict[str, list[dict[str, list[float]]]] = {"plain": [], "ahead": []}
+    with tempfile.TemporaryDirectory() as name:
+        model = write_model(Path(name) / "model")
+        extra = ("--max-num-seqs", str(ROWS), "--kv-cache-memory-bytes", str(64 << 20))
+        os.sched_setaffinity(0, {0})  # what it starts inherits this
+        options = ServerOptions(
+            model, port=0, dtype="float32", max_model_len=256, log=Path(name) / "server.log", extra=extra
+        )
+        with Server(options) as server:
+            os.sched_setaffinity(0, {1})
+            for _ in range(ROUNDS):
+                for side, kept in rounds.items():
+                    kept.append(seconds(side == "ahead", model, server.url, name))
+    step = {side: median(t for one in kept for t in one["step"]) for side, kept in rounds.items()}
+    generating = {side: median(t for one in kept for t in one["generating"]) for side, kept in rounds.items()}
+    for side in rounds:
+        print(f"{side}: {step[side]:.3f} s a step, of which {generating[side]:.3f} s until rollouts are there")
+    found = sorted(
+        median(ahead["step"]) / median(plain["step"])
+        for plain, ahead in zip(rounds["plain"], rounds["ahead"], strict=True)
+    )
+    rest = step["plain"] - generating["plain"]
+    bound = max(generating["plain"], rest) / step["plain"]
+    spread = f"from {found[0]:.3f} to {found[-1]:.3f} over {ROUNDS} rounds"
+    print(f"ahead / plain: {median(found):.3f}, {spread}; bound {bound:.3f}")
+    save("prefetch", {"rows": ROWS, "tokens": TOKENS, "seconds": rounds, "ratios": found, "bound": bound})
+
+
+if __name__ == "__main__":
+    main()

