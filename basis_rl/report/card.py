@@ -72,6 +72,7 @@ class RunFacts:
         versions: package to version.
         recipe: YAML of the recipe, or of the settings that are not the default.
         command: that started the run.
+        library: that loads the model: ``transformers``, or ``peft`` for an adapter.
         tags: of the card.
     """
 
@@ -98,6 +99,7 @@ class RunFacts:
     versions: Mapping[str, str] = field(default_factory=dict)
     recipe: str
     command: str | None = None
+    library: str = "transformers"
     tags: Sequence[str] = ()
 
 
@@ -157,7 +159,7 @@ def card_data(facts: RunFacts, results: Sequence[Result] = ()) -> ModelCardData:
     given: dict[str, Any] = {
         "base_model": facts.base_model if facts.base_on_hub else None,
         "datasets": list(facts.datasets) or None,
-        "library_name": "transformers",
+        "library_name": facts.library,
         "license": facts.license.id if facts.license else None,
         "license_name": facts.license.name if facts.license else None,
         "license_link": facts.license.link if facts.license else None,

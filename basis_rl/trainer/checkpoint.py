@@ -10,6 +10,7 @@ from pathlib import Path
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 _MARK, _STATE = "INCOMPLETE", "trainer_state.json"
+LAST = "last-checkpoint"  # in a repository on the Hub, as transformers calls it
 
 
 def begin(folder: Path) -> None:
@@ -43,8 +44,9 @@ def checkpoints(output_dir: str | Path) -> list[Path]:
 
 
 def newest(output_dir: str | Path) -> Path | None:
-    """The complete checkpoint with the largest N, or None."""
-    return next((path for path in reversed(checkpoints(output_dir)) if is_complete(path)), None)
+    """The complete checkpoint with the largest N; where there is none, a ``last-checkpoint`` pulled from the Hub."""
+    places = [*reversed(checkpoints(output_dir)), Path(output_dir) / LAST]
+    return next((path for path in places if is_complete(path)), None)
 
 
 def rotate(output_dir: str | Path, limit: int | None, keep: Collection[str | Path] = ()) -> None:

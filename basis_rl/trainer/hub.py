@@ -107,13 +107,15 @@ class Hub:
                 return self.repo_id
             except Exception as caught:
                 error = caught
+                if isinstance(error, OfflineModeIsEnabled):
+                    break
                 if is_refusal(error):
                     raise ValueError(
                         f"push_to_hub: the Hub refuses '{self.name}': {one_line(error)}\nLog in (`hf auth login`, or "
                         "HF_TOKEN) with a token that may write there, mend hub_model_id, or set push_to_hub: false and "
                         "push when the run is over: `basis-rl push OUTPUT_DIR OWNER/NAME`."
                     ) from error
-                if attempt == 0 and not isinstance(error, OfflineModeIsEnabled):
+                if attempt == 0:
                     time.sleep(self.wait_first)
         assert error is not None
         _logger.warning(

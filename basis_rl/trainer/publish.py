@@ -234,7 +234,7 @@ def _owed(trainer: PublishingTrainer) -> list[Path]:
 
 
 def _place(strategy: HubStrategy | str, folder: Path) -> str:
-    return "last-checkpoint" if strategy == HubStrategy.CHECKPOINT else folder.name
+    return checkpoint.LAST if strategy == HubStrategy.CHECKPOINT else folder.name
 
 
 def by_hand(output_dir: Path, folder: Path | None = None, place: str | None = None) -> str:

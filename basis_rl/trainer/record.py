@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
+from accelerate.utils import is_peft_model
 from huggingface_hub import ModelCard, hf_hub_download
 
 from basis_rl.baselines import BASELINES, Baseline
@@ -117,6 +118,7 @@ def run_facts(trainer: BasisTrainer, model_name: str, dataset_name: str | None, 
         versions=_versions(trainer),
         recipe=record.recipe or yaml.safe_dump(changed_settings(args), sort_keys=False),
         command=record.command,
+        library="peft" if is_peft_model(trainer.model) else "transformers",
         tags=["generated_from_trainer", *sorted(tags)],
     )
 

@@ -12,7 +12,8 @@ import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 
-from basis_rl.trainer.checkpoint import is_complete
+from basis_rl.trainer.checkpoint import is_complete, resolve
+from basis_rl.trainer.hub import Hub, Push, files_of_run
 from tests.hub_endpoint import HubEndpoint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -214,6 +215,26 @@ def test_a_refusal_is_one_message_before_anything_is_spent(name, ran, folder):
     assert "hf auth login" in error
     assert "basis-rl push" in error
     assert not (folder / name / "model.safetensors").exists()
+
+
+def test_without_a_network_a_run_begins_all_the_same(caplog):
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+    hub = Hub(name="alice/x", wait_first=60.0)
+    assert hub.connect() is None
+    push = Push(message="m", files={"a": b"1"}, by_hand="basis-rl push runs/x {repo}")
+    assert hub.submit(push).result(timeout=30) is None
+    assert "each push will try again" in caplog.text
+    assert "basis-rl push runs/x alice/x" in caplog.text
+
+
+def test_a_pulled_checkpoint_is_found_by_auto(tmp_path):
+    pulled, own = tmp_path / "last-checkpoint", tmp_path / "checkpoint-3"
+    for place in (pulled, own):
+        assert resolve("auto", tmp_path) == (None if place is pulled else str(pulled))
+        place.mkdir()
+        (place / "trainer_state.json").write_text("{}")
+    assert resolve("auto", tmp_path) == str(own)
+    assert not any(name.startswith("last-checkpoint") for name in files_of_run(tmp_path))
 
 
 @pytest.fixture(scope="module")
