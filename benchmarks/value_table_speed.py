@@ -1,0 +1,177 @@
+"""How fast is a value table built, beside vLLM generating the same tokens?   python -m benchmarks.value_table_speed
+
+One server. In turns: its bare requests, whose answers nobody reads, and `build_table` with the same requests, which
+decodes, grades every completion by Math-Verify and writes shards. Server, client and grading share the processor: what
+we add takes from generation. The model is random and small; a larger one makes generation slower, and nothing else.
+Beside the seconds, the engine's share of the processor time while a table is built: on a machine that others use too,
+the ratio is noise, and that share still says what a build adds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+from datasets import Dataset
+from transformers import AutoConfig, AutoTokenizer
+
+from basis_rl.data import prompt_id
+from basis_rl.rewards import MathVerifyReward
+from basis_rl.rollout import Sampling, prompt_tokens
+from basis_rl.rollout.client import _body, request_seed
+from basis_rl.rollout.server import Server, ServerOptions
+from basis_rl.values.build import TablePlan, build_table
+from basis_rl.values.sources import ServerSource
+from benchmarks.common import save
+from tests.served import save_model
+
+
+class Graded:
+    """Math-Verify on a number made of the completion's tokens, few of which are the same; a random model boxes none."""
+
+    __name__ = "graded"
+
+    def __init__(self) -> None:
+        self.reward = MathVerifyReward()
+        self.calls = 0
+
+    def __call__(self, prompts: Any, completion_ids: Any, solution: Any, **kwargs: Any) -> list[float | None]:
+        self.calls += len(prompts)
+        return self.reward(prompts, [rf"\boxed{{{sum(ids) % 100_003}}}" for ids in completion_ids], solution)
+
+
+def problems(n: int) -> Dataset:
+    texts = [f"What is {i} + {7 * i % 101} * {3 + i % 11}? Say it in words, then in digits." for i in range(n)]
+    rows = [
+        {"prompt": [{"role": "user", "content": text}], "solution": "7", "prompt_id": prompt_id(text)} for text in texts
+    ]
+    return Dataset.from_list(rows)
+
+
+def raw(url: str, bodies: list[dict[str, Any]], in_flight: int) -> tuple[float, int]:
+    """Seconds for the requests, and the tokens that came."""
+    host = urlsplit(url)
+
+    def ask(body: bytes) -> bytes:
+        connection = http.client.HTTPConnection(str(host.hostname), host.port, timeout=600)
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        answer = response.read()
+        connection.close()
+        assert response.status == 200, answer
+        return answer
+
+    encoded = [json.dumps(body).encode() for body in bodies]
+    began = time.perf_counter()
+    with ThreadPoolExecutor(in_flight) as pool:
+        answers = list(pool.map(ask, encoded))
+    seconds = time.perf_counter() - began
+    return seconds, sum(json.loads(answer)["usage"]["completion_tokens"] for answer in answers)
+
+
+def cpu(server: int) -> tuple[float, float]:
+    """Processor seconds used so far: by the server with its workers, and by this process with its graders."""
+    theirs, me = psutil.Process(server), psutil.Process()
+    engine = {theirs, *theirs.children(recursive=True)}
+    used = {each: sum(each.cpu_times()[:2]) for each in (me, *me.children(recursive=True))}
+    return sum(used[each] for each in engine), sum(used[each] for each in used if each not in engine)
+
+
+def forget(url: str) -> None:
+    """Empty the server's cache of prefixes, so that no run has what an earlier one computed."""
+    host = urlsplit(url)
+    connection = http.client.HTTPConnection(str(host.hostname), host.port, timeout=60)
+    connection.request("POST", "/reset_prefix_cache")
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
+def measure(url: str, server: int, model: Path, options: argparse.Namespace) -> dict[str, Any]:
+    def spent(before: tuple[float, float]) -> list[float]:
+        return [now - then for now, then in zip(cpu(server), before, strict=True)]
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    source = ServerSource([url], AutoConfig.from_pretrained(model), tokenizer)
+    dataset, sampling = problems(options.prompts), Sampling(max_new_tokens=options.tokens)
+    plan = TablePlan(dataset=dataset, reward_funcs=[Graded()], sampling=sampling, num_rollouts=options.rollouts)
+    bodies = [
+        {
+            **_body(sampling, options.rollouts, source.ends),
+            "prompt": prompt_tokens(row["prompt"], tokenizer, {}),
+            "seed": request_seed(plan.seed, 0, row["prompt_id"]),
+        }
+        for row in dataset
+    ]
+    in_flight = min(256, max(8, 1024 // options.rollouts))  # that of sample_servers
+    raw(url, bodies[: in_flight // 2], in_flight)
+    plan.reward_funcs[0].reward(["", ""], [r"\boxed{1}", r"\boxed{2}"], ["3", "4"])  # its processes are started once
+    rows = []
+    for repeat in range(options.repeats):
+        row: dict[str, Any] = {}
+        for what in ("raw", "table") if repeat % 2 == 0 else ("table", "raw"):
+            forget(url)
+            before = cpu(server)
+            if what == "raw":
+                row["raw"], tokens = raw(url, bodies, in_flight)
+                row["raw_cpu"] = spent(before)
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                plan.reward_funcs[0].reward._verdicts.clear()  # as if each answer were seen for the first time
+                began = time.perf_counter()
+                table = build_table(source, plan, Path(folder) / "table.partial")
+                row["table"], row["table_cpu"] = time.perf_counter() - began, spent(before)
+            assert table is not None
+            row["tokens"] = table.provenance["tokens"]
+        assert row["tokens"] == tokens, "not the same tokens"
+        row["ratio"] = row["raw"] / row["table"]
+        row["engine_share"] = row["table_cpu"][0] / sum(row["table_cpu"])
+        rows.append(row)
+        print(
+            f"raw vLLM {row['raw']:.1f} s, table {row['table']:.1f} s for {tokens} tokens: "
+            f"{tokens / row['raw']:.0f} and {tokens / row['table']:.0f} tokens/s, ratio {row['ratio']:.3f} "
+            f"(processor: {row['raw_cpu'][0]:.1f} s of the engine and {row['raw_cpu'][1]:.1f} s of ours, "
+            f"{row['table_cpu'][0]:.1f} s and {row['table_cpu'][1]:.1f} s: the engine has {row['engine_share']:.3f})",
+            flush=True,
+        )
+    graded = plan.reward_funcs[0].calls
+    assert graded == options.repeats * options.prompts * options.rollouts
+    return {"rows": rows, "graded": graded}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=48)
+    parser.add_argument("--rollouts", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        model = save_model(Path(temporary) / "model", tied=False)
+        engine = ("--max-num-seqs", "128", "--kv-cache-memory-bytes", str(64 << 20))
+        server = ServerOptions(
+            str(model), port=0, dtype="float32", max_model_len=512, log=Path(temporary) / "log", extra=engine
+        )
+        with Server(server) as running:
+            assert running.process is not None
+            found = measure(running.url, running.process.pid, model, options)
+    medians = {}
+    for key in ("ratio", "engine_share"):
+        values = sorted(row[key] for row in found["rows"])
+        medians[key] = median(values)
+        print(f"{key}: median {medians[key]:.3f}, from {values[0]:.3f} to {values[-1]:.3f} ({len(values)} pairs)")
+    load = os.getloadavg()
+    save("value_table_speed", {"settings": vars(options), "medians": medians, "load": load, **found})
+
+
+if __name__ == "__main__":
+    main()
