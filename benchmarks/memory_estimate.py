@@ -2,9 +2,9 @@
 
     python -m benchmarks.memory_estimate
 
-One process, float32, transformers' sdpa attention without padding. Without Triton the fused LM head makes several copies
-of its tokens x vocabulary tile, which are not in the estimate for a GPU: the vocabulary is small here, so that they do
-not matter.
+One process, float32, transformers' sdpa attention without padding. Without Triton the fused LM head scores prompts too,
+and makes several copies of its tokens x vocabulary tile, neither of which is in the estimate for a GPU. The vocabulary
+is small here, so that the copies hardly matter; the prompts' share of the tile does, some 30 MiB.
 """
 
 from __future__ import annotations
