@@ -115,7 +115,7 @@ def load_phase(folder: str | Path, trainer: BasisTrainer) -> None:
     batches = int(content["step"]) // content["generate_every"]
     trainer._step = batches * now["generate_every"] if other else int(content["step"])
     trainer._finite.skipped = int(content["skipped_steps"])
-    trainer.spending.load_state_dict(content["spending"])
+    trainer.spending.load_state_dict(content.get("spending") or trainer.spending.state_dict())
     trainer._buffered_inputs = send_to_device(content["rollouts"], trainer.accelerator.device)
     trainer._unlearnt = [(used_up, RolloutBatch(**fields)) for used_up, fields in content["unlearnt"]]
     if trainer._prefetch is not None and not other:
