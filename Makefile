@@ -64,6 +64,9 @@ bench: install
 	@$(BIN)/python -m benchmarks.otb_tail
 	@$(BIN)/python -m benchmarks.energy_precision
 	@$(BIN)/python -m benchmarks.faults
+	@$(BIN)/python -m benchmarks.prefetch
+	@$(BIN)/python -m benchmarks.value_table_speed
+	@$(BIN)/python -m benchmarks.memory_estimate
 	@$(BIN)/python -m benchmarks.quickstart_seeds
 
 clean:
