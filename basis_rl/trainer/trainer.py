@@ -201,7 +201,8 @@ class BasisTrainer(PublishingTrainer):
             named = of_set(metrics, self._eval_name)
             metrics.clear()
             metrics.update(named)
-        super().log({**logs, **self.spending.metrics()}, start_time)
+        logs.update(self.spending.metrics())  # in place, as TRL adds its own: `evaluate` returns them
+        super().log(logs, start_time)
 
     def _advantages(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Tensor:
         """This rank's advantages; the whole batch's go into the logs."""

@@ -111,7 +111,7 @@ def test_what_is_not_known_is_said_and_left_out_of_the_metadata():
 def test_facts_survive_the_file(tmp_path):
     save_facts(FACTS, tmp_path)
     assert str(model_card(load_facts(tmp_path))) == str(model_card(FACTS))
-    with pytest.raises(ValueError, match=r"no run\.json"):
+    with pytest.raises(ValueError, match=r"no card\.json"):
         load_facts(tmp_path / "nowhere")
     (tmp_path / "card.json").write_text('{"license": null, "artefacts": [], "reward_curve": null, "odd": 1}')
     with pytest.raises(ValueError, match="another version"):
