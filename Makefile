@@ -11,7 +11,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 help:
 	@echo "make quickstart   install, then train a small model with BASIS on this CPU (about five minutes)"
 	@echo "make test         install, vLLM for CPUs too, then lint, types and tests (under 20 minutes)"
-	@echo "make test-all     the same and the long ones: every seed of the quickstart"
+	@echo "make test-all     the same and the long ones, as CI does (under an hour)"
 	@echo "make check        lint and types only; make format formats"
 	@echo "make bench        the benchmarks that take minutes; results go to benchmarks/results"
 

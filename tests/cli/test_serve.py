@@ -55,7 +55,7 @@ def arguments(model, tmp_path, port):
     return [f"--serve_args={' '.join(ENGINE)}", *(str(x) for key in given for x in (f"--{key}", given[key]))]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_train_starts_a_server_of_its_own_starts_it_again_when_it_dies_and_stops_it(model, tmp_path):
     port, steps = _free_port(), 60
     given = arguments(model, tmp_path, port)

@@ -152,7 +152,7 @@ def test_a_failure_is_reported_at_the_end_and_costs_nothing_else(recipe, stand_i
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_real_runs_one_of_them_interrupted(recipe, tmp_path, capsys):
     path = recipe(max_steps=200, save_strategy="steps", save_steps=1000, logging_steps=2)
     arguments = ["sweep", path, "--baselines", "batch_mean,remax:num_generations=2", "--output", str(tmp_path / "s")]

@@ -208,6 +208,7 @@ class At(BasisTrainer):
         return super()._generate_single_turn(*args, **kwargs)
 
 
+@pytest.mark.long
 def test_a_server_that_hangs_is_killed_is_restarted_and_is_gone_for_good(untied, tmp_path):
     """One story of a run: each time the weights are pushed anew, and nothing is trained on samples of others."""
     settings = {"save_strategy": "steps", "save_steps": 100, "max_steps": 9}

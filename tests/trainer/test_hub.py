@@ -283,7 +283,7 @@ def test_recipe_evaluation_and_artefacts_are_on_the_card(pulled, hub, folder):
     assert {"results.json", "base_results.json", "metrics.jsonl", "training.png"} <= set(hub.files("models/alice/cli"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_rank_waits_for_a_push_that_fails(hub, folder, tiny_path):
     dead = hub.fail(r"POST .*alice/two-dead/commit", 500)
     launcher = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]

@@ -68,7 +68,7 @@ def zero3(served, tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["basis", "otb", "rloo", "grpo"])
 def test_zero3_against_a_server(name, zero3, served):
     check(name, zero3, served[0], "DEEPSPEED", sharded=True)
