@@ -160,8 +160,9 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
         setattr(data if key == "dataset_kwargs" else run, key, config.get(key) or {})
     if isinstance(run.reward_funcs, str):
         run.reward_funcs = [run.reward_funcs]
-    if isinstance(run.eval_benchmarks, str):
-        run.eval_benchmarks = run.eval_benchmarks.split(",")
+    if run.eval_benchmarks:
+        words = [run.eval_benchmarks] if isinstance(run.eval_benchmarks, str) else run.eval_benchmarks
+        run.eval_benchmarks = [name for word in words for name in word.split(",") if name]
     if not model.model_name_or_path:
         raise ValueError("model_name_or_path is missing: a Hub id or the path of a model.")
     parsed = {**vars(args), **vars(model), **vars(data), **vars(run)}
@@ -317,6 +318,7 @@ def server_options(recipe: Recipe, port: int, log: Path) -> ServerOptions:
         log=log,
         devices=run.serve_devices,
         extra=shlex.split(run.serve_args or ""),
+        revision=None if recipe.model.model_revision == "main" else recipe.model.model_revision,
     )
 
 

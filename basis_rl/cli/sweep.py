@@ -149,9 +149,12 @@ def log_file(run: Planned) -> Path:
     return Path(run.recipe.args.output_dir) / "train.log"
 
 
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+
 class Sweep:
-    """Runs one after the other. SIGTERM and Ctrl-C go to the run as SIGTERM, so that it can leave a checkpoint; the
-    second one kills it."""
+    """Runs one after the other. SIGTERM, SIGUSR1, SIGHUP and Ctrl-C go to the run as SIGTERM, so that it can leave a
+    checkpoint; the second one kills it."""
 
     def __init__(self, command: Sequence[str], runs: Sequence[Planned]) -> None:
         self.command, self.runs = list(command), list(runs)
@@ -161,7 +164,7 @@ class Sweep:
     def run(self) -> list[Planned]:
         """The runs that failed."""
         failed, began = [], time.monotonic()
-        handlers = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        handlers = {number: signal.signal(number, self._stop) for number in _STOPS}
         try:
             for done, run in enumerate(self.runs):
                 code = self._train(run, f"[{done + 1}/{len(self.runs)} {run.name}]")

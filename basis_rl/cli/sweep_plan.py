@@ -17,9 +17,12 @@ import yaml
 from basis_rl.baselines import BASELINES, Baseline
 from basis_rl.baselines.registry import did_you_mean
 from basis_rl.recipe import Recipe, import_object, parse_recipe
+from basis_rl.report.runs import what_counts
 
 _OURS = {"seed": "--seeds", "baseline": "--baselines", "output_dir": "--output", "resume_from_checkpoint": "nothing"}
 _GROUP_SIZE = 8
+# Their commas are their own; so are those of what does not count as a setting of the run (`what_counts`).
+_WHOLE = {"system_prompt", "prompt_template", "solution_pattern", "keep_columns", "reward_funcs", "serve_args"}
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,8 @@ def plan(
     for text in baselines:
         entry = parse_entry(text)
         for values in itertools.product(*grid.values()):
-            chosen = _fitting(entry, dict(zip(grid, values, strict=True)))
+            common_to_all = {k: v for k, v in zip(grid, values, strict=True) if k not in entry.settings}
+            chosen = _fitting(entry, common_to_all)
             name = "-".join([entry.name, *(f"{k}={v}" for k, v in {**entry.settings, **chosen}.items())])
             variants[name] = _adapt([recipe, *common], base, entry, chosen, total, group_size, processes)
     planned = []
@@ -102,21 +106,34 @@ def plan(
             folder = re.sub(r"[^A-Za-z0-9._=-]+", "_", f"{name}-seed{seed}")
             arguments = [*argv, "--seed", str(seed), "--output_dir", str(output / folder)]
             arguments += ["--resume_from_checkpoint", "auto"]
+            if base.args.push_to_hub and base.args.hub_model_id:  # or each would overwrite the one before
+                own = re.sub(r"[^A-Za-z0-9._-]+", "-", folder)
+                arguments += ["--hub_model_id", f"{base.args.hub_model_id}-{own}"]
             planned.append(Planned(folder, arguments, _parse(arguments, processes), notes))
     return planned
 
 
 def launcher_processes(launcher: str) -> int:
-    """How many processes ``accelerate launch ...`` starts, by ``--num_processes`` or its config file; else 1."""
+    """How many processes ``accelerate launch ...`` or ``torchrun ...`` starts, by its options or its config file.
+
+    Raises:
+        ValueError: it does not say, and a number of responses could not be kept.
+    """
     words = shlex.split(launcher)
     found: dict[str, str] = {}
     for i, word in enumerate(words):
         key, equals, value = word.partition("=")
-        found[key.removeprefix("--")] = value if equals else words[i + 1] if i + 1 < len(words) else ""
+        found[key.lstrip("-").replace("-", "_")] = value if equals else words[i + 1] if i + 1 < len(words) else ""
     if "num_processes" in found:
         return int(found["num_processes"])
+    if "nproc_per_node" in found:
+        return int(found["nproc_per_node"]) * int(found.get("nnodes") or 1)
     file = Path(found.get("config_file", ""))
-    return int((yaml.safe_load(file.read_text()) or {}).get("num_processes", 1)) if file.is_file() else 1
+    if file.is_file():
+        return int((yaml.safe_load(file.read_text()) or {}).get("num_processes", 1))
+    if words and Path(words[0]).name in ("accelerate", "torchrun"):
+        raise ValueError("--launcher: how many processes does it start? Add --num_processes N, or --config_file FILE.")
+    return 1
 
 
 def _split_grid(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
@@ -132,7 +149,7 @@ def _split_grid(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str
         if key in _OURS:
             raise ValueError(f"--{key} is set by the sweep for each run; give {_OURS[key]} instead.")
         value = value if equals else words.pop(0)
-        if "," in value and value[0] not in "[{":
+        if "," in value and value[0] not in "[{" and key not in _WHOLE and what_counts({key: value}):
             grid[key] = value.split(",")
         else:
             common += [flag, value]

@@ -6,7 +6,7 @@ import re
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -17,6 +17,7 @@ from huggingface_hub import get_token
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from basis_rl.cli.main import LOST, STOPPED, fail, report
+from basis_rl.evaluation.sources import check_served
 from basis_rl.recipe import (
     Recipe,
     build_rewards,
@@ -27,7 +28,6 @@ from basis_rl.recipe import (
     server_options,
 )
 from basis_rl.rollout import ServersLost
-from basis_rl.rollout.client import served_model
 from basis_rl.rollout.server import Server, ServerError
 from basis_rl.trainer.preflight import check_dataset, check_golds, sampling_of
 from basis_rl.values import ValueTable
@@ -136,10 +136,11 @@ class Job:
             device = "cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu"
             return ModelSource(model.to(device), self.tokenizer, run.values_batch_size)
         for url in urls:
-            _check_served(url, name)
-        ends = None
-        with suppress(OSError):  # many checkpoints have none
+            check_served(url, name)
+        try:
             ends = GenerationConfig.from_pretrained(name, revision=self.recipe.model.model_revision)
+        except OSError:  # many checkpoints have none
+            ends = GenerationConfig.from_model_config(self.config)
         timeout, patience = args.vllm_request_timeout, args.vllm_recovery_timeout
         return ServerSource(urls, self.config, self.tokenizer, ends, timeout=timeout, patience=patience)
 
@@ -183,15 +184,6 @@ def prepare(recipe: Recipe) -> Job:
     sampler = ServerSource.name if served else ModelSource.name_for(run.values_batch_size)
     shards = Shards(output.with_name(f"{output.name}.partial"), plan.identity(config, tokenizer, sampler))
     return Job(recipe, plan, output, shards, shard, config, tokenizer)
-
-
-def _check_served(url: str, name: str) -> None:
-    root = str(served_model(url).get("root") or "")
-    if Path(name).name not in root:
-        raise ValueError(
-            f"The server at {url} serves '{root}', but the recipe's model is '{name}': the table would be that of "
-            "another model."
-        )
 
 
 def _check_hub(repo_id: str | None, token: str | None) -> None:

@@ -235,7 +235,9 @@ def _problem(value: Any, data: DataArguments, column: str, index: int) -> str:
 
 def _gold(value: Any, data: DataArguments, column: str, index: int) -> str | None:
     """The gold as text; None where there is none and such rows are to be dropped."""
-    text = gold_text(value) if data.solution_pattern is None else None if value is None else str(value)
+    text = (
+        gold_text(value) if data.solution_pattern is None else None if value is None or value != value else str(value)
+    )
     if text is None:
         if data.on_missing_gold == "drop":
             return None

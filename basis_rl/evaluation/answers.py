@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,25 @@ class AnswerFile:
         part.replace(self.path)
         return kept
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Within it no other process evaluates into the same file.
+
+        Raises:
+            ValueError: one does.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.with_suffix(".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(
+                    f"Another process is writing '{self.path}'. Wait for it, or choose another --output."
+                ) from None
+            except OSError:
+                pass  # a file system without locks
+            yield
+
     def append(self, answers: Sequence[Answer]) -> None:
         """Write the answers to one problem and see them on disk."""
         with self.path.open("a") as file:
@@ -98,7 +119,7 @@ def read_answers(path: Path) -> dict[str, list[Answer]]:
             row = Answer(**json.loads(line)) if line else None
         except (json.JSONDecodeError, TypeError):
             continue
-        if row is not None:
+        if row is not None and row.sample not in {kept.sample for kept in found.get(row.prompt_id, ())}:
             found.setdefault(row.prompt_id, []).append(row)
     return {i: sorted(rows, key=lambda row: row.sample) for i, rows in found.items()}
 

@@ -36,6 +36,10 @@ class EvalArguments:
         default=None, metadata={"help": "Servers that run already, by commas; default: one is started, and stopped."}
     )
     vllm_args: str = field(default="", metadata={"help": "Further arguments of vLLM for the server that is started."})
+    request_timeout: float | None = field(
+        default=None,
+        metadata={"help": "Seconds that vLLM may take for all answers to a problem; default: by their length."},
+    )
     num_samples: int | None = field(
         default=None, metadata={"help": "Answers a problem; default: that of the benchmark, 32 or 1."}
     )

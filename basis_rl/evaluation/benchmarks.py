@@ -159,4 +159,6 @@ def checked(problems: Problems, reward: MathVerifyReward, on_invalid_gold: str) 
             f"{problems.name}: {len(bad)} of {len(dataset)} golds do not verify against themselves ({shown}). Mend "
             "them, or set --on_invalid_gold drop."
         )
+    if len(bad) == len(dataset):
+        raise ValueError(f"{problems.name}: no gold verifies against itself. Is it the right column?")
     return replace(problems, dataset=dataset.select(sorted(set(range(len(dataset))) - set(bad))))

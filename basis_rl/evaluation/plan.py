@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -61,30 +62,37 @@ class Plan:
         if len(set(names)) < len(names):
             raise ValueError(f"Two benchmarks have the same name: {', '.join(names)}. Give them others: NAME=SOURCE.")
         loaded = [checked(problems, reward, options.on_invalid_gold) for problems in loaded]
-        self.longest = max(len(self._tokens(prompt)) for problems in loaded for prompt in problems.dataset["prompt"])
-        self.max_new_tokens = self._max_new_tokens()
+        self.needed = 0  # tokens of context
+        self.room = self._context()
         self.evaluations = [self._prepare(problems) for problems in loaded]
         self.other = self._other_answers() if options.compare else {}
 
     def _tokens(self, prompt: Any) -> list[int]:
         return prompt_tokens(prompt, self.tokenizer, self.template)
 
-    def _max_new_tokens(self) -> int:
+    def _context(self) -> int | None:
+        """Tokens that prompt and answer may have together, in the model and at all servers; None is not known."""
         text = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
         limits = [
             getattr(text, "max_position_embeddings", None),
             *(check_served(u, self.options.model) for u in self.options.urls),
         ]
-        room = min((limit for limit in limits if limit), default=self.longest + MOST_NEW_TOKENS) - self.longest
+        return min((limit for limit in limits if limit), default=None)
+
+    def _max_new_tokens(self, problems: Problems) -> int:
+        longest = max(len(self._tokens(prompt)) for prompt in problems.dataset["prompt"])
+        room = math.inf if self.room is None else self.room - longest
         wanted = self.options.max_new_tokens
         if room < 1 or (wanted is not None and not 1 <= wanted <= room):
             raise ValueError(
-                f"The longest prompt has {self.longest} tokens, which leaves {max(room, 0)} of the context for the "
-                f"answer; --max_new_tokens is {wanted}. Set at most that, or leave out long prompts."
+                f"The longest prompt of {problems.name} has {longest} tokens, which leaves {max(room, 0)} of the "
+                f"context for the answer; --max_new_tokens is {wanted}. Set at most that, or leave out long prompts."
             )
-        return wanted or min(room, MOST_NEW_TOKENS)
+        tokens = wanted or int(min(room, MOST_NEW_TOKENS))
+        self.needed = max(self.needed, longest + tokens)
+        return tokens
 
-    def _sampling(self, benchmark: Benchmark) -> tuple[Sampling, int]:
+    def _sampling(self, benchmark: Benchmark, max_new_tokens: int) -> tuple[Sampling, int]:
         """The benchmark's settings, where the command line has no others."""
         options = self.options
         samples, temperature, top_p = options.num_samples, options.temperature, options.top_p
@@ -95,14 +103,14 @@ class Plan:
         samples = samples or (1 if temperature == 0 else benchmark.num_samples)
         return (
             Sampling(
-                self.max_new_tokens, temperature, top_p or 1.0, options.top_k, options.min_p, options.repetition_penalty
+                max_new_tokens, temperature, top_p or 1.0, options.top_k, options.min_p, options.repetition_penalty
             ),
             samples,
         )
 
     def _prepare(self, problems: Problems) -> Evaluation:
         options, template = self.options, self.tokenizer.chat_template
-        sampling, samples = self._sampling(problems.benchmark)
+        sampling, samples = self._sampling(problems.benchmark, self._max_new_tokens(problems))
         settings = {
             "model": options.model,
             "revision": model_revision(options.model, getattr(self.config, "_commit_hash", None)),
@@ -179,9 +187,10 @@ class Plan:
                 options.model,
                 port=0,
                 dtype=self._dtype(),
-                max_model_len=self.longest + self.max_new_tokens,
+                max_model_len=self.needed,
                 log=options.folder / "vllm.log",
                 extra=shlex.split(options.vllm_args),
+                revision=options.revision,
             )
         )
 
@@ -189,7 +198,9 @@ class Plan:
         options, tokenizer = self.options, self.tokenizer
         if urls:
             ends = declared_ends(options.model, self.config, tokenizer, options.revision)
-            return from_servers(urls, tokenizer, seed=options.seed, stop_token_ids=ends)
+            return from_servers(
+                urls, tokenizer, seed=options.seed, stop_token_ids=ends, timeout=options.request_timeout
+            )
         model: Any = AutoModelForCausalLM.from_pretrained(
             options.model,
             dtype=self._dtype(),

@@ -59,6 +59,10 @@ class Evaluation:
 
     def run(self, generate: Generate, reward: MathVerifyReward) -> dict[str, Any]:
         """Draw what is missing, grade it, and score the whole (`score`, with ``settings``, ``date``, ``seconds``)."""
+        with self.file.locked():
+            return self._run(generate, reward)
+
+    def _run(self, generate: Generate, reward: MathVerifyReward) -> dict[str, Any]:
         began = time.perf_counter()
         rows = list(self.problems.dataset)
         kept = self.file.resume([row["prompt_id"] for row in rows], self.num_samples)

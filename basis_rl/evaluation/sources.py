@@ -28,9 +28,18 @@ def from_model(
 
 
 def from_servers(
-    urls: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, seed: int = 0, stop_token_ids: Sequence[int] = ()
+    urls: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    seed: int = 0,
+    stop_token_ids: Sequence[int] = (),
+    timeout: float | None = None,
 ) -> Generate:
-    """vLLM servers (`sample_servers`); each problem has a seed of its own, by its id."""
+    """vLLM servers (`sample_servers`); each problem has a seed of its own, by its id.
+
+    All requests are sent at once and wait within vLLM, which counts as well: `timeout`, in seconds for all samples of a
+    problem, is by default half a second a token of the longest answer, and no less than half an hour.
+    """
 
     def generate(
         prompts: Sequence[Sequence[int]], keys: Sequence[str], sampling: Sampling, num_samples: int
@@ -38,7 +47,14 @@ def from_servers(
         seeds = [request_seed(seed, key) for key in keys]
         ends = list(stop_token_ids)
         return sample_servers(
-            urls, tokenizer, prompts, sampling, num_samples=num_samples, seeds=seeds, stop_token_ids=ends
+            urls,
+            tokenizer,
+            prompts,
+            sampling,
+            num_samples=num_samples,
+            seeds=seeds,
+            stop_token_ids=ends,
+            timeout=timeout or max(1800.0, 0.5 * sampling.max_new_tokens),
         )
 
     return generate

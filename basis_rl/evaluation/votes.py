@@ -12,7 +12,7 @@ from torch import Tensor
 
 from basis_rl.rewards.extract import plain_number
 
-_DROPPED = re.compile(r"\\(?:left|right|displaystyle|[,;:! ])|\$|\s+|\.$")
+_DROPPED = re.compile(r"\\(?:left|right|displaystyle|[,;:! ])|\$|(?<!\d)\s+|\s+(?!\d)|\.$")
 _WORDS = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s*\{([^{}]*)\}")
 _MOST_FORMS = 16
 
@@ -42,7 +42,12 @@ def count_votes(
     forms = [[None if a is None or not a.strip() else normal_form(a) for a in row] for row in answers]
     written = {f: a for row, raw in zip(forms, answers, strict=True) for f, a in zip(row, raw, strict=True) if f and a}
     frequent = [[form for form, _ in Counter(filter(None, row)).most_common(_MOST_FORMS)] for row in forms]
-    pairs = [(p, a, b) for p, row in enumerate(frequent) for a, b in combinations(row, 2) if not _both_numerals(a, b)]
+    pairs = [
+        (p, a, b)
+        for p, row in enumerate(frequent)
+        for a, b in combinations(row, 2)
+        if not _both_numerals(written[a], written[b])
+    ]
     asked = sorted({(a, b) for _, a, b in pairs})
     verdicts = equivalent([(written[a], written[b]) for a, b in asked]) if asked else []
     same = dict(zip(asked, verdicts, strict=True))

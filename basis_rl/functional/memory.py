@@ -134,7 +134,7 @@ def static_parts(size: ModelSize, setting: Setting) -> list[Part]:
         share = size.trainable / (setting.world if setting.stage >= 1 else 1)
         moments = (setting.optimizer_states or 0.0) * 4 * share
         parts += [Part("weights", 0 if setting.offload_parameters else weights)]
-        parts += [Part("gradients", gradients)]
+        parts += [Part("gradients", 0 if setting.offload_optimizer and setting.stage >= 2 else gradients)]
         if not setting.offload_optimizer:
             parts += [Part("optimizer: float32 weights", 4 * share), Part("optimizer: moments", moments)]
         reference = low * (size.parameters if setting.stage < 3 else size.parameters / setting.world)
@@ -257,7 +257,9 @@ def generation_parts(size: ModelSize, setting: Setting) -> list[Part]:
     if setting.engine == "deepspeed" and setting.stage == 3 and setting.gather_to_generate:
         parts.append(Part("all parameters, gathered", (setting.low or 4) * size.parameters, "generation"))
     if setting.autocast and setting.low != setting.frozen_bytes:
-        parts.append(Part("a layer's weights, cast", setting.low * size.layer_matrices / size.layers, "generation"))
+        lora = size.trainable < size.parameters  # autocast keeps its copies of what is trained until the pass ends
+        cast = size.layer_matrices / size.layers if lora else size.layer_matrices + size.vocabulary * size.hidden
+        parts.append(Part("autocast's copies of the weights", setting.low * cast, "generation"))
     return parts
 
 

@@ -126,7 +126,7 @@ def window_mean(x: np.ndarray, y: np.ndarray, low: float, high: float) -> float:
 def mean_until(run: Run, key: str, budget: float, share: float = 1.0) -> float:
     """Mean of a metric over the last `share` of the budget; NaN where it was not logged."""
     x, y = run.series(key)
-    return window_mean(x, y, (1 - share) * budget, budget) if len(x) else math.nan
+    return window_mean(x, y, budget - share * budget, budget) if len(x) else math.nan
 
 
 def last_until(run: Run, key: str, budget: float) -> float:
@@ -193,9 +193,19 @@ def _quiet_mean(y: np.ndarray) -> np.ndarray:
 
 
 def evaluations(groups: Sequence[Group]) -> list[str]:
-    """The evaluation rewards that were logged: ``eval_reward``, or one for each evaluation set."""
+    """What evaluations logged: ``avg@k`` of each set where it is there, else its ``reward``, a mean of batch means."""
     keys = {key for group in groups for run in group.runs for row in run.rows for key in row}
-    return sorted((key for key in keys if re.fullmatch(r"eval_(\w+_)?reward", key)), key=lambda key: (len(key), key))
+    exact = {key for key in keys if re.fullmatch(r"eval_([^/]+_)?avg@\d+", key)}
+    sets = {re.sub(r"avg@\d+$", "", key) for key in exact}
+    plain = {
+        key for key in keys if re.fullmatch(r"eval_([^/]+_)?reward", key) and key.removesuffix("reward") not in sets
+    }
+    return sorted(exact | plain, key=lambda key: (len(key), key))
+
+
+def evaluation_name(key: str) -> str:
+    """What is measured, of a key of `evaluations`: the set's name and avg@k."""
+    return re.sub(r"_?reward$", "", key.removeprefix("eval_")).replace("_avg@", " avg@")
 
 
 @dataclass(frozen=True)

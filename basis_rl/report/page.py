@@ -29,12 +29,16 @@ METHOD = [
 ]
 
 
+_TITLE = "# Comparison of runs"
+
+
 def write_report(comparison: Comparison, folder: str | Path) -> Path:
     """Write ``report.html``, ``report.md`` and ``plots/*.png`` into `folder`; returns the page's path."""
     folder = Path(folder)
     (folder / "plots").mkdir(parents=True, exist_ok=True)
-    for left in (folder / "plots").glob("*.png"):
-        left.unlink()
+    earlier = (folder / "report.md").read_text() if (folder / "report.md").is_file() else ""
+    for name in re.findall(r"\]\((plots/[\w.-]+\.png)\)", earlier if earlier.startswith(_TITLE) else ""):
+        (folder / name).unlink(missing_ok=True)
     (folder / "report.md").write_text(markdown(comparison, folder))
     page = folder / "report.html"
     page.write_text(html(comparison))
@@ -53,7 +57,7 @@ def headline(comparison: Comparison) -> str:
 
 def markdown(comparison: Comparison, folder: Path) -> str:
     """The report as Markdown; draws the plots that it shows into ``folder/plots``."""
-    text = ["# Comparison of runs", escape_markdown(headline(comparison)) + "."]
+    text = [_TITLE, escape_markdown(headline(comparison)) + "."]
     text += [f"> {escape_markdown(note)}" for note in comparison.notes]
     first, *others = tables(comparison)
     text.append(_markdown_table(first))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from basis_rl.report.compare import Comparison, Curve, curve, evaluations, points
+from basis_rl.report.compare import Comparison, Curve, curve, evaluation_name, evaluations, points
 from basis_rl.report.runs import EFFECTIVE
 from basis_rl.report.tables import table_price, table_uses, time_unit
 
@@ -55,8 +55,8 @@ def plots(comparison: Comparison) -> list[Plot]:
     learning = "Learning curves"
     wanted = [Plot(f"reward_{x}", f"reward over {_AXES[x]}", "reward", x, section=learning) for x in _LEARNING]
     for key in evaluations(comparison.groups):
-        name = key.removeprefix("eval_").removesuffix("_reward")
-        title = "evaluation" if key == "eval_reward" else f"evaluation, {name},"
+        name = evaluation_name(key)
+        title = f"evaluation, {name}," if name else "evaluation"
         wanted += [
             Plot(f"{key}_{x}", f"{title} over {_AXES[x]}", key, x, measured=True, section=learning) for x in _LEARNING
         ]

@@ -39,8 +39,9 @@ def redact_command(argv: list[str]) -> list[str]:
     """A command line without secrets: ``--hub_token x`` and ``--hub_token=x`` lose their value."""
     shown, hide = [], False
     for word in argv:
-        flag, equals, _ = word.partition("=")
+        flag, equals, value = word.partition("=")
         secret = flag.startswith("-") and is_secret(flag.lstrip("-"))
-        shown.append(HIDDEN if hide else f"{flag}={HIDDEN}" if secret and equals else redact(word))
+        plain = f"{flag}={redact(value)}" if flag.startswith("-") and equals else redact(word)
+        shown.append(HIDDEN if hide else f"{flag}={HIDDEN}" if secret and equals else plain)
         hide = secret and not equals
     return shown

@@ -14,6 +14,7 @@ from basis_rl.report.compare import (
     Comparison,
     Estimate,
     difference,
+    evaluation_name,
     evaluations,
     last_until,
     mean_until,
@@ -247,7 +248,7 @@ def time_unit(seconds: float) -> tuple[str, float]:
 
 
 def _title(key: str) -> str:
-    return "eval reward" if key == "eval_reward" else "eval " + key.removeprefix("eval_").removesuffix("_reward")
+    return f"eval {evaluation_name(key) or 'reward'}"
 
 
 def _measured(key: str, budget: float) -> Callable[[Run], float]:

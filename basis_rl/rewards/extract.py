@@ -7,13 +7,15 @@ from fractions import Fraction
 
 _TOKENS = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 
-_SPACES = re.compile(r"(?<![\d,])\s+|\s+(?![\d,])|\\[,;:! ]|\$|\\left|\\right")
+_WIDE = re.compile(r"(?:\\[;: ]|\s)+")
+_SPACES = re.compile(r"(?<![\d,])\s|\s(?![\d,])|\\[,!]|\$|\\left|\\right")
 _DECIMAL = r"(\d{1,3}(?:,\d{3})+|\d+)?(?:\.(\d*))?"
 _NUMBER = re.compile(
     rf"(?P<sign>[-+]?)(?P<top>{_DECIMAL})(?:/(?P<bottom>{_DECIMAL}))?"
     r"(?:(?:[eE]|(?:\\times|\\cdot|\*)10\^)(?P<exponent>[-+]?\d{1,3}|\{[-+]?\d{1,3}\}))?"
 )
-_FRACTION = re.compile(r"([-+]?)\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}")
+# Not beside a digit: two and a half, ``2\frac{1}{2}``, is no numeral, and much less 21/2.
+_FRACTION = re.compile(r"(?<![\d.,/}])([-+]?)\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}(?![\d.])")
 _LONGEST_NUMBER = 60
 
 
@@ -46,8 +48,9 @@ def plain_number(answer: str) -> Fraction | None:
     """
     if len(answer) > _LONGEST_NUMBER:
         return None
-    match = _NUMBER.fullmatch(_FRACTION.sub(r"\1\2/\3", _SPACES.sub("", answer).replace("{,}", ",")))
-    if match is None:
+    text = _SPACES.sub("", _WIDE.sub(" ", answer)).replace("{,}", ",")
+    match = _NUMBER.fullmatch(_FRACTION.sub(r"\1\2/\3", text))
+    if match is None or (match["bottom"] is not None and "e" in text.lower()):
         return None
     top, bottom = (_decimal(match[name]) for name in ("top", "bottom"))
     if top is None or (match["bottom"] is not None and not bottom):

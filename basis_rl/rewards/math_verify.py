@@ -12,6 +12,8 @@ from basis_rl.rewards.extract import completion_text, last_boxed, plain_number
 from basis_rl.rewards.pool import WorkerPool
 
 _MEMORY_BYTES = 4 << 30
+# Of this package; raised with every change of what counts as right, so that two gradings are never mixed.
+_RULES = 2
 _REMEMBERED = 200_000
 
 
@@ -43,7 +45,7 @@ class MathVerifyReward:
     def __init__(self, num_workers: int = 2, timeout: float = 5.0) -> None:
         if num_workers < 1 or timeout <= 0:
             raise ValueError(f"MathVerifyReward needs num_workers >= 1 and timeout > 0, got {num_workers}, {timeout}.")
-        self.version = f"math-verify {version('math-verify')}"
+        self.version = f"math-verify {version('math-verify')}, rules {_RULES}"
         worker = Path(__file__).with_name("worker.py")
         # -P: the script's folder stays off the path, where this very file would shadow the package math_verify
         command = [sys.executable, "-P", str(worker), str(timeout), str(_MEMORY_BYTES)]

@@ -79,14 +79,21 @@ def sample_servers(
         raise ValueError("There is no server to sample from: give the URL of one, started with `basis-rl serve MODEL`.")
     servers = [_Server(url, timeout) for url in urls]
     longest = max((len(prompt) for prompt in prompts), default=0)
+    away: list[_Away] = []
     for server in servers:
-        limit = server.model().get("max_model_len")
+        try:
+            limit = server.model().get("max_model_len")
+        except _Away as error:  # it may come back, and the others do without it meanwhile
+            away.append(error)
+            continue
         if limit is not None and longest + sampling.max_new_tokens > limit:
             raise ValueError(
                 f"The longest prompt has {longest} tokens; with {sampling.max_new_tokens} for the completion that is "
                 f"more than the {limit} of the server at {server.url}. Start it with --max-model-len "
                 f"{longest + sampling.max_new_tokens}, or drop the long prompts."
             )
+    if len(away) == len(servers):
+        raise away[0]
     if seeds is None and seed is not None:
         seeds = [request_seed(seed, index) for index in range(len(prompts))]
     if seeds is not None and len(seeds) != len(prompts):
@@ -190,8 +197,8 @@ class _Server:
         """See `served_model`."""
         try:
             found: dict[str, Any] = self.ask("/v1/models", timeout=_CONNECT)["data"][0]
-        except (_Failed, OSError, KeyError, TypeError) as error:
-            raise ValueError(
+        except (_Failed, OSError, KeyError, IndexError, TypeError) as error:
+            raise _Away(
                 f"There is no vLLM server at {self.url} ({error}). Start one with `basis-rl serve MODEL`."
             ) from error
         return found
@@ -212,6 +219,10 @@ class _Server:
         for connection in list(self.open):
             with suppress(OSError, AttributeError):
                 connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+class _Away(ValueError):
+    """There is no server, or it does not answer now."""
 
 
 class _Failed(Exception):
@@ -243,7 +254,8 @@ class _Requests:
         self.patience = patience
         self.at_a_time = min(concurrency, len(prompts))
         self.waiting = deque(range(len(prompts)))
-        self.attempts: dict[int, int] = {}
+        self.attempts: dict[tuple[int, str], int] = {}
+        self.lost: set[str] = set()
         self.unfinished = len(prompts)
         self.running = 0
         self.changed = threading.Condition()
@@ -331,27 +343,35 @@ class _Requests:
             server.failures += 1
             server.failing_since = server.failing_since or time.monotonic()
             if isinstance(error, _Failed) and not self.stopping.is_set():
-                self.attempts[index] = self.attempts.get(index, 0) + 1
-                if self.attempts[index] >= _ATTEMPTS:
+                self.attempts[index, server.url] = self.attempts.get((index, server.url), 0) + 1
+                left = [each.url for each in self.servers if each.url not in self.lost]
+                if all(self.attempts.get((index, url), 0) >= _ATTEMPTS for url in left):  # not one sick server alone
                     raise ServersLost(
                         f"The request of prompt {index} failed {_ATTEMPTS} times, at last at {server.url}: {error}"
                     )
-            self.waiting.appendleft(index)
+            self.waiting.append(index)
             self.changed.notify()
 
     def _back(self, server: _Server) -> bool:
-        """Wait until the server is healthy, longer each time; whether it is, before patience ends."""
+        """Wait until the server is healthy, longer each time; whether it is, before patience ends.
+
+        One that says it is, and answers no request within that time, is not.
+        """
         while True:
+            since = server.failing_since or time.monotonic()
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(server.failures, 10))
             if self.stopping.wait(pause):
                 return False
             try:
                 server.ask("/health", timeout=_CONNECT)
-                return True
+                healthy = True
             except (OSError, ValueError, _Failed):
-                since = server.failing_since or time.monotonic()
-                if time.monotonic() - since > self.patience:
-                    return False
+                healthy = False
+            if time.monotonic() - since > self.patience:
+                self.lost.add(server.url)
+                return False
+            if healthy:
+                return True
 
     def _hand_over(self, result: tuple[int, list[_Choice]] | Exception) -> None:
         while not self.stopping.is_set():

@@ -41,6 +41,7 @@ class ServerOptions:
         log: file for the server's output; None lets it through.
         devices: ``CUDA_VISIBLE_DEVICES`` of the server; None leaves it as it is.
         extra: further arguments of vLLM.
+        revision: branch or commit of a model on the Hub; None is its main one.
     """
 
     model: str
@@ -51,6 +52,7 @@ class ServerOptions:
     log: Path | None = None
     devices: str | None = None
     extra: Sequence[str] = field(default_factory=tuple)
+    revision: str | None = None
 
 
 class Server:
@@ -81,6 +83,8 @@ class Server:
         command += ["--worker-extension-cls", "basis_rl.rollout.worker.WeightSync"]
         if options.max_model_len is not None:
             command += ["--max-model-len", str(options.max_model_len)]
+        if options.revision is not None and not Path(options.model).is_dir():
+            command += ["--revision", options.revision, "--tokenizer-revision", options.revision]
         if not torch.cuda.is_available():
             command += ["--enforce-eager"]  # compilation takes minutes and gains little there
             # A prompt cut in two ends the engine if its request has a seed: a CPU generator cannot be turned back.
@@ -110,6 +114,7 @@ class Server:
     def launch(self) -> None:
         """Start it and do not wait. It ends with the calling thread, since Linux counts threads as parents."""
         assert self.process is None, "started already"
+        self._check_port()
         log = self.options.log
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -126,6 +131,18 @@ class Server:
         finally:
             if output is not None:
                 output.close()
+
+    def _check_port(self) -> None:
+        """Another server there would answer in this one's name, and be given its weights."""
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self.options.host, self.port))
+            except OSError as error:
+                raise ServerError(
+                    f"Port {self.port} of {self.options.host} cannot be had ({error}). Another server? Set another "
+                    "port: --port, or vllm_server_port of a recipe with serve: true."
+                ) from error
 
     def wait(self) -> Server:
         """Wait until it is healthy."""

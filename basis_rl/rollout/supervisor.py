@@ -36,7 +36,10 @@ def kept_alive(options: ServerOptions, restarts: int = 3, poll: float = 1.0) -> 
             current.start()
         except ServerError as error:
             failure.append(error)
-        started.set()
+        except OSError as error:  # no room for the log, no memory for a process
+            failure.append(ServerError(f"The vLLM server could not be started: {error}"))
+        finally:
+            started.set()
         left = restarts if not failure else 0
         while not ending.wait(poll):
             if left > 0 and current.process is not None and current.process.poll() is not None:
@@ -45,7 +48,11 @@ def kept_alive(options: ServerOptions, restarts: int = 3, poll: float = 1.0) -> 
                 log = options.log and options.log.with_stem(f"{options.log.stem}-{restarts - left}")
                 print(f"The vLLM server ended (exit code {code}); starting it again, log in {log}.", flush=True)
                 current = Server(replace(options, log=log))
-                current.launch()
+                try:
+                    current.launch()
+                except (OSError, ServerError) as error:
+                    left = 0
+                    print(f"The vLLM server could not be started again: {error}", flush=True)
         current.stop()
 
     thread = threading.Thread(target=supervise, name="vllm-supervisor", daemon=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 
@@ -15,6 +16,12 @@ class WeightSync:
     model_runner: Any
     model_config: Any
     reload_weights: Any
+
+    def basis_identity(self) -> str:
+        """Another one for each start of the server: connections to an earlier one's workers lead nowhere."""
+        if not hasattr(self, "_basis_identity"):
+            self._basis_identity = uuid.uuid4().hex
+        return self._basis_identity
 
     def basis_reload(self, folder: str, version: int) -> dict[str, Any]:
         """Load the safetensors files of `folder`; returns `version` and the names of the heads that were tied anew."""

@@ -80,6 +80,7 @@ class Client(VLLMClient):
         self.settings = settings
         self.folder = settings.folder or default_folder(self.base_url)
         self.version = 0
+        self.workers: list[str] = []
         self.ahead: Ahead | None = None
         self.asking_ahead: int | None = None  # the step, while what is asked is not to be waited for
         self.training = False  # only then may the answer to an earlier request be taken
@@ -106,8 +107,11 @@ class Client(VLLMClient):
             super().init_communicator(device)
         else:
             self.rpc("basis_retie")  # fails at once where the server lacks the extension or its development mode
+        self.workers = self._identity()
 
     def update_named_params(self, metadata: Any, named_params: Iterator[tuple[str, Tensor]]) -> None:
+        if self._identity() != self.workers:  # to an earlier one's, NCCL would send without an end
+            raise RolloutError("the vLLM server has been started anew")
         if self.settings.transfer == "nccl":
             super().update_named_params(metadata, named_params)
             return
@@ -119,6 +123,13 @@ class Client(VLLMClient):
             shutil.rmtree(self.folder, ignore_errors=True)
         for done in loaded:
             assert done["version"] == self.version, f"the server has weights {done['version']}, not {self.version}"
+
+    def _identity(self) -> list[str]:
+        """Of the server's workers; nothing where a server has not our extension, which NCCL can do without."""
+        try:
+            return self.rpc("basis_identity")
+        except RolloutError:
+            return []
 
     def rpc(self, method: str, *args: Any) -> list[Any]:
         """What each worker returns from `method`."""

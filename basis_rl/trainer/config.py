@@ -124,7 +124,7 @@ class BasisConfig(GRPOConfig):
         several = int(os.environ.get("WORLD_SIZE", "1")) > 1
         if self.use_cpu and several and getattr(self, "ddp_backend", None) is None:
             self.ddp_backend = "gloo"  # transformers would ask for it; there is no other choice
-        if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false") == "true":
+        if self.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() in ("true", "1", "yes"):
             break_abandoned_locks()  # DeepSpeed compiles in the next lines
         if generations == 1:
             self.num_generations = _One(1)

@@ -71,8 +71,6 @@ class Generation(VLLMGeneration):
 
     def sync_weights(self) -> None:
         if self.mode == "server":
-            if self.accelerator.is_main_process:
-                self._waited += self.vllm_client.settle()
             self._persist(self._push)
         elif self.accelerator.device.type == "cpu":
             self._reload_colocated()
@@ -150,6 +148,8 @@ class Generation(VLLMGeneration):
             )
 
     def _push(self) -> None:
+        if self.accelerator.is_main_process:
+            self._waited += self.vllm_client.settle()  # what is under way has been promised the old weights
         if self._weight_metadata is None and self.settings.transfer == "nccl":
             self._weight_metadata = [
                 (name, str(parameter.dtype).removeprefix("torch."), list(parameter.shape))

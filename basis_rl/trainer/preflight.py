@@ -125,6 +125,8 @@ def check_single_turns(dataset: Any, given: dict[str, Any]) -> None:
     if turns or not isinstance(dataset, Dataset):
         what = f"{', '.join(turns)}" if turns else "a streamed dataset"
         raise ValueError(f"async_prefetch does not work with {what}: leave it out.")
+    if {"image", "images"} & set(dataset.column_names):
+        raise ValueError("async_prefetch does not work with images: leave it out.")
 
 
 def required_columns(func: Callable[..., Any] | str) -> set[str]:

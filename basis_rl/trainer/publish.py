@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +19,7 @@ from basis_rl.report.card import FILE_NAME, RunFacts, model_card, save_facts
 from basis_rl.report.results import read_results
 from basis_rl.trainer import checkpoint
 from basis_rl.trainer.config import BasisConfig
-from basis_rl.trainer.hub import Hub, Push, files_of_checkpoint, files_of_run, model_of_checkpoint
+from basis_rl.trainer.hub import ONLY_TO_RESUME, Hub, Push, files_of_checkpoint, files_of_run, model_of_checkpoint
 from basis_rl.trainer.preflight import on_main_process
 from basis_rl.trainer.record import Record, run_facts, without_secrets
 
@@ -63,6 +64,10 @@ class PublishingTrainer(GRPOTrainer):
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Not from within transformers' saving, where the checkpoint is not complete yet."""
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        self._finish_current_push()  # transformers deletes checkpoints in there
+        return super()._finalize_training(*args, **kwargs)
 
     def _finish_current_push(self) -> None:
         """Wait for the pushes, all ranks in short collectives, so that no timeout of the process group runs out."""
@@ -181,6 +186,11 @@ def submit_checkpoint(trainer: PublishingTrainer, folder: Path) -> None:
     every = args.hub_always_push or args.hub_strategy == HubStrategy.ALL_CHECKPOINTS or last
     if args.hub_strategy == HubStrategy.END or not (every or hub.done()):
         return
+    if args.save_total_limit and len(hub.in_use()) > args.save_total_limit and not last:
+        _logger.warning(
+            "push_to_hub: uploads are slower than saves; '%s' is pushed at the end, if still there.", folder
+        )
+        return
     trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
     output_dir = Path(str(args.output_dir))
     files = {**files_of_run(output_dir), **model_of_checkpoint(folder)}
@@ -193,7 +203,7 @@ def submit_checkpoint(trainer: PublishingTrainer, folder: Path) -> None:
         Push(
             message=message,
             files=files,
-            by_hand=by_hand(output_dir, folder, kept),
+            by_hand=checkpoint_by_hand(folder, kept),
             replaces=kept,
             checkpoint=folder,
         )
@@ -235,6 +245,13 @@ def _owed(trainer: PublishingTrainer) -> list[Path]:
 
 def _place(strategy: HubStrategy | str, folder: Path) -> str:
     return checkpoint.LAST if strategy == HubStrategy.CHECKPOINT else folder.name
+
+
+def checkpoint_by_hand(folder: Path, place: str | None) -> str:
+    """The commands that push a checkpoint: its model as the repository's, and where it goes all of it."""
+    without = " ".join(f"--exclude {shlex.quote(pattern)}" for pattern in ONLY_TO_RESUME)
+    whole = f" && hf upload {{repo}} {shlex.quote(str(folder))} {place}" if place else ""
+    return f"hf upload {{repo}} {shlex.quote(str(folder))} . {without}{whole}"
 
 
 def by_hand(output_dir: Path, folder: Path | None = None, place: str | None = None) -> str:

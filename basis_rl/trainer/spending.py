@@ -26,6 +26,15 @@ class Spending:
         self.tokens += tokens
 
     @property
+    def drawn(self) -> tuple[int, int]:
+        """Responses and their tokens."""
+        return self.responses, self.tokens
+
+    @drawn.setter
+    def drawn(self, counts: tuple[int, int]) -> None:
+        self.responses, self.tokens = counts
+
+    @property
     def seconds(self) -> float:
         return self._earlier + time.perf_counter() - self._since
 

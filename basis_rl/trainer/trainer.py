@@ -19,7 +19,7 @@ from basis_rl.trainer import checkpoint
 from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.energies import EnergyRecorder
 from basis_rl.trainer.evaluating import EvalScores, of_set, random_numbers_kept
-from basis_rl.trainer.faults import FiniteGradients, ServerLost, StopOnSignal, SyncError
+from basis_rl.trainer.faults import FiniteGradients, NonFiniteGradients, ServerLost, StopOnSignal, SyncError
 from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id, total_rewards
 from basis_rl.trainer.greedy import greedy_rewards
 from basis_rl.trainer.loss import kl_in_reward, kl_loss, no_kl, without_old_log_probs
@@ -100,7 +100,7 @@ class BasisTrainer(PublishingTrainer):
         self._generation_batch = 0
         self.spending = Spending()
         self._unlearnt: list[tuple[int, RolloutBatch]] = []
-        self._last_step: tuple[int, int, Any] = (0, 0, None)
+        self._last_step: tuple[int, int, Any, tuple[int, int]] = (0, 0, None, (0, 0))
         self._rewards_per_func: Tensor | None = None
         self._scored: list[Tensor] | None = None
         self._eval_scores, self._eval_name = EvalScores(), ""
@@ -264,7 +264,7 @@ class BasisTrainer(PublishingTrainer):
         """Let the baseline learn from the batches that are used up: the policy was updated on all of them."""
         while self._unlearnt and self._unlearnt[0][0] <= self._step:
             self.baseline.update(self._unlearnt.pop(0)[1])
-        self._last_step = (self._step, self._generation_batch, self._buffered_inputs)
+        self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """As in transformers; ``True`` resumes from the newest checkpoint that is complete, ``"auto"`` if there is one.
@@ -282,9 +282,11 @@ class BasisTrainer(PublishingTrainer):
         with self.stop_on_signal.listening():
             try:
                 return super().train(resume_from_checkpoint=found, **kwargs)
-            except (ServerLost, SyncError):
-                if self.args.save_strategy != "no" and self.state.global_step > 0:
+            except (ServerLost, SyncError, NonFiniteGradients) as error:  # raised on every rank
+                lost = not isinstance(error, NonFiniteGradients)
+                if lost and self.args.save_strategy != "no" and self.state.global_step > 0:
                     self._save_last_step()
+                self._finish_current_push()  # together: launchers kill the others when the first one ends
                 raise
             finally:
                 self._wait_for_own_pushes()
@@ -293,7 +295,7 @@ class BasisTrainer(PublishingTrainer):
         """A checkpoint of the last whole optimizer step, though a later generation has failed."""
         if self._prefetch is not None:
             self._prefetch.drop()
-        self._step, self._generation_batch, self._buffered_inputs = self._last_step
+        self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn = self._last_step
         self._unlearnt = [(used_up, batch) for used_up, batch in self._unlearnt if batch.step < self._generation_batch]
         self._save_checkpoint(self.model_wrapped, trial=None)
 
@@ -350,7 +352,7 @@ class BasisTrainer(PublishingTrainer):
             self._generation_batch = load_baseline(checkpoint_folder, self.baseline, self.dataset_identity)
             self._unlearnt = []
             load_phase(checkpoint_folder, self)
-            self._last_step = (self._step, self._generation_batch, self._buffered_inputs)
+            self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)
 
 
 def _vllm(args: BasisConfig) -> AbstractContextManager[None]:

@@ -96,6 +96,32 @@ def test_names_settings_and_parameters_of_baselines(recipe):
     assert [run.recipe.run.baseline_kwargs.get("weighting") for run in grid] == ["unb", "rvg", None]
 
 
+def test_lists_are_no_grid(recipe):
+    overrides = ["--serve_devices", "4,5", "--eval_benchmarks", "aime24,math500", "--system_prompt", "Well, think."]
+    (run,) = plan(recipe(), ["none"], [0], overrides=overrides)
+    assert run.recipe.run.serve_devices == "4,5"
+    assert run.recipe.run.eval_benchmarks == ["aime24", "math500"]
+    assert run.recipe.data.system_prompt == "Well, think."
+
+
+def test_an_entrys_own_setting_stands_against_the_grid(recipe):
+    runs = plan(recipe(), ["none:learning_rate=1e-5"], [0], overrides=["--learning_rate", "1e-4,3e-4"])
+    assert {run.recipe.args.learning_rate for run in runs} == {1e-5}
+
+
+def test_runs_are_pushed_apart(recipe):
+    runs = plan(recipe(push_to_hub=True, hub_model_id="me/m"), ["none", "batch_mean"], [0, 1])
+    assert len({run.recipe.args.hub_model_id for run in runs}) == 4
+
+
+def test_how_many_processes_a_launcher_starts():
+    assert launcher_processes("accelerate launch --num-processes 4") == 4
+    assert launcher_processes("torchrun --nproc_per_node 4 --nnodes=2") == 8
+    assert launcher_processes("nice -n 5") == 1
+    with pytest.raises(ValueError, match="how many processes"):
+        launcher_processes("accelerate launch --multi_gpu")
+
+
 BAD = {
     "unknown baseline": (["rlo"], {}, [], r"Unknown baseline 'rlo'\. Did you mean 'rloo'"),
     "a group that does not divide": (["none", "rloo:num_generations=5"], {}, [], "divisible by num_generations"),

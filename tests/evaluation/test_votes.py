@@ -57,3 +57,11 @@ def test_only_the_most_frequent_forms_are_compared():
 
     count_votes([[f"x+{i}" for i in range(64)]], count)
     assert sizes == [16 * 15 // 2]
+
+
+def test_a_mixed_number_does_not_vote_with_digits_in_a_row():
+    row = [r"2\frac{1}{3}", "7", "7/3", "12", "1 2"]
+    same = {frozenset((row[0], "7/3"))}
+    (numbers,) = count_votes([row], lambda pairs: [frozenset(pair) in same for pair in pairs]).tolist()
+    assert numbers[0] == numbers[2] != numbers[1]
+    assert numbers[3] != numbers[4]

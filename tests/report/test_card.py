@@ -156,5 +156,7 @@ def test_secrets_are_left_out_and_special_tokens_are_not():
         "max_tokens": 5,
         "weights": [1.0, 2.0],
     }
+    hidden = redact_command(['--model_init_kwargs={"token": "abc", "dtype": "bf16"}'])
+    assert hidden == ['--model_init_kwargs={"dtype": "bf16"}']
     command = redact_command(["r.yaml", "--hub_token", "abc", "--api-key=def", "--seed", "3"])
     assert command == ["r.yaml", "--hub_token", "<hidden>", "--api-key=<hidden>", "--seed", "3"]

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from pathlib import Path
 from statistics import fmean, stdev
 
 import numpy as np
@@ -13,13 +14,14 @@ from basis_rl.report.compare import (
     compare_runs,
     curve,
     difference,
+    evaluations,
     last_until,
     mean_until,
     points,
     responses_to,
     window_mean,
 )
-from basis_rl.report.runs import find_runs, group_runs, merge_rows, read_run
+from basis_rl.report.runs import Group, Run, find_runs, group_runs, merge_rows, read_run
 from basis_rl.report.tables import cost_table, final_table, table_price, table_uses
 from tests.report.folders import write_rows, write_run
 
@@ -72,6 +74,21 @@ def test_responses_until_a_reward(tmp_path):
     expected = next(n for n in range(40, 401, 10) if fmean(singles[n - 40 : n]) >= 0.5)
     assert reached == expected
     assert math.isnan(responses_to(run, 2.0, 400))
+
+
+def test_a_run_that_rises_reaches_its_own_end(tmp_path):
+    for steps in range(20, 300, 7):
+        write_run(tmp_path / str(steps), steps=steps, per_step=512)
+        run = read_run(tmp_path / str(steps))
+        for step, row in enumerate(run.rows):
+            row["reward"] = 0.1 + 0.8 * (1 - math.exp(-step / 50))
+        assert not math.isnan(responses_to(run, mean_until(run, "reward", 512 * steps, 0.1), 512 * steps))
+
+
+def test_evaluations_are_found_by_any_name_and_avg_goes_before_reward():
+    keys = ("eval_my-bench_reward", "eval_aime24_reward", "eval_aime24_avg@4", "eval_aime24_reward_std", "reward")
+    group = Group("g", [Run(Path("r"), [dict.fromkeys(keys, 0.5)])], {})
+    assert evaluations([group]) == ["eval_aime24_avg@4", "eval_my-bench_reward"]
 
 
 def test_the_budget_is_what_every_run_has_unless_one_is_given(tmp_path):

@@ -80,6 +80,16 @@ def test_completion_text():
         ("9" * 100, None),
         (r"\frac{1}{x}", None),
         ("--1", None),
+        (r"2\frac{1}{3}", None),
+        (r"2\,\frac{1}{3}", None),
+        (r"\frac{3}{4}5", None),
+        (r"\frac{1}{2}e3", None),
+        (r"1\ 2", None),
+        (r"1 \; 2", None),
+        ("1  2", None),
+        ("1\n 2", None),
+        (r"10,\!080", 10080),
+        (r"10\,000", 10000),
     ],
 )
 def test_numerals_have_their_exact_value(answer, value):

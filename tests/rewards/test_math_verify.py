@@ -64,6 +64,23 @@ def test_verdicts(reward, answer, gold, expected):
     assert grade(reward, answer, gold) == expected
 
 
+@pytest.mark.parametrize(
+    ("gold", "answer", "right"),
+    [
+        ("7", r"2\frac{1}{3}", False),
+        (r"\frac{21}{2}", r"2\frac{1}{2}", False),
+        (r"1\frac{4}{5}", r"\frac{14}{5}", False),
+        (r"1\frac{4}{5}", r"\frac{9}{5}", True),
+        ("31.5", r"6\frac{3}{2}", False),
+        ("12", r"1\ 2", False),
+        ("12", "1  2", False),
+        ("0.001", "1e-3", True),
+    ],
+)
+def test_mixed_numbers_are_not_taken_for_digits_in_a_row(reward, gold, answer, right):
+    assert reward([], [rf"\boxed{{{answer}}}"], [gold]) == [float(right)]
+
+
 def test_conversations_are_graded_by_their_last_assistant_message(reward):
     talk = [{"role": "assistant", "content": r"\boxed{1}"}, {"role": "assistant", "content": r"\boxed{2}"}]
     assert reward(prompts=[], completions=[talk], solution=["2"]) == [1.0]

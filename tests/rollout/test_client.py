@@ -112,6 +112,21 @@ def test_a_server_that_dies_leaves_its_work_to_the_others(quick):
         )
 
 
+def test_one_that_is_away_at_the_start_does_not_keep_the_others_from_it(quick):
+    with FakeServer() as stays:
+        found = dict(
+            sample_servers(["http://127.0.0.1:9", stays.url], TOKENIZER, TOKENS, SAMPLING, num_samples=3, patience=0.5)
+        )
+    assert found == expected()
+
+
+def test_one_that_is_sick_does_not_take_the_others_down(quick):
+    with FakeServer(seconds=0.05) as stays, FakeServer() as sick:
+        sick.before = lambda number, body: 500
+        found = dict(sample_servers([sick.url, stays.url], TOKENIZER, TOKENS, SAMPLING, num_samples=3, concurrency=8))
+    assert found == expected()
+
+
 def test_a_server_that_comes_back_is_waited_for(quick):
     with FakeServer(seconds=0.02) as fake:
 
