@@ -36,6 +36,7 @@ class PublishingTrainer(GRPOTrainer):
     """
 
     record: Record
+    _asked_to_push = False
 
     def _connect(self, args: BasisConfig) -> None:
         self._hub = Hub(
@@ -71,6 +72,8 @@ class PublishingTrainer(GRPOTrainer):
 
     def _finish_current_push(self) -> None:
         """Wait for the pushes, all ranks in short collectives, so that no timeout of the process group runs out."""
+        if not (self.args.push_to_hub or self._asked_to_push):
+            return  # no collective without need: at a run's end the other ranks may be gone
         while not on_main_process(lambda: self._hub.done(timeout=5.0)):
             pass
 
@@ -93,6 +96,7 @@ class PublishingTrainer(GRPOTrainer):
             push failed, after `hub_retries` repetitions: a warning says how to push by hand, nothing is raised.
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        self._asked_to_push = True
         self._hub.token, self._hub.private = token or self._hub.token, self._hub.private if private is None else private
         self.save_model(_internal_call=True)
         if self.is_world_process_zero() and self._hub.repo_id is None:
@@ -185,11 +189,6 @@ def submit_checkpoint(trainer: PublishingTrainer, folder: Path) -> None:
     last = trainer.stop_on_signal.stopped or trainer.state.global_step >= trainer.state.max_steps
     every = args.hub_always_push or args.hub_strategy == HubStrategy.ALL_CHECKPOINTS or last
     if args.hub_strategy == HubStrategy.END or not (every or hub.done()):
-        return
-    if args.save_total_limit and len(hub.in_use()) > args.save_total_limit and not last:
-        _logger.warning(
-            "push_to_hub: uploads are slower than saves; '%s' is pushed at the end, if still there.", folder
-        )
         return
     trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
     output_dir = Path(str(args.output_dir))
