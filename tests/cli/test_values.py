@@ -237,9 +237,10 @@ def test_what_cannot_be_is_one_message(case, recipe, tmp_path, capsys, monkeypat
 
 
 def test_a_server_of_another_model_is_refused(recipe, fake, capsys):
-    fake.root = "Qwen/Qwen3-4B"
-    assert main(["values", recipe()]) == 2
-    assert re.search("serves 'Qwen/Qwen3-4B', but the recipe's model is", capsys.readouterr().err)
+    for other in ("Qwen/Qwen3-4B", f"{fake.root}-Base"):
+        fake.root = other
+        assert main(["values", recipe()]) == 2
+        assert re.search(f"has the model .*{other}.*, not '", capsys.readouterr().err)
 
 
 @pytest.mark.long
