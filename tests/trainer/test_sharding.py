@@ -71,7 +71,7 @@ def zero3(served, tmp_path_factory):
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["basis", "otb", "rloo", "grpo"])
 def test_zero3_against_a_server(name, zero3, served):
-    check(name, zero3, served[0], "DEEPSPEED", sharded=True)
+    assert_synced_and_saved(name, zero3, served[0], "DEEPSPEED", sharded=True)
 
 
 @pytest.mark.long
@@ -80,7 +80,7 @@ def test_other_shardings_against_a_server(kind, served, tmp_path):
     model, url = served
     launch(tmp_path, kind, "server", model, url, "otb", "grpo")
     for name in ("otb", "grpo"):
-        check(name, tmp_path, model, TYPES[kind], sharded=kind == "fsdp2")
+        assert_synced_and_saved(name, tmp_path, model, TYPES[kind], sharded=kind == "fsdp2")
 
 
 @pytest.mark.long
@@ -97,7 +97,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(kind, tiny_path, tmp_path):
     assert not torch.equal(left["lm_head.weight"], start["lm_head.weight"])
 
 
-def check(name, folder, model, kind, sharded):
+def assert_synced_and_saved(name, folder, model, kind, sharded):
     """Every sync arrived, advantages are those of one process, and what was saved is whole."""
     found = [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
     for rank in found:
