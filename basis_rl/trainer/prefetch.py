@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from basis_rl.trainer.trainer import BasisTrainer
+
+_logger = logging.getLogger(__name__)
 
 
 class AskedAhead(Exception):
@@ -38,8 +41,8 @@ class Ahead:
         def work() -> None:
             try:
                 self.answer = ask(**self.request)
-            except Exception:  # the server is gone, say: the batch is asked for again when it is needed
-                self.answer = None
+            except Exception as error:  # the server is gone, say
+                _logger.warning("The next batch could not be generated ahead (%s); it is asked for again.", error)
 
         self.thread = threading.Thread(target=work, name="prefetch", daemon=True)
         self.thread.start()
