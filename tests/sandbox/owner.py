@@ -128,7 +128,7 @@ def execute(code: str, policy: dict[str, object], mechanisms: list[str]) -> dict
     )
     seconds, size = (
         time.monotonic() - began,
-        sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file()),
+        sum(file.stat().st_size for file in Path(folder).glob("*") if file.is_file()),
     )
     remove_folder(folder)
     return {"code": done.returncode, "out": done.stdout, "errors": done.stderr, "seconds": seconds, "size": size}
