@@ -142,7 +142,7 @@ def test_workers_killed_at_random_change_no_verdict():
     choice = random.Random(0)
 
     def kill():
-        while not over.wait(choice.uniform(0.1, 0.5)):
+        while sum(hits.values()) < 12 and not over.wait(choice.uniform(0.1, 0.5)):
             # Of a task that is hit five times nobody knows the verdict.
             ready = [worker for worker in list(again._pool._workers) if worker.ready and hits[worker.task] < 3]
             for worker in choice.sample(ready, k=min(1, len(ready))):
