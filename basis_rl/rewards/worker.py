@@ -1,7 +1,8 @@
-"""The process that grades. Run as a script by `WorkerPool`; imports nothing of basis_rl, so that it starts fast.
+"""The process that grades. Run as a script by `WorkerPool`; imports only `grading` of basis_rl, so that it starts fast.
 
-One JSON object a line in, one a line out: ``{"gold": ..., "answer": ...}`` -> ``{"verdict": true | false | null}``,
-null when the gold itself cannot be parsed. The first line out is ``{"ready": true}``, after the imports.
+One JSON object a line in, the arguments of `grade`, one a line out: ``{"gold": ..., "answer": ...}`` ->
+``{"verdict": true | false | null}``, null when the gold itself cannot be parsed. The first line out is
+``{"ready": true}``, after the imports.
 """
 
 from __future__ import annotations
@@ -12,17 +13,8 @@ import os
 import resource
 import signal
 import sys
+from pathlib import Path
 from typing import Any
-
-
-def grade(gold: str, answer: str) -> bool | None:
-    from math_verify import parse, verify
-
-    # Timeouts off: math_verify's own use SIGALRM handlers, which a computation inside C code outlives. The pool kills.
-    expected = parse(rf"\boxed{{{gold}}}", parsing_timeout=None)
-    if not expected:
-        return None
-    return bool(verify(expected, parse(rf"\boxed{{{answer}}}", parsing_timeout=None), timeout_seconds=None))
 
 
 def main(time_limit: float, memory_limit: int) -> None:
@@ -31,6 +23,9 @@ def main(time_limit: float, memory_limit: int) -> None:
     logging.disable(logging.CRITICAL)
     resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a script's path has the package only if installed
+    from basis_rl.rewards.grading import grade
+
     grade("1", "1")
     out.write('{"ready": true}\n')
     for line in sys.stdin:
@@ -39,7 +34,7 @@ def main(time_limit: float, memory_limit: int) -> None:
         signal.setitimer(signal.ITIMER_REAL, 2 * time_limit)
         result: dict[str, Any]
         try:
-            result = {"verdict": grade(task["gold"], task["answer"])}
+            result = {"verdict": grade(**task)}
         except MemoryError:
             result = {"verdict": False, "error": "out of memory"}
         except Exception as error:
