@@ -65,6 +65,13 @@ DIFFERENCES: dict[str, Difference] = {
     "e_notation": Difference("1000", "1e3", True, False, "It reads 1e3 as 1 times Euler's number times 3."),
     "e_product": Difference("1e3", "3e1", False, True, "For the same reason these two are equal to it."),
     "thin_space": Difference("1000", r"1\,000", True, False, "It reads a thin space between digits as a product."),
+    "thin_space_product": Difference("0", r"1\,000", False, True, "So it takes this for 1 times 000."),
+    "signed_thousands": Difference(
+        "1000", "+1,000", True, False, "It reads a sign before thousands as a list, +1 and 0."
+    ),
+    "decimal_quotient": Difference(
+        "7/3", r"\frac{7}{3.0}", True, False, "It takes the quotient of a decimal for a float, unequal to the fraction."
+    ),
     "trailing_point": Difference("7", "7.", True, False, "It does not read a decimal point without digits behind it."),
     "same_text": Difference(
         "seven ? eight", "seven  ?  eight", True, False, "The gold's own text is right, white space aside."
