@@ -11,7 +11,6 @@ import argparse
 import random
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +61,25 @@ _GLUE = (
     ":",
     "|",
 )
-_ONE: tuple[Callable[[str], str], ...] = tuple(
-    template.replace("{", "{{").replace("}", "}}").replace("@", "{0}").format
-    for template in (
-        "(@)", "{@}", r"\{@\}", "[@)", r"\left(@\right)", r"\sqrt{@}", r"\sqrt[3]{@}", r"\sin @", r"\ln(@)",
-        r"\log_{2}{@}",        "@!", "|@|", r"\lfloor @ \rfloor", r"\text{@}", r"\overline{@}", "-@", r"@^\circ", r"@\%", r"\boxed{@}",
-        r"\det(@)",        r"\int_0^1 @ dx", r"\sum_{n=1}^{100} @", r"\lim_{x \to 0} @", r"\gcd(@,12)", r"\operatorname{tr}(@)",
-        r"\prod_{n=1}^{50} @",        r"\begin{pmatrix} @ & 1 \\ 2 & @ \end{pmatrix}", r"\frac{d}{dx} @", r"\pm @", "@_2", r"\$@", "x = @", r"f(@)",
-    )
-)  # fmt: skip
+_ONE = (
+    *(
+        "(@)",
+        "{@}",
+        r"\{@\}",
+        "[@)",
+        r"\left(@\right)",
+        r"\sqrt{@}",
+        r"\sqrt[3]{@}",
+        r"\sin @",
+        r"\ln(@)",
+        "-@",
+        "f(@)",
+    ),
+    *("@!", "|@|", r"\lfloor @ \rfloor", r"\text{@}", r"\overline{@}", r"@^\circ", r"@\%", r"\boxed{@}", r"\det(@)"),
+    *(r"\int_0^1 @ dx", r"\sum_{n=1}^{100} @", r"\lim_{x \to 0} @", r"\gcd(@,12)", r"\operatorname{tr}(@)", "@_2"),
+    *(r"\prod_{n=1}^{50} @", r"\begin{pmatrix} @ & 1 \\ 2 & @ \end{pmatrix}", r"\frac{d}{dx} @", r"\pm @", r"\$@"),
+    *(r"\log_{2}{@}", "x = @", "f(@)"),
+)
 _TWO: tuple[str, ...] = (
     r"\frac{@}{#}",
     "@^{#}",
@@ -114,7 +123,7 @@ def expression(rng: random.Random, budget: int) -> str:
         return rng.choice(_ATOMS)
     kind = rng.random()
     if kind < 0.4:
-        return rng.choice(_ONE)(expression(rng, budget - 1))
+        return rng.choice(_ONE).replace("@", expression(rng, budget - 1))
     split = rng.randint(1, budget - 1)
     left, right = expression(rng, split), expression(rng, budget - split)
     if kind < 0.7:

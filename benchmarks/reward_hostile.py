@@ -1,6 +1,6 @@
 """Do 40 hostile answers in a batch hang it, swell it or change another's verdict?   python -m benchmarks.reward_hostile
 
-A batch of clean completions is graded alone, then five times with the hostile ones strewn in, each time by a new reward.
+A batch of clean completions is graded alone, then five times with the hostile ones strewn in, each time by a new one.
 Shown: the verdicts of the clean ones are those they had alone, all repeats are the same, the time has its bound (the
 clean batch and a timeout for every hostile answer, shared by the workers), and so has the memory of all processes.
 """

@@ -136,7 +136,7 @@ def _elements(text: str) -> list[Any]:
 
 
 def _list_order(gold: str, answer: str) -> bool:
-    if (_kind(gold), _kind(answer)) != ("list", "list"):
+    if (_kind(gold), _kind(answer)) != ("list", "list") or r"\pm" in gold + answer:  # plus and minus have no order
         return False
     left, right = _elements(gold), _elements(answer)
     return len(left) == len(right) and not all(_equal([a], [b]) for a, b in zip(left, right, strict=True))

@@ -13,7 +13,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "rewards.md"
 # More acceptances, by the quirk that each rests on: (gold, answer).
 MORE = {
     "percent_as_fraction": [(r"\frac{1}{2}", "50 percent"), (r"50\%", r"\frac{1}{2}"), ("50", r"5000\%")],
-    "percent_as_number": [(r"50\%", "50"), ("50%", "50"), ("12", r"12\text{ percent}")],
+    "percent_as_number": [(r"50\%", "50"), ("50%", "50"), ("12", "12 percent")],
     "assignment": [("x=2", "2"), ("2x+1", "y=2x+1"), ("2x", "f(x)=2x"), ("1,2", "x=1,x=2"), (r"x\in\{1,2\}", "1,2")],
     "equation": [("5", "2x+1=5"), ("2", "3=2"), ("2", "1+1=2")],
     "set_for_tuple": [("(1,2,3)", r"\{1,2,3\}"), (r"\{1,2\}", "(1,2)"), (r"\{1,2\}", "(2,1)")],
