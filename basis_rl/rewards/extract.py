@@ -9,7 +9,8 @@ _TOKENS = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 
 _WIDE = re.compile(r"(?:\\[;: ]|\s)+")
 _SPACES = re.compile(r"(?<![\d,])\s|\s(?![\d,])|\\[,!]|\$|\\left|\\right")
-_DECIMAL = r"(\d{1,3}(?:,\d{3})+|\d+)?(?:\.(\d*))?"
+# ``0,111`` is no number of thousands; Math-Verify reads it as 0.111.
+_DECIMAL = r"([1-9]\d{0,2}(?:,\d{3})+|\d+)?(?:\.(\d*))?"
 _NUMBER = re.compile(
     rf"(?P<sign>[-+]?)(?P<top>{_DECIMAL})(?:/(?P<bottom>{_DECIMAL}))?"
     r"(?:(?:[eE]|(?:\\times|\\cdot|\*)10\^)(?P<exponent>[-+]?\d{1,3}|\{[-+]?\d{1,3}\}))?"

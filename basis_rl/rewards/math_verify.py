@@ -3,56 +3,68 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from basis_rl.rewards.extract import completion_text, last_boxed, plain_number
+from basis_rl.rewards.cache import Pair, Verdict, Verdicts
+from basis_rl.rewards.extract import completion_text, last_boxed
 from basis_rl.rewards.failures import FailureMonitor
-from basis_rl.rewards.pool import WorkerPool
+from basis_rl.rewards.pool import Outcome, WorkerPool
+from basis_rl.rewards.quick import quick_verdict, same_text
+from basis_rl.rewards.rules import RULES, refused
+from basis_rl.rewards.screen import screened
 from basis_rl.sandbox import Policy, python_paths
 
 _MEMORY_BYTES = 4 << 30
+_METRICS: dict[str, Verdict] = {"screened": "screened", "timeout": "timeout", "infrastructure": "failed"}
 _WALL_CLOCK = 10.0  # times the CPU time: nine of ten processor seconds may go to others
-# Of this package; raised with every change of what counts as right, so that two gradings are never mixed.
-_RULES = 2
-_REMEMBERED = 200_000
 
 
 class MathVerifyReward:
     r"""1.0 if the last balanced ``\boxed{...}`` of the completion equals the gold answer, else 0.0.
 
-    Equal is what Math-Verify finds equal, and numerals of the same value (`plain_number`).
+    Equal is what Math-Verify finds equal, but for the few pairs of `basis_rl.rewards.rules.DIFFERENCES`
+    (docs/rewards.md). The gold's own text, plain numerals and single letters are compared here (`quick_verdict`), what
+    is far too large or too deep for the gold is wrong unseen (`screened`), and only the rest goes to a worker, each
+    pair once.
 
     A reward function as TRL knows them; it reads the dataset's ``solution`` column. The gold is the content of its own
     last ``\boxed{}`` where it has one, else the whole text, and is given to Math-Verify inside a box (bare LaTeX golds
-    fail against themselves). Grading runs in processes without network, rights and secrets (`basis_rl.sandbox`) that
-    are killed when they hang, so this never raises for what a model wrote, and never hangs: an answer that takes more
-    than `timeout` seconds of CPU time counts as wrong, on a loaded machine no sooner than on an idle one.
+    fail against themselves). A cell that is a list holds several golds, and an answer that equals one of them is right;
+    where all of several numbers are asked for, they are one gold, ``1, 2, 5``.
 
-    A rollout is not scored (None; the trainer gives it advantage 0) when its gold cannot be parsed, or when the grading
-    failed: the worker died twice on it, or did not get its CPU time (`Outcome.failed`).
+    Grading runs in processes without network, rights and secrets (`basis_rl.sandbox`) that are killed when they hang,
+    so this never raises for what a model wrote, and never hangs: an answer that takes more than `timeout` seconds of
+    CPU time counts as wrong, on a loaded machine no sooner than on an idle one. A rollout is not scored (None; the
+    trainer gives it advantage 0) when no gold of it can be parsed, or when the grading failed: the worker died twice on
+    it, or did not get its CPU time (`Outcome.failed`).
 
-    Metrics, where the trainer passes ``log_metric``: ``reward/no_box``, ``reward/timeout`` and
+    Metrics, where the trainer passes ``log_metric``: ``reward/no_box``, ``reward/screened``, ``reward/timeout`` and
     ``reward/infrastructure`` (the grading failed), shares of the rollouts.
 
     Args:
         num_workers: grading processes (of this rank).
         timeout: seconds of CPU time for one answer.
+        allow: names of the acceptances of Math-Verify that are kept (`basis_rl.rewards.rules.QUIRKS`); a verdict that
+            rests on another one is wrong. None: all of them.
 
     Raises:
-        ValueError: a parameter out of its range.
+        ValueError: a parameter out of its range, or an unknown name.
         RewardInfrastructureError: when called, if the grading of more than 5 % of the recent rollouts failed
             (`FailureMonitor`), or no worker can be started.
     """
 
     __name__ = "math_verify_reward"
 
-    def __init__(self, num_workers: int = 2, timeout: float = 5.0) -> None:
+    def __init__(self, num_workers: int = 2, timeout: float = 5.0, allow: Collection[str] | None = None) -> None:
         if num_workers < 1 or timeout <= 0:
             raise ValueError(f"MathVerifyReward needs num_workers >= 1 and timeout > 0, got {num_workers}, {timeout}.")
-        self.version = f"math-verify {version('math-verify')}, rules {_RULES}"
+        self.refused = refused([allow] if isinstance(allow, str) else allow)
+        self.version = f"math-verify {version('math-verify')}, rules {RULES}"
+        if self.refused:
+            self.version += f", without {', '.join(self.refused)}"
         worker = Path(__file__).with_name("worker.py")
         # -P: the script's folder stays off the path, where this very file would shadow the package math_verify
         command = [sys.executable, "-P", str(worker), str(timeout), str(_MEMORY_BYTES)]
@@ -66,80 +78,108 @@ class MathVerifyReward:
         )
         self._pool = WorkerPool(command, num_workers, _WALL_CLOCK * timeout, cpu_timeout=timeout, policy=policy)
         self._failures = FailureMonitor(name="The grading by Math-Verify")
-        self._too_hard: set[tuple[str, str]] = set()
-        self._verdicts: dict[tuple[str, str], bool | None] = {}
+        self._verdicts = Verdicts()
 
     def __call__(
         self,
         prompts: Sequence[Any],
         completions: Sequence[str | list[dict[str, str]]],
-        solution: Sequence[str],
+        solution: Sequence[str | Sequence[str]],
         log_metric: Callable[[str, float], None] | None = None,
         **kwargs: Any,
     ) -> list[float | None]:
         answers = [last_boxed(completion_text(completion)) for completion in completions]
-        rewards, timeouts, failed = self._grade([gold_answer(gold) for gold in solution], answers)
+        rows = [
+            [] if answer is None else [(gold, answer) for gold in gold_answers(cell)]
+            for cell, answer in zip(solution, answers, strict=True)
+        ]
+        graded = self._grade([pair for row in rows for pair in row])
+        verdicts = [{graded[pair] for pair in row} for row in rows]
         if log_metric is not None and answers:
             log_metric("reward/no_box", sum(answer is None for answer in answers) / len(answers))
-            log_metric("reward/timeout", timeouts / len(answers))
-            log_metric("reward/infrastructure", len(failed) / len(answers))
-        self._failures.record(len(answers) - len(failed), len(failed))
-        return rewards
+            for name, verdict in _METRICS.items():
+                log_metric(f"reward/{name}", sum(verdict in row for row in verdicts) / len(answers))
+        self._record(verdicts)
+        return [_reward(row) for row in verdicts]
 
-    def check_golds(self, solution: Sequence[str]) -> list[int]:
-        """Indices of the golds that do not verify against themselves: no answer to them could ever be right."""
-        golds = [gold_answer(gold) if isinstance(gold, (str, int, float)) else "" for gold in solution]
-        rewards, _, failed = self._grade(golds, list(golds))
-        self._failures.record(len(golds) - len(failed), len(failed))
-        wrong = {i for i, reward in enumerate(rewards) if reward != 1.0} - failed  # of those nothing is known
-        return [i for i, gold in enumerate(golds) if i in wrong or gold.lower() in ("none", "nan", "null")]
+    def check_golds(self, solution: Sequence[Any]) -> list[int]:
+        """Indices of the golds that do not verify against themselves: no answer to them could ever be right.
+
+        Of a list of golds none does. Those whose grading failed are not among them.
+        """
+        golds = [gold_answers(cell) for cell in solution]
+        graded = self._grade([(gold, gold) for row in golds for gold in row], check=True)
+        verdicts = [{"wrong" if _is_missing(gold) else graded[gold, gold] for gold in row} for row in golds]
+        self._record(verdicts)
+        return [i for i, row in enumerate(verdicts) if row.isdisjoint({"right", "failed"})]
 
     def equivalent(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         """Whether the two answers of each pair, contents of boxes, are the same one, by the rules of the grading."""
-        rewards, _, failed = self._grade([a for a, _ in pairs], [b for _, b in pairs])
-        self._failures.record(len(pairs) - len(failed), len(failed))
-        return [reward == 1.0 for reward in rewards]
+        graded = self._grade(pairs)
+        self._record([{graded[pair]} for pair in pairs])
+        return [graded[pair] == "right" for pair in pairs]
 
     def close(self) -> None:
         """End the grading processes; they also end with the object, and with the program."""
         self._pool.close()
 
-    def _grade(self, golds: list[str], answers: Sequence[str | None]) -> tuple[list[float | None], int, set[int]]:
-        """Rewards, how many answers were too hard, and the indices of those whose grading failed."""
-        pairs = [(gold, answer) for gold, answer in zip(golds, answers, strict=True) if answer is not None]
-        new = list(dict.fromkeys(pair for pair in pairs if pair not in self._verdicts))
-        outcomes = self._pool.run([{"gold": gold, "answer": answer} for gold, answer in new]) if new else []
-        failed: set[tuple[str, str]] = set()
-        for pair, outcome in zip(new, outcomes, strict=True):
-            if outcome.status == "ok":
-                verdict = outcome.value["verdict"]
-                self._verdicts[pair] = _same_number(*pair) if verdict is False else verdict
-            elif outcome.failed:  # not the answer's doing: not remembered
-                failed.add(pair)
+    def _record(self, verdicts: Sequence[set[Verdict]]) -> None:
+        failed = sum("failed" in row and "right" not in row for row in verdicts)
+        self._failures.record(len(verdicts) - failed, failed)
+
+    def _grade(self, pairs: Sequence[Pair], check: bool = False) -> dict[Pair, Verdict]:
+        """Verdicts of all pairs. With `check` a worker is asked even where the two are the same text."""
+        graded: dict[Pair, Verdict] = {}
+        asked: list[Pair] = []
+        for pair in dict.fromkeys(pairs):
+            right = self._quick(pair, check)
+            if right is not None:
+                graded[pair] = "right" if right else "wrong"
+            elif not check and screened(*pair) is not None:
+                graded[pair] = "screened"
             else:
-                self._verdicts[pair] = False
-                self._too_hard.add(pair)
-        rewards: list[float | None] = []
-        for gold, answer in zip(golds, answers, strict=True):
-            if answer is None:
-                rewards.append(0.0)
-                continue
-            verdict = self._verdicts.get((gold, answer))
-            rewards.append(None if verdict is None else float(verdict))
-        timeouts = sum(pair in self._too_hard for pair in pairs)
-        if len(self._verdicts) > _REMEMBERED:
-            self._verdicts.clear()
-            self._too_hard.clear()
-        return rewards, timeouts, {i for i, pair in enumerate(zip(golds, answers, strict=True)) if pair in failed}
+                asked.append(pair)
+        graded.update(self._verdicts.find(asked))
+        new = [pair for pair in asked if pair not in graded]
+        options = {"refuse": list(self.refused)} if self.refused else {}
+        outcomes = self._pool.run([{"gold": gold, "answer": answer, **options} for gold, answer in new]) if new else []
+        fresh = {pair: _verdict(outcome) for pair, outcome in zip(new, outcomes, strict=True)}
+        # What failed is not the answer's doing, and may go well the next time.
+        self._verdicts.remember({pair: verdict for pair, verdict in fresh.items() if verdict != "failed"})
+        return {**graded, **fresh}
+
+    def _quick(self, pair: Pair, check: bool) -> bool | None:
+        if not check and same_text(*pair):
+            return True
+        return quick_verdict(*pair, any_case="case" not in self.refused)
 
 
-def _same_number(gold: str, answer: str) -> bool:
-    """Both are numerals of the same value. Math-Verify misses ``870000000`` for ``8.7 \\times 10^8``, and ``1e-3``."""
-    value = plain_number(gold)
-    return value is not None and value == plain_number(answer)
+def _verdict(outcome: Outcome) -> Verdict:
+    if outcome.status == "timeout" or outcome.failed:
+        return "failed" if outcome.failed else "timeout"
+    right = outcome.value["verdict"]
+    return "no_gold" if right is None else "right" if right else "wrong"
+
+
+def _reward(verdicts: set[Verdict]) -> float | None:
+    """Of an answer that was graded against several golds; against none if it has no box."""
+    if "right" in verdicts:
+        return 1.0
+    return None if "failed" in verdicts or verdicts == {"no_gold"} else 0.0
+
+
+def _is_missing(gold: str) -> bool:
+    return gold.lower() in ("none", "nan", "null")
 
 
 def gold_answer(solution: str) -> str:
     """The gold answer in a ``solution`` cell: its last box, or all of it."""
     boxed = last_boxed(str(solution))
     return boxed if boxed is not None else str(solution).strip()
+
+
+def gold_answers(cell: Any) -> tuple[str, ...]:
+    """The accepted answers in a ``solution`` cell, one or a list; the empty text, which nothing equals, for no text."""
+    if isinstance(cell, (list, tuple)):
+        return tuple(dict.fromkeys(gold for each in cell for gold in gold_answers(each))) or ("",)
+    return ("" if cell is None else gold_answer(cell),)

@@ -1,6 +1,7 @@
-"""The process that grades. Run as a script by `WorkerPool`; imports nothing of basis_rl, so that it starts fast.
+"""The process that grades. Run as a script by `WorkerPool`; loads only what it needs of basis_rl, by path.
 
-``{"gold": ..., "answer": ...}`` -> ``{"verdict": true | false | null}``, null when the gold itself cannot be parsed.
+The arguments of `basis_rl.rewards.grading.grade` in, ``{"verdict": true | false | null}`` out, null when the gold
+itself cannot be parsed.
 """
 
 from __future__ import annotations
@@ -11,24 +12,23 @@ from pathlib import Path
 from typing import Any
 
 
-def grade(gold: str, answer: str) -> bool | None:
-    from math_verify import parse, verify
-
-    # Timeouts off: math_verify's own use SIGALRM handlers, which a computation inside C code outlives. The pool kills.
-    expected = parse(rf"\boxed{{{gold}}}", parsing_timeout=None)
-    if not expected:
-        return None
-    return bool(verify(expected, parse(rf"\boxed{{{answer}}}", parsing_timeout=None), timeout_seconds=None))
+def _load(module: str, name: str) -> Any:
+    return runpy.run_path(str(Path(__file__).with_name(f"{module}.py")))[name]
 
 
-def answer_task(task: dict[str, Any]) -> dict[str, Any]:
-    """A grading that fails, for want of memory too, is a wrong answer."""
-    try:
-        return {"verdict": grade(task["gold"], task["answer"])}
-    except Exception as error:
-        return {"verdict": False, "error": f"{type(error).__name__}: {error}"[:200]}
+class _Grader:
+    def start(self) -> None:
+        self.grade = _load("grading", "grade")
+        self.grade("1", "1")
+
+    def answer(self, task: dict[str, Any]) -> dict[str, Any]:
+        """A grading that fails, for want of memory too, is a wrong answer."""
+        try:
+            return {"verdict": self.grade(**task)}
+        except Exception as error:
+            return {"verdict": False, "error": f"{type(error).__name__}: {error}"[:200]}
 
 
 if __name__ == "__main__":
-    serve_tasks = runpy.run_path(str(Path(__file__).with_name("serve_tasks.py")))["serve_tasks"]
-    serve_tasks(answer_task, float(sys.argv[1]), int(sys.argv[2]), start=lambda: grade("1", "1"))
+    grader = _Grader()
+    _load("serve_tasks", "serve_tasks")(grader.answer, float(sys.argv[1]), int(sys.argv[2]), start=grader.start)

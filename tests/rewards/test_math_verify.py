@@ -22,6 +22,8 @@ HOSTILE = [
     r"\sin(" * 30,
     r"\frac{1}{1+" * 40,
     "9" * 100_000,
+    "{" * 20 + "2" + "}" * 20,
+    r"\sin(" * 12 + "1" + ")" * 12,
 ]
 
 
@@ -102,6 +104,7 @@ def test_hostile_answers_are_wrong_and_do_not_hang_or_spoil_others(reward):
     assert rewards[1::2] == [1.0] * len(answers)
     assert all(r in (0.0, None) for r in rewards[0::2])
     assert metrics["reward/timeout"] > 0
+    assert metrics["reward/screened"] > 0
 
 
 def test_equivalence_of_two_answers(reward):
@@ -118,20 +121,20 @@ def test_works_off_the_main_thread(reward):
 
 
 def test_verdicts_are_remembered(reward):
-    grade(reward, r"\boxed{123}", "123")
+    grade(reward, r"\boxed{123 + 0}", "123")
     workers = [worker.process.pid for worker in reward._pool._workers]
     began = time.perf_counter()
-    assert reward(prompts=[], completions=[r"\boxed{123}"] * 5000, solution=["123"] * 5000) == [1.0] * 5000
+    assert reward(prompts=[], completions=[r"\boxed{123 + 0}"] * 5000, solution=["123"] * 5000) == [1.0] * 5000
     assert time.perf_counter() - began < 1.0
     assert [worker.process.pid for worker in reward._pool._workers] == workers
 
 
 def test_a_worker_killed_from_outside_is_replaced(reward):
-    assert grade(reward, r"\boxed{21}", "21") == 1.0
+    assert grade(reward, r"\boxed{x+21}", "21+x") == 1.0
     for worker in reward._pool._workers:
         os.kill(worker.process.pid, signal.SIGKILL)
-    golds = [str(i) for i in range(1000, 1040)]
-    answers = [rf"\boxed{{{gold}}}" for gold in golds]
+    golds = [f"x+{i}" for i in range(1000, 1040)]
+    answers = [rf"\boxed{{{i}+x}}" for i in range(1000, 1040)]
     assert reward(prompts=[], completions=answers, solution=golds) == [1.0] * 40
 
 
@@ -190,7 +193,7 @@ def test_a_worker_that_does_not_read_does_not_hold_up_the_batch():
 
 def test_workers_end_with_the_object():
     reward = MathVerifyReward(num_workers=1)
-    grade(reward, r"\boxed{1}", "1")
+    grade(reward, r"\boxed{2x}", "x")
     process = reward._pool._workers[0].process
     del reward
     gc.collect()
@@ -200,7 +203,7 @@ def test_workers_end_with_the_object():
 def test_workers_end_when_the_trainer_is_killed():
     script = (
         "from basis_rl.rewards import MathVerifyReward; import os, signal\n"
-        "r = MathVerifyReward(num_workers=1); r(prompts=[], completions=['\\\\boxed{1}'], solution=['1'])\n"
+        "r = MathVerifyReward(num_workers=1); r(prompts=[], completions=['\\\\boxed{2x}'], solution=['x'])\n"
         "print(r._pool._workers[0].process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False).stdout

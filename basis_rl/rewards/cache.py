@@ -1,0 +1,60 @@
+"""Verdicts that were given already, bounded in number and in memory, the ones used last kept."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Literal
+
+Pair = tuple[str, str]
+Verdict = Literal["right", "wrong", "screened", "timeout", "no_gold", "failed"]
+
+
+class Verdicts:
+    """What is known of pairs (gold, answer). Safe to use from several threads.
+
+    Args:
+        entries: so many at most.
+        characters: of all pairs together, at most.
+    """
+
+    def __init__(self, entries: int = 200_000, characters: int = 64 << 20) -> None:
+        self.entries, self.characters = entries, characters
+        self._known: OrderedDict[Pair, Verdict] = OrderedDict()
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @property
+    def size(self) -> int:
+        """Characters that are held."""
+        return self._size
+
+    def find(self, pairs: Iterable[Pair]) -> dict[Pair, Verdict]:
+        """Those of `pairs` that are known, with their verdicts; they count as used."""
+        with self._lock:
+            found = {pair: self._known[pair] for pair in pairs if pair in self._known}
+            for pair in found:
+                self._known.move_to_end(pair)
+            return found
+
+    def remember(self, verdicts: dict[Pair, Verdict]) -> None:
+        """Add `verdicts`, and forget what was not used for the longest time until the bounds hold."""
+        with self._lock:
+            for pair, verdict in verdicts.items():
+                if pair not in self._known:
+                    self._size += len(pair[0]) + len(pair[1])
+                self._known[pair] = verdict
+                self._known.move_to_end(pair)
+            while self._known and (len(self._known) > self.entries or self._size > self.characters):
+                (gold, answer), _ = self._known.popitem(last=False)
+                self._size -= len(gold) + len(answer)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._known.clear()
+            self._size = 0

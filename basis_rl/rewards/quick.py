@@ -1,0 +1,65 @@
+r"""Verdicts that need no Math-Verify: the same text, two numerals, single letters.
+
+Each is proved equal to Math-Verify's by tests/rewards/test_quick.py, but for what
+`basis_rl.rewards.rules.DIFFERENCES` lists.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from basis_rl.rewards.extract import plain_number
+
+# Math-Verify rounds to six decimals where one side has a decimal point. It decides what is nearer than these, and what
+# a float of 15 digits may not tell apart.
+_NEAR = Fraction(2, 10**6)
+_NEAR_RELATIVE = Fraction(1, 10**9)
+# Not i and I, the imaginary unit, nor e and E, Euler's number.
+_LETTER = re.compile(
+    r"\(?([a-df-hj-zA-DF-HJ-Z])\)?|\\(?:text|textbf|mathrm|mathbf)\{\(?([a-df-hj-zA-DF-HJ-Z])\)?\}", re.ASCII
+)
+_LONGEST = 80
+_MOST_BLANKS = 1_000
+
+
+def same_text(gold: str, answer: str) -> bool:
+    """The two are the same text, white space being one blank however long; there is something in it to be right."""
+    if gold != answer and (abs(len(gold) - len(answer)) > _MOST_BLANKS or gold.split() != answer.split()):
+        return False
+    return any(character.isalnum() for character in gold)
+
+
+def quick_verdict(gold: str, answer: str, any_case: bool = True) -> bool | None:
+    """Whether the answer is right, None where only Math-Verify can say.
+
+    Args:
+        gold: content of the gold's box.
+        answer: content of the answer's box.
+        any_case: a capital is the same letter, as to Math-Verify.
+    """
+    if len(gold) > _LONGEST or len(answer) > _LONGEST:
+        return None
+    expected, found = plain_number(gold), plain_number(answer)
+    if expected is not None and found is not None:
+        return _same_value(expected, found, exact="." not in gold and "." not in answer)
+    letter, other = _letter(gold), _letter(answer)
+    if letter is None and other is None:
+        return None
+    if letter is not None and other is not None:
+        return (letter.lower() == other.lower()) if any_case else letter == other
+    return False if expected is not None or found is not None else None
+
+
+def _same_value(a: Fraction, b: Fraction, exact: bool) -> bool | None:
+    if a == b:
+        return True
+    near = abs(a - b) <= max(_NEAR, _NEAR_RELATIVE * max(abs(a), abs(b)))
+    return None if near and not exact else False
+
+
+def _letter(text: str) -> str | None:
+    match = _LETTER.fullmatch(text.strip())
+    if match is None:
+        return None
+    return match[1] or match[2]

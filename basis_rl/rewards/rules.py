@@ -1,0 +1,98 @@
+r"""What counts as right, as tables: Math-Verify's acceptances that can be switched off, and where this grading differs.
+
+docs/rewards.md shows both; the tests pin every row.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+from dataclasses import dataclass
+
+# Raised with every change of what counts as right, so that two gradings are never mixed.
+RULES = 3
+
+
+@dataclass(frozen=True)
+class Quirk:
+    """An answer that Math-Verify takes for the gold though a strict reader might not, with one example."""
+
+    what: str
+    gold: str
+    answer: str
+
+
+QUIRKS: dict[str, Quirk] = {
+    "percent_as_fraction": Quirk("a percentage for the fraction that it is", "0.5", r"50\%"),
+    "percent_as_number": Quirk("a percentage for its number, the sign ignored", "50", r"50\%"),
+    "assignment": Quirk("a variable or function set to the value", "2", "x=2"),
+    "equation": Quirk("any equation for its right side", "5", "2+3=5"),
+    "set_for_tuple": Quirk("a set in braces for a tuple, or the other way round", "(1,2)", r"\{1,2\}"),
+    "list_for_tuple": Quirk("a bare list for a tuple, or the other way round", "(1,2)", "1,2"),
+    "singleton_set": Quirk("a set of one element for the element", "5", r"\{5\}"),
+    "list_order": Quirk("a bare list in another order", "1,2", "2,1"),
+    "duplicates": Quirk("an element of a list or set twice", "1,2", "1,1,2"),
+    "brackets": Quirk("other brackets around a tuple", "(3,2)", "[3,2]"),
+    "set_for_relation": Quirk("the interval or set for an inequality", "x>2", r"(2,\infty)"),
+    "units": Quirk("a unit left out, added or another one", "5", r"5\text{ cm}"),
+    "currency": Quirk("a dollar sign left out or added", "5", r"\$5"),
+    "degrees": Quirk("a degree sign left out or added", "90", r"90^\circ"),
+    "case": Quirk("capitals for small letters", "x", "X"),
+    "text": Quirk("a word in or out of \\text{}", r"\text{east}", "east"),
+    "rounding": Quirk("a decimal for what rounds to it at six digits", r"\frac{1}{3}", "0.333333"),
+    "base": Quirk("the base of a numeral left out, added or another one", "11_2", "11"),
+    "approximation": Quirk("what stands left of an approximation sign", r"\pi", r"\pi \approx 3.14"),
+    "ratio": Quirk("a ratio for the fraction", r"\frac{3}{2}", "3:2"),
+    "prose": Quirk("a number in text that is no formula", "12", "about 12?"),
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A pair whose verdict here is deliberately not Math-Verify's (None: it does not come to one in time)."""
+
+    gold: str
+    answer: str
+    here: bool
+    math_verify: bool | None
+    why: str
+
+
+DIFFERENCES: dict[str, Difference] = {
+    "scientific": Difference(
+        r"8.7 \times 10^{8}", "870000000", True, False, "Numerals of the same value are equal; it compares floats."
+    ),
+    "e_notation": Difference("1000", "1e3", True, False, "It reads 1e3 as 1 times Euler's number times 3."),
+    "e_product": Difference("1e3", "3e1", False, True, "For the same reason these two are equal to it."),
+    "thin_space": Difference("1000", r"1\,000", True, False, "It reads a thin space between digits as a product."),
+    "thin_space_product": Difference("0", r"1\,000", False, True, "So it takes this for 1 times 000."),
+    "signed_thousands": Difference(
+        "1000", "+1,000", True, False, "It reads a sign before thousands as a list, +1 and 0."
+    ),
+    "decimal_quotient": Difference(
+        "7/3", r"\frac{7}{3.0}", True, False, "It takes the quotient of a decimal for a float, unequal to the fraction."
+    ),
+    "trailing_point": Difference("7", "7.", True, False, "It does not read a decimal point without digits behind it."),
+    "same_text": Difference(
+        "seven ? eight", "seven  ?  eight", True, False, "The gold's own text is right, white space aside."
+    ),
+    "screened": Difference(
+        "2", "(" * 30 + "2" + ")" * 30, False, None, "Its time doubles with every bracket, far beyond any timeout."
+    ),
+}
+
+
+def refused(allow: Collection[str] | None) -> tuple[str, ...]:
+    """The quirks that are not in `allow`, in the order of `QUIRKS`; none where it is None.
+
+    Raises:
+        ValueError: a name in `allow` that is none of `QUIRKS`.
+    """
+    if allow is None:
+        return ()
+    for name in allow:
+        if name not in QUIRKS:
+            near = difflib.get_close_matches(name, list(QUIRKS), n=1)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            raise ValueError(f"allow: Math-Verify has no quirk '{name}'.{hint} Known: {', '.join(QUIRKS)}.")
+    return tuple(name for name in QUIRKS if name not in allow)

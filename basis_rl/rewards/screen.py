@@ -1,0 +1,107 @@
+r"""Answers that no worker is bothered with: so large or so deep that only a timeout could be the answer.
+
+Every measure of an answer is compared with its limit *and* with the gold's: what is beyond twice the gold's and beyond
+the limit is wrong without being graded. An answer like the gold is therefore never screened, whatever its size.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+# Far above what golds and right answers have (tests/rewards/test_screen.py shows by how much), and where Math-Verify's
+# time, exponential in the depth and in chains of functions, reaches minutes.
+LIMITS = {
+    "length": 2_000,  # characters
+    "depth": 24,  # open brackets
+    "digits": 1_000,  # in a row
+    "size": 1_000_000,  # decimal digits of a power, a factorial or a binomial coefficient of plain numbers
+    "chain": 6,  # functions applied to functions, \sin\sin
+    "sets": 30,  # unions and intersections
+}
+
+_BRACKETS = re.compile(r"\\.|[(\[{]|[)\]}]", re.DOTALL)
+_DIGITS = re.compile(r"\d+")
+_CHAIN = re.compile(r"(?:\\(?:arc|ar)?(?:sin|cos|tan|cot|sec|csc|log|ln|exp)h?\b(?:\\left|[\s({\[])*){2,}")
+_SETS = re.compile(r"\\(?:cup|cap|setminus)\b|[∪∩]")
+_POWER = re.compile(r"(?<![\d.])(\d{1,30})\s*(?:\^|\*\*)\s*(?:[{(]\s*(\d{1,30})\s*[})]|(\d))")
+_FACTORIAL = re.compile(r"(\d{1,30})((?:[\s)}\]]*!)+)")
+_BINOMIAL = re.compile(r"\\[dt]?binom\s*\{\s*(\d{1,30})\s*\}\s*\{\s*(\d{1,30})\s*\}")
+_MOST_POWERS = 50
+
+
+def screened(gold: str, answer: str) -> str | None:
+    """The first measure (a key of `LIMITS`) by which `answer` is beyond its limit and beyond twice the gold's, or None.
+
+    Linear in the length of `answer`; of one that is too long nothing else is measured.
+    """
+    for name, limit in LIMITS.items():
+        found = measure(name, answer)
+        if found > limit and found > 2 * measure(name, gold):
+            return name
+    return None
+
+
+def measure(name: str, text: str) -> float:
+    """One of the measures of `LIMITS`."""
+    if name == "length":
+        return len(text)
+    if name == "depth":
+        return _depth(text)
+    if name == "digits":
+        return max(map(len, _DIGITS.findall(text)), default=0)
+    if name == "chain":
+        return max(
+            (match.group().count("\\") - match.group().count("\\left") for match in _CHAIN.finditer(text)), default=0
+        )
+    if name == "sets":
+        return len(_SETS.findall(text))
+    return max(_powers(text), _factorials(text), _binomials(text))
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for match in _BRACKETS.finditer(text):
+        symbol = match.group()
+        if symbol in "([{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif symbol in ")]}":
+            depth = max(0, depth - 1)
+    return deepest
+
+
+def _powers(text: str) -> float:
+    """Digits of the largest ``a^b`` of literals, a tower from its top down: each is put in place of what it was."""
+    largest = 0.0
+    for _ in range(_MOST_POWERS):
+        match = _POWER.search(text)
+        if match is None:
+            break
+        base, exponent = int(match[1]), int(match[2] or match[3])
+        digits = exponent * math.log10(base) if base > 1 else 0.0
+        largest = max(largest, digits)
+        value = str(base**exponent) if digits < 20 else "9" * 20
+        text = f"{text[: match.start()]} {value} {text[match.end() :]}"
+    return largest
+
+
+def _factorials(text: str) -> float:
+    """Digits of the largest ``n!``; ``(n!)!`` and ``n!!`` are factorials of factorials, as to Math-Verify."""
+    largest = 0.0
+    for match in _FACTORIAL.finditer(text):
+        value = int(match[1])
+        for _ in range(match[2].count("!") - 1):
+            value = math.factorial(value) if value <= 20 else 10**30
+        largest = max(largest, math.lgamma(min(value, 10**30) + 1) / math.log(10))
+    return largest
+
+
+def _binomials(text: str) -> float:
+    largest = 0.0
+    for match in _BINOMIAL.finditer(text):
+        n, k = int(match[1]), int(match[2])
+        if 0 < k < n:
+            k = min(k, n - k)  # C(n, k) <= (e n / k)^k, and lgamma of large numbers cancels
+            largest = max(largest, k * math.log10(math.e * n / k))
+    return largest

@@ -1,0 +1,239 @@
+"""What makes grading slow, large or die?   python -m benchmarks.reward_fuzz --n 20000
+
+LaTeX from a grammar and mutated golds, each graded by a worker against a gold, unscreened, one at a time a worker. What
+took longest, what held most memory, every worker that died and every timeout is kept, and so is every answer that was
+screened, or decided without Math-Verify, against what Math-Verify says: those must be none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from tqdm import tqdm
+
+from basis_rl.rewards import MathVerifyReward
+from basis_rl.rewards.pool import WorkerPool
+from basis_rl.rewards.quick import quick_verdict, same_text
+from basis_rl.rewards.screen import screened
+from benchmarks.common import save
+from benchmarks.reward_cases import math500
+
+_ATOMS = (
+    "x",
+    "y",
+    "n",
+    "2",
+    "10",
+    "3.5",
+    r"\pi",
+    "e",
+    "i",
+    "7",
+    "999999",
+    r"\infty",
+    r"\theta",
+    r"\text{cm}",
+    r"50\%",
+    "0",
+)
+_GLUE = (
+    "+",
+    "-",
+    "*",
+    "/",
+    r"\cdot ",
+    r"\times ",
+    ",",
+    ";",
+    "=",
+    "<",
+    r"\le ",
+    r"\cup ",
+    r"\approx ",
+    r"\mod ",
+    " ",
+    ":",
+    "|",
+)
+_ONE = (
+    *(
+        "(@)",
+        "{@}",
+        r"\{@\}",
+        "[@)",
+        r"\left(@\right)",
+        r"\sqrt{@}",
+        r"\sqrt[3]{@}",
+        r"\sin @",
+        r"\ln(@)",
+        "-@",
+        "f(@)",
+    ),
+    *("@!", "|@|", r"\lfloor @ \rfloor", r"\text{@}", r"\overline{@}", r"@^\circ", r"@\%", r"\boxed{@}", r"\det(@)"),
+    *(r"\int_0^1 @ dx", r"\sum_{n=1}^{100} @", r"\lim_{x \to 0} @", r"\gcd(@,12)", r"\operatorname{tr}(@)", "@_2"),
+    *(r"\prod_{n=1}^{50} @", r"\begin{pmatrix} @ & 1 \\ 2 & @ \end{pmatrix}", r"\frac{d}{dx} @", r"\pm @", r"\$@"),
+    *(r"\log_{2}{@}", "x = @", "f(@)"),
+)
+_TWO: tuple[str, ...] = (
+    r"\frac{@}{#}",
+    "@^{#}",
+    r"\binom{@}{#}",
+    "(@, #)",
+    "[@, #]",
+    r"\{@, #\}",
+    "@_{#}",
+    r"\frac@#",
+    "@#",
+)
+_NOISE = (
+    "\x00",
+    "\ud800",
+    "٣",
+    "²",
+    "\u200b",
+    '"',
+    "\\",
+    "{",
+    "}",
+    "$",
+    "&",
+    "\\\\",
+    "\n",
+    "\t",
+    "'",
+    "#",
+    "~",
+    "é",
+    "😀",
+    "^",
+    "_",
+)
+_KEPT = 40
+
+
+def expression(rng: random.Random, budget: int) -> str:
+    """A random formula of about `budget` parts."""
+    if budget <= 1:
+        return rng.choice(_ATOMS)
+    kind = rng.random()
+    if kind < 0.4:
+        return rng.choice(_ONE).replace("@", expression(rng, budget - 1))
+    split = rng.randint(1, budget - 1)
+    left, right = expression(rng, split), expression(rng, budget - split)
+    if kind < 0.7:
+        return left + rng.choice(_GLUE) + right
+    return rng.choice(_TWO).replace("@", left).replace("#", right)
+
+
+def mutated(gold: str, rng: random.Random) -> str:
+    """A gold with one to five parts deleted, doubled, repeated or replaced."""
+    text = gold
+    for _ in range(rng.randint(1, 5)):
+        a, b = sorted(rng.choices(range(len(text) + 1), k=2))
+        part = rng.choice(("", text[a:b] * 2, text[a:b] * rng.randint(2, 40), rng.choice(_NOISE), expression(rng, 3)))
+        text = text[:a] + part + text[b:]
+    return text[:4000]
+
+
+def inputs(golds: list[str], n: int, seed: int) -> list[tuple[str, str]]:
+    """``n`` pairs (gold, answer): half of the answers from the grammar, half mutated golds, mostly of the same gold."""
+    rng = random.Random(seed)
+    pairs = []
+    for i in range(n):
+        gold = rng.choice(golds)
+        if i % 2:
+            pairs.append((gold, mutated(gold, rng)))
+        else:
+            pairs.append((gold, expression(rng, min(60, int(rng.paretovariate(0.8)) + 1))[:4000]))
+    return pairs
+
+
+class Prober:
+    """One worker, its time and memory for each pair."""
+
+    def __init__(self, command: list[str], timeout: float) -> None:
+        self.pool = WorkerPool(command, 1, timeout)
+
+    def probe(self, gold: str, answer: str) -> dict[str, Any]:
+        began = time.perf_counter()
+        outcome = self.pool.run([{"gold": gold, "answer": answer}])[0]
+        found = {"seconds": round(time.perf_counter() - began, 3), "status": outcome.status, **outcome.value}
+        workers = [worker.process.pid for worker in self.pool._workers]
+        found["megabytes"] = sum(psutil.Process(pid).memory_info().rss for pid in workers) >> 20
+        return {**found, "gold": gold, "answer": answer}
+
+
+def probe_all(pairs: list[tuple[str, str]], timeout: float, workers: int) -> list[dict[str, Any]]:
+    """What became of every pair."""
+    reward = MathVerifyReward(timeout=timeout)
+    found: list[dict[str, Any]] = [{} for _ in pairs]
+    bar = tqdm(total=len(pairs), unit="answer", mininterval=10)
+
+    def work(first: int) -> None:
+        prober = Prober(reward._pool.command, timeout)
+        prober.probe("1", "1")
+        for i in range(first, len(pairs), workers):
+            found[i] = prober.probe(*pairs[i])
+            bar.update()
+        prober.pool.close()
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    bar.close()
+    return found
+
+
+def contradicted(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Answers that are decided without Math-Verify, and not as it decides them."""
+    wrong = []
+    for entry in found:
+        pair = (entry["gold"], entry["answer"])
+        here = True if same_text(*pair) else quick_verdict(*pair)
+        if here is None and screened(*pair):
+            here = False
+        if entry["status"] == "ok" and here is not None and here is not entry["verdict"]:
+            wrong.append({**entry, "here": here})
+    return wrong
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--n", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--timeout", type=float, default=2.0)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--data", type=Path, help="MATH-500 as JSON lines")
+    options = parser.parse_args()
+    began = time.perf_counter()
+    found = probe_all(inputs(math500(options.data), options.n, options.seed), options.timeout, options.workers)
+    ended = [e for e in found if e["status"] != "ok"]
+    wrong = contradicted(found)
+    results = {
+        **{name: getattr(options, name) for name in ("n", "seed", "timeout", "workers")},
+        "seconds": round(time.perf_counter() - began, 1),
+        "screened": sum(screened(e["gold"], e["answer"]) is not None for e in found),
+        "timeouts": sum(e["status"] == "timeout" for e in ended),
+        "crashed": [e for e in ended if e["status"] == "crashed"],
+        "errors": [e for e in found if "error" in e][:_KEPT],
+        "ended_unscreened": sum(screened(e["gold"], e["answer"]) is None for e in ended),
+        "slowest": sorted(found, key=lambda e: -e["seconds"])[:_KEPT],
+        "largest": sorted(found, key=lambda e: -e["megabytes"])[:_KEPT],
+        "contradicted": wrong,
+    }
+    shown = {name: len(value) if isinstance(value, list) else value for name, value in results.items()}
+    print(", ".join(f"{name} {value}" for name, value in shown.items()))
+    print(f"largest {results['largest'][0]['megabytes']} MB, slowest {results['slowest'][0]['seconds']} s")
+    save("reward_fuzz", results)
+
+
+if __name__ == "__main__":
+    main()

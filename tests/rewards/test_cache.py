@@ -1,0 +1,53 @@
+"""Remembered verdicts: bounds, order of forgetting, threads."""
+
+import threading
+
+from basis_rl.rewards.cache import Verdicts
+
+
+def test_the_least_recently_used_goes_first():
+    verdicts = Verdicts(entries=3)
+    verdicts.remember({(str(i), "a"): "right" for i in range(3)})
+    assert verdicts.find([("0", "a"), ("9", "a")]) == {("0", "a"): "right"}
+    verdicts.remember({("3", "a"): "no_gold"})
+    known = {("0", "a"): "right", ("2", "a"): "right", ("3", "a"): "no_gold"}
+    assert verdicts.find([(str(i), "a") for i in range(4)]) == known
+
+
+def test_memory_is_bounded_whatever_the_answers():
+    verdicts = Verdicts(entries=1000, characters=500)
+    for i in range(200):
+        verdicts.remember({(str(i), "x" * (i % 90)): "wrong", (str(i), "y"): "right"})
+        held = verdicts.find([(str(j), text) for j in range(i + 1) for text in ("x" * (j % 90), "y")])
+        assert verdicts.size == sum(len(gold) + len(answer) for gold, answer in held) <= 500
+        assert len(verdicts) == len(held)
+    verdicts.remember({("1", "z" * 501): "right"})
+    assert len(verdicts) == verdicts.size == 0
+
+
+def test_the_same_pair_twice_is_counted_once():
+    verdicts = Verdicts()
+    for verdict in ("wrong", "right"):
+        verdicts.remember({("12", "345"): verdict})
+    assert (len(verdicts), verdicts.size) == (1, 5)
+    assert verdicts.find([("12", "345")]) == {("12", "345"): "right"}
+
+
+def test_threads_do_not_disturb_each_other():
+    verdicts = Verdicts(entries=50)
+    wrong = []
+
+    def work(seed):
+        for i in range(2000):
+            pair = (str((i * seed) % 97), "a")
+            verdicts.remember({pair: int(pair[0]) % 2 == 0})
+            wrong.extend(p for p, v in verdicts.find([pair, ("5", "a")]).items() if v != (int(p[0]) % 2 == 0))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in (3, 5, 7, 11)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert len(verdicts) <= 50
+    assert verdicts.size == sum(len(gold) + 1 for gold, _ in verdicts._known)

@@ -1,0 +1,221 @@
+r"""The verdicts without Math-Verify are Math-Verify's, pair by pair, but for the listed differences."""
+
+import itertools
+import random
+import re
+import string
+from functools import cache
+
+import pytest
+from math_verify import parse, verify
+
+from basis_rl.rewards import MathVerifyReward
+from basis_rl.rewards.extract import plain_number
+from basis_rl.rewards.math_verify import gold_answers
+from basis_rl.rewards.quick import quick_verdict, same_text
+
+
+@cache
+def parsed(text):
+    return parse(rf"\boxed{{{text}}}", parsing_timeout=None)
+
+
+def math_verify(gold, answer):
+    return verify(parsed(gold), parsed(answer), timeout_seconds=None)
+
+
+def listed(gold, answer, quick):
+    """Whether a difference is one of `DIFFERENCES`: the notations that Math-Verify misreads."""
+    both = (gold, answer)
+    e_notation = any(re.search(r"\d[eE][-+]?\d", text) for text in both)
+    thin_space = any(re.search(r"\d\\,\s*\d", text) for text in both)
+    if not quick:  # it multiplies: e_product, thin_space_product
+        return e_notation or thin_space
+    trailing_point = any(re.search(r"\d\.(?!\d)", text) for text in both)
+    signed_thousands = any(re.search(r"\+\s*\d{1,3}(?:\{,\}|,(?:\\!)?)\d{3}", text) for text in both)
+    scientific = any(re.search(r"\\times|\\cdot|\*", text) for text in both)
+    quotient = any("." in text and ("/" in text or "frac" in text) for text in both)
+    equal = plain_number(gold) == plain_number(answer)
+    return equal and (e_notation or thin_space or trailing_point or signed_thousands or scientific or quotient)
+
+
+def numerals(integers):
+    texts = []
+    for n, sign in itertools.product(integers, ("", "-", "+")):
+        texts += [
+            form.format(s=sign, n=n) for form in ("{s}{n}", "{s}0{n}", "{s}{n}.0", "{s}{n}.", "{s}{n}.5", "{s}{n}.50")
+        ]
+        texts += [form.format(s=sign, n=n) for form in ("{s}.{n}", "{s}0.{n}", "${s}{n}$", " {s} {n} ", "{s}{n}/7")]
+        if n >= 1000:
+            texts += [f"{sign}{n:,}".replace(",", by) for by in (",", "{,}", r",\!", r"\,")] + [f"{sign}{n:,}.25"]
+    for (a, b), sign in itertools.product([(1, 2), (2, 4), (1, 3), (3, 4), (7, 3), (12, 100), (1000, 3)], ("", "-")):
+        texts += [f"{sign}{a}/{b}", rf"{sign}\frac{{{a}}}{{{b}}}", rf"{sign}\tfrac{{{a}}}{{{b}}}", f"{sign} {a} / {b}"]
+        texts += [rf"\dfrac{{{sign}{a}}}{{{b}}}", f"{sign}{a}.5/{b}", rf"\frac{{{a}}}{{{sign}{b}.0}}"]
+    texts += ["0.333333", "0.3333333", "0.33333333333", "0.666667", "0.142857", "0.0000005", "0.000001", "0.0000011"]
+    texts += ["1e3", "1e-3", "3e1", "1.5e3", "1E3", "2*10^3", "0,111", "1,00", "333,333", "333.333", "-0.333333"]
+    texts += [
+        r"8.7\times10^{8}",
+        r"1\cdot10^{-3}",
+        "0.12345678901234567",
+        "0.12345678901234568",
+        "123456789012345678.0",
+    ]
+    texts += ["123456789012345678", "123456789012345679", "1000000000000.1", "1000000000000.2", "333333333333.3"]
+    texts += ["1000000.000001", "1000000.000002"]
+    return list(dict.fromkeys(text for text in texts if plain_number(text) is not None))
+
+
+# Never numerals: what they are is for Math-Verify to say, never for the quick path.
+OTHERS = [
+    r"50\%",
+    "50%",
+    "5 cm",
+    r"5\text{ cm}",
+    r"2\frac{1}{2}",
+    "2 1/2",
+    r"\$5",
+    r"90^\circ",
+    "1,2",
+    "(1)",
+    "1 000",
+    "1:2",
+]
+OTHERS += [
+    r"\sqrt{4}",
+    "2^3",
+    "x=5",
+    "5!",
+    "11_2",
+    "1/2/3",
+    "--1",
+    "0.5%",
+    r"\pi",
+    "5:30",
+    "1.2.3",
+    "1/0",
+    "",
+    " ",
+    "-",
+    "٣",
+]
+
+
+def compare(pairs):
+    asked = 0
+    for gold, answer in pairs:
+        quick = quick_verdict(gold, answer)
+        if quick is None:
+            asked += 1
+        elif quick != math_verify(gold, answer):
+            assert listed(gold, answer, quick), (gold, answer, quick)
+    return asked
+
+
+def test_numerals_are_compared_as_math_verify_does():
+    texts = numerals((0, 2, 7, 100, 111, 1000, 10080, 333333))
+    rng = random.Random(0)
+    assert compare((rng.choice(texts), rng.choice(texts)) for _ in range(800)) < 30
+    # Pairs of equal or near value are rare among those, and are what a mistake would hide in.
+    near = [(a, b) for a, b in itertools.product(texts, texts) if abs(plain_number(a) - plain_number(b)) < 0.01]
+    compare(rng.sample(near, 500))
+
+
+@pytest.mark.long
+def test_all_pairs_of_numerals():
+    texts = numerals((0, 1, 2, 3, 7, 10, 33, 111, 1000, 1234, 333333))
+    assert compare(itertools.product(texts, texts)) < 0.01 * len(texts) ** 2
+
+
+@pytest.mark.long
+def test_random_numerals():
+    rng = random.Random(1)
+
+    def numeral():
+        value = rng.choice([rng.randint(-50, 50), rng.randint(-(10**9), 10**9), rng.randint(-(10**14), 10**14)])
+        forms = [
+            str(value),
+            f"{value:,}",
+            f"{value}/{rng.randint(1, 40)}",
+            f"{value / 10 ** rng.randint(0, 6):.{rng.randint(1, 8)}f}",
+        ]
+        return rng.choice([*forms, rf"\frac{{{value}}}{{{rng.randint(1, 40)}}}"])
+
+    texts = [numeral() for _ in range(600)]
+    compare((rng.choice(texts), rng.choice(texts)) for _ in range(100_000))
+
+
+def test_other_notations_are_never_taken_for_numerals():
+    for text in OTHERS:
+        if text != "٣":  # a digit to Python's numbers
+            assert plain_number(text) is None
+            assert quick_verdict(text, "5") is quick_verdict("5", text) is None
+    compare(itertools.product(OTHERS, numerals((2, 1000))[:60]))
+
+
+FORMS = ("{}", "({})", r"\text{{{}}}", r"\text{{({})}}", r"\mathrm{{{}}}", r"\textbf{{{}}}", r"\textbf{{({})}}", " {} ")
+
+
+def letters(forms, alphabet=string.ascii_letters):
+    return [form.format(letter) for letter in alphabet for form in forms]
+
+
+def test_single_letters_are_compared_as_math_verify_does():
+    numbers = ["1", "0", "-3", "0.5", r"\frac{1}{2}", "1,000", "2.718282"]
+    texts = letters(FORMS, "aBcdxXNtTOoeEiI")
+    assert compare([*itertools.product(texts, numbers), *itertools.product(numbers, texts)]) > 0  # e and i are asked
+    assert not any(listed(a, b, True) for a, b in itertools.product(texts, texts))
+    compare(itertools.product(texts, texts))
+    assert quick_verdict("A", r"\text{(a)}") is True
+    assert quick_verdict("A", r"\text{(a)}", any_case=False) is False
+    assert quick_verdict("A", "(A)", any_case=False) is True
+
+
+@pytest.mark.long
+def test_all_pairs_of_letters():
+    compare(itertools.product(letters(FORMS), letters(FORMS)))
+
+
+def test_the_same_text():
+    assert same_text("x", "x")
+    assert same_text("a b", " a \n\t b")
+    assert not same_text("a b", "ab")
+    assert not same_text("", "")
+    assert not same_text("$ $", "$ $")
+    assert same_text("x" * 10**6, "x" * 10**6)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x", r"\frac{1}", "((((1", "1,", "a ? b", r"\text{}x", "5.", r"\infty", "=2", "x=", r"\sqrt", "^2", "²"],
+)
+def test_math_verify_finds_every_text_equal_to_itself(text):
+    assert same_text(text, text)
+    assert math_verify(text, text)
+
+
+def test_a_list_of_golds_is_one_of_them_and_a_list_in_a_gold_is_all_of_them():
+    reward = MathVerifyReward(num_workers=1)
+    golds = ["x+1", "7", r"so \boxed{\frac{1}{2}}"]
+    answers = [r"\boxed{1+x}", r"\boxed{7}", r"\boxed{0.5}", r"\boxed{8}", r"\boxed{x+2}", "none"]
+    assert reward([], answers, [golds] * 6) == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+    assert reward([], [r"\boxed{2, 1}", r"\boxed{1}"], ["1, 2"] * 2) == [1.0, 0.0]
+    assert reward([], [r"\boxed{1}"] * 3, [["", "1"], ["", "2"], [""]]) == [1.0, 0.0, None]
+    assert reward.check_golds([["", "7"], [""], [], ["None"], "7", 7, 7.5, None, ("1", "2")]) == [1, 2, 3, 7]
+    assert gold_answers(["1", [r"\boxed{2}"], "1"]) == ("1", "2")
+    reward.close()
+
+
+def test_numerals_need_no_worker_and_the_rest_one_task_a_pair(monkeypatch):
+    reward = MathVerifyReward(num_workers=1)
+    asked = []
+    run = reward._pool.run
+    monkeypatch.setattr(reward._pool, "run", lambda tasks: asked.extend(tasks) or run(tasks))
+    golds = ["7", "1/2", "B", "x^2", "(1,2)", "3"]
+    answers = ["8", "0.5", "C", "x^{2}", "(1,2)", "(" * 40 + "3" + ")" * 40]
+    metrics = {}
+    for _ in range(2):
+        completions = [rf"\boxed{{{a}}}" for a in answers] * 3
+        assert reward([], completions, golds * 3, metrics.__setitem__) == [0.0, 1.0, 0.0, 1.0, 1.0, 0.0] * 3
+    assert asked == [{"gold": "x^2", "answer": "x^{2}"}]
+    assert metrics == {"reward/no_box": 0.0, "reward/screened": 1 / 6, "reward/timeout": 0.0}
+    reward.close()

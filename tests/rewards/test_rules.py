@@ -1,0 +1,123 @@
+"""Quirks and differences: every row of the tables, allowed and refused, and the docs that show them."""
+
+from pathlib import Path
+
+import pytest
+
+from basis_rl.rewards import MathVerifyReward
+from basis_rl.rewards.grading import _RELIES_ON, grade
+from basis_rl.rewards.rules import DIFFERENCES, QUIRKS, RULES, refused
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "rewards.md"
+
+# More acceptances, by the quirk that each rests on: (gold, answer).
+MORE = {
+    "percent_as_fraction": [(r"\frac{1}{2}", "50 percent"), (r"50\%", r"\frac{1}{2}"), ("50", r"5000\%")],
+    "percent_as_number": [(r"50\%", "50"), ("50%", "50"), ("12", "12 percent")],
+    "assignment": [("x=2", "2"), ("2x+1", "y=2x+1"), ("2x", "f(x)=2x"), ("1,2", "x=1,x=2"), (r"x\in\{1,2\}", "1,2")],
+    "equation": [("5", "2x+1=5"), ("2", "3=2"), ("2", "1+1=2")],
+    "set_for_tuple": [("(1,2,3)", r"\{1,2,3\}"), (r"\{1,2\}", "(1,2)"), (r"\{1,2\}", "(2,1)")],
+    "list_for_tuple": [("(3,1,2)", "3,1,2"), ("1,2", "(1,2)"), ("1,2", "(2,1)")],
+    "singleton_set": [(r"\{5\}", "5"), (r"\{x\}", "x")],
+    "list_order": [("1,2,3", "3,2,1"), ("1,2", "2 and 1")],
+    "duplicates": [(r"\{1,2\}", r"\{1,1,2\}"), ("1,2,2", "1,2")],
+    "brackets": [("[3,2]", "(3,2)")],
+    "set_for_relation": [("1<x<2", "(1,2)"), (r"0\le x<1", "[0,1)")],
+    "units": [(r"5\text{ cm}", r"5\text{ kg}"), (r"5\text{ cm}", "5"), ("5", "5 cm"), ("5", "5th"), ("2", "2m")],
+    "currency": [(r"\$5", "5")],
+    "degrees": [(r"90^\circ", "90"), ("90", r"90^{\circ}")],
+    "case": [("A", "a"), (r"\text{east}", r"\text{East}"), ("e", "E"), ("2X", "2x")],
+    "text": [("Monday", r"\text{Monday}")],
+    "rounding": [("0.333333", r"\frac{1}{3}"), (r"\sqrt{2}", "1.414214"), (r"\pi", "3.14159265"), ("e", "2.718282")],
+    "base": [("11", "11_2"), ("2516_8", "2516_9"), ("4210_{5}", "4210")],
+    "approximation": [("2", r"x \approx 2")],
+    "ratio": [("1.5", "3:2"), ("3:2", "3/2")],
+    "prose": [("12", "about 12?")],
+}
+# Right by any reading: refusing all quirks leaves these.
+STRICT = [
+    ("0.5", r"\frac{1}{2}"),
+    ("1,000", "1000"),
+    (r"\frac{\sqrt{3}}{2}", r"\dfrac{ \sqrt 3}{2}"),
+    ("x^2-1", "(x-1)(x+1)"),
+    (r"50\%", r"50 \%"),
+    ("x=2", "x = 2"),
+    (r"\{1,2\}", r"\{2,1\}"),
+    ("(1,2)", r"\left(1, 2\right)"),
+    ("1,2", "1, 2"),
+    (r"5\text{ cm}", r"5\text{ cm}"),
+    (r"(-\infty,1)\cup(2,3)", r"(-\infty, 1) \cup (2, 3)"),
+    ("y=2x+1", "2x-y+1=0"),
+    (r"\text{east}", r"\textbf{east}"),
+    ("x<2", "2>x"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
+    ("A", r"\text{(A)}"),
+    (r"\pm 2", "2,-2"),
+    ("2516_8", "2516_{8}"),
+    ("8", "2^3"),
+    (r"90^\circ", r"90^{\circ}"),
+    ("1.5", "1.50"),
+    ("2.5x", r"\frac{5}{2}x"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "gold", "answer"),
+    [(name, q.gold, q.answer) for name, q in QUIRKS.items()]
+    + [(n, *pair) for n, pairs in MORE.items() for pair in pairs],
+)
+def test_each_quirk_is_accepted_today_and_refused_by_its_name_alone(name, gold, answer):
+    assert grade(gold, answer) is True
+    assert grade(gold, answer, [name]) is False
+    assert grade(gold, answer, [other for other in QUIRKS if other != name]) is True
+
+
+@pytest.mark.parametrize(("gold", "answer"), STRICT)
+def test_what_is_right_by_any_reading_needs_no_quirk(gold, answer):
+    assert grade(gold, answer) is True
+    assert grade(gold, answer, list(QUIRKS)) is True
+
+
+def test_every_quirk_has_a_rule_and_examples():
+    assert list(_RELIES_ON) == list(QUIRKS) == list(MORE)
+
+
+def test_the_reward_refuses_what_is_not_allowed_and_says_so_in_its_version():
+    default, strict = MathVerifyReward(), MathVerifyReward(allow=set(QUIRKS) - {"percent_as_number", "case"})
+    golds, answers = ["50", "x", "0.5"], [r"\boxed{50\%}", r"\boxed{X}", r"\boxed{50\%}"]
+    assert default([], answers, golds) == [1.0, 1.0, 1.0]
+    assert strict([], answers, golds) == [0.0, 0.0, 1.0]
+    assert default.version == MathVerifyReward(allow=QUIRKS).version
+    assert default.version.endswith(f"rules {RULES}")
+    assert strict.version == f"{default.version}, without percent_as_number, case"
+    assert MathVerifyReward(allow="case").refused == tuple(name for name in QUIRKS if name != "case")
+    for reward in (default, strict):
+        reward.close()
+
+
+def test_unknown_names_are_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=r"no quirk 'percent_as_fractions'\. Did you mean 'percent_as_fraction'"):
+        MathVerifyReward(allow=["case", "percent_as_fractions"])
+    with pytest.raises(ValueError, match=r"no quirk 'zzz'\. Known: percent_as_fraction, "):
+        refused({"zzz"})
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_the_differences_are_as_listed(name):
+    row = DIFFERENCES[name]
+    reward = MathVerifyReward(num_workers=1, timeout=3.0)
+    assert reward([], [rf"\boxed{{{row.answer}}}"], [row.gold]) == [float(row.here)]
+    if row.math_verify is not None:
+        assert grade(row.gold, row.answer) is row.math_verify
+        assert row.here is not row.math_verify
+    reward.close()
+
+
+def test_the_docs_show_every_row():
+    text = DOCS.read_text()
+    for name, quirk in QUIRKS.items():
+        assert f"| `{name}` | {quirk.what} | `{quirk.gold}` | `{quirk.answer}` |" in text
+    for row in DIFFERENCES.values():
+        words = {True: "right", False: "wrong", None: "none in time"}
+        answer = row.answer if len(row.answer) < 40 else "2 in 30 brackets"
+        assert f"| `{row.gold}` | `{answer}` | {words[row.here]} | {words[row.math_verify]} | {row.why} |" in text

@@ -1,0 +1,113 @@
+"""What is screened is hopeless, no realistic gold comes near, and measuring is linear."""
+
+import random
+import time
+
+import pytest
+
+from basis_rl.data import DataArguments
+from basis_rl.evaluation.benchmarks import load_benchmark
+from basis_rl.rewards.extract import last_boxed
+from basis_rl.rewards.quick import same_text
+from basis_rl.rewards.screen import LIMITS, measure, screened
+
+HOPELESS = {
+    "length": "x+" * 5_000 + "x",
+    "depth": "(" * 40 + "2" + ")" * 40,
+    "digits": "9" * 1_500,
+    "size": "9^{9^{9}}",
+    "chain": r"\sin " * 8 + "x",
+    "sets": r"\cup".join(f"({i},{i + 1})" for i in range(0, 80, 2)),
+}
+FILES = (
+    "aime24.jsonl",
+    "aime25.jsonl",
+    "amc23.jsonl",
+    "math500.jsonl",
+    "minerva_math.jsonl",
+    "olympiadbench.jsonl",
+    "gsm8k_test.jsonl",
+    "gsm8k_train.jsonl",
+    "math_train.json",
+)
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_each_measure_screens_its_own_and_never_the_gold(name):
+    assert screened("2", HOPELESS[name]) == name
+    # A gold of that size can be right, rewritten too.
+    assert screened(HOPELESS[name], HOPELESS[name]) is None
+    assert screened(HOPELESS[name], HOPELESS[name] + " ") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "digits"),
+    [
+        ("((9!)!)!", 1e9),
+        ("9!!", 1.8e6),
+        ("10!", 6.6),
+        (r"\binom{10000000}{5000000}", 3.0e6),
+        (r"\binom{10000000}{2}", 14),
+        ("2^{10}", 3),
+        ("2**1000", 301),
+        ("9^{9^{9^{9}}}", 1e8),
+        ("9^(9^9)", 3.7e8),
+        ("2^{2^{2^{2}}}", 4.8),
+        (r"10^{10^{10}} \mod 7", 1e10),
+        ("1^{999999999}", 0),
+        ("x^{2016}", 0),
+        ("(-1)^{10^{9}}", 9),
+        ("2^{n}", 0),
+        ("1.5^{3}", 0),
+        ("0! + 1!", 0),
+    ],
+)
+def test_sizes_of_numbers(text, digits):
+    found = measure("size", text)
+    assert found == pytest.approx(digits, rel=0.1, abs=0.6) or (digits >= 1e6 and found >= digits)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_no_gold_of_real_sets_comes_near_a_limit(file, shared_data):
+    golds = load_benchmark(str(shared_data / file), DataArguments(on_missing_gold="drop"), conversational=True).dataset[
+        "solution"
+    ]
+    rng = random.Random(0)
+    for gold in golds:
+        other = golds[rng.randrange(len(golds))]
+        assert screened(other, gold) is None  # as an answer to another problem
+        assert screened("7", rf"\left( {gold} \right) = {gold} \text{{ apples}}") is None
+        for name, limit in LIMITS.items():
+            assert 4 * measure(name, gold) <= limit
+
+
+SIZES = (50_000, 400_000)
+
+
+@pytest.mark.parametrize(
+    "piece", ["(", "9", r"\sin(", "9^{", "9!", r"\cup ", r"\boxed{", "}", " ", "9^9", r"\binom{9}{", "!", ")!"]
+)
+@pytest.mark.parametrize("work", [last_boxed, lambda text: screened("2", text), lambda text: same_text("2", text)])
+def test_time_grows_with_the_length_and_no_faster(piece, work):
+    def seconds(size):
+        text = (piece * (size // len(piece) + 1))[:size]
+        times = []
+        for _ in range(3):
+            began = time.process_time()
+            work(text)
+            times.append(time.process_time() - began)
+        return min(times)
+
+    small, large = (seconds(size) for size in SIZES)
+    # Eight times the length: linear is a factor of 8, quadratic one of 64.
+    assert large < 30 * small + 0.01
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_every_measure_is_bounded_at_the_longest_text_that_is_measured(name):
+    # A gold of 2,000 characters lets answers of 4,000 through to the other measures.
+    for piece in ("(", "9", r"\sin(", "9^{9}", "9^", "9!", r"\cup ", "9^{9^{", "!)", "99999999999999999999!!"):
+        text = (piece * 4_000)[:4_000]
+        began = time.process_time()
+        measure(name, text)
+        assert time.process_time() - began < 0.5
