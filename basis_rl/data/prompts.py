@@ -27,6 +27,7 @@ SOLUTION_COLUMNS = (
     "Solution",
 )
 _GYM = "reasoning_gym:"
+GYM_COLUMN = "reasoning_gym"  # read by `basis_rl.rewards.ReasoningGymReward`
 FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 
 
@@ -199,16 +200,27 @@ def _load(data: DataArguments) -> Dataset:
 
 
 def _reasoning_gym(name: str, kwargs: dict[str, Any] | str) -> Dataset:
+    """Questions and answers of a procedural set, and in the column ``reasoning_gym`` what makes each entry again."""
     try:
         import reasoning_gym
+        from reasoning_gym.composite import DatasetSpec
     except ImportError as error:
         raise ValueError("reasoning_gym:NAME needs `pip install basis-rl[reasoning-gym]`.") from error
     options = {"seed": 0, **(json.loads(kwargs) if isinstance(kwargs, str) else kwargs)}
+    given = dict(options)
     try:
-        generated = reasoning_gym.create_dataset(name, **options)
-    except (ValueError, TypeError, AssertionError) as error:
+        if name == "composite":
+            given["datasets"] = [DatasetSpec(**{"weight": 1.0, "config": {}, **spec}) for spec in options["datasets"]]
+            options["datasets"] = [vars(spec) for spec in given["datasets"]]
+        generated = reasoning_gym.create_dataset(name, **given)
+    except (ValueError, TypeError, AssertionError, KeyError) as error:
         raise ValueError(f"dataset_name: reasoning-gym cannot make '{name}' from {options}: {error}") from error
-    return Dataset.from_list([{"question": row["question"], "answer": row["answer"]} for row in generated])
+    rows = []
+    for index, row in enumerate(generated):
+        question = hashlib.sha256(row["question"].encode()).hexdigest()[:16]
+        entry = {"dataset": name, "config": options, "index": index, "question_sha256": question}
+        rows.append({"question": row["question"], "answer": row["answer"], GYM_COLUMN: json.dumps(entry)})
+    return Dataset.from_list(rows)
 
 
 def _column(dataset: Dataset, data: DataArguments, key: str, candidates: Sequence[str]) -> str:

@@ -1,0 +1,95 @@
+"""Calls of a Python function in worker processes: each has its time and its memory, and none can hurt the trainer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from basis_rl.rewards.pool import WorkerPool
+
+
+class FunctionError(RuntimeError):
+    """A function that scores completions raised, or returned no number: a bug of it. Holds its traceback."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How one call ended; `value` is what the function returned, `detail` the traceback of an ``error``."""
+
+    status: Literal["ok", "timeout", "memory", "crashed", "error"]
+    value: float | None = None
+    detail: str = ""
+
+
+class Calls:
+    """A function that is called in up to `num_workers` processes, with JSON arguments, and returns numbers or None.
+
+    Args:
+        target: ``module:name`` or ``module.name``, where the working directory is searched too, or
+            ``/path/of/file.py:name``.
+        num_workers: processes (of this rank), which start with the first call.
+        timeout: seconds for one call.
+        memory_bytes: address space that a worker may take beyond its imports.
+    """
+
+    def __init__(self, target: str, num_workers: int, timeout: float, memory_bytes: int) -> None:
+        self.target = target
+        worker = Path(__file__).with_name("call_worker.py")
+        command = [sys.executable, "-P", str(worker), target, str(timeout), str(memory_bytes)]
+        self._pool = WorkerPool(command, num_workers, timeout)
+
+    def describe(self) -> dict[str, Any]:
+        """What the worker says of the function.
+
+        Raises:
+            ValueError: it cannot be imported; with the traceback.
+        """
+        found = self._pool.run([{"describe": True}])[0].value
+        if "broken" in found or not found:
+            raise ValueError(f"'{self.target}' cannot be imported:\n{found.get('broken', 'the process died')}")
+        return found
+
+    def run(self, calls: Sequence[tuple[Sequence[Any], dict[str, Any]]]) -> list[Score]:
+        """The scores of ``(args, kwargs)``, in order."""
+        tasks = [{"args": list(args), "kwargs": kwargs} for args, kwargs in calls]
+        scores: list[Score] = []
+        for outcome in self._pool.run(tasks) if tasks else []:
+            answer = outcome.value
+            if outcome.status != "ok":
+                scores.append(Score(outcome.status))
+            elif "value" in answer:
+                scores.append(Score("ok", answer["value"]))
+            elif "memory" in answer:
+                scores.append(Score("memory"))
+            else:
+                scores.append(Score("error", detail=answer.get("error") or answer.get("broken", "")))
+        return scores
+
+    def close(self) -> None:
+        """End the processes; they also end with the object, and with the program."""
+        self._pool.close()
+
+
+def check_limits(reward: str, num_workers: Any, timeout: Any, memory_bytes: Any) -> None:
+    """Refuse limits that are none.
+
+    Raises:
+        ValueError: `num_workers` below 1, or no positive `timeout` or `memory_bytes`.
+    """
+    numbers = all(isinstance(value, (int, float)) for value in (num_workers, timeout, memory_bytes))
+    if not numbers or num_workers < 1 or num_workers != int(num_workers) or timeout <= 0 or memory_bytes <= 0:
+        raise ValueError(
+            f"{reward}: needs a whole num_workers >= 1, timeout > 0 (seconds) and memory_bytes > 0, got "
+            f"{num_workers!r}, {timeout!r}, {memory_bytes!r}."
+        )
+
+
+def log_limits(name: str, scores: Sequence[Score], log_metric: Callable[[str, float], None] | None) -> None:
+    """Log the shares of calls that ran out of time or memory: ``reward/NAME/timeout``, ``reward/NAME/memory``."""
+    if log_metric is None or not scores:
+        return
+    for status in ("timeout", "memory"):
+        log_metric(f"reward/{name}/{status}", sum(score.status == status for score in scores) / len(scores))
