@@ -200,7 +200,10 @@ def _load(data: DataArguments) -> Dataset:
 
 
 def _reasoning_gym(name: str, kwargs: dict[str, Any] | str) -> Dataset:
-    """Questions and answers of a procedural set, and in the column ``reasoning_gym`` what makes each entry again."""
+    """Questions and answers of a procedural set, and in the column ``reasoning_gym`` what makes each entry again.
+
+    Sets that only have a scorer, such as ``rush_hour``, have empty answers.
+    """
     try:
         import reasoning_gym
         from reasoning_gym.composite import DatasetSpec
@@ -219,7 +222,7 @@ def _reasoning_gym(name: str, kwargs: dict[str, Any] | str) -> Dataset:
     for index, row in enumerate(generated):
         question = hashlib.sha256(row["question"].encode()).hexdigest()[:16]
         entry = {"dataset": name, "config": options, "index": index, "question_sha256": question}
-        rows.append({"question": row["question"], "answer": row["answer"], GYM_COLUMN: json.dumps(entry)})
+        rows.append({"question": row["question"], "answer": row["answer"] or "", GYM_COLUMN: json.dumps(entry)})
     return Dataset.from_list(rows)
 
 

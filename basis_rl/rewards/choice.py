@@ -21,7 +21,10 @@ _WORD_FOLLOWS = re.compile(r"\s++(?!(?:because|since|as)\b)[a-z]")
 _BOXED = re.compile(
     rf"[\s$*]*+(?:\\(?:text|textbf|mathrm|mathbf|textrm|textit)\s*+\{{)?+[\s$*]*+{_LETTER}(?P<rest>[)\]}}.:\s$*]*+)"
 )
-_INNER = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textrm|textit)\s*+\{")
+_OTHER = re.compile(  # behind one letter, another one: "(A) or (B)", "\text{A}, \text{B}"
+    r"\s*+(?:[,;/&|]|(?:\\text\s*+\{\s*+)?(?:or|and)\b\s*+\}?)?+\s*+"
+    r"(?:\\(?:text|textbf|mathrm|mathbf|textrm|textit)\s*+\{)?+\s*+[(\[{]?(?P<letter>[A-Z])(?=$|[)\]},.;:/&|$\s])"
+)
 
 
 class ChoiceReward:
@@ -105,8 +108,12 @@ class ChoiceReward:
         if match is None or (match["letter"].islower() and not self.ignore_case):
             return None
         separated = any(mark in match["rest"] for mark in ")]}.:")  # what follows is the text of the option
-        rest = content[match.end() :]
-        if rest and (not separated or _INNER.match(rest) or _MORE.match(content, match.end("letter"))):
+        if match.end() < len(content) and (not separated or self._names_another(content, match.end())):
             return None
         letter = match["letter"].upper()
         return letter if letter in self.letters else None
+
+    @staticmethod
+    def _names_another(content: str, position: int) -> bool:
+        other = _OTHER.match(content, position)
+        return other is not None and not (other["letter"] in "AI" and _WORD_FOLLOWS.match(content, other.end()))

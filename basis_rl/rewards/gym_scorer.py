@@ -23,8 +23,8 @@ def gym_score(answer: str, reference: str) -> float:
     made = hashlib.sha256(entry["question"].encode()).hexdigest()[:16]
     if known.get("question_sha256") not in (None, made):
         raise ValueError(
-            f"entry {known.get('index')} of reasoning-gym's '{known['dataset']}' is not the question in the data, which were "
-            "made by another version of reasoning-gym. Make them anew."
+            f"entry {known.get('index')} of reasoning-gym's '{known['dataset']}' is another one than that of the data: "
+            "those are of another version of reasoning-gym. Make them anew."
         )
     try:
         return float(dataset.score_answer(answer, entry))
