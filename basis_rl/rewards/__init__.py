@@ -1,6 +1,8 @@
 """Verifiable rewards."""
 
+from basis_rl.rewards.calls import FunctionError
 from basis_rl.rewards.choice import ChoiceReward
+from basis_rl.rewards.code import CodeReward
 from basis_rl.rewards.exact import ExactReward
 from basis_rl.rewards.extract import last_boxed
 from basis_rl.rewards.format import FormatReward
@@ -11,8 +13,10 @@ from basis_rl.rewards.overlong import OverlongReward
 
 __all__ = [
     "ChoiceReward",
+    "CodeReward",
     "ExactReward",
     "FormatReward",
+    "FunctionError",
     "FunctionReward",
     "MathVerifyReward",
     "OverlongReward",

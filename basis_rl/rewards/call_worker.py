@@ -75,8 +75,9 @@ def call(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) 
 def limit_memory(beyond: int) -> None:
     """Forbid more address space than `beyond` bytes above what the imports have taken."""
     pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else 0
-    bytes_ = pages * resource.getpagesize() + beyond
-    resource.setrlimit(resource.RLIMIT_AS, (bytes_, bytes_))
+    limit, hard = pages * resource.getpagesize() + beyond, resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from basis_rl.rewards.pool import WorkerPool
+from basis_rl.sandbox import Policy, python_paths, sandboxed
+
+_IMPORT_BYTES = 4 << 30
+_THREADS = 16  # numerical libraries start some when they are imported
 
 
 class FunctionError(RuntimeError):
@@ -33,12 +37,26 @@ class Calls:
         num_workers: processes (of this rank), which start with the first call.
         timeout: seconds for one call.
         memory_bytes: address space that a worker may take beyond its imports.
+        shut_in: take network, writing and what else this machine can (`basis_rl.sandbox`) from the workers: for
+            functions that run what a model wrote.
     """
 
-    def __init__(self, target: str, num_workers: int, timeout: float, memory_bytes: int) -> None:
+    def __init__(
+        self, target: str, num_workers: int, timeout: float, memory_bytes: int, *, shut_in: bool = False
+    ) -> None:
         self.target = target
         worker = Path(__file__).with_name("call_worker.py")
         command = [sys.executable, "-P", str(worker), target, str(timeout), str(memory_bytes)]
+        if shut_in:
+            policy = Policy(
+                memory_bytes=int(memory_bytes) + _IMPORT_BYTES,
+                cpu_seconds=None,
+                file_bytes=1 << 20,
+                processes=_THREADS,
+                folder=None,
+                readable=python_paths(),
+            )
+            command = sandboxed(command, policy)
         self._pool = WorkerPool(command, num_workers, timeout)
 
     def describe(self) -> dict[str, Any]:

@@ -27,8 +27,9 @@ class ReasoningGymReward:
     probabilities (``basis``, ``basis_history``) work for any number in [0, 1], and best where most are 0 or 1;
     `threshold` makes all of them 0 or 1.
 
-    Some scorers ``eval`` what the model wrote, so they run in workers only, and an answer that takes longer than
-    `timeout`, or more memory than it may, is wrong. A rollout whose worker died twice is not scored (None).
+    Some scorers ``eval`` what the model wrote, so they run in workers only, without network and without a place to write
+    to (as far as the machine can: `basis_rl.sandbox.isolation`). An answer that takes longer than `timeout`, or more
+    memory than it may, is wrong. A rollout whose worker died twice is not scored (None).
 
     Metrics: ``reward/reasoning_gym/no_answer``, ``.../timeout`` and ``.../memory``, shares of the rollouts.
 

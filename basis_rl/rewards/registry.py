@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from basis_rl.rewards.choice import ChoiceReward
+from basis_rl.rewards.code import CodeReward
 from basis_rl.rewards.exact import ExactReward
 from basis_rl.rewards.format import FormatReward
 from basis_rl.rewards.function import FunctionReward
@@ -24,6 +25,7 @@ REWARDS: dict[str, type] = {
     "reasoning_gym": ReasoningGymReward,
     "format": FormatReward,
     "overlong": OverlongReward,
+    "code": CodeReward,
 }
 
 
