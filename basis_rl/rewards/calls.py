@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from basis_rl.rewards.pool import WorkerPool
 from basis_rl.sandbox import Policy, python_paths, sandboxed
 
 _IMPORT_BYTES = 4 << 30
+_FOLDER_BYTES = 64 << 20
 _THREADS = 16  # numerical libraries start some when they are imported
 
 
@@ -47,16 +49,21 @@ class Calls:
         self.target = target
         worker = Path(__file__).with_name("call_worker.py")
         command = [sys.executable, "-P", str(worker), target, str(timeout), str(memory_bytes)]
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         if shut_in:
+            self._folder = tempfile.TemporaryDirectory(prefix="basis-rl-reward-")  # matplotlib will not do without one
+            home = self._folder.name
             policy = Policy(
                 memory_bytes=int(memory_bytes) + _IMPORT_BYTES,
                 cpu_seconds=None,
-                file_bytes=1 << 20,
+                file_bytes=_FOLDER_BYTES,
                 processes=_THREADS,
-                folder=None,
+                folder=home,
                 readable=python_paths(),
+                folder_bytes=_FOLDER_BYTES,
+                temporary=True,
             )
-            command = sandboxed(command, policy)
+            command = sandboxed(["env", f"HOME={home}", f"TMPDIR={home}", f"MPLCONFIGDIR={home}", *command], policy)
         self._pool = WorkerPool(command, num_workers, timeout)
 
     def describe(self) -> dict[str, Any]:

@@ -175,7 +175,9 @@ class CodeReward:
 
 def last_code(text: str) -> str | None:
     """The last closed fenced block of Python, or of no language, in one pass; None if there is none."""
-    found, block, language = None, None, ""
+    found: str | None = None
+    block: list[str] | None = None
+    language = ""
     for line in text.split("\n"):
         fence = line.strip()
         if not fence.startswith("```"):

@@ -27,9 +27,9 @@ class ReasoningGymReward:
     probabilities (``basis``, ``basis_history``) work for any number in [0, 1], and best where most are 0 or 1;
     `threshold` makes all of them 0 or 1.
 
-    Some scorers ``eval`` what the model wrote, so they run in workers only, without network and without a place to write
-    to (as far as the machine can: `basis_rl.sandbox.isolation`). An answer that takes longer than `timeout`, or more
-    memory than it may, is wrong. A rollout whose worker died twice is not scored (None).
+    Some scorers ``eval`` what the model wrote, so they run in workers only, without network and without a place to
+    write to (as far as the machine can: `basis_rl.sandbox.isolation`). An answer that takes longer than `timeout`, or
+    more memory than it may, is wrong. A rollout whose worker died twice is not scored (None).
 
     Metrics: ``reward/reasoning_gym/no_answer``, ``.../timeout`` and ``.../memory``, shares of the rollouts.
 
@@ -67,9 +67,8 @@ class ReasoningGymReward:
         self.answer_in: AnswerIn = answer_in
         self.threshold = threshold
         self.version = f"reasoning-gym {installed}, rules {_RULES}, {answer_in}, threshold {threshold}"
-        self._calls = Calls(
-            f"{Path(__file__).with_name('gym_scorer.py')}:gym_score", num_workers, timeout, memory_bytes
-        )
+        scorer = Path(__file__).with_name("gym_scorer.py")
+        self._calls = Calls(f"{scorer}:gym_score", num_workers, timeout, memory_bytes, shut_in=True)
 
     def __call__(
         self,

@@ -85,7 +85,7 @@ class Program:
             ended, printed = self._run([str(self.path)], case.given)
             right = ended == "pass" and same_output(printed, case.expected, self.limits.tolerance)
         else:
-            request = {"name": case.name, "args": [encode(value) for value in case.given], "kwargs": {}}
+            request: dict[str, Any] = {"name": case.name, "args": [encode(value) for value in case.given], "kwargs": {}}
             ended, printed = self._run([str(_HERE / "driver.py"), str(self.path)], dump(request))
             right = ended == "pass" and same_value(_answer(printed), case.expected, self.limits.tolerance)
         return ended if ended != "pass" or right else "fail"

@@ -32,7 +32,8 @@ class Gone(BaseException):
 
 def unbound_names(tree: ast.AST) -> set[str]:
     """The names that the source uses and neither defines nor imports."""
-    used, bound = set(), set(dir(builtins))
+    used: set[str] = set()
+    bound = set(dir(builtins))
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
@@ -53,7 +54,8 @@ def main(path: str) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
-    calls, raised = 0, None
+    calls = 0
+    raised: Exception | None = None
 
     def remote(name: str) -> Callable[..., Any]:
         def function(*args: Any, **kwargs: Any) -> Any:
@@ -71,8 +73,9 @@ def main(path: str) -> None:
             except Exception as error:
                 raise Gone(type(error).__name__) from None
             kind = getattr(builtins, str(answer["error"]), None)
-            known = isinstance(kind, type) and issubclass(kind, Exception)
-            raised = kind() if known else RuntimeError(answer["error"])
+            if not (isinstance(kind, type) and issubclass(kind, Exception)):
+                kind = RuntimeError
+            raised = kind()
             raise raised
 
         return function
