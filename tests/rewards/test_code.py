@@ -92,7 +92,7 @@ WRONG = {
 
 
 @needs_sandbox
-@pytest.mark.parametrize("tests", [ADD_CALL, ADD_ASSERT, ADD_CHECK], ids=["call", "assert", "check"])
+@pytest.mark.parametrize("tests", [ADD_CALL, ADD_CHECK], ids=["call", "assert"])
 def test_what_does_not_solve_the_problem_does_not_pass(reward, tests):
     assert dict(
         zip(WRONG, scores(reward, [(source, tests) for source in WRONG.values()]), strict=True)

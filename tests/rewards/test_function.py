@@ -98,7 +98,7 @@ def test_what_cannot_work_is_refused_when_it_is_made(name, given, message):
 def test_the_version_is_that_of_the_source(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     versions = []
-    for text in ("return 1.0", "return 0.0"):
+    for text in ("return 1.0", "return 1.0 - 1.0"):
         (tmp_path / "mine.py").write_text(f"def f(completion):\n    {text}\n")
         reward = FunctionReward("mine:f", num_workers=1)
         versions.append((reward.version, reward(prompts=[], completions=[""])[0]))

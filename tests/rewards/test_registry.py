@@ -75,7 +75,7 @@ def test_a_function_in_the_pool_by_its_path(tmp_path):
 
 def test_procedural_problems_come_with_what_their_scorer_needs(tmp_path):
     kwargs = ("--dataset_kwargs", '{"size": 3, "seed": 2}')
-    plain = load_training_data(recipe(tmp_path, "", *kwargs), tiny_tokenizer())
+    plain = load_training_data(recipe(tmp_path, "seed: 1\n", *kwargs), tiny_tokenizer())
     assert plain.column_names == ["prompt", "solution", "prompt_id"]
     parsed = recipe(tmp_path, "reward_funcs: reasoning_gym\n", *kwargs)
     (reward,) = build_rewards(parsed)
@@ -127,14 +127,14 @@ def test_a_needed_parameter_that_nobody_knows():
         build_reward("overlong", {})
 
 
-@pytest.mark.parametrize("weights", [[1.0, 0.5, 2.0]])
-def test_rewards_train_together_by_their_weights(tmp_path, weights):
+def test_rewards_train_together_by_their_weights(tmp_path):
+    weights = [1.0, 0.5, 2.0]
     rewards = [
         build_reward("overlong", {"cache": 5}, {"max_completion_length": 6}),
         build_reward(f"pool:{MINE}:length", {"num_workers": 1}),
         build_reward("exact", {"answer_in": "whole"}),
     ]
-    args = config(tmp_path, reward_weights=weights, num_generations=4)
+    args = config(tmp_path, reward_weights=weights, max_steps=4)
     trainer = BasisTrainer(
         model=tiny_model(), reward_funcs=rewards, args=args, train_dataset=sums(), processing_class=tiny_tokenizer(),
         baseline="rloo",

@@ -132,8 +132,8 @@ def _same(answer: Any, expected: Any, tolerance: float) -> bool:
     if isinstance(expected, (int, float)):
         if isinstance(answer, dict) and isinstance(expected, int):
             return bool(answer == {"int": hex(expected)})
-        value = int(answer["int"], 16) if isinstance(answer, dict) else answer
-        return type(value) in (int, float) and _near(float(value), float(expected), tolerance)
+        value = float(int(answer["int"], 16)) if isinstance(answer, dict) else answer
+        return type(value) is float and _near(value, float(expected), tolerance)
     if isinstance(expected, list):
         items = answer.get("list", answer.get("tuple")) if isinstance(answer, dict) else None
         return (
