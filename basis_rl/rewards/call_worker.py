@@ -10,11 +10,10 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
-import json
 import math
 import os
 import resource
-import signal
+import runpy
 import sys
 import traceback
 from collections.abc import Callable
@@ -78,33 +77,34 @@ def limit_memory(beyond: int) -> None:
     limit, hard = pages * resource.getpagesize() + beyond, resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def main(target: str, time_limit: float, memory_limit: int) -> None:
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever the function prints must not end up between the answers
-    if not target.startswith("/"):
-        sys.path.insert(0, os.getcwd())
-    function, broken = None, ""
-    try:
-        function = load(target)
-    except BaseException:
-        broken = traceback.format_exc()[-4000:]
-    limit_memory(memory_limit)
-    out.write('{"ready": true}\n')
-    for line in sys.stdin:
-        task = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, 2 * time_limit)  # if the trainer dies meanwhile, nobody else ends this
-        if function is None:
-            result = {"broken": broken}
-        elif "describe" in task:
-            result = describe(function)
-        else:
-            result = call(function, task["args"], task["kwargs"])
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        out.write(json.dumps(result) + "\n")
+class Worker:
+    """The function, and what came of importing it."""
+
+    def __init__(self, target: str, memory_limit: int) -> None:
+        self.target, self.memory_limit = target, memory_limit
+        self.function: Callable[..., Any] | None = None
+        self.broken = ""
+
+    def start(self) -> None:
+        """Import it; whatever that raises is kept for who asks."""
+        if not self.target.startswith("/"):
+            sys.path.insert(0, os.getcwd())
+        try:
+            self.function = load(self.target)
+        except BaseException:
+            self.broken = traceback.format_exc()[-4000:]
+        limit_memory(self.memory_limit)
+
+    def answer(self, task: dict[str, Any]) -> dict[str, Any]:
+        """To one task."""
+        if self.function is None:
+            return {"broken": self.broken}
+        return describe(self.function) if "describe" in task else call(self.function, task["args"], task["kwargs"])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], time_limit=float(sys.argv[2]), memory_limit=int(sys.argv[3]))
+    serve_tasks = runpy.run_path(str(Path(__file__).with_name("serve_tasks.py")))["serve_tasks"]
+    worker = Worker(sys.argv[1], memory_limit=int(sys.argv[3]))
+    serve_tasks(worker.answer, cpu_seconds=float(sys.argv[2]), start=worker.start)

@@ -43,7 +43,8 @@ class CodeReward:
             the first failure ends a rollout.
         max_tests: of a problem, spread evenly over them; the first ones alone are often shown to the model.
         num_workers: rollouts tested at a time (of this rank).
-        timeout: seconds of CPU time for one test; by the clock it may take twice that and 2 s more.
+        timeout: seconds of CPU time for one test; by the clock it may take three times that and 3 s
+            more, so leave a processor for each of `num_workers`.
         memory_bytes: address space for one test.
         processes: processes and threads that a program may have.
         packages: let it import the packages that are installed here, besides the standard library.

@@ -27,7 +27,7 @@ class FormatReward:
     These are checked in one pass over the text. A `pattern` of your own may take exponential time on what a model
     writes, so it is matched in a worker: a match that takes longer than `timeout` is none.
 
-    Metric with a pattern: ``reward/format/timeout``, the share of rollouts.
+    Metrics with a pattern: ``reward/format/timeout`` and the like, shares of the rollouts.
 
     Args:
         form: one of the above; default ``think_box``.
@@ -35,7 +35,7 @@ class FormatReward:
             line ends too.
         opened_by_prompt: the chat template ends with ``<think>``, so completions have no opening tag.
         num_workers: processes (of this rank) for `pattern`.
-        timeout: seconds for one completion with `pattern`.
+        timeout: seconds of CPU time for one completion with `pattern`.
 
     Raises:
         ValueError: unknown form, form and pattern, a pattern that is no regular expression.

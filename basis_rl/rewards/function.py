@@ -26,14 +26,16 @@ class FunctionReward:
     called in the training process itself.
 
     A call that takes longer than `timeout`, or more memory than it may, scores `over_limit`. One whose process died
-    twice is not scored. The result of a call that raised, or returned no finite number, is `on_error`.
+    twice is not scored, and too many of these end the run (`FailureMonitor`). The result of a call that raised, or
+    returned no finite number, is `on_error`.
 
-    Metrics: ``reward/NAME/timeout``, ``reward/NAME/memory`` and ``reward/NAME/error``, shares of the rollouts.
+    Metrics: ``reward/NAME/timeout``, ``.../memory``, ``.../infrastructure`` and ``.../error``, shares of the rollouts.
 
     Args:
         function: ``module:name`` or ``module.name``.
         num_workers: processes (of this rank).
-        timeout: seconds for one completion.
+        timeout: seconds of CPU time for one completion; so a loaded machine changes no score.
+        wall_timeout: seconds by the clock, for functions that wait for something; default: ten times `timeout`.
         memory_bytes: address space beyond what its imports take.
         over_limit: score of a call that ran out of time or memory; None leaves it unscored.
         on_error: ``raise`` ends the run with the function's traceback; ``unscored`` counts it and goes on, but raises
@@ -49,18 +51,21 @@ class FunctionReward:
         function: str,
         num_workers: int = 2,
         timeout: float = 5.0,
+        wall_timeout: float | None = None,
         memory_bytes: int = 4 << 30,
         over_limit: float | None = 0.0,
         on_error: OnError = "raise",
     ) -> None:
         if not isinstance(function, str) or not re.fullmatch(r"[\w.]+[.:]\w+", function):
             raise ValueError(f"A function in the pool is named `module:function`, got {function!r}.")
-        check_limits(function, num_workers, timeout, memory_bytes)
+        check_limits(
+            function, num_workers, timeout if wall_timeout is None else min(timeout, wall_timeout), memory_bytes
+        )
         if on_error not in get_args(OnError):
             raise ValueError(f"{function}: on_error must be 'raise' or 'unscored', got {on_error!r}.")
         self.function, self.over_limit, self.on_error = function, over_limit, on_error
         self.__name__ = re.split("[.:]", function)[-1]
-        self._calls = Calls(function, num_workers, timeout, memory_bytes)
+        self._calls = Calls(function, num_workers, timeout, memory_bytes, wall_timeout=wall_timeout)
         known = self._calls.describe()
         if not known["first"] or known["asynchronous"]:
             raise ValueError(f"'{function}' must be a plain function whose first parameter is the completion's text.")

@@ -29,16 +29,18 @@ class ReasoningGymReward:
 
     Some scorers ``eval`` what the model wrote, so they run in workers only, without network and without a place to
     write to (as far as the machine can: `basis_rl.sandbox.isolation`). An answer that takes longer than `timeout`, or
-    more memory than it may, is wrong. A rollout whose worker died twice is not scored (None).
+    more memory than it may, is wrong. A rollout whose worker died twice is not scored (None), and too many of
+    these end the run (`FailureMonitor`).
 
-    Metrics: ``reward/reasoning_gym/no_answer``, ``.../timeout`` and ``.../memory``, shares of the rollouts.
+    Metrics: ``reward/reasoning_gym/no_answer``, ``.../timeout``, ``.../memory`` and
+    ``.../infrastructure``, shares of the rollouts.
 
     Args:
         answer_in: where the answer is: see `take_answer`. The default fits the default prompt; answers of several
             lines are better asked for in ``<answer>`` tags (``tag``).
         threshold: scores of at least this are 1.0, others 0.0; None leaves them.
         num_workers: scoring processes (of this rank).
-        timeout: seconds for one answer.
+        timeout: seconds of CPU time for one answer.
         memory_bytes: address space of a worker beyond its imports.
 
     Raises:

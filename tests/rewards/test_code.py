@@ -31,7 +31,7 @@ def fenced(source):
 
 @pytest.fixture(scope="module")
 def reward():
-    return CodeReward(num_workers=2, timeout=2.0, memory_bytes=1 << 28)
+    return CodeReward(num_workers=2, timeout=1.0, memory_bytes=1 << 28)
 
 
 def scores(reward, pairs):

@@ -1,6 +1,6 @@
 """FunctionReward: somebody's function hangs, crashes, raises or eats memory, and the trainer does not."""
 
-import sys
+import os
 import time
 
 import pytest
@@ -13,7 +13,7 @@ HERE = "tests.rewards.user_functions"
 
 @pytest.fixture(scope="module")
 def moody():
-    reward = FunctionReward(f"{HERE}:moody", num_workers=2, timeout=1.0, memory_bytes=1 << 28)
+    reward = FunctionReward(f"{HERE}:moody", num_workers=2, timeout=1.0, wall_timeout=3.0, memory_bytes=1 << 28)
     yield reward
     reward.close()
 
@@ -26,8 +26,10 @@ def test_it_is_given_its_columns_only_and_runs_in_another_process():
     talk = [{"role": "assistant", "content": "is a"}]
     assert reward(prompts=["p"] * 3, completions=["an a", talk, "x"], **columns) == [1.0, 0.0, None]
     assert reward(prompts=["p"], completions=["b"], solution=["b"], bonus=[0.5]) == [1.5]
-    assert HERE not in sys.modules
     reward.close()
+    where = FunctionReward(f"{HERE}:process", num_workers=1)
+    assert where(prompts=[], completions=[""]) != [float(os.getpid())]
+    where.close()
 
 
 def test_with_keywords_it_is_given_all(moody):
@@ -45,7 +47,8 @@ def test_hanging_eating_and_dying_calls_do_not_spoil_the_others(moody):
     assert time.perf_counter() - began < 60
     expected = {"fine": 1.0, "hang": 0.0, "sleep": 0.0, "eat": 0.0, "die": None, "print": 1.0}
     assert scores == [expected[kind] for kind in kinds]
-    assert logged == {"reward/moody/timeout": 0.2, "reward/moody/memory": 0.1, "reward/moody/error": 0.0}
+    shares = {"timeout": 0.2, "memory": 0.1, "infrastructure": 0.1, "error": 0.0}
+    assert logged == {f"reward/moody/{kind}": share for kind, share in shares.items()}
 
 
 def test_what_a_limit_scores_is_the_users_choice():

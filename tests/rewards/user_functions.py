@@ -8,6 +8,10 @@ def length(completion: str, **row) -> float:
     return float(len(completion))
 
 
+def process(completion: str) -> float:
+    return float(os.getpid())
+
+
 def right(completion: str, solution: str, bonus: float = 0.0, prompt: object = None) -> float | None:
     if solution == "none":
         return None

@@ -34,7 +34,7 @@ class Limits:
     """What a program may take for one test.
 
     Attributes:
-        seconds: CPU time; by the clock it may take twice that and 2 s more.
+        seconds: CPU time; by the clock it may take three times that and 3 s more.
         memory_bytes: address space.
         processes: processes and threads.
         packages: whether it may import what is installed here besides the standard library.
@@ -143,7 +143,7 @@ class Program:
 
     def _wait(self, processes: Sequence[subprocess.Popen[bytes]]) -> Verdict:
         """Until the first one ends: ``pass`` if it ended by itself and without an error. Then all are ended."""
-        in_time = _ends(processes[0], 2 * self.limits.seconds + 2)
+        in_time = _ends(processes[0], 3 * self.limits.seconds + 3)
         for process in processes:
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
