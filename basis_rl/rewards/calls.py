@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -113,6 +114,13 @@ class Calls:
     def close(self) -> None:
         """End the processes; they also end with the object, and with the program."""
         self._pool.close()
+
+
+def trl_signature(columns: Sequence[str]) -> inspect.Signature:
+    """What a reward function takes that reads these columns: the trainer's checks look at it."""
+    known = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("prompts", "completions")]
+    read = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in dict.fromkeys(columns)]
+    return inspect.Signature([*known, *read, inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)])
 
 
 def check_limits(reward: str, num_workers: Any, timeout: Any, memory_bytes: Any) -> None:

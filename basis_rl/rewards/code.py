@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from basis_rl.rewards.calls import check_limits
+from basis_rl.rewards.calls import check_limits, trl_signature
 from basis_rl.rewards.coding.run import Limits, Program, Verdict
 from basis_rl.rewards.coding.tests import Case, choose, parse_tests
 from basis_rl.rewards.extract import completion_text
@@ -93,6 +93,7 @@ class CodeReward:
             f"rules {_RULES}, Python {platform.python_version()}, {kind} {max_tests} tests, {timeout:g} s, "
             f"{memory_bytes >> 20} MiB{', packages' if packages else ''}, tolerance {tolerance:g}"
         )
+        self.__signature__ = trl_signature([column, *([fn_name] if fn_name else [])])
         self._checked = False
 
     def __call__(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
-from basis_rl.rewards.calls import Calls, FunctionError, check_limits, log_limits
+from basis_rl.rewards.calls import Calls, FunctionError, check_limits, log_limits, trl_signature
 from basis_rl.rewards.extract import completion_text
 
 OnError = Literal["raise", "unscored"]
@@ -71,10 +70,7 @@ class FunctionReward:
             raise ValueError(f"'{function}' must be a plain function whose first parameter is the completion's text.")
         self._wanted: set[str] | None = None if known["any"] else set(known["parameters"])
         self.version = f"{known['version']}, over limit {over_limit}"
-        # What the trainer's checks read: the columns that the dataset must have.
-        columns = [name for name in known["required"] if name != "prompt"]
-        kinds = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in columns]
-        self.__signature__ = inspect.Signature([*kinds, inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)])
+        self.__signature__ = trl_signature([name for name in known["required"] if name != "prompt"])
 
     def __call__(
         self,

@@ -16,7 +16,8 @@ from tests.rewards.growth import grows_linearly
 ADD_IO = json.dumps({"inputs": ["1 2\n", "30 4\n"], "outputs": ["3\n", "34\n"]})
 ADD_CALL = {"fn_name": "add", "inputs": [[1, 2], [30, 4]], "outputs": [3, 34]}
 ADD_ASSERT = ["assert add(1, 2) == 3", "assert add(30, 4) == 34"]
-ADD_CHECK = {"test": "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate(30, 4) == 34\n",
+ADD_CHECK = {"test": "def check(candidate):\n    for got in map(candidate, [1], [2]):\n        assert got == 3\n"
+             "    assert add(30, 4) == 34\n",
              "entry_point": "add"}  # fmt: skip
 
 needs_sandbox = pytest.mark.skipif(
@@ -72,6 +73,7 @@ WRONG = {
     "exit like a failed sandbox": "import os\nos._exit(126)",
     "assertions off": "import builtins\nbuiltins.AssertionError = ValueError\ndef add(a, b):\n    raise Exception",
     "no ImportError of the tests": "def add(a, b):\n    raise ImportError",
+    "end of the tests' loop": "def add(a, b):\n    if a == 1:\n        raise StopIteration\n    return a + b",
     "patched JSON": "import json\njson.dumps = lambda *a, **k: '{\"value\": true}'\n"
     "def add(a, b):\n    return 0",
     "verdict on every descriptor": "import os\nfor fd in range(20):\n    try:\n        os.write(fd, b'pass\\n')\n"
@@ -83,7 +85,7 @@ WRONG = {
     "        seen += repr(f.f_locals) + repr(f.f_globals)\n        f = f.f_back\n"
     "    return a + b if '== 3' in seen or 'outputs' in seen else 0",
     "looks into files": "import glob\ndef add(a, b):\n    seen = ''\n"
-    "    for where in ('/tmp/**/*', '/proc/*/cmdline', '/proc/*/fd/*', '/proc/*/environ'):\n"
+    "    for where in ('/tmp/**/*', '/proc/*/cmdline', '/proc/*/fd/[3-9]', '/proc/*/environ'):\n"
     "      for path in glob.glob(where, recursive=True):\n"
     "        try:\n            seen += open(path).read(10 ** 6)\n        except Exception:\n            pass\n"
     "    return a + b if '== 3' in seen or 'outputs' in seen else 0",

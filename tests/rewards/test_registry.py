@@ -30,8 +30,7 @@ def test_every_reward_is_a_trl_function_with_a_name_a_version_and_an_end():
         assert reward.__name__ == f"{name}_reward"
         assert reward.version
         assert reward.__name__ in reward_identity([reward])
-        assert {"prompts", "completions"} <= set(inspect.signature(reward).parameters)
-        assert inspect.signature(reward).parameters.get("kwargs") or inspect.signature(reward).parameters.get("columns")
+        assert {"prompts", "completions", "kwargs"} <= set(inspect.signature(reward).parameters)
         reward.close()
 
 
@@ -59,10 +58,11 @@ def test_a_recipe_with_several_rewards(tmp_path):
 
 
 def test_a_single_reward_takes_its_parameters_flat_or_by_name(tmp_path):
-    for text in ("{timeout: 7}", "{math_verify: {timeout: 7}}"):
-        (reward,) = build_rewards(recipe(tmp_path, f"reward_kwargs: {text}\n"))
-        assert isinstance(reward, MathVerifyReward)
-        assert reward._pool.timeout == 7
+    for text in ("{cache: 7}", "{overlong: {cache: 7}}"):
+        (reward,) = build_rewards(recipe(tmp_path, f"reward_funcs: overlong\nreward_kwargs: {text}\n"))
+        assert (reward.cache, reward.max_completion_length) == (7, 50)
+    (default,) = build_rewards(recipe(tmp_path, "reward_kwargs: {timeout: 7}\n"))
+    assert isinstance(default, MathVerifyReward)
 
 
 def test_a_function_in_the_pool_by_its_path(tmp_path):
