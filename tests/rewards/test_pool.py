@@ -130,8 +130,8 @@ def test_death_by_its_own_hand_and_from_outside():
 
 
 def test_workers_killed_at_random_change_no_verdict():
-    golds = [str(i) for i in range(300)]
-    answers = [rf"\boxed{{{i if i % 3 else i + 1}}}" for i in range(300)]
+    golds = [rf"x^{i} + \frac{{{i}}}{{7}}" for i in range(300)]
+    answers = [rf"\boxed{{\frac{{{i}}}{{7}} + x^{{{i if i % 3 else i + 1}}}}}" for i in range(300)]
     reward = MathVerifyReward(num_workers=3)
     undisturbed = reward([], answers, golds)
     assert set(undisturbed) == {0.0, 1.0}
@@ -140,7 +140,7 @@ def test_workers_killed_at_random_change_no_verdict():
     choice = random.Random(0)
 
     def kill():
-        while not over.wait(choice.uniform(0.05, 0.25)):
+        while not over.wait(choice.uniform(0.02, 0.3)):
             for worker in choice.sample(again._pool._workers, k=min(1, len(again._pool._workers))):
                 if worker.ready:
                     try:
