@@ -13,6 +13,7 @@ from basis_rl.rewards.calls import check_limits, trl_signature
 from basis_rl.rewards.coding.run import Limits, Program, Verdict
 from basis_rl.rewards.coding.tests import Case, choose, parse_tests
 from basis_rl.rewards.extract import completion_text
+from basis_rl.rewards.failures import RewardInfrastructureError
 from basis_rl.sandbox import isolation
 
 _RULES = 1
@@ -53,8 +54,8 @@ class CodeReward:
         allow_unsafe: run the code although this machine does not keep all of these promises.
 
     Raises:
-        ValueError: a parameter out of its range, or a machine that cannot isolate it.
-        RuntimeError: when called: the sandbox cannot be set up any more.
+        ValueError: a parameter out of its range, or a machine that cannot isolate or run it.
+        RewardInfrastructureError: when called: the sandbox cannot be set up any more.
     """
 
     __name__ = "code_reward"
@@ -86,7 +87,7 @@ class CodeReward:
                 "Landlock and seccomp, or set allow_unsafe: true where nothing can be lost or read that matters."
             )
         self.column, self.partial, self.max_tests, self.fn_name = column, partial, max_tests, fn_name
-        self.num_workers = num_workers
+        self.num_workers = int(num_workers)
         self.limits = Limits(timeout, memory_bytes, processes, packages, tolerance)
         kind = "share of" if partial else "all of"
         self.version = (
@@ -94,7 +95,9 @@ class CodeReward:
             f"{memory_bytes >> 20} MiB{', packages' if packages else ''}, tolerance {tolerance:g}"
         )
         self.__signature__ = trl_signature([column, *([fn_name] if fn_name else [])])
-        self._checked = False
+        broken = self._broken_sandbox()
+        if broken:
+            raise ValueError(broken)
 
     def __call__(
         self,
@@ -106,8 +109,6 @@ class CodeReward:
         for name in (self.column, self.fn_name):
             if name is not None and name not in columns:
                 raise ValueError(f"code: the dataset has no column '{name}'; keep it with keep_columns.")
-        if not self._checked:
-            self._check_sandbox()
         names = columns[self.fn_name] if self.fn_name else [None] * len(completions)
         codes = [last_code(completion_text(completion)) for completion in completions]
         tasks: dict[str, tuple[str | None, Any, str | None]] = {}
@@ -120,7 +121,9 @@ class CodeReward:
             done = dict(zip(tasks, threads.map(lambda task: self._score(*task), tasks.values()), strict=True))
         results = [done[key] for key in keys]
         if any("no sandbox" in verdicts for _, verdicts in results):
-            self._check_sandbox()  # or else it was the code that ended in the way of a failed sandbox
+            broken = self._broken_sandbox()
+            if broken:  # or else it was the code that ended in the way of a failed sandbox
+                raise RewardInfrastructureError(broken)
         if log_metric is not None and results:
             timeouts = sum("timeout" in verdicts for _, verdicts in results)
             log_metric("reward/code/no_code", codes.count(None) / len(codes))
@@ -160,19 +163,16 @@ class CodeReward:
         passed = verdicts.count("pass")
         return passed / len(cases) if self.partial else float(passed == len(cases)), verdicts
 
-    def _check_sandbox(self) -> None:
-        """Two programs that must pass.
-
-        Raises:
-            RuntimeError: they do not.
-        """
+    def _broken_sandbox(self) -> str:
+        """What is wrong when two programs that must pass do not; empty if they do."""
         with Program("def f(x):\n    return x + 1\nprint(2)\n", self.limits) as program:
             found = [program.test(Case("stdin", "", "2")), program.test(Case("assert", "assert f(1) == 2"))]
-        if found != ["pass", "pass"]:
-            raise RuntimeError(
-                f"code: the sandbox does not run the simplest program ({', '.join(found)}): {isolation()}."
-            )
-        self._checked = True
+        if found == ["pass", "pass"]:
+            return ""
+        return (
+            f"code: the sandbox fails the simplest programs ({', '.join(found)}; {isolation()}). Are memory_bytes "
+            "and timeout enough for an interpreter, and can it be read by others than its owner?"
+        )
 
 
 def last_code(text: str) -> str | None:

@@ -44,7 +44,7 @@ class ReasoningGymReward:
         memory_bytes: address space of a worker beyond its imports.
 
     Raises:
-        ValueError: a parameter out of its range, or reasoning-gym is not installed.
+        ValueError: a parameter out of its range, or reasoning-gym is not installed or cannot be imported.
         FunctionError: when called: the column cannot be read, or was made by another version of reasoning-gym.
     """
 
@@ -71,6 +71,7 @@ class ReasoningGymReward:
         self.version = f"reasoning-gym {installed}, rules {_RULES}, {answer_in}, threshold {threshold}"
         scorer = Path(__file__).with_name("gym_scorer.py")
         self._calls = Calls(f"{scorer}:gym_score", num_workers, timeout, memory_bytes, shut_in=True)
+        self._calls.describe()
 
     def __call__(
         self,
