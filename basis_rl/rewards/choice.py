@@ -13,7 +13,8 @@ _RULES = 1
 _SKIP = r"[\s*_:$]*+"
 _LETTER = r"(?P<open>[(\[{]?)(?P<letter>[A-Za-z])(?![A-Za-z0-9'’])"
 _STATED = re.compile(
-    rf"\b(?i:answer|choice|option){_SKIP}(?:(?i:is|would\sbe|must\sbe)\b)?+{_SKIP}"
+    r"\b(?i:(?:correct|right|best|final)\s(?:option|choice|answer)|answer)[\s*_$]*+"
+    rf"(?:[:=]|(?i:is|would\sbe|must\sbe)\b){_SKIP}"
     rf"(?:(?i:the\s)?+(?i:option|choice|letter)\b)?+{_SKIP}(?:\\(?:text|textbf|mathrm|mathbf|boxed)\{{)?+{_LETTER}"
 )
 _MORE = re.compile(r"[)\]}.*$]*+\s*+(?:(?i:or|and)\b|[/,&|])\s*+[(\[{]?[A-Z](?![A-Za-z0-9'’])")

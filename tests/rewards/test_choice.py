@@ -38,6 +38,9 @@ reward = ChoiceReward()
         ("The answer is A because of this", "A"),
         ("The answer is **J**.", "J"),
         ("Answer:\n\nE", "E"),
+        ("Answer: **Option B**", "B"),
+        ("The best choice is: (D), not option B", "D"),
+        ("**Final Answer**: C", "C"),
     ],
 )
 def test_the_letter(text, letter):
@@ -72,6 +75,9 @@ def test_the_letter(text, letter):
         "Answer: I think that",
         "The answer is Both",
         "The answer is not B",
+        "Option A is wrong, and option C is incorrect",
+        "We take choice B first",
+        "The answer A is wrong",
         "The answer is B12",
         "Answer: K",
         "Answer: A. Or rather, the answer is B or C",
