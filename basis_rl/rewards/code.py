@@ -22,10 +22,11 @@ _RULES = 1
 class CodeReward:
     """1.0 if the completion's Python code passes all tests of its problem, else 0.0.
 
-    The code is the last closed fenced block (three backticks, `python`, `py` or nothing behind them). The tests are a
-    column of the dataset, in the forms of `parse_tests`: programs that read and print, functions that are called, and
-    ``assert`` statements. A problem whose tests cannot be read is not scored (None), nor is one whose asserts pass
-    something that is no plain data (numbers, strings, bytes, None, and lists, tuples, sets and dictionaries of them).
+    The code is the last closed fenced block (three backticks, `python`, `py` or nothing behind them): a whole program,
+    or whole functions. The tests are a column of the dataset, in the forms of `parse_tests`: programs that read and
+    print, functions that are called, and ``assert`` statements. A problem whose tests cannot be read is not scored
+    (None), nor is one whose asserts pass something that is no plain data (numbers, strings, bytes, None, and lists,
+    tuples, sets and dictionaries of them).
 
     Each test runs in a sandbox of its own (`basis_rl.sandbox`): no network, nothing to write to, nothing to read but
     the interpreter and the code itself, limits of time, memory and processes. What is expected never gets there:
@@ -48,7 +49,7 @@ class CodeReward:
             more, so leave a processor for each of `num_workers`.
         memory_bytes: address space for one test.
         processes: processes and threads that a program may have.
-        packages: let it import the packages that are installed here, besides the standard library.
+        packages: let it, and asserts, import the packages that are installed here, besides the standard library.
         tolerance: absolute or relative error of a number that is expected with a decimal point.
         fn_name: column with the function's name, where the tests do not name it.
         allow_unsafe: run the code although this machine does not keep all of these promises.

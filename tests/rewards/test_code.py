@@ -84,9 +84,10 @@ WRONG = {
     "looks into frames": "import sys, re\ndef add(a, b):\n    f = sys._getframe()\n    seen = ''\n    while f:\n"
     "        seen += repr(f.f_locals) + repr(f.f_globals)\n        f = f.f_back\n"
     "    return a + b if '== 3' in seen or 'outputs' in seen else 0",
-    "looks into files": "import glob\ndef add(a, b):\n    seen = ''\n"
-    "    for where in ('/tmp/**/*', '/proc/*/cmdline', '/proc/*/fd/[3-9]', '/proc/*/environ'):\n"
+    "looks into files": "import glob, os\ndef add(a, b):\n    seen = ''\n"
+    "    for where in ('/tmp/**/*', '/proc/*/cmdline', '/proc/*/fd/*', '/proc/*/environ'):\n"
     "      for path in glob.glob(where, recursive=True):\n"
+    "        if 'self' in path or str(os.getpid()) in path:\n            continue\n"
     "        try:\n            seen += open(path).read(10 ** 6)\n        except Exception:\n            pass\n"
     "    return a + b if '== 3' in seen or 'outputs' in seen else 0",
     "kills": "import os, signal\nos.kill(-1, signal.SIGTERM)\nos.kill(os.getppid(), signal.SIGKILL)",
