@@ -200,7 +200,7 @@ def _load(data: DataArguments) -> Dataset:
 
 
 def _reasoning_gym(name: str, kwargs: dict[str, Any] | str) -> Dataset:
-    """Questions and answers of a procedural set, and in the column ``reasoning_gym`` what makes each entry again.
+    """Questions and answers of a procedural set, and in the column ``reasoning_gym`` what its scorer needs of each.
 
     Sets that only have a scorer, such as ``rush_hour``, have empty answers.
     """
@@ -220,10 +220,30 @@ def _reasoning_gym(name: str, kwargs: dict[str, Any] | str) -> Dataset:
         raise ValueError(f"dataset_name: reasoning-gym cannot make '{name}' from {options}: {error}") from error
     rows = []
     for index, row in enumerate(generated):
-        question = hashlib.sha256(row["question"].encode()).hexdigest()[:16]
-        entry = {"dataset": name, "config": options, "index": index, "question_sha256": question}
-        rows.append({"question": row["question"], "answer": row["answer"] or "", GYM_COLUMN: json.dumps(entry)})
+        cell = json.dumps({"dataset": name, "config": options, **_entry(row, index)})
+        rows.append({"question": row["question"], "answer": row["answer"] or "", GYM_COLUMN: cell})
     return Dataset.from_list(rows)
+
+
+def _entry(row: dict[str, Any], index: int) -> dict[str, Any]:
+    """The entry itself, which saves making it again; what names it where it is more than JSON and tuples can say."""
+    try:
+        return {"entry": _with_tuples(row)}
+    except TypeError:
+        return {"index": index, "question_sha256": hashlib.sha256(row["question"].encode()).hexdigest()[:16]}
+
+
+def _with_tuples(value: Any) -> Any:
+    """JSON that keeps tuples, as ``{"__tuple__": [...]}``: scorers tell them from lists."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if type(value) is list:
+        return [_with_tuples(item) for item in value]
+    if type(value) is tuple:
+        return {"__tuple__": [_with_tuples(item) for item in value]}
+    if type(value) is dict and all(type(key) is str for key in value):
+        return {key: _with_tuples(item) for key, item in value.items()}
+    raise TypeError(f"a {type(value).__name__} is no JSON")
 
 
 def _column(dataset: Dataset, data: DataArguments, key: str, candidates: Sequence[str]) -> str:

@@ -20,8 +20,8 @@ class ReasoningGymReward:
 
     A reward function as TRL knows them; it reads the column ``reasoning_gym``, which data sets
     ``reasoning_gym:NAME`` have: a JSON object with ``dataset`` (the name), ``config`` (its parameters) and either
-    ``index`` (and ``question_sha256``, the first 16 hex digits), from which the worker makes the very entry again, or
-    ``entry`` (question, answer, metadata) itself, where somebody has saved that.
+    ``entry`` (question, answer, metadata; a tuple in it is ``{"__tuple__": [...]}``), or ``index`` and
+    ``question_sha256`` (the first 16 hex digits), from which the worker makes the very entry again.
 
     Scorers give partial credit, 0.01 for an answer that can be read and the like. Baselines that take rewards for
     probabilities (``basis``, ``basis_history``) work for any number in [0, 1], and best where most are 0 or 1;

@@ -61,7 +61,7 @@ def gym_score(answer: str, reference: str) -> float:
     Raises:
         ValueError: the entry is not the one that the reference was made of.
     """
-    known = json.loads(reference)
+    known = json.loads(reference, object_hook=_tuples)
     dataset = procedural_set(known["dataset"], json.dumps(known.get("config") or {}, sort_keys=True))
     entry = known["entry"] if "entry" in known else dataset[known["index"]]
     made = hashlib.sha256(entry["question"].encode()).hexdigest()[:16]
@@ -76,6 +76,10 @@ def gym_score(answer: str, reference: str) -> float:
         raise
     except Exception:  # scorers stumble over answers that they cannot read
         return 0.0
+
+
+def _tuples(value: dict[str, Any]) -> Any:
+    return tuple(value["__tuple__"]) if value.keys() == {"__tuple__"} else value
 
 
 @cache

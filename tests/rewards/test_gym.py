@@ -108,7 +108,8 @@ def test_without_an_answer_and_with_a_threshold():
 
 def test_data_of_another_version_are_noticed(reward):
     row = loaded("chain_sum", size=1)[0]
-    cell = {**json.loads(row["reasoning_gym"]), "question_sha256": "0" * 16}
+    cell = {**json.loads(row["reasoning_gym"]), "index": 0, "question_sha256": "0" * 16}
+    cell.pop("entry", None)
     with pytest.raises(FunctionError, match="another version of reasoning-gym"):
         reward([], tagged(["1"]), reasoning_gym=[cell])
 
