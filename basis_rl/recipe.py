@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import json
 import logging
 import os
@@ -22,11 +21,11 @@ from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 from basis_rl.baselines import Baseline, build_baseline
 from basis_rl.baselines.registry import did_you_mean
 from basis_rl.clusters.codebook import DEFAULT_ENCODER
-from basis_rl.data import DataArguments, load_prompts
+from basis_rl.data import GYM_COLUMN, DataArguments, load_prompts
 from basis_rl.evaluation.benchmarks import load_benchmark
 from basis_rl.recipe_file import DICT_KEYS, read, split_path, take_dictionaries
 from basis_rl.report.redact import redact
-from basis_rl.rewards import MathVerifyReward
+from basis_rl.rewards.registry import POOL, REWARDS, build_reward, split_params
 from basis_rl.rollout.server import ServerOptions
 from basis_rl.trainer import BasisConfig, BasisTrainer
 
@@ -40,10 +39,17 @@ class RunArguments:
     objective: str | None = field(default=None, metadata={"help": "Name of the policy objective; default: loss_type."})
     reward_funcs: list[str] = field(
         default_factory=lambda: ["math_verify"],
-        metadata={"help": "`math_verify`, or the dotted path of a function (`my_lib.rewards.mine`)."},
+        metadata={
+            "help": f"Any of {', '.join(REWARDS)}; a function of your own in TRL's form (`my_lib.rewards.mine`), or in "
+            "the killable pool, one completion a call (`pool:my_lib.rewards:mine`). Weights: reward_weights."
+        },
     )
     reward_kwargs: dict[str, Any] | None = field(
-        default=None, metadata={"help": "Parameters of `math_verify`: num_workers, timeout (JSON)."}
+        default=None,
+        metadata={
+            "help": "Their parameters (JSON): `{format: {form: box}, overlong: {cache: 4096}}`; of a single one "
+            "also `{timeout: 5}`."
+        },
     )
     serve: bool = field(
         default=False,
@@ -173,29 +179,42 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
     return Recipe(run=run, data=data, model=model, args=args, resolved=resolved, argv=list(argv))
 
 
-def build_rewards(run: RunArguments) -> list[Any]:
-    """The reward functions.
+def build_rewards(recipe: Recipe) -> list[Any]:
+    """The reward functions, in the recipe's order.
 
     Raises:
-        ValueError: a name that is neither registered nor can be imported, or parameters that do not fit.
+        ValueError: a name that is neither registered nor can be imported, parameters or weights that do not fit.
     """
-    rewards: list[Any] = []
-    for name in run.reward_funcs:
-        if name == "math_verify":
-            known = inspect.signature(MathVerifyReward).parameters
-            for key in run.reward_kwargs or {}:
-                if key not in known:
-                    raise ValueError(f"reward_kwargs: math_verify has no '{key}'.{did_you_mean(key, known)}")
-            try:
-                rewards.append(MathVerifyReward(**(run.reward_kwargs or {})))
-            except TypeError as error:
-                raise ValueError(f"reward_kwargs {run.reward_kwargs}: {error}.") from error
-        elif "." in name:
-            rewards.append(import_object(name, "reward function"))
+    names, weights = recipe.run.reward_funcs, recipe.args.reward_weights
+    if weights is not None and len(weights) != len(names):
+        raise ValueError(
+            f"reward_weights has {len(weights)} entries for the {len(names)} reward_funcs {', '.join(names)}: give one "
+            "for each, in their order, or leave it out."
+        )
+    params = split_params(names, recipe.run.reward_kwargs or {})
+    known = {"max_completion_length": recipe.args.max_completion_length}
+    rewards = []
+    for name in names:
+        if "." in name and not name.startswith(POOL):
+            rewards.append(_own_reward(name, params[name]))
         else:
-            hint = did_you_mean(name, ["math_verify"])
-            raise ValueError(f"Unknown reward function '{name}'.{hint} Take math_verify or a dotted path.")
+            rewards.append(build_reward(name, params[name], known))
     return rewards
+
+
+def _own_reward(name: str, params: dict[str, Any]) -> Any:
+    """Somebody's function in TRL's form, or an object of their class."""
+    found = import_object(name, "reward function")
+    try:
+        if isinstance(found, type):
+            return found(**params)
+    except TypeError as error:
+        raise ValueError(f"reward_kwargs {params} do not fit '{name}': {error}.") from error
+    if not callable(found):
+        raise ValueError(f"reward_funcs: '{name}' is a {type(found).__name__}, no function.")
+    if params:
+        raise ValueError(f"reward_kwargs: '{name}' is a function, which has no parameters to set; a class has.")
+    return found
 
 
 def import_object(name: str, what: str) -> Any:
@@ -244,7 +263,9 @@ def load_training_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, he
     data, column = recipe.data, recipe.args.difficulty_column
     if column is not None and column not in (data.keep_columns or []):
         data = replace(data, keep_columns=[*(data.keep_columns or []), column])
-    return load_prompts(data, conversational=tokenizer.chat_template is not None, held_out=held_out)
+    chat = tokenizer.chat_template is not None
+    scored = [GYM_COLUMN] if "reasoning_gym" in recipe.run.reward_funcs else []
+    return load_prompts(data, conversational=chat, held_out=held_out, optional_columns=scored)
 
 
 def load_eval_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Dataset | dict[str, Dataset] | None:
@@ -329,7 +350,7 @@ def build_trainer(recipe: Recipe) -> BasisTrainer:
         ValueError: see `parse_recipe`, `BasisTrainer` and the loaders.
     """
     baseline = build_recipe_baseline(recipe.run)
-    rewards = build_rewards(recipe.run)
+    rewards = build_rewards(recipe)
     _, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
     dataset = load_training_data(recipe, tokenizer)
     evaluated = load_eval_data(recipe, tokenizer)

@@ -54,8 +54,21 @@ def read(path: str) -> dict[str, Any]:
     return config
 
 
+def _put(config: dict[str, Any], key: str, entry: str, value: Any) -> None:
+    """Set ``entry`` of the dictionary, or with ``outer.entry`` (the outer one may hold dots) that of one in it."""
+    outer, _, inner = entry.rpartition(".")
+    whole = config.get(key) or {}
+    if not isinstance(whole, dict) or (outer and not isinstance(whole.get(outer) or {}, dict)):
+        raise ValueError(f"--{key}.{entry}: {key}{'.' + outer if outer and isinstance(whole, dict) else ''} must be a "
+                         "mapping in the recipe.")  # fmt: skip
+    config[key] = {**whole, outer: {**(whole.get(outer) or {}), inner: value}} if outer else {**whole, entry: value}
+
+
 def take_dictionaries(argv: list[str], config: dict[str, Any]) -> list[str]:
-    """Put ``--dict_key JSON`` and ``--dict_key.entry value`` into `config`; return the other arguments."""
+    """Put ``--dict_key JSON`` and ``--dict_key.entry value`` into `config`; return the other arguments.
+
+    ``--reward_kwargs.overlong.cache 4096`` is the entry of a dictionary within.
+    """
     rest: list[str] = []
     i = 0
     while i < len(argv):
@@ -70,7 +83,7 @@ def take_dictionaries(argv: list[str], config: dict[str, Any]) -> list[str]:
         text = inline if equals else argv[i + 1]
         value = parse_yaml(text)
         if dot:
-            config[key] = {**(config.get(key) or {}), entry: value}
+            _put(config, key, entry, value)
         elif isinstance(value, dict):
             config[key] = value
         else:

@@ -125,7 +125,7 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
         ValueError: what training would refuse.
     """
     artefact, baseline = check_site.build_baseline(recipe.run)
-    rewards = build_rewards(recipe.run)
+    rewards = build_rewards(recipe)
     args = with_objective(recipe.args, recipe.run.objective)
     check_baseline_fits(baseline, args)
     config, tokenizer = load_config_and_tokenizer(recipe.model, args)

@@ -166,7 +166,7 @@ def prepare(recipe: Recipe) -> Job:
         raise ValueError("values_serve starts a server, values_servers names some that run: set one of the two.")
     shard = _shard(run.values_shard)
     _check_hub(run.values_push_to_hub, args.hub_token)
-    rewards = build_rewards(run)
+    rewards = build_rewards(recipe)
     config, tokenizer = load_config_and_tokenizer(recipe.model, args)
     dataset = load_training_data(recipe, tokenizer)
     check_dataset(dataset, args, rewards)

@@ -27,6 +27,7 @@ SOLUTION_COLUMNS = (
     "Solution",
 )
 _GYM = "reasoning_gym:"
+GYM_COLUMN = "reasoning_gym"  # read by `basis_rl.rewards.ReasoningGymReward`
 FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 
 
@@ -199,16 +200,50 @@ def _load(data: DataArguments) -> Dataset:
 
 
 def _reasoning_gym(name: str, kwargs: dict[str, Any] | str) -> Dataset:
+    """Questions and answers of a procedural set, and in the column ``reasoning_gym`` what its scorer needs of each.
+
+    Sets that only have a scorer, such as ``rush_hour``, have empty answers.
+    """
     try:
         import reasoning_gym
+        from reasoning_gym.composite import DatasetSpec
     except ImportError as error:
         raise ValueError("reasoning_gym:NAME needs `pip install basis-rl[reasoning-gym]`.") from error
     options = {"seed": 0, **(json.loads(kwargs) if isinstance(kwargs, str) else kwargs)}
+    given = dict(options)
     try:
-        generated = reasoning_gym.create_dataset(name, **options)
-    except (ValueError, TypeError, AssertionError) as error:
+        if name == "composite":
+            given["datasets"] = [DatasetSpec(**{"weight": 1.0, "config": {}, **spec}) for spec in options["datasets"]]
+            options["datasets"] = [vars(spec) for spec in given["datasets"]]
+        generated = reasoning_gym.create_dataset(name, **given)
+    except (ValueError, TypeError, AssertionError, KeyError) as error:
         raise ValueError(f"dataset_name: reasoning-gym cannot make '{name}' from {options}: {error}") from error
-    return Dataset.from_list([{"question": row["question"], "answer": row["answer"]} for row in generated])
+    rows = []
+    for index, row in enumerate(generated):
+        cell = json.dumps({"dataset": name, "config": options, **_entry(row, index)})
+        rows.append({"question": row["question"], "answer": row["answer"] or "", GYM_COLUMN: cell})
+    return Dataset.from_list(rows)
+
+
+def _entry(row: dict[str, Any], index: int) -> dict[str, Any]:
+    """The entry itself, which saves making it again; what names it where it is more than JSON and tuples can say."""
+    try:
+        return {"entry": _with_tuples(row)}
+    except TypeError:
+        return {"index": index, "question_sha256": hashlib.sha256(row["question"].encode()).hexdigest()[:16]}
+
+
+def _with_tuples(value: Any) -> Any:
+    """JSON that keeps tuples, as ``{"__tuple__": [...]}``: scorers tell them from lists."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if type(value) is list:
+        return [_with_tuples(item) for item in value]
+    if type(value) is tuple:
+        return {"__tuple__": [_with_tuples(item) for item in value]}
+    if type(value) is dict and all(type(key) is str for key in value):
+        return {key: _with_tuples(item) for key, item in value.items()}
+    raise TypeError(f"a {type(value).__name__} is no JSON")
 
 
 def _column(dataset: Dataset, data: DataArguments, key: str, candidates: Sequence[str]) -> str:

@@ -1,6 +1,26 @@
 """Verifiable rewards."""
 
+from basis_rl.rewards.calls import FunctionError
+from basis_rl.rewards.choice import ChoiceReward
+from basis_rl.rewards.code import CodeReward
+from basis_rl.rewards.exact import ExactReward
 from basis_rl.rewards.extract import last_boxed
+from basis_rl.rewards.format import FormatReward
+from basis_rl.rewards.function import FunctionReward
+from basis_rl.rewards.gym import ReasoningGymReward
 from basis_rl.rewards.math_verify import MathVerifyReward, gold_answer
+from basis_rl.rewards.overlong import OverlongReward
 
-__all__ = ["MathVerifyReward", "gold_answer", "last_boxed"]
+__all__ = [
+    "ChoiceReward",
+    "CodeReward",
+    "ExactReward",
+    "FormatReward",
+    "FunctionError",
+    "FunctionReward",
+    "MathVerifyReward",
+    "OverlongReward",
+    "ReasoningGymReward",
+    "gold_answer",
+    "last_boxed",
+]

@@ -1,0 +1,110 @@
+"""The process in which somebody's function is called. Run as a script by `Calls`; imports nothing of basis_rl.
+
+``{"describe": true}`` -> what the function takes, or ``{"broken": traceback}`` if it cannot be imported. Then
+``{"args": [...], "kwargs": {...}}`` -> ``{"value": number or null}``, ``{"memory": true}`` or ``{"error": traceback}``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import math
+import os
+import resource
+import runpy
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def load(target: str) -> Callable[..., Any]:
+    """The function of ``module:name``, ``module.name`` or ``/path/of/file.py:name``."""
+    if target.startswith("/"):
+        path, _, name = target.rpartition(":")
+        spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    else:
+        where, _, name = target.replace(":", ".").rpartition(".")
+        module = importlib.import_module(where)
+    function = getattr(module, name)
+    if not callable(function):
+        raise TypeError(f"{target} is a {type(function).__name__}, no function")
+    return function
+
+
+def describe(function: Callable[..., Any]) -> dict[str, Any]:
+    """Its parameters, and a version: its own ``version``, or a hash of the file that it is written in."""
+    parameters = list(inspect.signature(function).parameters.values())
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    try:
+        source = Path(inspect.getsourcefile(inspect.unwrap(function)) or "").read_bytes()
+    except (OSError, TypeError):
+        source = b""
+    return {
+        "first": bool(parameters) and parameters[0].kind not in (parameters[0].KEYWORD_ONLY, parameters[0].VAR_KEYWORD),
+        "parameters": [p.name for p in named[1:]],
+        "required": [p.name for p in named[1:] if p.default is p.empty],
+        "any": any(p.kind is p.VAR_KEYWORD for p in parameters),
+        "asynchronous": inspect.iscoroutinefunction(function),
+        "version": str(getattr(function, "version", None) or hashlib.sha256(source).hexdigest()[:12]),
+    }
+
+
+def call(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What it returned, as JSON has it, or how it failed."""
+    try:
+        value = function(*args, **kwargs)
+        value = value.item() if hasattr(value, "item") else value
+        if value is not None and (not isinstance(value, (bool, int, float)) or not math.isfinite(value)):
+            raise TypeError(f"it returned {str(value)[:100]!r}, not a finite number or None")
+        return {"value": None if value is None else float(value)}
+    except MemoryError:
+        return {"memory": True}
+    except Exception:
+        return {"error": traceback.format_exc()[-4000:]}
+
+
+def limit_memory(beyond: int) -> None:
+    """Forbid more address space than `beyond` bytes above what the imports have taken."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else 0
+    limit, hard = pages * resource.getpagesize() + beyond, resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+class Worker:
+    """The function, and what came of importing it."""
+
+    def __init__(self, target: str, memory_limit: int) -> None:
+        self.target, self.memory_limit = target, memory_limit
+        self.function: Callable[..., Any] | None = None
+        self.broken = ""
+
+    def start(self) -> None:
+        """Import it; whatever that raises is kept for who asks."""
+        if not self.target.startswith("/"):
+            sys.path.insert(0, os.getcwd())
+        try:
+            self.function = load(self.target)
+        except BaseException:
+            self.broken = traceback.format_exc()[-4000:]
+        limit_memory(self.memory_limit)
+
+    def answer(self, task: dict[str, Any]) -> dict[str, Any]:
+        """To one task."""
+        if self.function is None:
+            return {"broken": self.broken}
+        return describe(self.function) if "describe" in task else call(self.function, task["args"], task["kwargs"])
+
+
+if __name__ == "__main__":
+    serve_tasks = runpy.run_path(str(Path(__file__).with_name("serve_tasks.py")))["serve_tasks"]
+    worker = Worker(sys.argv[1], memory_limit=int(sys.argv[3]))
+    serve_tasks(worker.answer, cpu_seconds=float(sys.argv[2]), start=worker.start)

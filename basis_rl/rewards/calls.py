@@ -1,0 +1,145 @@
+"""Calls of a Python function in worker processes: each has its time and its memory, and none can hurt the trainer."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from basis_rl.rewards.failures import FailureMonitor
+from basis_rl.rewards.pool import WorkerPool
+from basis_rl.sandbox import Policy, python_paths
+
+WALL_CLOCK = 10.0  # times the CPU time: nine of ten processor seconds may go to others
+_IMPORT_BYTES = 4 << 30
+_FOLDER_BYTES = 64 << 20
+_THREADS = 16  # numerical libraries start some when they are imported
+
+
+class FunctionError(RuntimeError):
+    """A function that scores completions raised, or returned no number: a bug of it. Holds its traceback."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How one call ended; `value` is what the function returned, `detail` the traceback of an ``error``.
+
+    ``failed`` is not the call's doing (`Outcome.failed`).
+    """
+
+    status: Literal["ok", "timeout", "memory", "failed", "error"]
+    value: float | None = None
+    detail: str = ""
+
+
+class Calls:
+    """A function that is called in up to `num_workers` processes, with JSON arguments, and returns numbers or None.
+
+    Args:
+        target: ``module:name`` or ``module.name``, where the working directory is searched too, or
+            ``/path/of/file.py:name``.
+        num_workers: processes (of this rank), which start with the first call.
+        timeout: seconds of CPU time for one call.
+        memory_bytes: address space that a worker may take beyond its imports.
+        wall_timeout: seconds by the clock, for calls that sleep; default: ten times `timeout`.
+        shut_in: take network, writing and what else this machine can (`basis_rl.sandbox`) from the workers: for
+            functions that run what a model wrote.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        num_workers: int,
+        timeout: float,
+        memory_bytes: int,
+        *,
+        wall_timeout: float | None = None,
+        shut_in: bool = False,
+    ) -> None:
+        self.target = target
+        worker = Path(__file__).with_name("call_worker.py")
+        command = [sys.executable, "-P", str(worker), target, str(timeout), str(int(memory_bytes))]
+        policy = Policy(
+            memory_bytes=int(memory_bytes) + _IMPORT_BYTES,
+            cpu_seconds=None,
+            file_bytes=_FOLDER_BYTES,
+            processes=_THREADS,
+            folder=None,
+            readable=python_paths(),
+            folder_bytes=_FOLDER_BYTES,
+        )
+        wall = WALL_CLOCK * timeout if wall_timeout is None else wall_timeout
+        self._pool = WorkerPool(command, num_workers, wall, cpu_timeout=timeout, policy=policy if shut_in else None)
+        self._failures = FailureMonitor(name=f"The reward function '{Path(target).name}'")
+
+    def describe(self) -> dict[str, Any]:
+        """What the worker says of the function.
+
+        Raises:
+            ValueError: it cannot be imported; with the traceback.
+        """
+        found = self._pool.run([{"describe": True}])[0].value
+        if "broken" in found or not found:
+            raise ValueError(f"'{self.target}' cannot be imported:\n{found.get('broken', 'its process died')}")
+        return found
+
+    def run(self, calls: Sequence[tuple[Sequence[Any], dict[str, Any]]]) -> list[Score]:
+        """The scores of ``(args, kwargs)``, in order.
+
+        Raises:
+            RewardInfrastructureError: too many of the recent calls failed (`FailureMonitor`).
+        """
+        outcomes = self._pool.run([{"args": list(args), "kwargs": kwargs} for args, kwargs in calls]) if calls else []
+        scores: list[Score] = []
+        for outcome in outcomes:
+            answer = outcome.value
+            if outcome.failed:
+                scores.append(Score("failed"))
+            elif outcome.status == "timeout":
+                scores.append(Score("timeout"))
+            elif "value" in answer:
+                scores.append(Score("ok", answer["value"]))
+            elif "memory" in answer:
+                scores.append(Score("memory"))
+            else:
+                scores.append(Score("error", detail=answer.get("error") or answer.get("broken", "")))
+        why = ", ".join(sorted({outcome.status for outcome in outcomes if outcome.failed}))
+        failed = sum(outcome.failed for outcome in outcomes)
+        self._failures.record(len(outcomes) - failed, failed, why)
+        return scores
+
+    def close(self) -> None:
+        """End the processes; they also end with the object, and with the program."""
+        self._pool.close()
+
+
+def trl_signature(columns: Sequence[str]) -> inspect.Signature:
+    """What a reward function takes that reads these columns: the trainer's checks look at it."""
+    known = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("prompts", "completions")]
+    read = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in dict.fromkeys(columns)]
+    return inspect.Signature([*known, *read, inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)])
+
+
+def check_limits(reward: str, num_workers: Any, timeout: Any, memory_bytes: Any) -> None:
+    """Refuse limits that are none.
+
+    Raises:
+        ValueError: `num_workers` below 1, or no positive `timeout` or `memory_bytes`.
+    """
+    numbers = all(isinstance(value, (int, float)) for value in (num_workers, timeout, memory_bytes))
+    if not numbers or num_workers < 1 or num_workers != int(num_workers) or timeout <= 0 or memory_bytes <= 0:
+        raise ValueError(
+            f"{reward}: needs a whole num_workers >= 1, timeout > 0 (seconds) and memory_bytes > 0, got "
+            f"{num_workers!r}, {timeout!r}, {memory_bytes!r}."
+        )
+
+
+def log_limits(name: str, scores: Sequence[Score], log_metric: Callable[[str, float], None] | None) -> None:
+    """Log ``reward/NAME/timeout``, ``.../memory`` and, for ``failed``, ``.../infrastructure``, shares of the calls."""
+    if log_metric is None or not scores:
+        return
+    for metric, status in (("timeout", "timeout"), ("memory", "memory"), ("infrastructure", "failed")):
+        log_metric(f"reward/{name}/{metric}", sum(score.status == status for score in scores) / len(scores))

@@ -1,0 +1,120 @@
+"""The reward of multiple-choice questions: which letter does the completion settle on?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from basis_rl.rewards.extract import completion_text, last_boxed
+
+_RULES = 1
+# Every quantifier is possessive and what follows it cannot begin with what it takes: no text is read twice.
+_SKIP = r"[\s*_:$]*+"
+_LETTER = r"(?P<open>[(\[{]?)(?P<letter>[A-Za-z])(?![A-Za-z0-9'’])"
+_STATED = re.compile(
+    r"\b(?i:(?:correct|right|best|final)\s(?:option|choice|answer)|answer)[\s*_$]*+"
+    rf"(?:[:=]|(?i:is|would\sbe|must\sbe)\b){_SKIP}"
+    rf"(?:(?i:the\s)?+(?i:option|choice|letter)\b)?+{_SKIP}(?:\\(?:text|textbf|mathrm|mathbf|boxed)\{{)?+{_LETTER}"
+)
+_MORE = re.compile(r"[)\]}.*$]*+\s*+(?:(?i:or|and)\b|[/,&|])\s*+[(\[{]?[A-Z](?![A-Za-z0-9'’])")
+_WORD_FOLLOWS = re.compile(r"\s++(?!(?:because|since|as)\b)[a-z]")
+_BOXED = re.compile(
+    rf"[\s$*]*+(?:\\(?:text|textbf|mathrm|mathbf|textrm|textit)\s*+\{{)?+[\s$*]*+{_LETTER}(?P<rest>[)\]}}.:\s$*]*+)"
+)
+_OTHER = re.compile(  # behind one letter, another one: "(A) or (B)", "\text{A}, \text{B}"
+    r"\s*+(?:[,;/&|]|(?:\\text\s*+\{\s*+)?(?:or|and)\b\s*+\}?)?+\s*+"
+    r"(?:\\(?:text|textbf|mathrm|mathbf|textrm|textit)\s*+\{)?+\s*+[(\[{]?(?P<letter>[A-Z])(?=$|[)\]},.;:/&|$\s])"
+)
+
+
+class ChoiceReward:
+    r"""1.0 if the letter that the completion settles on is the gold one, else 0.0.
+
+    The letter is that of the last balanced ``\boxed{...}`` (``B``, ``(B)``, ``\text{B}``, ``B. Paris``); in a
+    completion without a box, that of the last statement "Answer: (B)", "the answer is B", "the correct option is B".
+    A box or statement that names several letters, or none, is wrong; so is a completion without either.
+
+    A reward function as TRL knows them; it reads the dataset's ``solution`` column: a letter in any of these forms, or
+    with `gold_index` the number of the option. A rollout whose gold is neither is not scored (None).
+
+    Metric: ``reward/choice/no_answer``, the share of rollouts without a letter.
+
+    Args:
+        letters: the options, in capitals.
+        ignore_case: take ``\boxed{b}`` and ``Answer: (b)`` too. A bare small letter after "the answer is" is never one.
+        gold_index: the number that stands for the first option (0 or 1), where golds are numbers.
+
+    Raises:
+        ValueError: letters that are no different capitals, or a `gold_index` other than 0, 1 or None.
+    """
+
+    __name__ = "choice_reward"
+
+    def __init__(self, letters: str = "ABCDEFGHIJ", ignore_case: bool = True, gold_index: int | None = None) -> None:
+        if not isinstance(letters, str) or not re.fullmatch("[A-Z]{2,26}", letters) or len(set(letters)) < len(letters):
+            raise ValueError(f"choice: letters must be different capital letters, such as ABCD, got {letters!r}.")
+        if gold_index not in (None, 0, 1) or isinstance(gold_index, bool):
+            raise ValueError(f"choice: gold_index must be 0 or 1 (the number of the first option), got {gold_index!r}.")
+        self.letters, self.ignore_case, self.gold_index = letters, ignore_case, gold_index
+        self.version = f"rules {_RULES}, {letters}{', any case' if ignore_case else ''}"
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[str | list[dict[str, str]]],
+        solution: Sequence[str],
+        log_metric: Callable[[str, float], None] | None = None,
+        **kwargs: Any,
+    ) -> list[float | None]:
+        chosen = [self.choice(completion_text(completion)) for completion in completions]
+        golds = [self.gold(cell) for cell in solution]
+        if log_metric is not None and chosen:
+            log_metric("reward/choice/no_answer", chosen.count(None) / len(chosen))
+        return [None if gold is None else float(letter == gold) for letter, gold in zip(chosen, golds, strict=True)]
+
+    def choice(self, text: str) -> str | None:
+        """The letter that a completion settles on, a capital; None if there is none, or more than one."""
+        boxed = last_boxed(text)
+        if boxed is not None:
+            return self._boxed(boxed)
+        stated = None
+        for match in _STATED.finditer(text):
+            letter = match["letter"]
+            if letter.islower() and not (self.ignore_case and match["open"]):
+                continue
+            if letter in "AI" and not match["open"] and _WORD_FOLLOWS.match(text, match.end()):
+                continue  # "the answer is A number", "Answer: I think": a word, no letter
+            stated = None if _MORE.match(text, match.end()) else letter.upper()
+        return stated if stated and stated in self.letters else None
+
+    def gold(self, solution: Any) -> str | None:
+        """The letter of a ``solution`` cell."""
+        text = str(solution).strip()
+        if self.gold_index is not None and text.isdecimal():
+            number = int(text[:3]) - self.gold_index
+            return self.letters[number] if 0 <= number < len(self.letters) else None
+        boxed = last_boxed(text)
+        return self._boxed(text if boxed is None else boxed)
+
+    def check_golds(self, solution: Sequence[Any]) -> list[int]:
+        """Indices of the golds that name no option."""
+        return [i for i, cell in enumerate(solution) if self.gold(cell) is None]
+
+    def close(self) -> None:
+        """Nothing to end: there is no process."""
+
+    def _boxed(self, content: str) -> str | None:
+        match = _BOXED.match(content)
+        if match is None or (match["letter"].islower() and not self.ignore_case):
+            return None
+        separated = any(mark in match["rest"] for mark in ")]}.:")  # what follows is the text of the option
+        if match.end() < len(content) and (not separated or self._names_another(content, match.end())):
+            return None
+        letter = match["letter"].upper()
+        return letter if letter in self.letters else None
+
+    @staticmethod
+    def _names_another(content: str, position: int) -> bool:
+        other = _OTHER.match(content, position)
+        return other is not None and not (other["letter"] in "AI" and _WORD_FOLLOWS.match(content, other.end()))

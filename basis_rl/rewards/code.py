@@ -1,0 +1,197 @@
+"""The reward of code: does it pass the tests of its problem, in a sandbox?"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from basis_rl.rewards.calls import check_limits, trl_signature
+from basis_rl.rewards.coding.run import Limits, Program, Verdict
+from basis_rl.rewards.coding.tests import Case, choose, parse_tests
+from basis_rl.rewards.extract import completion_text
+from basis_rl.rewards.failures import RewardInfrastructureError
+from basis_rl.sandbox import isolation
+
+_RULES = 1
+
+
+class CodeReward:
+    """1.0 if the completion's Python code passes all tests of its problem, else 0.0.
+
+    The code is the last closed fenced block (three backticks, `python`, `py` or nothing behind them): a whole program,
+    or whole functions. The tests are a column of the dataset, in the forms of `parse_tests`: programs that read and
+    print, functions that are called, and ``assert`` statements. A problem whose tests cannot be read is not scored
+    (None), nor is one whose asserts pass something that is no plain data (numbers, strings, bytes, None, and lists,
+    tuples, sets and dictionaries of them).
+
+    Each test runs in a sandbox of its own (`basis_rl.sandbox`): no network, nothing to write to, nothing to read but
+    the interpreter and the code itself, limits of time, memory and processes. What is expected never gets there:
+    output is compared outside, and asserts run in another sandbox, which calls the code's functions by messages of
+    plain data. So a program cannot read the results, hand in an object that equals everything, or end with a success
+    that it has not had; its exit code counts for nothing but failure.
+
+    A column ``solution`` is needed by the trainer's data loading; it may be the one with the tests (``solution_column:
+    input_output``). Another one is kept with ``keep_columns``.
+
+    Metrics: ``reward/code/no_code``, ``reward/code/timeout`` and ``reward/code/unscored``, shares of the rollouts.
+
+    Args:
+        column: with the tests.
+        partial: the share of tests passed, a number in [0, 1], instead of all or nothing. It takes longer: otherwise
+            the first failure ends a rollout.
+        max_tests: of a problem, spread evenly over them; the first ones alone are often shown to the model.
+        num_workers: rollouts tested at a time (of this rank).
+        timeout: seconds of CPU time for one test; by the clock it may take three times that and 3 s
+            more, so leave a processor for each of `num_workers`.
+        memory_bytes: address space for one test.
+        processes: processes and threads that a program may have.
+        packages: let it, and asserts, import the packages that are installed here, besides the standard library.
+        tolerance: absolute or relative error of a number that is expected with a decimal point.
+        fn_name: column with the function's name, where the tests do not name it.
+        allow_unsafe: run the code although this machine does not keep all of these promises.
+
+    Raises:
+        ValueError: a parameter out of its range, or a machine that cannot isolate or run it.
+        RewardInfrastructureError: when called: the sandbox cannot be set up any more.
+    """
+
+    __name__ = "code_reward"
+
+    def __init__(
+        self,
+        column: str = "solution",
+        partial: bool = False,
+        max_tests: int = 32,
+        num_workers: int = 4,
+        timeout: float = 5.0,
+        memory_bytes: int = 1 << 30,
+        processes: int = 4,
+        packages: bool = False,
+        tolerance: float = 1e-6,
+        fn_name: str | None = None,
+        allow_unsafe: bool = False,
+    ) -> None:
+        check_limits("code", num_workers, timeout, memory_bytes)
+        if max_tests < 1 or processes < 1 or tolerance < 0:
+            raise ValueError(
+                f"code: needs max_tests >= 1, processes >= 1 and tolerance >= 0, got {max_tests}, {processes}, "
+                f"{tolerance}."
+            )
+        given = isolation()
+        if not allow_unsafe and not (given.network and given.writes and given.reads and given.processes):
+            raise ValueError(
+                f"code: this machine cannot shut in what a model writes: {given}. Run on Linux 5.13 or newer, with "
+                "Landlock and seccomp, or set allow_unsafe: true where nothing can be lost or read that matters."
+            )
+        self.column, self.partial, self.max_tests, self.fn_name = column, partial, max_tests, fn_name
+        self.num_workers = int(num_workers)
+        self.limits = Limits(timeout, memory_bytes, processes, packages, tolerance)
+        kind = "share of" if partial else "all of"
+        self.version = (
+            f"rules {_RULES}, Python {platform.python_version()}, {kind} {max_tests} tests, {timeout:g} s, "
+            f"{memory_bytes >> 20} MiB{', packages' if packages else ''}, tolerance {tolerance:g}"
+        )
+        self.__signature__ = trl_signature([column, *([fn_name] if fn_name else [])])
+        broken = self._broken_sandbox()
+        if broken:
+            raise ValueError(broken)
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[str | list[dict[str, str]]],
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        for name in (self.column, self.fn_name):
+            if name is not None and name not in columns:
+                raise ValueError(f"code: the dataset has no column '{name}'; keep it with keep_columns.")
+        names = columns[self.fn_name] if self.fn_name else [None] * len(completions)
+        codes = [last_code(completion_text(completion)) for completion in completions]
+        tasks: dict[str, tuple[str | None, Any, str | None]] = {}
+        keys = []
+        for code, cell, name in zip(codes, columns[self.column], names, strict=True):
+            key = hashlib.sha256(json.dumps([code, cell, name], default=str).encode()).hexdigest()
+            keys.append(key)
+            tasks[key] = (code, cell, name)
+        with ThreadPoolExecutor(self.num_workers) as threads:
+            done = dict(zip(tasks, threads.map(lambda task: self._score(*task), tasks.values()), strict=True))
+        results = [done[key] for key in keys]
+        if any("no sandbox" in verdicts for _, verdicts in results):
+            broken = self._broken_sandbox()
+            if broken:  # or else it was the code that ended in the way of a failed sandbox
+                raise RewardInfrastructureError(broken)
+        if log_metric is not None and results:
+            timeouts = sum("timeout" in verdicts for _, verdicts in results)
+            log_metric("reward/code/no_code", codes.count(None) / len(codes))
+            log_metric("reward/code/timeout", timeouts / len(results))
+            log_metric("reward/code/unscored", sum(reward is None for reward, _ in results) / len(results))
+        return [reward for reward, _ in results]
+
+    def check_golds(self, solution: Sequence[Any]) -> list[int]:
+        """Indices of the cells that hold no tests; none where the tests are in another column."""
+        return [i for i, cell in enumerate(solution) if self.column == "solution" and not self._cases(cell, None)]
+
+    def close(self) -> None:
+        """Nothing to end: processes live for one test."""
+
+    def _cases(self, cell: Any, name: str | None) -> list[Case]:
+        try:
+            return choose(parse_tests(cell, name), self.max_tests)
+        except ValueError:
+            return []
+
+    def _score(self, code: str | None, cell: Any, name: str | None) -> tuple[float | None, list[Verdict]]:
+        cases = self._cases(cell, name)
+        if not cases:
+            return None, []
+        if code is None:
+            return 0.0, []
+        if not self.partial and all(case.kind == "assert" and case.name is None for case in cases):
+            cases = [Case("assert", "\n".join(case.given for case in cases))]
+        verdicts: list[Verdict] = []
+        with Program(code, self.limits) as program:
+            for case in cases:
+                verdicts.append(program.test(case))
+                if verdicts[-1] != "pass" and not self.partial:
+                    break
+        if "unsupported" in verdicts:
+            return None, verdicts
+        passed = verdicts.count("pass")
+        return passed / len(cases) if self.partial else float(passed == len(cases)), verdicts
+
+    def _broken_sandbox(self) -> str:
+        """What is wrong when two programs that must pass do not; empty if they do."""
+        with Program("def f(x):\n    return x + 1\nprint(2)\n", self.limits) as program:
+            found = [program.test(Case("stdin", "", "2")), program.test(Case("assert", "assert f(1) == 2"))]
+        if found == ["pass", "pass"]:
+            return ""
+        return (
+            f"code: the sandbox fails the simplest programs ({', '.join(found)}; {isolation()}). Are memory_bytes "
+            "and timeout enough for an interpreter, and can it be read by others than its owner?"
+        )
+
+
+def last_code(text: str) -> str | None:
+    """The last closed fenced block of Python, or of no language, in one pass; None if there is none."""
+    found: str | None = None
+    block: list[str] | None = None
+    language = ""
+    for line in text.split("\n"):
+        fence = line.strip()
+        if not fence.startswith("```"):
+            if block is not None:
+                block.append(line)
+        elif block is None:
+            block, language = [], fence[3:].strip().lower()
+        elif fence == "```":
+            if language in ("", "python", "py", "python3"):
+                found = "\n".join(block)
+            block = None
+        else:  # another one begins before this one is closed
+            block, language = [], fence[3:].strip().lower()
+    return found

@@ -1,0 +1,163 @@
+"""The tests of a row, in the forms that data sets have them in, and when an output is the expected one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+_STDIN = ("stdin", "stdin_stdout", "standard_input")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test.
+
+    Attributes:
+        kind: ``stdin``: a program that is given `given` and must print `expected`; ``call``: a function `name` that is
+            called with the arguments `given` and must return `expected`; ``assert``: Python source `given` that must
+            run to its end, with ``check(name)`` behind it where there is a `name`.
+        given: see `kind`.
+        expected: see `kind`.
+        name: of the function.
+    """
+
+    kind: Literal["stdin", "call", "assert"]
+    given: Any
+    expected: Any = None
+    name: str | None = None
+
+
+def parse_tests(cell: Any, fn_name: str | None = None) -> list[Case]:
+    """The tests in a cell: JSON, or the object that it stands for.
+
+    Known: ``{"inputs": [...], "outputs": [...]}`` with or without ``fn_name`` (APPS, TACO, verl), a list of
+    ``{"input": ..., "output": ...}`` with or without ``fn_name`` and ``type`` or ``testtype`` (LiveCodeBench), the same
+    below ``test_cases`` (PrimeIntellect, Open-R1) or ``tests``, a list of ``assert`` statements (MBPP's ``test_list``),
+    ``{"asserts": [...], "setup": ...}``, and ``{"test": "def check(candidate): ...", "entry_point": ...}`` (HumanEval).
+
+    Args:
+        cell: the tests.
+        fn_name: of the function, where the tests do not name it.
+
+    Raises:
+        ValueError: it is none of these, or has no tests.
+    """
+    if isinstance(cell, str):
+        try:
+            cell = json.loads(cell)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"not JSON ({error}): {cell[:80]!r}") from error
+    name = fn_name
+    if isinstance(cell, Mapping):
+        name = cell.get("fn_name") or cell.get("func_name") or fn_name
+        if cell.get("test") is not None and cell.get("entry_point"):
+            return [Case("assert", str(cell["test"]), name=str(cell["entry_point"]))]
+        if cell.get("asserts"):
+            return _asserts(cell["asserts"], str(cell.get("setup") or ""))
+        if cell.get("inputs") is not None:
+            inputs, outputs = cell["inputs"], cell.get("outputs") or []
+            if len(inputs) != len(outputs):
+                raise ValueError(f"{len(inputs)} inputs, but {len(outputs)} outputs")
+            cell = [{"input": i, "output": o} for i, o in zip(inputs, outputs, strict=True)]
+        else:
+            cell = cell.get("test_cases") or cell.get("tests")
+    if not isinstance(cell, Sequence) or isinstance(cell, str) or not cell:
+        raise ValueError(f"no tests in a form that is known: {str(cell)[:80]!r}")
+    if all(isinstance(item, str) for item in cell):
+        return _asserts(cell, "")
+    if not all(isinstance(item, Mapping) and "input" in item and "output" in item for item in cell):
+        raise ValueError(f"no tests in a form that is known: {str(cell[0])[:80]!r}")
+    return [_case(item, name) for item in cell]
+
+
+def _asserts(statements: Sequence[str], setup: str) -> list[Case]:
+    return [Case("assert", f"{setup}\n{statement}") for statement in statements]
+
+
+def _case(item: Mapping[str, Any], name: str | None) -> Case:
+    name = item.get("fn_name") or name
+    if not name or (item.get("type") or item.get("testtype")) in _STDIN:
+        return Case("stdin", _text(item["input"]), _text(item["output"]))
+    given = item["input"]
+    if isinstance(given, str):  # one JSON value a line
+        try:
+            given = [json.loads(line) for line in given.split("\n") if line.strip()]
+        except ValueError:
+            given = [given]
+    expected = item["output"]
+    if isinstance(expected, str):
+        with contextlib.suppress(ValueError):
+            expected = json.loads(expected)
+    return Case("call", given if isinstance(given, list) else [given], expected, str(name))
+
+
+def _text(value: Any) -> str:
+    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def choose(cases: Sequence[Case], most: int) -> list[Case]:
+    """At most `most` of the tests, spread evenly and with the last: the first ones are often shown in the problem."""
+    if len(cases) <= most:
+        return list(cases)
+    return [cases[(i + 1) * len(cases) // most - 1] for i in range(most)]
+
+
+def same_output(printed: str, expected: str, tolerance: float) -> bool:
+    """The same tokens between white space; one that is expected with a point may differ by the tolerance."""
+    ours, theirs = printed.split(), expected.split()
+    return len(ours) == len(theirs) and all(
+        a == b or ("." in b and _near(_number(a), _number(b), tolerance)) for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def same_value(answer: Any, expected: Any, tolerance: float) -> bool:
+    """An encoded value (`values.encode`) is this JSON value: tuples are lists, keys are strings, sets are nothing.
+
+    The encoded one is not decoded: a model can write a set whose hashes all collide. `expected` in a list of its own,
+    as APPS has it, is the same.
+    """
+    try:
+        wrapped = isinstance(expected, list) and len(expected) == 1
+        return _same(answer, expected, tolerance) or (wrapped and _same(answer, expected[0], tolerance))
+    except (RecursionError, ValueError, TypeError, KeyError, IndexError, OverflowError):
+        return False
+
+
+def _same(answer: Any, expected: Any, tolerance: float) -> bool:
+    if expected is None or isinstance(expected, (bool, str)):
+        return type(answer) is type(expected) and answer == expected
+    if isinstance(expected, (int, float)):
+        if isinstance(answer, dict) and isinstance(expected, int):
+            return bool(answer == {"int": hex(expected)})
+        value = float(int(answer["int"], 16)) if isinstance(answer, dict) else answer
+        return type(value) is float and _near(value, float(expected), tolerance)
+    if isinstance(expected, list):
+        items = answer.get("list", answer.get("tuple")) if isinstance(answer, dict) else None
+        return (
+            isinstance(items, list)
+            and len(items) == len(expected)
+            and all(_same(a, b, tolerance) for a, b in zip(items, expected, strict=True))
+        )
+    pairs = answer.get("dict") if isinstance(answer, dict) else None
+    if not isinstance(pairs, list) or len(pairs) != len(expected):
+        return False
+    named = {_key(key): value for key, value in pairs}
+    return named.keys() == expected.keys() and all(_same(named[k], v, tolerance) for k, v in expected.items())
+
+
+def _key(key: Any) -> str:
+    return str(int(key["int"], 16)) if isinstance(key, dict) else str(key)
+
+
+def _number(token: str) -> float:
+    try:
+        return float(token)
+    except ValueError:
+        return float("nan")
+
+
+def _near(a: float, b: float, tolerance: float) -> bool:
+    return abs(a - b) <= tolerance * max(1.0, abs(b))

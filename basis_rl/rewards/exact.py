@@ -1,0 +1,91 @@
+"""The reward of answers that are right only as they are written."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from basis_rl.rewards.answers import AnswerIn, check_where, take_answer
+from basis_rl.rewards.extract import completion_text
+
+_RULES = 1
+_ENDS = " \t\n.,;:!?"
+_QUOTES = (('"', '"'), ("'", "'"), ("“", "”"), ("‘", "’"), ("`", "`"))
+
+
+class ExactReward:
+    """1.0 if the completion's answer is the gold string, after the same normalisation of both, else 0.0.
+
+    A reward function as TRL knows them; it reads the dataset's ``solution`` column: a string, or a list of strings any
+    of which is right. The gold is taken as it is, not looked for in a text. A rollout without a gold, or with one of
+    which the normalisation leaves nothing, is not scored (None).
+
+    Metric: ``reward/exact/no_answer``, the share of rollouts in which there is no answer where it should be.
+
+    Args:
+        answer_in: where the answer is: see `take_answer`.
+        ignore_case: compare case-folded.
+        ignore_space: a run of white space counts as one space; none at the ends.
+        ignore_punctuation: leave out quotation marks around the answer and ``.,;:!?`` at its end. Nothing at its
+            beginning, where ``-`` and ``.`` belong to a number.
+
+    Raises:
+        ValueError: unknown `answer_in`.
+    """
+
+    __name__ = "exact_reward"
+
+    def __init__(
+        self,
+        answer_in: AnswerIn = "box",
+        ignore_case: bool = True,
+        ignore_space: bool = True,
+        ignore_punctuation: bool = False,
+    ) -> None:
+        check_where("exact", answer_in)
+        self.answer_in: AnswerIn = answer_in
+        self.ignore_case, self.ignore_space, self.ignore_punctuation = ignore_case, ignore_space, ignore_punctuation
+        ignored = [name for name in ("case", "space", "punctuation") if getattr(self, f"ignore_{name}")]
+        self.version = f"rules {_RULES}, {answer_in}, but for {' '.join(ignored) or 'nothing'}"
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[str | list[dict[str, str]]],
+        solution: Sequence[Any],
+        log_metric: Callable[[str, float], None] | None = None,
+        **kwargs: Any,
+    ) -> list[float | None]:
+        answers = [take_answer(completion_text(completion), self.answer_in) for completion in completions]
+        if log_metric is not None and answers:
+            log_metric("reward/exact/no_answer", answers.count(None) / len(answers))
+        rewards: list[float | None] = []
+        for answer, cell in zip(answers, solution, strict=True):
+            golds = self._golds(cell)
+            rewards.append(float(answer is not None and self.normal(answer) in golds) if golds else None)
+        return rewards
+
+    def normal(self, text: str) -> str:
+        """The form in which answers are compared; composed Unicode (NFC) in any case."""
+        text = unicodedata.normalize("NFC", text)
+        if self.ignore_punctuation:
+            text = text.strip().rstrip(_ENDS)
+            for left, right in _QUOTES:
+                if len(text) > 1 and text[0] == left and text[-1] == right:
+                    text = text[1:-1].rstrip(_ENDS)
+                    break
+        if self.ignore_space:
+            text = " ".join(text.split())
+        return text.casefold() if self.ignore_case else text
+
+    def check_golds(self, solution: Sequence[Any]) -> list[int]:
+        """Indices of the golds of which the normalisation leaves nothing."""
+        return [i for i, cell in enumerate(solution) if not self._golds(cell)]
+
+    def close(self) -> None:
+        """Nothing to end: there is no process."""
+
+    def _golds(self, cell: Any) -> set[str]:
+        cells = cell if isinstance(cell, (list, tuple)) else [cell]
+        return {normal for gold in cells if gold is not None and (normal := self.normal(str(gold)))}

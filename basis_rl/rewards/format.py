@@ -1,0 +1,107 @@
+"""The reward of a completion's form: is the thought closed, is the answer where it belongs?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from basis_rl.rewards.calls import Calls, check_limits, log_limits
+from basis_rl.rewards.extract import completion_text, last_boxed
+
+Form = Literal["think", "think_box", "think_answer", "box", "answer"]
+_RULES = 1
+_MEMORY_BYTES = 1 << 30
+
+
+class FormatReward:
+    r"""1.0 if the completion has the form that is asked for, else 0.0. What the answer is does not matter.
+
+    - ``think``: ``<think>thought</think>visible text``, with each tag once, nothing before it, and neither part blank;
+    - ``think_box``: the same, with a ``\boxed{...}`` that is not blank in the visible text;
+    - ``think_answer``: the same, where the visible text is one ``<answer>...</answer>`` that is not blank (DeepSeek-R1,
+      arXiv 2501.12948, Table 1; Open-Reasoner-Zero);
+    - ``box``, ``answer``: a box anywhere; one ``<answer>...</answer>``, at the end.
+
+    These are checked in one pass over the text. A `pattern` of your own may take exponential time on what a model
+    writes, so it is matched in a worker: a match that takes longer than `timeout` is none.
+
+    Metrics with a pattern: ``reward/format/timeout`` and the like, shares of the rollouts.
+
+    Args:
+        form: one of the above; default ``think_box``.
+        pattern: instead, a regular expression for all of the completion, white space at its ends aside; ``.`` matches
+            line ends too.
+        opened_by_prompt: the chat template ends with ``<think>``, so completions have no opening tag.
+        num_workers: processes (of this rank) for `pattern`.
+        timeout: seconds of CPU time for one completion with `pattern`.
+
+    Raises:
+        ValueError: unknown form, form and pattern, a pattern that is no regular expression.
+    """
+
+    __name__ = "format_reward"
+
+    def __init__(
+        self,
+        form: Form | None = None,
+        pattern: str | None = None,
+        opened_by_prompt: bool = False,
+        num_workers: int = 2,
+        timeout: float = 1.0,
+    ) -> None:
+        if form is not None and form not in get_args(Form):
+            raise ValueError(f"format: form must be one of {', '.join(get_args(Form))}, got {form!r}.")
+        if form is not None and pattern is not None:
+            raise ValueError("format: set form or pattern, not both.")
+        check_limits("format", num_workers, timeout, _MEMORY_BYTES)
+        self.form: Form = form or "think_box"
+        self.pattern, self.opened_by_prompt = pattern, opened_by_prompt
+        self._calls: Calls | None = None
+        if pattern is not None:
+            try:
+                re.compile(pattern)
+            except (re.error, TypeError) as error:
+                raise ValueError(f"format: pattern {pattern!r} is no regular expression: {error}.") from error
+            scorer = Path(__file__).with_name("pattern_scorer.py")
+            self._calls = Calls(f"{scorer}:matches", num_workers, timeout, _MEMORY_BYTES)
+        opened = ", opened by the prompt" if opened_by_prompt and pattern is None else ""
+        self.version = f"rules {_RULES}, {self.form if pattern is None else repr(pattern)}{opened}"
+
+    def __call__(
+        self, prompts: Sequence[Any], completions: Sequence[str | list[dict[str, str]]], **kwargs: Any
+    ) -> list[float | None]:
+        texts = [completion_text(completion).strip() for completion in completions]
+        if self._calls is None:
+            return [float(has_form(text, self.form, self.opened_by_prompt)) for text in texts]
+        scores = self._calls.run([([text, self.pattern], {}) for text in texts])
+        log_limits("format", scores, kwargs.get("log_metric"))
+        over = ("timeout", "memory")
+        return [0.0 if score.status in over else score.value for score in scores]
+
+    def close(self) -> None:
+        """End the processes, if there are any; they also end with the object, and with the program."""
+        if self._calls is not None:
+            self._calls.close()
+
+
+def has_form(text: str, form: Form, opened_by_prompt: bool = False) -> bool:
+    """Whether a completion has a form of `FormatReward`, in one pass."""
+    if form.startswith("think"):
+        start = 0 if opened_by_prompt else len("<think>")
+        thought, end, visible = text[start:].partition("</think>")
+        opened = opened_by_prompt or text.startswith("<think>")
+        if not (opened and end and thought.strip() and visible.strip()) or "<think>" in text[start:]:
+            return False
+        if "</think>" in visible:
+            return False
+        text = visible.strip()
+    if form.endswith("box"):
+        return bool(last_boxed(text))
+    if form.endswith("answer"):
+        before, opened_, answer = text.partition("<answer>")
+        closed = answer.endswith("</answer>") and answer.count("</answer>") == 1 and "<answer>" not in answer
+        alone = form == "answer" or not before.strip()
+        return bool(opened_ and alone and closed and "</answer>" not in before and answer[: -len("</answer>")].strip())
+    return True

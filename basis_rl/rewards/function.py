@@ -1,0 +1,108 @@
+"""The reward of a user's own function, called in worker processes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
+
+from basis_rl.rewards.calls import Calls, FunctionError, check_limits, log_limits, trl_signature
+from basis_rl.rewards.extract import completion_text
+
+OnError = Literal["raise", "unscored"]
+
+
+class FunctionReward:
+    """What a function says of each completion: ``f(completion: str, **row) -> float | None``, one completion a call.
+
+    The function runs in processes of its own, with limits: it may hang, run out of memory or crash. It is given the
+    completion's text (of a conversation the last assistant message), and by name those columns of its row that it has
+    parameters for, all with ``**row``; ``prompt`` is one of them. None leaves the completion unscored.
+
+    It is imported when this object is made, so that what cannot be imported is known before anything is spent. The
+    workers have a minimal environment and the working directory on their path; they are not shut off from network and
+    files. In a recipe this is ``pool:my_lib.rewards:mine``, and ``my_lib.rewards.mine`` a function in TRL's form,
+    called in the training process itself.
+
+    A call that takes longer than `timeout`, or more memory than it may, scores `over_limit`. One whose process died
+    twice is not scored, and too many of these end the run (`FailureMonitor`). The result of a call that raised, or
+    returned no finite number, is `on_error`.
+
+    Metrics: ``reward/NAME/timeout``, ``.../memory``, ``.../infrastructure`` and ``.../error``, shares of the rollouts.
+
+    Args:
+        function: ``module:name`` or ``module.name``.
+        num_workers: processes (of this rank).
+        timeout: seconds of CPU time for one completion; so a loaded machine changes no score.
+        wall_timeout: seconds by the clock, for functions that wait for something; default: ten times `timeout`.
+        memory_bytes: address space beyond what its imports take.
+        over_limit: score of a call that ran out of time or memory; None leaves it unscored.
+        on_error: ``raise`` ends the run with the function's traceback; ``unscored`` counts it and goes on, but raises
+            where every call of a batch failed.
+
+    Raises:
+        ValueError: the function cannot be imported, takes no completion, or a parameter is out of its range.
+        FunctionError: when called: see `on_error`.
+    """
+
+    def __init__(
+        self,
+        function: str,
+        num_workers: int = 2,
+        timeout: float = 5.0,
+        wall_timeout: float | None = None,
+        memory_bytes: int = 4 << 30,
+        over_limit: float | None = 0.0,
+        on_error: OnError = "raise",
+    ) -> None:
+        if not isinstance(function, str) or not re.fullmatch(r"[\w.]+[.:]\w+", function):
+            raise ValueError(f"A function in the pool is named `module:function`, got {function!r}.")
+        check_limits(
+            function, num_workers, timeout if wall_timeout is None else min(timeout, wall_timeout), memory_bytes
+        )
+        if on_error not in get_args(OnError):
+            raise ValueError(f"{function}: on_error must be 'raise' or 'unscored', got {on_error!r}.")
+        self.function, self.over_limit, self.on_error = function, over_limit, on_error
+        self.__name__ = re.split("[.:]", function)[-1]
+        self._calls = Calls(function, num_workers, timeout, memory_bytes, wall_timeout=wall_timeout)
+        known = self._calls.describe()
+        if not known["first"] or known["asynchronous"]:
+            raise ValueError(f"'{function}' must be a plain function whose first parameter is the completion's text.")
+        self._wanted: set[str] | None = None if known["any"] else set(known["parameters"])
+        self.version = f"{known['version']}, over limit {over_limit}"
+        self.__signature__ = trl_signature([name for name in known["required"] if name != "prompt"])
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[str | list[dict[str, str]]],
+        completion_ids: Sequence[Sequence[int]] | None = None,
+        trainer_state: Any = None,
+        log_extra: Any = None,
+        log_metric: Callable[[str, float], None] | None = None,
+        environments: Any = None,
+        **columns: Sequence[Any],
+    ) -> list[float | None]:
+        rows = {"prompt": prompts, **columns}
+        wanted = [name for name in rows if self._wanted is None or name in self._wanted]
+        scores = self._calls.run(
+            [
+                ([completion_text(completion)], {name: rows[name][i] for name in wanted})
+                for i, completion in enumerate(completions)
+            ]
+        )
+        failed = [score.detail for score in scores if score.status == "error"]
+        if failed and (self.on_error == "raise" or len(failed) == len(scores)):
+            raise FunctionError(
+                f"The reward function '{self.function}' failed on {len(failed)} of {len(scores)} completions. The "
+                f"first one:\n{failed[0]}"
+            )
+        log_limits(self.__name__, scores, log_metric)
+        if log_metric is not None and scores:
+            log_metric(f"reward/{self.__name__}/error", len(failed) / len(scores))
+        over = ("timeout", "memory")
+        return [self.over_limit if score.status in over else score.value for score in scores]
+
+    def close(self) -> None:
+        """End the processes; they also end with the object, and with the program."""
+        self._calls.close()

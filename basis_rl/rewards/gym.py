@@ -1,0 +1,110 @@
+"""The reward of reasoning-gym's procedural problems, by reasoning-gym's own scorers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from basis_rl.rewards.answers import AnswerIn, check_where, take_answer
+from basis_rl.rewards.calls import Calls, FunctionError, check_limits, log_limits
+from basis_rl.rewards.extract import completion_text
+
+_RULES = 1
+
+
+class ReasoningGymReward:
+    r"""What reasoning-gym's scorer of the problem (``score_answer``) gives the answer, a number in [0, 1].
+
+    A reward function as TRL knows them; it reads the column ``reasoning_gym``, which data sets
+    ``reasoning_gym:NAME`` have: a JSON object with ``dataset`` (the name), ``config`` (its parameters) and either
+    ``entry`` (question, answer, metadata; a tuple in it is ``{"__tuple__": [...]}``), or ``index`` and
+    ``question_sha256`` (the first 16 hex digits), from which the worker makes the very entry again.
+
+    Scorers give partial credit, 0.01 for an answer that can be read and the like. Baselines that take rewards for
+    probabilities (``basis``, ``basis_history``) work for any number in [0, 1], and best where most are 0 or 1;
+    `threshold` makes all of them 0 or 1.
+
+    Some scorers ``eval`` what the model wrote, so they run in workers only, without network and without a place to
+    write to (as far as the machine can: `basis_rl.sandbox.isolation`). An answer that takes longer than `timeout`, or
+    more memory than it may, is wrong. A rollout whose worker died twice is not scored (None), and too many of
+    these end the run (`FailureMonitor`).
+
+    Metrics: ``reward/reasoning_gym/no_answer``, ``.../timeout``, ``.../memory`` and
+    ``.../infrastructure``, shares of the rollouts.
+
+    Args:
+        answer_in: where the answer is: see `take_answer`. The default fits the default prompt; answers of several
+            lines are better asked for in ``<answer>`` tags (``tag``).
+        threshold: scores of at least this are 1.0, others 0.0; None leaves them.
+        num_workers: scoring processes (of this rank).
+        timeout: seconds of CPU time for one answer.
+        memory_bytes: address space of a worker beyond its imports.
+
+    Raises:
+        ValueError: a parameter out of its range, or reasoning-gym is not installed or cannot be imported.
+        FunctionError: when called: the column cannot be read, or was made by another version of reasoning-gym.
+    """
+
+    __name__ = "reasoning_gym_reward"
+
+    def __init__(
+        self,
+        answer_in: AnswerIn = "box",
+        threshold: float | None = None,
+        num_workers: int = 2,
+        timeout: float = 5.0,
+        memory_bytes: int = 4 << 30,
+    ) -> None:
+        check_where("reasoning_gym", answer_in)
+        check_limits("reasoning_gym", num_workers, timeout, memory_bytes)
+        if threshold is not None and not 0 < threshold <= 1:
+            raise ValueError(f"reasoning_gym: threshold must be in (0, 1], got {threshold!r}.")
+        try:
+            installed = version("reasoning-gym")
+        except PackageNotFoundError as error:
+            raise ValueError("The reward reasoning_gym needs `pip install basis-rl[reasoning-gym]`.") from error
+        self.answer_in: AnswerIn = answer_in
+        self.threshold = threshold
+        self.version = f"reasoning-gym {installed}, rules {_RULES}, {answer_in}, threshold {threshold}"
+        scorer = Path(__file__).with_name("gym_scorer.py")
+        self._calls = Calls(f"{scorer}:gym_score", num_workers, timeout, memory_bytes, shut_in=True)
+        self._calls.describe()
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[str | list[dict[str, str]]],
+        reasoning_gym: Sequence[str | dict[str, Any]],
+        log_metric: Callable[[str, float], None] | None = None,
+        **kwargs: Any,
+    ) -> list[float | None]:
+        answers = [take_answer(completion_text(completion), self.answer_in) for completion in completions]
+        references = [cell if isinstance(cell, str) else json.dumps(cell) for cell in reasoning_gym]
+        pairs = zip(answers, references, strict=True)
+        asked = list(dict.fromkeys((answer, ref) for answer, ref in pairs if answer is not None))
+        scores = self._calls.run([([answer, ref], {}) for answer, ref in asked])
+        failed = [score.detail for score in scores if score.status == "error"]
+        if failed:
+            raise FunctionError(
+                f"reasoning_gym: {len(failed)} answers could not be scored. The first one:\n{failed[0]}"
+            )
+        log_limits("reasoning_gym", scores, log_metric)
+        if log_metric is not None and answers:
+            log_metric("reward/reasoning_gym/no_answer", answers.count(None) / len(answers))
+        rewards: dict[Any, float | None] = {}
+        for pair, score in zip(asked, scores, strict=True):
+            rewards[pair] = 0.0 if score.status in ("timeout", "memory") else self._reward(score.value)
+        return [rewards.get(pair, 0.0) for pair in zip(answers, references, strict=True)]
+
+    def close(self) -> None:
+        """End the processes; they also end with the object, and with the program."""
+        self._calls.close()
+
+    def _reward(self, score: float | None) -> float | None:
+        if score is None:
+            return None
+        score = min(1.0, max(0.0, score))
+        return score if self.threshold is None else float(score >= self.threshold)

@@ -1,0 +1,65 @@
+"""The soft punishment of completions that come near the length limit (DAPO)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+class OverlongReward:
+    r"""DAPO's soft overlong punishment (Yu et al. 2025, arXiv 2503.14476, Eq. 13), in [-1, 0], to be added to a reward:
+
+    .. math::
+
+        R(y) = \begin{cases}
+            0 & |y| \le L_{max} - L_{cache} \\
+            ((L_{max} - L_{cache}) - |y|) / L_{cache} & L_{max} - L_{cache} < |y| \le L_{max} \\
+            -1 & |y| > L_{max}
+        \end{cases}
+
+    with :math:`|y|` the completion's tokens. A completion that the limit cut off has :math:`|y| = L_{max}` and gets -1.
+    DAPO has L_max 20480, L_cache 4096; a factor other than 1 is this function's entry of ``reward_weights``.
+
+    Leaving truncated completions out of the loss altogether ("overlong filtering") is TRL's
+    ``mask_truncated_completions``; with it this punishment reaches only those that ended in time.
+
+    Metric: ``reward/overlong/share``, the share of rollouts that are punished.
+
+    Args:
+        max_completion_length: L_max in tokens; a recipe's own ``max_completion_length`` by default.
+        cache: L_cache in tokens, in [1, L_max]; default: a fifth of L_max, as in DAPO, and at least 1.
+
+    Raises:
+        ValueError: a length out of its range.
+    """
+
+    __name__ = "overlong_reward"
+
+    def __init__(self, max_completion_length: int, cache: int | None = None) -> None:
+        for name, value in (("max_completion_length", max_completion_length), ("cache", cache)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ValueError(f"overlong: {name} must be a number of tokens, at least 1, got {value!r}.")
+        self.cache = max(1, max_completion_length // 5) if cache is None else cache
+        if self.cache > max_completion_length:
+            raise ValueError(
+                f"overlong: cache ({self.cache}) must be at most max_completion_length ({max_completion_length})."
+            )
+        self.max_completion_length = max_completion_length
+        self.version = f"{self.max_completion_length}, cache {self.cache}"
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        completion_ids: Sequence[Sequence[int]],
+        log_metric: Callable[[str, float], None] | None = None,
+        **kwargs: Any,
+    ) -> list[float]:
+        free = self.max_completion_length - self.cache
+        rewards = [-min(1.0, max(0, len(ids) - free) / self.cache) for ids in completion_ids]
+        if log_metric is not None and rewards:
+            log_metric("reward/overlong/share", sum(reward < 0 for reward in rewards) / len(rewards))
+        return rewards
+
+    def close(self) -> None:
+        """Nothing to end: there is no process."""

@@ -1,0 +1,100 @@
+"""Every reward function by its name in a recipe, and what the parameters of a recipe mean for it."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from basis_rl.rewards.choice import ChoiceReward
+from basis_rl.rewards.code import CodeReward
+from basis_rl.rewards.exact import ExactReward
+from basis_rl.rewards.format import FormatReward
+from basis_rl.rewards.function import FunctionReward
+from basis_rl.rewards.gym import ReasoningGymReward
+from basis_rl.rewards.math_verify import MathVerifyReward
+from basis_rl.rewards.overlong import OverlongReward
+
+POOL = "pool:"
+REWARDS: dict[str, type] = {
+    "math_verify": MathVerifyReward,
+    "choice": ChoiceReward,
+    "exact": ExactReward,
+    "reasoning_gym": ReasoningGymReward,
+    "format": FormatReward,
+    "overlong": OverlongReward,
+    "code": CodeReward,
+}
+
+
+def build_reward(name: str, params: Mapping[str, Any], known: Mapping[str, Any] | None = None) -> Any:
+    """The registered reward `name`, or with ``pool:module:function`` the `FunctionReward` of that function.
+
+    Args:
+        name: of the reward.
+        params: of its class.
+        known: what the run knows (``max_completion_length``); taken for parameters of these names that are not given.
+
+    Raises:
+        ValueError: unknown name, unknown or missing parameter, or one that the reward refuses.
+    """
+    if not name.startswith(POOL) and name not in REWARDS:
+        raise ValueError(
+            f"Unknown reward function '{name}'.{_near(name, REWARDS)} Known: {', '.join(REWARDS)}. Others are dotted "
+            "paths: my_lib.rewards.mine (in TRL's form), or pool:my_lib.rewards:mine (one completion a call)."
+        )
+    cls = FunctionReward if name.startswith(POOL) else REWARDS[name]
+    signature = inspect.signature(cls).parameters
+    own = [key for key in signature if cls is not FunctionReward or key != "function"]
+    for key in params:
+        if key not in own:
+            raise ValueError(f"reward_kwargs: {name} has no '{key}'.{_near(key, own)} It has: {', '.join(own)}.")
+    given = {key: value for key, value in (known or {}).items() if key in own}
+    given |= {"function": name.removeprefix(POOL)} if cls is FunctionReward else {}
+    missing = [k for k in own if signature[k].default is inspect.Parameter.empty and k not in {**given, **params}]
+    if missing:
+        raise ValueError(f"reward_kwargs: {name} needs '{missing[0]}'.")
+    try:
+        return cls(**{**given, **params})
+    except TypeError as error:
+        raise ValueError(f"reward_kwargs {dict(params)} do not fit {name}: {error}.") from error
+
+
+def split_params(names: Sequence[str], params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The parameters of each reward, from those of a recipe (``reward_kwargs``).
+
+    These are ``{name: {parameter: value}}``, where the last part of a dotted path will do as its name, or with a single
+    reward just ``{parameter: value}``.
+
+    Raises:
+        ValueError: a reward is there twice, or parameters for none.
+    """
+    twice = [name for name in names if list(names).count(name) > 1]
+    if twice:
+        raise ValueError(f"reward_funcs: '{twice[0]}' is there twice. Its weight is its entry of reward_weights.")
+    short = {re.split("[.:]", name)[-1]: name for name in names}
+    long = {name: name for name in names}
+    meant = {key: {**short, **long}.get(key) for key in params}
+    if len(names) == 1 and not (
+        params and all(meant.values()) and all(isinstance(p, Mapping) for p in params.values())
+    ):
+        return {names[0]: dict(params)}
+    result: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for key, value in params.items():
+        name = meant[key]
+        if name is None:
+            raise ValueError(
+                f"reward_kwargs: '{key}' is none of the reward_funcs {', '.join(names)}.{_near(key, [*short, *long])} "
+                "With several, parameters stand below the name: {overlong: {cache: 4096}}."
+            )
+        if not isinstance(value, Mapping):
+            raise ValueError(f"reward_kwargs: the parameters of '{key}' must be a mapping, got {value!r}.")
+        result[name] = dict(value)
+    return result
+
+
+def _near(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(str(name), list(known), n=1)
+    return f" Did you mean '{near[0]}'?" if near else ""

@@ -1,0 +1,263 @@
+"""CodeReward: right programs pass, and no way of not solving the problem does."""
+
+import json
+import os
+import time
+
+import pytest
+
+from basis_rl.rewards import CodeReward, code
+from basis_rl.rewards.code import last_code
+from basis_rl.rewards.coding.tests import Case, choose, parse_tests, same_output, same_value
+from basis_rl.rewards.coding.values import decode, encode
+from basis_rl.sandbox import Isolation, isolation
+from tests.rewards.growth import grows_linearly
+
+ADD_IO = json.dumps({"inputs": ["1 2\n", "30 4\n"], "outputs": ["3\n", "34\n"]})
+ADD_CALL = {"fn_name": "add", "inputs": [[1, 2], [30, 4]], "outputs": [3, 34]}
+ADD_ASSERT = ["assert add(1, 2) == 3", "assert add(30, 4) == 34"]
+ADD_CHECK = {"test": "def check(candidate):\n    for got in map(candidate, [1], [2]):\n        assert got == 3\n"
+             "    assert add(30, 4) == 34\n",
+             "entry_point": "add"}  # fmt: skip
+
+needs_sandbox = pytest.mark.skipif(
+    not all((isolation().network, isolation().writes, isolation().reads, isolation().processes)),
+    reason="this machine cannot shut in what a model writes",
+)
+
+
+def fenced(source):
+    return f"I think so.\n```python\n{source}\n```\nDone."
+
+
+@pytest.fixture(scope="module")
+def reward():
+    return CodeReward(num_workers=2, timeout=1.0, memory_bytes=1 << 28)
+
+
+def scores(reward, pairs):
+    return reward([], [fenced(source) for source, _ in pairs], solution=[tests for _, tests in pairs])
+
+
+@needs_sandbox
+def test_right_programs_pass_in_every_form_of_tests(reward):
+    function = "def add(a, b):\n    return a + b"
+    method = "class Solution:\n    def add(self, a: int, b: List[int]) -> int:\n        return a + b"
+    programs = [
+        ("a, b = map(int, input().split())\nprint(a + b)", ADD_IO),
+        ("import sys\nfor line in sys.stdin:\n    print(sum(map(int, line.split())))", ADD_IO),
+        (function, ADD_CALL),
+        (method, json.dumps(ADD_CALL)),
+        (function, ADD_ASSERT),
+        (method, ADD_ASSERT),
+        (function, ADD_CHECK),
+        ("def add(a, b):\n    print('noise')\n    return a + b", ADD_CHECK),
+        ("def add(a, b):\n    raise ValueError",
+         ["try:\n    add(1, 2)\nexcept ValueError:\n    pass\nelse:\n    assert 0"]),
+        ("def swap(t, s, d):\n    return {'t': (t[1], t[0]), 's': s, 1: d[2 ** 100]}",
+         ["assert swap((1, 2), {3}, {2 ** 100: b'x'}) == {'t': (2, 1), 's': {3}, 1: b'x'}"]),
+    ]  # fmt: skip
+    assert scores(reward, programs) == [1.0] * len(programs)
+
+
+WRONG = {
+    "wrong": "def add(a, b):\n    return a - b",
+    "hard-coded first test": "def add(a, b):\n    return 3",
+    "no function": "x = 1",
+    "syntax error": "def add(a, b:",
+    "equal to everything": "class E(int):\n    def __eq__(s, o): return True\n    def __hash__(s): return 0\n"
+    "def add(a, b):\n    return E(0)",
+    "equal to everything, no number": "class E:\n    def __eq__(s, o): return True\ndef add(a, b):\n    return E()",
+    "exit as if all was well": "import os\ndef add(a, b):\n    os._exit(0)",
+    "exit at once": "raise SystemExit(0)",
+    "exit like a failed sandbox": "import os\nos._exit(126)",
+    "assertions off": "import builtins\nbuiltins.AssertionError = ValueError\ndef add(a, b):\n    raise Exception",
+    "no ImportError of the tests": "def add(a, b):\n    raise ImportError",
+    "end of the tests' loop": "def add(a, b):\n    if a == 1:\n        raise StopIteration\n    return a + b",
+    "patched JSON": "import json\njson.dumps = lambda *a, **k: '{\"value\": true}'\n"
+    "def add(a, b):\n    return 0",
+    "verdict on every descriptor": "import os\nfor fd in range(20):\n    try:\n        os.write(fd, b'pass\\n')\n"
+    "    except OSError:\n        pass\ndef add(a, b):\n    return 0",
+    "answers in advance": "import os\nfor fd in range(20):\n    try:\n"
+    "        os.write(fd, b'{\"value\": null}\\n' * 9)\n"
+    "    except OSError:\n        pass\ndef add(a, b):\n    return None",
+    "looks into frames": "import sys, re\ndef add(a, b):\n    f = sys._getframe()\n    seen = ''\n    while f:\n"
+    "        seen += repr(f.f_locals) + repr(f.f_globals)\n        f = f.f_back\n"
+    "    return a + b if '== 3' in seen or 'outputs' in seen else 0",
+    "looks into files": "import glob, os\ndef add(a, b):\n    seen = ''\n"
+    "    for where in ('/tmp/**/*', '/proc/*/cmdline', '/proc/*/fd/*', '/proc/*/environ'):\n"
+    "      for path in glob.glob(where, recursive=True):\n"
+    "        if 'self' in path or str(os.getpid()) in path:\n            continue\n"
+    "        try:\n            seen += open(path).read(10 ** 6)\n        except Exception:\n            pass\n"
+    "    return a + b if '== 3' in seen or 'outputs' in seen else 0",
+    "kills": "import os, signal\nos.kill(-1, signal.SIGTERM)\nos.kill(os.getppid(), signal.SIGKILL)",
+}  # fmt: skip
+
+
+@needs_sandbox
+@pytest.mark.parametrize("tests", [ADD_CALL, ADD_CHECK], ids=["call", "assert"])
+def test_what_does_not_solve_the_problem_does_not_pass(reward, tests):
+    assert dict(
+        zip(WRONG, scores(reward, [(source, tests) for source in WRONG.values()]), strict=True)
+    ) == dict.fromkeys(WRONG, 0.0)
+
+
+@needs_sandbox
+def test_hostile_programs_end_and_reach_nothing(reward, tmp_path):
+    mark = tmp_path / "mark"
+    (tmp_path / "answer").write_text("3\n")
+    programs = [
+        "while True: pass",
+        "import time\ntime.sleep(1000)",
+        "x = [bytearray(1 << 20) for _ in range(1 << 20)]",
+        "import os\nwhile True: os.fork()",
+        "while True: print('x' * 1000)",
+        f"open({str(mark)!r}, 'w').write('x')",
+        f"print(open({str(tmp_path / 'answer')!r}).read())",
+        "import socket\nsocket.create_connection(('127.0.0.1', 80), 1)",
+        "import os\nprint(3 if 'SECRET_OF_TRAINER' in os.environ else 0)",
+        "import subprocess\nprint(subprocess.run(['cat', '/etc/passwd'], capture_output=True).returncode * 0 + 3 - 4)",
+        "print(input() and 3)\nraise SystemExit(1)",
+    ]
+    os.environ["SECRET_OF_TRAINER"] = "1"
+    logged = {}
+    began = time.perf_counter()
+    try:
+        cell = {"inputs": ["1 2"], "outputs": ["3"]}
+        texts = [fenced(program) for program in programs]
+        got = reward([], texts, solution=[cell] * len(texts), log_metric=logged.__setitem__)
+    finally:
+        del os.environ["SECRET_OF_TRAINER"]
+    assert got == [0.0] * len(programs)
+    assert logged["reward/code/timeout"] >= 2 / len(programs)
+    assert time.perf_counter() - began < 60
+    assert not mark.exists()
+
+
+@needs_sandbox
+def test_share_of_tests_and_rows_that_cannot_be_scored():
+    reward = CodeReward(num_workers=2, partial=True)
+    logged = {}
+    right, half = fenced("def add(a, b):\n    return a + b"), fenced("def add(a, b):\n    return 3")
+    cells = [
+        ADD_ASSERT,
+        ADD_ASSERT,
+        ADD_CALL,
+        "no tests",
+        ["assert add(object(), 1)"],
+        ["import no_such\nassert add(1, 1)"],
+    ]
+    got = reward(
+        [], [right, half, half, right, right, right], tests=None, solution=cells, log_metric=logged.__setitem__
+    )
+    assert got == [1.0, 0.5, 0.5, None, None, None]
+    assert logged["reward/code/unscored"] == 0.5
+    assert reward.check_golds(cells) == [3]
+    assert reward([], ["no code", "```python\nopen"], solution=[ADD_CALL] * 2) == [0.0, 0.0]
+
+
+@needs_sandbox
+def test_tests_and_the_functions_name_in_columns_of_their_own():
+    reward = CodeReward(num_workers=1, column="tests", fn_name="name")
+    cell = [{"input": "[1]\n[2]", "output": "[1, 2]", "testtype": "functional"}]
+    text = fenced("def join(a, b):\n    return a + b")
+    assert reward([], [text], solution=["irrelevant"], tests=[cell], name=["join"]) == [1.0]
+    assert reward.check_golds(["irrelevant"]) == []
+    with pytest.raises(ValueError, match="no column 'tests'"):
+        reward([], [text], solution=["x"], name=["join"])
+
+
+def test_a_machine_without_isolation_is_refused(monkeypatch):
+    monkeypatch.setattr(code, "isolation", lambda: Isolation.by(["rlimits"]))
+    with pytest.raises(ValueError, match=r"cannot shut in what a model writes.*allow_unsafe"):
+        CodeReward()
+    assert CodeReward(allow_unsafe=True).partial is False
+
+
+def test_the_last_closed_block_counts():
+    assert last_code("```python\na\n```\n```py\nb\n  c\n```\n```sh\nls\n```\n```python\nopen") == "b\n  c"
+    assert last_code("```\na\n```") == "a"
+    assert last_code("a = 1") is None
+    assert grows_linearly(lambda n: last_code("```python\na\n```\n" * n + "```" * n))
+
+
+def test_forms_of_tests():
+    stdin = [Case("stdin", "1", "2"), Case("stdin", "3", "4")]
+    assert parse_tests({"inputs": ["1", "3"], "outputs": ["2", "4"]}) == stdin
+    assert parse_tests([{"input": "1", "output": "2"}, {"input": "3", "output": "4", "type": "stdin"}]) == stdin
+    assert parse_tests({"language": "python", "test_cases": [{"input": "1", "output": "2", "type": "stdin_stdout"},
+                                                            {"input": "3", "output": "4"}]}) == stdin  # fmt: skip
+    assert parse_tests([{"input": "1\n[2]", "output": "3"}], "f") == [Case("call", [1, [2]], 3, "f")]
+    assert parse_tests({"asserts": ["assert f()"], "setup": "import math"}) == [
+        Case("assert", "import math\nassert f()")
+    ]
+    for bad in ("", "[]", "{}", "not json", [1], {"inputs": ["1"], "outputs": []}, None, 3, "[" * 100_000):
+        with pytest.raises(ValueError, match=r"tests|JSON|outputs"):
+            parse_tests(bad)
+
+
+def test_chosen_tests_are_spread_and_have_the_last():
+    cases = [Case("stdin", str(i), "") for i in range(100)]
+    chosen = [int(case.given) for case in choose(cases, 8)]
+    assert len(set(chosen)) == 8
+    assert chosen[-1] == 99
+    assert chosen[0] > 0
+    assert choose(cases, 100) == cases
+
+
+def test_sameness_of_outputs():
+    assert same_output("1  2\n\n3 ", "1 2\n3\n", 0)
+    assert not same_output("1 2", "1 2 3", 1)
+    assert same_output("0.3333334", "0.3333333", 1e-6)
+    assert not same_output("4", "3", 2)
+    assert not same_output("nan", "0.5", 1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "same"),
+    [
+        (3, 3, True),
+        (3, 4, False),
+        (True, 1, False),
+        (1, True, False),
+        (3.0, 3, True),
+        (0.1 + 0.2, 0.3, True),
+        ((1, [2]), [1, [2]], True),
+        ({1: "a"}, {"1": "a"}, True),
+        ({1: "a"}, {"1": "b"}, False),
+        ({1, 2}, [1, 2], False),
+        (3, [3], True),
+        ("3", 3, False),
+        (None, None, True),
+        (float("nan"), 1.0, False),
+        (10**400, 1.5, False),
+    ],
+)
+def test_sameness_of_values(answer, expected, same):
+    assert same_value(encode(answer), expected, 1e-6) is same
+
+
+def test_integers_of_any_length():
+    assert same_value(encode(10**5000), 10**5000, 0)
+    assert not same_value(encode(10**5000), 10**5000 + 1, 0)
+
+
+@pytest.mark.parametrize("rubbish", [3, {}, {"int": 3}, {"list": 3}, {"dict": [[1]]}, {"dict": 1}, {"x": 1}, [[]]])
+def test_rubbish_is_no_value(rubbish):
+    for expected in (3, 2.5, "x", None, [1], {"a": 1}):
+        assert not same_value(rubbish, expected, 1e-6)
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        decode(rubbish)
+
+
+def test_plain_data_arrive_as_they_were():
+    value = {"a": [1, -(2**70), 0.5, None, True], (1, 2): {3, "x"}, 1: b"\x00", 2: 1 + 2j, 3: frozenset([()])}
+    assert decode(json.loads(json.dumps(encode(value)))) == value
+    with pytest.raises(TypeError, match="no plain data"):
+        encode([object()])
+
+
+@pytest.mark.parametrize("given", [{"max_tests": 0}, {"processes": 0}, {"tolerance": -1}, {"timeout": 0}])
+def test_parameters_out_of_range(given):
+    with pytest.raises(ValueError, match="code: needs"):
+        CodeReward(**given, allow_unsafe=True)

@@ -1,0 +1,77 @@
+"""ExactReward: where the answer is, and what counts as the same string."""
+
+import unicodedata
+
+import pytest
+
+from basis_rl.rewards import ExactReward
+from basis_rl.rewards.answers import take_answer
+from tests.rewards.growth import grows_linearly
+
+TEXT = "<think>x #### 1\n<answer>2</answer></think>\nSo <answer> 3 </answer> is\n#### 4\n\\boxed{5} or\nsix \n\n"
+
+
+@pytest.mark.parametrize(("where", "answer"), [("box", "5"), ("tag", "3"), ("hashes", "4"), ("last_line", "six")])
+def test_where_the_answer_is(where, answer):
+    assert take_answer(TEXT, where) == answer
+    assert ExactReward(answer_in=where)([], [TEXT], solution=[answer]) == [1.0]
+    assert take_answer("nothing" if where != "last_line" else " \n ", where) is None
+
+
+def test_the_whole_answer_begins_after_the_thought():
+    assert take_answer("<think>a</think> b\nc ", "whole") == "b\nc"
+    assert take_answer("b", "whole") == "b"
+    assert take_answer("<think>a</think>  ", "whole") is None
+
+
+@pytest.mark.parametrize("text", ["<answer>1", "1</answer>", "</answer>1<answer>", "####", "####\n1"])
+def test_unclosed_and_empty_places_hold_no_answer(text):
+    assert take_answer(text, "hashes" if "#" in text else "tag") is None
+
+
+@pytest.mark.parametrize(
+    ("given", "answer", "gold", "same"),
+    [
+        ({}, "Paris", "paris", True),
+        ({}, "  New \n York ", "New York", True),
+        ({}, "NewYork", "New York", False),
+        ({}, "Paris.", "Paris", False),
+        ({}, "STRASSE", "straße", True),
+        ({}, unicodedata.normalize("NFD", "Zürich"), "Zürich", True),
+        ({}, "2²", "22", False),
+        ({"ignore_case": False}, "Paris", "paris", False),
+        ({"ignore_space": False}, "New  York", "New York", False),
+        ({"ignore_punctuation": True}, "“Paris.”", "Paris", True),
+        ({"ignore_punctuation": True}, "'Paris'!", "paris", True),
+        ({"ignore_punctuation": True}, "-5", "5", False),
+        ({"ignore_punctuation": True}, ".5", "5", False),
+        ({"ignore_punctuation": True}, "it's", "its", False),
+        ({}, "", "7", False),
+    ],
+)
+def test_sameness(given, answer, gold, same):
+    assert ExactReward(answer_in="tag", **given)([], [f"<answer>{answer}</answer>"], solution=[gold]) == [float(same)]
+
+
+def test_several_golds_and_none():
+    reward = ExactReward(answer_in="whole", ignore_punctuation=True)
+    golds = [["UK", "United Kingdom"], ["France"], "", None, "...", [None, ""]]
+    logged = {}
+    assert reward([], ["uk"] * 6, solution=golds, log_metric=logged.__setitem__) == [1.0, 0.0, None, None, None, None]
+    assert reward.check_golds(golds) == [2, 3, 4, 5]
+    assert logged == {"reward/exact/no_answer": 0.0}
+
+
+@pytest.mark.parametrize(
+    "piece", ["<answer>", "</answer>", "<answer></answer>", "####", "\n", " ", '"', "\\boxed{", ".!"]
+)
+def test_time_is_linear(piece):
+    rewards = [ExactReward(where, ignore_punctuation=True) for where in ("box", "tag", "hashes", "last_line", "whole")]
+    assert grows_linearly(lambda n: [reward([], [piece * n + "x"], solution=["x"]) for reward in rewards])
+
+
+def test_options_are_part_of_the_version():
+    versions = {ExactReward(**given).version for given in ({}, {"ignore_case": False}, {"answer_in": "tag"})}
+    assert len(versions) == 3
+    with pytest.raises(ValueError, match="answer_in must be one of box, tag"):
+        ExactReward(answer_in="boxes")

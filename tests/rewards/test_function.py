@@ -1,0 +1,110 @@
+"""FunctionReward: somebody's function hangs, crashes, raises or eats memory, and the trainer does not."""
+
+import os
+import time
+
+import pytest
+
+from basis_rl.rewards import FunctionError, FunctionReward
+from basis_rl.trainer.preflight import required_columns
+
+HERE = "tests.rewards.user_functions"
+
+
+@pytest.fixture(scope="module")
+def moody():
+    reward = FunctionReward(f"{HERE}:moody", num_workers=2, timeout=1.0, wall_timeout=3.0, memory_bytes=1 << 28)
+    yield reward
+    reward.close()
+
+
+def test_it_is_given_its_columns_only_and_runs_in_another_process():
+    reward = FunctionReward(f"{HERE}:right", num_workers=1)
+    assert required_columns(reward) == {"solution"}
+    assert reward.__name__ == "right"
+    columns = {"solution": ["a", "b", "none"], "date": [object()] * 3}  # what it does not ask for need not be JSON
+    talk = [{"role": "assistant", "content": "is a"}]
+    assert reward(prompts=["p"] * 3, completions=["an a", talk, "x"], **columns) == [1.0, 0.0, None]
+    assert reward(prompts=["p"], completions=["b"], solution=["b"], bonus=[0.5]) == [1.5]
+    reward.close()
+    where = FunctionReward(f"{HERE}:process", num_workers=1)
+    assert where(prompts=[], completions=[""]) != [float(os.getpid())]
+    where.close()
+
+
+def test_with_keywords_it_is_given_all(moody):
+    reward = FunctionReward(f"{HERE}.length", num_workers=1)
+    assert required_columns(reward) == set()
+    assert reward(prompts=["p"], completions=["four"], solution=["x"], level=[3], trainer_state=object()) == [4.0]
+    reward.close()
+
+
+def test_hanging_eating_and_dying_calls_do_not_spoil_the_others(moody):
+    kinds = ["hang", "fine", "sleep", "fine", "eat", "fine", "die", "fine", "print", "fine"]
+    logged = {}
+    began = time.perf_counter()
+    scores = moody(prompts=[], completions=kinds, log_metric=logged.__setitem__)
+    assert time.perf_counter() - began < 60
+    expected = {"fine": 1.0, "hang": 0.0, "sleep": 0.0, "eat": 0.0, "die": None, "print": 1.0}
+    assert scores == [expected[kind] for kind in kinds]
+    shares = {"timeout": 0.2, "memory": 0.1, "infrastructure": 0.1, "error": 0.0}
+    assert logged == {f"reward/moody/{kind}": share for kind, share in shares.items()}
+
+
+def test_what_a_limit_scores_is_the_users_choice():
+    reward = FunctionReward(f"{HERE}:moody", num_workers=1, timeout=0.5, over_limit=-1)
+    assert reward(prompts=[], completions=["hang", "fine"]) == [-1, 1.0]
+    reward.close()
+
+
+def test_a_bug_ends_the_run_with_its_traceback():
+    reward = FunctionReward(f"{HERE}:buggy", num_workers=1)
+    with pytest.raises(
+        FunctionError, match=r"(?s)buggy' failed on 1 of 2.*line \d+, in buggy.*KeyError: 'no such weight'"
+    ):
+        reward(prompts=["", ""], completions=["bug", "fine"])
+    for kind in ("text", "nan", "list"):
+        with pytest.raises(FunctionError, match="not a finite number or None"):
+            reward(prompts=[""], completions=[kind])
+    assert reward(prompts=[""], completions=["fine"]) == [0.25]
+    reward.close()
+
+
+def test_bugs_can_be_left_unscored_unless_everything_fails():
+    reward = FunctionReward(f"{HERE}:buggy", num_workers=1, on_error="unscored")
+    logged = {}
+    assert reward(prompts=["", ""], completions=["bug", "fine"], log_metric=logged.__setitem__) == [None, 0.25]
+    assert logged["reward/buggy/error"] == 0.5
+    with pytest.raises(FunctionError, match="failed on 2 of 2"):
+        reward(prompts=["", ""], completions=["bug", "nan"])
+    reward.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        (f"{HERE}:absent", {}, "cannot be imported:\n(?s:.*)has no attribute 'absent'"),
+        ("no_such_module:f", {}, "cannot be imported:\n(?s:.*)No module named 'no_such_module'"),
+        (f"{HERE}:NUMBER", {}, "is a int, no function"),
+        (f"{HERE}:later", {}, "must be a plain function"),
+        (f"{HERE}:nothing", {}, "must be a plain function whose first parameter"),
+        ("f", {}, "named `module:function`"),
+        (f"{HERE}:length", {"timeout": -1}, "timeout > 0"),
+        (f"{HERE}:length", {"on_error": "zero"}, "on_error must be 'raise' or 'unscored'"),
+    ],
+)
+def test_what_cannot_work_is_refused_when_it_is_made(name, given, message):
+    with pytest.raises(ValueError, match=message):
+        FunctionReward(name, num_workers=given.pop("num_workers", 1), **given)
+
+
+def test_the_version_is_that_of_the_source(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    versions = []
+    for text in ("return 1.0", "return 1.0 - 1.0"):
+        (tmp_path / "mine.py").write_text(f"def f(completion):\n    {text}\n")
+        reward = FunctionReward("mine:f", num_workers=1)
+        versions.append((reward.version, reward(prompts=[], completions=[""])[0]))
+        reward.close()
+    assert versions[0][0] != versions[1][0]
+    assert [score for _, score in versions] == [1.0, 0.0]

@@ -1,0 +1,151 @@
+"""Rewards by name: what a recipe says becomes objects, or one clear message; and two of them train together."""
+
+import inspect
+
+import pytest
+import yaml
+
+from basis_rl.recipe import build_rewards, load_training_data, parse_recipe
+from basis_rl.rewards import FunctionReward, MathVerifyReward
+from basis_rl.rewards.registry import REWARDS, build_reward, split_params
+from basis_rl.trainer import BasisTrainer
+from basis_rl.values.provenance import reward_identity
+from tests.tiny import config, sums, tiny_model, tiny_tokenizer
+
+MINE = "tests.rewards.user_functions"
+ARGS = ["--model_name_or_path", "none", "--dataset_name", "reasoning_gym:chain_sum", "--report_to", "none",
+        "--bf16", "false", "--use_cpu", "true", "--max_completion_length", "50"]  # fmt: skip
+
+
+def recipe(tmp_path, text, *arguments):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    return parse_recipe([str(path), *ARGS, "--output_dir", str(tmp_path / "out"), *arguments])
+
+
+def test_every_reward_is_a_trl_function_with_a_name_a_version_and_an_end():
+    known = {"max_completion_length": 10}
+    for name in REWARDS:
+        reward = build_reward(name, {"allow_unsafe": True} if name == "code" else {}, known)
+        assert reward.__name__ == f"{name}_reward"
+        assert reward.version
+        assert reward.__name__ in reward_identity([reward])
+        assert {"prompts", "completions", "kwargs"} <= set(inspect.signature(reward).parameters)
+        reward.close()
+
+
+def test_a_recipe_with_several_rewards(tmp_path):
+    text = (
+        "reward_funcs: [math_verify, format, overlong, tests.rewards.user_functions.Scaled]\n"
+        "reward_weights: [1.0, 0.1, 1.0, 0.5]\n"
+        "reward_kwargs:\n  format: {form: box}\n  overlong: {cache: 20}\n  Scaled: {factor: 3.0}\n"
+    )
+    parsed = recipe(tmp_path, text, "--reward_kwargs.overlong.cache", "10", "--reward_kwargs.math_verify.timeout", "9")
+    rewards = build_rewards(parsed)
+    assert [reward.__name__ for reward in rewards] == [
+        "math_verify_reward",
+        "format_reward",
+        "overlong_reward",
+        "scaled",
+    ]
+    assert rewards[1].form == "box"
+    assert (rewards[2].cache, rewards[2].max_completion_length) == (10, 50)
+    assert rewards[3].factor == 3.0
+    assert parsed.args.reward_weights == [1.0, 0.1, 1.0, 0.5]
+    again = recipe(tmp_path, yaml.safe_dump(parsed.resolved))
+    assert again.run.reward_kwargs == parsed.run.reward_kwargs
+    assert reward_identity(build_rewards(again), [1.0] * 4) == reward_identity(rewards, [1.0] * 4)
+
+
+def test_a_single_reward_takes_its_parameters_flat_or_by_name(tmp_path):
+    for text in ("{cache: 7}", "{overlong: {cache: 7}}"):
+        (reward,) = build_rewards(recipe(tmp_path, f"reward_funcs: overlong\nreward_kwargs: {text}\n"))
+        assert (reward.cache, reward.max_completion_length) == (7, 50)
+    (default,) = build_rewards(recipe(tmp_path, "reward_kwargs: {timeout: 7}\n"))
+    assert isinstance(default, MathVerifyReward)
+
+
+def test_a_function_in_the_pool_by_its_path(tmp_path):
+    text = f"reward_funcs: ['pool:{MINE}:right']\nreward_kwargs: {{right: {{timeout: 3, num_workers: 1}}}}\n"
+    (reward,) = build_rewards(recipe(tmp_path, text))
+    assert isinstance(reward, FunctionReward)
+    assert reward(prompts=["", ""], completions=["a", "b"], solution=["a", "a"]) == [1.0, 0.0]
+    reward.close()
+
+
+def test_procedural_problems_come_with_what_their_scorer_needs(tmp_path):
+    kwargs = ("--dataset_kwargs", '{"size": 3, "seed": 2}')
+    plain = load_training_data(recipe(tmp_path, "seed: 1\n", *kwargs), tiny_tokenizer())
+    assert plain.column_names == ["prompt", "solution", "prompt_id"]
+    parsed = recipe(tmp_path, "reward_funcs: reasoning_gym\n", *kwargs)
+    (reward,) = build_rewards(parsed)
+    rows = load_training_data(parsed, tiny_tokenizer())
+    answers = [rf"\boxed{{{row['solution']}}}" for row in rows]
+    assert reward([], answers, reasoning_gym=rows["reasoning_gym"]) == [1.0] * 3
+    reward.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("reward_funcs: [math_verfy]", r"Unknown reward function 'math_verfy'\. Did you mean 'math_verify'.*Known:"),
+        ("reward_funcs: [format, formt]", "Unknown reward function 'formt'. Did you mean 'format'"),
+        ("reward_funcs: [format, format]", "'format' is there twice"),
+        ("reward_funcs: [format, exact]\nreward_weights: [1]", "reward_weights has 1 entries for the 2 reward_funcs"),
+        ("reward_funcs: [format, exact]\nreward_kwargs: {form: box}", "'form' is none of .*mean 'format'"),
+        ("reward_funcs: [format, exact]\nreward_kwargs: {format: box}", "parameters of 'format' must be a mapping"),
+        ("reward_funcs: [format, exact]\nreward_kwargs: {format: {frm: a}}", "no 'frm'. Did you mean 'form'"),
+        ("reward_funcs: [overlong]\nreward_kwargs: {cache: 51}", r"overlong: cache \(51\) must be at most"),
+        ("reward_funcs: [overlong]\nreward_kwargs: {cache: many}", "overlong: cache must be a number of tokens"),
+        ("reward_funcs: [choice]\nreward_kwargs: {letters: 4}", "choice: letters must be"),
+        ("reward_funcs: [exact]\nreward_kwargs: {answer_in: boxed}", "answer_in must be one of"),
+        (f"reward_funcs: ['pool:{MINE}:gone']", "has no attribute 'gone'"),
+        ("reward_funcs: ['pool:nowhere']", "named `module:function`"),
+        (f"reward_funcs: ['pool:{MINE}:right']\nreward_kwargs: {{time: 3}}", "no 'time'.*It has: num_workers"),
+        (f"reward_funcs: [{MINE}.gone]", "cannot be imported"),
+        (f"reward_funcs: [{MINE}.NUMBER]", "is a int, no function"),
+        (f"reward_funcs: [{MINE}.in_trl_form]\nreward_kwargs: {{a: 1}}", "is a function, which has no parameters"),
+        (f"reward_funcs: [{MINE}.Scaled]\nreward_kwargs: {{factr: 1}}", "do not fit 'tests"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_one_clear_message(tmp_path, text, message):
+    parsed = recipe(tmp_path, text + "\n")
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        build_rewards(parsed)
+
+
+def test_parameters_are_sorted_to_their_rewards():
+    assert split_params(["a", "b.c"], {"c": {"x": 1}}) == {"a": {}, "b.c": {"x": 1}}
+    assert split_params(["a"], {}) == {"a": {}}
+    assert split_params(["a"], {"a": {"x": 1}}) == {"a": {"x": 1}}
+    assert split_params(["a"], {"a": 1}) == {"a": {"a": 1}}
+    assert split_params(["a"], {"x": {"y": 1}}) == {"a": {"x": {"y": 1}}}
+
+
+def test_a_needed_parameter_that_nobody_knows():
+    with pytest.raises(ValueError, match="overlong needs 'max_completion_length'"):
+        build_reward("overlong", {})
+
+
+def test_rewards_train_together_by_their_weights(tmp_path):
+    weights = [1.0, 0.5, 2.0]
+    rewards = [
+        build_reward("overlong", {"cache": 5}, {"max_completion_length": 6}),
+        build_reward(f"pool:{MINE}:length", {"num_workers": 1}),
+        build_reward("exact", {"answer_in": "whole"}),
+    ]
+    args = config(tmp_path, reward_weights=weights, max_steps=4)
+    trainer = BasisTrainer(
+        model=tiny_model(), reward_funcs=rewards, args=args, train_dataset=sums(), processing_class=tiny_tokenizer(),
+        baseline="rloo",
+    )  # fmt: skip
+    trainer.train()
+    steps = [entry for entry in trainer.state.log_history if "rewards/length/mean" in entry]
+    assert len(steps) == 2
+    for entry in steps:
+        parts = [entry[f"rewards/{name}/mean"] for name in ("overlong_reward", "length", "exact_reward")]
+        assert entry["reward"] == pytest.approx(sum(w * part for w, part in zip(weights, parts, strict=True)), rel=1e-5)
+        assert parts[0] < 0 < parts[1]
+        assert {"reward/overlong/share", "reward/length/timeout", "reward/exact/no_answer"} <= set(entry)
+    for reward in rewards:
+        reward.close()
