@@ -217,5 +217,6 @@ def test_numerals_need_no_worker_and_the_rest_one_task_a_pair(monkeypatch):
         completions = [rf"\boxed{{{a}}}" for a in answers] * 3
         assert reward([], completions, golds * 3, metrics.__setitem__) == [0.0, 1.0, 0.0, 1.0, 1.0, 0.0] * 3
     assert asked == [{"gold": "x^2", "answer": "x^{2}"}]
-    assert metrics == {"reward/no_box": 0.0, "reward/screened": 1 / 6, "reward/timeout": 0.0}
+    unhurt = dict.fromkeys(("reward/no_box", "reward/timeout", "reward/infrastructure"), 0.0)
+    assert metrics == {**unhurt, "reward/screened": 1 / 6}
     reward.close()
