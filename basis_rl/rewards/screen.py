@@ -24,7 +24,8 @@ _BRACKETS = re.compile(r"\\.|[(\[{]|[)\]}]", re.DOTALL)
 _DIGITS = re.compile(r"\d+")
 _CHAIN = re.compile(r"(?:\\(?:arc|ar)?(?:sin|cos|tan|cot|sec|csc|log|ln|exp)h?\b(?:\\left|[\s({\[])*){2,}")
 _SETS = re.compile(r"\\(?:cup|cap|setminus)\b|[∪∩]")
-_POWER = re.compile(r"(?<![\d.])(\d{1,30})\s*(?:\^|\*\*)\s*(?:[{(]\s*(\d{1,30})\s*[})]|(\d))")
+_EXPONENT = r"[{(]\s*(\d{1,30})\s*[})]"
+_POWER = re.compile(rf"(?<![\d.])(\d{{1,30}})\s*(?:(?:\^|\*\*)\s*{_EXPONENT}|\^\s*(\d)|\*\*\s*(\d{{1,30}}))")
 _FACTORIAL = re.compile(r"(\d{1,30})((?:[\s)}\]]*!)+)")
 _BINOMIAL = re.compile(r"\\[dt]?binom\s*\{\s*(\d{1,30})\s*\}\s*\{\s*(\d{1,30})\s*\}")
 _MOST_POWERS = 50
@@ -78,7 +79,7 @@ def _powers(text: str) -> float:
         match = _POWER.search(text)
         if match is None:
             break
-        base, exponent = int(match[1]), int(match[2] or match[3])
+        base, exponent = int(match[1]), int(match[2] or match[3] or match[4])
         digits = exponent * math.log10(base) if base > 1 else 0.0
         largest = max(largest, digits)
         value = str(base**exponent) if digits < 20 else "9" * 20

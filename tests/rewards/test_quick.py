@@ -114,10 +114,10 @@ def compare(pairs):
 def test_numerals_are_compared_as_math_verify_does():
     texts = numerals((0, 2, 7, 100, 111, 1000, 10080, 333333))
     rng = random.Random(0)
-    assert compare((rng.choice(texts), rng.choice(texts)) for _ in range(800)) < 30
+    assert compare((rng.choice(texts), rng.choice(texts)) for _ in range(500)) < 30
     # Pairs of equal or near value are rare among those, and are what a mistake would hide in.
     near = [(a, b) for a, b in itertools.product(texts, texts) if abs(plain_number(a) - plain_number(b)) < 0.01]
-    compare(rng.sample(near, 500))
+    compare(rng.sample(near, 200))
 
 
 @pytest.mark.long

@@ -5,8 +5,6 @@ import time
 
 import pytest
 
-from basis_rl.data import DataArguments
-from basis_rl.evaluation.benchmarks import load_benchmark
 from basis_rl.rewards.extract import last_boxed
 from basis_rl.rewards.quick import same_text
 from basis_rl.rewards.screen import LIMITS, measure, screened
@@ -69,6 +67,9 @@ def test_sizes_of_numbers(text, digits):
 
 @pytest.mark.parametrize("file", FILES)
 def test_no_gold_of_real_sets_comes_near_a_limit(file, shared_data):
+    from basis_rl.data import DataArguments
+    from basis_rl.evaluation.benchmarks import load_benchmark
+
     golds = load_benchmark(str(shared_data / file), DataArguments(on_missing_gold="drop"), conversational=True).dataset[
         "solution"
     ]
@@ -81,7 +82,7 @@ def test_no_gold_of_real_sets_comes_near_a_limit(file, shared_data):
             assert 4 * measure(name, gold) <= limit
 
 
-SIZES = (50_000, 400_000)
+SIZES = (200_000, 1_600_000)
 
 
 @pytest.mark.parametrize(
@@ -93,14 +94,14 @@ def test_time_grows_with_the_length_and_no_faster(piece, work):
         text = (piece * (size // len(piece) + 1))[:size]
         times = []
         for _ in range(3):
-            began = time.process_time()
+            began = time.perf_counter()
             work(text)
-            times.append(time.process_time() - began)
+            times.append(time.perf_counter() - began)
         return min(times)
 
     small, large = (seconds(size) for size in SIZES)
-    # Eight times the length: linear is a factor of 8, quadratic one of 64.
-    assert large < 30 * small + 0.01
+    # Eight times the length: linear is a factor of 8, quadratic one of 64, and 40 s at 1e-9 s a pair of characters.
+    assert large < 30 * max(small, 0.01)
 
 
 @pytest.mark.parametrize("name", LIMITS)
