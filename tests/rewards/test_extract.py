@@ -36,9 +36,9 @@ def test_last_balanced_box(text, expected):
 @pytest.mark.parametrize("piece", [r"\boxed{", r"\[ \boxed{1} ", "{", "}", r"\boxed{1}", r"\boxed   "])
 def test_linear_in_the_length(piece):
     # A repetition loop of a model: quadratic scanning would take minutes here.
-    began = time.perf_counter()
+    began = time.thread_time()
     last_boxed(piece * 200_000)
-    assert time.perf_counter() - began < 5
+    assert time.thread_time() - began < 5
 
 
 def test_completion_text():
