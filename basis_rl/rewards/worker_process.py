@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 from basis_rl.sandbox import Policy, environment, remove_folder, sandboxed
 
+# Sets are walked in the same order by every worker: a verdict must not depend on which of them gave it.
+_FIXED = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
 _LONGEST_ANSWER = 1 << 22
 _PATIENCE = 5.0
@@ -68,9 +70,10 @@ class WorkerProcess:
     def _shut_in(self, command: Sequence[str], policy: Policy | None) -> tuple[list[str], dict[str, str]]:
         if policy is None:
             kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-            return list(command), {**kept, "OMP_NUM_THREADS": "1"}
+            return list(command), {**kept, **_FIXED}
         self.folder = tempfile.mkdtemp(prefix="basis_rl_worker_")
-        return sandboxed(command, replace(policy, folder=self.folder, temporary=True)), environment(self.folder)
+        shut_in = sandboxed(command, replace(policy, folder=self.folder, temporary=True))
+        return shut_in, environment(self.folder, **_FIXED)
 
     def dispatch(self, index: int, task: dict[str, Any], timeout: float) -> None:
         self.task, self.began = index, time.monotonic()
