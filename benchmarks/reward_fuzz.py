@@ -157,15 +157,16 @@ def inputs(golds: list[str], n: int, seed: int) -> list[tuple[str, str]]:
 class Prober:
     """One worker, its time and memory for each pair."""
 
-    def __init__(self, command: list[str], timeout: float) -> None:
-        self.pool = WorkerPool(command, 1, timeout)
+    def __init__(self, like: WorkerPool) -> None:
+        self.pool = WorkerPool(like.command, 1, like.timeout, cpu_timeout=like.cpu_timeout, policy=like.policy)
 
     def probe(self, gold: str, answer: str) -> dict[str, Any]:
         began = time.perf_counter()
         outcome = self.pool.run([{"gold": gold, "answer": answer}])[0]
         found = {"seconds": round(time.perf_counter() - began, 3), "status": outcome.status, **outcome.value}
-        workers = [worker.process.pid for worker in self.pool._workers]
-        found["megabytes"] = sum(psutil.Process(pid).memory_info().rss for pid in workers) >> 20
+        workers = [psutil.Process(worker.process.pid) for worker in self.pool._workers]
+        everyone = [process for worker in workers for process in (worker, *worker.children(recursive=True))]
+        found["megabytes"] = sum(process.memory_info().rss for process in everyone) >> 20
         return {**found, "gold": gold, "answer": answer}
 
 
@@ -176,7 +177,7 @@ def probe_all(pairs: list[tuple[str, str]], timeout: float, workers: int) -> lis
     bar = tqdm(total=len(pairs), unit="answer", mininterval=10)
 
     def work(first: int) -> None:
-        prober = Prober(reward._pool.command, timeout)
+        prober = Prober(reward._pool)
         prober.probe("1", "1")
         for i in range(first, len(pairs), workers):
             found[i] = prober.probe(*pairs[i])
