@@ -57,6 +57,12 @@ class DataArguments:
             "mark '#### 72' is recognised."
         },
     )
+    solution_list: str = field(
+        default="all",
+        metadata={
+            "help": "What a gold that is a list means: 'all' of its answers are asked for, or 'any' one is right."
+        },
+    )
     context_column: str | None = field(
         default=None, metadata={"help": "Column of a text that goes before the problem, where it is not empty."}
     )
@@ -126,8 +132,8 @@ def load_prompts(
             problem = f"{row[context].strip()}\n\n{problem}"
         name = prompt_id(problem)
         if name not in rows and _is_held_out(name, data.test_fraction) == held_out:
-            gold = _gold(row[solutions], data, solutions, index)
-            if gold is None:
+            gold = _golds(row[solutions], data, solutions, index)
+            if gold is None or gold == []:
                 missing += 1
                 continue
             rows[name] = {
@@ -154,6 +160,8 @@ def _check(data: DataArguments) -> None:
         raise ValueError("prompt_template must hold `{prompt}`, the place of the problem.")
     if not 0 <= data.test_fraction < 1:
         raise ValueError(f"test_fraction must be in [0, 1), got {data.test_fraction}.")
+    if data.solution_list not in ("all", "any"):
+        raise ValueError(f"solution_list must be 'all' or 'any', got '{data.solution_list}'.")
     if data.on_missing_gold not in ("error", "drop"):
         raise ValueError(f"on_missing_gold must be 'error' or 'drop', got '{data.on_missing_gold}'.")
 
@@ -266,6 +274,14 @@ def _problem(value: Any, data: DataArguments, column: str, index: int) -> str:
             "prompt_column."
         )
     return problem
+
+
+def _golds(value: Any, data: DataArguments, column: str, index: int) -> str | list[str] | None:
+    """The cell of ``solution``: one text, or with ``solution_list: any`` a list, of one text or more."""
+    if data.solution_list == "all":
+        return _gold(value, data, column, index)
+    golds = [_gold(each, data, column, index) for each in (value if isinstance(value, list) and value else [value])]
+    return [gold for gold in golds if gold is not None]
 
 
 def _gold(value: Any, data: DataArguments, column: str, index: int) -> str | None:

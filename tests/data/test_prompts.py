@@ -5,6 +5,7 @@ import json
 import pytest
 
 from basis_rl.data import DataArguments, load_prompts, problem_text, prompt_id
+from basis_rl.rewards import MathVerifyReward
 
 ROWS = [{"question": f"What is {i} + {i}?", "answer": f"It is\n#### {2 * i}"} for i in range(60)]
 
@@ -74,6 +75,7 @@ def test_reasoning_gym_is_seeded():
         ({"prompt_column": "questoin"}, r"prompt_column: .* has no column 'questoin', only \['question', 'answer'\]"),
         ({"prompt_template": "no place"}, "prompt_template must hold `{prompt}`"),
         ({"test_fraction": 1.0}, "test_fraction"),
+        ({"solution_list": "some"}, "solution_list must be 'all' or 'any'"),
         ({"solution_pattern": r"= (\d+)"}, "finds no group in row 0"),
         ({"solution_pattern": "("}, "is no regular expression"),
     ],
@@ -111,6 +113,26 @@ def test_a_missing_gold_is_named_by_its_row(tmp_path):
     path.write_text(json.dumps([{"problem": "p", "answer": "1"}, {"problem": "q", "answer": None}]))
     with pytest.raises(ValueError, match=r"Row 1 of .* has no gold: column 'answer' holds None"):
         load(str(path))
+
+
+def test_a_list_of_golds_is_all_that_is_asked_for_or_alternatives(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [
+        {"problem": "p", "answer": ["1", "27.0"]},
+        {"problem": "q", "answer": ["x"]},
+        {"problem": "r", "answer": []},
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert load(str(path), on_missing_gold="drop")["solution"] == ["1, 27.0", "x"]
+    golds = load(str(path), on_missing_gold="drop", solution_list="any")["solution"]
+    assert list(golds) == [["1", "27.0"], ["x"]]
+    reward = MathVerifyReward(num_workers=1)
+    answers = [r"\boxed{27}", r"\boxed{1}", r"\boxed{2}", r"\boxed{x}"]
+    assert reward([], answers, [golds[0]] * 3 + [golds[1]]) == [1.0, 1.0, 0.0, 1.0]
+    assert reward.check_golds(list(golds)) == []
+    reward.close()
+    with pytest.raises(ValueError, match=r"Row 2 of .* has no gold"):
+        load(str(path), solution_list="any")
 
 
 def test_problem_text_is_what_the_user_says():
