@@ -140,6 +140,9 @@ def main() -> None:
         "clean_verdicts_unchanged": all([run[i] for i in kept] == clean for run in runs),
         "repeats_identical": all(run == runs[0] for run in runs),
         "within_the_time": max(row["seconds"] for row in rows) < bound,
+        # The batch holds answers of 10 MB, in several copies on their way; a worker may have 4 GB of addresses.
+        "within_the_memory": max(row["parent_mb"] for row in rows) < alone["parent_mb"] + 200
+        and max(row["worker_mb"] for row in rows) < alone["worker_mb"] + 1000,
         "no_hostile_answer_is_right": all(run[i] != 1.0 for run in runs for i in hostile),
     }
     results: dict[str, Any] = {
