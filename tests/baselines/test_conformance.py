@@ -19,6 +19,7 @@ CLUSTERS = {p: i % 3 for i, p in enumerate(IDS)}
 VARIANTS = [(name, {}) for name in BASELINES if name not in ("basis", "bv_blend")]
 VARIANTS += [("bv_blend", {"clusters": CLUSTERS}), ("bv_blend", {"clusters": CLUSTERS, "confidence": 0.5})]
 VARIANTS += [("reinforce_pp", {"over": "tokens"}), ("reinforce_pp_baseline", {"over": "tokens"})]
+VARIANTS += [("ppo", {"lam": 0.9, "gamma": 0.99, "whiten_advantages": False}), ("ppo", {"critic_lam": 1.0, "lam": 0.0})]
 VARIANTS += [("otb", {"tail": "last"}), ("otb", {"max_rollout_weight": 1.5}), ("opo", {"form": "token"})]
 VARIANTS += [("basis_history", {"values": values}) for values in (TABLE, GRADED)]
 VARIANTS += [
