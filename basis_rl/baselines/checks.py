@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import Baseline, scorable_rows
+from basis_rl.baselines.base import Baseline, LearnedBaseline, scorable_rows
 from basis_rl.types import Advantages, RolloutBatch
 
 _TOLERANCE = 1e-5
@@ -228,6 +228,26 @@ def _check_kl_in_the_reward(make: Callable[[], Baseline], ids: list[str]) -> Non
         raise _fail(baseline, "says reads_kl = True, but a KL penalty in the reward does not change its advantages")
 
 
+def _check_loss_of_rows(make: Callable[[], Baseline], ids: list[str]) -> None:
+    baseline = make()
+    if not isinstance(baseline, LearnedBaseline):
+        return
+    batch = example_batch(baseline, ids)
+    predicted = torch.rand(batch.action_mask.shape, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    loss = baseline.loss(predicted, batch)
+    if loss.per_token.shape != predicted.shape or not bool(loss.per_token[loss.counts].isfinite().all()):
+        raise _fail(baseline, f"has a loss that is not finite, or not of the shape {tuple(predicted.shape)}")
+    if bool((loss.counts & ~(batch.action_mask & scorable_rows(batch)[:, None])).any()):
+        raise _fail(baseline, "learns from tokens that are no actions, or whose rollout has no reward")
+    (gradient,) = torch.autograd.grad((loss.per_token * loss.counts).sum(), predicted)
+    if bool((gradient[~loss.counts] != 0).any()) or not bool((gradient != 0).any()):
+        raise _fail(baseline, "has a loss whose gradient is 0 everywhere, or is not where the token does not count")
+    rows = torch.arange(len(batch.rewards)).flip(0)[1::2]
+    part = baseline.loss(predicted[rows], batch.take(rows))
+    if not _close(loss.per_token[rows].detach(), part.per_token.detach()):
+        raise _fail(baseline, "has a loss of a rollout that depends on which others are there")
+
+
 def _check_state_round_trip(make: Callable[[], Baseline], ids: list[str]) -> None:
     baseline = make()
     for step in range(3):
@@ -272,5 +292,6 @@ _CHECKS = (
     _check_scope,
     _check_own_reward,
     _check_kl_in_the_reward,
+    _check_loss_of_rows,
     _check_state_round_trip,
 )
