@@ -144,6 +144,14 @@ class LearnedBaseline(Baseline):
         """
 
     @abstractmethod
+    def module_parameters(self, policy_config: Any) -> int:
+        """How many parameters the module will have, from configurations alone: for estimates before a run.
+
+        Raises:
+            ValueError: no such module.
+        """
+
+    @abstractmethod
     def loss(self, predicted: Tensor, batch: RolloutBatch) -> TokenLoss:
         """The module's loss on some rows of a batch.
 

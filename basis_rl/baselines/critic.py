@@ -48,8 +48,26 @@ class ValueModel(nn.Module):
         return values
 
     def gradient_checkpointing_enable(self) -> None:
-        """As of transformers' models: layers are computed again in the backward pass."""
+        """As of transformers' models, which do it in training mode only: layers are computed again in the backward."""
+        self.train()
         self.backbone.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def value_model_parameters(name: str) -> int:
+    """Of `load_value_model`'s result, without its weights.
+
+    Raises:
+        ValueError: there is no such model.
+    """
+    from transformers import AutoConfig, AutoModel
+
+    try:
+        config = AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"ppo: critic_model '{name}' could not be loaded: {str(error)[:300]}") from error
+    with torch.device("meta"):
+        module = ValueModel(AutoModel.from_config(config), int(config.get_text_config().hidden_size))
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def load_value_model(name: str, tokenizer: Any) -> ValueModel:
@@ -77,4 +95,6 @@ def load_value_model(name: str, tokenizer: Any) -> ValueModel:
     for module in backbone.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
     return ValueModel(backbone, int(backbone.config.get_text_config().hidden_size))

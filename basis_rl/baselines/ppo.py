@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from basis_rl.baselines.base import LearnedBaseline, Learning, TokenLoss, scorable_rows
-from basis_rl.baselines.critic import ValueHead, load_value_model
+from basis_rl.baselines.critic import ValueHead, load_value_model, value_model_parameters
 from basis_rl.functional.gae import clipped_value_loss, explained_variance, gae
 from basis_rl.types import Advantages, RolloutBatch
 
@@ -96,6 +96,13 @@ class Ppo(LearnedBaseline):
         if self.critic_model is not None:
             return load_value_model(self.critic_model, tokenizer)
         return ValueHead(int(policy.config.get_text_config().hidden_size))
+
+    def module_parameters(self, policy_config: Any) -> int:
+        if self.critic_model is not None:
+            return value_model_parameters(self.critic_model)
+        with torch.device("meta"):
+            head = ValueHead(int(policy_config.get_text_config().hidden_size))
+        return sum(parameter.numel() for parameter in head.parameters())
 
     def policy_waits(self, step: int) -> bool:
         return step < self.critic_warmup_steps

@@ -113,7 +113,8 @@ def _cost(recipe: Recipe, what: str, problems: int) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """What memory and server are judged by: the run, where it is launched, and its longest prompt in tokens."""
+    """What memory and server are judged by: the run, where it is launched, its longest prompt in tokens, and how many
+    parameters the baseline's own module has."""
 
     recipe: Recipe
     args: BasisConfig
@@ -121,6 +122,7 @@ class Plan:
     launch: Launch
     prompt: int
     gpu_memory: float | None
+    learned: int = 0
 
     @cached_property
     def size(self) -> ModelSize:
@@ -158,6 +160,8 @@ def memory(plan: Plan, warn: Warn) -> str:
         parts = memory_parts(plan.size, plan.setting)
     except ValueError as error:
         return f"No estimate: {error}."
+    if plan.learned:  # float32 weights and gradients, two moments of AdamW, whole on every GPU
+        parts.append(Part("the baseline's module, with its AdamW", 16.0 * plan.learned))
     parts += _colocated(plan, warn)
     total = peak(parts)
     size = plan.size

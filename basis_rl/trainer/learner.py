@@ -15,6 +15,7 @@ from transformers.integrations import deepspeed
 from basis_rl.baselines import LearnedBaseline
 from basis_rl.trainer.evaluating import random_numbers_kept
 from basis_rl.trainer.scoring import HiddenStates
+from basis_rl.trainer.shards import load_module, load_optimizer, policy_is_sharded, shard, whole, whole_tensor
 from basis_rl.types import RolloutBatch
 
 if TYPE_CHECKING:
@@ -26,9 +27,9 @@ FILE_NAME = "baseline_module.pt"
 class Learner:
     """Predicts with a `LearnedBaseline`'s module, and trains it.
 
-    The module is replicated: whole on every rank, whichever way the policy is sharded, since two engines with sharded
-    parameters in one process would each gather for the other. Ranks start with the same weights and take the same steps
-    by the same summed gradients, so that they stay the same.
+    A module that reads tokens, and is thus a model of its own, is sharded like the policy: by PyTorch's `fully_shard`
+    where the policy is by ZeRO-3 or FSDP, since accelerate prepares one DeepSpeed engine. Everything else is whole on
+    every rank. Ranks start with the same weights and take the same steps by the same gradients, summed over all.
 
     Minibatch j of k takes the rows whose place in the global batch is j modulo k: the same rows for any number of
     ranks, and rollouts of one prompt, which are neighbours, apart. k is the number of optimizer steps that the policy
@@ -42,10 +43,14 @@ class Learner:
         policy = trainer.accelerator.unwrap_model(trainer.model)
         with random_numbers_kept(device), _not_sharded():
             torch.manual_seed(args.seed)
-            self.module = baseline.build_module(policy, trainer.processing_class).to(device)
+            self.module = baseline.build_module(policy, trainer.processing_class)
+        self.sharded = self.hidden is None and policy_is_sharded(trainer.accelerator)
         enable: Any = getattr(self.module, "gradient_checkpointing_enable", None)
         if args.gradient_checkpointing and enable is not None:
             enable()
+        if self.sharded:
+            shard(self.module, trainer.accelerator)
+        self.module.to(device)
         self.parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=baseline.learning.rate, weight_decay=0.0)
         self._kept: dict[int, dict[str, Tensor]] = {}
@@ -84,7 +89,8 @@ class Learner:
         inputs = self._kept.pop(batch.step)
         tokens = int(inputs.pop("tokens"))
         args, ranks = self.trainer.args, self.trainer.accelerator.num_processes
-        parts = max(1, args.steps_per_generation // args.gradient_accumulation_steps)
+        parts, rest = divmod(args.steps_per_generation, args.gradient_accumulation_steps)
+        parts = 1 if rest else parts  # as many rows of each part on every rank, or sharded ones would wait for ever
         mine = len(batch.rewards) // ranks
         first = self.trainer.accelerator.process_index * mine
         places = torch.arange(first, first + mine)
@@ -118,8 +124,12 @@ class Learner:
             return {}
         for parameter in self.parameters:
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            parameter.grad = reduce(gradient, reduction="sum") / count
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.trainer.args.max_grad_norm or math.inf))
+            if self.sharded:  # averaged over ranks in the backward pass
+                parameter.grad = gradient * (self.trainer.accelerator.num_processes / count)
+            else:
+                parameter.grad = reduce(gradient, reduction="sum") / count
+        limit = self.trainer.args.max_grad_norm or math.inf
+        norm = float(whole_tensor(torch.nn.utils.clip_grad_norm_(self.parameters, limit)))
         if math.isfinite(norm):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -139,9 +149,9 @@ class Learner:
         self._kept = dict(state)
 
     def save(self, folder: str | Path) -> None:
-        """Write weights and optimizer into a checkpoint folder."""
+        """Write weights and optimizer into a checkpoint folder, whole. Collective."""
+        content = whole({"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()})
         if self.trainer.accelerator.is_main_process:
-            content = {"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
             torch.save(content, Path(folder) / FILE_NAME)
 
     def load(self, folder: str | Path) -> None:
@@ -162,11 +172,8 @@ class Learner:
                 f"'{path}' holds another module than {name} has now: '{key}' is {there.get(key, 'missing')} there and "
                 f"{here.get(key, 'missing')} here. Resume with the baseline_kwargs that the run was started with."
             )
-        self.module.load_state_dict(content["module"])
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(content["optimizer"])
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate  # the run's own, as it was given
+        load_module(self.module, content["module"])
+        load_optimizer(self.optimizer, content["optimizer"])
 
 
 @contextmanager

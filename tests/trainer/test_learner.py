@@ -79,7 +79,7 @@ def plain_loss(baseline, predicted, batch, rows):
     return sum(terms) / len(terms)
 
 
-@pytest.mark.parametrize("kind", ["head", "model"])
+@pytest.mark.parametrize("kind", ["head", "model", "model, checkpointed"])
 def test_learning_is_that_of_a_plain_loop(kind, tmp_path, tiny_path):
     baseline = Ppo(
         gamma=0.9,
@@ -88,13 +88,14 @@ def test_learning_is_that_of_a_plain_loop(kind, tmp_path, tiny_path):
         cliprange_value=0.02,
         critic_learning_rate=3e-3,
         critic_epochs=2,
-        critic_model=str(tiny_path) if kind == "model" else None,
+        critic_model=None if kind == "head" else str(tiny_path),
     )
-    trained = build(
-        tmp_path, baseline, sometimes_unscored, max_steps=4, per_device_train_batch_size=6, max_grad_norm=0.3
-    )
+    settings = {"per_device_train_batch_size": 6, "max_grad_norm": 0.3, "gradient_checkpointing": "," in kind}
+    trained = build(tmp_path, baseline, sometimes_unscored, max_steps=4, **settings)
     trained.train()
     assert len(trained.seen) == 2
+    layers = [layer for layer in trained._learner.module.modules() if hasattr(layer, "gradient_checkpointing")]
+    assert any(layer.gradient_checkpointing and layer.training for layer in layers) == ("," in kind)
     assert trained.seen[0][0].rewards.isnan().any()
     after = [trained.seen[1][2], trained._learner.module]
     norms = []
