@@ -19,13 +19,14 @@ class Ppo(LearnedBaseline):
     """``A_t = sum_l (gamma lam)^l delta_{t+l}`` (`basis_rl.functional.gae.gae`) with a learned ``V``. G >= 1.
 
     The critic is a small head on the policy's last hidden states, detached, so that it costs next to no memory and the
-    policy's gradient is untouched; or, with `critic_model`, a value model of its own, replicated on every rank in
-    float32 with AdamW: 16 bytes a parameter, and activations. Its optimizer is its own, so there is no ``vf_coef``.
+    policy's gradient is untouched; or, with `critic_model`, a value model of its own, in float32 with AdamW: 16 bytes a
+    parameter, and activations, divided over the ranks where the policy is (ZeRO-3, FSDP). Its optimizer is its own, so
+    there is no ``vf_coef``.
 
     It learns from each generation batch after the policy was updated on it, in as many minibatches as the policy takes
-    optimizer steps, by `basis_rl.functional.gae.clipped_value_loss` with the targets ``R_t = A'_t + V_t``, ``A'`` being
-    the estimate with `critic_lam`, averaged over tokens. The gradient's norm is clipped at the run's ``max_grad_norm``.
-    Rollouts without a reward take no part.
+    optimizer steps in one pass. The loss is `basis_rl.functional.gae.clipped_value_loss`, averaged over tokens, with
+    the targets ``R_t = A'_t + V_t``, ``A'`` being the estimate with `critic_lam`. The gradient's norm is clipped at the
+    run's ``max_grad_norm``. Rollouts without a reward take no part.
 
     While it warms up (`critic_warmup_steps`) the policy's loss is multiplied by 0, all of it: noise of a KL term would
     be blown up by Adam. Rollouts are drawn and counted, and the learning rate's schedule goes on; AdamW's
@@ -56,6 +57,7 @@ class Ppo(LearnedBaseline):
     """
 
     scope: ClassVar[Literal["batch", "group"]] = "batch"
+    uses_own_reward: ClassVar[bool] = True  # by whitening, in the mean that it subtracts
     reads_kl: ClassVar[bool] = True
 
     def __init__(

@@ -33,7 +33,7 @@ class Learner:
 
     Minibatch j of k takes the rows whose place in the global batch is j modulo k: the same rows for any number of
     ranks, and rollouts of one prompt, which are neighbours, apart. k is the number of optimizer steps that the policy
-    takes on a generation batch.
+    takes in one pass over a generation batch.
     """
 
     def __init__(self, trainer: BasisTrainer, baseline: LearnedBaseline) -> None:
