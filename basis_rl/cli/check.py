@@ -10,7 +10,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from basis_rl.baselines import BaselineError, LearnedBaseline, check_baseline
+from basis_rl.baselines import BaselineError, check_baseline
 from basis_rl.cli import check_run, check_site
 from basis_rl.cli.main import report
 from basis_rl.recipe import (
@@ -148,7 +148,7 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     if artefact is not None or check_site.validates(baseline):
         text = check_site.artefact(recipe, baseline, artefact, context, arguments, found.warn)
         found.show("What the baseline needs", text)
-    learned = baseline.module_parameters(config) if isinstance(baseline, LearnedBaseline) else 0
+    learned = check_site.learned_parameters(baseline, config, launch)
     plan = check_site.Plan(recipe, args, config, launch, max(lengths), gpu_memory, learned)
     found.show("Memory of a GPU", check_site.memory(plan, found.warn))
     found.show("Rollouts", check_site.server(plan, found.warn))
