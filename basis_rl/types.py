@@ -15,9 +15,13 @@ Shape legend, used by every docstring of the package:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import Tensor
+
+_OF_TOKENS = ("action_mask", "energies", "kl", "rollout_weights", "values")
+_OF_ROWS = ("rewards", "group_ids", "greedy_rewards")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +36,7 @@ class RolloutBatch:
         energies: ``(N, T)`` float32, ``w_t = 1 - 2 pi(y_t) + sum_v pi(v)^2``; only if the baseline asks.
         kl: ``(N, T)`` float32, KL penalty of each token, coefficient included; None unless KL is placed in the reward.
         rollout_weights: ``(N, T)`` float32, truncated ``pi_theta / pi_behaviour``; only if the baseline asks.
+        values: ``(N, T)`` float32, what the baseline's module predicts before each token; only if the baseline asks.
         greedy_rewards: ``(N,)`` reward of the prompt's greedy rollout; only if the baseline asks.
         prompt_texts: ``N`` texts of the prompts (of a conversation, what the user says); only if the baseline asks.
         step: index of the generation batch.
@@ -44,6 +49,7 @@ class RolloutBatch:
     energies: Tensor | None = None
     kl: Tensor | None = None
     rollout_weights: Tensor | None = None
+    values: Tensor | None = None
     greedy_rewards: Tensor | None = None
     prompt_texts: list[str] | None = None
     step: int = 0
@@ -56,10 +62,23 @@ class RolloutBatch:
         assert self.prompt_texts is None or len(self.prompt_texts) == n, f"prompt_texts must be {n}"
         assert self.action_mask.ndim == 2, f"action_mask must be (N, T), got {tuple(self.action_mask.shape)}"
         assert self.action_mask.shape[0] == n, f"action_mask has {self.action_mask.shape[0]} rows, rewards {n}"
-        for name in ("energies", "kl", "rollout_weights"):
+        for name in _OF_TOKENS:
             value: Tensor | None = getattr(self, name)
             assert value is None or value.shape == self.action_mask.shape, f"{name} must be {self.action_mask.shape}"
         assert self.greedy_rewards is None or self.greedy_rewards.shape == (n,), f"greedy_rewards must be ({n},)"
+
+    def take(self, rows: Tensor, tokens: int | None = None) -> RolloutBatch:
+        """The batch with the rows `rows` (indices, ``(M,)``), in that order, and the first `tokens` columns."""
+        texts = self.prompt_texts
+        fields: dict[str, Any] = {
+            "prompt_ids": [self.prompt_ids[i] for i in rows.tolist()],
+            "prompt_texts": None if texts is None else [texts[i] for i in rows.tolist()],
+        }
+        for name in _OF_ROWS + _OF_TOKENS:
+            value: Tensor | None = getattr(self, name)
+            kept = None if value is None else value[rows]
+            fields[name] = kept[:, :tokens] if kept is not None and name in _OF_TOKENS else kept
+        return replace(self, **fields)
 
 
 @dataclass(frozen=True, kw_only=True)

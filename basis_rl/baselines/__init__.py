@@ -1,12 +1,21 @@
 """Baselines: how the advantage of a rollout is estimated. One short file a family, all behind one contract."""
 
-from basis_rl.baselines.base import Baseline, CenterScale, check_state_keys, scorable_rows
+from basis_rl.baselines.base import (
+    Baseline,
+    CenterScale,
+    LearnedBaseline,
+    Learning,
+    TokenLoss,
+    check_state_keys,
+    scorable_rows,
+)
 from basis_rl.baselines.basis import Basis
 from basis_rl.baselines.batch import BatchMean, NoBaseline
 from basis_rl.baselines.bv_blend import BVBlend
 from basis_rl.baselines.checks import BaselineError, check_baseline
 from basis_rl.baselines.group import DrGrpo, Grpo, Rloo
 from basis_rl.baselines.history import BasisHistory
+from basis_rl.baselines.ppo import Ppo
 from basis_rl.baselines.registry import BASELINES, build_baseline
 from basis_rl.baselines.reinforce import ReinforcePP, ReinforcePPBaseline
 from basis_rl.baselines.remax import ReMax
@@ -25,14 +34,18 @@ __all__ = [
     "EnergyBaseline",
     "Grpo",
     "IsolatedEnergy",
+    "LearnedBaseline",
+    "Learning",
     "NoBaseline",
     "Opo",
     "OptimalGlobalBaseline",
     "OptimalTokenBaseline",
+    "Ppo",
     "ReMax",
     "ReinforcePP",
     "ReinforcePPBaseline",
     "Rloo",
+    "TokenLoss",
     "build_baseline",
     "check_baseline",
     "check_state_keys",

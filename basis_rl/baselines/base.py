@@ -2,6 +2,9 @@
 
 Every rank receives the same global batch in the same order and runs the same deterministic code. So a baseline holds no
 collective, cannot deadlock, does not depend on the world size, and can be tested on one CPU.
+
+A baseline that predicts with a network (`LearnedBaseline`) keeps to this: it reads the network's predictions from the
+batch like any other field, and only says which network, and what its loss is on given rows.
 """
 
 from __future__ import annotations
@@ -9,10 +12,11 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from basis_rl.functional.returns import total_return
 from basis_rl.functional.segments import segment_count
@@ -70,6 +74,95 @@ class Baseline(ABC):
             ValueError: on a missing or an unexpected key.
         """
         check_state_keys(self, state, expected=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """How the module of a `LearnedBaseline` is trained: AdamW without weight decay, at a constant rate.
+
+    Attributes:
+        rate: learning rate, > 0.
+        epochs: passes over each generation batch, >= 1.
+    """
+
+    rate: float
+    epochs: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLoss:
+    """A loss of each token; what is minimised is its mean over the tokens that count, over all rows and ranks.
+
+    Attributes:
+        per_token: ``(N, T)``, with gradient.
+        counts: ``(N, T)`` bool, the tokens that count: actions of rollouts that have a reward.
+        metrics: ``(N, T)`` each; their means over those tokens are logged.
+    """
+
+    per_token: Tensor
+    counts: Tensor
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+
+
+class LearnedBaseline(Baseline):
+    """A baseline with a module that predicts a value for each token, and that learns from each batch.
+
+    Why the contract is wider here: such a module may be as large as the policy. Running it on the whole batch on every
+    rank, in `update`, would waste all ranks but one, and a baseline must hold no collective with which they could share
+    the work. So the work is divided. The baseline says what is predicted with (`build_module`) and what is minimised
+    (`loss`, a pure function of rows that does not depend on which other rows are there). The trainer runs the module on
+    the rows of each rank, gathers its predictions into ``batch.values``, averages the gradients over all ranks, keeps
+    the optimizer, and writes both into checkpoints. `advantages` stays a function of the global batch alone.
+
+    Class attributes:
+        reads_hidden_states: whether the module is called with ``hidden_states=(B, T, H)``, the policy's last hidden
+            states before each completion token, detached; else with ``input_ids`` and ``attention_mask``, ``(B, L)``,
+            of prompt and completion, and ``tokens=T``, how many of the last columns are the completion. An object's
+            own may depend on its parameters.
+    """
+
+    requires: frozenset[str] = frozenset({"values"})
+    reads_hidden_states: bool = True
+
+    @property
+    @abstractmethod
+    def learning(self) -> Learning:
+        """How the module is trained."""
+
+    @abstractmethod
+    def build_module(self, policy: Any, tokenizer: Any) -> nn.Module:
+        """The module, called as `reads_hidden_states` says, which returns ``(B, T)`` float32 values before each token.
+
+        Called once a run, under a seed that all ranks share; the module must be the same on all of them.
+
+        Args:
+            policy: the policy as transformers loads it; where it is sharded, only its configuration may be read.
+            tokenizer: the policy's.
+
+        Raises:
+            ValueError: no such module, or one that cannot serve this policy.
+        """
+
+    @abstractmethod
+    def module_parameters(self, policy_config: Any) -> int:
+        """How many parameters the module will have, from configurations alone: for estimates before a run.
+
+        Raises:
+            ValueError: no such module.
+        """
+
+    @abstractmethod
+    def loss(self, predicted: Tensor, batch: RolloutBatch) -> TokenLoss:
+        """The module's loss on some rows of a batch.
+
+        Args:
+            predicted: ``(M, T)`` of the module as it is, with gradient.
+            batch: M rows of a batch that `advantages` has seen, with the predictions of that time in ``batch.values``.
+        """
+
+    def policy_waits(self, step: int) -> bool:
+        """Whether only the module learns from the generation batch with that index, and the policy stays as it is."""
+        return False
 
 
 def check_state_keys(owner: object, state: Mapping[str, Any], expected: tuple[str, ...]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import Baseline, scorable_rows
+from basis_rl.baselines.base import Baseline, LearnedBaseline, scorable_rows
 from basis_rl.types import Advantages, RolloutBatch
 
 _TOLERANCE = 1e-5
@@ -44,6 +44,7 @@ def example_batch(
         "energies": torch.rand((n, t), generator=generator) * mask,
         "kl": 0.1 * torch.randn((n, t), generator=generator) * mask,
         "rollout_weights": torch.rand((n, t), generator=generator) * mask,
+        "values": torch.rand((n, t), generator=generator) * mask,
         "greedy_rewards": torch.randint(0, 2, (len(sizes),), generator=generator).float()[group_ids],
         "prompt_texts": [f"What is {prompt_id}?" for prompt_id in ids],
     }
@@ -55,19 +56,6 @@ def example_batch(
         step=step,
         **{name: optional[name] for name in baseline.requires},
     )
-
-
-def take_rows(batch: RolloutBatch, rows: Tensor) -> RolloutBatch:
-    """The batch with the rows `rows` (indices, ``(M,)``), in that order."""
-    texts = batch.prompt_texts
-    fields: dict[str, Any] = {
-        "prompt_ids": [batch.prompt_ids[i] for i in rows.tolist()],
-        "prompt_texts": None if texts is None else [texts[i] for i in rows.tolist()],
-    }
-    for name in ("rewards", "group_ids", "action_mask", "energies", "kl", "rollout_weights", "greedy_rewards"):
-        value: Tensor | None = getattr(batch, name)
-        fields[name] = None if value is None else value[rows]
-    return replace(batch, **fields)
 
 
 def check_baseline(make: Callable[[], Baseline], prompt_ids: list[str] | None = None) -> list[str]:
@@ -145,7 +133,16 @@ def _check_no_side_effect(make: Callable[[], Baseline], ids: list[str]) -> None:
     first, second = baseline.advantages(batch), baseline.advantages(batch)
     if _serialized(baseline) != before or not _same(first, second):
         raise _fail(baseline, "changes its state in `advantages` (state belongs in `update`)")
-    for name in ("rewards", "group_ids", "action_mask", "energies", "kl", "rollout_weights", "greedy_rewards"):
+    for name in (
+        "rewards",
+        "group_ids",
+        "action_mask",
+        "energies",
+        "kl",
+        "rollout_weights",
+        "values",
+        "greedy_rewards",
+    ):
         old, new = getattr(kept, name), getattr(batch, name)
         if old is not None and not torch.equal(torch.nan_to_num(old.double()), torch.nan_to_num(new.double())):
             raise _fail(baseline, f"writes into the batch's `{name}`")
@@ -155,7 +152,7 @@ def _check_row_order(make: Callable[[], Baseline], ids: list[str]) -> None:
     baseline = make()
     batch = example_batch(baseline, ids)
     order = torch.randperm(len(batch.rewards), generator=torch.Generator().manual_seed(1))
-    straight, shuffled = baseline.advantages(batch), baseline.advantages(take_rows(batch, order))
+    straight, shuffled = baseline.advantages(batch), baseline.advantages(batch.take(order))
     if not _close(straight.values[order], shuffled.values) or not _close(straight.baseline[order], shuffled.baseline):
         raise _fail(baseline, "depends on the order of the rows (groups are told by `group_ids`, not by position)")
 
@@ -175,7 +172,7 @@ def _check_padding(make: Callable[[], Baseline], ids: list[str]) -> None:
     t = batch.action_mask.shape[1]
     for left, right in ((0, 5), (3, 0)):
         padded: dict[str, Any] = {}
-        for name in ("action_mask", "energies", "kl", "rollout_weights"):
+        for name in ("action_mask", "energies", "kl", "rollout_weights", "values"):
             value: Tensor | None = getattr(batch, name)
             padded[name] = None if value is None else torch.nn.functional.pad(value, (left, right))
         wide = baseline.advantages(replace(batch, **padded)).values
@@ -195,7 +192,7 @@ def _check_scope(make: Callable[[], Baseline], ids: list[str]) -> None:
     whole = baseline.advantages(batch).values
     for group in batch.group_ids.unique():
         rows = (batch.group_ids == group).nonzero().flatten()
-        if not _close(whole[rows], baseline.advantages(take_rows(batch, rows)).values):
+        if not _close(whole[rows], baseline.advantages(batch.take(rows)).values):
             raise _fail(baseline, "says scope = 'group', but a group's advantages depend on other groups")
 
 
@@ -229,6 +226,26 @@ def _check_kl_in_the_reward(make: Callable[[], Baseline], ids: list[str]) -> Non
     penalised = baseline.advantages(replace(batch, kl=kl)).values
     if not bool(penalised.isfinite().all()) or _close(penalised, zero):
         raise _fail(baseline, "says reads_kl = True, but a KL penalty in the reward does not change its advantages")
+
+
+def _check_loss_of_rows(make: Callable[[], Baseline], ids: list[str]) -> None:
+    baseline = make()
+    if not isinstance(baseline, LearnedBaseline):
+        return
+    batch = example_batch(baseline, ids)
+    predicted = torch.rand(batch.action_mask.shape, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    loss = baseline.loss(predicted, batch)
+    if loss.per_token.shape != predicted.shape or not bool(loss.per_token[loss.counts].isfinite().all()):
+        raise _fail(baseline, f"has a loss that is not finite, or not of the shape {tuple(predicted.shape)}")
+    if bool((loss.counts & ~(batch.action_mask & scorable_rows(batch)[:, None])).any()):
+        raise _fail(baseline, "learns from tokens that are no actions, or whose rollout has no reward")
+    (gradient,) = torch.autograd.grad((loss.per_token * loss.counts).sum(), predicted)
+    if bool((gradient[~loss.counts] != 0).any()) or not bool((gradient != 0).any()):
+        raise _fail(baseline, "has a loss whose gradient is 0 everywhere, or is not where the token does not count")
+    rows = torch.arange(len(batch.rewards)).flip(0)[1::2]
+    part = baseline.loss(predicted[rows], batch.take(rows))
+    if not _close(loss.per_token[rows].detach(), part.per_token.detach()):
+        raise _fail(baseline, "has a loss of a rollout that depends on which others are there")
 
 
 def _check_state_round_trip(make: Callable[[], Baseline], ids: list[str]) -> None:
@@ -275,5 +292,6 @@ _CHECKS = (
     _check_scope,
     _check_own_reward,
     _check_kl_in_the_reward,
+    _check_loss_of_rows,
     _check_state_round_trip,
 )

@@ -13,6 +13,7 @@ from basis_rl.baselines.batch import BatchMean, NoBaseline
 from basis_rl.baselines.bv_blend import BVBlend
 from basis_rl.baselines.group import DrGrpo, Grpo, Rloo
 from basis_rl.baselines.history import BasisHistory
+from basis_rl.baselines.ppo import Ppo
 from basis_rl.baselines.reinforce import ReinforcePP, ReinforcePPBaseline
 from basis_rl.baselines.remax import ReMax
 from basis_rl.baselines.token import IsolatedEnergy, Opo, OptimalGlobalBaseline, OptimalTokenBaseline
@@ -33,6 +34,7 @@ BASELINES: dict[str, type[Baseline]] = {
     "remax": ReMax,
     "otb": OptimalTokenBaseline,
     "isolated_energy": IsolatedEnergy,
+    "ppo": Ppo,
 }
 
 

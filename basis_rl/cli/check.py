@@ -148,7 +148,8 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     if artefact is not None or check_site.validates(baseline):
         text = check_site.artefact(recipe, baseline, artefact, context, arguments, found.warn)
         found.show("What the baseline needs", text)
-    plan = check_site.Plan(recipe, args, config, launch, max(lengths), gpu_memory)
+    learned = check_site.learned_parameters(baseline, config, launch)
+    plan = check_site.Plan(recipe, args, config, launch, max(lengths), gpu_memory, learned)
     found.show("Memory of a GPU", check_site.memory(plan, found.warn))
     found.show("Rollouts", check_site.server(plan, found.warn))
     found.show("Sandbox of the rewards", check_site.sandbox())

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from basis_rl.artefacts import MissingArtefact
-from basis_rl.baselines import Baseline
+from basis_rl.baselines import Baseline, LearnedBaseline
 from basis_rl.clusters import PromptClusters
 from basis_rl.functional.memory import ModelSize, Part, Phase, Setting, kv_cache, memory_parts, peak
 from basis_rl.recipe import Recipe, RunArguments, build_recipe_baseline
@@ -101,6 +101,15 @@ def artefact(
     return f"{type(baseline).__name__} accepts this run."
 
 
+def learned_parameters(baseline: Baseline, config: Any, launch: Launch) -> float:
+    """Parameters of the baseline's own module on each GPU, 0 without one. A model is sharded where the policy is."""
+    if not isinstance(baseline, LearnedBaseline):
+        return 0.0
+    sharded = launch.engine == "fsdp" or (launch.engine == "deepspeed" and launch.stage == 3)
+    share = launch.world if sharded and not baseline.reads_hidden_states else 1
+    return baseline.module_parameters(config) / share
+
+
 def _cost(recipe: Recipe, what: str, problems: int) -> str:
     if what == "clusters":
         return f"It embeds {problems} prompts with {recipe.run.clusters_encoder}; no rollouts."
@@ -114,7 +123,8 @@ def _cost(recipe: Recipe, what: str, problems: int) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """What memory and server are judged by: the run, where it is launched, and its longest prompt in tokens."""
+    """What memory and server are judged by: the run, where it is launched, its longest prompt in tokens, and how many
+    parameters of the baseline's own module a GPU holds."""
 
     recipe: Recipe
     args: BasisConfig
@@ -122,6 +132,7 @@ class Plan:
     launch: Launch
     prompt: int
     gpu_memory: float | None
+    learned: float = 0.0
 
     @cached_property
     def size(self) -> ModelSize:
@@ -159,6 +170,8 @@ def memory(plan: Plan, warn: Warn) -> str:
         parts = memory_parts(plan.size, plan.setting)
     except ValueError as error:
         return f"No estimate: {error}."
+    if plan.learned:  # float32 weights and gradients, two moments of AdamW
+        parts.append(Part("the baseline's module, with its AdamW", 16.0 * plan.learned))
     parts += _colocated(plan, warn)
     total = peak(parts)
     size = plan.size

@@ -100,6 +100,13 @@ PAPERS = {
         2025,
         "2503.14476",
     ),
+    "ppo": _paper(
+        "schulman2017ppo",
+        "Proximal Policy Optimization Algorithms",
+        "Schulman, John and Wolski, Filip and Dhariwal, Prafulla and Radford, Alec and Klimov, Oleg",
+        2017,
+        "1707.06347",
+    ),
     "reinforce": _paper(
         "williams1992reinforce",
         "Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement Learning",

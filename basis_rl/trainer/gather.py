@@ -36,6 +36,7 @@ def gather_batch(
     energies: Tensor | None = None,
     kl: Tensor | None = None,
     rollout_weights: Tensor | None = None,
+    values: Tensor | None = None,
     greedy_rewards: Tensor | None = None,
     with_texts: bool = False,
 ) -> RolloutBatch:
@@ -52,21 +53,25 @@ def gather_batch(
         energies: this rank's, shaped like `action_mask`, or None.
         kl: likewise.
         rollout_weights: likewise.
+        values: likewise.
         greedy_rewards: ``(N,)``, already global, or None.
         with_texts: whether to gather the prompts' texts too.
     """
     mask = _gather_tokens(accelerator, action_mask.to(torch.uint8)).bool()
+
+    def of_tokens(local: Tensor | None) -> Tensor | None:
+        return None if local is None else _gather_tokens(accelerator, local.float()) * mask
+
     ids: list[str] = gather_object([row_prompt_id(row) for row in inputs])
     return RolloutBatch(
         rewards=rewards.float().cpu(),
         group_ids=torch.arange(rewards.numel()) // num_generations,
         prompt_ids=ids,
         action_mask=mask,
-        energies=None if energies is None else _gather_tokens(accelerator, energies.float()) * mask,
-        kl=None if kl is None else _gather_tokens(accelerator, kl.float()) * mask,
-        rollout_weights=(
-            None if rollout_weights is None else _gather_tokens(accelerator, rollout_weights.float()) * mask
-        ),
+        energies=of_tokens(energies),
+        kl=of_tokens(kl),
+        rollout_weights=of_tokens(rollout_weights),
+        values=of_tokens(values),
         greedy_rewards=greedy_rewards,
         prompt_texts=gather_object([problem_text(row["prompt"]) for row in inputs]) if with_texts else None,
         step=step,

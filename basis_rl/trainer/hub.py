@@ -31,7 +31,8 @@ _LONGEST_WAIT = 300.0
 NOT_PUSHED = ["_*", "checkpoint-*", "last-checkpoint*", "*.log", "STOP", ".*", "*/.*", "*.part", "*.old"]
 # Of a checkpoint: what only a resume needs; the rest is the model, its tokenizer and the baseline's state.
 ONLY_TO_RESUME = ["optimizer*", "scheduler*", "scaler*", "rng_state*", "phase_*", "trainer_state.json", "global_step*"]
-ONLY_TO_RESUME += ["pytorch_model_fsdp*", "latest", "zero_to_fp32.py", "entropy_ctrl_state.json", "user_content.pt"]
+ONLY_TO_RESUME += ["baseline_module.pt", "pytorch_model_fsdp*", "latest", "zero_to_fp32.py", "entropy_ctrl_state.json"]
+ONLY_TO_RESUME += ["user_content.pt"]
 # Written to while an upload may run: read when the push is made.
 _CHANGING = (".json", ".jsonl", ".md", ".yaml", ".png")
 

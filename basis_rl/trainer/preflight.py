@@ -11,7 +11,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 
-from basis_rl.baselines import BASELINES, Baseline
+from basis_rl.baselines import BASELINES, Baseline, LearnedBaseline
 from basis_rl.rollout import Sampling
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.gather import row_prompt_id
@@ -32,7 +32,8 @@ def check_baseline_fits(baseline: Baseline, args: BasisConfig) -> None:
         ValueError: it cannot, or they are not.
     """
     name = next((key for key, cls in BASELINES.items() if cls is type(baseline)), type(baseline).__name__)
-    missing = sorted(baseline.requires - _COLLECTED)
+    collected = _COLLECTED | ({"values"} if isinstance(baseline, LearnedBaseline) else set())
+    missing = sorted(baseline.requires - collected)
     if missing:
         raise ValueError(f"Baseline '{name}' requires {missing}, which this version of BasisTrainer does not collect.")
     if "rollout_weights" in baseline.requires and not (args.use_vllm and args.vllm_importance_sampling_correction):

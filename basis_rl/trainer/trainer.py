@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from basis_rl.baselines import Baseline, build_baseline
+from basis_rl.baselines import Baseline, LearnedBaseline, build_baseline
 from basis_rl.functional.diagnostics import advantage_metrics, mean_by
 from basis_rl.trainer import checkpoint
 from basis_rl.trainer.config import BasisConfig, with_objective
@@ -22,6 +22,7 @@ from basis_rl.trainer.evaluating import EvalScores, of_set, random_numbers_kept
 from basis_rl.trainer.faults import FiniteGradients, NonFiniteGradients, ServerLost, StopOnSignal, SyncError
 from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id, total_rewards
 from basis_rl.trainer.greedy import greedy_rewards
+from basis_rl.trainer.learner import Learner
 from basis_rl.trainer.loss import kl_in_reward, kl_loss, no_kl, without_old_log_probs
 from basis_rl.trainer.prefetch import Prefetch
 from basis_rl.trainer.preflight import (
@@ -36,6 +37,7 @@ from basis_rl.trainer.preflight import (
 from basis_rl.trainer.publish import PublishingTrainer, push_checkpoint
 from basis_rl.trainer.record import Record
 from basis_rl.trainer.sampler import EpochSampler
+from basis_rl.trainer.scoring import ScoringPass
 from basis_rl.trainer.spending import Spending
 from basis_rl.trainer.stability import GradientMonitor, log_rollout_mismatch, rollout_weights
 from basis_rl.trainer.state import dataset_identity, load_baseline, load_phase, save_baseline, save_phase
@@ -104,11 +106,14 @@ class BasisTrainer(PublishingTrainer):
         self._rewards_per_func: Tensor | None = None
         self._scored: list[Tensor] | None = None
         self._eval_scores, self._eval_name = EvalScores(), ""
-        self._energies: EnergyRecorder | None = None
+        self._scoring: list[ScoringPass] = []
         with _vllm(args) if args.use_vllm else nullcontext():
             super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
         self.record = Record.of(self.model.config, args)
         self._energies = EnergyRecorder(self) if "energies" in self.baseline.requires else None
+        self._learner = Learner(self, self.baseline) if isinstance(self.baseline, LearnedBaseline) else None
+        hidden = self._learner.hidden if self._learner is not None else None
+        self._scoring = [each for each in (self._energies, hidden) if each is not None]
         self._monitor = GradientMonitor(self) if args.log_gradient_variance else None
         self._finite = FiniteGradients(self)
         self._prefetch = Prefetch(self) if args.async_prefetch else None
@@ -121,8 +126,8 @@ class BasisTrainer(PublishingTrainer):
             self.baseline.validate(context)
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._energies is not None:
-            model = self._energies.listen(model)
+        for scoring in self._scoring:
+            model = scoring.listen(model)
         result = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
         if self._scored is not None:
             self._scored.append(result[0])
@@ -148,6 +153,11 @@ class BasisTrainer(PublishingTrainer):
         return self.beta != 0.0 and self.args.kl_placement == "reward"
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        loss = self._policy_loss(model, inputs)
+        learned = self.baseline if isinstance(self.baseline, LearnedBaseline) and self.model.training else None
+        return loss * 0.0 if learned and learned.policy_waits(self._generation_batch - 1) else loss
+
+    def _policy_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if self._objective == "gpg":
             inputs = without_old_log_probs(inputs)
         if not self._own_kl_loss() and not self._kl_in_reward():
@@ -170,7 +180,9 @@ class BasisTrainer(PublishingTrainer):
         return result
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        with self._energies.recording() if self._energies and self.model.training else nullcontext():
+        with ExitStack() as recordings:
+            for scoring in self._scoring if self.model.training else []:
+                recordings.enter_context(scoring.recording())
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if self.model.training:  # in evaluation there is nothing to learn, and a table need not know the prompts
             log_rollout_mismatch(self, output)
@@ -215,8 +227,9 @@ class BasisTrainer(PublishingTrainer):
             action_mask=mask,
             num_generations=self.num_generations,
             step=self._generation_batch,
-            energies=self._energies.energies(output) if self._energies else None,
+            energies=self._energies.take(output) if self._energies else None,
             rollout_weights=rollout_weights(output) if "rollout_weights" in self.baseline.requires else None,
+            values=self._learner.values(output, self._generation_batch) if self._learner else None,
             kl=kl_in_reward(self, output) if self._kl_in_reward() else None,
             greedy_rewards=greedy_rewards(self, inputs) if "greedy_rewards" in self.baseline.requires else None,
             with_texts="prompt_texts" in self.baseline.requires,
@@ -263,7 +276,10 @@ class BasisTrainer(PublishingTrainer):
     def _learn(self) -> None:
         """Let the baseline learn from the batches that are used up: the policy was updated on all of them."""
         while self._unlearnt and self._unlearnt[0][0] <= self._step:
-            self.baseline.update(self._unlearnt.pop(0)[1])
+            _, batch = self._unlearnt.pop(0)
+            self.baseline.update(batch)
+            for key, value in self._learner.learn(batch).items() if self._learner else ():
+                self._metrics["train"][f"baseline/{key}"].append(value)
         self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
@@ -297,6 +313,8 @@ class BasisTrainer(PublishingTrainer):
             self._prefetch.drop()
         self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn = self._last_step
         self._unlearnt = [(used_up, batch) for used_up, batch in self._unlearnt if batch.step < self._generation_batch]
+        if self._learner is not None:
+            self._learner.forget(self._generation_batch)
         self._save_checkpoint(self.model_wrapped, trial=None)
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> EpochSampler:
@@ -327,6 +345,8 @@ class BasisTrainer(PublishingTrainer):
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
         save_phase(output_dir, self)
+        if self._learner is not None:
+            self._learner.save(output_dir)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
@@ -352,6 +372,8 @@ class BasisTrainer(PublishingTrainer):
             self._generation_batch = load_baseline(checkpoint_folder, self.baseline, self.dataset_identity)
             self._unlearnt = []
             load_phase(checkpoint_folder, self)
+            if self._learner is not None:
+                self._learner.load(checkpoint_folder)
             self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)
 
 

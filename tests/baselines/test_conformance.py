@@ -1,9 +1,20 @@
 """The conformance matrix: every registered baseline keeps the contract, and objects that break it are told how."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from basis_rl.baselines import BASELINES, Baseline, BaselineError, CenterScale, Rloo, build_baseline, check_baseline
+from basis_rl.baselines import (
+    BASELINES,
+    Baseline,
+    BaselineError,
+    CenterScale,
+    Ppo,
+    Rloo,
+    build_baseline,
+    check_baseline,
+)
 from basis_rl.baselines.basis import Basis
 from basis_rl.types import Advantages
 from basis_rl.values import ValueTable
@@ -19,6 +30,7 @@ CLUSTERS = {p: i % 3 for i, p in enumerate(IDS)}
 VARIANTS = [(name, {}) for name in BASELINES if name not in ("basis", "bv_blend")]
 VARIANTS += [("bv_blend", {"clusters": CLUSTERS}), ("bv_blend", {"clusters": CLUSTERS, "confidence": 0.5})]
 VARIANTS += [("reinforce_pp", {"over": "tokens"}), ("reinforce_pp_baseline", {"over": "tokens"})]
+VARIANTS += [("ppo", {"lam": 0.9, "gamma": 0.99, "whiten_advantages": False}), ("ppo", {"critic_lam": 1.0, "lam": 0.0})]
 VARIANTS += [("otb", {"tail": "last"}), ("otb", {"max_rollout_weight": 1.5}), ("opo", {"form": "token"})]
 VARIANTS += [("basis_history", {"values": values}) for values in (TABLE, GRADED)]
 VARIANTS += [
@@ -33,7 +45,7 @@ VARIANTS += [
 @pytest.mark.parametrize(("name", "kwargs"), VARIANTS, ids=lambda v: v if isinstance(v, str) else None)
 def test_registered_baselines_conform(name, kwargs):
     passed = check_baseline(lambda: build_baseline(name, **kwargs), IDS)
-    assert len(passed) == 11
+    assert len(passed) == 12
 
 
 def test_every_registered_baseline_is_in_the_matrix():
@@ -101,9 +113,23 @@ class LooseState(Rloo):
         pass
 
 
+class LearnsFromPadding(Ppo):
+    def loss(self, predicted, batch):
+        found = super().loss(predicted, batch)
+        return replace(found, counts=torch.ones_like(found.counts))
+
+
+class LossOfTheBatch(Ppo):
+    def loss(self, predicted, batch):
+        found = super().loss(predicted, batch)
+        return replace(found, per_token=found.per_token - (predicted * found.counts).mean())
+
+
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
+        (LearnsFromPadding, "learns from tokens that are no actions"),
+        (LossOfTheBatch, "a loss of a rollout that depends on which others are there"),
         (NoisyState, "changes its state in `advantages`"),
         (ByPosition, "depends on the order of the rows"),
         (LeaksNan, "not finite"),

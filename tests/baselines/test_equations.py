@@ -110,7 +110,7 @@ LOOPS = {
 
 
 def test_every_baseline_has_a_loop():
-    elsewhere = {"reinforce_pp", "reinforce_pp_baseline", "basis_history", "bv_blend", "remax", *TOKEN_NAMES}
+    elsewhere = {"reinforce_pp", "reinforce_pp_baseline", "basis_history", "bv_blend", "remax", "ppo", *TOKEN_NAMES}
     assert set(LOOPS) | elsewhere == {*BASELINES, "opo token"}
 
 

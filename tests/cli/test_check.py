@@ -11,13 +11,16 @@ import httpx
 import pytest
 import yaml
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+from transformers import AutoConfig, AutoModel
 
+from basis_rl.baselines import Ppo
 from basis_rl.cli.main import main
 from basis_rl.clusters import PromptClusters
 from basis_rl.data import load_prompts
 from basis_rl.recipe import parse_recipe
 from basis_rl.trainer.footprint import Launch, planned, read_launch
 from basis_rl.values import ValueTable
+from tests.tiny import tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {
@@ -305,3 +308,19 @@ def test_help(capsys):
         main(["check", "--help"])
     assert done.value.code == 0
     assert "--accelerate_config" in capsys.readouterr().out
+
+
+def test_a_critic_is_counted_or_found_missing(check, tiny_path):
+    parameters = {}
+    for critic in ({}, {"critic_model": str(tiny_path)}):
+        code, said, warnings, _ = check("--gpu_memory", "80", baseline="ppo", baseline_kwargs=critic)
+        assert (code, warnings) == (0, [])
+        assert "the baseline's module, with its AdamW" in said
+        parameters[len(critic)] = Ppo(**critic).module_parameters(AutoConfig.from_pretrained(tiny_path))
+    head, model = Ppo(), Ppo(critic_model=str(tiny_path))
+    for baseline, found in ((head, parameters[0]), (model, parameters[1])):
+        module = baseline.build_module(AutoModel.from_pretrained(tiny_path), tiny_tokenizer())
+        assert sum(p.numel() for p in module.parameters()) == found
+    code, _, _, error = check(baseline="ppo", baseline_kwargs={"critic_model": "no/such-model"})
+    assert code == 2
+    assert "critic_model 'no/such-model' could not be loaded" in error

@@ -10,8 +10,11 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from peft import LoraConfig
+from torch.distributed.tensor import DTensor
 
+from basis_rl.baselines import Ppo
 from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer.shards import whole
 from tests.served import trainer
 from tests.tiny import config, named_baseline, parity_reward, sums, tiny_tokenizer
 
@@ -69,8 +72,9 @@ def against_a_server(output: Path, model: Path, url: str, names: list[str]) -> N
     torch.save(results, output / f"rank{rank}.pt")
 
 
-def resumed(output: Path, model: Path) -> None:
+def resumed(output: Path, model: Path, kind: str = "basis_history") -> None:
     """Four steps, and the last two again from the checkpoint between them, in the middle of a generation batch."""
+    critics = {"head": {}, "value_model": {"critic_model": str(model), "critic_learning_rate": 1e-3}}
     for name, start in (("whole", None), ("again", output / "whole" / "checkpoint-3")):
         args = config(
             output / name,
@@ -85,13 +89,18 @@ def resumed(output: Path, model: Path) -> None:
             args=args,
             train_dataset=sums(),
             processing_class=tiny_tokenizer(),
-            baseline=named_baseline("basis_history", sums()),
+            baseline=Ppo(**critics[kind]) if kind in critics else named_baseline(kind, sums()),
         )
         trained.train(resume_from_checkpoint=str(start) if start else None)
         trained.save_model(str(output / name / "saved"))
-        if trained.accelerator.is_main_process:
-            norms = [(row["step"], row["grad_norm"]) for row in trained.state.log_history if "grad_norm" in row]
-            torch.save({"norms": norms, "type": str(trained.accelerator.distributed_type)}, output / f"{name}.pt")
+        norms = [(row["step"], row["grad_norm"]) for row in trained.state.log_history if "grad_norm" in row]
+        learner = trained._learner
+        module = whole(learner.module.state_dict()) if learner is not None else {}
+        sharded = learner is not None and any(isinstance(p, DTensor) for p in learner.parameters)
+        kind_of = str(trained.accelerator.distributed_type)
+        kept = {"norms": norms, "type": kind_of, "module": module, "module_sharded": sharded}
+        rank = trained.accelerator.process_index
+        torch.save(kept, output / (f"{name}.pt" if rank == 0 else f"{name}-rank{rank}.pt"))
 
 
 if __name__ == "__main__":
@@ -99,4 +108,4 @@ if __name__ == "__main__":
     if what == "server":
         against_a_server(Path(folder), Path(path), rest[0], rest[1:])
     else:
-        resumed(Path(folder), Path(path))
+        resumed(Path(folder), Path(path), *rest)

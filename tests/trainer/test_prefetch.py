@@ -139,8 +139,9 @@ def test_the_weights_of_every_correction_reach_the_baseline(mode, served, tmp_pa
     assert logged(trained, "rollout/masked") == pytest.approx(silenced)
 
 
-def test_epochs_are_crossed(served, tmp_path):
-    trained = trainer(tmp_path, *served, "basis", num_generations=1, max_steps=18, **SETTINGS)
+@pytest.mark.parametrize("name", ["basis", "ppo"])
+def test_epochs_are_crossed(name, served, tmp_path):
+    trained = trainer(tmp_path, *served, name, num_generations=1, max_steps=18, **SETTINGS)
     assert len(sums()) // 4 < 18
     trained.train()
     assert logged(trained, "rollout/staleness") == [0.0] + [1.0] * 17

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from basis_rl.baselines import Ppo
 from basis_rl.trainer import BasisTrainer, checkpoint
 from tests.tiny import config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
 from tests.trainer.test_state import RunningMean
@@ -46,6 +47,12 @@ def assert_same_end(a, b):
         assert torch.equal(p, q), name
     for p, q in zip(a.optimizer.state.values(), b.optimizer.state.values(), strict=True):
         assert all(torch.equal(p[key], q[key]) for key in p)
+    if a._learner is not None:
+        for p, q in zip(a._learner.parameters, b._learner.parameters, strict=True):
+            assert torch.equal(p, q)
+            left, right = a._learner.optimizer.state[p], b._learner.optimizer.state[q]
+            assert left.keys() == right.keys() == {"step", "exp_avg", "exp_avg_sq"}
+            assert all(torch.equal(left[key], right[key]) for key in left)
     assert str(a.baseline.state_dict()) == str(b.baseline.state_dict())
     untimed = [
         [{k: v for k, v in row.items() if "time" not in k and "second" not in k and k != "train_loss"} for row in t]
@@ -77,6 +84,17 @@ def test_baselines_with_state_and_token_advantages_resume(name, tmp_path):
         start = str(tmp_path / "whole" / f"checkpoint-{step}")
         baseline = named_baseline(name, sums())
         assert_same_end(expected, run(tmp_path / "again", baseline, resume=start, max_steps=20, save_strategy="no"))
+
+
+@pytest.mark.parametrize("critic", ["head", "model"])
+def test_a_baseline_that_learns_resumes(critic, tmp_path, tiny_path):
+    kwargs = {"lam": 0.9, "critic_epochs": 2, "critic_warmup_steps": 2}
+    kwargs |= {"critic_model": str(tiny_path), "critic_learning_rate": 1e-3} if critic == "model" else {}
+    expected = run(tmp_path / "whole", Ppo(**kwargs), max_steps=16)
+    for step in (3, 6, 8):
+        start = str(tmp_path / "whole" / f"checkpoint-{step}")
+        resumed = run(tmp_path / "again", Ppo(**kwargs), resume=start, max_steps=16, save_strategy="no")
+        assert_same_end(expected, resumed)
 
 
 def test_accumulation_with_a_short_last_step_of_the_epoch(tmp_path):

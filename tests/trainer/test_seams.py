@@ -82,3 +82,17 @@ def test_the_fused_head_can_return_the_sum_of_squares():
 
     assert '"log_sum_sq_probs"' in inspect.getdoc(add_fused_lm_head)
     assert "fused_lm_head=True" in source(GRPOTrainer._get_per_token_logps_and_entropies)
+
+
+def test_hidden_states_pass_where_they_are_listened_to():
+    from trl.trainer.utils import add_fused_lm_head
+
+    text = source(add_fused_lm_head)
+    assert 'backbone_attr = "base_model"' in text
+    assert "backbone_outputs.last_hidden_state" in text
+
+
+def test_models_are_loaded_whole_without_this_reference():
+    from transformers.integrations import deepspeed
+
+    assert "_hf_deepspeed_config_weak_ref is not None" in source(deepspeed.is_deepspeed_zero3_enabled)

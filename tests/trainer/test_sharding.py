@@ -87,10 +87,46 @@ def test_other_shardings_against_a_server(kind, served, tmp_path):
 @pytest.mark.parametrize("kind", ["ddp", "zero2", "zero3", "fsdp2", "zero3_nodes"])
 def test_a_resumed_run_is_the_uninterrupted_one(kind, tiny_path, tmp_path):
     launch(tmp_path, kind, "resume", tiny_path)
-    whole, again = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("whole", "again"))
+    assert_resumed(tmp_path, tiny_path, kind)
+
+
+@pytest.fixture(scope="module")
+def critics(tiny_path, tmp_path_factory):
+    """The folder of a run and its resumed half with that engine and critic, launched once."""
+    folders = {}
+
+    def runs(kind, critic):
+        if (kind, critic) not in folders:
+            folders[kind, critic] = tmp_path_factory.mktemp(f"{kind}-{critic}")
+            launch(folders[kind, critic], kind, "resume", tiny_path, critic)
+        return folders[kind, critic]
+
+    return runs
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("critic", ["head", "value_model"])
+@pytest.mark.parametrize("kind", ["ddp", "zero3", "fsdp2"])
+def test_a_critic_resumes_beside_a_policy_of_any_sharding(kind, critic, critics, tiny_path):
+    folder = critics(kind, critic)
+    assert_resumed(folder, tiny_path, kind)
+    runs = [torch.load(folder / f"{name}.pt") for name in ("whole", "again", "whole-rank1", "again-rank1")]
+    modules = [run["module"] for run in runs]
+    assert all(run["module_sharded"] == (critic == "value_model" and kind != "ddp") for run in runs)
+    unsharded = torch.load(critics("ddp", critic) / "whole.pt")["module"]
+    for key, value in modules[0].items():
+        assert all(torch.equal(module[key], value) for module in modules[1:]), f"{key} differs"
+        torch.testing.assert_close(value, unsharded[key], rtol=0, atol=1e-4, msg=key)
+    last = "outer.weight" if critic == "head" else "head.outer.weight"
+    assert (modules[0][last].abs() > 1e-3).any(), "it starts at 0"
+
+
+def assert_resumed(folder, tiny_path, kind):
+    """The policy of the resumed run is the uninterrupted one's, to the bit."""
+    whole, again = (torch.load(folder / f"{name}.pt", weights_only=True) for name in ("whole", "again"))
     assert whole["type"].endswith(TYPES[kind])
     assert again["norms"] == whole["norms"]
-    left, right = (load_file(tmp_path / name / "saved" / "model.safetensors") for name in ("whole", "again"))
+    left, right = (load_file(folder / name / "saved" / "model.safetensors") for name in ("whole", "again"))
     start = load_file(tiny_path / "model.safetensors")
     assert left.keys() == right.keys() == start.keys()
     assert all(torch.equal(left[key], right[key]) for key in left)

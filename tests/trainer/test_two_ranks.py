@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from basis_rl.baselines import BASELINES
+from basis_rl.baselines import BASELINES, LearnedBaseline
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,7 +38,11 @@ def test_advantages_do_not_depend_on_the_number_of_ranks(tmp_path, tiny_path):
             for rank in two:
                 for key, value in expected.items():
                     got = rank[name][step][key]
-                    same = (
-                        got == value if isinstance(value, list) else torch.equal(got.nan_to_num(7), value.nan_to_num(7))
-                    )
+                    exact = not issubclass(BASELINES.get(name, object), LearnedBaseline)
+                    if isinstance(value, list):
+                        same = got == value
+                    elif exact or key != "advantages":
+                        same = torch.equal(got.nan_to_num(7), value.nan_to_num(7))
+                    else:  # a module learns from gradients that are summed in another order
+                        same = torch.allclose(got, value, rtol=0, atol=1e-4)
                     assert same, f"{name}, batch {step}: {key} differs between one rank and two"

@@ -1,0 +1,139 @@
+"""PPO's critic as one more baseline (Schulman et al. 2017, arXiv:1707.06347)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from basis_rl.baselines.base import LearnedBaseline, Learning, TokenLoss, scorable_rows
+from basis_rl.baselines.critic import ValueHead, load_value_model, value_model_parameters
+from basis_rl.functional.gae import clipped_value_loss, explained_variance, gae
+from basis_rl.types import Advantages, RolloutBatch
+
+_HEAD_RATE, _MODEL_RATE = 1e-3, 1e-5
+
+
+class Ppo(LearnedBaseline):
+    """``A_t = sum_l (gamma lam)^l delta_{t+l}`` (`basis_rl.functional.gae.gae`) with a learned ``V``. G >= 1.
+
+    The critic is a small head on the policy's last hidden states, detached, so that it costs next to no memory and the
+    policy's gradient is untouched; or, with `critic_model`, a value model of its own, in float32 with AdamW: 16 bytes a
+    parameter, and activations, divided over the ranks where the policy is (ZeRO-3, FSDP). Its optimizer is its own, so
+    there is no ``vf_coef``.
+
+    It learns from each generation batch after the policy was updated on it, in as many minibatches as the policy takes
+    optimizer steps in one pass. The loss is `basis_rl.functional.gae.clipped_value_loss`, averaged over tokens, with
+    the targets ``R_t = A'_t + V_t``, ``A'`` being the estimate with `critic_lam`. The gradient's norm is clipped at the
+    run's ``max_grad_norm``. Rollouts without a reward take no part.
+
+    While it warms up (`critic_warmup_steps`) the policy's loss is multiplied by 0, all of it: noise of a KL term would
+    be blown up by Adam. Rollouts are drawn and counted, and the learning rate's schedule goes on; AdamW's
+    ``weight_decay``, 0 by default, is not held.
+
+    With lam = 1 the advantage is the return less the value, and the gradient is unbiased however wrong the value is;
+    lam < 1 trades bias for variance. Whitening divides by the batch's standard deviation, as verl and TRL do, and also
+    subtracts the mean, in which the own reward is.
+
+    Metrics: ``explained_variance``, `basis_rl.functional.gae.explained_variance` of the discounted return by the values
+    before learning from it; ``value_mean``, ``value_target_mean``; and of the learning ``value_loss``,
+    ``value_clip_fraction``, ``critic_grad_norm``, ``critic_learning_rate``.
+
+    Args:
+        gamma: discount of a token, in (0, 1].
+        lam: lambda of the advantages, in [0, 1].
+        critic_lam: lambda of the critic's targets; None is `lam`. With ``lam < 1``, 1.0 keeps the targets unbiased
+            (decoupled GAE, arXiv:2503.01491).
+        cliprange_value: how far a value may move in one generation batch, in reward units; None does not clip.
+        critic_model: Hub id or folder of the value model's backbone; None is a head on the policy.
+        critic_learning_rate: None is 1e-3 for a head, 1e-5 for a value model.
+        critic_epochs: passes over each generation batch.
+        critic_warmup_steps: generation batches from which only the critic learns.
+        whiten_advantages: ``(A - mean) / (std + 1e-8)`` over the action tokens of the global batch.
+
+    Raises:
+        ValueError: a parameter out of its range.
+    """
+
+    scope: ClassVar[Literal["batch", "group"]] = "batch"
+    uses_own_reward: ClassVar[bool] = True  # by whitening, in the mean that it subtracts
+    reads_kl: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        gamma: float = 1.0,
+        lam: float = 1.0,
+        critic_lam: float | None = None,
+        cliprange_value: float | None = 0.5,
+        critic_model: str | None = None,
+        critic_learning_rate: float | None = None,
+        critic_epochs: int = 1,
+        critic_warmup_steps: int = 0,
+        whiten_advantages: bool = True,
+    ) -> None:
+        for name, value, least in (("gamma", gamma, 1e-9), ("lam", lam, 0.0), ("critic_lam", critic_lam, 0.0)):
+            if value is not None and not least <= value <= 1:
+                raise ValueError(f"ppo: {name} must be between 0 and 1, got {value}.")
+        for name, number in (("cliprange_value", cliprange_value), ("critic_learning_rate", critic_learning_rate)):
+            if number is not None and not number > 0:
+                raise ValueError(f"ppo: {name} must be positive, or left out, got {number}.")
+        if critic_epochs < 1 or critic_warmup_steps < 0:
+            raise ValueError(
+                "ppo: needs critic_epochs >= 1 and critic_warmup_steps >= 0, "
+                f"got {critic_epochs} and {critic_warmup_steps}."
+            )
+        self.gamma, self.lam, self.critic_lam = gamma, lam, lam if critic_lam is None else critic_lam
+        self.cliprange_value, self.critic_model = cliprange_value, critic_model
+        self.critic_learning_rate = critic_learning_rate or (_MODEL_RATE if critic_model else _HEAD_RATE)
+        self.critic_epochs, self.critic_warmup_steps = critic_epochs, critic_warmup_steps
+        self.whiten_advantages = whiten_advantages
+        self.reads_hidden_states = critic_model is None
+
+    @property
+    def learning(self) -> Learning:
+        return Learning(rate=self.critic_learning_rate, epochs=self.critic_epochs)
+
+    def build_module(self, policy: Any, tokenizer: Any) -> nn.Module:
+        if self.critic_model is not None:
+            return load_value_model(self.critic_model, tokenizer)
+        return ValueHead(int(policy.config.get_text_config().hidden_size))
+
+    def module_parameters(self, policy_config: Any) -> int:
+        if self.critic_model is not None:
+            return value_model_parameters(self.critic_model)
+        with torch.device("meta"):
+            head = ValueHead(int(policy_config.get_text_config().hidden_size))
+        return sum(parameter.numel() for parameter in head.parameters())
+
+    def policy_waits(self, step: int) -> bool:
+        return step < self.critic_warmup_steps
+
+    def _estimate(self, batch: RolloutBatch, lam: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Values and estimates with `lam`, ``(N, T)`` float64 on CPU, 0 elsewhere; and the tokens that count."""
+        assert batch.values is not None
+        counts = batch.action_mask.cpu() & scorable_rows(batch)[:, None]
+        values = torch.where(counts, batch.values.double().cpu(), 0.0)
+        kl = None if batch.kl is None else batch.kl.cpu()
+        return values, gae(batch.rewards.cpu(), values, counts, kl, gamma=self.gamma, lam=lam), counts
+
+    def advantages(self, batch: RolloutBatch) -> Advantages:
+        values, estimate, counts = self._estimate(batch, self.lam)
+        returns = values + (estimate if self.lam == 1 else self._estimate(batch, 1.0)[1])
+        metrics: dict[str, float] = {}
+        if bool(counts.any()):
+            metrics = {"value_mean": float(values[counts].mean()), "value_target_mean": float(returns[counts].mean())}
+            explained = explained_variance(values, returns, counts)
+            metrics |= {} if explained is None else {"explained_variance": explained}
+            if self.whiten_advantages:
+                found = estimate[counts]
+                estimate = torch.where(counts, (estimate - found.mean()) / (found.std(correction=0) + 1e-8), 0.0)
+        return Advantages(values=estimate, baseline=values, metrics=metrics)
+
+    def loss(self, predicted: Tensor, batch: RolloutBatch) -> TokenLoss:
+        values, estimate, counts = self._estimate(batch, self.critic_lam)
+        old, targets, counts = (x.to(predicted.device) for x in (values.float(), (values + estimate).float(), counts))
+        loss, clipped = clipped_value_loss(predicted, old, targets, self.cliprange_value)
+        return TokenLoss(
+            per_token=loss, counts=counts, metrics={"value_loss": loss.detach(), "value_clip_fraction": clipped}
+        )

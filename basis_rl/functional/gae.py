@@ -1,0 +1,90 @@
+"""Advantages, targets and loss of a learned value (GAE: Schulman et al. 2016; PPO: Schulman et al. 2017)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from basis_rl.functional.energy import align, unalign
+
+
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    action_mask: Tensor,
+    kl: Tensor | None = None,
+    *,
+    gamma: float,
+    lam: float,
+) -> Tensor:
+    """Generalised advantage estimates, arXiv:1506.02438, Eq. 16, over the action tokens a = 0 .. A-1 of a rollout::
+
+        delta_a = -KL_a + [a = A-1] r + gamma V_{a+1} - V_a        with V_A = 0
+        A_a = delta_a + gamma lam A_{a+1} = sum_{l = 0 .. A-1-a} (gamma lam)^l delta_{a+l}
+
+    ``V_a`` is the value of the state before action a. Columns outside the mask (padding, tool output) are passed over
+    as if they were not there: the action after tool output is the next one. A rollout that was cut off at the length
+    limit ends there like any other, with the reward that it was given. For ``gamma = lam = 1`` the sum telescopes to
+    ``A_a = G_a - V_a``, `basis_rl.functional.returns.reward_to_go` less the value.
+
+    Args:
+        rewards: ``(N,)``, NaN = not scored.
+        values: ``(N, T)``.
+        action_mask: ``(N, T)`` bool.
+        kl: ``(N, T)``, coefficient included, or None.
+        gamma: discount of an action, in [0, 1].
+        lam: in [0, 1]; 1 is the return less the value, 0 the one-step error alone.
+
+    Returns:
+        ``(N, T)`` float64; 0 outside the mask and in rows without a reward.
+    """
+    scored = ~rewards.isnan()
+    mask = action_mask & scored[:, None]
+    value = align(values.double(), mask)
+    alive = align(mask.double(), mask)
+    count = mask.sum(dim=1)
+    reward = torch.zeros_like(value) if kl is None else -align(kl.double(), mask)
+    ends = (count > 0).nonzero().flatten()
+    reward[ends, count[ends] - 1] += rewards.double()[ends]
+    after = torch.cat([value[:, 1:], torch.zeros_like(value[:, :1])], dim=1)
+    delta = (reward + gamma * after - value) * alive
+    advantage = torch.zeros_like(delta)
+    running = torch.zeros_like(delta[:, 0])
+    for a in reversed(range(delta.shape[1])):
+        running = delta[:, a] + gamma * lam * running
+        advantage[:, a] = running
+    return unalign(advantage, mask)
+
+
+def clipped_value_loss(predicted: Tensor, old: Tensor, targets: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:
+    """``max((V - R)^2, (V_clip - R)^2) / 2``, ``V_clip = V_old + clamp(V - V_old, -c, c)``, as in PPO2. Elementwise.
+
+    The maximum takes the gradient away from a value that has moved by more than c towards its target, and from no
+    other.
+
+    Args:
+        predicted: V, with gradient.
+        old: V of the module that advantages were estimated with.
+        targets: R.
+        clip: c > 0 in reward units; None does not clip.
+
+    Returns:
+        The loss; and 1.0 where the clipped term is the larger one, else 0.0.
+    """
+    plain = (predicted - targets) ** 2
+    if clip is None:
+        return 0.5 * plain, torch.zeros_like(plain)
+    clipped = (old + (predicted - old).clamp(-clip, clip) - targets) ** 2
+    return 0.5 * torch.maximum(plain, clipped), (clipped > plain).to(plain.dtype).detach()
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float | None:
+    """``1 - Var(R - V) / Var(R)`` over the entries of the mask: 1 is perfect, 0 no better than a constant.
+
+    None where the returns do not vary (or there are none), and it is not defined.
+    """
+    found, predicted = returns.double()[mask], values.double()[mask]
+    if found.numel() < 2:
+        return None
+    spread = float(found.var(correction=0))
+    return None if spread < 1e-12 else 1.0 - float((found - predicted).var(correction=0)) / spread

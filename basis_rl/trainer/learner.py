@@ -1,0 +1,186 @@
+"""The module of a baseline that learns: run on each rank's own rows, trained by gradients of all ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers.integrations import deepspeed
+
+from basis_rl.baselines import LearnedBaseline
+from basis_rl.trainer.evaluating import random_numbers_kept
+from basis_rl.trainer.scoring import HiddenStates
+from basis_rl.trainer.shards import load_module, load_optimizer, policy_is_sharded, shard, whole, whole_tensor
+from basis_rl.types import RolloutBatch
+
+if TYPE_CHECKING:
+    from basis_rl.trainer.trainer import BasisTrainer
+
+FILE_NAME = "baseline_module.pt"
+
+
+class Learner:
+    """Predicts with a `LearnedBaseline`'s module, and trains it.
+
+    A module that reads tokens, and is thus a model of its own, is sharded like the policy: by PyTorch's `fully_shard`
+    where the policy is by ZeRO-3 or FSDP, since accelerate prepares one DeepSpeed engine. Everything else is whole on
+    every rank. Ranks start with the same weights and take the same steps by the same gradients, summed over all.
+
+    Minibatch j of k takes the rows whose place in the global batch is j modulo k: the same rows for any number of
+    ranks, and rollouts of one prompt, which are neighbours, apart. k is the number of optimizer steps that the policy
+    takes in one pass over a generation batch.
+    """
+
+    def __init__(self, trainer: BasisTrainer, baseline: LearnedBaseline) -> None:
+        self.trainer, self.baseline = trainer, baseline
+        self.hidden = HiddenStates(trainer) if baseline.reads_hidden_states else None
+        args, device = trainer.args, trainer.accelerator.device
+        policy = trainer.accelerator.unwrap_model(trainer.model)
+        with random_numbers_kept(device), _not_sharded():
+            torch.manual_seed(args.seed)
+            self.module = baseline.build_module(policy, trainer.processing_class)
+        self.sharded = self.hidden is None and policy_is_sharded(trainer.accelerator)
+        enable: Any = getattr(self.module, "gradient_checkpointing_enable", None)
+        if args.gradient_checkpointing and enable is not None:
+            enable()
+        if self.sharded:
+            shard(self.module, trainer.accelerator)
+        self.module.to(device)
+        self.parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=baseline.learning.rate, weight_decay=0.0)
+        self._kept: dict[int, dict[str, Tensor]] = {}
+
+    def values(self, output: dict[str, Any], step: int) -> Tensor:
+        """``(B, T)`` predictions for this rank's rows; what they were made from is kept until it is learned from."""
+        if self.hidden is not None:
+            inputs = {"hidden_states": self.hidden.take(output)}
+        else:
+            inputs = {
+                "input_ids": torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1),
+                "attention_mask": torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
+            }
+        tokens = output["completion_ids"].shape[1]
+        with torch.no_grad():
+            rows = torch.arange(len(output["completion_ids"]))
+            found = torch.cat([self._predict(inputs, chunk, tokens) for chunk in self._micro_batches(rows)])
+        self._kept[step] = {key: value.cpu() for key, value in inputs.items()}
+        self._kept[step]["tokens"] = torch.tensor(tokens)
+        return found
+
+    def _micro_batches(self, rows: Tensor) -> tuple[Tensor, ...]:
+        return rows.split(self.trainer.args.per_device_train_batch_size)
+
+    def _predict(self, inputs: dict[str, Tensor], rows: Tensor, tokens: int) -> Tensor:
+        device = self.trainer.accelerator.device
+        chosen: dict[str, Any] = {key: value[rows.to(value.device)].to(device) for key, value in inputs.items()}
+        if self.hidden is None:
+            chosen["tokens"] = tokens
+        with self.trainer.accelerator.autocast():
+            predicted: Tensor = self.module(**chosen)
+        return predicted.float()
+
+    def learn(self, batch: RolloutBatch) -> dict[str, float]:
+        """Train on a generation batch; metrics of it, the same on every rank."""
+        inputs = self._kept.pop(batch.step)
+        tokens = int(inputs.pop("tokens"))
+        args, ranks = self.trainer.args, self.trainer.accelerator.num_processes
+        parts, rest = divmod(args.steps_per_generation, args.gradient_accumulation_steps)
+        parts = 1 if rest else parts  # as many rows of each part on every rank, or sharded ones would wait for ever
+        mine = len(batch.rewards) // ranks
+        first = self.trainer.accelerator.process_index * mine
+        places = torch.arange(first, first + mine)
+        found: dict[str, list[float]] = {}
+        for _ in range(self.baseline.learning.epochs):
+            for part in range(parts):
+                chosen = places[places % parts == part]
+                for key, value in self._step(batch, inputs, chosen, first, tokens).items():
+                    found.setdefault(key, []).append(value)
+        means = {key: sum(values) / len(values) for key, values in found.items()}
+        return {**means, "critic_learning_rate": self.baseline.learning.rate}
+
+    def _step(
+        self, batch: RolloutBatch, inputs: dict[str, Tensor], places: Tensor, first: int, tokens: int
+    ) -> dict[str, float]:
+        """One optimizer step on the rows at `places` of the global batch; a gradient that is not finite is dropped."""
+        reduce = self.trainer.accelerator.reduce
+        device = self.trainer.accelerator.device
+        self.optimizer.zero_grad(set_to_none=True)
+        sums: dict[str, Tensor] = {}
+        for chunk in self._micro_batches(places):
+            predicted = self._predict(inputs, chunk - first, tokens)
+            loss = self.baseline.loss(predicted, batch.take(chunk, tokens))
+            counted = loss.counts.to(predicted.dtype)
+            (loss.per_token * counted).sum().backward()
+            for key, value in {"": counted, **loss.metrics}.items():
+                sums[key] = sums.get(key, torch.zeros((), device=device)) + (value * counted).sum().double()
+        names = list(sums)
+        count, *totals = reduce(torch.stack([sums[name] for name in names]), reduction="sum").tolist()
+        if count == 0:
+            return {}
+        for parameter in self.parameters:
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            if self.sharded:  # averaged over ranks in the backward pass
+                parameter.grad = gradient * (self.trainer.accelerator.num_processes / count)
+            else:
+                parameter.grad = reduce(gradient, reduction="sum") / count
+        limit = self.trainer.args.max_grad_norm or math.inf
+        norm = float(whole_tensor(torch.nn.utils.clip_grad_norm_(self.parameters, limit)))
+        if math.isfinite(norm):
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        metrics = {name: total / count for name, total in zip(names[1:], totals, strict=True)}
+        return {**metrics, "critic_grad_norm": norm}
+
+    def forget(self, step: int) -> None:
+        """Drop what is kept of generation batches from `step` on."""
+        self._kept = {kept: inputs for kept, inputs in self._kept.items() if kept < step}
+
+    def state(self) -> dict[int, dict[str, Tensor]]:
+        """What this rank keeps of batches that are not learned from yet, for a checkpoint between two generations."""
+        return self._kept
+
+    def load_state(self, state: dict[int, dict[str, Tensor]]) -> None:
+        """Restore `state`'s result."""
+        self._kept = dict(state)
+
+    def save(self, folder: str | Path) -> None:
+        """Write weights and optimizer into a checkpoint folder, whole. Collective."""
+        content = whole({"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()})
+        if self.trainer.accelerator.is_main_process:
+            torch.save(content, Path(folder) / FILE_NAME)
+
+    def load(self, folder: str | Path) -> None:
+        """Restore `save`'s result.
+
+        Raises:
+            ValueError: there is none, or it is of another module.
+        """
+        path, name = Path(folder) / FILE_NAME, type(self.baseline).__name__
+        if not path.is_file():
+            raise ValueError(f"'{folder}' has no {FILE_NAME}, which {name} has learned. Start a new run.")
+        content = torch.load(path, weights_only=True, map_location="cpu")
+        there = {key: tuple(value.shape) for key, value in content["module"].items()}
+        here = {key: tuple(value.shape) for key, value in self.module.state_dict().items()}
+        if there != here:
+            key = next(key for key in [*there, *here] if there.get(key) != here.get(key))
+            raise ValueError(
+                f"'{path}' holds another module than {name} has now: '{key}' is {there.get(key, 'missing')} there and "
+                f"{here.get(key, 'missing')} here. Resume with the baseline_kwargs that the run was started with."
+            )
+        load_module(self.module, content["module"])
+        load_optimizer(self.optimizer, content["optimizer"])
+
+
+@contextmanager
+def _not_sharded() -> Iterator[None]:
+    """Within it transformers loads models whole, though DeepSpeed's ZeRO-3 is configured."""
+    kept, deepspeed._hf_deepspeed_config_weak_ref = deepspeed._hf_deepspeed_config_weak_ref, None
+    try:
+        yield
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = kept

@@ -1,0 +1,101 @@
+"""GAE, the clipped value loss and its gradient: against plain loops over tokens."""
+
+import math
+
+import pytest
+import torch
+
+from basis_rl.functional.gae import clipped_value_loss, explained_variance, gae
+from basis_rl.functional.returns import reward_to_go
+
+MASKS = {
+    "ragged": [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 0, 0, 0, 0], [1, 1, 1, 0, 0]],
+    "tool output between": [[1, 1, 0, 0, 1], [1, 0, 1, 0, 1], [1, 1, 1, 1, 1], [0, 0, 1, 1, 0]],
+    "nothing sampled": [[0, 0, 0, 0, 0], [1, 1, 1, 0, 0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0]],
+}
+
+
+def batch(mask, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.tensor(mask).bool()
+    rewards = torch.tensor([1.0, 0.0, math.nan, 0.7])
+    values, kl = (torch.randn(mask.shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    return rewards, values, mask, kl
+
+
+def by_loops(rewards, values, mask, kl, gamma, lam):
+    """The definition, as a double sum over the actions of each rollout."""
+    result = torch.zeros(mask.shape, dtype=torch.float64)
+    for row in range(len(rewards)):
+        places = [column for column in range(mask.shape[1]) if mask[row, column]]
+        if math.isnan(rewards[row]):
+            continue
+        deltas = []
+        for a, place in enumerate(places):
+            last = a == len(places) - 1
+            reward = -(0.0 if kl is None else float(kl[row, place])) + (float(rewards[row]) if last else 0.0)
+            after = 0.0 if last else float(values[row, places[a + 1]])
+            deltas.append(reward + gamma * after - float(values[row, place]))
+        for a, place in enumerate(places):
+            result[row, place] = sum((gamma * lam) ** k * delta for k, delta in enumerate(deltas[a:]))
+    return result
+
+
+@pytest.mark.parametrize("with_kl", [False, True])
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (1.0, 0.95), (0.9, 0.0), (0.97, 0.8)])
+@pytest.mark.parametrize("case", MASKS)
+def test_gae_is_the_sum_over_actions(case, gamma, lam, with_kl):
+    rewards, values, mask, kl = batch(MASKS[case])
+    kl = kl if with_kl else None
+    found = gae(rewards, values, mask, kl, gamma=gamma, lam=lam)
+    torch.testing.assert_close(found, by_loops(rewards, values, mask, kl, gamma, lam), rtol=0, atol=1e-12)
+    assert (found[~mask] == 0).all()
+    assert (found[2] == 0).all()
+
+
+@pytest.mark.parametrize("case", MASKS)
+def test_without_discount_it_is_the_return_less_the_value(case):
+    rewards, values, mask, kl = batch(MASKS[case])
+    found = gae(rewards, values, mask, kl, gamma=1.0, lam=1.0)
+    expected = torch.where(mask & ~rewards.isnan()[:, None], reward_to_go(rewards, kl, mask) - values, 0.0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_values_outside_the_mask_do_not_matter():
+    rewards, values, mask, kl = batch(MASKS["tool output between"])
+    other, more = torch.where(mask, values, 100.0), torch.where(mask, kl, math.nan)
+    a, b = (gae(rewards, v, mask, k, gamma=0.9, lam=0.5) for v, k in ((values, kl), (other, more)))
+    assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("clip", [None, 0.2, 5.0])
+def test_value_loss_and_its_gradient(clip):
+    generator = torch.Generator().manual_seed(0)
+    old, moved, targets = (torch.randn((6, 7), generator=generator, dtype=torch.float64) for _ in range(3))
+    predicted = (old + 0.5 * moved).requires_grad_()
+    loss, clipped = clipped_value_loss(predicted, old, targets, clip)
+    (gradient,) = torch.autograd.grad(loss.sum(), predicted)
+    zeros = 0
+    for i in range(6):
+        for j in range(7):
+            v, was, target = float(predicted.detach()[i, j]), float(old[i, j]), float(targets[i, j])
+            plain, slope, chosen = (v - target) ** 2, v - target, 0.0
+            if clip is not None:
+                near = min(max(v, was - clip), was + clip)
+                if (near - target) ** 2 > plain:
+                    plain, slope, chosen = (near - target) ** 2, 0.0, 1.0
+            zeros += slope == 0.0
+            assert float(loss.detach()[i, j]) == pytest.approx(0.5 * plain, abs=1e-12)
+            assert float(gradient[i, j]) == pytest.approx(slope, abs=1e-12)
+            assert float(clipped[i, j]) == chosen
+    assert (zeros > 0) == (clip == 0.2)
+
+
+def test_explained_variance():
+    returns = torch.tensor([[0.0, 1.0], [1.0, 5.0]])
+    mask = torch.tensor([[True, True], [True, False]])
+    assert explained_variance(returns, returns, mask) == 1.0
+    assert explained_variance(torch.full_like(returns, 7.0), returns, mask) == pytest.approx(0.0)
+    assert explained_variance(1.0 - returns, returns, mask) == pytest.approx(-3.0)
+    assert explained_variance(returns, torch.ones_like(returns), mask) is None
+    assert explained_variance(returns, returns, torch.zeros_like(mask)) is None

@@ -1,0 +1,265 @@
+"""A baseline's module in training: its gradients, its rows, its checkpoints, and that it learns."""
+
+import copy
+import math
+
+import pytest
+import torch
+from peft import LoraConfig
+
+from basis_rl.baselines import Ppo
+from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer.learner import FILE_NAME
+from tests.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
+from tests.trainer.test_energies import SETTINGS
+
+
+def sometimes_unscored(completions, completion_ids, **kwargs):
+    return [None if sum(ids) % 5 == 0 else float(sum(ids) % 2) for ids in completion_ids]
+
+
+def of_the_prompt(completions, solution, **kwargs):
+    """What a critic can learn: the reward depends on the prompt alone."""
+    return [float(int(gold) > 15) for gold in solution]
+
+
+class Watched(BasisTrainer):
+    """Keeps the module, its inputs and the batch as they were before the module learned from it."""
+
+    def __init__(self, *args, **kwargs):
+        self.seen = []
+        super().__init__(*args, **kwargs)
+
+    def _learn(self):
+        learner = self._learner
+        for used_up, batch in self._unlearnt:
+            if used_up <= self._step:
+                kept = {key: value.clone() for key, value in learner._kept[batch.step].items()}
+                self.seen.append((batch, kept, copy.deepcopy(learner.module), copy.deepcopy(learner.optimizer)))
+        super()._learn()
+
+
+def build(tmp_path, baseline, reward=parity_reward, model=None, cls=Watched, peft_config=None, **settings):
+    return cls(
+        model=tiny_model() if model is None else str(model),
+        reward_funcs=reward,
+        args=config(tmp_path, **settings),
+        train_dataset=sums(),
+        processing_class=tiny_tokenizer(),
+        baseline=baseline,
+        peft_config=peft_config,
+    )
+
+
+def predict(module, kept, rows):
+    chosen = {key: value[rows] if value.ndim else int(value) for key, value in kept.items()}
+    if "hidden_states" in chosen:
+        chosen.pop("tokens")
+    return module(**chosen)
+
+
+def plain_loss(baseline, predicted, batch, rows):
+    """PPO2's value loss over the rows, token by token, with targets of a GAE in a loop."""
+    terms = []
+    for place, row in enumerate(rows):
+        reward, places = float(batch.rewards[row]), batch.action_mask[row].nonzero().flatten().tolist()
+        if math.isnan(reward):
+            continue
+        advantage, after = 0.0, 0.0
+        for a in reversed(range(len(places))):
+            old = float(batch.values[row, places[a]])
+            received = reward if a == len(places) - 1 else 0.0
+            advantage = received + baseline.gamma * after - old + baseline.gamma * baseline.critic_lam * advantage
+            after, value, target = old, predicted[place, places[a]].double(), old + advantage
+            moved = float(value.detach()) - old
+            plain = (value - target) ** 2
+            clipped = (old + math.copysign(baseline.cliprange_value, moved) - target) ** 2
+            cut = abs(moved) > baseline.cliprange_value and clipped > float(plain.detach())
+            terms.append(0.5 * (0 * plain + clipped if cut else plain))
+    return sum(terms) / len(terms)
+
+
+@pytest.mark.parametrize("kind", ["head", "model", "model, checkpointed"])
+def test_learning_is_that_of_a_plain_loop(kind, tmp_path, tiny_path):
+    baseline = Ppo(
+        gamma=0.9,
+        lam=0.5,
+        critic_lam=0.8,
+        cliprange_value=0.02,
+        critic_learning_rate=3e-3,
+        critic_epochs=2,
+        critic_model=None if kind == "head" else str(tiny_path),
+    )
+    settings = {"per_device_train_batch_size": 6, "max_grad_norm": 0.3, "gradient_checkpointing": "," in kind}
+    trained = build(tmp_path, baseline, sometimes_unscored, max_steps=4, **settings)
+    trained.train()
+    assert len(trained.seen) == 2
+    layers = [layer for layer in trained._learner.module.modules() if hasattr(layer, "gradient_checkpointing")]
+    assert any(layer.gradient_checkpointing and layer.training for layer in layers) == ("," in kind)
+    assert trained.seen[0][0].rewards.isnan().any()
+    after = [trained.seen[1][2], trained._learner.module]
+    norms = []
+    for (batch, kept, module, optimizer), expected in zip(trained.seen, after, strict=True):
+        other = torch.optim.AdamW(module.parameters(), lr=3e-3, weight_decay=0.0)
+        other.load_state_dict(optimizer.state_dict())
+        for part in (0, 1, 0, 1):  # two steps a pass, two passes
+            rows = torch.arange(part, 12, 2)
+            other.zero_grad()
+            plain_loss(baseline, predict(module, kept, rows), batch, rows).backward()
+            norms.append(float(torch.nn.utils.clip_grad_norm_(module.parameters(), 0.3)))
+            other.step()
+        for (name, p), q in zip(module.named_parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=0, atol=2e-5, msg=name)
+    logged = [row for row in trained.state.log_history if "baseline/critic_grad_norm" in row]
+    assert [row["baseline/critic_grad_norm"] for row in logged] == pytest.approx(
+        [sum(norms[:4]) / 4, sum(norms[4:]) / 4], rel=1e-3
+    )
+    assert any(0 < row["baseline/value_clip_fraction"] < 1 for row in logged), "nothing was clipped: nothing is shown"
+    assert logged[0]["baseline/critic_learning_rate"] == 3e-3
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("case", SETTINGS)
+def test_the_head_reads_the_policys_hidden_states(case, lora, tmp_path, tiny_path):
+    """Of the policy that sampled, before each token; whichever way TRL scores the batch."""
+    seen = []
+
+    class Look(BasisTrainer):
+        def _advantages(self, inputs, output):
+            ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+            mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
+            with torch.no_grad():
+                found = self.model(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states[-1]
+            tokens = output["completion_ids"].shape[1]
+            local = super()._advantages(inputs, output)
+            seen.append((found[:, -tokens - 1 : -1], self._learner._kept[0]["hidden_states"], mask[:, -tokens:].bool()))
+            return local
+
+    lora_config = LoraConfig(target_modules=["q_proj"], init_lora_weights=False) if lora else None
+    build(tmp_path, "ppo", model=tiny_path, cls=Look, peft_config=lora_config, max_steps=1, **SETTINGS[case]).train()
+    expected, found, mask = seen[0]
+    assert found.shape == expected.shape
+    torch.testing.assert_close(found[mask], expected[mask], rtol=0, atol=1e-5)
+
+
+def explained(trained):
+    return [row["baseline/explained_variance"] for row in trained.state.log_history if "reward" in row]
+
+
+def test_a_value_model_learns_what_the_prompt_tells(tmp_path, tiny_path):
+    baseline = Ppo(critic_model=str(tiny_path), critic_learning_rate=1e-2, critic_epochs=4)
+    trained = build(tmp_path, baseline, of_the_prompt, max_steps=60, num_generations=1)
+    trained.train()
+    assert explained(trained)[0] == pytest.approx(0.0, abs=1e-6)
+    assert sum(explained(trained)[-5:]) / 5 > 0.8
+
+
+def test_a_head_learns_what_the_hidden_states_tell(tmp_path):
+    """The reward is the parity of the first of two tokens: nothing of it before, all of it after, so half of it."""
+    trained = build(
+        tmp_path,
+        Ppo(critic_learning_rate=1e-2, critic_epochs=4),
+        lambda completion_ids, **kwargs: [float(ids[0] % 2) for ids in completion_ids],
+        max_steps=60,
+        num_generations=1,
+        max_completion_length=2,
+        learning_rate=1e-9,
+    )
+    table = trained.model.get_input_embeddings().weight.data  # the tiny model's own hardly tells tokens apart
+    table[:, 0] = torch.where(torch.arange(len(table)) % 2 == 1, 1.0, -1.0)
+    trained.train()
+    assert explained(trained)[0] == pytest.approx(0.0, abs=1e-6)
+    assert 0.3 < sum(explained(trained)[-10:]) / 10 < 0.6
+
+
+def test_the_policy_waits_while_the_critic_warms_up(tmp_path, tiny_path):
+    """To the bit, though there is a KL term in the loss."""
+    weights = []
+
+    class Look(Watched):
+        def _learn(self):
+            weights.append([p.detach().clone() for p in self.model.parameters()])
+            super()._learn()
+
+    trained = build(tmp_path, Ppo(critic_warmup_steps=2), model=tiny_path, cls=Look, max_steps=6, beta=0.1)
+    start = [p.detach().clone() for p in trained.model.parameters()]
+    trained.train()
+    still = [all(torch.equal(a, b) for a, b in zip(start, now, strict=True)) for now in weights]
+    assert still == [True] * 4 + [False] * 2
+    modules = [seen[2].state_dict() for seen in trained.seen]
+    assert not torch.equal(modules[0]["outer.bias"], modules[1]["outer.bias"])
+
+
+def test_rollouts_are_those_without_a_critic(tmp_path, tiny_path):
+    texts = []
+    for baseline in ("none", Ppo(critic_model=str(tiny_path), critic_warmup_steps=1), Ppo(critic_warmup_steps=1)):
+        trained = build(tmp_path, baseline, cls=BasisTrainer, max_steps=1, log_completions=True)
+        trained.train()
+        texts.append([message[0]["content"] for message in trained._logs["completion"]])
+    assert texts[0] == texts[1] == texts[2]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    build(folder, "ppo", cls=BasisTrainer, max_steps=2, save_strategy="steps", save_steps=2).train()
+    return folder / "checkpoint-2"
+
+
+def test_a_module_of_another_shape_is_refused(saved, tmp_path, tiny_path):
+    trained = build(tmp_path, Ppo(critic_model=str(tiny_path)), cls=BasisTrainer, max_steps=4)
+    with pytest.raises(ValueError, match=r"holds another module than Ppo has now: .* Resume with the baseline_kwargs"):
+        trained.train(resume_from_checkpoint=str(saved))
+
+
+def test_a_checkpoint_without_the_module_is_refused(saved, tmp_path):
+    (saved / FILE_NAME).rename(saved / "elsewhere")
+    try:
+        with pytest.raises(ValueError, match=f"has no {FILE_NAME}"):
+            build(tmp_path, "ppo", cls=BasisTrainer, max_steps=4).train(resume_from_checkpoint=str(saved))
+    finally:
+        (saved / "elsewhere").rename(saved / FILE_NAME)
+
+
+def test_a_gradient_that_is_not_finite_is_dropped(tmp_path):
+    trained = build(tmp_path, "ppo", max_steps=2)
+    before = copy.deepcopy(trained._learner.module.state_dict())
+    predict_as_before = trained._learner._predict
+    trained._learner._predict = lambda *args: predict_as_before(*args) * (math.inf if torch.is_grad_enabled() else 1.0)
+    trained.train()
+    assert all(torch.equal(before[key], value) for key, value in trained._learner.module.state_dict().items())
+    assert not trained._learner.optimizer.state
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"gamma": 1.5}, "gamma must be between 0 and 1"),
+        ({"lam": -0.1}, "lam must be between 0 and 1"),
+        ({"critic_lam": 2.0}, "critic_lam must be between 0 and 1"),
+        ({"cliprange_value": 0.0}, "cliprange_value must be positive, or left out"),
+        ({"critic_learning_rate": -1.0}, "critic_learning_rate must be positive"),
+        ({"critic_epochs": 0}, "critic_epochs >= 1"),
+        ({"critic_warmup_steps": -1}, "critic_warmup_steps >= 0"),
+    ],
+)
+def test_parameters_out_of_range(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        Ppo(**kwargs)
+
+
+def test_a_value_model_that_cannot_serve_is_refused(tmp_path, tiny_path):
+    with pytest.raises(ValueError, match="critic_model 'no/such-model' could not be loaded"):
+        build(tmp_path, Ppo(critic_model="no/such-model"))
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(tokenizer)
+    tokenizer.add_tokens(["<another>"])
+    with pytest.raises(ValueError, match="has another tokenizer than the policy"):
+        BasisTrainer(
+            model=model,
+            reward_funcs=parity_reward,
+            args=config(tmp_path),
+            train_dataset=sums(),
+            processing_class=tokenizer,
+            baseline=Ppo(critic_model=str(tiny_path)),
+        )
