@@ -65,7 +65,7 @@ def new_prompts(generator: torch.Generator, count: int) -> Tensor:
 
 
 def walks(generator: torch.Generator, count: int, length: int) -> Tensor:
-    """``(count, 2 + length)`` sequences of the supervised phase: at the parity they end by 3 % a state, elsewhere by 1 %."""
+    """``(count, 2 + length)`` supervised sequences: at the parity they end by 3 % a state, elsewhere by 1 %."""
     ids = torch.full((count, 2 + length), PAD)
     ids[:, :2] = new_prompts(generator, count)
     state, running = ids[:, 1].clone(), torch.ones(count, dtype=torch.bool)

@@ -10,23 +10,27 @@ rollouts are counted beside the budget.
 from __future__ import annotations
 
 import argparse
-import copy
+import itertools
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from basis_rl.baselines import Baseline, build_baseline
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.types import Advantages, RolloutBatch
 from basis_rl.values import ValueTable
 from benchmarks import drawing
-from benchmarks.common import RESULTS, one_thread, rounded, save
+from benchmarks.common import RESULTS, kept, one_thread, rounded, save
 from benchmarks.small_policy import draw, problems, trainer_for, warm_policy
+from examples.quickstart.warm_start import save as save_policy
 
 METHODS = {"none": 1, "batch_mean": 1, "basis": 1, "grpo": 8, "bv_blend": 8}  # rollouts a prompt
 STILL = 1e-6  # advantages up to this size teach nothing
@@ -37,11 +41,11 @@ class Plan:
     seeds: tuple[int, ...] = (0, 1, 2)
     problems: int = 20000
     trained: int = 2048
-    until: float = 0.05  # share of the answers that the warm start ends at
+    until: float = 0.12  # share of the answers that the warm start ends at
     responses: int = 256  # of a generation batch, two updates
-    batches: int = 60
+    batches: int = 50
     table: int = 8
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-4
 
 
 QUICK = Plan(seeds=(0,), problems=300, trained=64, until=0.0, responses=16, batches=3, table=2)
@@ -104,37 +108,55 @@ def baseline_of(name: str, trained: Dataset, table: ValueTable) -> Baseline:
     return build_baseline(name, **needs.get(name, {}))
 
 
-def one_seed(seed: int, plan: Plan, methods: Sequence[str], output: Path) -> list[dict[str, Any]]:
-    """A run of each method from the same policy."""
+@dataclass(frozen=True)
+class Start:
+    """What every run of a seed starts from."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+    trained: Dataset
+    reference: np.ndarray  # (P, n) rewards of the value table
+
+
+def start(seed: int, plan: Plan, folder: Path, reward: MathVerifyReward) -> Start:
+    """The warm policy and its table, made once and kept in `folder`."""
     everything = problems(plan.problems)
-    model, tokenizer = warm_policy(everything, seed, plan.until)
-    trained, reward = everything.select(range(plan.trained)), MathVerifyReward(num_workers=1)
-    reference = draw(model, tokenizer, trained, plan.table, reward, "value table")
-    rows = zip(trained["prompt_id"], reference.astype(float).tolist(), strict=True)
-    table = ValueTable.from_rewards(dict(rows))
-    runs = []
-    for name in methods:
-        began = time.process_time()
-        watched = Watched(baseline_of(name, trained, table), METHODS[name])
-        trainer = trainer_for(
-            copy.deepcopy(model), tokenizer, trained, watched, output / f"{name}-{seed}", reward,
-            num_generations=METHODS[name], per_device_train_batch_size=plan.responses // 2,
-            max_steps=2 * plan.batches, learning_rate=plan.learning_rate, seed=seed,
-        )  # fmt: skip
-        trainer.train()
-        series = {key: [row[key] for row in watched.rows] for key in watched.rows[0]}
-        seconds = round(time.process_time() - began, 1)
-        first, last = (np.mean(part) for part in (series["reward"][:5], series["reward"][-10:]))
-        print(f"seed {seed}, {name}: reward {first:.3f} -> {last:.3f}, signal in {np.mean(series['rollouts'][:20]):.0%}"
-              f" of the rollouts at first, {seconds:.0f} s", flush=True)  # fmt: skip
-        runs.append({
-            "method": name, "seed": seed, "accuracy before": float(reference.mean()),
-            "prompts never solved in the table": float((reference.max(axis=1) == 0).mean()),
-            "rollouts of the table": reference.size if name == "basis" else 0,
-            "processor seconds": seconds, "series": series,
-        })  # fmt: skip
+    trained = everything.select(range(plan.trained))
+    key = json.dumps([seed, plan.problems, plan.trained, plan.until, plan.table])
+    mark = folder / "plan.json"
+    if not mark.is_file() or mark.read_text() != key:
+        model, tokenizer = warm_policy(everything, seed, plan.until)
+        save_policy(model, tokenizer, folder)
+        np.save(folder / "table.npy", draw(model, tokenizer, trained, plan.table, reward, "value table"))
+        mark.write_text(key)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    return Start(model, tokenizer, trained, np.load(folder / "table.npy"))
+
+
+def one_run(name: str, seed: int, plan: Plan, output: Path) -> dict[str, Any]:
+    """One method from the seed's policy."""
+    reward = MathVerifyReward(num_workers=1)
+    begin = start(seed, plan, output / f"start-{seed}", reward)
+    rows = zip(begin.trained["prompt_id"], begin.reference.astype(float).tolist(), strict=True)
+    began = time.process_time()
+    watched = Watched(baseline_of(name, begin.trained, ValueTable.from_rewards(dict(rows))), METHODS[name])
+    trainer = trainer_for(
+        begin.model, begin.tokenizer, begin.trained, watched, output / f"{name}-{seed}", reward,
+        num_generations=METHODS[name], per_device_train_batch_size=plan.responses // 2,
+        max_steps=2 * plan.batches, learning_rate=plan.learning_rate, seed=seed,
+    )  # fmt: skip
+    trainer.train()
     reward.close()
-    return runs
+    return {
+        "method": name,
+        "seed": seed,
+        "accuracy before": float(begin.reference.mean()),
+        "prompts never solved in the table": float((begin.reference.max(axis=1) == 0).mean()),
+        "rollouts of the table": begin.reference.size if name == "basis" else 0,
+        "processor seconds": round(time.process_time() - began, 1),
+        "series": {key: [row[key] for row in watched.rows] for key in watched.rows[0]},
+    }
 
 
 def smooth(series: Sequence[float], window: int = 5) -> np.ndarray:
@@ -175,17 +197,23 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--batches", type=int, default=Plan.batches)
-    parser.add_argument("--output", type=Path, default=Path("runs/cold_start"))
+    parser.add_argument("--output", type=Path, default=Path("runs/cold_start"), help="runs that are done stay here")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the plot and the raw numbers")
     options = parser.parse_args(argv)
     one_thread()
     plan = QUICK if options.quick else Plan(seeds=tuple(options.seeds), batches=options.batches)
     runs: list[dict[str, Any]] = []
-    for seed in plan.seeds:
-        runs += one_seed(seed, plan, options.methods, options.output)
-        found = {"plan": asdict(plan), "rollouts a prompt": METHODS, "summary": summary(runs), "runs": runs}
-        save("cold_start", rounded(found), options.results)  # what there is, should the rest be cut off
-        plot(runs, plan, options.results)
+    for seed, name in itertools.product(plan.seeds, options.methods):
+        path, key = options.output / f"{name}-{seed}.json", {**asdict(plan), "seeds": [seed]}
+        make = partial(one_run, name, seed, plan, options.output)
+        runs.append(kept(path, key, make))
+        series = runs[-1]["series"]
+        first, last, felt = (float(np.mean(x)) for x in (
+            series["reward"][:5], series["reward"][-10:], series["rollouts"][:20]))  # fmt: skip
+        print(f"seed {seed}, {name}: reward {first:.3f} -> {last:.3f}, A is not 0 in {felt:.0%} of the first rollouts")
+    found = {"plan": asdict(plan), "rollouts a prompt": METHODS, "summary": summary(runs), "runs": runs}
+    save("cold_start", rounded(found), options.results)
+    plot(runs, plan, options.results)
     for name, figures in summary(runs).items():
         print(name, {key: [round(v, 3) for v in values] for key, values in figures.items()})
 

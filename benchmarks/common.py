@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import platform
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,20 @@ def rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: rounded(each) for key, each in value.items()}
     return [rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def kept(path: Path, plan: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `make` made of `plan` in an earlier call, from the file `path`; else what it makes now, kept there."""
+    key = json.loads(json.dumps(plan))
+    if path.is_file():
+        found = json.loads(path.read_text())
+        if found["plan"] == key:
+            result: dict[str, Any] = found["result"]
+            return result
+    result = make()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"plan": key, "result": result}))
+    return result
 
 
 def save(name: str, results: dict[str, Any], folder: Path = RESULTS) -> None:

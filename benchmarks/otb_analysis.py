@@ -94,6 +94,11 @@ def pooled(rows: list[Mapping[str, float]], groups: int = 64) -> dict[str, float
     return {**mean, "kept": kept, "normalised": mean["variance"] / kept**2, "gain": gain}
 
 
+def share(row: Mapping[str, float], against: Mapping[str, float], key: str) -> float:
+    """``row[key] / against[key]``; NaN where nothing was seen."""
+    return row[key] / against[key] if against[key] else math.nan
+
+
 def correlation(x: Tensor, y: Tensor) -> float:
     """Pearson's."""
     return float(torch.corrcoef(torch.stack([x.double(), y.double()]))[0, 1])

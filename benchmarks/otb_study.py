@@ -1,7 +1,7 @@
 """Variance of the mean gradient under group and token baselines, exactly.   python -m benchmarks.otb_study [--quick]
 
 OTB paper, Secs. 5.3, 6.3, 6.4 (Figs. 11, 12) at small scale. A two-layer transformer (`benchmarks.chain_policy`), early
-and late in a supervised phase, answers four prompts with ragged chains of up to 256 tokens, 256 times each. The
+and late in a supervised phase, answers four prompts with ragged chains of up to 256 tokens, 192 times each. The
 gradient of every response in all parameters is exact, so for groups of 4, 8, 16 and 32 so are the group's mean gradient
 and, over groups, its variance under each baseline. And is the energy ``w = 1 - 2 pi(y) + sum pi^2``, which OTB takes
 for the squared norm of a token's gradient, proportional to it: by token, and cumulated over the response?
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,19 @@ from tqdm import tqdm
 from benchmarks import chain_policy as policy
 from benchmarks import drawing
 from benchmarks import otb_analysis as oa
-from benchmarks.common import RESULTS, one_thread, rounded, save
+from benchmarks.common import RESULTS, kept, one_thread, rounded, save
 
 TRUE_NORMS = "ogb, true norms"
+SCATTERED = ("token, all parameters", "cumulated, |sum of s_j|^2")
 
 
 @dataclass(frozen=True)
 class Plan:
     seeds: tuple[int, ...] = (0, 1)
-    stages: tuple[int, ...] = (150, 400)  # supervised steps of the early and of the late policy
+    stages: tuple[int, ...] = (150, 500)  # supervised steps of the early and of the late policy
     length: int = 256
     prompts: int = 4
-    responses: int = 256  # of each prompt
+    responses: int = 192  # of each prompt
     groups: tuple[int, ...] = (4, 8, 16, 32)
     looked_at: int = 16  # responses whose tokens' gradients are looked at one by one
 
@@ -104,12 +106,12 @@ def proxy(weights: policy.Parameters, ids: Tensor) -> dict[str, Any]:
         "cumulated, sum of |s_j|^2": (sequences, torch.cat(summed)),
         "cumulated, |sum of s_j|^2": (sequences, torch.cat(of_total)),
     }
-    keep = torch.from_numpy(np.random.default_rng(0).permutation(len(tokens))[:400])
+    keep = torch.from_numpy(np.random.default_rng(0).permutation(len(tokens))[:200])
     return {
         name: {
             "correlation": oa.correlation(x, y),
             "spread of the ratio": oa.ratio_spread(x.clamp(min=1e-9), y),
-            "points": [[float(f"{v:.3g}") for v in side[keep].tolist()] for side in (x, y)],
+            "points": [side[keep].tolist() for side in (x, y)] if name in SCATTERED else [],
         }
         for name, (x, y) in pairs.items()
     }
@@ -131,17 +133,16 @@ def one_policy(weights: policy.Parameters, plan: Plan, seed: int) -> dict[str, A
     }
 
 
-def study(plan: Plan) -> list[dict[str, Any]]:
-    cells = []
-    for seed in plan.seeds:
-        weights = policy.new_parameters(seed, plan.length + 2)
-        progress = policy.supervise(weights, seed, plan.length, plan.stages[-1])
-        for step in tqdm(progress, total=plan.stages[-1], desc=f"seed {seed}", unit="step", mininterval=10):
-            if step + 1 in plan.stages:
-                stage = "early" if step + 1 == plan.stages[0] else "late"
-                cells.append({"seed": seed, "stage": stage, "steps": step + 1, **one_policy(weights, plan, seed)})
-                show(cells[-1])
-    return cells
+def one_seed(plan: Plan, seed: int) -> dict[str, Any]:
+    """The early and the late policy of one supervised phase."""
+    began, cells = time.process_time(), []
+    weights = policy.new_parameters(seed, plan.length + 2)
+    progress = policy.supervise(weights, seed, plan.length, plan.stages[-1])
+    for step in tqdm(progress, total=plan.stages[-1], desc=f"seed {seed}", unit="step", mininterval=10):
+        if step + 1 in plan.stages:
+            stage = "early" if step + 1 == plan.stages[0] else "late"
+            cells.append({"seed": seed, "stage": stage, "steps": step + 1, **one_policy(weights, plan, seed)})
+    return {"processor seconds": round(time.process_time() - began, 1), "cells": cells}
 
 
 def show(cell: dict[str, Any]) -> None:
@@ -150,7 +151,7 @@ def show(cell: dict[str, Any]) -> None:
         print(f"  N = {n:2}{'variance':>24}{'of the group mean':>19}{'normalised':>12}{'kept':>8}{'gain':>8}")
         against = rows["group mean"]
         for name, row in rows.items():
-            share, normalised = (row[key] / against[key] for key in ("variance", "normalised"))
+            share, normalised = (oa.share(row, against, key) for key in ("variance", "normalised"))
             columns = f"{row['variance']:14.4g}{share:19.3f}{normalised:12.3f}{row['kept']:8.3f}{row['gain']:8.3f}"
             print(f"    {name:16}{columns}")
     for name, found in cell["proxy"].items():
@@ -172,15 +173,15 @@ def plot(cells: list[dict[str, Any]], folder: Path) -> None:
             )
             for index, name in enumerate(SHOWN):
                 curves = [
-                    [rows[name]["variance"] / rows["group mean"]["variance"] for rows in cell["moments"].values()]
+                    [oa.share(rows[name], rows["group mean"], "variance") for rows in cell["moments"].values()]
                     for cell in mine
                 ]
                 drawing.band(variance, sizes, curves, index, name)
             variance.set_xscale("log", base=2)
             variance.set_xticks(sizes, [str(n) for n in sizes])
             for axis, name, x, y in (
-                (token, "token, all parameters", "energy w", "|gradient of the token|²"),
-                (whole, "cumulated, |sum of s_j|^2", "cumulated energy W", "|gradient so far|²"),
+                (token, SCATTERED[0], "energy w", "|gradient of the token|²"),
+                (whole, SCATTERED[1], "cumulated energy W", "|gradient so far|²"),
             ):
                 found = mine[0]["proxy"][name]
                 drawing.title(axis, f"{stage}: correlation {found['correlation']:.2f}", x, y)
@@ -192,15 +193,21 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a smoke test of seconds, whose numbers mean nothing")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--output", type=Path, default=Path("runs/otb_study"), help="seeds that are done stay here")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the plot and the raw numbers")
     options = parser.parse_args(argv)
     one_thread()
     plan = QUICK if options.quick else Plan(seeds=tuple(options.seeds))
-    began = time.process_time()
-    cells = study(plan)
+    cells, seconds = [], []
+    for seed in plan.seeds:
+        key = {**asdict(plan), "seeds": [seed]}
+        found = kept(options.output / f"{seed}.json", key, partial(one_seed, plan, seed))
+        cells += found["cells"]
+        seconds.append(found["processor seconds"])
+        for cell in found["cells"]:
+            show(cell)
     plot(cells, options.results)
-    seconds = round(time.process_time() - began, 1)
-    save("otb_study", {"plan": asdict(plan), "processor seconds": seconds, "cells": rounded(cells)}, options.results)
+    save("otb_study", rounded({"plan": asdict(plan), "processor seconds": seconds, "cells": cells}), options.results)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from benchmarks import value_analysis as va
 from benchmarks.common import RESULTS, one_thread, rounded, save
 from benchmarks.small_policy import draw, problems, trainer_for, warm_policy
 
-GROUP, SPREADS, REPEATS = 8, (0.20, 0.23, 0.26, 0.29, 0.32), 10
+GROUP, SPREADS, REPEATS, MANY = 8, (0.20, 0.23, 0.26, 0.29, 0.32), 10, 200
 EDGES = (0.206, 0.226, 0.246, 0.266, 0.287, 0.307)  # the paper's bins of a batch's standard deviation of V
 STAGES = ("early", "middle", "late")
 
@@ -228,6 +228,23 @@ def curves_over_beta(
     }
 
 
+def shortened(results: dict[str, Any]) -> dict[str, Any]:
+    """The results with mean and standard error in place of the numbers of many batches."""
+    stages = {}
+    for stage, found in results["stages"].items():
+        many = found["natural, many"]
+        short = {
+            name: {**row, **{key: mean_and_error(row[key]) for key in ("mse", "at_bounds")}}
+            for name, row in many["estimators"].items()
+        }
+        stages[stage] = {**found, "natural, many": {"batches": len(many["spread"]), "estimators": short}}
+    return {**results, "stages": stages}
+
+
+def mean_and_error(numbers: list[float]) -> list[float]:
+    return [float(np.mean(numbers)), float(np.std(numbers, ddof=1) / len(numbers) ** 0.5)]
+
+
 def show(results: dict[str, Any]) -> None:
     for stage, found in results["stages"].items():
         print(f"\n{stage}: mean V {found['mean V']:.3f}, spread {found['spread of V']:.3f}, "
@@ -302,12 +319,13 @@ def main(argv: list[str] | None = None) -> None:
     plan = QUICK if options.quick else Plan(seed=options.seed)
     rollouts = kept_rollouts(plan, options.output)
     began = time.process_time()
-    results = analyse(plan, rollouts, *((2, 10) if options.quick else (REPEATS, 500)))
+    results = analyse(plan, rollouts, *((2, 10) if options.quick else (REPEATS, MANY)))
     seconds = {**rollouts["seconds"], "analysis": round(time.process_time() - began, 1)}
     show(results)
     plot(results, options.results)
-    raw = {"plan": asdict(plan), "processor seconds": seconds, **rounded(results)}
-    save("value_study", raw, options.results)
+    learnt = [float(rewards.mean()) for _, rewards in rollouts["history"]]
+    raw = {"plan": asdict(plan), "processor seconds": seconds, "reward of each batch": learnt, **shortened(results)}
+    save("value_study", rounded(raw), options.results)
 
 
 if __name__ == "__main__":

@@ -225,8 +225,7 @@ def test_signal_counts_rollouts_and_groups():
 
 @pytest.mark.parametrize(("study", "plots"), [(value_study, 2), (otb_study, 1), (cold_start, 1)])
 def test_quick_run_writes_numbers_and_plots(study, plots, tmp_path):
-    folder = [] if study is otb_study else ["--output", str(tmp_path / "run")]
-    study.main(["--quick", *folder, "--results", str(tmp_path)])
+    study.main(["--quick", "--output", str(tmp_path / "run"), "--results", str(tmp_path)])
     (raw,) = tmp_path.glob("*.json")
     found = json.loads(raw.read_text())
     assert {"cpu", "versions", "plan"} <= set(found)
