@@ -168,6 +168,26 @@ def beta_curves(
     }
 
 
+def drift(before: np.ndarray, now: np.ndarray) -> dict[str, float]:
+    """How prompts have moved since the reference, in logits of smoothed success rates; rewards ``(P, n)``, ``(P, m)``.
+
+    ``shift``: by how much on average, the common tilt ``1 / beta``. ``spread``: the standard deviation of what each has
+    moved beside it, less what the sampling of both rates puts in. ``correlation``: of V then with V now.
+    """
+    logits, noise = [], 0.0
+    for rewards in (before, now):
+        count = rewards.shape[1] + 1.0
+        p = (rewards.sum(axis=1) + 0.5) / count
+        logits.append(np.log(p / (1 - p)))
+        noise += float((1 / (count * p * (1 - p))).mean())
+    moved = logits[1] - logits[0]
+    return {
+        "shift": float(moved.mean()),
+        "spread": float(max(0.0, moved.var() - noise) ** 0.5),
+        "correlation": float(np.corrcoef(before.mean(axis=1), now.mean(axis=1))[0, 1]),
+    }
+
+
 def replay(baseline: Baseline, history: Sequence[tuple[Sequence[str], np.ndarray]]) -> Baseline:
     """`baseline` after it has learnt from earlier batches, each the ids of B prompts and their rewards ``(B, G)``."""
     for step, (prompt_ids, rewards) in enumerate(history):

@@ -14,7 +14,7 @@ import argparse
 import itertools
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +46,25 @@ class Plan:
     until: float = 0.45
     prompts: int = 64  # a generation batch, with 8 rollouts each
     checkpoints: tuple[int, ...] = (20, 60, 120)  # generation batches
+    learning_rate: float = 3e-4
     table: int = 32
     oracle: int = 256
     samples: int = 64
 
 
-QUICK = Plan(problems=300, trained=64, pool=48, until=0.0, prompts=8, checkpoints=(1, 2, 3), oracle=16, samples=12)
+QUICK = Plan(
+    problems=300, trained=32, pool=24, until=0.0, prompts=4, checkpoints=(1, 2, 3), table=4, oracle=8, samples=8
+)  # fmt: skip
+
+
+# What `--gentle` changes: fewer rollouts too, since it is a second look.
+GENTLE: dict[str, Any] = {
+    "learning_rate": 3e-5,
+    "trained": 1024,
+    "pool": 256,
+    "samples": 32,
+    "checkpoints": (10, 30, 60),
+}
 
 
 class Recorder(Grpo):
@@ -100,7 +113,7 @@ def make_rollouts(plan: Plan, output: Path) -> dict[str, Any]:
         model, tokenizer, trained, recorder, output / "run", reward,
         [AtCheckpoints(recorder, plan.checkpoints, look)],
         num_generations=GROUP, per_device_train_batch_size=plan.prompts * GROUP // 2,
-        max_steps=2 * plan.checkpoints[-1], seed=plan.seed,
+        max_steps=2 * plan.checkpoints[-1], learning_rate=plan.learning_rate, seed=plan.seed,
     )  # fmt: skip
     trainer.train()
     seconds["training and rollouts"] = time.process_time() - began
@@ -179,6 +192,7 @@ def analyse(plan: Plan, rollouts: dict[str, Any], repeats: int, many: int) -> di
             "generation batches": batches,
             "mean V": float(truth.mean()),
             "spread of V": float(truth.std()),
+            "drift": va.drift(rollouts["reference"][: plan.pool], rollouts[stage][:, : plan.oracle]),
             "error of the oracle": float((truth * (1 - truth)).mean() / (plan.oracle - 1)),
             "natural": va.measure(rows, ids, truth, samples, natural, repeats=repeats, **common),
             "natural, many": va.measure(rows, ids, truth, samples, natural, repeats=many, size=size, seed=1),
@@ -247,7 +261,7 @@ def mean_and_error(numbers: list[float]) -> list[float]:
 
 def show(results: dict[str, Any]) -> None:
     for stage, found in results["stages"].items():
-        print(f"\n{stage}: mean V {found['mean V']:.3f}, spread {found['spread of V']:.3f}, "
+        print(f"\n{stage}: mean V {found['mean V']:.3f}, spread {found['spread of V']:.3f}, drift {found['drift']}, "
               f"oracle error {found['error of the oracle']:.4f}; MSE, 0/1 share")  # fmt: skip
         for name in found["natural"]["estimators"]:
             cells = [found[key]["estimators"][name] for key in ("natural", "natural, many", "spread 0.26")]
@@ -262,13 +276,13 @@ DRAWN = ("batch mean", "group mean 1", "group mean 2", "group mean 4", "group me
 MORE = ("basis_history", "bv_blend 8", "basis unb, no smoothing")
 
 
-def plot(results: dict[str, Any], folder: Path, stage: str = "middle") -> None:
+def plot(results: dict[str, Any], folder: Path, name: str, stage: str = "middle") -> None:
     """Figs. 3 and 2 of the paper, for the middle checkpoint and for all."""
     found = results["stages"][stage]
     names = [*DRAWN, *MORE]
     labels = ["0–0.2", "0.2–0.4", "0.4–0.6", "0.6–0.8", "0.8–1"]
     natural = found["natural, many"]["estimators"]
-    with drawing.panels(folder / "value_study.png", 2, 2, width=5.2, height=3.7) as (a, b, c, d):
+    with drawing.panels(folder / f"{name}.png", 2, 2, width=5.2, height=3.7) as (a, b, c, d):
         drawing.title(a, f"(a) MSE, {stage} checkpoint, {len(found['natural, many']['spread'])} batches", "", "")
         order = sorted(natural, key=lambda name: float(np.mean(natural[name]["mse"])))
         order = [name for name in order if name in names or name in ("rloo 2", "rloo 4", "bv_blend 1")]
@@ -293,7 +307,7 @@ def plot(results: dict[str, Any], folder: Path, stage: str = "middle") -> None:
         c.legend(fontsize=7, frameon=False, ncol=2)
     from basis_rl.functional.tilt import beta_grid
 
-    with drawing.panels(folder / "value_study_beta.png", 1, 3, width=4.2) as axes:
+    with drawing.panels(folder / f"{name}_beta.png", 1, 3, width=4.2) as axes:
         for axis, stage in zip(axes, STAGES, strict=True):
             curves = results["beta"][stage]
             title = f"{stage}: mean V {results['stages'][stage]['mean V']:.2f}"
@@ -312,20 +326,26 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a smoke test of seconds, whose numbers mean nothing")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--gentle", action="store_true", help="a tenth of the learning rate: a policy near its reference"
+    )
     parser.add_argument("--output", type=Path, default=Path("runs/value_study"))
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the plots and the raw numbers")
     options = parser.parse_args(argv)
     one_thread()
     plan = QUICK if options.quick else Plan(seed=options.seed)
-    rollouts = kept_rollouts(plan, options.output)
+    name = "value_study"
+    if options.gentle:
+        plan, name = replace(plan, **GENTLE), "value_study_gentle"
+    rollouts = kept_rollouts(plan, options.output / "gentle" if options.gentle else options.output)
     began = time.process_time()
     results = analyse(plan, rollouts, *((2, 10) if options.quick else (REPEATS, MANY)))
     seconds = {**rollouts["seconds"], "analysis": round(time.process_time() - began, 1)}
     show(results)
-    plot(results, options.results)
+    plot(results, options.results, name)
     learnt = [float(rewards.mean()) for _, rewards in rollouts["history"]]
     raw = {"plan": asdict(plan), "processor seconds": seconds, "reward of each batch": learnt, **shortened(results)}
-    save("value_study", rounded(raw), options.results)
+    save(name, rounded(raw), options.results)
 
 
 if __name__ == "__main__":
