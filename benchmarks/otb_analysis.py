@@ -77,21 +77,23 @@ def moments(means: Tensor, unbiased: Tensor) -> dict[str, float]:
     }
 
 
-def pooled(rows: list[Mapping[str, float]], groups: int = 64) -> dict[str, float]:
-    """Means over prompts, and what follows.
+def pooled(rows: list[Mapping[str, float]]) -> dict[str, float]:
+    """Means over prompts, and what follows, with a jackknife error over prompts.
 
-    ``kept`` is the share of g that the expected estimate keeps; ``normalised`` the variance over ``kept^2``, what is
-    left when the learning rate makes up for the shrinking; ``gain`` what the best step from the mean of so many groups
-    gains, as a share of one along g: ``along^2 / (signal (norm2 + variance / groups))`` (see `benchmarks.otb_tail`).
-    NaN where no gradient was seen.
+    ``kept`` is the share of g that the expected estimate keeps, ``along / signal`` (1 without bias); ``normalised`` the
+    variance over ``kept^2``: what is left when the learning rate makes up for the shrinking. NaN where no gradient was
+    seen, and ``normalised`` also where `kept` is not twice its error.
     """
     mean = {key: sum(row[key] for row in rows) / len(rows) for key in rows[0]}
-    if mean["signal"] <= 0 or mean["along"] == 0:
-        return {**mean, "kept": math.nan, "normalised": math.nan, "gain": math.nan}
-    kept = mean["along"] / mean["signal"]
-    power = max(mean["norm2"], mean["along"] ** 2 / mean["signal"]) + mean["variance"] / groups
-    gain = mean["along"] ** 2 / (mean["signal"] * power)
-    return {**mean, "kept": kept, "normalised": mean["variance"] / kept**2, "gain": gain}
+    kept, error = mean["along"] / mean["signal"] if mean["signal"] > 0 else math.nan, math.nan
+    if len(rows) > 1:
+        along, signal = (sum(row[key] for row in rows) for key in ("along", "signal"))
+        left = [(along - row["along"]) / (signal - row["signal"]) for row in rows if signal != row["signal"]]
+        center = sum(left) / max(1, len(left))
+        error = math.sqrt((len(rows) - 1) / len(rows) * sum((x - center) ** 2 for x in left))
+    known = kept > 2 * error or (len(rows) == 1 and kept > 0)
+    normalised = mean["variance"] / kept**2 if known else math.nan
+    return {**mean, "kept": kept, "kept, error": error, "normalised": normalised}
 
 
 def share(row: Mapping[str, float], against: Mapping[str, float], key: str) -> float:

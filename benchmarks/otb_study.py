@@ -148,11 +148,13 @@ def one_seed(plan: Plan, seed: int) -> dict[str, Any]:
 def show(cell: dict[str, Any]) -> None:
     print(f"\nseed {cell['seed']}, {cell['stage']}: " + ", ".join(f"{k} {v:.3g}" for k, v in cell["shape"].items()))
     for n, rows in cell["moments"].items():
-        print(f"  N = {n:2}{'variance':>24}{'of the group mean':>19}{'normalised':>12}{'kept':>8}{'gain':>8}")
+        print(f"  N = {n:2}{'variance':>26}{'of the group mean':>19}{'normalised':>12}{'kept':>8}{'error':>8}")
         against = rows["group mean"]
         for name, row in rows.items():
             share, normalised = (oa.share(row, against, key) for key in ("variance", "normalised"))
-            columns = f"{row['variance']:14.4g}{share:19.3f}{normalised:12.3f}{row['kept']:8.3f}{row['gain']:8.3f}"
+            columns = (
+                f"{row['variance']:14.4g}{share:19.3f}{normalised:12.3f}{row['kept']:8.3f}{row['kept, error']:8.3f}"
+            )
             print(f"    {name:16}{columns}")
     for name, found in cell["proxy"].items():
         print(f"  {name:28} correlation {found['correlation']:.3f}, ratio varies by {found['spread of the ratio']:.2f}")

@@ -201,7 +201,16 @@ def test_a_group_mean_keeps_one_less_than_all_of_the_gradient_and_normalises_to_
     assert rows["rloo"]["kept"] == pytest.approx(1)
     assert rows["group mean"]["kept"] == pytest.approx(3 / 4)
     assert rows["group mean"]["normalised"] == pytest.approx(rows["rloo"]["normalised"])
-    assert rows["group mean"]["gain"] == pytest.approx(rows["rloo"]["gain"])
+
+
+def test_the_error_of_what_is_kept_is_a_jackknife_over_prompts():
+    rows = [{"variance": 1.0, "along": a, "norm2": 1.0, "signal": s} for a, s in ((1.0, 2.0), (2.0, 2.0), (4.0, 5.0))]
+    found = oa.pooled(rows)
+    left = [6 / 7, 5 / 7, 3 / 4]
+    center = sum(left) / 3
+    assert found["kept"] == pytest.approx(7 / 9)
+    assert found["kept, error"] == pytest.approx(math.sqrt(2 / 3 * sum((x - center) ** 2 for x in left)))
+    assert found["normalised"] == pytest.approx(81 / 49)
 
 
 def test_true_norms_as_weights_are_a_weighted_mean():
