@@ -52,6 +52,16 @@ def title(axis: Any, text: str, x: str, y: str) -> None:
     axis.set_ylabel(y)
 
 
+def log_scale(axis: Any) -> None:
+    """A logarithmic y axis with plain numbers."""
+    from matplotlib import ticker
+
+    axis.set_yscale("log")
+    axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    axis.yaxis.set_minor_formatter(ticker.NullFormatter())
+
+
 def band(axis: Any, x: Sequence[float], curves: Sequence[Sequence[float]], index: int, label: str) -> None:
     """Mean over seeds, and between the least and the greatest."""
     import numpy as np

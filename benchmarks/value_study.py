@@ -200,7 +200,27 @@ def analyse(plan: Plan, rollouts: dict[str, Any], repeats: int, many: int) -> di
             "by spread": by_spread(rows, spread),
         }
         curves[stage] = curves_over_beta(table, ids, truth, samples, size, many // 5, plan.seed)
-    return {"stages": stages, "beta": curves}
+    return {"stages": stages, "beta": curves, "age of the table": by_table(plan, rollouts, size, many)}
+
+
+def by_table(plan: Plan, rollouts: dict[str, Any], size: int, repeats: int) -> dict[str, dict[str, float]]:
+    """MSE of `basis` at each stage (rows) with a table of the reference and of each stage up to it (columns).
+
+    Those tables and the estimators share the rollouts that are not the oracle's: half for each.
+    """
+    ids, half = rollouts["ids"][: plan.pool], plan.samples // 2
+    natural, found = np.full(len(ids), 1 / len(ids)), {}
+    for now, stage in enumerate(STAGES):
+        truth = rollouts[stage][:, : plan.oracle].mean(axis=1)
+        samples, rows = rollouts[stage][:, plan.oracle : plan.oracle + half], [va.Estimator("none", BatchMean(), 1)]
+        for name in ("reference", *STAGES[: now + 1]):
+            rewards = rollouts[name][: plan.pool, -half:].astype(float).tolist()
+            table = ValueTable.from_rewards(dict(zip(ids, rewards, strict=True)))
+            rows.append(va.Estimator(name, Basis(table), 1))
+        measured = va.measure(rows, ids, truth, samples, natural, size=size, repeats=repeats, seed=2)
+        estimators: Any = measured["estimators"]
+        found[stage] = {name: float(np.mean(row["mse"])) for name, row in estimators.items()}
+    return found
 
 
 def by_spread(rows: list[va.Estimator], measured: list[dict[str, Any]]) -> dict[str, Any]:
@@ -260,6 +280,8 @@ def mean_and_error(numbers: list[float]) -> list[float]:
 
 
 def show(results: dict[str, Any]) -> None:
+    for stage, row in results["age of the table"].items():
+        print(f"{stage}: MSE of basis by the table's policy: " + ", ".join(f"{k} {v:.4f}" for k, v in row.items()))
     for stage, found in results["stages"].items():
         print(f"\n{stage}: mean V {found['mean V']:.3f}, spread {found['spread of V']:.3f}, drift {found['drift']}, "
               f"oracle error {found['error of the oracle']:.4f}; MSE, 0/1 share")  # fmt: skip
@@ -272,22 +294,22 @@ def show(results: dict[str, Any]) -> None:
         print(f"  beta: best {results['beta'][stage]['best']}, chosen (median) {chosen[len(chosen) // 2]:.2f}")
 
 
-DRAWN = ("batch mean", "group mean 1", "group mean 2", "group mean 4", "group mean 8", "rloo 8", "basis unb")
-MORE = ("basis_history", "bv_blend 8", "basis unb, no smoothing")
+DRAWN = (
+    "basis unb", "basis_history", "batch mean", "group mean 8", "rloo 8", "bv_blend 8", "group mean 4", "group mean 2",
+    "group mean 1", "basis unb, no smoothing",
+)  # fmt: skip
 
 
 def plot(results: dict[str, Any], folder: Path, name: str, stage: str = "middle") -> None:
     """Figs. 3 and 2 of the paper, for the middle checkpoint and for all."""
     found = results["stages"][stage]
-    names = [*DRAWN, *MORE]
     labels = ["0–0.2", "0.2–0.4", "0.4–0.6", "0.6–0.8", "0.8–1"]
     natural = found["natural, many"]["estimators"]
     with drawing.panels(folder / f"{name}.png", 2, 2, width=5.2, height=3.7) as (a, b, c, d):
         drawing.title(a, f"(a) MSE, {stage} checkpoint, {len(found['natural, many']['spread'])} batches", "", "")
-        order = sorted(natural, key=lambda name: float(np.mean(natural[name]["mse"])))
-        order = [name for name in order if name in names or name in ("rloo 2", "rloo 4", "bv_blend 1")]
-        heights = [float(np.mean(natural[name]["mse"])) for name in order]
-        colors = ["#d55e00" if name.startswith("basis") else "#0072b2" for name in order]
+        order = sorted((*DRAWN, "rloo 2", "rloo 4", "bv_blend 1"), key=lambda key: float(np.mean(natural[key]["mse"])))
+        heights = [float(np.mean(natural[key]["mse"])) for key in order]
+        colors = [drawing.LIGHT[0 if key.startswith("basis") else 6] for key in order]
         a.barh(range(len(order)), heights, color=colors)
         a.set_yticks(range(len(order)), order, fontsize=8)
         for row, height in enumerate(heights):
@@ -296,15 +318,14 @@ def plot(results: dict[str, Any], folder: Path, name: str, stage: str = "middle"
         drawing.title(b, "(b) MSE by the spread of V in the batch", "standard deviation of V", "MSE")
         drawing.title(c, "(c) MSE by the prompt's value", "V", "MSE")
         drawing.title(d, "(d) baseline exactly 0 or 1", "V", "share")
-        for index, name in enumerate(names):
+        for index, key in enumerate(DRAWN):
             look = drawing.style(index)
-            if name not in ("group mean 1", "group mean 2"):
-                b.plot(middles, found["by spread"]["mse"][name], label=name, **look)
-            c.plot(labels, natural[name]["mse_by_band"], label=name, **look)
-            d.plot(labels, natural[name]["at_bounds_by_band"], label=name, **look)
-        for axis in (b, c):
-            axis.set_yscale("log")
-        c.legend(fontsize=7, frameon=False, ncol=2)
+            b.plot(middles, found["by spread"]["mse"][key], label=key, **look)
+            c.plot(labels, natural[key]["mse_by_band"], label=key, **look)
+            d.plot(labels, natural[key]["at_bounds_by_band"], label=key, **look)
+        drawing.log_scale(b)
+        drawing.log_scale(c)
+        b.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     from basis_rl.functional.tilt import beta_grid
 
     with drawing.panels(folder / f"{name}_beta.png", 1, 3, width=4.2) as axes:
