@@ -153,10 +153,15 @@ def beta_curves(
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """MSE to the truth at every beta of the grid, ``(K,)``: ``initial`` of ``V_beta``, ``refined`` of Eq. 7; one batch.
 
+    As in `Basis` with its calibration ``common``: who is active depends on the reference's value alone, and values are
+    clamped, so that the refined estimator of the smallest betas is the mean of the other rewards of the batch.
+
     `rewards`: ``(B,)``, one a prompt.
     """
-    values, variances = table.tilt(prompt_ids, smoothing)(beta_grid())
-    active = (values > epsilon) & (values < 1 - epsilon)
+    tilt = table.tilt(prompt_ids, smoothing)
+    reference, _ = tilt(torch.tensor([torch.inf], dtype=torch.float64))
+    active = (reference[0] > epsilon) & (reference[0] < 1 - epsilon)
+    values, variances = tilt(beta_grid())
     clamped = values.clamp(epsilon, 1 - epsilon)
     refined = refine(
         clamped, variances.clamp(min=epsilon * (1 - epsilon)), torch.from_numpy(rewards).double(), active, weighting

@@ -97,14 +97,17 @@ def test_bins_of_spread():
     assert found == pytest.approx([2.0, math.nan, 5.0], nan_ok=True)
 
 
-def test_the_beta_curve_at_the_chosen_beta_is_the_error_of_basis_itself():
-    rewards, basis = SAMPLES[:30, 17], Basis(TABLE)
+@pytest.mark.parametrize("smoothing", [0.0, 0.5])
+@pytest.mark.parametrize("chosen", [0, 20, 99, 229])
+def test_the_beta_curve_is_the_error_of_basis_itself_if_it_had_no_other_beta(chosen, smoothing):
+    rewards, basis = SAMPLES[:30, 17], Basis(TABLE, smoothing=smoothing)
+    beta = float(basis.betas[chosen])
+    basis.betas = basis.betas[chosen : chosen + 1]
     result = basis.advantages(va.rollout_batch(IDS[:30], rewards[:, None]))
-    chosen = int((basis.betas - result.metrics["beta"]).abs().argmin())
-    curves = va.beta_curves(TABLE, IDS[:30], rewards, TRUTH[:30], smoothing=0.5)
+    curves = va.beta_curves(TABLE, IDS[:30], rewards, TRUTH[:30], smoothing)
     error = sum((float(b) - v) ** 2 for b, v in zip(result.baseline, TRUTH[:30], strict=True)) / 30
     assert curves["refined"][chosen] == pytest.approx(error)
-    beta, p = float(basis.betas[chosen]), [(SAMPLES[i, :16].sum() + 0.5) / 17 for i in range(30)]
+    p = [(SAMPLES[i, :16].sum() + smoothing) / (16 + 2 * smoothing) for i in range(30)]
     initial = [q * math.exp(1 / beta) / (1 - q + q * math.exp(1 / beta)) for q in p]
     wanted = sum((v - t) ** 2 for v, t in zip(initial, TRUTH[:30], strict=True)) / 30
     assert curves["initial"][chosen] == pytest.approx(wanted)
