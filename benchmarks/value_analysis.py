@@ -32,8 +32,8 @@ class Estimator:
 def tilt_to(values: np.ndarray, spread: float) -> np.ndarray:
     """``(P,)`` sampling weights ``w_i = exp(-k (V_i - mean)^2) / Z`` that give V the standard deviation `spread`.
 
-    ``k > 0`` prefers prompts of medium value, ``k < 0`` the extremes; found by bisection over [-200, 200], whose ends
-    are the nearest that can be had.
+    ``k > 0`` prefers prompts of medium value, ``k < 0`` the extremes, up to the k from which on the weight gathers on
+    the one that is furthest off; found by bisection, whose ends are the nearest that can be had.
     """
 
     def weights(k: float) -> np.ndarray:
@@ -41,12 +41,14 @@ def tilt_to(values: np.ndarray, spread: float) -> np.ndarray:
         w = np.exp(logits - logits.max())
         return w / w.sum()
 
-    low, high = -200.0, 200.0
+    def spread_at(k: float) -> float:
+        w = weights(k)
+        return float(np.sqrt(w @ (values - w @ values) ** 2))
+
+    low, high = max(np.linspace(-40.0, 0.0, 161).tolist(), key=spread_at), 200.0
     for _ in range(60):
         middle = (low + high) / 2
-        w = weights(middle)
-        found = np.sqrt(w @ (values - w @ values) ** 2)
-        low, high = (middle, high) if found > spread else (low, middle)
+        low, high = (middle, high) if spread_at(middle) > spread else (low, middle)
     return weights((low + high) / 2)
 
 

@@ -64,7 +64,7 @@ def test_errors_and_shares_at_the_bounds_are_those_of_a_plain_loop(name, baselin
     rewards, truth, ids = SAMPLES[:10, :8], TRUTH[:10], IDS[:10]
     found = va.estimate(va.Estimator(name, baseline, g), ids, rewards)
     wanted = loop_baselines(name, rewards.tolist(), g)
-    assert found.tolist() == pytest.approx(wanted)
+    assert found == pytest.approx(np.array(wanted))
     errors = [sum((b - v) ** 2 for b in row) / g for row, v in zip(wanted, truth, strict=True)]
     assert va.squared_errors(found, truth).tolist() == pytest.approx(errors)
     bounds = [sum(b in (0, 1) for b in row) / g for row in wanted]
