@@ -148,6 +148,8 @@ def one_run(name: str, seed: int, plan: Plan, output: Path) -> dict[str, Any]:
     )  # fmt: skip
     trainer.train()
     reward.close()
+    if trainer.stop_on_signal.stopped:  # the trainer ends in order on a signal; half a run is not to be kept
+        raise SystemExit(f"{name}, seed {seed}: stopped by a signal.")
     return {
         "method": name,
         "seed": seed,

@@ -116,6 +116,8 @@ def make_rollouts(plan: Plan, output: Path) -> dict[str, Any]:
         max_steps=2 * plan.checkpoints[-1], learning_rate=plan.learning_rate, seed=plan.seed,
     )  # fmt: skip
     trainer.train()
+    if trainer.stop_on_signal.stopped:
+        raise SystemExit("Stopped by a signal; nothing was kept.")
     seconds["training and rollouts"] = time.process_time() - began
     reward.close()
     found["history"] = recorder.batches
