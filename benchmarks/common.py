@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import platform
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,39 @@ def machine() -> dict[str, Any]:
     }
 
 
-def save(name: str, results: dict[str, Any]) -> None:
-    """Write ``benchmarks/results/NAME.json``."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+def one_thread() -> None:
+    """Numbers and seconds that do not depend on how many cores are free."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def rounded(value: Any) -> Any:
+    """`value` with four significant digits in every float; NaN, which JSON does not know, as None."""
+    if isinstance(value, float):
+        return None if value != value else float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    return [rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def kept(path: Path, plan: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `make` made of `plan` in an earlier call, from the file `path`; else what it makes now, kept there."""
+    key = json.loads(json.dumps(plan))
+    if path.is_file():
+        found = json.loads(path.read_text())
+        if found["plan"] == key:
+            result: dict[str, Any] = found["result"]
+            return result
+    result = make()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"plan": key, "result": result}))
+    return result
+
+
+def save(name: str, results: dict[str, Any], folder: Path = RESULTS) -> None:
+    """Write ``benchmarks/results/NAME.json`` (or in another folder)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
     path.write_text(json.dumps({**machine(), **results}, indent=1) + "\n")
     print(f"raw numbers: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")

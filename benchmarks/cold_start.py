@@ -1,0 +1,224 @@
+"""A policy that is nearly always wrong: what signal have baselines?   python -m benchmarks.cold_start [--quick]
+
+BV-Blend Fig. 2d at small scale, as real runs of `BasisTrainer`. The quickstart's model is stopped early, at a few per
+cent of right answers, so that most groups of 8 rollouts are all wrong. Every method has the same responses a generation
+batch and in all: 8 a prompt (`grpo`, `bv_blend`) or 1 (`basis`, `batch_mean`, `none`). BV-Blend's clusters are the
+eight families of the problems (digits and sign); the value table of `basis` is of the policy before the run, and its
+rollouts are counted beside the budget.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+
+from basis_rl.baselines import Baseline, build_baseline
+from basis_rl.rewards import MathVerifyReward
+from basis_rl.types import Advantages, RolloutBatch
+from basis_rl.values import ValueTable
+from benchmarks import drawing
+from benchmarks.common import RESULTS, kept, one_thread, rounded, save
+from benchmarks.small_policy import draw, problems, trainer_for, warm_policy
+from examples.quickstart.warm_start import save as save_policy
+
+METHODS = {"none": 1, "batch_mean": 1, "basis": 1, "grpo": 8, "bv_blend": 8}  # rollouts a prompt
+STILL = 1e-6  # advantages up to this size teach nothing
+
+
+@dataclass(frozen=True)
+class Plan:
+    seeds: tuple[int, ...] = (0, 1, 2)
+    problems: int = 20000
+    trained: int = 2048
+    until: float = 0.12  # share of the answers that the warm start ends at
+    responses: int = 256  # of a generation batch, two updates
+    batches: int = 50
+    table: int = 8
+    learning_rate: float = 3e-4
+
+
+QUICK = Plan(seeds=(0,), problems=300, trained=64, until=0.0, responses=16, batches=3, table=2)
+
+
+def signal(rewards: np.ndarray, advantages: np.ndarray, group: int) -> dict[str, float]:
+    """Of one batch, rows of a group together: mean reward; shares of rollouts and of groups with an advantage that is
+    not 0; of groups whose rewards are all 0 and of those that are mixed; and the variance of the reward between groups.
+
+    Args:
+        rewards: ``(N,)``.
+        advantages: ``(N,)``.
+        group: rollouts a prompt.
+    """
+    felt = np.abs(advantages) > STILL
+    groups, by_group = rewards.reshape(-1, group), felt.reshape(-1, group)
+    return {
+        "reward": float(rewards.mean()),
+        "rollouts": float(felt.mean()),
+        "groups": float(by_group.any(axis=1).mean()),
+        "all wrong": float((groups.max(axis=1) == 0).mean()),
+        "mixed": float((groups.max(axis=1) > groups.min(axis=1)).mean()),
+    }
+
+
+def up_and_down(rewards: np.ndarray, advantages: np.ndarray) -> dict[str, float]:
+    """Shares of ``sum |A|`` that push right answers, and that push down wrong ones."""
+    total = max(float(np.abs(advantages).sum()), 1e-12)
+    return {
+        "on right": float(np.abs(advantages[rewards > 0]).sum() / total),
+        "on wrong": float(np.abs(advantages[rewards == 0]).sum() / total),
+    }
+
+
+class Watched(Baseline):
+    """A baseline, with what it made of every batch."""
+
+    def __init__(self, inner: Baseline, group: int) -> None:
+        self.inner, self.group = inner, group
+        self.requires, self.rows = inner.requires, []
+        self.scope = inner.scope  # type: ignore[misc]
+        self.min_group_size = inner.min_group_size  # type: ignore[misc]
+
+    def advantages(self, batch: RolloutBatch) -> Advantages:
+        result = self.inner.advantages(batch)
+        rewards, values = batch.rewards.numpy(), result.values.numpy()
+        self.rows.append({**signal(rewards, values, self.group), **up_and_down(rewards, values)})
+        return result
+
+    def update(self, batch: RolloutBatch) -> None:
+        self.inner.update(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+
+def baseline_of(name: str, trained: Dataset, table: ValueTable) -> Baseline:
+    families = dict(zip(trained["prompt_id"], trained["family"], strict=True))
+    needs: dict[str, dict[str, Any]] = {"basis": {"values": table}, "bv_blend": {"clusters": families}}
+    return build_baseline(name, **needs.get(name, {}))
+
+
+@dataclass(frozen=True)
+class Start:
+    """What every run of a seed starts from."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+    trained: Dataset
+    reference: np.ndarray  # (P, n) rewards of the value table
+
+
+def start(seed: int, plan: Plan, folder: Path, reward: MathVerifyReward) -> Start:
+    """The warm policy and its table, made once and kept in `folder`."""
+    everything = problems(plan.problems)
+    trained = everything.select(range(plan.trained))
+    key = json.dumps([seed, plan.problems, plan.trained, plan.until, plan.table])
+    mark = folder / "plan.json"
+    if not mark.is_file() or mark.read_text() != key:
+        model, tokenizer = warm_policy(everything, seed, plan.until)
+        save_policy(model, tokenizer, folder)
+        np.save(folder / "table.npy", draw(model, tokenizer, trained, plan.table, reward, "value table"))
+        mark.write_text(key)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    return Start(model, tokenizer, trained, np.load(folder / "table.npy"))
+
+
+def one_run(name: str, seed: int, plan: Plan, output: Path) -> dict[str, Any]:
+    """One method from the seed's policy."""
+    reward = MathVerifyReward(num_workers=1)
+    begin = start(seed, plan, output / f"start-{seed}", reward)
+    rows = zip(begin.trained["prompt_id"], begin.reference.astype(float).tolist(), strict=True)
+    began = time.process_time()
+    watched = Watched(baseline_of(name, begin.trained, ValueTable.from_rewards(dict(rows))), METHODS[name])
+    trainer = trainer_for(
+        begin.model, begin.tokenizer, begin.trained, watched, output / f"{name}-{seed}", reward,
+        num_generations=METHODS[name], per_device_train_batch_size=plan.responses // 2,
+        max_steps=2 * plan.batches, learning_rate=plan.learning_rate, seed=seed,
+    )  # fmt: skip
+    trainer.train()
+    reward.close()
+    if trainer.stop_on_signal.stopped:  # the trainer ends in order on a signal; half a run is not to be kept
+        raise SystemExit(f"{name}, seed {seed}: stopped by a signal.")
+    return {
+        "method": name,
+        "seed": seed,
+        "accuracy before": float(begin.reference.mean()),
+        "prompts never solved in the table": float((begin.reference.max(axis=1) == 0).mean()),
+        "rollouts of the table": begin.reference.size if name == "basis" else 0,
+        "processor seconds": round(time.process_time() - began, 1),
+        "series": {key: [row[key] for row in watched.rows] for key in watched.rows[0]},
+    }
+
+
+def smooth(series: Sequence[float], window: int = 5) -> np.ndarray:
+    """Mean of the last `window` values (fewer at the start)."""
+    return np.array([np.mean(series[max(0, t + 1 - window) : t + 1]) for t in range(len(series))])
+
+
+def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """By method: each seed's figures over the first third of the run and over its last ten batches."""
+    out: dict[str, Any] = {}
+    for run in runs:
+        series, third = run["series"], max(1, len(run["series"]["reward"]) // 3)
+        figures = {f"{key}, first third": float(np.mean(series[key][:third])) for key in series}
+        figures["reward, last ten"] = float(np.mean(series["reward"][-10:]))
+        figures["best of ten"] = float(smooth(series["reward"], 10).max())
+        for key, value in figures.items():
+            out.setdefault(run["method"], {}).setdefault(key, []).append(value)
+    return out
+
+
+def plot(runs: list[dict[str, Any]], plan: Plan, folder: Path) -> None:
+    with drawing.panels(folder / "cold_start.png", 1, 3, width=4.6, height=3.6) as axes:
+        for axis, key, text in zip(axes, ("reward", "rollouts", "groups"), (
+            "reward", "rollouts with A ≠ 0", "prompts with A ≠ 0"), strict=True):  # fmt: skip
+            drawing.title(axis, text, "responses", "")
+            for index, name in enumerate(METHODS):
+                curves = [smooth(run["series"][key]) for run in runs if run["method"] == name]
+                if curves:
+                    x = plan.responses * np.arange(1, len(curves[0]) + 1)
+                    drawing.band(axis, x, curves, index, f"{name}, G = {METHODS[name]}")
+            axis.set_ylim(bottom=0)
+        axes[0].legend(fontsize=8, frameon=False)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a smoke test of seconds, whose numbers mean nothing")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--batches", type=int, default=Plan.batches)
+    parser.add_argument("--output", type=Path, default=Path("runs/cold_start"), help="runs that are done stay here")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the plot and the raw numbers")
+    options = parser.parse_args(argv)
+    one_thread()
+    plan = QUICK if options.quick else Plan(seeds=tuple(options.seeds), batches=options.batches)
+    runs: list[dict[str, Any]] = []
+    for seed, name in itertools.product(plan.seeds, options.methods):
+        path, key = options.output / f"{name}-{seed}.json", {**asdict(plan), "seeds": [seed]}
+        make = partial(one_run, name, seed, plan, options.output)
+        runs.append(kept(path, key, make))
+        series = runs[-1]["series"]
+        first, last, felt = (float(np.mean(x)) for x in (
+            series["reward"][:5], series["reward"][-10:], series["rollouts"][:20]))  # fmt: skip
+        print(f"seed {seed}, {name}: reward {first:.3f} -> {last:.3f}, A is not 0 in {felt:.0%} of the first rollouts")
+    found = {"plan": asdict(plan), "rollouts a prompt": METHODS, "summary": summary(runs), "runs": runs}
+    save("cold_start", rounded(found), options.results)
+    plot(runs, plan, options.results)
+    for name, figures in summary(runs).items():
+        print(name, {key: [round(v, 3) for v in values] for key, values in figures.items()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""The look of the studies' plots: colours, markers and grid of `basis_rl.report.plots`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from basis_rl.report.plots import LIGHT, marker
+
+MARKERS, LINES = ("o", "s", "^", "D", "v", "P", "X"), ("-", "--", "-.", ":")
+
+
+@contextmanager
+def panels(path: Path, rows: int, columns: int, *, width: float = 4.6, height: float = 3.3) -> Iterator[list[Any]]:
+    """Axes, row by row; on leaving they are written to `path`."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    with matplotlib.rc_context({"font.size": 10, "font.family": "sans-serif"}):
+        figure, grid = plt.subplots(rows, columns, figsize=(width * columns, height * rows), squeeze=False)
+        axes = [axis for row in grid for axis in row]
+        yield axes
+        for axis in axes:
+            axis.grid(color="#d0d0d0", linewidth=0.6)
+            axis.set_axisbelow(True)
+            axis.spines[["top", "right"]].set_visible(False)
+        figure.tight_layout()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=110, facecolor="white", bbox_inches="tight", pad_inches=0.08)
+        plt.close(figure)
+    print(f"plot: {path}")
+
+
+def style(index: int) -> dict[str, Any]:
+    """Colour, line and marker of the index-th curve."""
+    return {
+        "color": LIGHT[index % len(LIGHT)],
+        "linestyle": LINES[index // len(LIGHT) % len(LINES)],
+        "marker": MARKERS[marker(index)],
+        "markersize": 4.5,
+        "linewidth": 1.6,
+    }
+
+
+def title(axis: Any, text: str, x: str, y: str) -> None:
+    axis.set_title(text, fontsize=11, loc="left")
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
+
+
+def log_scale(axis: Any) -> None:
+    """A logarithmic y axis with plain numbers."""
+    from matplotlib import ticker
+
+    axis.set_yscale("log")
+    axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    axis.yaxis.set_minor_formatter(ticker.NullFormatter())
+
+
+def band(axis: Any, x: Sequence[float], curves: Sequence[Sequence[float]], index: int, label: str) -> None:
+    """Mean over seeds, and between the least and the greatest."""
+    import numpy as np
+
+    table, look = np.array(curves, dtype=float), style(index)
+    every = max(1, len(x) // 7)
+    axis.plot(x, np.nanmean(table, axis=0), label=label, markevery=(index % every, every), **look)
+    if len(table) > 1:
+        axis.fill_between(x, np.nanmin(table, 0), np.nanmax(table, 0), color=look["color"], alpha=0.13, linewidth=0)

@@ -1,0 +1,216 @@
+"""Variance of the mean gradient under group and token baselines, exactly.   python -m benchmarks.otb_study [--quick]
+
+OTB paper, Secs. 5.3, 6.3, 6.4 (Figs. 11, 12) at small scale. A two-layer transformer (`benchmarks.chain_policy`), early
+and late in a supervised phase, answers four prompts with ragged chains of up to 256 tokens, 192 times each. The
+gradient of every response in all parameters is exact, so for groups of 4, 8, 16 and 32 so are the group's mean gradient
+and, over groups, its variance under each baseline. And is the energy ``w = 1 - 2 pi(y) + sum pi^2``, which OTB takes
+for the squared norm of a token's gradient, proportional to it: by token, and cumulated over the response?
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from benchmarks import chain_policy as policy
+from benchmarks import drawing
+from benchmarks import otb_analysis as oa
+from benchmarks.common import RESULTS, kept, one_thread, rounded, save
+
+TRUE_NORMS = "ogb, true norms"
+SCATTERED = ("token, all parameters", "cumulated, |sum of s_j|^2")
+
+
+@dataclass(frozen=True)
+class Plan:
+    seeds: tuple[int, ...] = (0, 1)
+    stages: tuple[int, ...] = (150, 500)  # supervised steps of the early and of the late policy
+    length: int = 256
+    prompts: int = 4
+    responses: int = 192  # of each prompt
+    groups: tuple[int, ...] = (4, 8, 16, 32)
+    looked_at: int = 16  # responses whose tokens' gradients are looked at one by one
+
+
+QUICK = Plan(seeds=(0,), stages=(3, 5), length=24, prompts=2, responses=16, groups=(4, 8), looked_at=3)
+
+
+def variances(weights: policy.Parameters, ids: Tensor, plan: Plan) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
+    """Moments of every baseline at every group size from one prompt's responses; and how its sequences' norms go."""
+    mask, rewards, energies = policy.action_mask(ids), policy.reward(ids), policy.energies(weights, ids)
+    token: dict[tuple[int, str], Tensor] = {}
+    plain: dict[tuple[int, str], Tensor] = {}
+    for n in plan.groups:
+        for name, baseline in oa.BASELINES.items():
+            values = oa.advantages(baseline, rewards, mask, energies, n)
+            (token if values.ndim == 2 else plain)[n, name] = values
+    ones = torch.ones_like(energies)[:, None]
+    weightings = torch.cat([ones, *(values[:, None] for values in token.values())], dim=1) * mask[:, None]
+    exact = policy.gradients(weights, ids, weightings)
+    scores, of_tokens = exact[:, 0], dict(zip(token, exact[:, 1:].unbind(1), strict=True))
+    norms = scores.double().square().sum(1)
+    found: dict[int, dict[str, Any]] = {}
+    for n in plan.groups:
+        estimates = {name: oa.group_means(values[:, None] * scores, n) for (k, name), values in plain.items() if k == n}
+        estimates |= {name: oa.group_means(grads, n) for (k, name), grads in of_tokens.items() if k == n}
+        true = oa.true_norm_advantages(rewards, norms, n)
+        estimates[TRUE_NORMS] = oa.group_means(true[:, None] * scores, n)
+        found[n] = {name: oa.moments(means, estimates["rloo"]) for name, means in estimates.items()}
+    total, lengths, n = energies.sum(1), mask.sum(1).float(), max(plan.groups)
+    shape = {
+        "reward": float(rewards.mean()),
+        "length": float(lengths.mean()),
+        "sd of length": float(lengths.std()),
+        "truncated": float((ids[:, -1] != policy.PAD).logical_and(ids[:, -1] != policy.END).float().mean()),
+        "energy a token": float(total.sum() / lengths.sum()),
+        "reward and length": oa.correlation(rewards, lengths),
+        "total energy and |S|^2": oa.correlation(total, norms),
+        "length and |S|^2": oa.correlation(lengths, norms),
+        "total energy and length, in groups": oa.within_groups(total, lengths, n),
+        "energy a token and length, in groups": oa.within_groups(total / lengths, lengths, n),
+    }
+    return found, shape
+
+
+def proxy(weights: policy.Parameters, ids: Tensor) -> dict[str, Any]:
+    """Energies beside true squared norms, token by token and cumulated, of a few responses."""
+    energies, mask = policy.energies(weights, ids), policy.action_mask(ids)
+    head = weights["head"].numel()
+    assert list(weights)[2] == "head"
+    first = weights["tokens"].numel() + weights["places"].numel()
+    w, own, of_head, cumulated, summed, of_total = [], [], [], [], [], []
+    for row in range(len(ids)):
+        length = int(mask[row].sum())
+        each = torch.eye(ids.shape[1] - 2)[:length]
+        grads = policy.gradients(weights, ids[row : row + 1], each[None])[0].double()
+        squares = grads.square()
+        w.append(energies[row, :length].double())
+        own.append(squares.sum(1))
+        of_head.append(squares[:, first : first + head].sum(1))
+        cumulated.append(energies[row, :length].double().cumsum(0))
+        summed.append(squares.sum(1).cumsum(0))
+        of_total.append(grads.cumsum(0).square().sum(1))
+    tokens, sequences = torch.cat(w), torch.cat(cumulated)
+    pairs = {
+        "token, all parameters": (tokens, torch.cat(own)),
+        "token, head only": (tokens, torch.cat(of_head)),
+        "cumulated, sum of |s_j|^2": (sequences, torch.cat(summed)),
+        "cumulated, |sum of s_j|^2": (sequences, torch.cat(of_total)),
+    }
+    keep = torch.from_numpy(np.random.default_rng(0).permutation(len(tokens))[:200])
+    return {
+        name: {
+            "correlation": oa.correlation(x, y),
+            "spread of the ratio": oa.ratio_spread(x.clamp(min=1e-9), y),
+            "points": [side[keep].tolist() for side in (x, y)] if name in SCATTERED else [],
+        }
+        for name, (x, y) in pairs.items()
+    }
+
+
+def one_policy(weights: policy.Parameters, plan: Plan, seed: int) -> dict[str, Any]:
+    weights = {name: value.detach().clone() for name, value in weights.items()}
+    prompts = policy.new_prompts(torch.Generator().manual_seed(seed), plan.prompts)
+    ids = policy.respond(weights, prompts.repeat_interleave(plan.responses, 0), plan.length, seed)
+    by_prompt = [variances(weights, rows, plan) for rows in ids.split(plan.responses)]
+    shapes = [shape for _, shape in by_prompt]
+    return {
+        "shape": {key: float(np.mean([shape[key] for shape in shapes])) for key in shapes[0]},
+        "moments": {
+            str(n): {name: oa.pooled([found[n][name] for found, _ in by_prompt]) for name in by_prompt[0][0][n]}
+            for n in plan.groups
+        },
+        "proxy": proxy(weights, ids[:: plan.responses * plan.prompts // plan.looked_at][: plan.looked_at]),
+    }
+
+
+def one_seed(plan: Plan, seed: int) -> dict[str, Any]:
+    """The early and the late policy of one supervised phase."""
+    began, cells = time.process_time(), []
+    weights = policy.new_parameters(seed, plan.length + 2)
+    progress = policy.supervise(weights, seed, plan.length, plan.stages[-1])
+    for step in tqdm(progress, total=plan.stages[-1], desc=f"seed {seed}", unit="step", mininterval=10):
+        if step + 1 in plan.stages:
+            stage = "early" if step + 1 == plan.stages[0] else "late"
+            cells.append({"seed": seed, "stage": stage, "steps": step + 1, **one_policy(weights, plan, seed)})
+    return {"processor seconds": round(time.process_time() - began, 1), "cells": cells}
+
+
+def show(cell: dict[str, Any]) -> None:
+    print(f"\nseed {cell['seed']}, {cell['stage']}: " + ", ".join(f"{k} {v:.3g}" for k, v in cell["shape"].items()))
+    for n, rows in cell["moments"].items():
+        print(f"  N = {n:2}{'variance':>26}{'of the group mean':>19}{'normalised':>12}{'kept':>8}{'error':>8}")
+        against = rows["group mean"]
+        for name, row in rows.items():
+            share, normalised = (oa.share(row, against, key) for key in ("variance", "normalised"))
+            columns = (
+                f"{row['variance']:14.4g}{share:19.3f}{normalised:12.3f}{row['kept']:8.3f}{row['kept, error']:8.3f}"
+            )
+            print(f"    {name:16}{columns}")
+    for name, found in cell["proxy"].items():
+        print(f"  {name:28} correlation {found['correlation']:.3f}, ratio varies by {found['spread of the ratio']:.2f}")
+
+
+SHOWN = ("group mean", "rloo", "opo", "opo, token", "ogb", "isolated energy", "otb", TRUE_NORMS)
+
+
+def plot(cells: list[dict[str, Any]], folder: Path) -> None:
+    """Variances over group sizes, and the proxy beside the true norms, of the early and the late policy."""
+    with drawing.panels(folder / "otb_study.png", 2, 3, width=4.8, height=3.6) as axes:
+        for row, stage in enumerate(("early", "late")):
+            mine = [cell for cell in cells if cell["stage"] == stage]
+            sizes = [int(n) for n in mine[0]["moments"]]
+            variance, token, whole = axes[3 * row : 3 * row + 3]
+            drawing.title(
+                variance, f"{stage}: variance of a group's gradient", "rollouts a group", "of the group mean's"
+            )
+            for index, name in enumerate(SHOWN):
+                curves = [
+                    [oa.share(rows[name], rows["group mean"], "variance") for rows in cell["moments"].values()]
+                    for cell in mine
+                ]
+                drawing.band(variance, sizes, curves, index, name)
+            variance.set_xscale("log", base=2)
+            variance.set_xticks(sizes, [str(n) for n in sizes])
+            for axis, name, x, y in (
+                (token, SCATTERED[0], "energy w", "|gradient of the token|²"),
+                (whole, SCATTERED[1], "cumulated energy W", "|gradient so far|²"),
+            ):
+                found = mine[0]["proxy"][name]
+                drawing.title(axis, f"{stage}: correlation {found['correlation']:.2f}", x, y)
+                axis.scatter(*found["points"], s=6, alpha=0.5, color=drawing.LIGHT[0], linewidths=0)
+        axes[0].legend(fontsize=7, frameon=False, ncol=2)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a smoke test of seconds, whose numbers mean nothing")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--output", type=Path, default=Path("runs/otb_study"), help="seeds that are done stay here")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the plot and the raw numbers")
+    options = parser.parse_args(argv)
+    one_thread()
+    plan = QUICK if options.quick else Plan(seeds=tuple(options.seeds))
+    cells, seconds = [], []
+    for seed in plan.seeds:
+        key = {**asdict(plan), "seeds": [seed]}
+        found = kept(options.output / f"{seed}.json", key, partial(one_seed, plan, seed))
+        cells += found["cells"]
+        seconds.append(found["processor seconds"])
+        for cell in found["cells"]:
+            show(cell)
+    plot(cells, options.results)
+    save("otb_study", rounded({"plan": asdict(plan), "processor seconds": seconds, "cells": cells}), options.results)
+
+
+if __name__ == "__main__":
+    main()
