@@ -28,6 +28,7 @@ from basis_rl.recipe_file import DICT_KEYS, read, split_path, take_dictionaries
 from basis_rl.report.redact import redact
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rollout.server import ServerOptions
+from basis_rl.tools import TOOLS
 from basis_rl.trainer import BasisConfig, BasisTrainer
 
 
@@ -44,6 +45,13 @@ class RunArguments:
     )
     reward_kwargs: dict[str, Any] | None = field(
         default=None, metadata={"help": "Parameters of `math_verify`: num_workers, timeout (JSON)."}
+    )
+    tools: list[str] | None = field(
+        default=None,
+        metadata={"help": "Tools that the model may call: `python`, `calculator`, or the dotted path of a function."},
+    )
+    tool_kwargs: dict[str, Any] | None = field(
+        default=None, metadata={"help": "Their parameters, by tool: `{python: {timeout: 5}}` (JSON)."}
     )
     serve: bool = field(
         default=False,
@@ -160,6 +168,8 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
         setattr(data if key == "dataset_kwargs" else run, key, config.get(key) or {})
     if isinstance(run.reward_funcs, str):
         run.reward_funcs = [run.reward_funcs]
+    if isinstance(run.tools, str):
+        run.tools = [run.tools]
     if run.eval_benchmarks:
         words = [run.eval_benchmarks] if isinstance(run.eval_benchmarks, str) else run.eval_benchmarks
         run.eval_benchmarks = [name for word in words for name in word.split(",") if name]
@@ -196,6 +206,38 @@ def build_rewards(run: RunArguments) -> list[Any]:
             hint = did_you_mean(name, ["math_verify"])
             raise ValueError(f"Unknown reward function '{name}'.{hint} Take math_verify or a dotted path.")
     return rewards
+
+
+def build_tools(run: RunArguments) -> list[Any]:
+    """The tools.
+
+    Raises:
+        ValueError: a name that is neither registered nor can be imported, or parameters that do not fit.
+    """
+    names, kwargs = run.tools or [], dict(run.tool_kwargs or {})
+    for name in kwargs:
+        if name not in names:
+            raise ValueError(f"tool_kwargs: '{name}' is not among the tools {names}.{did_you_mean(name, names)}")
+    tools: list[Any] = []
+    for name in names:
+        if name in TOOLS:
+            tool: Any = TOOLS[name]
+        elif "." in name:
+            tool = import_object(name, "tool")
+        else:
+            raise ValueError(
+                f"Unknown tool '{name}'.{did_you_mean(name, TOOLS)} Take {', '.join(TOOLS)} or a dotted path."
+            )
+        params = kwargs.get(name) or {}
+        if inspect.isclass(tool):
+            try:
+                tool = tool(**params)
+            except TypeError as error:
+                raise ValueError(f"tool_kwargs: {params} do not fit '{name}': {error}.") from error
+        elif params:
+            raise ValueError(f"tool_kwargs: '{name}' is a function, which has no parameters.")
+        tools.append(tool)
+    return tools
 
 
 def import_object(name: str, what: str) -> Any:
@@ -330,6 +372,7 @@ def build_trainer(recipe: Recipe) -> BasisTrainer:
     """
     baseline = build_recipe_baseline(recipe.run)
     rewards = build_rewards(recipe.run)
+    tools = build_tools(recipe.run)
     _, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
     dataset = load_training_data(recipe, tokenizer)
     evaluated = load_eval_data(recipe, tokenizer)
@@ -344,6 +387,7 @@ def build_trainer(recipe: Recipe) -> BasisTrainer:
         processing_class=tokenizer,
         baseline=baseline,
         objective=recipe.run.objective,
+        tools=tools,
         peft_config=get_peft_config(recipe.model),
         quantization_config=get_quantization_config(recipe.model),
     )
