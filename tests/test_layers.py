@@ -7,9 +7,10 @@ PACKAGE = Path(__file__).resolve().parents[1] / "basis_rl"
 
 # A layer may import the layers named before it in its own list.
 BELOW = {
+    "sandbox": [],
     "types": [],
     "functional": ["types"],
-    "rewards": [],
+    "rewards": ["sandbox"],
     "rollout": [],
     "sandbox": [],
     "tools": ["sandbox"],

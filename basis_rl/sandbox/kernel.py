@@ -1,0 +1,102 @@
+"""The system calls that Python does not have, by ctypes."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import sys
+
+LINUX = sys.platform == "linux"
+_MACHINES = {"x86_64": 0, "amd64": 0, "aarch64": 1, "arm64": 1}
+MACHINE = _MACHINES.get(platform.machine().lower()) if LINUX and sys.maxsize > 1 << 32 else None
+"""0 = x86_64, 1 = aarch64: the column of the tables of system calls. None where we know no numbers."""
+
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
+
+_AT_FDCWD, _AT_RECURSIVE, _MOUNT_ATTR_RDONLY = -100, 0x8000, 1
+_MOUNT_SETATTR = 442  # on every machine
+_CAPSET = (126, 91)
+_CAPABILITY_VERSION_3 = 0x20080522
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_SECUREBITS = 1, 4, 24, 28
+_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 36, 38, 47, 4
+_NO_PRIVILEGES_OF_ROOT = 0b11101111  # NOROOT, NO_SETUID_FIXUP and NO_CAP_AMBIENT_RAISE with their locks, no KEEP_CAPS
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def checked(result: int, what: str) -> int:
+    """Raises: OSError with what was tried, if the call failed."""
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def syscall(number: int, *arguments: object) -> int:
+    """The bare call; -1 if it failed. Integers are passed as 64 bits."""
+    wide = [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
+    return int(_libc.syscall(ctypes.c_long(number), *wide))
+
+
+def prctl(option: int, value: int = 0, third: int = 0) -> None:
+    arguments = [ctypes.c_ulong(argument) for argument in (value, third, 0, 0)]
+    checked(_libc.prctl(option, *arguments), f"prctl {option}")
+
+
+def unshare(flags: int) -> None:
+    checked(_libc.unshare(flags), "unshare")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int) -> None:
+    names = [None if name is None else os.fsencode(name) for name in (source, target, kind)]
+    checked(_libc.mount(*names, ctypes.c_ulong(flags), None), f"mount {target}")
+
+
+def set_read_only(path: str, *, recursive: bool, on: bool = True) -> None:
+    """Of the mount at `path`, and all below it if `recursive`. Linux 5.12."""
+
+    class Attributes(ctypes.Structure):
+        _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns")]
+
+    attributes = Attributes(_MOUNT_ATTR_RDONLY if on else 0, 0 if on else _MOUNT_ATTR_RDONLY, 0, 0)
+    flags = _AT_RECURSIVE if recursive else 0
+    result = syscall(_MOUNT_SETATTR, _AT_FDCWD, os.fsencode(path), flags, ctypes.byref(attributes), 32)
+    checked(result, f"mount_setattr {path}")
+
+
+def drop_capabilities() -> None:
+    """All of them, for good: also those that the user root would get from an exec."""
+    try:
+        for capability in range(64):
+            prctl(_PR_CAPBSET_DROP, capability)
+    except OSError:  # past the last one that this kernel knows, or not ours to drop: no_new_privs holds anyway
+        pass
+    for option, value in ((_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL), (_PR_SET_SECUREBITS, _NO_PRIVILEGES_OF_ROOT)):
+        with contextlib.suppress(OSError):
+            prctl(option, value)
+    if MACHINE is not None:
+        header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+        checked(syscall(_CAPSET[MACHINE], ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)())), "capset")
+
+
+def no_new_privileges() -> None:
+    prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def become_subreaper() -> None:
+    """Orphans among the descendants become children of this process."""
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> None:
+    """SIGKILL when the thread that forked this process ends. To be called after every change of credentials."""
+    prctl(_PR_SET_PDEATHSIG, 9)
+
+
+def set_dumpable(on: bool) -> None:
+    """Off: only root may look into the process through /proc or ptrace."""
+    prctl(_PR_SET_DUMPABLE, int(on))

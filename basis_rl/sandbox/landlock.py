@@ -1,0 +1,81 @@
+"""Landlock: files, TCP ports, signals and abstract sockets by an allow list, for any user, since Linux 5.13.
+
+What a process outside the domain is to one inside it: it cannot be traced, so its environ, memory and descriptors in
+/proc are not readable either.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import struct
+from collections.abc import Iterable
+
+from basis_rl.sandbox.kernel import LINUX, checked, syscall
+
+_CREATE, _ADD, _RESTRICT = 444, 445, 446  # on every machine
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE, _IOCTL_DEV = 1, 2, 4, 8, 1 << 14, 1 << 15
+_RIGHTS = {1: 13, 2: 14, 3: 15, 5: 16}  # from which version on, how many file rights there are
+_ONLY_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
+_TCP, _SCOPES = 0b11, 0b11  # bind and connect; abstract unix sockets and signals
+_READ = _EXECUTE | _READ_FILE | _READ_DIR
+
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_OF_THE_MACHINE = ("cpuinfo", "meminfo", "stat", "loadavg", "version", "uptime", "filesystems", "sys")
+_NOT_ORDINARY = ("dev", "proc")
+
+
+def version() -> int:
+    """Of the interface; 0 where there is none."""
+    return max(0, syscall(_CREATE, None, 0, 1)) if LINUX else 0
+
+
+def file_rights(abi: int) -> int:
+    """All rights on files that version `abi` knows, as bits."""
+    return (1 << max(bits for since, bits in _RIGHTS.items() if since <= abi)) - 1
+
+
+def restrict(abi: int, readable: Iterable[str] | None, folder: str | None, *, private_proc: bool) -> None:
+    """This process and all that it starts may read what is named, write below `folder`, and nothing else.
+
+    Args:
+        abi: version to use, at most `version()`.
+        readable: files and folders; those that are not there are passed over. None: all but devices and processes.
+        folder: may be written. None: nothing may.
+        private_proc: /proc shows the inside only, and may be read.
+    """
+    rights = file_rights(abi)
+    attributes = struct.pack("=QQQ", rights, _TCP if abi >= 4 else 0, _SCOPES if abi >= 6 else 0)
+    attributes = attributes[: 24 if abi >= 6 else 16 if abi >= 4 else 8]
+    ruleset = checked(syscall(_CREATE, attributes, len(attributes), 0), "landlock_create_ruleset")
+    try:
+        for path in _ordinary() if readable is None else readable:
+            _allow(ruleset, path, _READ)
+        for path in _DEVICES:
+            _allow(ruleset, path, (_READ_FILE | _WRITE_FILE) & rights)
+        for name in ("",) if private_proc else (*_OF_THE_MACHINE, str(os.getpid())):
+            _allow(ruleset, f"/proc/{name}", _READ)
+        if folder is not None:
+            _allow(ruleset, folder, rights)
+        checked(syscall(_RESTRICT, ruleset, 0), "landlock_restrict_self")
+    finally:
+        os.close(ruleset)
+
+
+def _ordinary() -> list[str]:
+    return [f"/{name}" for name in os.listdir("/") if name not in _NOT_ORDINARY]
+
+
+def _allow(ruleset: int, path: str, rights: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            rights &= _ONLY_FILES
+        beneath = ctypes.create_string_buffer(struct.pack("=Qi", rights, descriptor))
+        checked(syscall(_ADD, ruleset, 1, beneath, 0), f"landlock_add_rule {path}")
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,330 @@
+"""The launcher: takes away what the policy does not grant, then becomes the command. Runs with ``python -I -S``.
+
+Three processes where there are namespaces: the monitor (outside: sees the owner die, counts processes, removes the
+temporary folder), the init of the PID namespace (when it ends, the kernel kills everything inside), and the command.
+Without namespaces the monitor is the parent of the command, and adopts what is orphaned in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from basis_rl.sandbox import kernel, landlock, seccomp
+from basis_rl.sandbox.folders import remove_folder, used_bytes
+
+_CANNOT_START = 126
+_COUNT_SECONDS, _LOOK_SECONDS = 0.05, 0.25
+_STUBBORN_SECONDS = 5.0
+_OPEN_FILES = 512
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """``PLAN COMMAND...``: the plan is JSON, as `basis_rl.sandbox.sandboxed` writes it."""
+    plan, command = json.loads(arguments[0]), arguments[1:]
+    os.closerange(3, 1 << 20)
+    try:
+        status = _Monitor(plan, command).run()
+    except OSError as error:
+        _give_up(error)
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _give_up(error: Exception) -> NoReturn:
+    os.write(2, f"sandbox: {type(error).__name__}: {error}\n".encode())
+    os._exit(_CANNOT_START)
+
+
+class _Monitor:
+    """Waits for the command's end, or its owner's, and leaves nothing behind."""
+
+    def __init__(self, plan: dict[str, Any], command: list[str]) -> None:
+        self.plan, self.command = plan, command
+        self.mechanisms = set(plan["mechanisms"])
+        self.namespaces = "namespaces" in self.mechanisms
+        self.folder, self.processes = plan["folder"], plan["processes"]
+        # The kernel counts processes by user. Root it does not count at all, others over all that they run; only in a
+        # user namespace of its own is the number that of the sandbox.
+        self.exact = self.namespaces and os.getuid() != 0
+        self.counted = not self.exact and self.processes is not None and self.processes > 1
+        self.child, self.status = -1, 0
+
+    def run(self) -> int:
+        """The status of the command as `os.waitpid` gives it."""
+        if os.getpid() != os.getsid(0):
+            with contextlib.suppress(PermissionError):  # leads its group already
+                os.setsid()
+        if self.plan["owner"] is not None and not _alive(self.plan["owner"]):
+            raise ProcessLookupError("who asked for this has died")
+        own = _pidfd(os.getpid())
+        inside, outside = os.pipe()
+        if self.namespaces:
+            enter_user_namespace()
+        elif kernel.LINUX:
+            kernel.become_subreaper()
+        self.child = os.fork()
+        if self.child == 0:
+            if self.namespaces:
+                _init(self.plan, self.command, own, outside)
+            _become(self.plan, self.command, exact=self.exact)
+        os.close(outside)
+        if kernel.LINUX:
+            kernel.set_dumpable(False)
+        _leave_pipes()
+        self._watch()
+        if self.namespaces:
+            report = os.read(inside, 4)
+            return int.from_bytes(report, "little") if len(report) == 4 else int(signal.SIGKILL)
+        return self.status
+
+    def _watch(self) -> None:
+        owner = self.plan["owner"]
+        ends = select.poll()
+        descriptors = [_pidfd(self.child), None if owner is None else _pidfd(owner)]
+        for descriptor in descriptors:
+            if descriptor is not None:
+                ends.register(descriptor, select.POLLIN)
+        # Nothing to look after, and the kernel tells of every end: sleep.
+        blind = None in descriptors if owner is not None else descriptors[0] is None
+        idle = not blind and not self.counted and self.folder is None and self.namespaces
+        next_look = 0.0
+        while True:
+            ends.poll(None if idle else 1000 * (_COUNT_SECONDS if self.counted else _LOOK_SECONDS))
+            if self._reap():
+                break
+            if owner is not None and not _alive(owner):
+                self._kill_everything()
+                if self.plan["temporary"] and self.folder is not None:
+                    remove_folder(self.folder)
+                os._exit(_CANNOT_START)
+            if self.counted and _count(os.getpid()) - 1 - self.namespaces > self.processes:
+                self._stop(f"more than {self.processes} processes and threads")
+                break
+            if self.folder is not None and time.monotonic() > next_look:
+                next_look = time.monotonic() + _LOOK_SECONDS
+                limit = self.plan["folder_bytes"]
+                if used_bytes(self.folder, limit) > limit:
+                    self._stop(f"more than {limit} bytes in its folder")
+                    break
+        self._kill_everything()
+
+    def _reap(self) -> bool:
+        """Whether the child has ended. Takes in the orphans that have, too."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return True
+            if pid == 0:
+                return False
+            if pid == self.child:
+                self.status = status
+                return True
+
+    def _stop(self, why: str) -> None:
+        self._kill_everything()
+        self.status = int(signal.SIGKILL)
+        writable = select.select([], [2], [], 0)[1]
+        if writable:
+            os.write(2, f"sandbox: killed: {why}\n".encode())
+
+    def _kill_everything(self) -> None:
+        """What is left inside. Only without namespaces is it more than one process whose end is everybody's."""
+        until = time.monotonic() + _STUBBORN_SECONDS
+        while time.monotonic() < until:
+            left = [pid for pid in _tree(os.getpid()) if pid != os.getpid()] if kernel.LINUX else [self.child]
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                return
+            time.sleep(0.002)
+        os.killpg(0, signal.SIGKILL)  # faster than we are: the kernel ends the whole group at once, us too
+
+
+def enter_user_namespace() -> None:
+    """The child will be the first process of a PID namespace, where this user is still itself and nobody else is."""
+    user, group = os.getuid(), os.getgid()
+    kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def _init(plan: dict[str, Any], command: list[str], monitor: int | None, report: int) -> NoReturn:
+    """The first process of the namespace: starts the command and takes in orphans. Nobody inside can signal it."""
+    try:
+        unshare_the_rest()
+        mount_inside(plan["mechanisms"], plan["folder"])
+        kernel.die_with_parent()
+        if monitor is not None and select.select([monitor], [], [], 0)[0]:
+            os._exit(_CANNOT_START)  # it has died before it was asked to tell
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            _become(plan, command, exact=os.getuid() != 0)
+        kernel.set_dumpable(False)
+        _leave_pipes(errors=True)
+        while True:
+            pid, status = os.wait()
+            if pid == child:
+                os.write(report, status.to_bytes(4, "little"))
+                os._exit(0)
+    except OSError as error:
+        _give_up(error)
+
+
+def unshare_the_rest() -> None:
+    """Mounts, network (nothing but a loopback that is down), IPC, host name."""
+    kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS)
+
+
+def mount_inside(mechanisms: Sequence[str], folder: str | None) -> None:
+    """A /proc of the inside only, and everything but the folder read-only."""
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    if "private-proc" in mechanisms:
+        kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    if "read-only-mounts" in mechanisms:
+        if folder is not None:
+            kernel.mount(folder, folder, None, kernel.MS_BIND)
+        kernel.set_read_only("/", recursive=True)
+        if folder is not None:
+            kernel.set_read_only(folder, recursive=False, on=False)
+
+
+def _become(plan: dict[str, Any], command: list[str], *, exact: bool) -> NoReturn:
+    """Give up everything that the policy does not grant, for good; then the command."""
+    try:
+        os.chdir(plan["folder"] or "/")
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and so would the command
+            signal.signal(number, signal.SIG_DFL)
+        _limit(plan, exact=exact)
+        mechanisms = set(plan["mechanisms"])
+        if "no_new_privs" in mechanisms:
+            kernel.drop_capabilities()
+            kernel.no_new_privileges()
+            if "namespaces" not in mechanisms:
+                kernel.die_with_parent()
+        abi = plan["landlock"]
+        # Before Landlock, which would hide it.
+        program = _filter(plan, abi) if "seccomp" in mechanisms else None
+        if abi:
+            private = "private-proc" in mechanisms
+            landlock.restrict(abi, plan["readable"], plan["folder"], private_proc=private)
+        if program is not None:
+            seccomp.install(program)
+        os.execvp(command[0], command)
+    except (OSError, ValueError) as error:
+        _give_up(error)
+
+
+def _limit(plan: dict[str, Any], *, exact: bool) -> None:
+    limits = {
+        resource.RLIMIT_AS: plan["memory_bytes"],
+        resource.RLIMIT_FSIZE: plan["file_bytes"],
+        resource.RLIMIT_NOFILE: _OPEN_FILES,
+        resource.RLIMIT_CORE: 0,
+    }
+    if exact and plan["processes"] is not None:
+        limits[resource.RLIMIT_NPROC] = plan["processes"] + 2  # the monitor and the init are of the same user
+    for which, value in limits.items():
+        hard = resource.getrlimit(which)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        try:
+            resource.setrlimit(which, (value, value))
+        except (OSError, ValueError):
+            if kernel.LINUX:  # macOS knows RLIMIT_AS, and refuses to set it
+                raise
+    if plan["cpu_seconds"] is not None:
+        seconds = math.ceil(plan["cpu_seconds"])
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+
+
+def _filter(plan: dict[str, Any], abi: int) -> bytes:
+    assert kernel.MACHINE is not None
+    namespaces = "namespaces" in plan["mechanisms"]
+    scoped = namespaces or abi >= 6
+    rules = seccomp.refusals(
+        namespaces=namespaces,
+        read_only_mounts="read-only-mounts" in plan["mechanisms"],
+        scoped_signals=scoped,
+        one_process=plan["processes"] == 1,
+    )
+    return seccomp.assemble(rules, kernel.MACHINE, None if scoped else os.getpid())
+
+
+def _leave_pipes(*, errors: bool = False) -> None:
+    """The command's end must be the end of its pipes."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2) if errors else (0, 1):
+        os.dup2(null, descriptor)
+    os.close(null)
+
+
+def _pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    if not kernel.LINUX:
+        return True
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def _tree(root: int) -> list[int]:
+    """`root` and its descendants."""
+    found = [root]
+    for pid in found:
+        try:
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{thread}/children") as file:
+                    found += [int(child) for child in file.read().split()]
+        except OSError:  # has ended
+            continue
+    return found
+
+
+def _count(root: int) -> int:
+    """Threads of `root` and its descendants."""
+    threads = 0
+    for pid in _tree(root):
+        try:
+            threads += len(os.listdir(f"/proc/{pid}/task"))
+        except OSError:
+            continue
+    return threads
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
