@@ -12,7 +12,6 @@ BELOW = {
     "functional": ["types"],
     "rewards": ["sandbox"],
     "rollout": [],
-    "sandbox": [],
     "tools": ["sandbox"],
     "data": [],
     "artefacts": [],

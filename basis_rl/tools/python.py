@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,11 +16,12 @@ from basis_rl.tools.base import ToolBroken, ToolResult
 from basis_rl.tools.limited import Finished, run_limited
 
 _MARK = "\x02begun\x03"
-_RUNNER = Path(__file__).with_name("runner.py")
+_RUNNER = Path(__file__).with_name("runner.py").read_text()
 _START_SECONDS = 60.0
 _ATTEMPTS = 3
 _MOST_CODE = 200_000
 _MOST_OUTPUT = 4 << 20
+_MOST_FILES = 64 << 20
 
 
 class PythonTool:
@@ -65,16 +66,17 @@ class PythonTool:
                 f"got {timeout}, {memory_mb}, {max_chars}, {workers}, {processes}."
             )
         self.timeout, self.memory_mb, self.max_chars, self.processes = timeout, memory_mb, max_chars, processes
-        from basis_rl.sandbox import isolation  # Linux only
+        from basis_rl.sandbox import isolation, python_paths
 
+        self._readable = libraries(python_paths())
         self.isolation = isolation()
-        missing = [what for what in ("network", "writes", "reads", "processes") if not getattr(self.isolation, what)]
-        if missing and require_isolation:
+        whole = all(getattr(self.isolation, what) for what in ("network", "writes", "reads", "processes"))
+        if require_isolation and not whole:
             raise ValueError(
-                f"PythonTool would run a model's programs without isolation of {', '.join(missing)}: this kernel gives "
-                f"{', '.join(self.isolation.mechanisms) or 'nothing'}. Run where it gives namespaces or Landlock and "
-                "seccomp (a container may have to be allowed them), or, for code that you would run yourself, set "
-                "require_isolation to false (tool_kwargs: {python: {require_isolation: false}})."
+                f"The tool 'python' runs programs that a model wrote, and this machine does not isolate them: "
+                f"{self.isolation}. Run where the kernel has Landlock, seccomp and user namespaces (a container may have "
+                "to be allowed them), or, if you would run such programs yourself, set require_isolation to false "
+                "(tool_kwargs: {python: {require_isolation: false}})."
             )
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="python-tool")
 
@@ -119,20 +121,22 @@ class PythonTool:
         )
 
     def _attempt(self, code: str) -> Finished | OSError:
-        from basis_rl.sandbox import Policy, environment, sandboxed
+        from basis_rl.sandbox import Policy, environment, remove_folder, sandboxed
 
         folder = tempfile.mkdtemp(prefix="python-tool-")
         try:
             policy = Policy(
                 memory_bytes=self.memory_mb << 20,
-                cpu_seconds=max(1, round(self.timeout + 0.5)),
-                file_bytes=64 << 20,
+                cpu_seconds=self.timeout + 1,
+                file_bytes=_MOST_FILES,
                 processes=self.processes,
-                folder=Path(folder),
-                readable=(_RUNNER,),
+                folder=folder,
+                readable=self._readable,
+                folder_bytes=_MOST_FILES,
+                temporary=True,
             )
             return run_limited(
-                sandboxed([sys.executable, "-I", str(_RUNNER), _MARK], policy),
+                sandboxed([sys.executable, "-I", "-c", _RUNNER, _MARK], policy),
                 given=code.encode("utf-8", "replace"),
                 environment=environment(folder),
                 folder=folder,
@@ -145,7 +149,7 @@ class PythonTool:
         except OSError as error:
             return error
         finally:
-            remove(folder)
+            remove_folder(folder)
 
     def _answer(self, finished: Finished) -> ToolResult:
         text = _text(finished).strip("\n")
@@ -179,16 +183,15 @@ def shortened(text: str, most: int) -> str:
     return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
 
 
+def libraries(paths: Sequence[str]) -> tuple[str, ...]:
+    """Those of `paths` that a program needs: not the working directory nor other modules of the trainer's."""
+    needed = [Path(path).resolve() for path in (sys.prefix, sys.base_prefix, *sysconfig.get_paths().values())]
+    own = [Path(path or ".").resolve() for path in sys.path] + [Path(__file__).resolve().parents[1]]
+    dropped = {str(path) for path in own if not any(path == root or root in path.parents for root in needed)}
+    return tuple(path for path in paths if path not in dropped)
+
+
 def _fair_share() -> int:
     ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     return max(2, len(os.sched_getaffinity(0)) // ranks)
 
-
-def remove(folder: str) -> None:
-    """Delete a folder, however deep it is and whatever its permissions."""
-    try:
-        shutil.rmtree(folder)
-    except (OSError, RecursionError):
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False}
-        subprocess.run(["chmod", "-R", "u+rwx", folder], **quiet)
-        subprocess.run(["rm", "-rf", folder], **quiet)
