@@ -2,165 +2,188 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
+import math
 import os
 import selectors
 import signal
-import subprocess
-import tempfile
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from basis_rl.rewards.failures import RewardInfrastructureError
+from basis_rl.rewards.worker_process import WorkerProcess, resident_bytes
+from basis_rl.sandbox import Policy
+
 _STARTUP_SECONDS = 120.0
 _START_ATTEMPTS = 4
-_ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
+_ATTEMPTS = 2
+_ATTEMPTS_IF_KILLED = 5
+_TASKS_BETWEEN_LOOKS = 10
+
+Status = Literal["ok", "timeout", "crashed", "starved", "late"]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one task ended; `value` is what the worker answered, empty unless `status` is ``ok``."""
+    """How one task ended; `value` is what the worker answered, empty unless `status` is ``ok``.
 
-    status: Literal["ok", "timeout", "crashed"]
+    ``timeout`` is the task's own doing: it took more CPU time than a task may, or slept until its wall-clock limit.
+    The others are not, or nobody knows (`failed`):
+
+    - ``crashed``: the worker died on it, twice; or was killed from outside five times.
+    - ``starved``: it reached its wall-clock limit twice, without the CPU time that is granted to it.
+    - ``late``: the whole batch reached its deadline first.
+    """
+
+    status: Status
     value: dict[str, Any]
 
-
-class _Worker:
-    """One process, one task in flight, its own pair of pipes. The clock starts when a task is dispatched."""
-
-    def __init__(self, command: Sequence[str]) -> None:
-        self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `kill`)
-        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        self.process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.stderr,
-            env={**environment, "OMP_NUM_THREADS": "1"},
-            start_new_session=True,  # Ctrl-C reaches the trainer, which ends the worker; and the group can be killed
-        )
-        assert self.process.stdout is not None
-        self.fd = self.process.stdout.fileno()
-        self.buffer, self.outbox = b"", b""
-        assert self.process.stdin is not None
-        self.stdin = self.process.stdin.fileno()
-        os.set_blocking(self.stdin, False)  # a worker that does not read must not hold up the one who writes
-        self.ready = False
-        self.task: int | None = None
-        self.deadline = time.monotonic() + _STARTUP_SECONDS
-
-    def dispatch(self, index: int, task: dict[str, Any], timeout: float) -> None:
-        self.task, self.deadline = index, time.monotonic() + timeout
-        self.outbox = json.dumps(task).encode() + b"\n"
-        self.write()
-
-    def write(self) -> None:
-        """Send as much of the task as the pipe takes."""
-        try:
-            self.outbox = self.outbox[os.write(self.stdin, self.outbox) :]
-        except BlockingIOError:
-            pass
-        except BrokenPipeError:  # a dead worker is seen as end of file on its output
-            self.outbox = b""
-
-    def read(self) -> dict[str, Any] | Literal["eof"] | None:
-        """One answer, ``"eof"`` if the process is gone, None if the line is not complete yet."""
-        chunk = os.read(self.fd, 1 << 16)
-        if not chunk:
-            return "eof"
-        self.buffer += chunk
-        line, newline, rest = self.buffer.partition(b"\n")
-        if not newline:
-            return None
-        self.buffer = rest
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
-        self.process.stdout.close()
-        self.stderr.close()
-
-    def last_words(self) -> str:
-        self.stderr.seek(0)
-        return self.stderr.read().decode(errors="replace")[-2000:].strip()
+    @property
+    def failed(self) -> bool:
+        """A failure of the infrastructure: nothing is known of the task."""
+        return self.status not in ("ok", "timeout")
 
 
-def _kill_all(workers: list[_Worker]) -> None:
+def _close_all(workers: list[WorkerProcess], owner: int) -> None:
+    if os.getpid() != owner:  # a forked copy of the trainer ends: they are not its own
+        return
+    for worker in workers:
+        worker.ask_to_end()
     while workers:
-        workers.pop().kill()
+        workers.pop().close()
 
 
 class WorkerPool:
     """Runs tasks in up to `size` processes and always returns, in input order.
 
-    A task that takes longer than `timeout` seconds from its dispatch is ended by SIGKILL and the worker replaced. A
-    task whose worker dies is tried once more on a fresh one. Safe to call from any thread, one batch at a time.
+    A task has `timeout` seconds from its dispatch; then its worker is killed and replaced. A task whose worker dies is
+    tried once more on a fresh one. Safe to call from any thread, one batch at a time. Workers are started by
+    subprocess, never by a fork of this process, which may hold CUDA and many threads; they see none of its
+    descriptors and, of its environment, paths and language only.
+
+    **Load.** A wall-clock limit makes verdicts depend on what else the machine does. So workers that measure their own
+    CPU time (`basis_rl.rewards.serve_tasks`) die by SIGPROF of a task that is too hard: ``timeout``, wherever and
+    whenever it is tried. With `cpu_timeout`, the wall-clock limit is only the net under it. A task that reaches it has
+    not had its CPU time: if its worker slept by itself, ``timeout``; if it waited for a processor, a disk or memory,
+    the machine is to blame, and the task is tried once more.
+
+    **Time.** n tasks take at most ``2 * ceil(n / size) * timeout`` seconds and 2 startups (120 s each at most),
+    whatever they do; what is not done then is ``late``.
 
     Args:
-        command: how to start a worker; it speaks the protocol of `basis_rl.rewards.worker`.
+        command: how to start a worker; it speaks the protocol of `basis_rl.rewards.serve_tasks`.
         size: number of processes. They start with the first batch.
-        timeout: seconds.
+        timeout: seconds for a task, wall clock.
+        cpu_timeout: seconds of CPU time after which the worker ends itself by SIGPROF; None: it does not.
+        policy: what a worker may do (`basis_rl.sandbox`), each in a temporary folder of its own, which is removed with
+            it. None: whatever this process may.
+        max_tasks: a worker is replaced after so many.
+        max_growth: and when it holds so many bytes more than at its start.
+
+    Raises:
+        ValueError: no worker, or a limit that is not positive.
     """
 
-    def __init__(self, command: Sequence[str], size: int, timeout: float) -> None:
-        self.command, self.size, self.timeout = list(command), size, timeout
-        self._workers: list[_Worker] = []
+    def __init__(
+        self,
+        command: Sequence[str],
+        size: int,
+        timeout: float,
+        *,
+        cpu_timeout: float | None = None,
+        policy: Policy | None = None,
+        max_tasks: int = 5000,
+        max_growth: int = 1 << 30,
+    ) -> None:
+        if (
+            size < 1
+            or timeout <= 0
+            or max_tasks < 1
+            or max_growth < 1
+            or (cpu_timeout is not None and cpu_timeout <= 0)
+        ):
+            raise ValueError(
+                "WorkerPool needs size, timeout, cpu_timeout, max_tasks and max_growth above 0, got "
+                f"{size}, {timeout}, {cpu_timeout}, {max_tasks}, {max_growth}."
+            )
+        self.command, self.size, self.timeout, self.cpu_timeout = list(command), size, timeout, cpu_timeout
+        self.policy, self.max_tasks, self.max_growth = policy, max_tasks, max_growth
+        self._own()
+
+    def _own(self) -> None:
+        self._owner = os.getpid()
+        self._workers: list[WorkerProcess] = []
         self._lock = threading.Lock()
-        self._finalizer = weakref.finalize(self, _kill_all, self._workers)
+        self._finalizer = weakref.finalize(self, _close_all, self._workers, self._owner)
 
     def run(self, tasks: Sequence[dict[str, Any]]) -> list[Outcome]:
         """Outcome of every task, in input order.
 
         Raises:
-            RuntimeError: no worker can be started, several attempts in a row.
+            RewardInfrastructureError: no worker can be started, several attempts in a row.
         """
+        if os.getpid() != self._owner:  # forked: workers, lock and pipes are those of the other process
+            self._own()
         with self._lock:
             return _Batch(self, tasks).run()
 
     def close(self) -> None:
         """End all workers. The next `run` starts new ones."""
         with self._lock:
-            _kill_all(self._workers)
+            _close_all(self._workers, self._owner)
 
 
 class _Batch:
     def __init__(self, pool: WorkerPool, tasks: Sequence[dict[str, Any]]) -> None:
         self.pool, self.tasks = pool, tasks
         self.queue = deque(range(len(tasks)))
-        self.retried: set[int] = set()
+        self.tries: Counter[tuple[int, str]] = Counter()
         self.outcomes: dict[int, Outcome] = {}
         self.failed_starts = 0
+        rounds = math.ceil(len(tasks) / pool.size)
+        self.deadline = time.monotonic() + 2 * (rounds * pool.timeout + _STARTUP_SECONDS)
 
     def run(self) -> list[Outcome]:
         try:
             while len(self.outcomes) < len(self.tasks):
+                if time.monotonic() > self.deadline:
+                    self._give_up()
+                    break
                 self._fill()
                 self._wait()
         except BaseException:
-            _kill_all(self.pool._workers)  # their pipes may hold half an answer to a task that nobody waits for
+            # their pipes may hold half an answer to a task that nobody waits for
+            _close_all(self.pool._workers, self.pool._owner)
             raise
         return [self.outcomes[i] for i in range(len(self.tasks))]
 
     def _fill(self) -> None:
         workers = self.pool._workers
+        for worker in [worker for worker in workers if worker.task is None and self._worn_out(worker)]:
+            self._remove(worker)
         while len(workers) < min(self.pool.size, len(self.tasks)) and self.queue:
-            workers.append(_Worker(self.pool.command))
+            try:
+                workers.append(WorkerProcess(self.pool.command, self.pool.policy, _STARTUP_SECONDS))
+            except OSError as error:
+                self._start_failed(f"{type(error).__name__}: {error}")
         for worker in workers:
             if worker.ready and worker.task is None and self.queue:
                 index = self.queue.popleft()
                 worker.dispatch(index, self.tasks[index], self.pool.timeout)
+
+    def _worn_out(self, worker: WorkerProcess) -> bool:
+        """Dead, old or fat."""
+        if worker.ready and worker.process.poll() is not None:
+            return True
+        if worker.tasks >= self.pool.max_tasks:
+            return True
+        if worker.tasks % _TASKS_BETWEEN_LOOKS != _TASKS_BETWEEN_LOOKS - 1:
+            return False
+        return resident_bytes(worker.pid) > worker.bytes_at_start + self.pool.max_growth
 
     def _wait(self) -> None:
         busy = [worker for worker in self.pool._workers if worker.task is not None or not worker.ready]
@@ -169,8 +192,8 @@ class _Batch:
                 selector.register(worker.fd, selectors.EVENT_READ, worker)
                 if worker.outbox:
                     selector.register(worker.stdin, selectors.EVENT_WRITE, worker)
-            patience = min(worker.deadline for worker in busy) - time.monotonic()
-            for key, _ in selector.select(max(0.0, patience)):
+            until = min([self.deadline, *(worker.deadline for worker in busy)])
+            for key, _ in selector.select(max(0.0, until - time.monotonic())):
                 if key.data not in self.pool._workers:
                     continue  # ended by an earlier event of this round: its pipes are closed
                 if key.fd == key.data.stdin:
@@ -181,48 +204,64 @@ class _Batch:
             if worker in self.pool._workers and time.monotonic() > worker.deadline:
                 self._expire(worker)
 
-    def _receive(self, worker: _Worker) -> None:
+    def _receive(self, worker: WorkerProcess) -> None:
         answer = worker.read()
         if answer is None:
             return
-        if answer == "eof":
+        if answer == "lost":
             self._lost(worker)
         elif not worker.ready:
-            worker.ready, worker.deadline = True, float("inf")
+            worker.has_started()
             self.failed_starts = 0
         else:
             assert worker.task is not None
             self.outcomes[worker.task] = Outcome("ok", answer)
-            worker.task, worker.deadline, worker.outbox = None, float("inf"), b""
+            worker.has_answered()
 
-    def _lost(self, worker: _Worker) -> None:
+    def _lost(self, worker: WorkerProcess) -> None:
+        code = worker.return_code()
         if not worker.ready:
-            self._start_failed(worker)
-        if worker.task is not None:
-            if worker.task in self.retried:
-                self.outcomes[worker.task] = Outcome("crashed", {})
-            else:
-                self.retried.add(worker.task)
-                self.queue.append(worker.task)
+            self._start_failed(worker.last_words())
+        elif worker.task is not None:
+            if code == -signal.SIGPROF and self.pool.cpu_timeout is not None:
+                self.outcomes[worker.task] = Outcome("timeout", {})
+            else:  # who is killed has not done it himself: memory has a limit of its own
+                killed = code == -signal.SIGKILL
+                self._again(worker.task, "crashed", _ATTEMPTS_IF_KILLED if killed else _ATTEMPTS)
         self._remove(worker)
 
-    def _expire(self, worker: _Worker) -> None:
+    def _expire(self, worker: WorkerProcess) -> None:
         if worker.task is None:
-            self._start_failed(worker)
-        else:
+            self._start_failed(worker.last_words())
+        elif self.pool.cpu_timeout is None or worker.slept():
             self.outcomes[worker.task] = Outcome("timeout", {})
+        else:
+            self._again(worker.task, "starved", _ATTEMPTS)
         self._remove(worker)
 
-    def _start_failed(self, worker: _Worker) -> None:
+    def _again(self, task: int, status: Status, attempts: int) -> None:
+        self.tries[task, status] += 1
+        if self.tries[task, status] >= attempts:
+            self.outcomes[task] = Outcome(status, {})
+        else:
+            self.queue.append(task)
+
+    def _give_up(self) -> None:
+        for worker in [worker for worker in self.pool._workers if worker.task is not None or not worker.ready]:
+            self._remove(worker)
+        for task in range(len(self.tasks)):
+            self.outcomes.setdefault(task, Outcome("late", {}))
+
+    def _start_failed(self, last_words: str) -> None:
         """One failure may be the machine's passing weakness; several in a row, with nobody started, are a fault."""
         self.failed_starts += 1
         if self.failed_starts >= _START_ATTEMPTS:
-            raise RuntimeError(
+            raise RewardInfrastructureError(
                 f"No reward worker can be started ({' '.join(self.pool.command)}), {self.failed_starts} attempts "
-                f"failed. The last one said:\n{worker.last_words()}"
+                f"failed. The last one said:\n{last_words}"
             )
         time.sleep(0.1 * self.failed_starts)
 
-    def _remove(self, worker: _Worker) -> None:
+    def _remove(self, worker: WorkerProcess) -> None:
         self.pool._workers.remove(worker)
-        worker.kill()
+        worker.close()

@@ -1,17 +1,13 @@
 """The process that grades. Run as a script by `WorkerPool`; imports nothing of basis_rl, so that it starts fast.
 
-One JSON object a line in, one a line out: ``{"gold": ..., "answer": ...}`` -> ``{"verdict": true | false | null}``,
-null when the gold itself cannot be parsed. The first line out is ``{"ready": true}``, after the imports.
+``{"gold": ..., "answer": ...}`` -> ``{"verdict": true | false | null}``, null when the gold itself cannot be parsed.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-import os
-import resource
-import signal
+import runpy
 import sys
+from pathlib import Path
 from typing import Any
 
 
@@ -25,28 +21,14 @@ def grade(gold: str, answer: str) -> bool | None:
     return bool(verify(expected, parse(rf"\boxed{{{answer}}}", parsing_timeout=None), timeout_seconds=None))
 
 
-def main(time_limit: float, memory_limit: int) -> None:
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever a library prints must not end up between the verdicts
-    logging.disable(logging.CRITICAL)
-    resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    grade("1", "1")
-    out.write('{"ready": true}\n')
-    for line in sys.stdin:
-        task = json.loads(line)
-        # If the trainer dies while this process hangs, nobody kills it: the default action of SIGALRM does.
-        signal.setitimer(signal.ITIMER_REAL, 2 * time_limit)
-        result: dict[str, Any]
-        try:
-            result = {"verdict": grade(task["gold"], task["answer"])}
-        except MemoryError:
-            result = {"verdict": False, "error": "out of memory"}
-        except Exception as error:
-            result = {"verdict": False, "error": f"{type(error).__name__}: {error}"[:200]}
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        out.write(json.dumps(result) + "\n")
+def answer_task(task: dict[str, Any]) -> dict[str, Any]:
+    """A grading that fails, for want of memory too, is a wrong answer."""
+    try:
+        return {"verdict": grade(task["gold"], task["answer"])}
+    except Exception as error:
+        return {"verdict": False, "error": f"{type(error).__name__}: {error}"[:200]}
 
 
 if __name__ == "__main__":
-    main(time_limit=float(sys.argv[1]), memory_limit=int(sys.argv[2]))
+    serve_tasks = runpy.run_path(str(Path(__file__).with_name("serve_tasks.py")))["serve_tasks"]
+    serve_tasks(answer_task, float(sys.argv[1]), int(sys.argv[2]), start=lambda: grade("1", "1"))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import platform
 import sys
 
 LINUX = sys.platform == "linux"
 _MACHINES = {"x86_64": 0, "amd64": 0, "aarch64": 1, "arm64": 1}
-MACHINE = _MACHINES.get(platform.machine().lower()) if LINUX and sys.maxsize > 1 << 32 else None
+MACHINE = _MACHINES.get(os.uname().machine.lower()) if LINUX and sys.maxsize > 1 << 32 else None
 """0 = x86_64, 1 = aarch64: the column of the tables of system calls. None where we know no numbers."""
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000

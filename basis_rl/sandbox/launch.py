@@ -32,10 +32,14 @@ def main(arguments: list[str]) -> NoReturn:
     """``PLAN COMMAND...``: the plan is JSON, as `basis_rl.sandbox.sandboxed` writes it."""
     plan, command = json.loads(arguments[0]), arguments[1:]
     os.closerange(3, 1 << 20)
+    monitor = _Monitor(plan, command)
     try:
-        status = _Monitor(plan, command).run()
+        status = monitor.run()
     except OSError as error:
         _give_up(error)
+    except _Ended:
+        monitor.kill_everything()
+        os._exit(128 + signal.SIGTERM)
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -48,6 +52,15 @@ def main(arguments: list[str]) -> NoReturn:
 def _give_up(error: Exception) -> NoReturn:
     os.write(2, f"sandbox: {type(error).__name__}: {error}\n".encode())
     os._exit(_CANNOT_START)
+
+
+class _Ended(BaseException):
+    """SIGTERM: end all that is inside, then this process."""
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise _Ended
 
 
 class _Monitor:
@@ -71,6 +84,7 @@ class _Monitor:
                 os.setsid()
         if self.plan["owner"] is not None and not _alive(self.plan["owner"]):
             raise ProcessLookupError("who asked for this has died")
+        signal.signal(signal.SIGTERM, _end)
         own = _pidfd(os.getpid())
         inside, outside = os.pipe()
         if self.namespaces:
@@ -79,6 +93,7 @@ class _Monitor:
             kernel.become_subreaper()
         self.child = os.fork()
         if self.child == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # to signals that it does not handle an init is deaf
             if self.namespaces:
                 _init(self.plan, self.command, own, outside)
             _become(self.plan, self.command, exact=self.exact)
@@ -108,7 +123,7 @@ class _Monitor:
             if self._reap():
                 break
             if owner is not None and not _alive(owner):
-                self._kill_everything()
+                self.kill_everything()
                 if self.plan["temporary"] and self.folder is not None:
                     remove_folder(self.folder)
                 os._exit(_CANNOT_START)
@@ -121,7 +136,7 @@ class _Monitor:
                 if used_bytes(self.folder, limit) > limit:
                     self._stop(f"more than {limit} bytes in its folder")
                     break
-        self._kill_everything()
+        self.kill_everything()
 
     def _reap(self) -> bool:
         """Whether the child has ended. Takes in the orphans that have, too."""
@@ -137,13 +152,13 @@ class _Monitor:
                 return True
 
     def _stop(self, why: str) -> None:
-        self._kill_everything()
+        self.kill_everything()
         self.status = int(signal.SIGKILL)
         writable = select.select([], [2], [], 0)[1]
         if writable:
             os.write(2, f"sandbox: killed: {why}\n".encode())
 
-    def _kill_everything(self) -> None:
+    def kill_everything(self) -> None:
         """What is left inside. Only without namespaces is it more than one process whose end is everybody's."""
         until = time.monotonic() + _STUBBORN_SECONDS
         while time.monotonic() < until:

@@ -162,6 +162,8 @@ def environment(folder: str | None, **variables: str) -> dict[str, str]:
     """
     home = folder or "/nonexistent"
     passed = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    if "PYTHONPATH" in passed:  # the working directory is another one inside
+        passed["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, passed["PYTHONPATH"].split(os.pathsep)))
     fixed = {"HOME": home, "TMPDIR": folder or "/tmp", "PYTHONDONTWRITEBYTECODE": "1"}
     return {**passed, **dict.fromkeys(_ONE_THREAD, "1"), **fixed, **variables}
 

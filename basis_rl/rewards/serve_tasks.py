@@ -1,0 +1,75 @@
+"""The loop of a worker process of `WorkerPool`: limits, the clock of CPU time, one answer a task.
+
+A worker script loads it by its path, so that neither the package nor its folder get onto ``sys.path``, where
+``math_verify.py`` would shadow the package of that name::
+
+    serve_tasks = runpy.run_path(str(Path(__file__).with_name("serve_tasks.py")))["serve_tasks"]
+
+The protocol: one JSON object a line in, one a line out, in turn. The first line out is ``{"ready": true}``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+_ASLEEP = 20.0
+"""So many times its CPU time may a task take, when there is nobody left to end it."""
+
+
+def serve_tasks(
+    answer: Callable[[dict[str, Any]], dict[str, Any]],
+    cpu_seconds: float | None = None,
+    memory_bytes: int | None = None,
+    start: Callable[[], object] | None = None,
+) -> None:
+    """Answer tasks from standard input until it ends.
+
+    A task that takes more than `cpu_seconds` of CPU time is ended by SIGPROF, and this process with it: a computation
+    inside C code would not be reached by an exception, and one that is broken off in the middle of a library may leave
+    it in a state in which later answers are wrong. The pool knows the signal and counts the task as too hard. What the
+    other processes of the machine do has no part in it.
+
+    Args:
+        answer: the answer to a task. What it raises is answered as ``{"error": ...}``.
+        cpu_seconds: for one task, threads together; None: not limited here.
+        memory_bytes: of address space; None: not limited here.
+        start: what takes long and need not count for the first task, imports above all.
+    """
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever a library prints must not end up between the answers
+    logging.disable(logging.CRITICAL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if memory_bytes is not None:
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        limit = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    if start is not None:
+        start()
+    for number in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    out.write('{"ready": true}\n')
+    for line in sys.stdin:
+        task = json.loads(line)
+        _clock(cpu_seconds)
+        try:
+            result = answer(task)
+        except MemoryError:
+            result = {"error": "out of memory"}
+        except Exception as error:
+            result = {"error": f"{type(error).__name__}: {error}"[:200]}
+        _clock(None)
+        out.write(json.dumps(result) + "\n")
+
+
+def _clock(cpu_seconds: float | None) -> None:
+    """Start it, or stop it (None)."""
+    signal.setitimer(signal.ITIMER_PROF, cpu_seconds or 0)
+    # If the trainer dies while this process sleeps, and no sandbox ends it, nobody else does.
+    signal.setitimer(signal.ITIMER_REAL, _ASLEEP * (cpu_seconds or 0))

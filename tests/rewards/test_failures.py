@@ -1,0 +1,88 @@
+"""Failures of the infrastructure: when a run ends by them, and that they are no wrong answers."""
+
+import random
+
+import pytest
+
+from basis_rl.rewards import MathVerifyReward
+from basis_rl.rewards.failures import FailureMonitor, RewardInfrastructureError
+from basis_rl.rewards.pool import Outcome
+
+
+def raises(monitor, scored, failed):
+    try:
+        monitor.record(scored, failed)
+    except RewardInfrastructureError:
+        return True
+    return False
+
+
+def test_few_failures_among_few_rollouts_end_nothing():
+    assert not raises(FailureMonitor(), 9, 1)
+    assert not raises(FailureMonitor(), 0, 5)
+    assert raises(FailureMonitor(), 0, 6)
+
+
+def test_against_a_plain_loop():
+    choice = random.Random(0)
+    for _ in range(50):
+        limit, window, minimum = choice.choice([0.0, 0.05, 0.3]), choice.choice([50, 200]), choice.choice([1, 20, 50])
+        monitor, rollouts = FailureMonitor(limit, window, minimum), []
+        for _ in range(60):
+            size = choice.choice([1, 8, 32, 100])
+            failed = sum(choice.random() < 0.06 for _ in range(size))
+            rollouts.append((size, failed))
+            while sum(n for n, _ in rollouts[1:]) >= window:
+                rollouts.pop(0)
+            n, bad = (sum(column) for column in zip(*rollouts, strict=True))
+            assert raises(monitor, size - failed, failed) == (failed > 0 and bad > limit * max(n, minimum))
+
+
+def test_old_failures_are_forgotten_and_a_good_batch_never_raises():
+    monitor = FailureMonitor(window=100, minimum=50)
+    assert raises(monitor, 90, 10)
+    assert not raises(monitor, 10, 0)
+    assert not raises(monitor, 100, 0)
+    assert not raises(monitor, 99, 1)
+
+
+def test_parameters_out_of_range():
+    for wrong in ({"limit": 1.0}, {"minimum": 0}, {"minimum": 10, "window": 5}):
+        with pytest.raises(ValueError, match="FailureMonitor needs"):
+            FailureMonitor(**wrong)
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """A reward whose pool fails at every answer with a 9, and finds the others right."""
+    reward = MathVerifyReward(num_workers=1)
+
+    def run(tasks):
+        return [Outcome("starved", {}) if "9" in task["answer"] else Outcome("ok", {"verdict": True}) for task in tasks]
+
+    monkeypatch.setattr(reward._pool, "run", run)
+    return reward
+
+
+def test_a_failed_grading_is_no_wrong_answer(broken):
+    metrics = {}
+    answers = [rf"\boxed{{x_{i}}}" for i in range(20)]
+    rewards = broken([], answers, ["y"] * 20, log_metric=metrics.__setitem__)
+    assert rewards == [None if "9" in answer else 1.0 for answer in answers]
+    assert metrics["reward/infrastructure"] == 2 / 20
+    assert metrics["reward/timeout"] == 0
+
+
+def test_too_many_end_the_run_with_one_error(broken):
+    with pytest.raises(RewardInfrastructureError, match="Math-Verify could not score 8 of the last 8 rollouts"):
+        broken([], [rf"\boxed{{x_9{i}}}" for i in range(8)], ["y"] * 8)
+
+
+def test_a_gold_of_which_nothing_is_known_is_kept(broken):
+    assert broken.check_golds(["x_1", "x_9", ""]) == []
+
+
+def test_a_failed_grading_is_tried_anew_the_next_time(broken, monkeypatch):
+    assert broken([], [r"\boxed{x_9}"], ["y"]) == [None]
+    monkeypatch.setattr(broken._pool, "run", lambda tasks: [Outcome("ok", {"verdict": True})] * len(tasks))
+    assert broken([], [r"\boxed{x_9}"], ["y"]) == [1.0]

@@ -1,0 +1,174 @@
+"""Runs inside: tries to get out, in every way it knows. Prints what came of each as JSON, null where it succeeded."""
+
+import ctypes
+import fcntl
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+libc = ctypes.CDLL(None, use_errno=True)
+target = json.loads(sys.argv[1])
+owner, outside = target["owner"], target["outside"]
+
+
+def call(number, *arguments):
+    if libc.syscall(ctypes.c_long(number), *[ctypes.c_long(argument) for argument in arguments]) < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def write(path):
+    def attempt():
+        with open(path, "w") as file:
+            file.write("x")
+
+    return attempt
+
+
+def read(path):
+    def attempt():
+        with open(path, "rb") as file:
+            assert file.read(1)
+
+    return attempt
+
+
+def connect(family, address, kind=socket.SOCK_STREAM):
+    def attempt():
+        with socket.socket(family, kind) as end:
+            end.settimeout(2)
+            end.connect(address)
+            end.send(b"x")
+
+    return attempt
+
+
+def listen():
+    with socket.socket() as end:
+        end.bind(("127.0.0.1", 0))
+        end.listen()
+
+
+def datagram_pair():
+    first, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    first.sendto(b"x", target["datagrams"])
+
+
+def io_signal():
+    """Has the kernel send SIGKILL to the owner, on our behalf, when a pipe becomes readable."""
+    reader, writer = os.pipe()
+    fcntl.fcntl(reader, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(reader, fcntl.F_SETOWN, owner)
+    fcntl.fcntl(reader, fcntl.F_SETFL, os.O_ASYNC)
+    os.write(writer, b"x")
+
+
+attacks = {
+    "tcp": connect(socket.AF_INET, ("127.0.0.1", target["tcp"])),
+    "udp": connect(socket.AF_INET, ("127.0.0.1", target["udp"]), socket.SOCK_DGRAM),
+    "dns": lambda: socket.getaddrinfo("example.org", 80),
+    "abstract socket": connect(socket.AF_UNIX, target["abstract"]),
+    "path socket": connect(socket.AF_UNIX, target["path"]),
+    "datagrams": datagram_pair,
+    "listen": listen,
+    "netlink": lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW).getsockname(),
+    "write outside": write(f"{outside}/new"),
+    "overwrite": write(f"{outside}/secret"),
+    "write /tmp": write("/tmp/basis_rl_sandbox_test"),
+    "write /dev/shm": write("/dev/shm/basis_rl_sandbox_test"),
+    "write home": write(f"{target['home']}/basis_rl_sandbox_test"),
+    "write project": write(f"{target['project']}/basis_rl_sandbox_test"),
+    "write sysctl": lambda: os.close(os.open("/proc/sys/kernel/core_pattern", os.O_WRONLY)),
+    "mkdir": lambda: os.mkdir(f"{outside}/folder"),
+    "unlink": lambda: os.unlink(f"{outside}/unlink me"),
+    "rename": lambda: os.rename(f"{outside}/rename me", "mine"),
+    "link": lambda: os.link(f"{outside}/secret", "linked"),
+    "symlink": lambda: os.symlink("/", f"{outside}/link"),
+    "chmod": lambda: os.chmod(f"{outside}/secret", 0o777),
+    "utime": lambda: os.utime(f"{outside}/secret", (0, 0)),
+    "truncate": lambda: os.truncate(f"{outside}/secret", 0),
+    "chown": lambda: os.chown(f"{outside}/secret", os.getuid(), os.getgid()),
+    "setxattr": lambda: os.setxattr(f"{outside}/secret", "user.x", b"1"),
+    "read outside": read(f"{outside}/secret"),
+    "read by link": lambda: (os.symlink(f"{outside}/secret", "seen"), read("seen")()),
+    "list outside": lambda: os.listdir(outside),
+    "environ": read(f"/proc/{owner}/environ"),
+    "cmdline": read(f"/proc/{owner}/cmdline"),
+    "memory": lambda: read(f"/proc/{owner}/mem")(),
+    "descriptors": lambda: os.listdir(f"/proc/{owner}/fd"),
+    "root of owner": lambda: os.listdir(f"/proc/{owner}/root"),
+    "monitor's environ": read(f"/proc/{os.getppid()}/environ"),
+    "kill owner": lambda: os.kill(owner, signal.SIGKILL),
+    "kill monitor": lambda: os.kill(os.getppid(), signal.SIGKILL),
+    "kill group": lambda: os.killpg(os.getpgid(owner), signal.SIGKILL),
+    "prlimit": lambda: resource.prlimit(owner, resource.RLIMIT_CPU, (1, 1)),
+    "affinity": lambda: os.sched_setaffinity(owner, {0}),
+    "nice": lambda: os.setpriority(os.PRIO_PROCESS, owner, 19),
+    "setuid": lambda: (os.setuid(12345), os.setgid(12345)),
+    "chroot": lambda: os.chroot("."),
+    "mknod": lambda: os.mknod("disk", 0o660 | 0o060000, os.makedev(8, 0)),
+}
+unheld = {"tcp", "udp", "abstract socket", "write outside", "unlink", "utime", "read outside", "environ", "prlimit"}
+by_seccomp = {
+    "ptrace": lambda: call(101, 16, owner, 0, 0),
+    "user namespace": lambda: call(272, 0x10000000),
+    "clone namespace": lambda: call(56, 0x10000000 | 17, 0, 0, 0, 0),
+    "mount": lambda: libc.mount(b"none", b".", b"tmpfs", 0, None) and call(165, 0, 0, 0, 0, 0),
+    "io_uring": lambda: call(425, 1, 0),
+    "keyctl": lambda: call(250, 0, -3, 1),
+    "bpf": lambda: call(321, 0, 0, 0),
+    "perf": lambda: call(298, 0, 0, 0, 0, 0),
+    "shared memory": lambda: call(29, 12345, 4096, 0o1600),
+    "x32": lambda: call(0x40000000 + 39),
+}
+
+
+def attempt(attack):
+    try:
+        attack()
+    except (OSError, AssertionError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def harmless():
+    """What must still work."""
+    with open("notes", "w") as file:
+        file.write("x")
+    os.rename("notes", "notes 2")
+    subprocess.run(["true"], check=True)
+    thread = threading.Thread(target=lambda: open("/dev/null", "w").write("x"))  # noqa: SIM115
+    thread.start()
+    thread.join()
+    first, second = socket.socketpair()
+    first.send(b"x")
+    assert second.recv(1) == b"x"
+    return sorted(os.listdir("."))
+
+
+def status(name):
+    with open("/proc/self/status") as file:
+        return next(line.split()[1] for line in file if line.startswith(f"{name}:"))
+
+
+report = {
+    "harmless": harmless(),
+    "open": sorted(int(name) for name in os.listdir("/proc/self/fd"))[:-1],
+    "capabilities": [status(name) for name in ("CapEff", "CapPrm", "CapInh", "CapAmb")],
+    "environment": dict(os.environ),
+    "cwd": os.getcwd(),
+}
+if target["seccomp"] and os.uname().machine == "x86_64":  # by number; where it succeeds, clone makes two of us
+    attacks |= by_seccomp
+if not target["held"]:  # nothing that this machine would not get over
+    attacks = {name: attack for name, attack in attacks.items() if name in unheld}
+report["attacks"] = {name: attempt(attack) for name, attack in attacks.items()}
+if target["held"]:  # these two may seem to succeed; the owner lives, and so does its neighbour
+    attempt(io_signal)
+    if os.getuid() != 0:  # of a sandbox that leaks, root would kill the machine
+        attempt(lambda: os.kill(-1, signal.SIGKILL))
+print(json.dumps(report))

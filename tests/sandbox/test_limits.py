@@ -1,0 +1,270 @@
+"""Memory, CPU time, processes, disk; and that nothing outlives the command, or its owner."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from basis_rl.sandbox import Policy, environment, isolation, python_paths, remove_folder, sandboxed
+from basis_rl.sandbox.folders import used_bytes
+from tests.sandbox.owner import kinds, policy_in
+from tests.sandbox.users import OWNER, USERS, command_as, own
+
+HELD = [kind for kind in kinds() if kind in ("all", "without namespaces")]
+held = pytest.mark.parametrize("kind", HELD)
+users = pytest.mark.parametrize("user", USERS)
+
+# Their own name for the session to be found by, in a file's name that only they have open.
+FORK_BOMB = """
+import os, time
+print("started", flush=True)
+failed = 0
+while failed < 20:
+    try:
+        if os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+    except BlockingIOError:
+        failed += 1
+print("refused", flush=True)
+"""
+DAEMON = """
+import os, signal, sys, time
+if os.fork() == 0:
+    try:
+        os.setsid()
+    except OSError:
+        pass
+    if os.fork() == 0:
+        for number in range(1, 32):
+            try:
+                signal.signal(number, signal.SIG_IGN)
+            except (OSError, ValueError):
+                pass
+        open("alive", "w").close()
+        while True:
+            time.sleep(0.01)
+            open("alive", "a").write("x")
+    os._exit(0)
+while not os.path.exists("alive"):
+    time.sleep(0.01)
+{then}
+"""
+
+
+def processes_with(mark):
+    """PIDs of processes in whose command line `mark` is."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if mark.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def none_left(mark, seconds=10.0):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if not processes_with(mark):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@users
+@held
+def test_a_fork_bomb_ends(kind, user):
+    report = own(user, kind=kind, code=FORK_BOMB, policy={"processes": 8})
+    assert report["out"].startswith("started")
+    assert report["seconds"] < 20
+    if user == "nobody" and kind == "all":
+        assert (report["code"], report["out"]) == (0, "started\nrefused\n")
+    else:  # counted
+        assert report["code"] == -signal.SIGKILL
+        assert "more than 8 processes" in report["errors"]
+
+
+@users
+@held
+def test_one_process_means_one(kind, user):
+    code = (
+        "import os, threading\n"
+        "spawn = lambda: os.posix_spawn('/bin/true', ['true'], {})\n"
+        "for start in (os.fork, threading.Thread(target=print).start, spawn):\n"
+        "    try: start()\n"
+        "    except (OSError, RuntimeError) as error: print(type(error).__name__)\n"
+    )
+    report = own(user, kind=kind, code=code, policy={"processes": 1})
+    assert report["out"].split() == ["BlockingIOError", "RuntimeError", "BlockingIOError"]
+
+
+@held
+def test_memory(kind):
+    report = own(
+        "self",
+        kind=kind,
+        code="x = bytearray(10)\ntry: x = bytearray(3 << 30)\nexcept MemoryError: print('no')",
+        policy={},
+    )
+    assert report["out"] == "no\n"
+
+
+@held
+def test_endless_computation_ends_by_its_cpu_time(kind):
+    code = "import os, signal\nsignal.signal(24, signal.SIG_IGN) if {} else None\nwhile True: pass"
+    deaf = kind == "all"
+    report = own("self", kind=kind, code=code.format(deaf), policy={"cpu_seconds": 1})
+    assert report["code"] == -(signal.SIGKILL if deaf else signal.SIGXCPU)
+
+
+@held
+def test_the_disk_is_not_filled(kind):
+    one = "f = open('x', 'wb')\nwhile True: f.write(bytes(1 << 16))"
+    report = own("self", kind=kind, code=one, policy={})
+    assert "File too large" in report["errors"]
+    assert report["size"] <= 1 << 20
+    many = "import time\nfor i in range(200): open(f'{i}', 'wb').write(bytes(1 << 19)); time.sleep(0.01)\nprint('done')"
+    report = own("self", kind=kind, code=many, policy={"folder_bytes": 4 << 20})
+    assert report["code"] == -signal.SIGKILL
+    assert "bytes in its folder" in report["errors"]
+    deep = "import os, time\nfor i in range(2000):\n    os.mkdir('aaaaa'); os.chdir('aaaaa')\ntime.sleep(5)"
+    assert own("self", kind=kind, code=deep, policy={})["code"] == -signal.SIGKILL
+
+
+@held
+def test_codes_of_the_command_are_handed_on(kind):
+    assert own("self", kind=kind, code="raise SystemExit(7)", policy={})["code"] == 7
+    assert own("self", kind=kind, code="import os; os.abort()", policy={})["code"] == -signal.SIGABRT
+
+
+def started(kind, code, user="self", **changes):
+    """A sandbox whose owner is this process; its folder, and the process."""
+    folder = tempfile.mkdtemp(prefix="basis_rl_inside")
+    process = subprocess.Popen(
+        sandboxed([sys.executable, "-c", code, folder], policy_in(folder, **changes), kinds()[kind]),
+        env=environment(folder),
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    return folder, process
+
+
+@held
+@pytest.mark.parametrize("then", ["print('ended')", "time.sleep(60)"], ids=["command ends", "command is killed"])
+def test_a_daemon_does_not_outlive_the_command(kind, then):
+    folder, process = started(kind, DAEMON.format(then=then))
+    until = time.monotonic() + 20
+    while not os.path.exists(f"{folder}/alive"):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    if "sleep" in then:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert none_left(folder)
+    size = os.path.getsize(f"{folder}/alive")
+    time.sleep(0.1)
+    assert os.path.getsize(f"{folder}/alive") == size
+    remove_folder(folder)
+
+
+@users
+@held
+def test_everything_ends_with_its_owner_and_the_temporary_folder_goes(kind, user):
+    request = {"kind": kind, "code": DAEMON.format(then="time.sleep(60)"), "policy": {"temporary": True}}
+    mark = f"# {os.getpid()} {kind} {user}\n"
+    request["code"] = mark + request["code"]
+    owner = subprocess.Popen(command_as(user, [sys.executable, str(OWNER), json.dumps(request)]), cwd="/tmp")
+    until = time.monotonic() + 20
+    while not (folders := [path for path in folders_of(mark) if (path / "alive").exists()]):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    owner.kill()
+    owner.wait()
+    assert none_left(mark)
+    assert not folders[0].exists()
+
+
+def folders_of(mark):
+    """Working directories of the processes with `mark`."""
+    for pid in processes_with(mark):
+        try:
+            yield Path(os.readlink(f"/proc/{pid}/cwd"))
+        except OSError:
+            continue
+
+
+@held
+def test_a_launcher_killed_alone_takes_everything_along(kind):
+    folder, process = started(kind, "import time; print('up', flush=True); time.sleep(60)")
+    assert process.stdout.readline() == b"up\n"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert none_left(folder)
+    remove_folder(folder)
+
+
+def test_a_command_that_is_not_there_and_an_owner_that_is_gone():
+    folder = tempfile.mkdtemp()
+    missing = subprocess.run(
+        sandboxed(["no such command"], policy_in(folder)), capture_output=True, text=True, check=False
+    )
+    assert missing.returncode == 126
+    assert "No such file" in missing.stderr
+    child = subprocess.run(
+        [sys.executable, "-c", f"import json, sys; sys.path[:0] = {sys.path!r}; from tests.sandbox.owner import *;"
+         f"print(json.dumps(sandboxed(['true'], policy_in({folder!r}))))"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert subprocess.run(json.loads(child.stdout), capture_output=True, check=False).returncode == 126
+    remove_folder(folder)
+
+
+def test_folders_that_are_hard_to_remove(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").write_text("x")
+    current = os.open(folder, os.O_RDONLY)
+    for level in range(1100):
+        os.mkdir("deep", dir_fd=current)
+        if level % 100 == 0:
+            os.mkdir("side", dir_fd=current)
+            os.mkdir("side/other", 0o300, dir_fd=current)
+            os.symlink(kept, "link", dir_fd=current)
+            os.close(os.open("side/other/closed", os.O_CREAT | os.O_WRONLY, 0, dir_fd=current))
+        below = os.open("deep", os.O_RDONLY, dir_fd=current)
+        os.close(current)
+        current = below
+    os.close(current)
+    before = len(os.listdir("/proc/self/fd"))
+    assert used_bytes(str(folder), 10**9) > 10**9  # too deep to be counted
+    remove_folder(str(folder))
+    assert not folder.exists()
+    assert (kept / "file").read_text() == "x"
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_policies_that_make_no_sense():
+    good = {"memory_bytes": 1, "cpu_seconds": 1, "file_bytes": 1, "processes": 1, "folder": None, "readable": None}
+    Policy(**good)
+    for name, value in (("memory_bytes", 0), ("cpu_seconds", -1.0), ("processes", 0), ("folder", "relative")):
+        with pytest.raises(ValueError, match="of a sandbox must be"):
+            Policy(**{**good, name: value})
+
+
+def test_python_paths_leave_the_home_folder_out(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path.home()), "/"])
+    assert not {str(Path.home()), "/"} & set(python_paths())
+    assert str(Path.home()) in python_paths(str(Path.home()))
+    assert isolation().mechanisms[0] == "rlimits"
