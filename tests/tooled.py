@@ -26,6 +26,12 @@ def only(tok) -> dict[str, Any]:
     return {"suppress_tokens": [i for i in range(len(tok)) if i not in allowed]}
 
 
+def longest_prompt(tok) -> int:
+    """In tokens."""
+    rows = (tok.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False) for row in sums())
+    return max(map(len, rows))
+
+
 def expression(ids: list[int]) -> str:
     return f"{sum(ids) % 50} + 1"
 

@@ -157,6 +157,11 @@ def prepare(recipe: Recipe) -> Job:
             "basis-rl values runs in one process: start it without accelerate launch. For several GPUs start one for "
             "each, with --values_shard 0/8, 1/8, ...; or sample from vLLM servers."
         )
+    if run.tools:
+        raise ValueError(
+            "basis-rl values draws single turns, and a table of those is not of a policy that calls tools. With tools "
+            "take a baseline without a table: rloo, otb, grpo, basis_history."
+        )
     where = run.values_output or (run.baseline_kwargs or {}).get("values")
     if not where:
         raise ValueError("Where should the table go? Set `values` in baseline_kwargs, or --values_output FOLDER.")

@@ -102,7 +102,7 @@ def _power(a: Fraction, b: Fraction) -> Fraction:
         raise ValueError("Division by zero.")
     if abs(a) not in (0, 1) and abs(b) * max(a.numerator.bit_length(), a.denominator.bit_length()) > 2 * _MOST_BITS:
         raise ValueError("The number is too large.")
-    return Fraction(a ** int(b)) if abs(a) not in (0, 1) else Fraction(1 if b == 0 or b % 2 == 0 and a else a)
+    return Fraction(a ** int(b)) if abs(a) not in (0, 1) else Fraction(1 if b == 0 or (b % 2 == 0 and a) else a)
 
 
 def _root(a: Fraction, b: Fraction) -> float:

@@ -194,4 +194,3 @@ def libraries(paths: Sequence[str]) -> tuple[str, ...]:
 def _fair_share() -> int:
     ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     return max(2, len(os.sched_getaffinity(0)) // ranks)
-

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from datasets import Dataset
+from jinja2 import TemplateError
 from transformers.utils import get_json_schema
 from trl.chat_template_utils import (
     add_response_schema,
     get_training_chat_template,
     is_chat_template_prefix_preserving,
+    qwen3_template,
     supports_tool_calling,
 )
 
@@ -112,24 +114,72 @@ def check_tools(tools: Sequence[Any], tokenizer: Any, dataset: Any, args: BasisC
         if ranks > 1 and {"image", "images"} & set(dataset.column_names):
             raise ValueError("tools with images work on one process only. Leave one of them out.")
     if tokenizer is not None:
-        check_template(tokenizer)
+        prepare_tokenizer(tokenizer, args)
 
 
-def check_template(tokenizer: Any) -> None:
-    """The chat template renders calls and answers, calls can be read back, and earlier turns stay as they are.
+def prepare_tokenizer(tokenizer: Any, args: BasisConfig) -> None:
+    """Let calls be read back, and turns end where the chat template ends them.
+
+    Templates that write calls as Qwen's do are known whatever else is in them; TRL knows only those that are the same to
+    the letter. Base models end texts with another token than the template's turns (Qwen2.5: ``<|endoftext|>``): the
+    turn's becomes the tokenizer's end token, and one at which vLLM stops.
 
     Raises:
-        ValueError: it does not.
+        ValueError: the template does not show calls and answers, they cannot be read back, or earlier turns are rendered
+            otherwise when others follow.
     """
-    way_out = "Take a model that was trained to call tools (Qwen2.5 and Qwen3 do), or set a template that does."
+    way_out = "Take a model that was trained to call tools (Qwen2.5 and Qwen3 are), or set a template that shows them."
     if not supports_tool_calling(tokenizer):
         raise ValueError(f"tools: the model's chat template does not show tool calls and their answers. {way_out}")
     inner = getattr(tokenizer, "tokenizer", tokenizer)
-    known = getattr(inner, "response_template", None) or getattr(inner, "response_schema", None)
     try:
-        if not known:
-            add_response_schema(copy.copy(tokenizer))
+        if not (getattr(inner, "response_template", None) or getattr(inner, "response_schema", None)):
+            if _reads_back(inner, qwen3_template):
+                inner.response_template = qwen3_template
+            else:
+                add_response_schema(tokenizer)
         if not is_chat_template_prefix_preserving(tokenizer):
             get_training_chat_template(tokenizer)
     except ValueError as error:
         raise ValueError(f"tools: {error} {way_out}") from error
+    end = end_of_turn(inner)
+    if end is not None and end != inner.eos_token_id:
+        inner.eos_token = inner.convert_ids_to_tokens(end)
+        if args.use_vllm:
+            given = args.generation_kwargs
+            settings = json.loads(given) if isinstance(given, str) else dict(given or {})
+            settings["stop_token_ids"] = sorted({*settings.get("stop_token_ids", []), end})
+            args.generation_kwargs = settings
+
+
+_CALL = {"type": "function", "function": {"name": "look_up", "arguments": {"what": 'one "word"'}}}
+_QUESTION = {"role": "user", "content": "Why?"}
+
+
+def _reads_back(tokenizer: Any, response_template: dict[str, Any]) -> bool:
+    """Whether a call that the chat template writes is read by `response_template` as what it was."""
+    turn = {"role": "assistant", "content": "So.", "tool_calls": [_CALL]}
+    try:
+        before: str = tokenizer.apply_chat_template([_QUESTION], add_generation_prompt=True, tokenize=False)
+        whole: str = tokenizer.apply_chat_template([_QUESTION, turn], tokenize=False)
+        start = len(before) if whole.startswith(before) else whole.rfind("So.")
+        found = tokenizer.parse_response(whole[start:], response_template, prefix=before)
+    except (ValueError, TypeError, TemplateError):  # some take arguments as text only
+        return False
+    return bool(found.get("tool_calls") == [_CALL])
+
+
+def end_of_turn(tokenizer: Any) -> int | None:
+    """The special token with which the chat template ends the model's turns; None if it is none."""
+    turn = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+    try:
+        ids = tokenizer.apply_chat_template([_QUESTION, turn], return_dict=False)
+    except (TypeError, TemplateError):
+        return None
+    special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    for token in reversed(ids):
+        if token in special:
+            return int(token)
+        if tokenizer.decode([token]).strip():
+            return None
+    return None

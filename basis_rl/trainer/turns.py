@@ -57,6 +57,17 @@ class ToolTrainer(GRPOTrainer):
         mask, completions, completion_ids, log_probs, calls, failures, images = result
         return mask, completions, completion_ids, log_probs, calls, failures + self._failed_calls, images
 
+    def later_turns(
+        self, prompts: list[Any], prompt_ids: list[list[int]], completion_ids: list[list[int]]
+    ) -> tuple[list[Any], list[list[int]], int]:
+        """Go on from first turns, without a trace in the logs: conversations, token ids, and tokens of the model."""
+        first = [[parsed(self._tokenizer, ids, prompt_ids[i], self.tools)] for i, ids in enumerate(completion_ids)]
+        with patch.object(trl.trainer.grpo_trainer, "parse_response", parsed):
+            mask, completions, ids, *_ = self._tool_call_loop(
+                prompts, prompt_ids, completion_ids, first, None, None, {}
+            )
+        return completions, ids, sum(map(sum, mask))
+
     def _generate(self, prompts: list[Any]) -> Any:
         with patch.object(trl.trainer.grpo_trainer, "parse_response", parsed):
             return super()._generate(prompts)

@@ -1,6 +1,6 @@
 """Where using a tool pays: warm start, training with a calculator, accuracy and calls before and after.
 
-    python -m examples.tools.run [--seed 0] [--output runs/tools] [--tool_share 0.3] [--any_key_of_the_recipe value]
+python -m examples.tools.run [--seed 0] [--output runs/tools] [--tool_share 0.3] [--any_key_of_the_recipe value]
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from basis_rl.tools import calculator
-from examples.quickstart.warm_start import END, START, build_tokenizer
+from examples.quickstart.warm_start import START, build_tokenizer
 
 # As Qwen's, without the long description of the tools in the prompt: there is one, and it has been seen.
 CHAT_TEMPLATE = (
@@ -93,7 +93,7 @@ def warm_start(
     dataset: Dataset,
     *,
     tool_share: float = 0.5,
-    steps: int = 700,
+    steps: int = 400,
     batch_size: int = 64,
     learning_rate: float = 2e-3,
     seed: int = 0,

@@ -11,10 +11,10 @@ from basis_rl.rewards.extract import completion_text
 from basis_rl.tools import ToolResult, calculator
 from basis_rl.trainer import BasisTrainer, turns
 from basis_rl.trainer.client import Client
-from basis_rl.trainer.turns import has_void_turn, harmless, parsed
+from basis_rl.trainer.turns import harmless, has_void_turn, parsed
 from examples.tools.warm_start import RESPONSE_TEMPLATE
 from tests.tiny import config, sums, tiny_model, tiny_tokenizer
-from tests.tooled import Kept, by_rule, expression, tokenizer, trainer
+from tests.tooled import Kept, by_rule, expression, last_turn, tokenizer, trainer
 
 
 @pytest.fixture(autouse=True)
@@ -260,7 +260,9 @@ def test_calls_that_make_no_sense_are_errors_that_the_model_sees(tmp_path, monke
     trained = trainer(tmp_path, "rloo", max_steps=4, max_completion_length=400)
     monkeypatch.setattr(turns, "parsed", nonsense)
     trained.train()
-    told = [m["content"] for k in trained.kept for messages in k["conversations"] for m in messages if m["role"] == "tool"]
+    told = [
+        m["content"] for k in trained.kept for messages in k["conversations"] for m in messages if m["role"] == "tool"
+    ]
     assert len(told) > 10
     assert all("error" in text for text in told)
     assert all(log["tools/failure_frequency"] == 1.0 for log in trained.state.log_history[:-1])
@@ -283,6 +285,30 @@ def test_rows_of_a_later_turn_are_asked_for_with_their_own_room(monkeypatch):
     assert result["logprobs"] == [[[0.5]]] * 3
     assert sorted((len(p[0]), k["max_tokens"]) for p, k in asked) == [(2, 7), (4, 6), (9, 1)]
     assert all(k["temperature"] == 0.5 for _, k in asked)
+
+
+def test_greedy_rollouts_call_tools_too(tmp_path):
+    seen = []
+
+    class Greedy(Kept):
+        def later_turns(self, *args):
+            result = super().later_turns(*args)
+            seen.append(result)
+            return result
+
+    trained = trainer(tmp_path, "remax", cls=Greedy)
+    trained.train()
+    assert len(seen) == len(trained.kept) == 2
+    lengths = set()
+    for completions, ids, tokens in seen:
+        said = [m["content"] for messages in completions for m in messages if m["role"] == "tool"]
+        lengths |= {len(messages) for messages in completions}
+        assert len(completions) == len(ids) == 2  # distinct prompts
+        assert sum(map(len, ids)) > tokens or not said
+    assert max(lengths) > 1
+    greedy = [last_turn(completions) for completions, _, _ in seen]
+    for rewards, kept in zip(greedy, trained.kept, strict=True):
+        assert sorted(set(kept["batch"].greedy_rewards.tolist())) == sorted(set(rewards))
 
 
 def no_docs(x):

@@ -1,4 +1,4 @@
-"""Run by `test_tools.py`, on several ranks or one: trains with tools and keeps every rank's rollouts."""
+"""Run by `test_tool_ranks.py`, on several ranks or one: trains with tools and keeps every rank's rollouts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 
-from tests.served import ENGINE  # noqa: F401 (the engine that the server of the test has)
-from tests.tooled import Kept, few_tokens, tokenizer, trainer
+from tests.tooled import Kept, few_tokens, longest_prompt, only, tokenizer, trainer
 from tests.trainer.sharded import OnCpus
+
+CONTEXT = 80  # of the server: the longest prompt and all turns, and no token more
 
 
 class KeptOnCpus(Kept, OnCpus):
@@ -18,7 +19,14 @@ class KeptOnCpus(Kept, OnCpus):
 
 def main(output: Path, ranks: int, model: str | None, url: str | None) -> None:
     if url is None:  # the likeliest token each time: what is drawn does not depend on who draws it
-        settings = {"top_k": 1, "max_steps": 3}
+        soon = {"exponential_decay_length_penalty": (1, 1.5)}
+        settings = {
+            "top_k": 1,
+            "generation_kwargs": {**only(tokenizer()), **soon},
+            "max_completion_length": 64,
+            "learning_rate": 1e-3,
+            "max_steps": 3,
+        }
     else:
         settings = {
             "use_vllm": True,
@@ -28,6 +36,7 @@ def main(output: Path, ranks: int, model: str | None, url: str | None) -> None:
             "model_init_kwargs": {"dtype": "float32"},
             "generation_kwargs": {"allowed_token_ids": few_tokens(tokenizer())},
             "max_steps": 4,
+            "max_completion_length": CONTEXT - longest_prompt(tokenizer()),
         }
     trained = trainer(
         output / "run", "otb", cls=KeptOnCpus, model=model, per_device_train_batch_size=8 // ranks, **settings
@@ -39,11 +48,12 @@ def main(output: Path, ranks: int, model: str | None, url: str | None) -> None:
             "kept": trained.kept,
             "logs": trained.state.log_history,
             "sharded": hasattr(next(trained.model.parameters()), "ds_tensor"),
+            "type": str(trained.accelerator.distributed_type),
         },
         output / f"rank{trained.accelerator.process_index}.pt",
     )
 
 
 if __name__ == "__main__":
-    folder, ranks, *rest = sys.argv[1:]
+    ranks, folder, *rest = sys.argv[1:]
     main(Path(folder), int(ranks), rest[0] if rest else None, rest[1] if len(rest) > 1 else None)
