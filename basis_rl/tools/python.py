@@ -9,11 +9,13 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 from basis_rl.tools.base import ToolBroken, ToolResult
 from basis_rl.tools.limited import Finished, run_limited
+from basis_rl.tools.threads import DaemonThreads
 
 _MARK = "\x02begun\x03"
 _RUNNER = Path(__file__).with_name("runner.py").read_text()
@@ -27,13 +29,13 @@ _MOST_FILES = 64 << 20
 class PythonTool:
     """Runs each program in a process and a temporary folder of its own, and answers with what it prints.
 
-    Without state, as the code runners of tool-integrated reasoning are (SimpleTIR, Xue et al. 2025): nothing of a call is
-    left for the next. The value of the last line is printed too, as in a console. What goes wrong is text for the model:
-    a traceback, or that a limit was passed.
+    Without state: nothing of a call is left for the next, as with the code runners of tool-integrated reasoning
+    (Sandbox Fusion, which OTB's App. F.1 names). The value of the last line is printed too, as in a console. What goes
+    wrong is text for the model: a traceback, or that a limit was passed.
 
-    The isolation is `basis_rl.sandbox`'s: no network, nothing written outside of the temporary folder, nothing read but
-    the interpreter and its libraries, no other process seen; none of the trainer's environment. Limits on wall time, CPU
-    time, memory, processes, size of files and output. Everything that a program started ends with it.
+    The isolation is `basis_rl.sandbox`'s: no network, nothing written outside of the temporary folder, nothing read
+    but the interpreter and its libraries, no other process seen; none of the trainer's environment. Limits on wall
+    time, CPU time, memory, processes, size of files and output. Everything that a program started ends with it.
 
     Args:
         timeout: seconds of wall time and of CPU time that a program may take, the interpreter's start aside.
@@ -74,11 +76,11 @@ class PythonTool:
         if require_isolation and not whole:
             raise ValueError(
                 f"The tool 'python' runs programs that a model wrote, and this machine does not isolate them: "
-                f"{self.isolation}. Run where the kernel has Landlock, seccomp and user namespaces (a container may have "
-                "to be allowed them), or, if you would run such programs yourself, set require_isolation to false "
+                f"{self.isolation}. Run where the kernel has Landlock, seccomp and user namespaces (a container may "
+                "have to be allowed them), or, if you would run such programs yourself, set require_isolation to false "
                 "(tool_kwargs: {python: {require_isolation: false}})."
             )
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="python-tool")
+        self._threads = DaemonThreads(workers, "python-tool")
 
     def __call__(self, code: str) -> str:
         """Run a Python program and see what it prints, and the value of its last line. Nothing is kept between runs.
@@ -99,7 +101,7 @@ class PythonTool:
         """
         if not isinstance(code, str):
             raise TypeError(f"code must be text, got {type(code).__name__}")
-        return self._threads.submit(self.run, code)
+        return self._threads.submit(partial(self.run, code))
 
     def run(self, code: str) -> ToolResult:
         """Run a program and wait for it.

@@ -120,13 +120,13 @@ def check_tools(tools: Sequence[Any], tokenizer: Any, dataset: Any, args: BasisC
 def prepare_tokenizer(tokenizer: Any, args: BasisConfig) -> None:
     """Let calls be read back, and turns end where the chat template ends them.
 
-    Templates that write calls as Qwen's do are known whatever else is in them; TRL knows only those that are the same to
-    the letter. Base models end texts with another token than the template's turns (Qwen2.5: ``<|endoftext|>``): the
+    Templates that write calls as Qwen's do are known whatever else is in them; TRL knows only those that are the same
+    to the letter. Base models end texts with another token than the template's turns (Qwen2.5: ``<|endoftext|>``): the
     turn's becomes the tokenizer's end token, and one at which vLLM stops.
 
     Raises:
-        ValueError: the template does not show calls and answers, they cannot be read back, or earlier turns are rendered
-            otherwise when others follow.
+        ValueError: the template does not show calls and answers, they cannot be read back, or earlier turns are
+            rendered otherwise when others follow.
     """
     way_out = "Take a model that was trained to call tools (Qwen2.5 and Qwen3 are), or set a template that shows them."
     if not supports_tool_calling(tokenizer):

@@ -106,7 +106,7 @@ class ToolTrainer(GRPOTrainer):
 
     @contextmanager
     def _room(self, longest: int, most: int) -> Iterator[None]:
-        """Within it no more than `most` tokens are generated, and by a server no more than `longest` with the prompt."""
+        """Within it no more than `most` tokens are generated; by a server, no more than `longest` with the prompt."""
         if not self.use_vllm:
             kept, self.generation_config = self.generation_config, copy.deepcopy(self.generation_config)
             self.generation_config.max_new_tokens = most
@@ -158,8 +158,8 @@ class ToolTrainer(GRPOTrainer):
             metrics[f"tools/{name}"].append(total / rows)
 
     def drop_void(self, output: dict[str, Any]) -> None:
-        """Take rollouts with a void turn out of the loss (SimpleTIR, Xue et al. 2025). Their rewards have counted in the
-        baseline, their tokens do not count in the loss's average."""
+        """Take rollouts with a void turn out of the loss (SimpleTIR, Xue et al. 2025). Their rewards have counted in
+        the baseline, their tokens do not count in the loss's average."""
         if not (self.tools and self.args.filter_void_turns):
             return
         void = torch.tensor(self._void, device=output["tool_mask"].device)

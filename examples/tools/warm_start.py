@@ -1,7 +1,7 @@
 """A small model that has seen a calculator used, and has seen answers without it, about as often.
 
-It can copy an expression into a call and the answer into a box, and cannot multiply. Which of the two it does is left to
-reinforcement learning.
+It can copy an expression into a call and the answer into a box, and cannot multiply. Which of the two it does is left
+to reinforcement learning.
 """
 
 from __future__ import annotations

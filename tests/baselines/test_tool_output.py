@@ -56,7 +56,9 @@ def with_tool_output(batch, seed, garbage):
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("name,with_kl", [*((name, False) for name in BASELINES), *((name, True) for name in READS_KL)])
+@pytest.mark.parametrize(
+    ("name", "with_kl"), [*((name, False) for name in BASELINES), *((name, True) for name in READS_KL)]
+)
 def test_advantages_of_actions_do_not_see_tool_output(name, with_kl, seed):
     batch = batch_of_actions(seed, with_kl)
     # The trainer hands over 0 where there is no action; even what is not 0 there must not count.

@@ -1,6 +1,8 @@
 """The calculator: Python's own arithmetic where both know the expression, an error else, and nothing takes long."""
 
+import contextlib
 import random
+import re
 import time
 from fractions import Fraction
 
@@ -25,8 +27,6 @@ def random_expression(generator, depth):
 
 def exact(text):
     """By Python's grammar over fractions; None where it has no rational value."""
-    import re
-
     try:
         value = eval(re.sub(r"\d+", lambda m: f"Fraction({m.group()})", text))
     except (ZeroDivisionError, OverflowError, TypeError):
@@ -56,7 +56,8 @@ def test_equals_python_on_random_expressions():
 @pytest.mark.parametrize(
     ("text", "shown"),
     [("37*48", "1776"), ("2^10", "1024"), ("1/3", "0.333333333333"), ("-2**2", "-4"), ("2**-1", "0.5"),
-     ("2**3**2", "512"), ("  ( 1+2 ) *3 ", "9"), ("7 × 6 ÷ 2", "21"), (".5+1.", "1.5"), ("+-+3", "-3"), ("2**0.5", "1.41421356237"),
+     ("2**3**2", "512"), ("  ( 1+2 ) *3 ", "9"), ("7 × 6 ÷ 2", "21"), (".5+1.", "1.5"),
+     ("+-+3", "-3"), ("2**0.5", "1.41421356237"),
      ("(-1)**1001", "-1"), ("0**0", "1"), ("1**99999999999999", "1"), ("4**0.5", "2")],
 )  # fmt: skip
 def test_answers(text, shown):
@@ -65,11 +66,13 @@ def test_answers(text, shown):
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "1+", "(1", "1)", "()", "1 2", "1 + * 2", "abs(1)", "__import__('os')", "1;2", "a", "1/0", "1//0", "1%0", "0**-1",
+    ["", " ", "1+", "(1", "1)", "()", "1 2", "1 + * 2", "abs(1)", "__import__('os')", "1;2", "a",
+     "1/0", "1//0", "1%0",
+     "0**-1",
      "(-8)**(1/3)", "9**9**9", "2**1e3", "9" * 999 + "**2", "*1", "1,000", 7, None, "1" * 2000],
 )  # fmt: skip
 def test_errors(text):
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r".+\.$"):
         calculator(text)
 
 
@@ -80,8 +83,6 @@ def test_errors(text):
 )  # fmt: skip
 def test_nothing_takes_long(text):
     start = time.perf_counter()
-    try:
+    with contextlib.suppress(ValueError):
         assert len(calculator(text)) < 400
-    except ValueError:
-        pass
     assert time.perf_counter() - start < 0.5

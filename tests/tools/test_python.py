@@ -1,4 +1,4 @@
-"""Programs that mean harm: none of them reaches the trainer or what is beside it, and the model is told what went wrong."""
+"""Programs that mean harm: none reaches the trainer or what is beside it, and the model is told what went wrong."""
 
 import os
 import socket
@@ -112,12 +112,14 @@ BOMBS = {
     "endless loop": "while True:\n    pass",
     "sleeps": "import time\ntime.sleep(1000)",
     "endless loop that catches all": "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
-    "signals ignored": "import signal\nfor s in set(signal.valid_signals()) - {9, 19}:\n    signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
+    "signals ignored": "import signal\nfor s in set(signal.valid_signals()) - {9, 19}:\n"
+    "    signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
     "memory": "x = bytearray(10 ** 10)",
     "memory, slowly": "x = []\nwhile True:\n    x.append(bytearray(10 ** 6))",
     "a number that is too large": "9 ** 9 ** 9 ** 9",
     "output": "for _ in range(1000):\n    print('y' * 10 ** 6)",
-    "output to the descriptors": "import os\nfor _ in range(1000):\n    os.write(1, b'x' * 10 ** 6)\n    os.write(2, b'x' * 10 ** 6)",
+    "output to the descriptors": "import os\nfor _ in range(1000):\n    os.write(1, b'x' * 10 ** 6)\n"
+    "    os.write(2, b'x' * 10 ** 6)",
     "a large file": "f = open('big', 'wb')\nwhile True:\n    f.write(bytes(10 ** 7))\n    f.flush()",
     "many files": "for i in range(10 ** 9):\n    open(str(i), 'wb').write(bytes(10 ** 6))",
     "kills itself": "import os\nos.kill(os.getpid(), 9)",
@@ -147,7 +149,8 @@ def test_a_gigabyte_of_output_costs_no_memory(tool):
 
 
 def test_what_a_program_leaves_behind_ends_with_it(tool):
-    code = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(600)\n    os._exit(0)\nprint('done')"
+    code = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(600)\n"
+    code += "    os._exit(0)\nprint('done')"
     start = time.monotonic()
     assert tool(code) == "done"
     assert time.monotonic() - start < tool.timeout  # and it holds the output open
@@ -238,6 +241,15 @@ def test_many_at_a_time(strict):
     assert [answer.result().text for answer in honest] == ["0", "1", "2", "3"]
     assert all(answer.result().failed for answer in bombs)
     assert threading.active_count() < 100
+
+
+def test_a_trainer_that_ends_does_not_wait_for_programs():
+    script = (
+        "from basis_rl.tools import PythonTool\nt = PythonTool(timeout=600, num_workers=2)\n"
+        "for _ in range(8): t.start(code='import time; time.sleep(600)')\nimport time; time.sleep(1.5); print('end')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
 
 
 def test_a_call_that_is_no_text_is_the_models_error(tool):
