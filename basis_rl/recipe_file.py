@@ -55,7 +55,10 @@ def read(path: str) -> dict[str, Any]:
 
 
 def take_dictionaries(argv: list[str], config: dict[str, Any]) -> list[str]:
-    """Put ``--dict_key JSON`` and ``--dict_key.entry value`` into `config`; return the other arguments."""
+    """Put ``--dict_key JSON`` and ``--dict_key.entry value`` into `config`; return the other arguments.
+
+    An entry may be a dictionary too: ``--dict_key.entry.of_entry value``.
+    """
     rest: list[str] = []
     i = 0
     while i < len(argv):
@@ -70,10 +73,17 @@ def take_dictionaries(argv: list[str], config: dict[str, Any]) -> list[str]:
         text = inline if equals else argv[i + 1]
         value = parse_yaml(text)
         if dot:
-            config[key] = {**(config.get(key) or {}), entry: value}
+            config[key] = _with(config.get(key) or {}, entry.split("."), value)
         elif isinstance(value, dict):
             config[key] = value
         else:
             raise ValueError(f"{flag} must be a JSON object, got {text!r}.")
         i += 1 if equals else 2
     return rest
+
+
+def _with(mapping: Any, path: list[str], value: Any) -> dict[str, Any]:
+    """A copy of a mapping with one entry set, however deep."""
+    known: dict[str, Any] = mapping if isinstance(mapping, dict) else {}
+    first, *rest = path
+    return {**known, first: _with(known.get(first), rest, value) if rest else value}

@@ -26,6 +26,20 @@ def only(tok) -> dict[str, Any]:
     return {"suppress_tokens": [i for i in range(len(tok)) if i not in allowed]}
 
 
+def decided_model():
+    """What it says at its likeliest depends on what it is asked."""
+    model = tiny_model(tokenizer())
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            parameter.data.mul_(15)
+    return model
+
+
+def ending(tok) -> dict[str, Any]:
+    """`generation_kwargs` by which likeliest tokens come to an end, too."""
+    return {**only(tok), "exponential_decay_length_penalty": (1, 1.5)}
+
+
 def longest_prompt(tok) -> int:
     """In tokens."""
     rows = (tok.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False) for row in sums())

@@ -1,6 +1,7 @@
 """Tools from a recipe: `basis-rl check` and `basis-rl train`, and the example's own conversations."""
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -18,7 +19,7 @@ from tests.tooled import tokenizer
 def recipe(tmp_path):
     tok = tokenizer()
     save(tiny_model(tok), tok, tmp_path / "model")
-    keys = yaml.safe_load(open(RECIPE).read())
+    keys = yaml.safe_load(Path(RECIPE).read_text())
     keys |= {
         "model_name_or_path": str(tmp_path / "model"),
         "output_dir": str(tmp_path / "out"),
@@ -40,7 +41,7 @@ def test_check_shows_the_tools(recipe, capsys):
 
 
 def test_train_with_python_and_a_calculator(recipe, tmp_path, capsys):
-    more = ["--tools", "calculator", "python", "--tool_kwargs.python", '{"timeout": 5}']
+    more = ["--tools", "calculator", "python", "--tool_kwargs.python.timeout", "5"]
     assert main(["train", recipe, *more]) == 0, capsys.readouterr().err
     log = json.loads((tmp_path / "out" / "trainer_state.json").read_text())["log_history"]
     assert "tools/call_frequency" in log[0]

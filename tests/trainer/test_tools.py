@@ -6,15 +6,18 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from datasets import Dataset
+from trl.chat_template_utils import qwen2_5_chat_template, qwen3_template
 
 from basis_rl.rewards.extract import completion_text
 from basis_rl.tools import ToolResult, calculator
 from basis_rl.trainer import BasisTrainer, turns
 from basis_rl.trainer.client import Client
+from basis_rl.trainer.tool_check import end_of_turn, prepare_tokenizer
 from basis_rl.trainer.turns import harmless, has_void_turn, parsed
+from examples.quickstart.warm_start import save
 from examples.tools.warm_start import RESPONSE_TEMPLATE
 from tests.tiny import config, sums, tiny_model, tiny_tokenizer
-from tests.tooled import Kept, by_rule, expression, last_turn, tokenizer, trainer
+from tests.tooled import Kept, by_rule, decided_model, ending, expression, last_turn, tokenizer, trainer
 
 
 @pytest.fixture(autouse=True)
@@ -296,7 +299,10 @@ def test_greedy_rollouts_call_tools_too(tmp_path):
             seen.append(result)
             return result
 
-    trained = trainer(tmp_path, "remax", cls=Greedy)
+    model = tmp_path / "decided"
+    save(decided_model(), tokenizer(), model)
+    settings = {"generation_kwargs": ending(tokenizer()), "max_completion_length": 64}
+    trained = trainer(tmp_path, "remax", cls=Greedy, model=model, **settings)
     trained.train()
     assert len(seen) == len(trained.kept) == 2
     lengths = set()
@@ -330,6 +336,7 @@ def build(tmp_path, tools, tok=None, dataset=None, **settings):
 def test_what_does_not_fit_is_said_before_the_model_is_loaded(tmp_path):
     text = Dataset.from_list([{"prompt": f"{i} + 1 =", "solution": "1"} for i in range(16)])
     unknown = tokenizer()
+    unknown.chat_template = unknown.chat_template.replace("tool_call>", "invocation>")
     unknown.response_template = None
     for message, tools, more in [
         ("conversational", [calculator], {"dataset": text}),
@@ -343,6 +350,24 @@ def test_what_does_not_fit_is_said_before_the_model_is_loaded(tmp_path):
     ]:
         with pytest.raises(ValueError, match=message):
             build(tmp_path, tools, **more)
+
+
+def test_a_base_models_turns_end_where_the_template_ends_them(tmp_path):
+    tok = tiny_tokenizer()
+    tok.chat_template = qwen2_5_chat_template.replace("You are Qwen, created by Alibaba Cloud. ", "")
+    tok.eos_token = tok.pad_token  # as Qwen2.5's base models have it
+    args = config(tmp_path, generation_kwargs={"stop_token_ids": [5]})
+    assert end_of_turn(tok) == tok.convert_tokens_to_ids("<|im_end|>") != tok.eos_token_id
+    prepare_tokenizer(tok, args)
+    assert tok.eos_token == "<|im_end|>"
+    assert tok.response_template is qwen3_template  # though TRL does not know this template
+    assert args.generation_kwargs == {"stop_token_ids": [5]}  # transformers stops at the tokenizer's
+    tok.eos_token, args.use_vllm = tok.pad_token, True
+    prepare_tokenizer(tok, args)
+    assert args.generation_kwargs == {"stop_token_ids": sorted([5, tok.eos_token_id])}
+    before = dict(args.generation_kwargs)
+    prepare_tokenizer(tok, args)
+    assert args.generation_kwargs == before
 
 
 def test_a_run_with_tools_resumes(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from tests.tooled import Kept, few_tokens, longest_prompt, only, tokenizer, trainer
+from tests.tooled import Kept, ending, few_tokens, longest_prompt, tokenizer, trainer
 from tests.trainer.sharded import OnCpus
 
 CONTEXT = 80  # of the server: the longest prompt and all turns, and no token more
@@ -19,10 +19,9 @@ class KeptOnCpus(Kept, OnCpus):
 
 def main(output: Path, ranks: int, model: str | None, url: str | None) -> None:
     if url is None:  # the likeliest token each time: what is drawn does not depend on who draws it
-        soon = {"exponential_decay_length_penalty": (1, 1.5)}
         settings = {
             "top_k": 1,
-            "generation_kwargs": {**only(tokenizer()), **soon},
+            "generation_kwargs": ending(tokenizer()),
             "max_completion_length": 64,
             "learning_rate": 1e-3,
             "max_steps": 3,
