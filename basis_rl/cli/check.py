@@ -158,4 +158,5 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     plan = check_site.Plan(recipe, args, config, launch, max(lengths), gpu_memory)
     found.show("Memory of a GPU", check_site.memory(plan, found.warn))
     found.show("Rollouts", check_site.server(plan, found.warn))
+    found.show("Sandbox of the rewards", check_site.sandbox())
     found.show("Hub", check_site.hub(args, found.warn))

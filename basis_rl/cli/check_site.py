@@ -17,6 +17,7 @@ from basis_rl.clusters import PromptClusters
 from basis_rl.functional.memory import ModelSize, Part, Phase, Setting, kv_cache, memory_parts, peak
 from basis_rl.recipe import Recipe, RunArguments, build_recipe_baseline
 from basis_rl.rollout.probe import ask_server
+from basis_rl.sandbox import isolation
 from basis_rl.trainer import BasisConfig
 from basis_rl.trainer.footprint import Launch, model_size, setting_of
 from basis_rl.types import RunContext
@@ -256,6 +257,11 @@ def _server_memory(plan: Plan) -> str:
         f" It needs {weights:.1f} GiB for the weights, and {cache:.2f} GiB of KV cache for each sequence of "
         f"{plan.length} tokens."
     )
+
+
+def sandbox() -> str:
+    """What this machine takes from the processes that grade (docs/security.md)."""
+    return f"On this machine: {isolation()}."
 
 
 def hub(args: BasisConfig, warn: Warn) -> str:

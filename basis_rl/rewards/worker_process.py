@@ -17,7 +17,7 @@ from typing import Any, Literal
 from basis_rl.sandbox import Policy, environment, remove_folder, sandboxed
 
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
-_LONGEST_ANSWER = 1 << 24
+_LONGEST_ANSWER = 1 << 22
 _PATIENCE = 5.0
 
 
@@ -54,6 +54,7 @@ class WorkerProcess:
         assert self.process.stdin is not None
         self.fd, self.stdin = self.process.stdout.fileno(), self.process.stdin.fileno()
         self.buffer, self.outbox = b"", b""
+        self.ended = False
         os.set_blocking(self.stdin, False)  # a worker that does not read must not hold up the one who writes
         self.ready = False
         self.task: int | None = None
@@ -91,6 +92,7 @@ class WorkerProcess:
     def read(self) -> dict[str, Any] | Literal["lost"] | None:
         """One answer; ``"lost"`` if the process is gone or breaks the protocol; None if there is more to come."""
         chunk = os.read(self.fd, 1 << 16)
+        self.ended = not chunk
         self.buffer += chunk
         line, newline, rest = self.buffer.partition(b"\n")
         if not newline:
@@ -157,7 +159,7 @@ class WorkerProcess:
     def return_code(self) -> int | None:
         """Of a process whose output has ended; None if it lives on."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.process.wait(1.0)
+            return self.process.wait(_PATIENCE) if self.ended else None
         return None
 
     def last_words(self) -> str:

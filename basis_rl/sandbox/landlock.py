@@ -54,7 +54,7 @@ def restrict(abi: int, readable: Iterable[str] | None, folder: str | None, *, pr
             _allow(ruleset, path, _READ)
         for path in _DEVICES:
             _allow(ruleset, path, (_READ_FILE | _WRITE_FILE) & rights)
-        for name in ("",) if private_proc else (*_OF_THE_MACHINE, str(os.getpid())):
+        for name in ("",) if private_proc else (*_OF_THE_MACHINE, os.readlink("/proc/self")):
             _allow(ruleset, f"/proc/{name}", _READ)
         if folder is not None:
             _allow(ruleset, folder, rights)

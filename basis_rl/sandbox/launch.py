@@ -76,13 +76,15 @@ class _Monitor:
         self.exact = self.namespaces and os.getuid() != 0
         self.counted = not self.exact and self.processes is not None and self.processes > 1
         self.child, self.status = -1, 0
+        self.owner_end: int | None = None
 
     def run(self) -> int:
         """The status of the command as `os.waitpid` gives it."""
         if os.getpid() != os.getsid(0):
             with contextlib.suppress(PermissionError):  # leads its group already
                 os.setsid()
-        if self.plan["owner"] is not None and not _alive(self.plan["owner"]):
+        self.owner_end = _pidfd(self.plan["owner"])
+        if self._owner_has_died():
             raise ProcessLookupError("who asked for this has died")
         signal.signal(signal.SIGTERM, _end)
         own = _pidfd(os.getpid())
@@ -108,21 +110,19 @@ class _Monitor:
         return self.status
 
     def _watch(self) -> None:
-        owner = self.plan["owner"]
         ends = select.poll()
-        descriptors = [_pidfd(self.child), None if owner is None else _pidfd(owner)]
+        descriptors = [_pidfd(self.child), self.owner_end]
         for descriptor in descriptors:
             if descriptor is not None:
                 ends.register(descriptor, select.POLLIN)
         # Nothing to look after, and the kernel tells of every end: sleep.
-        blind = None in descriptors if owner is not None else descriptors[0] is None
-        idle = not blind and not self.counted and self.folder is None and self.namespaces
+        idle = None not in descriptors and not self.counted and self.folder is None and self.namespaces
         next_look = 0.0
         while True:
             ends.poll(None if idle else 1000 * (_COUNT_SECONDS if self.counted else _LOOK_SECONDS))
             if self._reap():
                 break
-            if owner is not None and not _alive(owner):
+            if self._owner_has_died():
                 self.kill_everything()
                 if self.plan["temporary"] and self.folder is not None:
                     remove_folder(self.folder)
@@ -137,6 +137,21 @@ class _Monitor:
                     self._stop(f"more than {limit} bytes in its folder")
                     break
         self.kill_everything()
+
+    def _owner_has_died(self) -> bool:
+        if self.owner_end is not None:
+            return bool(select.select([self.owner_end], [], [], 0)[0])
+        try:
+            os.kill(self.plan["owner"], 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass
+        try:
+            with open(f"/proc/{self.plan['owner']}/stat") as file:
+                return file.read().rpartition(")")[2].split()[0] in "ZX"
+        except OSError:  # not Linux, or processes are hidden
+            return False
 
     def _reap(self) -> bool:
         """Whether the child has ended. Takes in the orphans that have, too."""
@@ -299,22 +314,6 @@ def _pidfd(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
         return None
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    if not kernel.LINUX:
-        return True
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def _tree(root: int) -> list[int]:

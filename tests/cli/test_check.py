@@ -72,6 +72,7 @@ def test_sections_come_in_order_and_the_verdict_last(check):
         "Enough for a step?",
         "Memory of a GPU",
         "Rollouts",
+        "Sandbox of the rewards",
         "Hub",
     ]
     assert said.rstrip().endswith("The recipe is in order.")

@@ -1,5 +1,6 @@
 """WorkerPool: whose fault an unfinished task is, what becomes of workers, and that nothing of them is left."""
 
+import contextlib
 import os
 import random
 import signal
@@ -8,11 +9,12 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from basis_rl.rewards import MathVerifyReward, pool, serve_tasks
+from basis_rl.rewards import MathVerifyReward, pool, serve_tasks, worker_process
 from basis_rl.rewards.failures import RewardInfrastructureError
 from basis_rl.rewards.pool import WorkerPool
 from basis_rl.sandbox import Policy, isolation, python_paths
@@ -130,38 +132,39 @@ def test_death_by_its_own_hand_and_from_outside():
 
 
 def test_workers_killed_at_random_change_no_verdict():
-    golds = [str(i) for i in range(300)]
-    answers = [rf"\boxed{{{i if i % 3 else i + 1}}}" for i in range(300)]
+    golds = [rf"x^{i} + \frac{{{i}}}{{7}}" for i in range(300)]
+    answers = [rf"\boxed{{\frac{{{i}}}{{7}} + x^{{{i if i % 3 else i + 1}}}}}" for i in range(300)]
     reward = MathVerifyReward(num_workers=3)
     undisturbed = reward([], answers, golds)
     assert set(undisturbed) == {0.0, 1.0}
     reward.close()
-    again, over, kills = MathVerifyReward(num_workers=3), threading.Event(), []
+    again, over, hits = MathVerifyReward(num_workers=3), threading.Event(), Counter()
     choice = random.Random(0)
 
     def kill():
-        while not over.wait(choice.uniform(0.05, 0.25)):
-            for worker in choice.sample(again._pool._workers, k=min(1, len(again._pool._workers))):
-                if worker.ready:
-                    try:
-                        os.kill(choice.choice([worker.process.pid, worker.pid]), signal.SIGKILL)
-                        kills.append(worker)
-                    except ProcessLookupError:
-                        pass
+        while sum(hits.values()) < 12 and not over.wait(choice.uniform(0.1, 0.5)):
+            # Of a task that is hit five times nobody knows the verdict.
+            ready = [worker for worker in list(again._pool._workers) if worker.ready and hits[worker.task] < 3]
+            for worker in choice.sample(ready, k=min(1, len(ready))):
+                hits[worker.task] += 1
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(choice.choice([worker.process.pid, worker.pid]), signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
     try:
         metrics = {}
-        # one at a time and all together: both ways of meeting a worker that has died in between
-        disturbed = [again([], [answer], [gold])[0] for answer, gold in zip(answers[:50], golds, strict=False)]
-        disturbed += again([], answers[50:], golds[50:], log_metric=metrics.__setitem__)
+        disturbed = again([], answers[:240], golds[:240], log_metric=metrics.__setitem__)
     finally:
         over.set()
         killer.join()
-        again.close()
+    for first in range(240, 300, 20):  # and while nobody looks
+        for worker in again._pool._workers:
+            os.kill(worker.process.pid, signal.SIGKILL)
+        disturbed += again([], answers[first : first + 20], golds[first : first + 20])
+    again.close()
     assert disturbed == undisturbed
-    assert len(kills) > 3
+    assert sum(hits.values()) > 2
     assert metrics["reward/infrastructure"] == 0
 
 
@@ -194,7 +197,8 @@ ODD = {
 
 
 @pytest.mark.parametrize("oddity", ODD)
-def test_a_worker_that_breaks_the_protocol_breaks_nothing_else(oddity):
+def test_a_worker_that_breaks_the_protocol_breaks_nothing_else(oddity, monkeypatch):
+    monkeypatch.setattr(worker_process, "_PATIENCE", 1.0)
     odd = f"""
 import os, sys, time
 print('{{"ready": true}}', flush=True)

@@ -36,6 +36,7 @@ def kinds() -> dict[str, tuple[str, ...]]:
         result["without namespaces"] = (*base, files, "seccomp")
         result["old kernel without namespaces"] = (*base, "landlock 1", "seccomp")
     if {"namespaces", "private-proc", "read-only-mounts"} <= set(here):
+        result["namespaces, the old /proc"] = tuple(name for name in here if name != "private-proc")
         result["namespaces alone"] = (*base, "namespaces", "private-proc", "read-only-mounts")
     return result
 
