@@ -4,6 +4,7 @@ Nothing of this package is imported here.
 """
 
 import ast
+import io
 import linecache
 import sys
 import traceback
@@ -14,8 +15,9 @@ NAME = "<program>"
 def main() -> int:
     source = sys.stdin.buffer.read().decode("utf-8", "replace")
     sys.stdin = open("/dev/null")  # noqa: SIM115
-    sys.stdout.reconfigure(encoding="utf-8", errors="replace")
-    sys.stderr.reconfigure(encoding="utf-8", errors="replace")
+    for stream in (sys.stdout, sys.stderr):
+        assert isinstance(stream, io.TextIOWrapper)
+        stream.reconfigure(encoding="utf-8", errors="replace")
     sys.stdout.write(sys.argv[1])
     sys.stdout.flush()
     linecache.cache[NAME] = (len(source), None, source.splitlines(keepends=True), NAME)
