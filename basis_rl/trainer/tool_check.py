@@ -11,7 +11,7 @@ from typing import Any
 
 from datasets import Dataset
 from jinja2 import TemplateError
-from transformers.utils import get_json_schema
+from transformers.utils.chat_template_utils import get_json_schema
 from trl.chat_template_utils import (
     add_response_schema,
     get_training_chat_template,

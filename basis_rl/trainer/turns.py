@@ -33,6 +33,8 @@ class ToolTrainer(GRPOTrainer):
     together; who has finished helps the others until nobody has a row left.
     """
 
+    generation_config: Any
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._longest: int | None = None  # tokens of prompt and completion; within the loop over turns only
         self._failed_calls = 0
@@ -91,14 +93,14 @@ class ToolTrainer(GRPOTrainer):
         if not any(theirs for theirs, _ in everyone):
             return None
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
-        answers: list[tuple[list[int], list[float] | None]] = []
+        answers: list[tuple[list[int], list[float]]] = []
         if waiting:
             share = -(-len(waiting) // ranks)
             asked = waiting + [waiting[0]] * (share * ranks - len(waiting))  # all ranks ask for the same number
             mine = asked[rank * share : (rank + 1) * share]
             with self._room(longest, max(longest - len(row) for row in asked)):
                 ids, log_probs = super()._generate_single_turn(mine, None, {}, 1)
-            answers = gather_object(list(zip(ids, log_probs or [None] * len(ids), strict=True)))
+            answers = gather_object(list(zip(ids, log_probs or [[]] * len(ids), strict=True)))
         first = sum(map(len, open_rows[:rank]))
         own = iter(answers[first : first + len(open_rows[rank])])
         found = [next(own) if len(row) < longest else ([], []) for row in rows]

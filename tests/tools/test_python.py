@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -44,12 +45,16 @@ def descendants(root):
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left():
-    def left():
-        return set(descendants(os.getpid())) - before, set(Path("/tmp").glob("python-tool-*")) - folders
-
-    before, folders = set(descendants(os.getpid())), set(Path("/tmp").glob("python-tool-*"))
+def _nothing_is_left(tmp_path_factory, monkeypatch):
+    """Neither processes nor folders."""
+    place, before = tmp_path_factory.mktemp("programs"), set(descendants(os.getpid()))
+    monkeypatch.setenv("TMPDIR", str(place))
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
     yield
+
+    def left():
+        return set(descendants(os.getpid())) - before, set(place.iterdir())
+
     deadline = time.monotonic() + 10
     while any(left()) and time.monotonic() < deadline:
         time.sleep(0.05)
