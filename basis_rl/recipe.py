@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import os
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -18,14 +16,14 @@ from datasets import Dataset
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
-from basis_rl.baselines import Baseline, build_baseline
 from basis_rl.baselines.registry import did_you_mean
 from basis_rl.clusters.codebook import DEFAULT_ENCODER
 from basis_rl.data import GYM_COLUMN, DataArguments, load_prompts
 from basis_rl.evaluation.benchmarks import load_benchmark
 from basis_rl.recipe_file import DICT_KEYS, read, split_path, take_dictionaries
+from basis_rl.recipe_objects import build_recipe_baseline, build_rewards, build_tools
 from basis_rl.report.redact import redact
-from basis_rl.rewards.registry import POOL, REWARDS, build_reward, split_params
+from basis_rl.rewards.registry import REWARDS
 from basis_rl.rollout.server import ServerOptions
 from basis_rl.trainer import BasisConfig, BasisTrainer
 
@@ -50,6 +48,13 @@ class RunArguments:
             "help": "Their parameters (JSON): `{format: {form: box}, overlong: {cache: 4096}}`; of a single one "
             "also `{timeout: 5}`."
         },
+    )
+    tools: list[str] | None = field(
+        default=None,
+        metadata={"help": "Tools that the model may call: `python`, `calculator`, or the dotted path of a function."},
+    )
+    tool_kwargs: dict[str, Any] | None = field(
+        default=None, metadata={"help": "Their parameters, by tool: `{python: {timeout: 5}}` (JSON)."}
     )
     serve: bool = field(
         default=False,
@@ -166,6 +171,8 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
         setattr(data if key == "dataset_kwargs" else run, key, config.get(key) or {})
     if isinstance(run.reward_funcs, str):
         run.reward_funcs = [run.reward_funcs]
+    if isinstance(run.tools, str):
+        run.tools = [run.tools]
     if run.eval_benchmarks:
         words = [run.eval_benchmarks] if isinstance(run.eval_benchmarks, str) else run.eval_benchmarks
         run.eval_benchmarks = [name for word in words for name in word.split(",") if name]
@@ -177,59 +184,6 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
     resolved = {key: value.value if isinstance(value, Enum) else value for key, value in resolved.items()}
     resolved = redact(resolved)  # it is saved and pushed
     return Recipe(run=run, data=data, model=model, args=args, resolved=resolved, argv=list(argv))
-
-
-def build_rewards(recipe: Recipe) -> list[Any]:
-    """The reward functions, in the recipe's order.
-
-    Raises:
-        ValueError: a name that is neither registered nor can be imported, parameters or weights that do not fit.
-    """
-    names, weights = recipe.run.reward_funcs, recipe.args.reward_weights
-    if weights is not None and len(weights) != len(names):
-        raise ValueError(
-            f"reward_weights has {len(weights)} entries for the {len(names)} reward_funcs {', '.join(names)}: give one "
-            "for each, in their order, or leave it out."
-        )
-    params = split_params(names, recipe.run.reward_kwargs or {})
-    known = {"max_completion_length": recipe.args.max_completion_length}
-    rewards = []
-    for name in names:
-        if "." in name and not name.startswith(POOL):
-            rewards.append(_own_reward(name, params[name]))
-        else:
-            rewards.append(build_reward(name, params[name], known))
-    return rewards
-
-
-def _own_reward(name: str, params: dict[str, Any]) -> Any:
-    """Somebody's function in TRL's form, or an object of their class."""
-    found = import_object(name, "reward function")
-    try:
-        if isinstance(found, type):
-            return found(**params)
-    except TypeError as error:
-        raise ValueError(f"reward_kwargs {params} do not fit '{name}': {error}.") from error
-    if not callable(found):
-        raise ValueError(f"reward_funcs: '{name}' is a {type(found).__name__}, no function.")
-    if params:
-        raise ValueError(f"reward_kwargs: '{name}' is a function, which has no parameters to set; a class has.")
-    return found
-
-
-def import_object(name: str, what: str) -> Any:
-    """The object at a dotted path, ``module.name`` or ``module:name``; the working directory is searched too.
-
-    Raises:
-        ValueError: it cannot be imported.
-    """
-    module, _, attribute = name.replace(":", ".").rpartition(".")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"The {what} '{name}' cannot be imported: {error}") from error
 
 
 def load_config_and_tokenizer(model: ModelConfig, args: BasisConfig) -> tuple[Any, PreTrainedTokenizerBase]:
@@ -299,24 +253,6 @@ def _warn_of_overlap(dataset: Dataset, evaluated: Dataset | dict[str, Dataset] |
             logging.getLogger(__name__).warning("%d problems of '%s' are among the training problems.", common, name)
 
 
-def build_recipe_baseline(run: RunArguments) -> Baseline:
-    """The recipe's baseline object: a registered name, or somebody's own class as ``module:Class``.
-
-    Raises:
-        ValueError: no such baseline, or parameters that do not fit it.
-    """
-    params = run.baseline_kwargs or {}
-    try:
-        if ":" in run.baseline:
-            baseline = import_object(run.baseline, "baseline")(**params)
-            if not isinstance(baseline, Baseline):
-                raise ValueError(f"'{run.baseline}' is no subclass of basis_rl.baselines.Baseline.")
-            return baseline
-        return build_baseline(run.baseline, **params)
-    except TypeError as error:
-        raise ValueError(f"baseline_kwargs {params} do not fit '{run.baseline}': {error}.") from error
-
-
 def model_init_kwargs(recipe: Recipe) -> dict[str, Any]:
     """What the model is loaded with."""
     given = {
@@ -351,6 +287,7 @@ def build_trainer(recipe: Recipe) -> BasisTrainer:
     """
     baseline = build_recipe_baseline(recipe.run)
     rewards = build_rewards(recipe)
+    tools = build_tools(recipe.run)
     _, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
     dataset = load_training_data(recipe, tokenizer)
     evaluated = load_eval_data(recipe, tokenizer)
@@ -365,6 +302,7 @@ def build_trainer(recipe: Recipe) -> BasisTrainer:
         processing_class=tokenizer,
         baseline=baseline,
         objective=recipe.run.objective,
+        tools=tools,
         peft_config=get_peft_config(recipe.model),
         quantization_config=get_quantization_config(recipe.model),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-DICT_KEYS = ("baseline_kwargs", "reward_kwargs", "dataset_kwargs")
+DICT_KEYS = ("baseline_kwargs", "reward_kwargs", "dataset_kwargs", "tool_kwargs")
 
 
 def split_path(argv: list[str]) -> tuple[str | None, list[str]]:

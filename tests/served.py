@@ -16,10 +16,10 @@ from tests.tiny import config, named_baseline, parity_reward, sums, tiny_tokeniz
 ENGINE = ("--max-num-seqs", "64", "--kv-cache-memory-bytes", str(16 << 20))
 
 
-def save_model(folder: Path, *, tied: bool, seed: int = 0) -> Path:
+def save_model(folder: Path, *, tied: bool, seed: int = 0, tokenizer: Any = None) -> Path:
     """A random Qwen3 of 0.4M parameters and its tokenizer; heads of a size that the engine has kernels for."""
     torch.manual_seed(seed)
-    tokenizer = tiny_tokenizer()
+    tokenizer = tokenizer or tiny_tokenizer()
     model = Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=len(tokenizer),

@@ -12,16 +12,28 @@ BELOW = {
     "functional": ["types"],
     "rewards": ["sandbox"],
     "rollout": [],
+    "tools": ["sandbox"],
     "data": [],
     "artefacts": [],
     "values": ["types", "functional", "rewards", "rollout", "data", "artefacts"],
     "clusters": ["types", "artefacts"],
     "baselines": ["types", "functional", "values", "clusters"],
     "report": ["types", "functional", "rewards", "rollout", "data", "values", "clusters", "baselines"],
-    "trainer": ["types", "functional", "rewards", "rollout", "data", "values", "clusters", "baselines", "report"],
+    "trainer": [
+        "types",
+        "functional",
+        "rewards",
+        "rollout",
+        "tools",
+        "data",
+        "values",
+        "clusters",
+        "baselines",
+        "report",
+    ],
     "evaluation": ["types", "functional", "rewards", "rollout", "data", "values", "clusters", "baselines"],
 }
-TOP = {"recipe", "recipe_file", "cli", "__init__", "__main__"}
+TOP = {"recipe", "recipe_file", "recipe_objects", "cli", "__init__", "__main__"}
 ONLY_IMPORTER = {
     "math_verify": "rewards",
     "vllm": "rollout",

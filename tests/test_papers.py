@@ -1,5 +1,6 @@
 """Every line of `examples/papers/README.md` passes `basis-rl check`, with the real models' shapes and no network."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -8,10 +9,12 @@ import pytest
 import yaml
 from datasets import Dataset
 from transformers import Qwen2Config, Qwen3Config
+from trl.chat_template_utils import qwen2_5_chat_template
 
 from basis_rl.cli.main import main
 from basis_rl.recipe import parse_recipe
 from basis_rl.trainer.footprint import Launch, planned
+from examples.papers.orz_dapo import merge
 from tests.tiny import tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,6 +63,8 @@ MODELS = {
         7.62,
     ),
 }
+QWEN_BASE = MODELS["Qwen/Qwen2.5-Math-7B"][0].to_dict()
+MODELS["Qwen/Qwen2.5-7B"] = (Qwen2Config(**{**QWEN_BASE, "max_position_embeddings": 131072}), 7.62)
 # The columns that each data set documents. (id, configuration) -> how problem i and its gold look.
 DATA = {
     ("open-r1/DAPO-Math-17k-Processed", "all"): lambda i: {
@@ -89,6 +94,10 @@ DATA = {
         "expected_answer": str(i + 1),
     },
 }
+DATA[("Chenmien/OpenReasonerZero", None)] = lambda i: {
+    "messages": [{"role": "user", "content": f"What is {i} + 3?"}],
+    "answer": str(i + 3),
+}
 ROWS_OF = {"zwhe99/MATH": 1030}
 GPUS = {"basis": 4, "otb": 8, "bv-blend": 8, "reinforce-pp": 8}
 
@@ -97,14 +106,20 @@ GPUS = {"basis": 4, "otb": 8, "bv-blend": 8, "reinforce-pp": 8}
 def hub(monkeypatch):
     """In place of the Hub: the models' configurations, a small tokenizer, some rows of each data set."""
 
-    def load_dataset(name, config=None, split=None):
+    def load_dataset(name, config=None, split=None, data_files=None):
         assert split == "train"
+        if data_files is not None:
+            return Dataset.from_list([json.loads(line) for line in Path(data_files).read_text().splitlines()])
         return Dataset.from_list([DATA[name, config](i) for i in range(ROWS_OF.get(name, 520))])
 
-    tokenizer = tiny_tokenizer()
+    tokenizers = {False: tiny_tokenizer(), True: tiny_tokenizer()}
+    tokenizers[True].chat_template = qwen2_5_chat_template.replace("You are Qwen, created by Alibaba Cloud. ", "")
+    tokenizers[True].eos_token = "<|endoftext|>"  # as that of the base model
     monkeypatch.setattr("basis_rl.data.prompts.load_dataset", load_dataset)
     monkeypatch.setattr("basis_rl.recipe.AutoConfig.from_pretrained", lambda name, **_: MODELS[name][0])
-    monkeypatch.setattr("basis_rl.recipe.AutoTokenizer.from_pretrained", lambda name, **_: tokenizer)
+    monkeypatch.setattr(
+        "basis_rl.recipe.AutoTokenizer.from_pretrained", lambda name, **_: tokenizers[name == "Qwen/Qwen2.5-7B"]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +137,10 @@ def launch_of(name):
     engine = "fsdp2" if name.startswith("bv-blend") else "zero3"
     memory = 79 if name.startswith(("otb", "reinforce")) else 95
     return engine, gpus, memory
+
+
+def name_of(row):
+    return row[1][0]
 
 
 def test_the_settings_of_the_papers_are_all_there():
@@ -145,6 +164,8 @@ def test_the_settings_of_the_papers_are_all_there():
 def test_check(row, checker, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # no table, no codebook
     monkeypatch.setattr("basis_rl.cli.check.build_rewards", lambda run: [checker])
+    if name_of(row).startswith("reinforce-pp-tir"):
+        assert merge(tmp_path / "runs" / "papers" / "orz_dapo.jsonl") == 1040
     _, (name, *overrides) = row
     engine, gpus, memory = launch_of(name)
     launch = ["--accelerate_config", str(ROOT / f"accelerate_configs/{engine}.yaml"), "--world_size", str(gpus)]

@@ -13,19 +13,12 @@ from pathlib import Path
 from basis_rl.baselines import BaselineError, check_baseline
 from basis_rl.cli import check_run, check_site
 from basis_rl.cli.main import report
-from basis_rl.recipe import (
-    Recipe,
-    build_recipe_baseline,
-    build_rewards,
-    import_object,
-    load_config_and_tokenizer,
-    load_eval_data,
-    load_training_data,
-    parse_recipe,
-)
+from basis_rl.recipe import Recipe, load_config_and_tokenizer, load_eval_data, load_training_data, parse_recipe
+from basis_rl.recipe_objects import build_recipe_baseline, build_rewards, build_tools, import_object
 from basis_rl.trainer.config import with_objective
 from basis_rl.trainer.footprint import Launch, planned, read_launch
 from basis_rl.trainer.preflight import check_baseline_fits, check_dataset, check_eval_data, check_golds, run_context
+from basis_rl.trainer.tool_check import as_functions, check_tools
 
 _IN_ORDER = "The recipe is in order."
 
@@ -126,16 +119,21 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     """
     artefact, baseline = check_site.build_baseline(recipe.run)
     rewards = build_rewards(recipe)
+    tools = build_tools(recipe.run)
     args = with_objective(recipe.args, recipe.run.objective)
     check_baseline_fits(baseline, args)
     config, tokenizer = load_config_and_tokenizer(recipe.model, args)
     found.show("Configuration", check_run.configuration(recipe, args, launch, found.warn))
 
     loaded = load_training_data(recipe, tokenizer)
+    functions = as_functions(tools)
+    check_tools(functions, tokenizer, loaded, args, launch.world)
+    if tools:
+        found.show("Tools", check_run.tools(tools, args))
     found.show("Batch arithmetic", check_run.arithmetic(args, len(loaded), found.warn))
     check_dataset(loaded, args, rewards)
     found.show("Columns", check_run.columns(loaded, args, rewards))
-    texts = check_run.render_prompts(loaded, args, tokenizer)
+    texts = check_run.render_prompts(loaded, args, tokenizer, functions)
     lengths = check_run.prompt_lengths(texts, tokenizer)
     found.show("Prompts", check_run.prompts(texts, lengths, tokenizer))
     scored = check_golds(loaded, args, rewards)
@@ -144,7 +142,7 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     check_eval_data(load_eval_data(recipe, tokenizer), args, rewards)
     found.show("Enough for a step?", check_run.first_step(args, len(scored)))
 
-    context = run_context(config, tokenizer, scored, rewards, args)
+    context = run_context(config, tokenizer, scored, rewards, args, functions)
     if artefact is not None or check_site.validates(baseline):
         text = check_site.artefact(recipe, baseline, artefact, context, arguments, found.warn)
         found.show("What the baseline needs", text)

@@ -11,7 +11,7 @@ from datasets import Dataset
 from basis_rl.recipe import Recipe
 from basis_rl.trainer import BasisConfig
 from basis_rl.trainer.footprint import Launch
-from basis_rl.trainer.preflight import required_columns
+from basis_rl.trainer.preflight import required_columns, with_tools
 from basis_rl.values.provenance import rendered_prompt
 
 Warn = Callable[[str], None]
@@ -101,9 +101,21 @@ def columns(dataset: Dataset, args: BasisConfig, rewards: Sequence[Any]) -> str:
     return "\n".join(lines)
 
 
-def render_prompts(dataset: Dataset, args: BasisConfig, tokenizer: Any) -> list[str]:
+def tools(found: Sequence[Any], args: BasisConfig) -> str:
+    """What the model may call, how often, and how programs are held."""
+    rounds = args.max_tool_calling_iterations
+    lines = [
+        f"{', '.join(tool.__name__ for tool in found)}; calls of a rollout are answered "
+        f"{'without a limit' if rounds is None else f'{rounds} times at most'}. max_completion_length "
+        f"({args.max_completion_length}) holds all turns together, and what the tools say."
+    ]
+    lines += [f"{tool.__name__}: {tool.isolation}." for tool in found if hasattr(tool, "isolation")]
+    return "\n".join(lines)
+
+
+def render_prompts(dataset: Dataset, args: BasisConfig, tokenizer: Any, tools: Sequence[Any] = ()) -> list[str]:
     """Every prompt as the model is given it."""
-    template = args.chat_template_kwargs or {}
+    template = with_tools(args, tools)
     return [rendered_prompt(prompt, tokenizer, template) for prompt in dataset["prompt"]]
 
 

@@ -20,13 +20,13 @@ from basis_rl.cli.main import LOST, STOPPED, fail, report
 from basis_rl.evaluation.sources import check_served
 from basis_rl.recipe import (
     Recipe,
-    build_rewards,
     load_config_and_tokenizer,
     load_training_data,
     model_init_kwargs,
     parse_recipe,
     server_options,
 )
+from basis_rl.recipe_objects import build_rewards
 from basis_rl.rollout import ServersLost
 from basis_rl.rollout.server import Server, ServerError
 from basis_rl.trainer.preflight import check_dataset, check_golds, sampling_of
@@ -156,6 +156,11 @@ def prepare(recipe: Recipe) -> Job:
         raise ValueError(
             "basis-rl values runs in one process: start it without accelerate launch. For several GPUs start one for "
             "each, with --values_shard 0/8, 1/8, ...; or sample from vLLM servers."
+        )
+    if run.tools:
+        raise ValueError(
+            "basis-rl values draws single turns, and a table of those is not of a policy that calls tools. With tools "
+            "take a baseline without a table: rloo, otb, grpo, basis_history."
         )
     where = run.values_output or (run.baseline_kwargs or {}).get("values")
     if not where:

@@ -7,6 +7,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,8 @@ from trl.generation.vllm_client import VLLMClient
 from basis_rl.rollout.weights import default_folder, write_weights
 from basis_rl.trainer.faults import RequestRefused, RolloutError
 from basis_rl.trainer.prefetch import Ahead, AskedAhead
+
+_AT_A_TIME = 256
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class Client(VLLMClient):
         self.ahead: Ahead | None = None
         self.asking_ahead: int | None = None  # the step, while what is asked is not to be waited for
         self.training = False  # only then may the answer to an earlier request be taken
+        self.longest: int | None = None  # while a later turn is drawn: most tokens of a prompt and its completion
         self.taken: tuple[int, float] | None = None  # of the last answer: step of its request, seconds waited
 
     def check_server(self, total_timeout: float = 0.0, retry_interval: float = 1.0) -> None:
@@ -158,9 +162,26 @@ class Client(VLLMClient):
                 self.taken = (ahead.step, waited)
                 return ahead.answer
         try:
+            if self.longest is not None:
+                return self._generate_within(self.longest, prompts, **kwargs)
             return super().generate(prompts, **kwargs)
         except Exception as error:
             return {"prompt_ids": _Failure(describe(error)), "completion_ids": None, "logprobs": None}
+
+    def _generate_within(self, longest: int, prompts: list[list[int]], *, max_tokens: int, **kwargs: Any) -> Any:
+        """Each prompt with its own room: the server refuses what would not fit its context, and would draw for nothing
+        what does not fit the completion."""
+
+        def ask(prompt: list[int]) -> Any:
+            room = min(max_tokens, longest - len(prompt))
+            return VLLMClient.generate(self._apart(), [prompt], max_tokens=room, **kwargs)
+
+        with ThreadPoolExecutor(min(_AT_A_TIME, len(prompts))) as threads:
+            answers = list(threads.map(ask, prompts))
+        return {
+            key: None if answers[0][key] is None else [row for answer in answers for row in answer[key]]
+            for key in answers[0]
+        }
 
     def settle(self) -> float:
         """Wait for the request that is under way, whose weights must not change; drop it if it failed. Seconds."""

@@ -88,6 +88,13 @@ class BasisConfig(GRPOConfig):
             "old, which their importance weights correct."
         },
     )
+    max_tool_calling_iterations: int | None = field(
+        default=10, metadata={"help": "With tools: how often a rollout's calls are answered, so turns less one."}
+    )
+    filter_void_turns: bool = field(
+        default=False,
+        metadata={"help": "With tools: no loss on rollouts with a turn that neither calls a tool nor boxes an answer."},
+    )
     max_nonfinite_steps: int = field(
         default=10, metadata={"help": "Steps in a row without a finite gradient, each skipped, after which a run ends."}
     )

@@ -33,11 +33,15 @@ def greedy_rewards(trainer: BasisTrainer, inputs: Sequence[dict[str, Any]]) -> T
     with _greedy(trainer):
         prompt_ids, images, multimodal = trainer._tokenize_prompts(prompts)
         completion_ids, _ = trainer._generate_single_turn(prompt_ids, images, multimodal, 1)
-    drawn = torch.tensor([len(rows), sum(map(len, completion_ids))], device=trainer.accelerator.device)
+        tokens = sum(map(len, completion_ids))
+        if trainer.tools:
+            completions, completion_ids, tokens = trainer.later_turns(prompts, prompt_ids, completion_ids)
+    drawn = torch.tensor([len(rows), tokens], device=trainer.accelerator.device)
     trainer.spending.draw(*trainer.accelerator.reduce(drawn, reduction="sum").tolist())
-    texts = trainer.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
-    conversational = not isinstance(prompts[0], str)
-    completions = [[{"role": "assistant", "content": text}] if conversational else text for text in texts]
+    if not trainer.tools:
+        texts = trainer.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
+        conversational = not isinstance(prompts[0], str)
+        completions = [[{"role": "assistant", "content": text}] if conversational else text for text in texts]
     with _logs_untouched(trainer):
         scores = GRPOTrainer._calculate_rewards(trainer, asked, prompts, completions, completion_ids)
     rewards = total_rewards(scores, trainer.reward_weights).tolist()

@@ -185,12 +185,17 @@ def on_main_process(work: Callable[[], T]) -> T:
 
 
 def run_context(
-    config: Any, tokenizer: Any, dataset: Dataset | None, reward_funcs: Sequence[Any], args: BasisConfig
+    config: Any,
+    tokenizer: Any,
+    dataset: Dataset | None,
+    reward_funcs: Sequence[Any],
+    args: BasisConfig,
+    tools: Sequence[Any] = (),
 ) -> RunContext:
     """What `Baseline.validate` may look at. A streamed dataset's prompts are not known beforehand, and left out."""
     prompts: dict[str, str] = {}
     if isinstance(dataset, Dataset):
-        template = args.chat_template_kwargs or {}
+        template = with_tools(args, tools)
         for row in dataset:
             prompts[row_prompt_id(row)] = fingerprint(rendered_prompt(row["prompt"], tokenizer, template))
     provenance = run_provenance(
@@ -201,6 +206,11 @@ def run_context(
         args.reward_weights,
     )
     return RunContext(prompts=prompts, provenance=provenance)
+
+
+def with_tools(args: BasisConfig, tools: Sequence[Any]) -> dict[str, Any]:
+    """What a chat template is given besides the conversation."""
+    return {**(args.chat_template_kwargs or {}), **({"tools": list(tools)} if tools else {})}
 
 
 def sampling_of(args: BasisConfig) -> Sampling:

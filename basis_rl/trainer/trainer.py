@@ -41,10 +41,11 @@ from basis_rl.trainer.scoring import ScoringPass
 from basis_rl.trainer.spending import Spending
 from basis_rl.trainer.stability import GradientMonitor, log_rollout_mismatch, rollout_weights
 from basis_rl.trainer.state import dataset_identity, load_baseline, load_phase, save_baseline, save_phase
+from basis_rl.trainer.turns import ToolTrainer
 from basis_rl.types import RolloutBatch
 
 
-class BasisTrainer(PublishingTrainer):
+class BasisTrainer(ToolTrainer, PublishingTrainer):
     """PPO/GRPO training with a pluggable baseline.
 
     For each generation batch the rewards of all ranks are gathered, the baseline turns them into advantages
@@ -57,7 +58,7 @@ class BasisTrainer(PublishingTrainer):
         train_dataset: columns ``prompt``, those that the reward functions read, and optionally ``prompt_id``.
         baseline: a registered name (`basis_rl.baselines.BASELINES`) or an object.
         objective: a name of `basis_rl.trainer.OBJECTIVES`; None leaves the loss to `args` (TRL's default is ``dapo``).
-        **kwargs: everything else that `GRPOTrainer` takes.
+        **kwargs: everything else that `GRPOTrainer` takes. `tools` may be objects too (`basis_rl.tools.PythonTool`).
 
     Raises:
         ValueError: before training starts, where something does not fit: baseline and group size, dataset and columns,
@@ -122,7 +123,8 @@ class BasisTrainer(PublishingTrainer):
         self.add_callback(_UpdateBaseline(self))
         self.add_callback(self.stop_on_signal)
         if type(self.baseline).validate is not Baseline.validate:
-            context = run_context(self.model.config, self._tokenizer, self.train_dataset, self.reward_funcs, self.args)
+            known = (self.model.config, self._tokenizer, self.train_dataset, self.reward_funcs, self.args)
+            context = run_context(*known, tools=self.tools)
             self.baseline.validate(context)
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -189,6 +191,7 @@ class BasisTrainer(PublishingTrainer):
             if self.use_vllm:
                 self._metrics["train"]["rollout/sync_error"].append(self.vllm_generation.sync_error)
             output["advantages"] = self._advantages(inputs, output)
+            self.drop_void(output)
         else:
             assert self._rewards_per_func is not None
             names = gather_object([row_prompt_id(row) for row in inputs])

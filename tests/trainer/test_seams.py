@@ -96,3 +96,17 @@ def test_models_are_loaded_whole_without_this_reference():
     from transformers.integrations import deepspeed
 
     assert "_hf_deepspeed_config_weak_ref is not None" in source(deepspeed.is_deepspeed_zero3_enabled)
+
+
+def test_calls_of_tools_are_begun_before_their_answers_are_read():
+    text = source(GRPOTrainer._tool_call_loop)
+    assert "content = result if isinstance(result, list) else str(result)" in text
+    assert text.index("str(result)") < text.index("self._get_tool_suffix_ids(tool_messages)")
+    assert text.count("self._generate_single_turn(") == 1
+    names = "tool_mask, completions, completion_ids, logprobs, tool_call_count, tool_failure_count, tool_images"
+    assert f"return {names}" in text
+    assert "parse_response(" in text
+    assert "parse_response(" in source(GRPOTrainer._generate)
+    parameters = list(inspect.signature(GRPOTrainer._tool_call_loop).parameters)
+    assert parameters[1:5] == ["prompts", "prompt_ids", "completion_ids", "completions"]
+    assert '"num_items_in_batch": num_items_in_batch' in source(GRPOTrainer._generate_and_score_completions)

@@ -24,8 +24,9 @@ ROOT = Path(__file__).resolve().parents[2]
 TYPES = {"zero3": "DEEPSPEED", "zero2": "DEEPSPEED", "fsdp2": "FSDP", "ddp": "MULTI_CPU", "zero3_nodes": "DEEPSPEED"}
 
 
-def launch(folder, kind, what, *arguments):
-    """`sharded.py` on two ranks of this CPU, by the accelerate config that we ship for GPUs."""
+def launch(folder, kind, *arguments, script="tests.trainer.sharded"):
+    """A script on two ranks of this CPU, by the accelerate config that we ship for GPUs; the folder comes second."""
+    what, *arguments = arguments
     settings = yaml.safe_load((ROOT / "accelerate_configs" / f"{kind}.yaml").read_text())
     settings |= {"num_processes": 2, "mixed_precision": "no", "use_cpu": kind == "ddp"}
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
@@ -37,7 +38,7 @@ def launch(folder, kind, what, *arguments):
     launched = []
     for place in places:
         command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(folder / "config.yaml")]
-        command += [*place, "-m", "tests.trainer.sharded", what, str(folder), *map(str, arguments)]
+        command += [*place, "-m", script, what, str(folder), *map(str, arguments)]
         with (folder / f"machine{len(launched)}.log").open("w") as log:
             process = subprocess.Popen(
                 command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "CI": "1"}

@@ -1,0 +1,120 @@
+"""The objects that a recipe names: baseline, reward functions, tools."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from basis_rl.baselines import Baseline, build_baseline
+from basis_rl.baselines.registry import did_you_mean
+from basis_rl.rewards.registry import POOL, build_reward, split_params
+from basis_rl.tools import TOOLS
+
+if TYPE_CHECKING:
+    from basis_rl.recipe import Recipe, RunArguments
+
+
+def build_rewards(recipe: Recipe) -> list[Any]:
+    """The reward functions, in the recipe's order.
+
+    Raises:
+        ValueError: a name that is neither registered nor can be imported, parameters or weights that do not fit.
+    """
+    names, weights = recipe.run.reward_funcs, recipe.args.reward_weights
+    if weights is not None and len(weights) != len(names):
+        raise ValueError(
+            f"reward_weights has {len(weights)} entries for the {len(names)} reward_funcs {', '.join(names)}: give one "
+            "for each, in their order, or leave it out."
+        )
+    params = split_params(names, recipe.run.reward_kwargs or {})
+    known = {"max_completion_length": recipe.args.max_completion_length}
+    rewards = []
+    for name in names:
+        if "." in name and not name.startswith(POOL):
+            rewards.append(_own_reward(name, params[name]))
+        else:
+            rewards.append(build_reward(name, params[name], known))
+    return rewards
+
+
+def _own_reward(name: str, params: dict[str, Any]) -> Any:
+    """Somebody's function in TRL's form, or an object of their class."""
+    found = import_object(name, "reward function")
+    try:
+        if isinstance(found, type):
+            return found(**params)
+    except TypeError as error:
+        raise ValueError(f"reward_kwargs {params} do not fit '{name}': {error}.") from error
+    if not callable(found):
+        raise ValueError(f"reward_funcs: '{name}' is a {type(found).__name__}, no function.")
+    if params:
+        raise ValueError(f"reward_kwargs: '{name}' is a function, which has no parameters to set; a class has.")
+    return found
+
+
+def build_tools(run: RunArguments) -> list[Any]:
+    """The tools.
+
+    Raises:
+        ValueError: a name that is neither registered nor can be imported, or parameters that do not fit.
+    """
+    names, kwargs = run.tools or [], dict(run.tool_kwargs or {})
+    for name in kwargs:
+        if name not in names:
+            raise ValueError(f"tool_kwargs: '{name}' is not among the tools {names}.{did_you_mean(name, names)}")
+    tools: list[Any] = []
+    for name in names:
+        if name in TOOLS:
+            tool: Any = TOOLS[name]
+        elif "." in name:
+            tool = import_object(name, "tool")
+        else:
+            raise ValueError(
+                f"Unknown tool '{name}'.{did_you_mean(name, TOOLS)} Take {', '.join(TOOLS)} or a dotted path."
+            )
+        params = kwargs.get(name) or {}
+        if inspect.isclass(tool):
+            try:
+                tool = tool(**params)
+            except TypeError as error:
+                raise ValueError(f"tool_kwargs: {params} do not fit '{name}': {error}.") from error
+        elif params:
+            raise ValueError(f"tool_kwargs: '{name}' is a function, which has no parameters.")
+        tools.append(tool)
+    return tools
+
+
+def import_object(name: str, what: str) -> Any:
+    """The object at a dotted path, ``module.name`` or ``module:name``; the working directory is searched too.
+
+    Raises:
+        ValueError: it cannot be imported.
+    """
+    module, _, attribute = name.replace(":", ".").rpartition(".")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"The {what} '{name}' cannot be imported: {error}") from error
+
+
+def build_recipe_baseline(run: RunArguments) -> Baseline:
+    """The recipe's baseline object: a registered name, or somebody's own class as ``module:Class``.
+
+    Raises:
+        ValueError: no such baseline, or parameters that do not fit it.
+    """
+    params = run.baseline_kwargs or {}
+    try:
+        if ":" in run.baseline:
+            baseline = import_object(run.baseline, "baseline")(**params)
+            if not isinstance(baseline, Baseline):
+                raise ValueError(f"'{run.baseline}' is no subclass of basis_rl.baselines.Baseline.")
+            return baseline
+        return build_baseline(run.baseline, **params)
+    except TypeError as error:
+        raise ValueError(f"baseline_kwargs {params} do not fit '{run.baseline}': {error}.") from error

@@ -1,0 +1,198 @@
+"""Python that a model wrote, run in a sandbox, many programs at a time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+
+from basis_rl.tools.base import ToolBroken, ToolResult
+from basis_rl.tools.limited import Finished, run_limited
+from basis_rl.tools.threads import DaemonThreads
+
+_MARK = "\x02begun\x03"
+_RUNNER = Path(__file__).with_name("runner.py").read_text()
+_START_SECONDS = 60.0
+_ATTEMPTS = 3
+_MOST_CODE = 200_000
+_MOST_OUTPUT = 4 << 20
+_MOST_FILES = 64 << 20
+
+
+class PythonTool:
+    """Runs each program in a process and a temporary folder of its own, and answers with what it prints.
+
+    Without state: nothing of a call is left for the next, as with the code runners of tool-integrated reasoning
+    (Sandbox Fusion, which OTB's App. F.1 names). The value of the last line is printed too, as in a console. What goes
+    wrong is text for the model: a traceback, or that a limit was passed.
+
+    The isolation is `basis_rl.sandbox`'s: no network, nothing written outside of the temporary folder, nothing read
+    but the interpreter and its libraries, no other process seen; none of the trainer's environment. Limits on wall
+    time, CPU time, memory, processes, size of files and output. Everything that a program started ends with it.
+
+    Args:
+        timeout: seconds of wall time and of CPU time that a program may take, the interpreter's start aside.
+        memory_mb: of address space a process.
+        max_chars: of the answer; what is longer loses its middle.
+        num_workers: programs at a time, on this rank; default: the machine's cores, shared among its ranks.
+        processes: threads and processes that a program may have at a time.
+        require_isolation: refuse to run where the kernel does not give all of it. False runs with what there is: only
+            for code that you would run yourself.
+
+    Raises:
+        ValueError: a parameter out of its range, or isolation is missing.
+    """
+
+    __name__ = "python"
+
+    def __init__(
+        self,
+        timeout: float = 10.0,
+        memory_mb: int = 1024,
+        max_chars: int = 2000,
+        num_workers: int | None = None,
+        processes: int = 32,
+        require_isolation: bool = True,
+    ) -> None:
+        workers = num_workers if num_workers is not None else _fair_share()
+        if timeout <= 0 or memory_mb < 64 or max_chars < 100 or workers < 1 or processes < 1:
+            raise ValueError(
+                "PythonTool needs timeout > 0, memory_mb >= 64, max_chars >= 100, num_workers >= 1 and processes >= 1, "
+                f"got {timeout}, {memory_mb}, {max_chars}, {workers}, {processes}."
+            )
+        self.timeout, self.memory_mb, self.max_chars, self.processes = timeout, memory_mb, max_chars, processes
+        from basis_rl.sandbox import isolation, python_paths
+
+        self._readable = libraries(python_paths())
+        self.isolation = isolation()
+        whole = all(getattr(self.isolation, what) for what in ("network", "writes", "reads", "processes"))
+        if require_isolation and not whole:
+            raise ValueError(
+                f"The tool 'python' runs programs that a model wrote, and this machine does not isolate them: "
+                f"{self.isolation}. Run where the kernel has Landlock, seccomp and user namespaces (a container may "
+                "have to be allowed them), or, if you would run such programs yourself, set require_isolation to false "
+                "(tool_kwargs: {python: {require_isolation: false}})."
+            )
+        self._threads = DaemonThreads(workers, "python-tool")
+
+    def __call__(self, code: str) -> str:
+        """Run a Python program and see what it prints, and the value of its last line. Nothing is kept between runs.
+
+        Args:
+            code: The whole program.
+
+        Returns:
+            What it printed, or the error.
+        """
+        return self.run(code).text
+
+    def start(self, code: str) -> Future[ToolResult]:
+        """Begin to run a program, as soon as one of the workers is free.
+
+        Raises:
+            TypeError: the code is no text.
+        """
+        if not isinstance(code, str):
+            raise TypeError(f"code must be text, got {type(code).__name__}")
+        return self._threads.submit(partial(self.run, code))
+
+    def run(self, code: str) -> ToolResult:
+        """Run a program and wait for it.
+
+        Raises:
+            ToolBroken: the sandbox did not start, three times.
+        """
+        if len(code) > _MOST_CODE:
+            return ToolResult(f"Error: the program has {len(code)} characters; {_MOST_CODE} is the most.", failed=True)
+        for attempt in range(_ATTEMPTS):
+            time.sleep(attempt)
+            finished = self._attempt(code)
+            if isinstance(finished, Finished) and finished.begun:
+                return self._answer(finished)
+        raise ToolBroken(
+            f"The sandbox of the Python tool does not start: {finished.head.decode(errors='replace')[-500:]}"
+            if isinstance(finished, Finished)
+            else f"The sandbox of the Python tool does not start: {finished}"
+        )
+
+    def _attempt(self, code: str) -> Finished | OSError:
+        from basis_rl.sandbox import Policy, environment, remove_folder, sandboxed
+
+        folder = tempfile.mkdtemp(prefix="python-tool-")
+        try:
+            policy = Policy(
+                memory_bytes=self.memory_mb << 20,
+                cpu_seconds=self.timeout + 1,
+                file_bytes=_MOST_FILES,
+                processes=self.processes,
+                folder=folder,
+                readable=self._readable,
+                folder_bytes=_MOST_FILES,
+                temporary=True,
+            )
+            return run_limited(
+                sandboxed([sys.executable, "-I", "-c", _RUNNER, _MARK], policy),
+                given=code.encode("utf-8", "replace"),
+                environment=environment(folder),
+                folder=folder,
+                mark=_MARK.encode(),
+                timeout=self.timeout,
+                start_timeout=_START_SECONDS,
+                keep_bytes=4 * self.max_chars,
+                most_bytes=_MOST_OUTPUT,
+            )
+        except OSError as error:
+            return error
+        finally:
+            remove_folder(folder)
+
+    def _answer(self, finished: Finished) -> ToolResult:
+        text = _text(finished).strip("\n")
+        problem = None
+        if finished.how == "timeout" or -finished.returncode == signal.SIGXCPU:
+            problem = f"Error: stopped after {self.timeout:g} s."
+        elif finished.how == "output":
+            problem = f"Error: stopped, since it had printed more than {_MOST_OUTPUT >> 20} MB."
+        elif finished.returncode < 0:
+            problem = f"Error: killed by {signal.Signals(-finished.returncode).name}."
+        elif finished.returncode > 0 and not text:
+            problem = f"Error: ended with exit code {finished.returncode}."
+        text = shortened(text, self.max_chars)
+        shown = "\n".join(part for part in (text, problem) if part)
+        return ToolResult(shown or "(nothing was printed)", failed=problem is not None or finished.returncode != 0)
+
+
+def _text(finished: Finished) -> str:
+    if finished.written <= len(finished.head) + len(finished.tail):
+        return (finished.head + finished.tail).decode("utf-8", "replace")
+    left_out = finished.written - len(finished.head) - len(finished.tail)
+    parts = (finished.head.decode("utf-8", "replace"), finished.tail.decode("utf-8", "replace"))
+    return f"\n... {left_out} bytes left out ...\n".join(parts)
+
+
+def shortened(text: str, most: int) -> str:
+    """At most about `most` characters: the two ends, and how much is left out between them."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
+
+
+def libraries(paths: Sequence[str]) -> tuple[str, ...]:
+    """Those of `paths` that a program needs: not the working directory nor other modules of the trainer's."""
+    needed = [Path(path).resolve() for path in (sys.prefix, sys.base_prefix, *sysconfig.get_paths().values())]
+    own = [Path(path or ".").resolve() for path in sys.path] + [Path(__file__).resolve().parents[1]]
+    dropped = {str(path) for path in own if not any(path == root or root in path.parents for root in needed)}
+    return tuple(path for path in paths if path not in dropped)
+
+
+def _fair_share() -> int:
+    ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return max(2, len(os.sched_getaffinity(0)) // ranks)

@@ -1,0 +1,33 @@
+"""ORZ's and DAPO's problems as one file: `python -m examples.papers.orz_dapo runs/papers/orz_dapo.jsonl`.
+
+Both by the loader that reads them for training; a problem that is in both is kept once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from basis_rl.data import DataArguments, load_prompts
+
+SETS = (
+    DataArguments("Chenmien/OpenReasonerZero", prompt_column="messages", solution_column="answer"),
+    DataArguments("open-r1/DAPO-Math-17k-Processed", "all", solution_column="solution"),
+)
+
+
+def merge(path: Path) -> int:
+    """Write the problems, ``problem`` and ``answer``; returns how many there are."""
+    rows: dict[str, dict[str, str]] = {}
+    for data in SETS:
+        data.prompt_template, data.on_missing_gold = "{prompt}", "drop"
+        for row in load_prompts(data, conversational=False):
+            rows.setdefault(row["prompt_id"], {"problem": row["prompt"], "answer": row["solution"]})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows.values()))
+    return len(rows)
+
+
+if __name__ == "__main__":
+    print(f"{merge(Path(sys.argv[1]))} problems")

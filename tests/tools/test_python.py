@@ -1,0 +1,312 @@
+"""Programs that mean harm: none reaches the trainer or what is beside it, and the model is told what went wrong."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from basis_rl.recipe import RunArguments
+from basis_rl.recipe_objects import build_tools
+from basis_rl.tools import PythonTool, ToolBroken
+from basis_rl.tools.python import shortened
+
+sandbox = pytest.importorskip("basis_rl.sandbox")
+given = sandbox.isolation()
+needs_isolation = pytest.mark.skipif(
+    not (given.network and given.writes and given.reads and given.processes), reason=f"this machine gives {given}"
+)
+pytestmark = needs_isolation
+SECRET = "hf_secretsecretsecret"
+
+
+@pytest.fixture(scope="module")
+def tool():
+    """With time that nothing honest needs, however busy the machine is."""
+    return PythonTool(timeout=30.0, memory_mb=512, processes=16, num_workers=4)
+
+
+@pytest.fixture(scope="module")
+def strict():
+    return PythonTool(timeout=1.5, memory_mb=512, processes=16, num_workers=4)
+
+
+def descendants(root):
+    """Processes below this one, by the kernel's own lists."""
+    found = []
+    for task in Path(f"/proc/{root}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            found += [child, *descendants(child)]
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(tmp_path_factory, monkeypatch):
+    """Neither processes nor folders."""
+    place, before = tmp_path_factory.mktemp("programs"), set(descendants(os.getpid()))
+    monkeypatch.setenv("TMPDIR", str(place))
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    yield
+
+    def left():
+        return set(descendants(os.getpid())) - before, set(place.iterdir())
+
+    deadline = time.monotonic() + 10
+    while any(left()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left() == (set(), set())
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ("6 * 7", "42"),
+        ("x = 3\nprint(x)\nx ** 2", "3\n9"),
+        ("None", "(nothing was printed)"),
+        ("", "(nothing was printed)"),
+        ("def f():\n    return 1\nprint(f())", "1"),
+        ("print('\\u00e9', end='')", "\u00e9"),
+        ("import sys; print(len(sys.stdin.read()))", "0"),
+        ("import numpy as np; int(np.arange(4).sum())", "6"),
+        ("if __name__ == '__main__':\n    print('main')", "main"),
+        ("open('a', 'w').write('bc'); open('a').read()", "'bc'"),
+        ("import sys; print('out'); sys.exit(0)", "out"),
+    ],
+)
+def test_programs(code, shown, tool):
+    result = tool.run(code)
+    assert (result.text, result.failed) == (shown, False)
+    assert tool(code) == shown
+
+
+@pytest.mark.parametrize(
+    ("code", "part"),
+    [
+        ("print('so far')\n1 / 0", 'so far\nTraceback (most recent call last):\n  File "<program>", line 2'),
+        ("x = (", "SyntaxError"),
+        ("def f(n):\n    return f(n + 1)\nf(0)", "RecursionError"),
+        ("raise SystemExit('no')", "exit code 1"),
+        ("import nothing_of_the_kind", "ModuleNotFoundError"),
+        ("import basis_rl", "Error"),
+        ("a\x00b", "null byte"),
+        ("\ud800", "SyntaxError"),
+    ],
+)
+def test_errors_are_shown(code, part, tool):
+    result = tool.run(code)
+    assert result.failed
+    assert part in result.text
+    assert len(result.text) < tool.max_chars + 200
+
+
+def test_nothing_is_kept_between_calls(tool):
+    assert tool("x = 1\nopen('kept', 'w').close()\nx") == "1"
+    assert "NameError" in tool("x")
+    assert "kept" not in tool("import os\nos.listdir()")
+
+
+# What is limited.
+
+FORK_BOMB = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"
+THREADS = "import threading, time\nfor _ in range(5000):\n    threading.Thread(target=time.sleep, args=(60,)).start()"
+BOMBS = {
+    "fork bomb": FORK_BOMB,
+    "threads": THREADS,
+    "endless loop": "while True:\n    pass",
+    "sleeps": "import time\ntime.sleep(1000)",
+    "endless loop that catches all": "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
+    "signals ignored": "import signal\nfor s in set(signal.valid_signals()) - {9, 19}:\n"
+    "    signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
+    "memory": "x = bytearray(10 ** 10)",
+    "memory, slowly": "x = []\nwhile True:\n    x.append(bytearray(10 ** 6))",
+    "a number that is too large": "9 ** 9 ** 9 ** 9",
+    "output": "for _ in range(1000):\n    print('y' * 10 ** 6)",
+    "output to the descriptors": "import os\nfor _ in range(1000):\n    os.write(1, b'x' * 10 ** 6)\n"
+    "    os.write(2, b'x' * 10 ** 6)",
+    "a large file": "f = open('big', 'wb')\nwhile True:\n    f.write(bytes(10 ** 7))\n    f.flush()",
+    "many files": "for i in range(10 ** 9):\n    open(str(i), 'wb').write(bytes(10 ** 6))",
+    "kills itself": "import os\nos.kill(os.getpid(), 9)",
+    "kills its group": "import os\nos.killpg(0, 9)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs_are_errors(name, strict):
+    start = time.monotonic()
+    result = strict.run(BOMBS[name])
+    assert result.failed, result
+    assert "rror" in result.text or "killed" in result.text, result.text
+    assert len(result.text) < strict.max_chars + 200
+    assert time.monotonic() - start < 20
+
+
+def test_a_gigabyte_of_output_costs_no_memory(tool):
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    result = tool.run(BOMBS["output"])
+    assert result.failed
+    assert "more than 4 MB" in result.text
+    assert "left out" in result.text
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024  # kB
+
+
+def test_what_a_program_leaves_behind_ends_with_it(tool):
+    code = "import os, time\nif os.fork() == 0:\n    try: os.setsid()\n    except OSError: pass\n"
+    code += "    if os.fork() == 0:\n        time.sleep(600)\n    os._exit(0)\nprint('done')"
+    start = time.monotonic()
+    assert tool(code) == "done"
+    assert time.monotonic() - start < tool.timeout  # and it holds the output open
+
+
+# What is out of reach.
+
+
+def test_no_network(tool):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.1)
+        port = server.getsockname()[1]
+        result = tool.run(f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 2)\nprint('connected')")
+        with pytest.raises(TimeoutError):
+            server.accept()
+    assert result.failed
+    assert "Error" in result.text
+    assert "connected\n" not in result.text
+
+
+def test_the_environment_holds_no_secrets(tool, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    monkeypatch.setenv("WANDB_API_KEY", SECRET)
+    seen = tool("import os\nfor k, v in os.environ.items(): print(k, v)")
+    assert "HOME" in seen
+    assert SECRET not in seen
+    assert "HF_TOKEN" not in seen
+    for place in (f"/proc/{os.getpid()}/environ", "/proc/1/environ", f"/proc/{os.getppid()}/environ"):
+        assert SECRET not in tool(f"open({place!r}, 'rb').read()")
+    assert SECRET not in tool(
+        "import glob\nfor p in glob.glob('/proc/[0-9]*/environ'):\n    print(open(p, 'rb').read())"
+    )
+
+
+def test_nothing_outside_is_read_or_written(tool, tmp_path):
+    secret = tmp_path / "token"
+    secret.write_text(SECRET)
+    for place in (secret, Path.home() / ".netrc", Path.home(), Path(__file__), "/etc/shadow"):
+        result = tool.run(
+            f"import os\np = {str(place)!r}\nprint(os.listdir(p) if os.path.isdir(p) else open(p).read())"
+        )
+        assert result.failed, place
+        assert SECRET not in result.text
+    for place in (
+        tmp_path / "new",
+        secret,
+        "/tmp/new-of-a-program",
+        "/dev/shm/new-of-a-program",
+        Path(sys.prefix) / "new",
+    ):
+        result = tool.run(f"open({str(place)!r}, 'w').write('harm')")
+        assert result.failed, place
+    assert secret.read_text() == SECRET
+    assert not (tmp_path / "new").exists()
+    assert not Path("/tmp/new-of-a-program").exists()
+    link = f"import os\nos.symlink({str(secret)!r}, 'a')\nprint(open('a').read())"
+    assert SECRET not in tool(link)
+    assert tool.run(f"import os\nos.remove({str(secret)!r})").failed
+    assert secret.exists()
+
+
+def test_the_trainer_is_not_killed(tool):
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        for pid in (os.getpid(), os.getppid(), other.pid, -1):
+            tool.run(f"import os\nos.kill({pid}, 9)")
+        tool.run(
+            "import os\nfor p in range(2, 70000):\n    try:\n        os.kill(p, 9)\n    except OSError:\n        pass"
+        )
+        tool.run("import os\nos.kill(os.getppid(), 9)")
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+# Many, and the tool itself.
+
+
+def test_many_at_a_time(strict):
+    waits = PythonTool(timeout=60.0, num_workers=16)
+    start = time.monotonic()
+    answers = [waits.start(code=f"import time\ntime.sleep(0.5)\n{i}") for i in range(32)]
+    assert [answer.result().text for answer in answers] == [str(i) for i in range(32)]
+    assert time.monotonic() - start < 32 * 0.5  # what one after the other would only sleep
+    bombs = [strict.start(code=BOMBS[name]) for name in ("fork bomb", "memory", "output", "endless loop")]
+    honest = [waits.start(code=str(i)) for i in range(4)]  # beside them
+    assert [answer.result().text for answer in honest] == ["0", "1", "2", "3"]
+    assert all(answer.result().failed for answer in bombs)
+    assert threading.active_count() < 100
+
+
+def test_a_trainer_that_ends_does_not_wait_for_programs():
+    script = (
+        "from basis_rl.tools import PythonTool\nt = PythonTool(timeout=600, num_workers=2)\n"
+        "for _ in range(8): t.start(code='import time; time.sleep(600)')\nimport time; time.sleep(1.5); print('end')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
+
+
+def test_a_call_that_is_no_text_is_the_models_error(tool):
+    for code in (None, 3, ["print(1)"]):
+        with pytest.raises(TypeError, match="code must be text"):
+            tool.start(code=code)
+    assert tool.run("x" * 300_000).failed
+
+
+def test_without_isolation_it_is_refused_unless_one_insists(monkeypatch):
+    from basis_rl.sandbox import policy
+
+    none = policy.Isolation.by(["rlimits"])
+    monkeypatch.setattr(policy, "isolation", lambda: none)
+    with pytest.raises(ValueError, match="require_isolation") as refused:
+        PythonTool()
+    assert "NOT promised here: no network" in str(refused.value)
+    insists = PythonTool(require_isolation=False)
+    assert insists("1 + 1") == "2"
+
+
+def test_a_sandbox_that_does_not_start_is_no_answer(tool, monkeypatch):
+    monkeypatch.setattr("basis_rl.tools.python._RUNNER", "import sys; sys.exit('no such thing')")
+    monkeypatch.setattr("basis_rl.tools.python.time.sleep", lambda seconds: None)
+    with pytest.raises(ToolBroken, match="no such thing"):
+        tool.run("1")
+
+
+def test_shortened_keeps_both_ends():
+    assert shortened("abc", 3) == "abc"
+    text = "".join(map(str, range(1000)))
+    short = shortened(text, 100)
+    assert short.startswith(text[:50])
+    assert short.endswith(text[-50:])
+    assert f"{len(text) - 100} characters left out" in short
+
+
+def test_recipes_name_tools():
+    run = RunArguments(tools=["python", "calculator"], tool_kwargs={"python": {"timeout": 1.5}})
+    python, calculator = build_tools(run)
+    assert python.timeout == 1.5
+    assert calculator.__name__ == "calculator"
+    for tools, kwargs, message in [
+        (["pyton"], {}, "Did you mean 'python'"),
+        (["python"], {"python": {"timout": 1}}, "do not fit"),
+        (["python"], {"calculator": {}}, "not among the tools"),
+        (["calculator"], {"calculator": {"a": 1}}, "no parameters"),
+        (["no.such"], {}, "cannot be imported"),
+        (["python"], {"python": {"timeout": 0}}, "timeout > 0"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            build_tools(RunArguments(tools=tools, tool_kwargs=kwargs))

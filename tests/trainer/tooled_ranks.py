@@ -1,0 +1,58 @@
+"""Run by `test_tool_ranks.py`, on several ranks or one: trains with tools and keeps every rank's rollouts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from tests.tooled import Kept, ending, few_tokens, longest_prompt, tokenizer, trainer
+from tests.trainer.sharded import OnCpus
+
+CONTEXT = 80  # of the server: the longest prompt and all turns, and no token more
+
+
+class KeptOnCpus(Kept, OnCpus):
+    """See `OnCpus`."""
+
+
+def main(output: Path, ranks: int, model: str | None, url: str | None) -> None:
+    if url is None:  # the likeliest token each time: what is drawn does not depend on who draws it
+        settings = {
+            "top_k": 1,
+            "generation_kwargs": ending(tokenizer()),
+            "max_completion_length": 64,
+            "learning_rate": 1e-3,
+            "max_steps": 3,
+        }
+    else:
+        settings = {
+            "use_vllm": True,
+            "vllm_mode": "server",
+            "vllm_server_base_url": url,
+            "vllm_server_timeout": 60.0,
+            "model_init_kwargs": {"dtype": "float32"},
+            "generation_kwargs": {"allowed_token_ids": few_tokens(tokenizer())},
+            "max_steps": 4,
+            "max_completion_length": CONTEXT - longest_prompt(tokenizer()),
+        }
+    trained = trainer(
+        output / "run", "otb", cls=KeptOnCpus, model=model, per_device_train_batch_size=8 // ranks, **settings
+    )
+    assert trained.accelerator.num_processes == ranks
+    trained.train()
+    torch.save(
+        {
+            "kept": trained.kept,
+            "logs": trained.state.log_history,
+            "sharded": hasattr(next(trained.model.parameters()), "ds_tensor"),
+            "type": str(trained.accelerator.distributed_type),
+        },
+        output / f"rank{trained.accelerator.process_index}.pt",
+    )
+
+
+if __name__ == "__main__":
+    ranks, folder, *rest = sys.argv[1:]
+    main(Path(folder), int(ranks), rest[0] if rest else None, rest[1] if len(rest) > 1 else None)
