@@ -164,7 +164,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--quick", action="store_true", help="seconds: too small to tell anything")
     quick = parser.parse_args(argv).quick
     torch.set_num_threads(1)
-    sizes = (64, 128) if quick else SIZES
+    sizes = (64, 128, 256) if quick else SIZES
     found = measure_baselines(sizes, 1 if quick else ROUNDS)
     for name, entry in found.items():
         times = "  ".join(f"{1e3 * t:9.2f} ms" for t in entry["median"].values())

@@ -52,7 +52,8 @@ class Scale:
     Attributes:
         budget: responses of a run.
         batch: responses a step, half of them an update.
-        prompts: training problems.
+        problems: drawn, a tenth of them held out.
+        prompts: of them trained on.
         table_rollouts: of each of them, for the value table.
         every: steps between measurements.
         held_out: problems that accuracy is measured on.
@@ -62,11 +63,12 @@ class Scale:
 
     budget: int = 12_800
     batch: int = 64
+    problems: int = 20_000
     prompts: int = 1_536
     table_rollouts: int = 8
     every: int = 10
     held_out: int = 400
-    learning_rate: float = 3e-4
+    learning_rate: float = 1e-4
     warm_start: tuple[float, int] = (0.45, 3000)
 
 
@@ -82,6 +84,7 @@ def settings(scale: Scale, objective: str, row: str, seed: int, folder: Path) ->
         "max_steps": 2 * (scale.budget // scale.batch),
         "learning_rate": scale.learning_rate,
         "lr_scheduler_type": "constant",
+        "dataset_kwargs.size": scale.problems,
         "max_train_samples": scale.prompts,
         "values_num_rollouts": scale.table_rollouts,
         "values_batch_size": min(512, scale.prompts * scale.table_rollouts),
@@ -140,16 +143,20 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", type=int, default=Scale.budget, help="responses of a run")
     parser.add_argument("--learning_rate", type=float, default=Scale.learning_rate)
+    parser.add_argument("--start", type=float, default=0.45, help="share of right answers that ends the warm start")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--objectives", nargs="+", default=list(OBJECTIVES), choices=OBJECTIVES)
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
     parser.add_argument("--runs", type=int, help="make at most so many runs, then stop")
     parser.add_argument("--output", type=Path, default=Path("runs/policy_study"))
+    parser.add_argument("--name", default="policy_study", help="of the files in benchmarks/results")
     parser.add_argument("--quick", action="store_true", help="seconds: too small to tell anything")
     options = parser.parse_args(argv)
-    scale = Scale(budget=options.budget, learning_rate=options.learning_rate)
+    scale = Scale(budget=options.budget, learning_rate=options.learning_rate, warm_start=(options.start, 3000))
     if options.quick:
-        scale = Scale(budget=64, batch=16, prompts=32, table_rollouts=2, every=2, held_out=20, warm_start=(0.45, 5))
+        scale = Scale(
+            budget=64, batch=16, problems=400, prompts=32, table_rollouts=2, every=2, held_out=20, warm_start=(0.45, 5)
+        )
     torch.set_num_threads(1)
     runs, made = [], 0
     everything = planned(options.objectives, options.rows, options.seeds)
@@ -165,10 +172,10 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     results = {"scale": dataclasses.asdict(scale), "missing": len(everything) - len(runs), "runs": runs}
     results["summary"] = policy_report.summary(runs)
     print(policy_report.table(results["summary"]))
-    plot = options.output / "policy_study.png" if options.quick else RESULTS / "policy_study.png"
+    plot = options.output / "policy_study.png" if options.quick else RESULTS / f"{options.name}.png"
     policy_report.draw(runs, plot)
     if not options.quick:
-        save("policy_study", results)
+        save(options.name, results)
     return results
 
 

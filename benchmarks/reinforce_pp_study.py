@@ -49,6 +49,7 @@ class Scale:
     Attributes:
         steps: generation batches of 8 rollouts a prompt, two updates each.
         every: of them between measurements.
+        problems: sums drawn, a tenth of them held out.
         small_prompts: trained on, all of them in every batch.
         measured: held-out problems, and puzzles of each number of people.
         samples: of a held-out problem, for pass@k.
@@ -60,6 +61,7 @@ class Scale:
 
     steps: int = 60
     every: int = 6
+    problems: int = 20_000
     small_prompts: int = 30
     measured: int = 200
     samples: int = 16
@@ -117,7 +119,7 @@ def sampled_rewards(
 
 def small(row: str, seed: int, scale: Scale, models: Path) -> dict[str, Any]:
     """One run on few problems."""
-    recipe = parse_recipe([RECIPE])
+    recipe = parse_recipe([RECIPE, "--dataset_kwargs.size", str(scale.problems)])
     model = models / f"seed{seed}" / "warm_start"
     until, max_steps = scale.warm_start
     quickstart_model(recipe.data, seed, model, until=until, max_steps=max_steps)
@@ -225,7 +227,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     scale = Scale(learning_rate=options.learning_rate)
     if options.quick:
         scale = Scale(
-            steps=2, every=1, small_prompts=2, measured=6, samples=2, knights_prompts=16, knights_warm_start=3,
+            steps=2, every=1, problems=400, small_prompts=2, measured=6, samples=2, knights_prompts=16, knights_warm_start=3,
             warm_start=(0.45, 3),
         )  # fmt: skip
     torch.set_num_threads(1)
