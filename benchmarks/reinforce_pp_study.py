@@ -227,8 +227,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     scale = Scale(learning_rate=options.learning_rate)
     if options.quick:
         scale = Scale(
-            steps=2, every=1, problems=400, small_prompts=2, measured=6, samples=2, knights_prompts=16, knights_warm_start=3,
-            warm_start=(0.45, 3),
+            steps=2, every=1, problems=400, small_prompts=2, measured=6, samples=2, knights_prompts=16,
+            knights_warm_start=3, warm_start=(0.45, 3),
         )  # fmt: skip
     torch.set_num_threads(1)
     runs, missing, made = [], 0, 0
