@@ -132,6 +132,7 @@ def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
             axis.grid(alpha=0.3)
             axis.spines[["top", "right"]].set_visible(False)
         axes[2, column].set_yscale("log")
+        axes[2, column].yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
         axes[2, column].yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
         axes[2, column].yaxis.set_minor_formatter(ticker.NullFormatter())
     for axis, label in zip(axes[:, 0], ("held-out accuracy, greedy",) * 2 + ("calibrated β",), strict=True):
