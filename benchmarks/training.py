@@ -78,10 +78,16 @@ def quiet(trainer: BasisTrainer) -> BasisTrainer:
 def measured_training(
     trainer: BasisTrainer, score: Callable[[Any], dict[str, float]], every: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Train to the end: the points of `Measured`, and the trainer's log, as JSON can hold them."""
+    """Train to the end: the points of `Measured`, and the trainer's log, as JSON can hold them.
+
+    Raises:
+        SystemExit: a signal stopped the training, which must not count as a run.
+    """
     measured = Measured(trainer, score, every)
     quiet(trainer).add_callback(measured)
     trainer.train()
+    if trainer.stop_on_signal.stopped:
+        raise SystemExit("Stopped by a signal; this run is made again by the next call.")
     trainer.end()
     return [asdict(point) for point in measured.points], trainer.state.log_history
 

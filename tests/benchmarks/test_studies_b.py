@@ -13,7 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from basis_rl.baselines import BASELINES
 from basis_rl.functional.tilt import beta_grid
 from benchmarks import advantage_cost, gpu_step, knights, policy_report, policy_study, reinforce_pp_study
-from benchmarks.training import Measured, kept
+from benchmarks.training import Measured, kept, measured_training
 
 
 @pytest.fixture(autouse=True)
@@ -158,6 +158,22 @@ def test_what_measuring_costs_is_not_counted():
         measured.on_step_end(None, SimpleNamespace(global_step=step), None)
     assert [point.responses for point in measured.points] == [0, 8, 16]
     assert [point.cpu for point in measured.points] == pytest.approx([0, 0.1, 0.2], abs=0.05)
+
+
+def test_a_run_that_a_signal_stops_is_not_kept():
+    def train():
+        trainer.stop_on_signal.stopped = True
+
+    trainer = SimpleNamespace(
+        model=torch.nn.Linear(1, 1),
+        spending=SimpleNamespace(drawn=(0, 0)),
+        stop_on_signal=SimpleNamespace(stopped=False),
+        remove_callback=lambda _: None,
+        add_callback=lambda _: None,
+        train=train,
+    )
+    with pytest.raises(SystemExit, match="signal"):
+        measured_training(trainer, lambda model: {}, 1)
 
 
 def test_a_kept_run_is_not_made_again_and_other_settings_are_refused(tmp_path):
