@@ -48,8 +48,8 @@ def summary(runs: Sequence[dict[str, Any]], reference: str = "grpo G=8") -> list
     """A line for each objective and row, over its seeds.
 
     ``final``: the level at the end. ``to_reference``: responses until the level is the final one of `reference` at the
-    same objective and seed, as a share of the budget; ``cpu_to_reference`` the same of its processor seconds;
-    ``never`` counts the seeds that do not get there (they are in no spread).
+    same objective and seed, as a share of the budget; ``cpu_to_reference`` the same of its processor seconds; both also
+    ``_with_table``, the whole value table paid by this one run, for rows that have one; ``never`` counts the seeds that do not get there (they are in no spread).
     """
     finals = {(run["objective"], run["row"], run["seed"]): levels(run["accuracy"])[-1] for run in runs}
     by_key = {(run["objective"], run["row"], run["seed"]): run for run in runs}
@@ -66,7 +66,8 @@ def summary(runs: Sequence[dict[str, Any]], reference: str = "grpo G=8") -> list
             "collapsed": sum(collapsed(run["accuracy"]) for run in own),
             "cpu": spread([run["cpu"][-1] for run in own]),
         }
-        shares, seconds, never = [], [], 0
+        reached: dict[str, list[float]] = {}
+        never = 0
         for run in own:
             key = (objective, reference, run["seed"])
             if row == reference or key not in finals:
@@ -75,13 +76,16 @@ def summary(runs: Sequence[dict[str, Any]], reference: str = "grpo G=8") -> list
             if responses is None:
                 never += 1
                 continue
-            shares.append(responses / run["responses"][-1])
             cpu = spent_until(run["cpu"], run["accuracy"], finals[key])
             assert cpu is not None
-            seconds.append(cpu / by_key[key]["cpu"][-1])
-        if shares:
-            line |= {"to_reference": spread(shares), "cpu_to_reference": spread(seconds)}
-        lines.append({**line, "never": never})
+            other = by_key[key]
+            for name, spent in (("responses", responses), ("cpu", cpu)):
+                prefix = "to_reference" if name == "responses" else "cpu_to_reference"
+                reached.setdefault(prefix, []).append(spent / other[name][-1])
+                if run.get("table"):
+                    whole = (spent + run["table"][name]) / other[name][-1]
+                    reached.setdefault(f"{prefix}_with_table", []).append(whole)
+        lines.append({**line, **{name: spread(values) for name, values in reached.items()}, "never": never})
     return lines
 
 

@@ -112,7 +112,7 @@ def prepare(scale: Scale, seed: int, folder: Path) -> None:
 
 def run(scale: Scale, objective: str, row: str, seed: int, output: Path) -> dict[str, Any]:
     """Train once; the measurements as columns, and the log's."""
-    folder = output / f"seed{seed}"
+    folder, uses_table = output / f"seed{seed}", "{values}" in str(ROWS[row])
     prepare(scale, seed, folder)
     recipe = parse_recipe(settings(scale, objective, row, seed, folder))
     everything = dataclasses.replace(recipe.data, max_train_samples=None)
@@ -127,7 +127,7 @@ def run(scale: Scale, objective: str, row: str, seed: int, output: Path) -> dict
         "accuracy": [round(point["scores"]["held_out"], 4) for point in points],
         "cpu": [round(point["cpu"], 2) for point in points],
         "wall": [round(point["wall"], 2) for point in points],
-        "table": json.loads((folder / "prepared.json").read_text()),
+        "table": json.loads((folder / "prepared.json").read_text()) if uses_table else None,
         "log": {
             key: [round(entry[key], 5) for entry in logged] for key in ("num_responses", *LOGGED) if key in logged[0]
         },

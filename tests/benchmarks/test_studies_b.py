@@ -64,7 +64,8 @@ def policy_run(row, seed, accuracy):
 def test_summary_compares_runs_of_the_same_seed():
     rises = {0: [0.1] + [0.5] * 9, 1: [0.1] + [0.7] * 9}
     runs = [policy_run("grpo G=8", seed, accuracy) for seed, accuracy in rises.items()]
-    runs += [policy_run("basis", seed, [0.1] + [0.6] * 9) for seed in rises]
+    table = {"responses": 18, "cpu": 9}
+    runs += [{**policy_run("basis", seed, [0.1] + [0.6] * 9), "table": table} for seed in rises]
     groups, basis = policy_report.summary(runs)
     assert groups["final"] == {"median": pytest.approx(0.6), "min": pytest.approx(0.5), "max": pytest.approx(0.7)}
     assert "to_reference" not in groups
@@ -73,6 +74,8 @@ def test_summary_compares_runs_of_the_same_seed():
     held = [0.1, 0.35, 1.3 / 3, 0.475, 0.6]
     share = (3 + (0.5 - held[3]) / (held[4] - held[3])) / 9
     assert basis["to_reference"]["median"] == pytest.approx(share)
+    assert basis["to_reference_with_table"]["median"] == pytest.approx(share + 2)
+    assert basis["cpu_to_reference_with_table"]["median"] == pytest.approx(share + 1)
     assert basis["never"] == 1
     assert "never 1" in policy_report.table([groups, basis])
 
