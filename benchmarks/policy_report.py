@@ -49,7 +49,8 @@ def summary(runs: Sequence[dict[str, Any]], reference: str = "grpo G=8") -> list
 
     ``final``: the level at the end. ``to_reference``: responses until the level is the final one of `reference` at the
     same objective and seed, as a share of the budget; ``cpu_to_reference`` the same of its processor seconds; both also
-    ``_with_table``, the whole value table paid by this one run, for rows that have one; ``never`` counts the seeds that do not get there (they are in no spread).
+    ``_with_table``, the whole value table paid by this one run, for rows that have one. ``never`` counts the seeds that
+    do not get there; they are in no spread.
     """
     finals = {(run["objective"], run["row"], run["seed"]): levels(run["accuracy"])[-1] for run in runs}
     by_key = {(run["objective"], run["row"], run["seed"]): run for run in runs}
