@@ -1,0 +1,183 @@
+"""What do advantages and energies cost, and how does it grow?   python -m benchmarks.advantage_cost [--quick]
+
+Each registered baseline on batches of 512 to 65,536 rollouts of 64 tokens, eight a prompt, one core; sizes and
+baselines alternate, a figure is the median of five rounds. Energies of a vocabulary of 151,936: TRL's fused head, which
+our trainer reads, against a softmax of all logits, alternating. Bytes are the most that torch had allocated at one
+time, by its profiler, beyond what was there before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from trl.trainer.utils import add_fused_lm_head
+
+from basis_rl.baselines import BASELINES, Baseline, build_baseline
+from basis_rl.functional.energy import logit_gradient_energy
+from basis_rl.types import RolloutBatch
+from basis_rl.values import ValueTable
+from benchmarks.common import save
+
+SIZES, TOKENS, GROUP, ROUNDS = (512, 2_048, 8_192, 65_536), 64, 8, 5
+VOCABULARY = 151_936
+
+
+def growth_exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
+    """The k of ``seconds = c sizes^k`` that fits best: the slope of the logarithms, by least squares."""
+    return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
+
+
+def peak_bytes(work: Callable[[], Any]) -> int:
+    """Most tensor memory that `work` had allocated at one time beyond what was there before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        kept = work()
+    total = peak = 0
+    for event in sorted(recorded.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
+        if event.name() == "[memory]":
+            total += event.nbytes()
+            peak = max(peak, total)
+    del kept
+    return peak
+
+
+def alternating(works: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each of `works`, called in turn `rounds` times after a round that is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for round_ in range(rounds + 1):
+        for name, work in works.items():
+            began = time.perf_counter()
+            work()
+            if round_:
+                seconds[name].append(time.perf_counter() - began)
+    return seconds
+
+
+def batch(n: int, tokens: int, group: int = GROUP) -> RolloutBatch:
+    """``n`` rollouts with all that any baseline may ask for, and lengths from 1 to `tokens`."""
+    generator = torch.Generator().manual_seed(n)
+    groups = torch.arange(n) // group
+    mask = torch.arange(tokens)[None] < torch.randint(1, tokens + 1, (n, 1), generator=generator)
+    return RolloutBatch(
+        rewards=torch.randint(0, 2, (n,), generator=generator).float(),
+        group_ids=groups,
+        prompt_ids=[str(i) for i in groups.tolist()],
+        action_mask=mask,
+        energies=torch.rand((n, tokens), generator=generator) * mask,
+        rollout_weights=torch.ones((n, tokens)) * mask,
+        greedy_rewards=torch.randint(0, 2, (n // group,), generator=generator).float()[groups],
+        prompt_texts=[f"What is {i}?" for i in groups.tolist()],
+    )
+
+
+def baselines(prompts: int) -> dict[str, Baseline]:
+    """Every registered baseline that needs no model of its own, with tables for `prompts` prompts."""
+    names = [str(i) for i in range(prompts)]
+    table = ValueTable.from_rewards({name: [1.0] * (i % 33) + [0.0] * (32 - i % 33) for i, name in enumerate(names)})
+    given: dict[str, dict[str, Any]] = {
+        "basis": {"values": table},
+        "basis_history": {"values": table},
+        "bv_blend": {"clusters": {name: i % 32 for i, name in enumerate(names)}},
+    }
+    return {name: build_baseline(name, **given.get(name, {})) for name in BASELINES if name not in NEEDS_A_MODEL}
+
+
+NEEDS_A_MODEL = {"ppo"}  # its critic is part of the step, not of the advantages
+
+
+def measure_baselines(sizes: Sequence[int], rounds: int) -> dict[str, dict[str, Any]]:
+    """Of each baseline: seconds by size, medians, bytes, and the exponent of the growth."""
+    found: dict[str, dict[str, Any]] = {}
+    works: dict[str, Callable[[], Any]] = {}
+    for n in sizes:
+        rows = batch(n, TOKENS)
+        for name, baseline in baselines(n // GROUP).items():
+            works[f"{name} {n}"] = lambda baseline=baseline, rows=rows: baseline.advantages(rows)
+    seconds = alternating(works, rounds)
+    for key, work in works.items():
+        name, n = key.split()
+        entry = found.setdefault(name, {"seconds": {}, "median": {}, "peak_bytes": {}})
+        entry["seconds"][n], entry["median"][n] = seconds[key], median(seconds[key])
+        entry["peak_bytes"][n] = peak_bytes(work)
+    for entry in found.values():
+        entry["exponent"] = growth_exponent(sizes, list(entry["median"].values()))
+        half = len(sizes) // 2
+        entry["exponent_upper_half"] = growth_exponent(sizes[half:], list(entry["median"].values())[half:])
+    return found
+
+
+def naive_energies(model: Qwen3ForCausalLM, hidden: Tensor, tokens: Tensor) -> Tensor:
+    """``w = 1 - 2 pi(y) + sum_v pi(v)^2`` by a softmax of all logits."""
+    probabilities = (hidden @ model.lm_head.weight.T).float().softmax(dim=-1)
+    chosen = probabilities.gather(-1, tokens[..., None]).squeeze(-1)
+    return 1 - 2 * chosen + (probabilities**2).sum(dim=-1)
+
+
+def measure_energies(rows: int, length: int, vocabulary: int, rounds: int) -> dict[str, Any]:
+    """Time and bytes of a scoring pass with energies from the fused head, and from a softmax of all logits."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "head_dim": 16}
+    config = Qwen3Config(
+        vocab_size=vocabulary, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False, **shape
+    )
+    model = Qwen3ForCausalLM(config).eval()
+    ids = torch.randint(0, vocabulary, (rows, length))
+    targets = torch.randint(0, vocabulary, (rows, length))
+
+    @torch.no_grad()
+    def naive() -> Tensor:
+        return naive_energies(model, model.model(ids).last_hidden_state, targets)
+
+    expected = naive()
+    add_fused_lm_head(model, temperature=1.0, outputs=("log_probs", "entropy", "log_sum_sq_probs"))
+
+    @torch.no_grad()
+    def fused() -> Tensor:
+        output: Any = model(input_ids=ids, shift_labels=targets, fused_lm_head=True)
+        return logit_gradient_energy(output.log_probs, output.log_sum_sq_probs.exp())
+
+    works = {"fused": fused, "naive": naive}
+    seconds = alternating(works, rounds)
+    ratios = [a / b for a, b in zip(seconds["fused"], seconds["naive"], strict=True)]
+    return {
+        "tokens": rows * length,
+        "vocabulary": vocabulary,
+        "logits_bytes": 4 * rows * length * vocabulary,
+        "largest_difference": float((fused() - expected).abs().max()),
+        "seconds": seconds,
+        "median": {name: median(times) for name, times in seconds.items()},
+        "ratio": {"median": median(ratios), "min": min(ratios), "max": max(ratios)},
+        "peak_bytes": {name: peak_bytes(work) for name, work in works.items()},
+    }
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="seconds: too small to tell anything")
+    quick = parser.parse_args(argv).quick
+    torch.set_num_threads(1)
+    sizes = (64, 128, 256) if quick else SIZES
+    found = measure_baselines(sizes, 1 if quick else ROUNDS)
+    for name, entry in found.items():
+        times = "  ".join(f"{1e3 * t:9.2f} ms" for t in entry["median"].values())
+        print(f"{name:22} {times}  {entry['peak_bytes'][str(sizes[-1])] / 1e6:8.1f} MB  N^{entry['exponent']:.2f}")
+    sides = measure_energies(2, 8, 1_000, 1) if quick else measure_energies(8, 256, VOCABULARY, ROUNDS)
+    for side in ("fused", "naive"):
+        print(f"energies, {side}: {sides['median'][side]:.3f} s, {sides['peak_bytes'][side] / 1e6:.1f} MB")
+    print(f"fused / naive: {sides['ratio']['median']:.2f}; all logits: {sides['logits_bytes'] / 1e6:.0f} MB")
+    results = {"sizes": list(sizes), "tokens": TOKENS, "group": GROUP, "baselines": found, "energies": sides}
+    if not quick:
+        save("advantage_cost", results)
+    return results
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,283 @@
+"""Where does a step's time go on a GPU, and what do baselines and energies add?   python -m benchmarks.gpu_step
+
+A Qwen3 of 0.6B parameters with random weights, bfloat16, a vocabulary of 151,936, completions of 1,024 to 4,096 tokens;
+one GPU. Sides alternate; a figure is the median of the rounds.
+
+- ``parts``: generation (per token, transformers), the scoring pass without and with energies from the fused head, the
+  energies by a softmax of all logits instead, loss forward and backward, optimizer; seconds and peak bytes of each.
+- ``advantages``: what each registered baseline computes for a batch of that length, on the host, transfer included.
+- ``steps``: whole steps of TRL's trainer and of ours with several baselines, generation included; peak bytes.
+- ``precision``: energies in bfloat16, without and with an fp32 head, against float64.
+
+``--device cpu --quick`` runs all of it on a tiny model in seconds, to see that it works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import add_fused_lm_head
+
+from basis_rl import BasisConfig, BasisTrainer
+from basis_rl.functional.energy import logit_gradient_energy
+from benchmarks.advantage_cost import baselines, batch, naive_energies
+from benchmarks.common import save
+from benchmarks.energy_precision import exact
+from benchmarks.training import quiet
+from examples.quickstart.warm_start import build_tokenizer
+
+TRL = "TRL"
+SIDES = (TRL, "grpo", "none", "batch_mean", "reinforce_pp", "otb")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What is measured: the model's shape, lengths of a completion, rows of a forward pass, rollouts of a batch."""
+
+    vocabulary: int = 151_936
+    hidden: int = 1024
+    layers: int = 28
+    heads: int = 16
+    lengths: tuple[int, ...] = (1024, 2048, 4096)
+    rows: int = 4
+    rollouts: int = 64
+    step_length: int = 1024
+    rounds: int = 5
+
+
+QUICK = Scale(
+    vocabulary=320, hidden=32, layers=1, heads=2, lengths=(8, 16), rows=2, rollouts=16, step_length=8, rounds=1
+)
+
+
+class Clock:
+    """Seconds and peak bytes of calls on a device; on a CPU bytes are not counted (`benchmarks.advantage_cost` is)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.cuda = device.type == "cuda"
+
+    def __call__(self, work: Callable[[], Any]) -> tuple[float, int | None]:
+        if self.cuda:
+            torch.cuda.synchronize(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+        began = time.perf_counter()
+        work()
+        if self.cuda:
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter() - began, torch.cuda.max_memory_allocated(self.device) if self.cuda else None
+
+    def alternating(self, works: dict[str, Callable[[], Any]], rounds: int) -> dict[str, dict[str, Any]]:
+        """Each of `works` in turn, `rounds` times after one that is not counted; "out of memory" is a result too."""
+        seconds: dict[str, list[float]] = {name: [] for name in works}
+        peaks: dict[str, list[int]] = {name: [] for name in works}
+        failed: set[str] = set()
+        for round_ in range(rounds + 1):
+            for name, work in works.items():
+                if name in failed:
+                    continue
+                try:
+                    elapsed, peak = self(work)
+                except torch.OutOfMemoryError:
+                    torch.cuda.empty_cache()
+                    failed.add(name)
+                    continue
+                if round_:
+                    seconds[name].append(elapsed)
+                    peaks[name] += [] if peak is None else [peak]
+        return {name: told(seconds[name], peaks[name]) for name in works}
+
+
+def told(seconds: Sequence[float], peaks: Sequence[int]) -> dict[str, Any]:
+    """Median and all of the seconds, and the largest peak; without seconds it had run out of memory."""
+    if not seconds:
+        return {"out_of_memory": True}
+    return {"median": median(seconds), "seconds": list(seconds), "peak_bytes": max(peaks) if peaks else None}
+
+
+def build_model(scale: Scale, device: torch.device, tokenizer: Any = None) -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=scale.vocabulary, hidden_size=scale.hidden, intermediate_size=3 * scale.hidden,
+        num_hidden_layers=scale.layers, num_attention_heads=scale.heads, num_key_value_heads=max(1, scale.heads // 2),
+        head_dim=scale.hidden // scale.heads, tie_word_embeddings=False,
+        pad_token_id=tokenizer.pad_token_id if tokenizer else 0,
+        eos_token_id=tokenizer.eos_token_id if tokenizer else 1,
+    )  # fmt: skip
+    return Qwen3ForCausalLM(config).to(device, torch.bfloat16)
+
+
+def scorer(model: Qwen3ForCausalLM, ids: Tensor, energies: bool) -> Callable[[], Tensor]:
+    """A scoring pass over `ids` through the fused head, with energies or with TRL's own outputs only."""
+    scored = copy.copy(model)
+    outputs = ("log_probs", "entropy", *(("log_sum_sq_probs",) if energies else ()))
+    add_fused_lm_head(scored, temperature=1.0, outputs=outputs)
+
+    @torch.no_grad()
+    def score() -> Tensor:
+        output: Any = scored(input_ids=ids, shift_labels=ids, fused_lm_head=True)
+        return logit_gradient_energy(output.log_probs, output.log_sum_sq_probs.exp()) if energies else output.log_probs
+
+    return score
+
+
+def parts(scale: Scale, device: torch.device) -> dict[str, Any]:
+    """Seconds and bytes of a step's parts, by length."""
+    model, clock, found = build_model(scale, device), Clock(device), {}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+    trained = copy.copy(model)
+    add_fused_lm_head(trained, temperature=1.0, outputs=("log_probs", "entropy"))
+    for length in scale.lengths:
+        ids = torch.randint(2, scale.vocabulary, (scale.rows, length), device=device)
+
+        @torch.no_grad()
+        def naive(ids: Tensor = ids) -> Tensor:
+            return naive_energies(model, model.model(ids).last_hidden_state, ids)
+
+        def update(ids: Tensor = ids) -> None:
+            output: Any = trained(input_ids=ids, shift_labels=ids, fused_lm_head=True)
+            (-output.log_probs.mean()).backward()
+
+        def generate(ids: Tensor = ids) -> None:
+            model.generate(
+                input_ids=ids[:, :16], attention_mask=torch.ones_like(ids[:, :16]), max_new_tokens=32,
+                min_new_tokens=32, do_sample=True, disable_compile=True,
+            )  # fmt: skip
+
+        works: dict[str, Callable[[], Any]] = {
+            "score": scorer(model, ids, energies=False),
+            "score with energies": scorer(model, ids, energies=True),
+            "energies by a softmax": naive,
+            "loss, forward and backward": update,
+            "optimizer": optimizer.step,
+            "generation of 32 tokens": generate,
+        }
+        found[str(length)] = clock.alternating(works, scale.rounds)
+        optimizer.zero_grad()
+    return found
+
+
+def advantages(scale: Scale, device: torch.device) -> dict[str, Any]:
+    """Seconds of each baseline for a batch of completions of each length, tensors brought from and to the device."""
+    clock, found = Clock(device), {}
+    for length in scale.lengths:
+        rows = batch(scale.rollouts, length)
+        on_device = {name: getattr(rows, name).to(device) for name in ("action_mask", "energies")}
+
+        def work(baseline: Any, rows: Any = rows, on_device: dict[str, Tensor] = on_device) -> Tensor:
+            for tensor in on_device.values():
+                tensor.cpu()
+            return baseline.advantages(rows).values.to(device)
+
+        works = {name: partial(work, made) for name, made in baselines(scale.rollouts // 8).items()}
+        found[str(length)] = clock.alternating(works, scale.rounds)
+    return found
+
+
+def parity(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [float(sum(ids) % 2) for ids in completion_ids]
+
+
+def one_step(side: str, scale: Scale, device: torch.device, folder: str) -> Callable[[], Any]:
+    """A fresh trainer of `side`; calling it trains three generation batches and gives the seconds of the last two."""
+    tokenizer = build_tokenizer(["1 + 2 ="] * 10, vocab_size=300)
+    make = GRPOTrainer if side == TRL else partial(BasisTrainer, baseline=side)
+    args = (GRPOConfig if side == TRL else BasisConfig)(
+        output_dir=folder, per_device_train_batch_size=scale.rows,
+        gradient_accumulation_steps=scale.rollouts // scale.rows,
+        num_generations=8, max_completion_length=scale.step_length, max_steps=3, logging_steps=1, num_iterations=1,
+        save_strategy="no", report_to="none", use_cpu=device.type == "cpu", bf16=device.type == "cuda",
+        gradient_checkpointing=False, disable_tqdm=True,
+    )  # fmt: skip
+    return quiet(
+        make(
+            model=build_model(scale, device, tokenizer), reward_funcs=parity, args=args, processing_class=tokenizer,
+            train_dataset=Dataset.from_dict({"prompt": [f"{i} + 1 =" for i in range(256)]}),
+        )
+    ).train  # fmt: skip
+
+
+def steps(scale: Scale, device: torch.device) -> dict[str, Any]:
+    """Whole runs of three steps of each side; ratios of neighbouring rounds to TRL's."""
+    clock = Clock(device)
+    seconds: dict[str, list[float]] = {side: [] for side in SIDES}
+    peaks: dict[str, list[int]] = {side: [] for side in SIDES}
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(scale.rounds):
+            for side in SIDES:
+                elapsed, peak = clock(one_step(side, scale, device, folder))
+                seconds[side].append(elapsed / 3)
+                peaks[side] += [] if peak is None else [peak]
+                if clock.cuda:
+                    torch.cuda.empty_cache()
+    found = {side: told(seconds[side], peaks[side]) for side in SIDES}
+    for side in SIDES[1:]:
+        ratios = [own / trl for own, trl in zip(seconds[side], seconds[TRL], strict=True)]
+        found[side] |= {"ratio_to_trl": median(ratios), "ratios": ratios}
+    return found
+
+
+@torch.no_grad()
+def precision(scale: Scale, device: torch.device) -> dict[str, dict[str, float]]:
+    """Error of bfloat16 energies against float64 ones of the same hidden states and weights."""
+    model = build_model(scale, device)
+    model.lm_head.weight.data.normal_(std=4.0 / scale.hidden**0.5)  # a peaked policy
+    ids = torch.randint(2, scale.vocabulary, (1, min(256, scale.lengths[0])), device=device)
+    hidden = model.model(ids).last_hidden_state.flatten(0, 1)
+    targets, expected, _ = exact(hidden.float().cpu(), model.lm_head.weight.float().cpu())
+    found = {}
+    for name, cast in (("bfloat16 head", False), ("fp32 head", True)):
+        scored = copy.copy(model)
+        outputs = ("log_probs", "entropy", "log_sum_sq_probs")
+        add_fused_lm_head(scored, temperature=1.0, cast_lm_head_to_fp32=cast, outputs=outputs)
+        output: Any = scored(input_ids=ids, shift_labels=targets.view(ids.shape).to(device), fused_lm_head=True)
+        energies = logit_gradient_energy(output.log_probs, output.log_sum_sq_probs.exp()).flatten().double().cpu()
+        error = (energies - expected).abs()
+        found[name] = {"mean": float(error.mean()), "max": float(error.max()), "energy": float(expected.mean())}
+    return found
+
+
+def describe(device: torch.device) -> str:
+    if device.type == "cuda":
+        found = torch.cuda.get_device_properties(device)
+        return f"{found.name}, {found.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
+    return "CPU"
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--quick", action="store_true", help="a tiny model: to see that it works")
+    options = parser.parse_args(argv)
+    device = torch.device(options.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("There is no GPU here. `--device cpu --quick` shows that the script works.")
+    scale = QUICK if options.quick else Scale()
+    results: dict[str, Any] = {"device": describe(device), "scale": vars(scale)}
+    for measure in (parts, advantages, steps, precision):
+        results[measure.__name__] = found = measure(scale, device)
+        print(f"\n{measure.__name__}, {results['device']}")
+        for name, entry in found.items():
+            for inner, values in entry.items() if measure in (parts, advantages) else [("", entry)]:
+                shown = {k: v for k, v in values.items() if k not in ("seconds", "ratios")}
+                print(f"  {name} {inner}: " + ", ".join(f"{k} {v:.4g}" for k, v in shown.items() if v is not None))
+    if not options.quick:
+        save("gpu_step", results)
+    return results
+
+
+if __name__ == "__main__":
+    main()

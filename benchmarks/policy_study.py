@@ -1,0 +1,183 @@
+"""Does one rollout a prompt with BASIS train as well as eight? BASIS's Table 1 and Figs. 5 to 7, on a small model.
+
+    python -m benchmarks.policy_study [--budget 12800] [--seeds 0 1 2] [--runs N] [--quick]
+
+Sums and differences of numbers of one and two digits, the quickstart's model; for each seed ONE warm start and ONE
+value table, which all its runs share. Every run draws the same number of responses, as many a step: 64 prompts x 1 or
+8 x 8, two inner updates, a constant learning rate that is the same for all, no KL, as in the paper. Accuracy is greedy,
+on held-out problems. Seconds are those of this process on a processor, measurements left out; the clock's are beside.
+
+A run whose numbers are in the output folder is not made again, so that the command goes on after an interruption, or
+does `--runs` of them at a time. The summary and the plot are made of what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+
+from basis_rl.cli.main import main as basis_rl
+from basis_rl.data import load_prompts
+from basis_rl.recipe import build_trainer, parse_recipe
+from basis_rl.rewards import MathVerifyReward
+from benchmarks import policy_report
+from benchmarks.common import RESULTS, save
+from benchmarks.training import greedy, kept, measured_training, quickstart_model
+
+RECIPE = str(Path(__file__).parents[1] / "examples" / "quickstart" / "basis.yaml")
+OBJECTIVES = ("grpo", "gpg", "gspo")
+# A row of the comparison: its name, and what it changes in the recipe. "{values}" is the seed's value table.
+ROWS: dict[str, dict[str, str]] = {
+    "basis": {"baseline": "basis", "baseline_kwargs": '{"values": "{values}"}', "num_generations": "1"},
+    "grpo G=8": {"baseline": "grpo", "baseline_kwargs": "{}", "num_generations": "8"},
+    "none": {"baseline": "none", "baseline_kwargs": "{}", "num_generations": "1"},
+    "batch_mean": {"baseline": "batch_mean", "baseline_kwargs": "{}", "num_generations": "1"},
+}
+LOGGED = ("reward", "baseline/beta", "baseline/mse_to_reward", "entropy", "advantages/zero")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """How large the study is.
+
+    Attributes:
+        budget: responses of a run.
+        batch: responses a step, half of them an update.
+        problems: drawn, a tenth of them held out.
+        prompts: of them trained on.
+        table_rollouts: of each of them, for the value table.
+        every: steps between measurements.
+        held_out: problems that accuracy is measured on.
+        learning_rate: of all rows.
+        warm_start: share of right answers, and steps, at which the warm start ends.
+    """
+
+    budget: int = 12_800
+    batch: int = 64
+    problems: int = 20_000
+    prompts: int = 1_536
+    table_rollouts: int = 8
+    every: int = 10
+    held_out: int = 400
+    learning_rate: float = 1e-4
+    warm_start: tuple[float, int] = (0.45, 3000)
+
+
+def settings(scale: Scale, objective: str, row: str, seed: int, folder: Path) -> list[str]:
+    """The recipe's arguments of one run; those of `ROWS` count."""
+    own = {key: value.replace("{values}", str(folder / "values")) for key, value in ROWS[row].items()}
+    common = {
+        "model_name_or_path": folder / "warm_start",
+        "output_dir": folder / "run",
+        "objective": objective,
+        "seed": seed,
+        "per_device_train_batch_size": scale.batch // 2,
+        "max_steps": 2 * (scale.budget // scale.batch),
+        "learning_rate": scale.learning_rate,
+        "lr_scheduler_type": "constant",
+        "dataset_kwargs.size": scale.problems,
+        "max_train_samples": scale.prompts,
+        "values_num_rollouts": scale.table_rollouts,
+        "values_batch_size": min(512, scale.prompts * scale.table_rollouts),
+        "eval_strategy": "no",
+        "logging_steps": scale.every,
+        "disable_tqdm": True,
+    }
+    return [RECIPE, *(word for key, value in {**common, **own}.items() for word in (f"--{key}", str(value)))]
+
+
+def prepare(scale: Scale, seed: int, folder: Path) -> None:
+    """The seed's warm start and its value table, unless they are there; what they cost goes beside them."""
+    if (folder / "prepared.json").is_file():
+        return
+    argv = settings(scale, "grpo", "basis", seed, folder)
+    until, max_steps = scale.warm_start
+    data = dataclasses.replace(parse_recipe(argv).data, max_train_samples=None)
+    quickstart_model(data, seed, folder / "warm_start", until=until, max_steps=max_steps)
+    began = time.process_time()
+    if basis_rl(["values", *argv]):
+        raise SystemExit("The value table was not built.")
+    cost = {"responses": scale.prompts * scale.table_rollouts, "cpu": time.process_time() - began}
+    (folder / "prepared.json").write_text(json.dumps(cost))
+
+
+def run(scale: Scale, objective: str, row: str, seed: int, output: Path) -> dict[str, Any]:
+    """Train once; the measurements as columns, and the log's."""
+    folder, uses_table = output / f"seed{seed}", "{values}" in str(ROWS[row])
+    prepare(scale, seed, folder)
+    recipe = parse_recipe(settings(scale, objective, row, seed, folder))
+    everything = dataclasses.replace(recipe.data, max_train_samples=None)
+    held_out = load_prompts(everything, conversational=True, held_out=True)
+    sets = {"held_out": held_out.select(range(min(scale.held_out, len(held_out))))}
+    trainer = build_trainer(recipe)
+    score = greedy(trainer, sets, MathVerifyReward(), recipe.args.max_completion_length)
+    points, log = measured_training(trainer, score, 2 * scale.every)
+    logged = [entry for entry in log if "reward" in entry]
+    return {
+        "responses": [point["responses"] for point in points],
+        "accuracy": [round(point["scores"]["held_out"], 4) for point in points],
+        "cpu": [round(point["cpu"], 2) for point in points],
+        "wall": [round(point["wall"], 2) for point in points],
+        "table": json.loads((folder / "prepared.json").read_text()) if uses_table else None,
+        "log": {
+            key: [round(entry[key], 5) for entry in logged] for key in ("num_responses", *LOGGED) if key in logged[0]
+        },
+    }
+
+
+def planned(objectives: list[str], rows: list[str], seeds: list[int]) -> list[tuple[str, str, int]]:
+    """All rows at the first objective and seed, its other seeds, then the other objectives."""
+    return [(objective, row, seed) for objective in objectives for seed in seeds for row in rows]
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--budget", type=int, default=Scale.budget, help="responses of a run")
+    parser.add_argument("--learning_rate", type=float, default=Scale.learning_rate)
+    parser.add_argument("--start", type=float, default=0.45, help="share of right answers that ends the warm start")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--objectives", nargs="+", default=list(OBJECTIVES), choices=OBJECTIVES)
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
+    parser.add_argument("--runs", type=int, help="make at most so many runs, then stop")
+    parser.add_argument("--output", type=Path, default=Path("runs/policy_study"))
+    parser.add_argument("--name", default="policy_study", help="of the files in benchmarks/results")
+    parser.add_argument("--quick", action="store_true", help="seconds: too small to tell anything")
+    options = parser.parse_args(argv)
+    scale = Scale(budget=options.budget, learning_rate=options.learning_rate, warm_start=(options.start, 3000))
+    if options.quick:
+        scale = Scale(
+            budget=64, batch=16, problems=400, prompts=32, table_rollouts=2, every=2, held_out=20, warm_start=(0.45, 5)
+        )
+    torch.set_num_threads(1)
+    runs, made = [], 0
+    everything = planned(options.objectives, options.rows, options.seeds)
+    for objective, row, seed in everything:
+        found, fresh = kept(
+            options.output / f"{objective}-{row.replace(' ', '-')}-seed{seed}.json",
+            {**dataclasses.asdict(scale), "recipe": ROWS[row]},
+            None if made == options.runs else lambda: run(scale, objective, row, seed, options.output),  # noqa: B023
+        )
+        made += fresh
+        if found is not None:
+            runs.append({"objective": objective, "row": row, "seed": seed, **found})
+    results = {"scale": dataclasses.asdict(scale), "missing": len(everything) - len(runs), "runs": runs}
+    results["summary"] = policy_report.summary(runs)
+    print(policy_report.table(results["summary"]))
+    plot = options.output / "policy_study.png" if options.quick else RESULTS / f"{options.name}.png"
+    policy_report.draw(runs, plot)
+    if not options.quick:
+        save(options.name, results)
+    return results
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""Does normalising over the whole batch generalise better than over each group? REINFORCE++'s Table 2 and Fig. 4.
+
+    python -m benchmarks.reinforce_pp_study [--seeds 0 1] [--parts small knights] [--runs N] [--quick]
+
+`small` (Table 2): the quickstart's model on 30 problems for many passes; accuracy on them and on held-out ones, pass@1
+and pass@16 at temperature 1. `knights` (Fig. 4; the paper's Table 3 is of a 7B model on MATH): knights and knaves of
+reasoning-gym, written by `benchmarks.knights`; a small model of its own sees answers of puzzles with two and three
+people and a few with four and five; reinforcement learning has those with two to four; measured are two to five. Eight
+rollouts a prompt everywhere, no KL. Runs that are in the output folder are not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+
+from basis_rl import BasisConfig, BasisTrainer
+from basis_rl.data import load_prompts
+from basis_rl.functional.passk import pass_at_k
+from basis_rl.recipe import parse_recipe
+from basis_rl.rewards import MathVerifyReward
+from basis_rl.rollout import Sampling, prompt_tokens, sample
+from benchmarks import knights
+from benchmarks.common import RESULTS, save
+from benchmarks.policy_study import RECIPE
+from benchmarks.training import greedy, kept, measured_training, quickstart_model
+from examples.quickstart.warm_start import build_model, warm_start
+from examples.quickstart.warm_start import save as save_model
+
+ROWS = ("grpo", "reinforce_pp", "reinforce_pp_baseline")
+PARTS = ("small", "knights")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """How large the study is; `small_` and `knights_` are its parts.
+
+    Attributes:
+        steps: generation batches of 8 rollouts a prompt, two updates each.
+        every: of them between measurements.
+        problems: sums drawn, a tenth of them held out.
+        small_prompts: trained on, all of them in every batch.
+        measured: held-out problems, and puzzles of each number of people.
+        samples: of a held-out problem, for pass@k.
+        knights_prompts: of each number of people; a batch has 32 of them.
+        knights_warm_start: supervised steps at most.
+        learning_rate: of all rows.
+        warm_start: share of right answers, and steps, at which the sums' warm start ends.
+    """
+
+    steps: int = 60
+    every: int = 6
+    problems: int = 20_000
+    small_prompts: int = 30
+    measured: int = 200
+    samples: int = 16
+    knights_prompts: int = 600
+    knights_warm_start: int = 400
+    learning_rate: float = 1e-4
+    warm_start: tuple[float, int] = (0.45, 3000)
+
+
+def train(
+    row: str, seed: int, scale: Scale, model: Path, rows: Dataset, sets: dict[str, Dataset], reward: Any, prompts: int,
+    length: int, folder: Path,
+) -> tuple[BasisTrainer, dict[str, Any]]:  # fmt: skip
+    """One run; its measurements and its mean training reward as columns."""
+    args = BasisConfig(
+        output_dir=str(folder), num_generations=8, per_device_train_batch_size=4 * prompts, steps_per_generation=2,
+        gradient_accumulation_steps=1, max_steps=2 * scale.steps, max_completion_length=length, seed=seed,
+        learning_rate=scale.learning_rate, lr_scheduler_type="constant", logging_steps=2 * scale.every,
+        save_strategy="no", report_to="none", use_cpu=True, bf16=False, gradient_checkpointing=False, disable_tqdm=True,
+    )  # fmt: skip
+    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+    trainer = BasisTrainer(
+        model=AutoModelForCausalLM.from_pretrained(model), reward_funcs=reward, args=args, train_dataset=rows,
+        baseline=row, objective="grpo", processing_class=tokenizer,
+    )  # fmt: skip
+    points, log = measured_training(trainer, greedy(trainer, sets, reward, length), 2 * scale.every)
+    return trainer, {
+        "responses": [point["responses"] for point in points],
+        "cpu": [round(point["cpu"], 2) for point in points],
+        "accuracy": {name: [round(point["scores"][name], 4) for point in points] for name in sets},
+        "training_reward": [round(entry["reward"], 4) for entry in log if "reward" in entry],
+    }
+
+
+def pass_at(rewards: Sequence[Sequence[float]], ks: Sequence[int]) -> dict[str, float]:
+    """Mean over problems of the unbiased pass@k of their 0/1 rewards, for each k."""
+    right = torch.tensor([sum(row) for row in rewards])
+    return {f"pass@{k}": float(pass_at_k(len(rewards[0]), right, k).mean()) for k in ks}
+
+
+def sampled_rewards(
+    trainer: BasisTrainer, problems: Dataset, reward: Any, samples: int, length: int
+) -> list[list[float]]:
+    """Rewards of `samples` answers at temperature 1 to each problem."""
+    tokenizer = trainer.processing_class
+    prompts = list(problems["prompt"])
+    tokens = [prompt_tokens(prompt, tokenizer, {}) for prompt in prompts]
+    found: list[list[float]] = [[] for _ in prompts]
+    for i, completions in sample(trainer.model, tokenizer, tokens, Sampling(length), num_samples=samples):
+        texts = [completion.text for completion in completions]
+        golds = [problems[i]["solution"]] * samples
+        found[i] = [r or 0.0 for r in reward(prompts=[prompts[i]] * samples, completions=texts, solution=golds)]
+    return found
+
+
+def small(row: str, seed: int, scale: Scale, models: Path) -> dict[str, Any]:
+    """One run on few problems."""
+    recipe = parse_recipe([RECIPE, "--dataset_kwargs.size", str(scale.problems)])
+    model = models / f"seed{seed}" / "warm_start"
+    until, max_steps = scale.warm_start
+    quickstart_model(recipe.data, seed, model, until=until, max_steps=max_steps)
+    problems = load_prompts(recipe.data, conversational=True).select(range(scale.small_prompts))
+    held_out = load_prompts(recipe.data, conversational=True, held_out=True)
+    held_out = held_out.select(range(min(scale.measured, len(held_out))))
+    sets, reward = {"train": problems, "held_out": held_out}, MathVerifyReward()
+    prompts, length = scale.small_prompts, recipe.args.max_completion_length
+    trainer, result = train(row, seed, scale, model, problems, sets, reward, prompts, length, models / "run")
+    for name, chosen in sets.items():
+        result[f"{name}_sampled"] = pass_at(
+            sampled_rewards(trainer, chosen, reward, scale.samples, length), (1, scale.samples)
+        )
+    return result
+
+
+def knights_model(scale: Scale, seed: int, folder: Path, training: dict[int, list[tuple[str, str]]]) -> None:
+    """A word-level model that has seen puzzles of two and three people, and a few of more; nothing if it is there."""
+    if (folder / "config.json").is_file():
+        return
+    set_seed(seed)
+    tokenizer = knights.tokenizer(max(training))
+    model = build_model(tokenizer)
+    seen = [row for people, rows in training.items() for row in (rows if people < 4 else rows[: len(rows) // 8])]
+    warm_start(model, tokenizer, knights.dataset(seen), until=0.5, max_steps=scale.knights_warm_start)
+    save_model(model, tokenizer, folder)
+
+
+def of_knights(row: str, seed: int, scale: Scale, models: Path) -> dict[str, Any]:
+    """One run on knights and knaves; accuracy by number of people."""
+    training, measured = knights.split((2, 3, 4, 5), scale.knights_prompts, scale.measured, seed)
+    model = models / f"seed{seed}" / "knights"
+    knights_model(scale, seed, model, training)
+    rows = knights.dataset([row for people in (2, 3, 4) for row in training[people]])
+    sets = {str(people): knights.dataset(found) for people, found in measured.items()}
+    return train(row, seed, scale, model, rows, sets, knights.reward, 32, 9, models / "run")[1]
+
+
+def last(values: Sequence[float], count: int = 3) -> float:
+    """Mean of the last `count`."""
+    return mean(values[-count:])
+
+
+def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A line for each part and row: of each measured set the start and the mean of the last three, over the seeds."""
+    lines = []
+    for part, row in dict.fromkeys((run["part"], run["row"]) for run in runs):
+        own = [run for run in runs if (run["part"], run["row"]) == (part, row)]
+        line: dict[str, Any] = {"part": part, "row": row, "seeds": [run["seed"] for run in own]}
+        for name in own[0]["accuracy"]:
+            line[name] = {
+                "start": mean(run["accuracy"][name][0] for run in own),
+                "final": mean(last(run["accuracy"][name]) for run in own),
+                "finals": [last(run["accuracy"][name]) for run in own],
+            }
+        line["training_reward"] = mean(last(run["training_reward"]) for run in own)
+        for name in ("train_sampled", "held_out_sampled"):
+            if name in own[0]:
+                line[name] = {key: mean(run[name][key] for run in own) for key in own[0][name]}
+        lines.append(line)
+    return lines
+
+
+def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
+    """Accuracy over steps on the few problems and on held-out ones, then by number of people; a line is a seed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib import ticker
+
+    from basis_rl.report.plots import LIGHT
+
+    panels = [(part, name) for part in PARTS for run in runs if run["part"] == part for name in run["accuracy"]]
+    panels = list(dict.fromkeys(panels))
+    figure, axes = plt.subplots(1, len(panels), figsize=(3 * len(panels), 3.2), squeeze=False, layout="constrained")
+    for axis, (part, name) in zip(axes[0], panels, strict=True):
+        for run in runs:
+            if run["part"] == part:
+                index = ROWS.index(run["row"])
+                label = run["row"] if run["seed"] == min(other["seed"] for other in runs) else None
+                axis.plot(run["responses"], run["accuracy"][name], color=LIGHT[index], label=label, linewidth=1.3)
+        title = {"train": "30 problems: themselves", "held_out": "30 problems: held-out ones"}
+        axis.set_title(title.get(name, f"knights and knaves: {name} people"), fontsize=10, loc="left")
+        axis.set_xlabel("responses")
+        axis.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
+        axis.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0))
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0, 0].legend(fontsize=8, frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--learning_rate", type=float, default=Scale.learning_rate)
+    parser.add_argument("--runs", type=int, help="make at most so many runs, then stop")
+    parser.add_argument("--output", type=Path, default=Path("runs/reinforce_pp_study"))
+    parser.add_argument("--quick", action="store_true", help="seconds: too small to tell anything")
+    options = parser.parse_args(argv)
+    scale = Scale(learning_rate=options.learning_rate)
+    if options.quick:
+        scale = Scale(
+            steps=2, every=1, problems=400, small_prompts=2, measured=6, samples=2, knights_prompts=16,
+            knights_warm_start=3, warm_start=(0.45, 3),
+        )  # fmt: skip
+    torch.set_num_threads(1)
+    runs, missing, made = [], 0, 0
+    for part in options.parts:
+        for seed in options.seeds:
+            for row in ROWS:
+                make = {"small": small, "knights": of_knights}[part]
+                found, fresh = kept(
+                    options.output / f"{part}-{row}-seed{seed}.json",
+                    dataclasses.asdict(scale),
+                    None if made == options.runs else lambda: make(row, seed, scale, options.output),  # noqa: B023
+                )
+                made += fresh
+                if found is None:
+                    missing += 1
+                    continue
+                runs.append({"part": part, "row": row, "seed": seed, **found})
+    lines = summary(runs)
+    for line in lines:
+        told = [
+            f"{k} {v['start']:.1%} -> {v['final']:.1%}" for k, v in line.items() if isinstance(v, dict) and "start" in v
+        ]
+        passed = [f"{k} {v}" for k, v in line.items() if k.endswith("_sampled")]
+        print(f"{line['part']:8} {line['row']:22} reward {line['training_reward']:.3f}  {'  '.join([*told, *passed])}")
+    results = {"scale": dataclasses.asdict(scale), "missing": missing, "summary": lines, "runs": runs}
+    draw(runs, (options.output if options.quick else RESULTS) / "reinforce_pp_study.png")
+    if not options.quick:
+        save("reinforce_pp_study", results)
+    return results
+
+
+if __name__ == "__main__":
+    main()
