@@ -2,7 +2,7 @@
 
 LaTeX from a grammar and mutated golds, each graded by a worker against a gold, unscreened, one at a time a worker. What
 took longest, what held most memory, every worker that died and every timeout is kept, and so is every answer that was
-screened, or decided without Math-Verify, against what Math-Verify says: those must be none.
+decided by a quick rule against what Math-Verify says (there must be none), or screened though it takes them for right.
 """
 
 from __future__ import annotations
@@ -194,16 +194,19 @@ def probe_all(pairs: list[tuple[str, str]], timeout: float, workers: int) -> lis
 
 
 def contradicted(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Answers that are decided without Math-Verify, and not as it decides them."""
+    """Answers that are decided by quick rules, and not as Math-Verify decides them."""
     wrong = []
     for entry in found:
         pair = (entry["gold"], entry["answer"])
         here = True if same_text(*pair) else quick_verdict(*pair)
-        if here is None and screened(*pair):
-            here = False
         if entry["status"] == "ok" and here is not None and here is not entry["verdict"]:
             wrong.append({**entry, "here": here})
     return wrong
+
+
+def lost(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Answers that are screened though Math-Verify takes them for right."""
+    return [e for e in found if e.get("verdict") is True and screened(e["gold"], e["answer"])]
 
 
 def main() -> None:
@@ -229,6 +232,7 @@ def main() -> None:
         "slowest": sorted(found, key=lambda e: -e["seconds"])[:_KEPT],
         "largest": sorted(found, key=lambda e: -e["megabytes"])[:_KEPT],
         "contradicted": wrong,
+        "screened_though_right": lost(found),
     }
     shown = {name: len(value) if isinstance(value, list) else value for name, value in results.items()}
     print(", ".join(f"{name} {value}" for name, value in shown.items()))

@@ -8,12 +8,16 @@ from fractions import Fraction
 _TOKENS = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 
 _WIDE = re.compile(r"(?:\\[;: ]|\s)+")
-_SPACES = re.compile(r"(?<![\d,])\s|\s(?![\d,])|\\[,!]|\$|\\left|\\right")
+# Not between digits, where it may part two numbers, nor between letters, where it may cut a command in two.
+_SPACES = re.compile(
+    r"(?<![\d,a-zA-Z])\s|\s(?![\d,a-zA-Z])|(?<=[\d,])\s(?=[a-zA-Z])|(?<=[a-zA-Z])\s(?=[\d,])|\\[,!]|\$|\\left|\\right"
+)
 # ``0,111`` is no number of thousands; Math-Verify reads it as 0.111.
 _DECIMAL = r"([1-9]\d{0,2}(?:,\d{3})+|\d+)?(?:\.(\d*))?"
 _NUMBER = re.compile(
     rf"(?P<sign>[-+]?)(?P<top>{_DECIMAL})(?:/(?P<bottom>{_DECIMAL}))?"
-    r"(?:(?:[eE]|(?:\\times|\\cdot|\*)10\^)(?P<exponent>[-+]?\d{1,3}|\{[-+]?\d{1,3}\}))?"
+    r"(?:(?:[eE]|(?:\\times|\\cdot|\*)10\^)(?P<exponent>[-+]?\d{1,3}|\{[-+]?\d{1,3}\}))?",
+    re.ASCII,  # digits of other scripts are no numeral to Math-Verify either
 )
 # Not beside a digit: two and a half, ``2\frac{1}{2}``, is no numeral, and much less 21/2.
 _FRACTION = re.compile(r"(?<![\d.,/}])([-+]?)\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}(?![\d.])")

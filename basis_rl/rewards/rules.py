@@ -79,6 +79,13 @@ DIFFERENCES: dict[str, Difference] = {
     "screened": Difference(
         "2", "(" * 30 + "2" + ")" * 30, False, None, "Its time doubles with every bracket, far beyond any timeout."
     ),
+    "screened_loop": Difference(
+        r"-\frac{3}{8}",
+        r"-\frac{3}{8" * 31,
+        False,
+        True,
+        "It reads the beginning of a loop that runs on; what is that deep or long is wrong unseen.",
+    ),
 }
 
 

@@ -35,6 +35,7 @@ class SyncSettings:
         tolerance: bound on ``rollout/sync_error``.
         request_timeout: seconds that one request may take.
         recovery_timeout: seconds that a server that failed is waited for.
+        fp32_head: the trained model's head is kept in float32.
     """
 
     transfer: str
@@ -42,6 +43,7 @@ class SyncSettings:
     tolerance: float
     request_timeout: float
     recovery_timeout: float
+    fp32_head: bool
 
 
 class _Failure:

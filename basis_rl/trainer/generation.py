@@ -14,11 +14,12 @@ from unittest.mock import patch
 
 import torch
 import trl.trainer.grpo_trainer
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, is_peft_model
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer.utils import add_fused_lm_head
 
 from basis_rl.trainer.client import Client, SyncSettings, as_error, describe
 from basis_rl.trainer.config import BasisConfig
@@ -189,18 +190,29 @@ class Generation(VLLMGeneration):
 
     @torch.no_grad()
     def _trained_log_probs(self) -> Tensor:
-        """``(L - 1,)`` of the probe, on every rank: a forward pass is collective where parameters are sharded."""
+        """``(L - 1,)`` of the probe, on every rank: a forward pass is collective where parameters are sharded.
+
+        By a fused head (at temperature 1), as all that training scores. ZeRO-3 remembers the order in which passes use
+        parameters, and fetches them ahead: after a pass by another way, in which the head is a module of its own, it
+        would fetch that of an untied head, wait for nobody to use it, and fail.
+        """
         ids = torch.tensor([self.probe], device=self.accelerator.device)
-        training = self.model.training
+        model = self.accelerator.unwrap_model(self.model)
+        model = model.get_base_model() if is_peft_model(model) else model
+        forward, training = model.forward, self.model.training
+        add_fused_lm_head(model, cast_lm_head_to_fp32=self.settings.fp32_head)
         self.model.eval()
         try:
-            logits = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0].float()
+            with self.accelerator.autocast():
+                found = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids, fused_lm_head=True)
         finally:
+            model.forward = forward
             self.model.train(training)
         for module in self.model.modules():
             if isinstance(module, FSDPModule):  # outer ones stay gathered after a pass without a backward
                 module.reshard()
-        return logits.log_softmax(-1)[:-1].gather(-1, ids[0, 1:, None])[:, 0].cpu()
+        log_probs: Tensor = found.log_probs[0].float().cpu()
+        return log_probs
 
     def _reload_colocated(self) -> None:
         """The CPU engine repacks weights when it loads them, which `load_weights` alone does not undo."""
@@ -246,6 +258,7 @@ def checked_generation(args: BasisConfig) -> Iterator[None]:
         tolerance=args.vllm_sync_tolerance if args.vllm_sync_tolerance is not None else 1e-3 if exact else 1.0,
         request_timeout=args.vllm_request_timeout,
         recovery_timeout=args.vllm_recovery_timeout,
+        fp32_head=args.cast_lm_head_to_fp32,
     )
     with patch.object(trl.trainer.grpo_trainer, "VLLMGeneration", partial(Generation, settings=settings)):
         yield

@@ -29,6 +29,7 @@ def batch_of_actions(seed, with_kl):
         energies=torch.rand((12, 6), generator=generator) * mask,
         kl=torch.randn((12, 6), generator=generator) * 0.1 * mask if with_kl else None,
         rollout_weights=torch.rand((12, 6), generator=generator) * mask,
+        values=torch.rand((12, 6), generator=generator) * mask,
         greedy_rewards=torch.rand((12,), generator=generator),
         prompt_texts=[f"question {i // 4}" for i in range(12)],
         step=0,
@@ -51,7 +52,7 @@ def with_tool_output(batch, seed, garbage):
         wide[mask] = values[batch.action_mask]
         return wide
 
-    fields = {name: spread(getattr(batch, name)) for name in ("energies", "kl", "rollout_weights")}
+    fields = {name: spread(getattr(batch, name)) for name in ("energies", "kl", "rollout_weights", "values")}
     return replace(batch, action_mask=mask, **fields)
 
 

@@ -11,6 +11,7 @@ from math_verify import parse, verify
 
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.extract import plain_number
+from basis_rl.rewards.grading import grade
 from basis_rl.rewards.math_verify import gold_answers
 from basis_rl.rewards.quick import quick_verdict, same_text
 
@@ -220,3 +221,9 @@ def test_numerals_need_no_worker_and_the_rest_one_task_a_pair(monkeypatch):
     unhurt = dict.fromkeys(("reward/no_box", "reward/timeout", "reward/infrastructure"), 0.0)
     assert metrics == {**unhurt, "reward/screened": 1 / 6}
     reward.close()
+
+
+@pytest.mark.parametrize(("gold", "answer"), [("3", "٣"), (r"\frac{1}{8}", "\\fra\tc{1}{8}"), ("12", "1 2")])
+def test_what_only_looks_like_a_numeral_is_left_to_math_verify(gold, answer):
+    assert quick_verdict(gold, answer) is None
+    assert not grade(gold, answer)
