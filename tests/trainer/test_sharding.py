@@ -76,6 +76,15 @@ def test_zero3_against_a_server(name, zero3, served):
 
 
 @pytest.mark.long
+def test_zero3_against_a_server_with_an_untied_head(tmp_path):
+    model = save_model(tmp_path / "model", tied=False)
+    with server(model, tmp_path / "server.log") as running:
+        launch(tmp_path, "zero3", "server", model, running.url, "basis", "otb")
+    for name in ("basis", "otb"):
+        assert_synced_and_saved(name, tmp_path, model, "DEEPSPEED", sharded=True)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["zero2", "fsdp2"])
 def test_other_shardings_against_a_server(kind, served, tmp_path):
     model, url = served
