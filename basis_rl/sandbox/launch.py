@@ -36,10 +36,13 @@ def main(arguments: list[str]) -> NoReturn:
     try:
         status = monitor.run()
     except OSError as error:
+        monitor.remove_temporary()
         _give_up(error)
     except _Ended:
         monitor.kill_everything()
+        monitor.remove_temporary()
         os._exit(128 + signal.SIGTERM)
+    monitor.remove_temporary()
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -124,8 +127,7 @@ class _Monitor:
                 break
             if self._owner_has_died():
                 self.kill_everything()
-                if self.plan["temporary"] and self.folder is not None:
-                    remove_folder(self.folder)
+                self.remove_temporary()
                 os._exit(_CANNOT_START)
             if self.counted and _count(os.getpid()) - 1 - self.namespaces > self.processes:
                 self._stop(f"more than {self.processes} processes and threads")
@@ -137,6 +139,11 @@ class _Monitor:
                     self._stop(f"more than {limit} bytes in its folder")
                     break
         self.kill_everything()
+
+    def remove_temporary(self) -> None:
+        """However the command ended: it may have been because its owner died, a moment before that can be seen."""
+        if self.plan["temporary"] and self.folder is not None:
+            remove_folder(self.folder)
 
     def _owner_has_died(self) -> bool:
         if self.owner_end is not None:

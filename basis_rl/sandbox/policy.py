@@ -41,7 +41,7 @@ class Policy:
         folder_bytes: all files of the folder together; looked at 4 times a second, all is killed when there is more.
         readable: files and folders that can be read and executed (`python_paths`). None: everything but devices and
             other processes.
-        temporary: the folder is removed when the process that started the command dies first.
+        temporary: the folder is removed when the command has ended, or the process that started it has died.
 
     Raises:
         ValueError: a limit that is not positive, a folder that is no absolute path of a folder.

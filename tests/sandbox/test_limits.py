@@ -16,6 +16,7 @@ from basis_rl.sandbox.folders import used_bytes
 from tests.sandbox.owner import kinds, policy_in
 from tests.sandbox.users import OWNER, USERS, command_as, own
 
+ROOT = Path(__file__).resolve().parents[2]
 HELD = [kind for kind in kinds() if kind in ("all", "without namespaces")]
 held = pytest.mark.parametrize("kind", HELD)
 users = pytest.mark.parametrize("user", USERS)
@@ -268,3 +269,23 @@ def test_python_paths_leave_the_home_folder_out(monkeypatch):
     assert not {str(Path.home()), "/"} & set(python_paths())
     assert str(Path.home()) in python_paths(str(Path.home()))
     assert isolation().mechanisms[0] == "rlimits"
+
+
+def test_the_temporary_folder_goes_though_its_owner_dies_before_the_command_has_started(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    code = f"""
+import os, signal, subprocess, sys
+sys.path.insert(0, {str(ROOT)!r})
+from basis_rl.sandbox import Policy, environment, sandboxed
+policy = Policy(memory_bytes=1 << 30, cpu_seconds=5, file_bytes=1 << 20, processes=1, folder={str(folder)!r},
+                readable=None, temporary=True)
+command = sandboxed([sys.executable, "-c", "pass"], policy)
+subprocess.Popen(command, env=environment({str(folder)!r}), start_new_session=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", code], check=False)
+    until = time.monotonic() + 20
+    while folder.exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
