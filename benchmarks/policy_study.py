@@ -41,6 +41,7 @@ ROWS: dict[str, dict[str, str]] = {
     "grpo G=8": {"baseline": "grpo", "baseline_kwargs": "{}", "num_generations": "8"},
     "none": {"baseline": "none", "baseline_kwargs": "{}", "num_generations": "1"},
     "batch_mean": {"baseline": "batch_mean", "baseline_kwargs": "{}", "num_generations": "1"},
+    "ppo": {"baseline": "ppo", "baseline_kwargs": "{}", "num_generations": "1"},
 }
 LOGGED = ("reward", "baseline/beta", "baseline/mse_to_reward", "entropy", "advantages/zero")
 
