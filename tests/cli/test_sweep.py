@@ -190,7 +190,7 @@ def test_two_real_runs_one_of_them_interrupted(recipe, tmp_path, capsys):
         if (first / "metrics.jsonl").is_file() and (first / "metrics.jsonl").read_text().count("\n") >= 2:
             break
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 75, output[-2000:]
     assert "Stopped. The same command goes on." in output
     assert list(first.glob("checkpoint-*"))

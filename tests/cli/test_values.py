@@ -267,7 +267,7 @@ def test_killed_ten_times_at_random_it_is_the_undisturbed_table(recipe, tmp_path
             process.wait()
             kills += 1
         else:
-            output, _ = process.communicate(timeout=200)
+            output, _ = process.communicate(timeout=500)
             assert process.returncode == 0, output[-3000:]
         asked = {body["seed"] for body in fake.requests}
         assert not asked & kept, "nothing that is finished is drawn again"
@@ -289,7 +289,7 @@ def test_a_server_of_its_own_is_started_and_stopped(tmp_path, recipe):
     model = save_model(tmp_path / "model", tied=True)
     settings = {"model_name_or_path": str(model), "values_servers": None, "values_serve": True, "dtype": "float32"}
     process = start(recipe(**settings, vllm_max_model_length=128), f"--serve_args={' '.join(ENGINE)}")
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate(timeout=500)
     assert process.returncode == 0, output[-3000:]
     assert "never solved" in output
     assert ValueTable.load(tmp_path / "values").provenance["sampler"] == "vllm"

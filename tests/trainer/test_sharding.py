@@ -45,7 +45,7 @@ def launch(folder, kind, *arguments, script="tests.trainer.sharded"):
             )
         launched.append(process)
     try:
-        codes = [process.wait(timeout=600) for process in launched]
+        codes = [process.wait(timeout=1200) for process in launched]
     finally:
         for process in launched:
             process.kill()
@@ -211,6 +211,6 @@ def test_gradients_that_are_not_finite_are_counted_and_end_a_sharded_run(tmp_pat
     command += ["--per_device_train_batch_size", "4", "--steps_per_generation", "1", "--max_steps", "6"]
     command += ["--max_completion_length", "8", "--max_nonfinite_steps", "2", "--report_to", "none"]
     command += ["--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode != 0
     assert "2 steps in a row" in done.stderr, done.stderr[-3000:]

@@ -26,7 +26,7 @@ def launch(ranks, output, model, config="accelerate_configs/cpu.yaml"):
     script = ["-m", "tests.trainer.tooled_ranks", str(ranks), str(output), str(model)]
     command = [sys.executable, *(launcher if ranks > 1 else []), *script]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "CI": "1"}, timeout=300
+        command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "CI": "1"}, timeout=900
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return [torch.load(output / f"rank{rank}.pt", weights_only=False) for rank in range(ranks)]
