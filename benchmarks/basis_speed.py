@@ -6,16 +6,16 @@ One core; 512 and 65,536 rollouts alternate; peak memory is that of the tensors 
 from __future__ import annotations
 
 import time
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from basis_rl.baselines import Basis
 from basis_rl.types import RolloutBatch
 from basis_rl.values import ValueTable
-from benchmarks.common import save
+from benchmarks.common import peak_bytes, save
 
 SIZES = {512: 61, 4096: 21, 65_536: 7}
 
@@ -34,18 +34,6 @@ def case(n: int) -> tuple[Basis, RolloutBatch]:
     return Basis(table), batch
 
 
-def peak_bytes(basis: Basis, batch: RolloutBatch) -> int:
-    """Largest amount of tensor memory in use at once, from the profiler's allocations and releases."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        basis.advantages(batch)
-    total = peak = 0
-    for event in sorted(recorded.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
-        if event.name() == "[memory]":
-            total += event.nbytes()
-            peak = max(peak, total)
-    return peak
-
-
 def main() -> None:
     torch.set_num_threads(1)
     cases = {n: case(n) for n in SIZES}
@@ -62,7 +50,8 @@ def main() -> None:
     base = median(seconds[512])
     for n, times in seconds.items():
         ordered = sorted(times)
-        peak = peak_bytes(*cases[n])
+        basis, batch = cases[n]
+        peak = peak_bytes(partial(basis.advantages, batch))
         spread = [ordered[len(ordered) // 10], ordered[-1 - len(ordered) // 10]]
         results[str(n)] = {"seconds": times, "median": median(times), "spread": spread, "peak_bytes": peak}
         print(

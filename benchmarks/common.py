@@ -68,3 +68,18 @@ def save(name: str, results: dict[str, Any], folder: Path = RESULTS) -> None:
     path = folder / f"{name}.json"
     path.write_text(json.dumps({**machine(), **results}, indent=1) + "\n")
     print(f"raw numbers: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+
+
+def peak_bytes(work: Callable[[], Any]) -> int:
+    """Most tensor memory that `work` had allocated at one time beyond what was there before."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        kept = work()
+    total = peak = 0
+    for event in sorted(recorded.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
+        if event.name() == "[memory]":
+            total += event.nbytes()
+            peak = max(peak, total)
+    del kept
+    return peak

@@ -93,7 +93,7 @@ class Worker:
             sys.path.insert(0, os.getcwd())
         try:
             self.function = load(self.target)
-        except BaseException:
+        except BaseException:  # a module that ends the process says so by SystemExit
             self.broken = traceback.format_exc()[-4000:]
         limit_memory(self.memory_limit)
 

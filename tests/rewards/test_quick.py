@@ -102,6 +102,7 @@ OTHERS += [
 
 
 def compare(pairs):
+    """Each verdict is Math-Verify's or listed; how many pairs are left to Math-Verify."""
     asked = 0
     for gold, answer in pairs:
         quick = quick_verdict(gold, answer)
@@ -142,14 +143,13 @@ def test_random_numerals():
         return rng.choice([*forms, rf"\frac{{{value}}}{{{rng.randint(1, 40)}}}"])
 
     texts = [numeral() for _ in range(600)]
-    compare((rng.choice(texts), rng.choice(texts)) for _ in range(100_000))
+    assert compare((rng.choice(texts), rng.choice(texts)) for _ in range(100_000)) < 1000
 
 
 def test_other_notations_are_never_taken_for_numerals():
     for text in OTHERS:
-        if text != "٣":  # a digit to Python's numbers
-            assert plain_number(text) is None
-            assert quick_verdict(text, "5") is quick_verdict("5", text) is None
+        assert plain_number(text) is None
+        assert quick_verdict(text, "5") is quick_verdict("5", text) is None
     compare(itertools.product(OTHERS, numerals((2, 1000))[:60]))
 
 
@@ -173,7 +173,9 @@ def test_single_letters_are_compared_as_math_verify_does():
 
 @pytest.mark.long
 def test_all_pairs_of_letters():
-    compare(itertools.product(letters(FORMS), letters(FORMS)))
+    # All but those with e or i on a side, which may be numbers.
+    decided = len(letters(FORMS, set(string.ascii_letters) - set("eEiI"))) ** 2
+    assert compare(itertools.product(letters(FORMS), letters(FORMS))) == len(letters(FORMS)) ** 2 - decided
 
 
 def test_the_same_text():

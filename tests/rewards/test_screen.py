@@ -8,6 +8,7 @@ import pytest
 from basis_rl.rewards.extract import last_boxed
 from basis_rl.rewards.quick import same_text
 from basis_rl.rewards.screen import LIMITS, measure, screened
+from tests.rewards.growth import seconds
 
 HOPELESS = {
     "length": "x+" * 5_000 + "x",
@@ -90,16 +91,10 @@ SIZES = (200_000, 1_600_000)
 )
 @pytest.mark.parametrize("work", [last_boxed, lambda text: screened("2", text), lambda text: same_text("2", text)])
 def test_time_grows_with_the_length_and_no_faster(piece, work):
-    def seconds(size):
-        text = (piece * (size // len(piece) + 1))[:size]
-        times = []
-        for _ in range(3):
-            began = time.thread_time()
-            work(text)
-            times.append(time.thread_time() - began)
-        return min(times)
+    def of_size(size):
+        return work((piece * (size // len(piece) + 1))[:size])
 
-    small, large = (seconds(size) for size in SIZES)
+    small, large = (seconds(of_size, size) for size in SIZES)
     # Eight times the length: linear is a factor of 8, quadratic one of 64, and 40 s at 1e-9 s a pair of characters.
     assert large < 30 * max(small, 0.01)
 

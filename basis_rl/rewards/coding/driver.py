@@ -47,7 +47,7 @@ def main(path: str) -> None:
         exec(_PRELUDE, namespace)
         with open(path, encoding="utf-8") as file:
             exec(compile(file.read(), "candidate.py", "exec"), namespace)
-    except BaseException as error:
+    except BaseException as error:  # the candidate may raise anything, SystemExit too; asked again, it says so
         broken = type(error).__name__
     for line in asked:
         request = json.loads(line)
