@@ -208,7 +208,7 @@ def main(argv: list[str] | None = None) -> None:
     for seed, name in itertools.product(plan.seeds, options.methods):
         path, key = options.output / f"{name}-{seed}.json", {**asdict(plan), "seeds": [seed]}
         make = partial(one_run, name, seed, plan, options.output)
-        runs.append(kept(path, key, make))
+        runs.append(kept(path, key, make)[0])
         series = runs[-1]["series"]
         first, last, felt = (float(np.mean(x)) for x in (
             series["reward"][:5], series["reward"][-10:], series["rollouts"][:20]))  # fmt: skip

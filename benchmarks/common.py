@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import platform
+import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -48,18 +49,29 @@ def rounded(value: Any) -> Any:
     return [rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
-def kept(path: Path, plan: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `make` made of `plan` in an earlier call, from the file `path`; else what it makes now, kept there."""
-    key = json.loads(json.dumps(plan))
-    if path.is_file():
-        found = json.loads(path.read_text())
-        if found["plan"] == key:
-            result: dict[str, Any] = found["result"]
-            return result
-    result = make()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"plan": key, "result": result}))
-    return result
+def kept(file: Path, settings: dict[str, Any], make: Callable[[], dict[str, Any]] | None) -> tuple[Any, bool]:
+    """The run in `file`, made and written if it is not there; and whether it was made now. ``(None, False)`` if it is
+    not there and `make` is None.
+
+    Raises:
+        SystemExit: the run in `file` has other settings.
+    """
+    settings = json.loads(json.dumps(settings))
+    if not file.is_file():
+        if make is None:
+            return None, False
+        print(f"{file.stem} ...", flush=True)
+        began, found = time.perf_counter(), make()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps({"settings": settings, **found}))
+        partial.replace(file)
+        print(f"{file.stem}: {time.perf_counter() - began:.0f} s", flush=True)
+        return found, True
+    there = json.loads(file.read_text())
+    if there.pop("settings") != settings:
+        raise SystemExit(f"{file} is of other settings: give another --output, or remove it.")
+    return there, False
 
 
 def save(name: str, results: dict[str, Any], folder: Path = RESULTS) -> None:

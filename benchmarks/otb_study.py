@@ -203,7 +203,7 @@ def main(argv: list[str] | None = None) -> None:
     cells, seconds = [], []
     for seed in plan.seeds:
         key = {**asdict(plan), "seeds": [seed]}
-        found = kept(options.output / f"{seed}.json", key, partial(one_seed, plan, seed))
+        found, _ = kept(options.output / f"{seed}.json", key, partial(one_seed, plan, seed))
         cells += found["cells"]
         seconds.append(found["processor seconds"])
         for cell in found["cells"]:

@@ -45,20 +45,20 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def summary(runs: Sequence[dict[str, Any]], reference: str = "grpo G=8") -> list[dict[str, Any]]:
-    """A line for each objective and row, over its seeds.
+    """A line for each objective, learning rate and row, over its seeds.
 
     ``final``: the level at the end. ``to_reference``: responses until the level is the final one of `reference` at the
-    same objective and seed, as a share of the budget; ``cpu_to_reference`` the same of its processor seconds; both also
-    ``_with_table``, the whole value table paid by this one run, for rows that have one. ``never`` counts the seeds that
-    do not get there; they are in no spread.
+    same objective, learning rate and seed, as a share of the budget; ``cpu_to_reference`` the same of its processor
+    seconds; both also ``_with_table``, the whole value table paid by this one run, for rows that have one. ``never``
+    counts the seeds that do not get there; they are in no spread.
     """
-    finals = {(run["objective"], run["row"], run["seed"]): levels(run["accuracy"])[-1] for run in runs}
-    by_key = {(run["objective"], run["row"], run["seed"]): run for run in runs}
+    references = {(_setting(run), run["seed"]): run for run in runs if run["row"] == reference}
     lines = []
-    for objective, row in dict.fromkeys((run["objective"], run["row"]) for run in runs):
-        own = [run for run in runs if (run["objective"], run["row"]) == (objective, row)]
+    for setting, row in dict.fromkeys((_setting(run), run["row"]) for run in runs):
+        own = [run for run in runs if (_setting(run), run["row"]) == (setting, row)]
         line: dict[str, Any] = {
-            "objective": objective,
+            "objective": setting[0],
+            "learning_rate": setting[1],
             "row": row,
             "seeds": [run["seed"] for run in own],
             "start": spread([run["accuracy"][0] for run in own]),
@@ -67,32 +67,36 @@ def summary(runs: Sequence[dict[str, Any]], reference: str = "grpo G=8") -> list
             "collapsed": sum(collapsed(run["accuracy"]) for run in own),
             "cpu": spread([run["cpu"][-1] for run in own]),
         }
-        reached: dict[str, list[float]] = {}
-        never = 0
-        for run in own:
-            key = (objective, reference, run["seed"])
-            if row == reference or key not in finals:
-                continue
-            responses = spent_until(run["responses"], run["accuracy"], finals[key])
-            if responses is None:
-                never += 1
-                continue
-            cpu = spent_until(run["cpu"], run["accuracy"], finals[key])
-            assert cpu is not None
-            other = by_key[key]
-            for name, spent in (("responses", responses), ("cpu", cpu)):
-                prefix = "to_reference" if name == "responses" else "cpu_to_reference"
-                reached.setdefault(prefix, []).append(spent / other[name][-1])
-                if run.get("table"):
-                    whole = (spent + run["table"][name]) / other[name][-1]
-                    reached.setdefault(f"{prefix}_with_table", []).append(whole)
-        lines.append({**line, **{name: spread(values) for name, values in reached.items()}, "never": never})
+        others = [references.get((setting, run["seed"])) for run in own] if row != reference else []
+        shares = [shares_of(run, other) for run, other in zip(own, others, strict=False) if other is not None]
+        for name in dict.fromkeys(key for share in shares for key in share):
+            line[name] = spread([share[name] for share in shares if share])
+        lines.append({**line, "never": shares.count({})})
     return lines
+
+
+def _setting(run: dict[str, Any]) -> tuple[str, float]:
+    return run["objective"], run["learning_rate"]
+
+
+def shares_of(run: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
+    """What `run` had spent when it was where `other` ends, over what that spent; empty if it never was."""
+    final, shares = levels(other["accuracy"])[-1], {}
+    for name, prefix in (("responses", "to_reference"), ("cpu", "cpu_to_reference")):
+        spent = spent_until(run[name], run["accuracy"], final)
+        if spent is None:
+            return {}
+        shares[prefix] = spent / other[name][-1]
+        if run.get("table"):
+            shares[f"{prefix}_with_table"] = (spent + run["table"][name]) / other[name][-1]
+    return shares
 
 
 def table(lines: Sequence[dict[str, Any]]) -> str:
     """`summary` for the terminal."""
-    head = "objective  row          seeds  final (min to max)       collapsed  share of the budget to reach G=8's final"
+    head = (
+        "objective    rate  row           seeds  final (min to max)       collapsed  share of the budget to G=8's final"
+    )
     text = [head]
     for line in lines:
         final = line["final"]
@@ -100,8 +104,8 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
         reached = f"{share['median']:.2f} ({share['min']:.2f} to {share['max']:.2f})" if share else "-"
         reached += f", never {line['never']}" if line["never"] else ""
         text.append(
-            f"{line['objective']:10} {line['row']:12} {len(line['seeds']):5}  {final['median']:6.1%} "
-            f"({final['min']:.1%} to {final['max']:.1%})  {line['collapsed']:9}  {reached}"
+            f"{line['objective']:9} {line['learning_rate']:7.0e}  {line['row']:13} {len(line['seeds']):5}  "
+            f"{final['median']:6.1%} ({final['min']:.1%} to {final['max']:.1%})  {line['collapsed']:9}  {reached}"
         )
     return "\n".join(text)
 
@@ -159,3 +163,28 @@ def _band(axis: Any, curves: Sequence[tuple[Sequence[float], Sequence[float]]], 
     ys = np.array([y[:count] for _, y in curves])
     axis.plot(x, ys.mean(axis=0), color=color, label=label, linewidth=1.6)
     axis.fill_between(x, ys.min(axis=0), ys.max(axis=0), color=color, alpha=0.15, linewidth=0)
+
+
+def draw_rates(lines: Sequence[dict[str, Any]], path: Path) -> None:
+    """The level at the end over the learning rate, of the first objective: median, least and largest seed."""
+    from benchmarks import drawing
+
+    own = [line for line in lines if line["objective"] == lines[0]["objective"]]
+    rates = sorted({line["learning_rate"] for line in own})
+    with drawing.panels(path, 1, 1, width=5.2, height=3.6) as (axis,):
+        drawing.title(axis, f"objective {lines[0]['objective']}, end of the run", "learning rate", "held-out accuracy")
+        for index, row in enumerate(dict.fromkeys(line["row"] for line in own)):
+            found = sorted(
+                ((line["learning_rate"], line["final"]) for line in own if line["row"] == row), key=lambda x: x[0]
+            )
+            if len(found) < len(rates):
+                continue
+            x, finals = zip(*found, strict=True)
+            look = drawing.style(index)
+            axis.plot(x, [final["median"] for final in finals], label=row, **look)
+            least, most = ([final[end] for final in finals] for end in ("min", "max"))
+            axis.fill_between(x, least, most, color=look["color"], alpha=0.13, linewidth=0)
+        axis.set_xscale("log")
+        axis.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        axis.minorticks_off()
+        axis.legend(fontsize=8, frameon=False)

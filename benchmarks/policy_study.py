@@ -4,8 +4,9 @@
 
 Sums and differences of numbers of one and two digits, the quickstart's model; for each seed ONE warm start and ONE
 value table, which all its runs share. Every run draws the same number of responses, as many a step: 64 prompts x 1 or
-8 x 8, two inner updates, a constant learning rate that is the same for all, no KL, as in the paper. Accuracy is greedy,
-on held-out problems. Seconds are those of this process on a processor, measurements left out; the clock's are beside.
+8 x 8, two inner updates, a constant learning rate that is the same for all, no KL, as in the paper. Which rate, decides
+more than the estimator does: the first objective is run at `--rates` as well. Accuracy is greedy, on held-out problems.
+Seconds are those of this process on a processor, measurements left out; the clock's are beside.
 
 A run whose numbers are in the output folder is not made again, so that the command goes on after an interruption, or
 does `--runs` of them at a time. The summary and the plot are made of what is there.
@@ -30,8 +31,8 @@ from basis_rl.data import load_prompts
 from basis_rl.recipe import build_trainer, parse_recipe
 from basis_rl.rewards import MathVerifyReward
 from benchmarks import policy_report
-from benchmarks.common import RESULTS, save
-from benchmarks.training import greedy, kept, measured_training, quickstart_model
+from benchmarks.common import RESULTS, kept, save
+from benchmarks.training import greedy, measured_training, quickstart_model
 
 RECIPE = str(Path(__file__).parents[1] / "examples" / "quickstart" / "basis.yaml")
 OBJECTIVES = ("grpo", "gpg", "gspo")
@@ -41,8 +42,10 @@ ROWS: dict[str, dict[str, str]] = {
     "grpo G=8": {"baseline": "grpo", "baseline_kwargs": "{}", "num_generations": "8"},
     "none": {"baseline": "none", "baseline_kwargs": "{}", "num_generations": "1"},
     "batch_mean": {"baseline": "batch_mean", "baseline_kwargs": "{}", "num_generations": "1"},
+    "basis_history": {"baseline": "basis_history", "baseline_kwargs": "{}", "num_generations": "1"},  # without a table
     "ppo": {"baseline": "ppo", "baseline_kwargs": "{}", "num_generations": "1"},
 }
+ONCE = ("basis_history", "ppo")  # the paper has neither: at the first objective and the common learning rate only
 LOGGED = ("reward", "baseline/beta", "baseline/mse_to_reward", "entropy", "advantages/zero")
 
 
@@ -58,7 +61,7 @@ class Scale:
         table_rollouts: of each of them, for the value table.
         every: steps between measurements.
         held_out: problems that accuracy is measured on.
-        learning_rate: of all rows.
+        learning_rate: of all rows, where no other is asked for.
         warm_start: share of right answers, and steps, at which the warm start ends.
     """
 
@@ -135,15 +138,24 @@ def run(scale: Scale, objective: str, row: str, seed: int, output: Path) -> dict
     }
 
 
-def planned(objectives: list[str], rows: list[str], seeds: list[int]) -> list[tuple[str, str, int]]:
-    """All rows at the first objective and seed, its other seeds, then the other objectives."""
-    return [(objective, row, seed) for objective in objectives for seed in seeds for row in rows]
+def planned(
+    objectives: list[str], rows: list[str], seeds: list[int], rate: float, rates: list[float]
+) -> list[tuple[str, str, int, float]]:
+    """Objective, row, seed, learning rate: all at `rate`; then the first objective at each of `rates`."""
+    at_one = [(objective, row, seed, rate) for objective in objectives for seed in seeds for row in rows]
+    at_others = [(objectives[0], row, seed, r) for r in rates if r != rate for seed in seeds for row in rows]
+    return [
+        (objective, row, seed, r)
+        for objective, row, seed, r in [*at_one, *at_others]
+        if row not in ONCE or (objective, r) == (objectives[0], rate)
+    ]
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", type=int, default=Scale.budget, help="responses of a run")
     parser.add_argument("--learning_rate", type=float, default=Scale.learning_rate)
+    parser.add_argument("--rates", type=float, nargs="*", default=[3e-5, 3e-4], help="besides, at the first objective")
     parser.add_argument("--start", type=float, default=0.45, help="share of right answers that ends the warm start")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--objectives", nargs="+", default=list(OBJECTIVES), choices=OBJECTIVES)
@@ -160,21 +172,24 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         )
     torch.set_num_threads(1)
     runs, made = [], 0
-    everything = planned(options.objectives, options.rows, options.seeds)
-    for objective, row, seed in everything:
+    everything = planned(options.objectives, options.rows, options.seeds, scale.learning_rate, options.rates)
+    for objective, row, seed, rate in everything:
+        own = dataclasses.replace(scale, learning_rate=rate)
         found, fresh = kept(
-            options.output / f"{objective}-{row.replace(' ', '-')}-seed{seed}.json",
-            {**dataclasses.asdict(scale), "recipe": ROWS[row]},
-            None if made == options.runs else lambda: run(scale, objective, row, seed, options.output),  # noqa: B023
+            options.output / f"{objective}-{row.replace(' ', '-')}-{rate:g}-seed{seed}.json",
+            {**dataclasses.asdict(own), "recipe": ROWS[row]},
+            None if made == options.runs else lambda: run(own, objective, row, seed, options.output),  # noqa: B023
         )
         made += fresh
         if found is not None:
-            runs.append({"objective": objective, "row": row, "seed": seed, **found})
+            runs.append({"objective": objective, "row": row, "seed": seed, "learning_rate": rate, **found})
     results = {"scale": dataclasses.asdict(scale), "missing": len(everything) - len(runs), "runs": runs}
     results["summary"] = policy_report.summary(runs)
     print(policy_report.table(results["summary"]))
     plot = options.output / "policy_study.png" if options.quick else RESULTS / f"{options.name}.png"
-    policy_report.draw(runs, plot)
+    policy_report.draw([run for run in runs if run["learning_rate"] == scale.learning_rate], plot)
+    if len({run["learning_rate"] for run in runs}) > 1:
+        policy_report.draw_rates(results["summary"], plot.with_stem(f"{plot.stem}_rates"))
     if not options.quick:
         save(options.name, results)
     return results

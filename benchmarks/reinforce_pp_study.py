@@ -32,9 +32,9 @@ from basis_rl.recipe import parse_recipe
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rollout import Sampling, prompt_tokens, sample
 from benchmarks import knights
-from benchmarks.common import RESULTS, save
+from benchmarks.common import RESULTS, kept, save
 from benchmarks.policy_study import RECIPE
-from benchmarks.training import greedy, kept, measured_training, quickstart_model
+from benchmarks.training import greedy, measured_training, quickstart_model
 from examples.quickstart.warm_start import build_model, warm_start
 from examples.quickstart.warm_start import save as save_model
 

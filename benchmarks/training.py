@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -120,28 +119,3 @@ def quickstart_model(
     model = build_model(tokenizer)
     warm_start(model, tokenizer, train, until=until, max_steps=max_steps)
     save(model, tokenizer, folder)
-
-
-def kept(file: Path, settings: dict[str, Any], make: Callable[[], dict[str, Any]] | None) -> tuple[Any, bool]:
-    """The run in `file`, made and written if it is not there; and whether it was made now. ``(None, False)`` if it is
-    not there and `make` is None.
-
-    Raises:
-        SystemExit: the run in `file` has other settings.
-    """
-    settings = json.loads(json.dumps(settings))
-    if not file.is_file():
-        if make is None:
-            return None, False
-        print(f"{file.stem} ...", flush=True)
-        began, found = time.perf_counter(), make()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps({"settings": settings, **found}))
-        partial.replace(file)
-        print(f"{file.stem}: {time.perf_counter() - began:.0f} s", flush=True)
-        return found, True
-    there = json.loads(file.read_text())
-    if there.pop("settings") != settings:
-        raise SystemExit(f"{file} is of other settings: give another --output, or remove it.")
-    return there, False

@@ -13,7 +13,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from basis_rl.baselines import BASELINES
 from basis_rl.functional.tilt import beta_grid
 from benchmarks import advantage_cost, gpu_step, knights, policy_report, policy_study, reinforce_pp_study
-from benchmarks.training import Measured, kept, measured_training
+from benchmarks.common import kept
+from benchmarks.training import Measured, measured_training
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +58,8 @@ def test_a_fall_from_the_maximum_is_a_collapse_and_a_rise_is_not():
 
 def policy_run(row, seed, accuracy):
     spent = [float(i) for i in range(len(accuracy))]
-    return {"objective": "grpo", "row": row, "seed": seed, "accuracy": accuracy, "responses": spent, "cpu": spent,
+    return {"objective": "grpo", "row": row, "seed": seed, "learning_rate": 1e-4,
+            "accuracy": accuracy, "responses": spent, "cpu": spent,
             "log": {"num_responses": [1], "baseline/beta": [2.0]}}  # fmt: skip
 
 
@@ -189,9 +191,16 @@ def test_a_kept_run_is_not_made_again_and_other_settings_are_refused(tmp_path):
 
 
 def test_policy_study_runs_and_goes_on(tmp_path):
-    asked = ["--quick", "--output", str(tmp_path), "--seeds", "0", "--objectives", "grpo"]
+    asked = ["--quick", "--output", str(tmp_path), "--seeds", "0", "--objectives", "grpo", "--rates"]
     first = policy_study.main([*asked, "--runs", "1"])
     assert (len(first["runs"]), first["missing"]) == (1, len(policy_study.ROWS) - 1)
+    runs = policy_study.main([*asked, "1e-3", "--rows", "basis", "grpo G=8"])["runs"]
+    assert [(run["row"], run["learning_rate"]) for run in runs] == [
+        ("basis", 1e-4), ("grpo G=8", 1e-4), ("basis", 1e-3), ("grpo G=8", 1e-3)
+    ]  # fmt: skip
+    assert runs[0]["accuracy"][0] == runs[2]["accuracy"][0]
+    assert runs[0]["log"] != runs[2]["log"]
+    assert (tmp_path / "policy_study_rates.png").read_bytes().startswith(b"\x89PNG")
     runs = policy_study.main(asked)["runs"]
     assert [run["row"] for run in runs] == list(policy_study.ROWS)
     assert runs[0] == first["runs"][0]
