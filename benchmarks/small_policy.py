@@ -100,12 +100,13 @@ def draw(
     rollouts: int,
     reward: MathVerifyReward,
     label: str = "rollouts",
+    tokens: int = TOKENS,
 ) -> np.ndarray:
     """``(P, rollouts)`` uint8: the 0/1 rewards of that many rollouts of each problem, at temperature 1."""
     prompts, golds = list(dataset["prompt"]), list(dataset["solution"])
-    tokens = [prompt_tokens(prompt, tokenizer, {}) for prompt in prompts]
+    ids = [prompt_tokens(prompt, tokenizer, {}) for prompt in prompts]
     rewards = np.zeros((len(prompts), rollouts), dtype=np.uint8)
-    drawn = sample(model, tokenizer, tokens, Sampling(TOKENS), num_samples=rollouts, batch_size=2048)
+    drawn = sample(model, tokenizer, ids, Sampling(tokens), num_samples=rollouts, batch_size=2048)
     for index, completions in tqdm(drawn, total=len(prompts), desc=label, unit="prompt", mininterval=5):
         texts = [completion.text for completion in completions]
         scores = reward(prompts=[prompts[index]] * rollouts, completions=texts, solution=[golds[index]] * rollouts)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -200,8 +200,3 @@ def replay(baseline: Baseline, history: Sequence[tuple[Sequence[str], np.ndarray
     for step, (prompt_ids, rewards) in enumerate(history):
         baseline.update(rollout_batch(prompt_ids, rewards, step))
     return baseline
-
-
-def reduction(mse: Mapping[str, float], name: str, against: str) -> float:
-    """By what share the error of `name` lies below that of `against`; negative if above."""
-    return 1.0 - mse[name] / mse[against]

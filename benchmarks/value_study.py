@@ -11,11 +11,11 @@ Rollouts are kept in ``--output`` (runs/value_study); a second call only analyse
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -25,14 +25,15 @@ from basis_rl.baselines import Basis, BasisHistory, BatchMean, BVBlend, DrGrpo, 
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.types import RolloutBatch
 from basis_rl.values import ValueTable
-from benchmarks import drawing
 from benchmarks import value_analysis as va
+from benchmarks import value_report as report
 from benchmarks.common import RESULTS, one_thread, rounded, save
-from benchmarks.small_policy import draw, problems, trainer_for, warm_policy
+from benchmarks.small_policy import TOKENS, draw, problems, trainer_for, warm_policy
+from benchmarks.worked_sums import TOKENS as WORKED_TOKENS
+from benchmarks.worked_sums import worked_policy
 
 GROUP, SPREADS, REPEATS, MANY = 8, (0.20, 0.23, 0.26, 0.29, 0.32), 10, 200
-EDGES = (0.206, 0.226, 0.246, 0.266, 0.287, 0.307)  # the paper's bins of a batch's standard deviation of V
-STAGES = ("early", "middle", "late")
+STAGES = report.STAGES
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Plan:
     table: int = 32
     oracle: int = 256
     samples: int = 64
+    worked: bool = False  # the policy of `worked_sums`, not the quickstart's
 
 
 QUICK = Plan(
@@ -57,14 +59,8 @@ QUICK = Plan(
 )  # fmt: skip
 
 
-# What `--gentle` changes: fewer rollouts too, since it is a second look.
-GENTLE: dict[str, Any] = {
-    "learning_rate": 3e-5,
-    "trained": 1024,
-    "pool": 256,
-    "samples": 32,
-    "checkpoints": (10, 30, 60),
-}
+# What `--worked` changes: a policy that works its sums in steps. Its rollouts take twice the time.
+WORKED: dict[str, Any] = {"worked": True, "until": 0.4, "pool": 384, "learning_rate": 1e-4, "checkpoints": (20, 40, 80)}
 
 
 class Recorder(Grpo):
@@ -94,19 +90,22 @@ def make_rollouts(plan: Plan, output: Path) -> dict[str, Any]:
     """Train, and draw what the analysis needs: plain arrays and lists."""
     seconds = {"warm start": time.process_time()}
     everything = problems(plan.problems)
-    model, tokenizer = warm_policy(everything, plan.seed, plan.until)
+    make, tokens = (worked_policy, WORKED_TOKENS) if plan.worked else (warm_policy, TOKENS)
+    model, tokenizer = make(everything, plan.seed, plan.until)
     seconds["warm start"] = time.process_time() - seconds["warm start"]
     trained = everything.select(range(plan.trained))
     pool, reward = trained.select(range(plan.pool)), MathVerifyReward(num_workers=1)
     began = time.process_time()
     found: dict[str, Any] = {"ids": trained["prompt_id"], "family": trained["family"]}
-    found["reference"] = draw(model, tokenizer, trained, plan.table, reward, "value table")
+    found["reference"] = draw(model, tokenizer, trained, plan.table, reward, "value table", tokens)
     recorder = Recorder()
 
     def look(batches: int) -> None:
         stage = STAGES[plan.checkpoints.index(batches)]
         training = model.training
-        found[stage] = draw(model, tokenizer, pool, plan.oracle + plan.samples, reward, f"{stage}: batch {batches}")
+        found[stage] = draw(
+            model, tokenizer, pool, plan.oracle + plan.samples, reward, f"{stage}: batch {batches}", tokens
+        )
         model.train(training)
 
     trainer = trainer_for(
@@ -114,6 +113,7 @@ def make_rollouts(plan: Plan, output: Path) -> dict[str, Any]:
         [AtCheckpoints(recorder, plan.checkpoints, look)],
         num_generations=GROUP, per_device_train_batch_size=plan.prompts * GROUP // 2,
         max_steps=2 * plan.checkpoints[-1], learning_rate=plan.learning_rate, seed=plan.seed,
+        max_completion_length=tokens,
     )  # fmt: skip
     trainer.train()
     if trainer.stop_on_signal.stopped:
@@ -230,10 +230,10 @@ def by_spread(rows: list[va.Estimator], measured: list[dict[str, Any]]) -> dict[
     spreads = [s for one in measured for s in one["spread"]]
     mse = {e.name: [x for one in measured for x in one["estimators"][e.name]["mse"]] for e in rows}
     return {
-        "edges": EDGES,
-        "batches": np.histogram(spreads, EDGES)[0].tolist(),
+        "edges": report.EDGES,
+        "batches": np.histogram(spreads, report.EDGES)[0].tolist(),
         "least and greatest": [min(spreads), max(spreads)],
-        "mse": {name: va.bin_means(spreads, errors, EDGES) for name, errors in mse.items()},
+        "mse": {name: va.bin_means(spreads, errors, report.EDGES) for name, errors in mse.items()},
     }
 
 
@@ -264,111 +264,36 @@ def curves_over_beta(
     }
 
 
-def shortened(results: dict[str, Any]) -> dict[str, Any]:
-    """The results with mean and standard error in place of the numbers of many batches."""
-    stages = {}
-    for stage, found in results["stages"].items():
-        many = found["natural, many"]
-        short = {
-            name: {**row, **{key: mean_and_error(row[key]) for key in ("mse", "at_bounds")}}
-            for name, row in many["estimators"].items()
-        }
-        stages[stage] = {**found, "natural, many": {"batches": len(many["spread"]), "estimators": short}}
-    return {**results, "stages": stages}
-
-
-def mean_and_error(numbers: list[float]) -> list[float]:
-    return [float(np.mean(numbers)), float(np.std(numbers, ddof=1) / len(numbers) ** 0.5)]
-
-
-def show(results: dict[str, Any]) -> None:
-    for stage, row in results["age of the table"].items():
-        print(f"{stage}: MSE of basis by the table's policy: " + ", ".join(f"{k} {v:.4f}" for k, v in row.items()))
-    for stage, found in results["stages"].items():
-        print(f"\n{stage}: mean V {found['mean V']:.3f}, spread {found['spread of V']:.3f}, drift {found['drift']}, "
-              f"oracle error {found['error of the oracle']:.4f}; MSE, 0/1 share")  # fmt: skip
-        for name in found["natural"]["estimators"]:
-            cells = [found[key]["estimators"][name] for key in ("natural", "natural, many", "spread 0.26")]
-            text = "   ".join(f"{np.mean(c['mse']):.4f} {np.mean(c['at_bounds']):4.0%}" for c in cells)
-            bins = " ".join(f"{x:.4f}" for x in found["by spread"]["mse"][name])
-            print(f"  {name:28} {text}   {bins}")
-        chosen = sorted(results["beta"][stage]["chosen"])
-        print(f"  beta: best {results['beta'][stage]['best']}, chosen (median) {chosen[len(chosen) // 2]:.2f}")
-
-
-DRAWN = (
-    "basis unb", "basis_history", "batch mean", "group mean 8", "rloo 8", "bv_blend 8", "group mean 4", "group mean 2",
-    "group mean 1", "basis unb, no smoothing",
-)  # fmt: skip
-
-
-def plot(results: dict[str, Any], folder: Path, name: str, stage: str = "middle") -> None:
-    """Figs. 3 and 2 of the paper, for the middle checkpoint and for all."""
-    found = results["stages"][stage]
-    labels = ["0–0.2", "0.2–0.4", "0.4–0.6", "0.6–0.8", "0.8–1"]
-    natural = found["natural, many"]["estimators"]
-    with drawing.panels(folder / f"{name}.png", 2, 2, width=5.2, height=3.7) as (a, b, c, d):
-        drawing.title(a, f"(a) MSE, {stage} checkpoint, {len(found['natural, many']['spread'])} batches", "", "")
-        order = sorted((*DRAWN, "rloo 2", "rloo 4", "bv_blend 1"), key=lambda key: float(np.mean(natural[key]["mse"])))
-        heights = [float(np.mean(natural[key]["mse"])) for key in order]
-        colors = [drawing.LIGHT[0 if key.startswith("basis") else 6] for key in order]
-        a.barh(range(len(order)), heights, color=colors)
-        a.set_yticks(range(len(order)), order, fontsize=8)
-        for row, height in enumerate(heights):
-            a.text(height, row, f" {height:.3f}", va="center", fontsize=7.5)
-        middles = [(low + high) / 2 for low, high in itertools.pairwise(EDGES)]
-        drawing.title(b, "(b) MSE by the spread of V in the batch", "standard deviation of V", "MSE")
-        drawing.title(c, "(c) MSE by the prompt's value", "V", "MSE")
-        drawing.title(d, "(d) baseline exactly 0 or 1", "V", "share")
-        for index, key in enumerate(DRAWN):
-            look = drawing.style(index)
-            b.plot(middles, found["by spread"]["mse"][key], label=key, **look)
-            c.plot(labels, natural[key]["mse_by_band"], label=key, **look)
-            d.plot(labels, natural[key]["at_bounds_by_band"], label=key, **look)
-        drawing.log_scale(b)
-        drawing.log_scale(c)
-        b.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    from basis_rl.functional.tilt import beta_grid
-
-    with drawing.panels(folder / f"{name}_beta.png", 1, 3, width=4.2) as axes:
-        for axis, stage in zip(axes, STAGES, strict=True):
-            curves = results["beta"][stage]
-            title = f"{stage}: mean V {results['stages'][stage]['mean V']:.2f}"
-            drawing.title(axis, title, "β", "MSE" if stage == "early" else "")
-            for index, key in enumerate(("initial", "refined")):
-                axis.plot(beta_grid(), curves[key], label=key, color=drawing.LIGHT[index], linewidth=1.8)
-            low, chosen, high = np.quantile(curves["chosen"], [0.1, 0.5, 0.9])
-            axis.axvspan(low, high, color="#999999", alpha=0.2, linewidth=0, label="chosen, 10 to 90 %")
-            axis.axvline(chosen, color="#444444", linestyle="--", linewidth=1.2, label="chosen, median")
-            axis.set_xscale("log")
-            axis.set_ylim(bottom=0)
-        axes[0].legend(fontsize=8, frameon=False)
-
-
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a smoke test of seconds, whose numbers mean nothing")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--gentle", action="store_true", help="a tenth of the learning rate: a policy near its reference"
-    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--worked", action="store_true", help="a policy that works its sums in steps")
     parser.add_argument("--output", type=Path, default=Path("runs/value_study"))
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the plots and the raw numbers")
     options = parser.parse_args(argv)
     one_thread()
-    plan = QUICK if options.quick else Plan(seed=options.seed)
-    name = "value_study"
-    if options.gentle:
-        plan, name = replace(plan, **GENTLE), "value_study_gentle"
-    rollouts = kept_rollouts(plan, options.output / "gentle" if options.gentle else options.output)
-    began = time.process_time()
-    results = analyse(plan, rollouts, *((2, 10) if options.quick else (REPEATS, MANY)))
-    seconds = {**rollouts["seconds"], "analysis": round(time.process_time() - began, 1)}
-    show(results)
-    plot(results, options.results, name)
-    learnt = [float(rewards.mean()) for _, rewards in rollouts["history"]]
-    raw = {"plan": asdict(plan), "processor seconds": seconds, "reward of each batch": learnt, **shortened(results)}
-    save(name, rounded(raw), options.results)
+    plan, name = QUICK if options.quick else Plan(), "value_study"
+    if options.worked:
+        plan, name = replace(plan, worked=True) if options.quick else replace(plan, **WORKED), "value_study_worked"
+    results, seeds = [], {}
+    for seed in options.seeds:
+        own = replace(plan, seed=seed)
+        rollouts = kept_rollouts(own, options.output / f"{name}-{seed}")
+        began = time.process_time()
+        results.append(analyse(own, rollouts, *((2, 10) if options.quick else (REPEATS, MANY))))
+        seconds = {**rollouts["seconds"], "analysis": round(time.process_time() - began, 1)}
+        learnt = [float(rewards.mean()) for _, rewards in rollouts["history"]]
+        seeds[seed] = {"processor seconds": seconds, "reward of each batch": learnt, **report.shortened(results[-1])}
+        print(f"\nseed {seed}")
+        report.show(results[-1])
+    report.plot(results, options.results, name)
+    report.plot_beta(results, options.results / f"{name}_beta.png")
+    found = report.summary(results)
+    for stage, rows in found.items():
+        shares = ", ".join(f"{key} {mean(row['share']):.2f}" for key, row in rows.items())
+        print(f"{stage}, share of the batch mean's error: {shares}")
+    save(name, rounded({"plan": asdict(plan), "summary": found, "seeds": seeds}), options.results)
 
 
 if __name__ == "__main__":

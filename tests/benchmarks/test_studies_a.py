@@ -1,19 +1,23 @@
 """The studies' analysis against plain loops, and each study's `--quick` run. Not the outcome: that is measured."""
 
+import itertools
 import json
 import math
+import re
+from random import Random
 
 import numpy as np
 import pytest
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from basis_rl.baselines import Basis, BatchMean, BVBlend, DrGrpo, Rloo
 from basis_rl.values import ValueTable
 from benchmarks import chain_policy as policy
-from benchmarks import cold_start, otb_study, value_study
+from benchmarks import cold_start, otb_study, score_norms, value_report, value_study, worked_sums
 from benchmarks import otb_analysis as oa
 from benchmarks import value_analysis as va
-from benchmarks.small_policy import family
+from benchmarks.small_policy import family, problems
 
 RNG = np.random.default_rng(0)
 TRUTH = RNG.uniform(size=40)
@@ -232,12 +236,65 @@ def test_signal_counts_rollouts_and_groups():
     assert cold_start.smooth([1.0, 3.0, 5.0], 2).tolist() == [1.0, 2.0, 4.0]
 
 
+# -- the policy that works, and what its scores tell
+
+
+def test_a_worked_sum_is_right_in_every_step():
+    rows = problems(300)
+    for row, seed in itertools.product(rows, range(3)):
+        text = row["prompt"][0]["content"]
+        *steps, box = worked_sums.worked(text, Random(seed)).split()
+        start = int(re.search(r"(\d+) [+-]", text)[1])
+        totals = [start, *(int(step.split("=")[1]) for step in steps)]
+        changes = [int(step.split("=")[0]) for step in steps]
+        assert [after - before for before, after in itertools.pairwise(totals)] == changes
+        assert box == f"\\boxed{{{totals[-1]}}}"
+        assert str(totals[-1]) == row["solution"]
+
+
+@pytest.mark.parametrize("p", [0.2, 0.5, 0.6, 0.75, 0.95])
+def test_of_two_answers_the_best_baseline_is_one_minus_the_value(p):
+    rewards = (torch.arange(4000) < 4000 * p).float()[None]
+    norms = torch.where(rewards == 1, 2 * (1 - p) ** 2, 2 * p**2)  # of the gradient of a softmax in its two logits
+    found = score_norms.powers(rewards, norms, norms)
+    assert found["best constant"] == pytest.approx(1 - p)
+    assert found["power"]["value and rho"] == pytest.approx(found["power"]["best constant"], abs=1e-3)
+    assert (found["power"]["value"] > 1) == (p > 2 / 3)
+    assert found["power"]["best constant"] == min(found["power"].values(), key=lambda x: round(x, 4))
+
+
+def test_norm_and_energy_of_an_answer_are_those_of_its_tokens():
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(vocab_size=13, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+                    num_key_value_heads=1, head_dim=4, tie_word_embeddings=False)
+    )  # fmt: skip
+    prompt, answer = [1, 2, 3], [4, 5]
+    norm, energy = score_norms.norm_and_energy(model, prompt, answer)
+    total, expected = {}, 0.0
+    for place, token in enumerate(answer):
+        model.zero_grad()
+        scores = model(input_ids=torch.tensor([prompt + answer[:place]])).logits[0, -1]
+        p = scores.softmax(-1)
+        expected += float(1 - 2 * p[token] + (p**2).sum())
+        p[token].log().backward()
+        for name, parameter in model.named_parameters():
+            total[name] = total.get(name, 0) + parameter.grad
+    assert norm == pytest.approx(sum(float((g**2).sum()) for g in total.values()), rel=1e-4)
+    assert energy == pytest.approx(expected, rel=1e-5)
+
+
+def test_seeds_are_averaged_part_by_part():
+    found = value_report.averaged([{"a": 1, "b": [1.0, math.nan], "c": "x"}, {"a": 3, "b": [3.0, 5.0], "c": "x"}])
+    assert found == {"a": 2, "b": [2.0, 5.0], "c": "x"}
+
+
 # -- whole studies
 
 
 @pytest.mark.parametrize(("study", "plots"), [(value_study, 2), (otb_study, 1), (cold_start, 1)])
 def test_quick_run_writes_numbers_and_plots(study, plots, tmp_path):
-    study.main(["--quick", "--output", str(tmp_path / "run"), "--results", str(tmp_path)])
+    study.main(["--quick", "--seeds", "0", "--output", str(tmp_path / "run"), "--results", str(tmp_path)])
     (raw,) = tmp_path.glob("*.json")
     found = json.loads(raw.read_text())
     assert {"cpu", "versions", "plan"} <= set(found)

@@ -1,0 +1,123 @@
+"""Is the value the baseline of least variance?   python -m benchmarks.score_norms [FOLDER ...]
+
+The power of a rollout's gradient, ``E[(r - b)^2 |S|^2]`` with the score ``S = d log pi(y) / d theta``, is least at
+``b* = E[r |S|^2] / E[|S|^2]`` (Weaver and Tao; the OTB paper's Eq. 21), which is the value V only where right and wrong
+answers have scores of the same size. With ``rho``, the mean ``|S|^2`` of wrong answers over that of right ones, it is
+``V / (V + rho (1 - V))``. A policy of two answers has ``rho = (V / (1 - V))^2`` and so ``b* = 1 - V``: from V = 2/3 on
+no baseline at all is then better than V. Beside the true norms stand the energies ``w = 1 - 2 pi(y) + sum pi^2``,
+summed over the answer, that OTB takes for them (Eq. 7).
+
+Measured exactly on quickstart models before and after training (folders with ``warm_start`` and ``basis``, as
+`examples.quickstart` and `benchmarks.quickstart_seeds` leave them), on held-out problems.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import Tensor
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+
+from basis_rl.data import load_prompts
+from basis_rl.functional.energy import logit_gradient_energy
+from basis_rl.recipe import parse_recipe
+from basis_rl.rewards import MathVerifyReward
+from basis_rl.rollout import Sampling, prompt_tokens, sample
+from benchmarks.common import RESULTS, one_thread, rounded, save
+from benchmarks.policy_study import RECIPE
+
+STAGES = ("warm_start", "basis")
+
+
+def norm_and_energy(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> tuple[float, float]:
+    """``|S|^2`` of one answer at temperature 1, over all parameters; and the sum of its energies."""
+    ids = torch.tensor([[*prompt, *answer]])
+    scores = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    log_probs = scores.gather(1, torch.tensor(answer)[:, None])[:, 0]
+    gradients = torch.autograd.grad(log_probs.sum(), [p for p in model.parameters() if p.requires_grad])
+    energy = logit_gradient_energy(log_probs.detach(), scores.detach().exp().square().sum(-1)).sum()
+    return sum(float(g.square().sum()) for g in gradients), float(energy)
+
+
+def powers(rewards: Tensor, norms: Tensor, energies: Tensor) -> dict[str, Any]:
+    """What each baseline leaves of the gradient's power, as a share of none at all.
+
+    Args:
+        rewards: ``(P, n)``, 0 or 1. A prompt's value is the mean of its other n - 1 rewards.
+        norms: ``(P, n)``, squared norms of the scores.
+        energies: ``(P, n)``, what stands for them.
+    """
+    r, w, n = rewards.double(), norms.double(), rewards.shape[1]
+    value = (r.sum(1, keepdim=True) - r) / (n - 1)
+    rho, proxy = (float(x[r == 0].mean() / x[r == 1].mean()) for x in (w, energies.double()))
+    baselines = {
+        "none": torch.zeros_like(r),
+        "batch mean": r.mean().expand_as(r),
+        "value": value,
+        "best constant": ((w * r).sum() / w.sum()).expand_as(r),
+        "value and rho": value / (value + rho * (1 - value)),
+        "value and rho of energies": value / (value + proxy * (1 - value)),
+    }
+    power = {name: float(((r - b).square() * w).mean()) for name, b in baselines.items()}
+    return {
+        "mean V": float(r.mean()),
+        "rho": rho,
+        "rho of energies": proxy,
+        "best constant": float((w * r).sum() / w.sum()),
+        "power": {name: x / power["none"] for name, x in power.items()},
+    }
+
+
+def measure(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, problems: Dataset, samples: int, length: int
+) -> dict[str, Any]:
+    """`powers` of `samples` answers to each problem."""
+    tokens = [prompt_tokens(prompt, tokenizer, {}) for prompt in problems["prompt"]]
+    rewards, norms, energies = (torch.zeros(len(tokens), samples) for _ in range(3))
+    reward = MathVerifyReward(num_workers=1)
+    drawn = sample(model, tokenizer, tokens, Sampling(length), num_samples=samples)
+    for i, answers in tqdm(drawn, total=len(tokens), unit="problem", mininterval=5):
+        texts, golds = [answer.text for answer in answers], [problems[i]["solution"]] * samples
+        scores = reward(prompts=[problems[i]["prompt"]] * samples, completions=texts, solution=golds)
+        rewards[i] = torch.tensor([score or 0.0 for score in scores])
+        both = [norm_and_energy(model, tokens[i], answer.token_ids) for answer in answers]
+        norms[i], energies[i] = torch.tensor(both).T
+    reward.close()
+    return powers(rewards, norms, energies)
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="*", type=Path, default=[Path("runs/quickstart")])
+    parser.add_argument("--problems", type=int, default=150)
+    parser.add_argument("--samples", type=int, default=16, help="answers to each")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args(argv)
+    one_thread()
+    recipe = parse_recipe([RECIPE])
+    problems = load_prompts(recipe.data, conversational=True, held_out=True)
+    problems = problems.shuffle(seed=0).select(range(options.problems))
+    found: dict[str, list[dict[str, Any]]] = {stage: [] for stage in STAGES}
+    for folder in options.folders:
+        for stage in STAGES:
+            model = AutoModelForCausalLM.from_pretrained(folder / stage).eval()
+            tokenizer = AutoTokenizer.from_pretrained(folder / stage, padding_side="left")
+            row = measure(model, tokenizer, problems, options.samples, recipe.args.max_completion_length)
+            found[stage].append(row)
+            shares = ", ".join(f"{name} {x:.2f}" for name, x in row["power"].items())
+            rho = f"rho {row['rho']:.1f} (energies {row['rho of energies']:.1f})"
+            print(f"{folder}/{stage}: V {row['mean V']:.2f}, {rho}, power: {shares}", flush=True)
+    for stage, rows in found.items():
+        print(stage, {name: round(mean(row["power"][name] for row in rows), 2) for name in rows[0]["power"]})
+    save("score_norms", rounded({"problems": options.problems, "samples": options.samples, **found}), options.results)
+    return found
+
+
+if __name__ == "__main__":
+    main()
