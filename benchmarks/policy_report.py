@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -50,9 +50,11 @@ def summary(runs: Sequence[dict[str, Any]], reference: str = "grpo G=8") -> list
     ``final``: the level at the end. ``to_reference``: responses until the level is the final one of `reference` at the
     same objective, learning rate and seed, as a share of the budget; ``cpu_to_reference`` the same of its processor
     seconds; both also ``_with_table``, the whole value table paid by this one run, for rows that have one. ``never``
-    counts the seeds that do not get there; they are in no spread.
+    counts the seeds that do not get there; they are in no spread. ``to_best`` and ``never_best``: the same against the
+    reference at the learning rate of all that serves it best (mean final level).
     """
     references = {(_setting(run), run["seed"]): run for run in runs if run["row"] == reference}
+    best_rate = {objective: best_of(references.values(), objective) for objective, _ in map(_setting, runs)}
     lines = []
     for setting, row in dict.fromkeys((_setting(run), run["row"]) for run in runs):
         own = [run for run in runs if (_setting(run), run["row"]) == (setting, row)]
@@ -71,8 +73,21 @@ def summary(runs: Sequence[dict[str, Any]], reference: str = "grpo G=8") -> list
         shares = [shares_of(run, other) for run, other in zip(own, others, strict=False) if other is not None]
         for name in dict.fromkeys(key for share in shares for key in share):
             line[name] = spread([share[name] for share in shares if share])
-        lines.append({**line, "never": shares.count({})})
+        best = [references.get(((setting[0], best_rate[setting[0]]), run["seed"])) for run in own]
+        to_best = [shares_of(run, other) for run, other in zip(own, best, strict=True) if other is not None]
+        if any(to_best):
+            line["to_best"] = spread([share["to_reference"] for share in to_best if share])
+        lines.append({**line, "never": shares.count({}), "never_best": to_best.count({})})
     return lines
+
+
+def best_of(runs: Iterable[dict[str, Any]], objective: str) -> float | None:
+    """The learning rate at which the mean over seeds of the final level is the highest; None without runs."""
+    finals: dict[float, list[float]] = {}
+    for run in runs:
+        if run["objective"] == objective:
+            finals.setdefault(run["learning_rate"], []).append(levels(run["accuracy"])[-1])
+    return max(finals, key=lambda rate: float(np.mean(finals[rate])), default=None)
 
 
 def _setting(run: dict[str, Any]) -> tuple[str, float]:
@@ -100,9 +115,11 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
     text = [head]
     for line in lines:
         final = line["final"]
-        share = line.get("to_reference")
-        reached = f"{share['median']:.2f} ({share['min']:.2f} to {share['max']:.2f})" if share else "-"
-        reached += f", never {line['never']}" if line["never"] else ""
+        reached = "; ".join(
+            (f"{line[key]['median']:.2f} ({line[key]['min']:.2f} to {line[key]['max']:.2f})" if key in line else "-")
+            + (f", never {line[never]}" if line[never] else "")
+            for key, never in (("to_reference", "never"), ("to_best", "never_best"))
+        )
         text.append(
             f"{line['objective']:9} {line['learning_rate']:7.0e}  {line['row']:13} {len(line['seeds']):5}  "
             f"{final['median']:6.1%} ({final['min']:.1%} to {final['max']:.1%})  {line['collapsed']:9}  {reached}"
@@ -165,26 +182,28 @@ def _band(axis: Any, curves: Sequence[tuple[Sequence[float], Sequence[float]]], 
     axis.fill_between(x, ys.min(axis=0), ys.max(axis=0), color=color, alpha=0.15, linewidth=0)
 
 
-def draw_rates(lines: Sequence[dict[str, Any]], path: Path) -> None:
-    """The level at the end over the learning rate, of the first objective: median, least and largest seed."""
+def draw_rates(runs: Sequence[dict[str, Any]], rate: float, path: Path) -> None:
+    """The first objective: accuracy over responses at the learning rate `rate`, and the level at the end over the
+    rates; mean over the seeds, the least and the largest."""
+    from matplotlib import ticker
+
     from benchmarks import drawing
 
-    own = [line for line in lines if line["objective"] == lines[0]["objective"]]
-    rates = sorted({line["learning_rate"] for line in own})
-    with drawing.panels(path, 1, 1, width=5.2, height=3.6) as (axis,):
-        drawing.title(axis, f"objective {lines[0]['objective']}, end of the run", "learning rate", "held-out accuracy")
-        for index, row in enumerate(dict.fromkeys(line["row"] for line in own)):
-            found = sorted(
-                ((line["learning_rate"], line["final"]) for line in own if line["row"] == row), key=lambda x: x[0]
-            )
-            if len(found) < len(rates):
-                continue
-            x, finals = zip(*found, strict=True)
-            look = drawing.style(index)
-            axis.plot(x, [final["median"] for final in finals], label=row, **look)
-            least, most = ([final[end] for final in finals] for end in ("min", "max"))
-            axis.fill_between(x, least, most, color=look["color"], alpha=0.13, linewidth=0)
-        axis.set_xscale("log")
-        axis.set_xticks(rates, [f"{rate:g}" for rate in rates])
-        axis.minorticks_off()
-        axis.legend(fontsize=8, frameon=False)
+    objective = runs[0]["objective"]
+    rates = sorted({run["learning_rate"] for run in runs})
+    with drawing.panels(path, 1, 2, width=5.0, height=3.7) as (left, right):
+        drawing.title(left, f"objective {objective}, learning rate {rate:g}", "responses", "held-out accuracy, greedy")
+        drawing.title(right, "at the end, by learning rate", "learning rate", "")
+        for index, row in enumerate(dict.fromkeys(run["row"] for run in runs)):
+            own = [run for run in runs if (run["objective"], run["row"]) == (objective, row)]
+            curves = [run for run in own if run["learning_rate"] == rate]
+            drawing.band(left, curves[0]["responses"], [run["accuracy"] for run in curves], index, row)
+            ends = {r: [levels(run["accuracy"])[-1] for run in own if run["learning_rate"] == r] for r in rates}
+            if all(ends.values()) and len({len(finals) for finals in ends.values()}) == 1:
+                drawing.band(right, rates, list(zip(*ends.values(), strict=True)), index, row)
+        right.set_xscale("log")
+        right.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        right.minorticks_off()
+        for axis in (left, right):
+            axis.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0))
+        left.legend(fontsize=8, frameon=False, loc="lower right")

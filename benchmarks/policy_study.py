@@ -189,7 +189,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     plot = options.output / "policy_study.png" if options.quick else RESULTS / f"{options.name}.png"
     policy_report.draw([run for run in runs if run["learning_rate"] == scale.learning_rate], plot)
     if len({run["learning_rate"] for run in runs}) > 1:
-        policy_report.draw_rates(results["summary"], plot.with_stem(f"{plot.stem}_rates"))
+        policy_report.draw_rates(runs, scale.learning_rate, plot.with_stem(f"{plot.stem}_rates"))
     if not options.quick:
         save(options.name, results)
     return results
