@@ -5,8 +5,9 @@
 Sums and differences of numbers of one and two digits, the quickstart's model; for each seed ONE warm start and ONE
 value table, which all its runs share. Every run draws the same number of responses, as many a step: 64 prompts x 1 or
 8 x 8, two inner updates, a constant learning rate that is the same for all, no KL, as in the paper. Which rate, decides
-more than the estimator does: the first objective is run at `--rates` as well. Accuracy is greedy, on held-out problems.
-Seconds are those of this process on a processor, measurements left out; the clock's are beside.
+more than the estimator does: the first objective is run at `--rates` as well. With `--worked` the policy writes steps
+of its own choice before it answers (`benchmarks.worked_sums`). Accuracy is greedy, on held-out problems. Seconds are
+those of this process on a processor, measurements left out; the clock's are beside.
 
 A run whose numbers are in the output folder is not made again, so that the command goes on after an interruption, or
 does `--runs` of them at a time. The summary and the plot are made of what is there.
@@ -30,7 +31,7 @@ from basis_rl.cli.main import main as basis_rl
 from basis_rl.data import load_prompts
 from basis_rl.recipe import build_trainer, parse_recipe
 from basis_rl.rewards import MathVerifyReward
-from benchmarks import policy_report
+from benchmarks import policy_report, small_policy, worked_sums
 from benchmarks.common import RESULTS, kept, save
 from benchmarks.training import greedy, measured_training, quickstart_model
 
@@ -63,6 +64,7 @@ class Scale:
         held_out: problems that accuracy is measured on.
         learning_rate: of all rows, where no other is asked for.
         warm_start: share of right answers, and steps, at which the warm start ends.
+        worked: the policy of `benchmarks.worked_sums` in place of the quickstart's.
     """
 
     budget: int = 12_800
@@ -74,6 +76,7 @@ class Scale:
     held_out: int = 400
     learning_rate: float = 1e-4
     warm_start: tuple[float, int] = (0.45, 3000)
+    worked: bool = False
 
 
 def settings(scale: Scale, objective: str, row: str, seed: int, folder: Path) -> list[str]:
@@ -88,6 +91,7 @@ def settings(scale: Scale, objective: str, row: str, seed: int, folder: Path) ->
         "max_steps": 2 * (scale.budget // scale.batch),
         "learning_rate": scale.learning_rate,
         "lr_scheduler_type": "constant",
+        "max_completion_length": worked_sums.TOKENS if scale.worked else small_policy.TOKENS,
         "dataset_kwargs.size": scale.problems,
         "max_train_samples": scale.prompts,
         "values_num_rollouts": scale.table_rollouts,
@@ -106,7 +110,11 @@ def prepare(scale: Scale, seed: int, folder: Path) -> None:
     argv = settings(scale, "grpo", "basis", seed, folder)
     until, max_steps = scale.warm_start
     data = dataclasses.replace(parse_recipe(argv).data, max_train_samples=None)
-    quickstart_model(data, seed, folder / "warm_start", until=until, max_steps=max_steps)
+    if scale.worked:
+        problems = load_prompts(data, conversational=True)
+        worked_sums.worked_model(problems, seed, folder / "warm_start", until, max_steps=max_steps)
+    else:
+        quickstart_model(data, seed, folder / "warm_start", until=until, max_steps=max_steps)
     began = time.process_time()
     if basis_rl(["values", *argv]):
         raise SystemExit("The value table was not built.")
@@ -151,34 +159,47 @@ def planned(
     ]
 
 
-def main(argv: list[str] | None = None) -> dict[str, Any]:
+def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", type=int, default=Scale.budget, help="responses of a run")
     parser.add_argument("--learning_rate", type=float, default=Scale.learning_rate)
     parser.add_argument("--rates", type=float, nargs="*", default=[3e-5, 3e-4], help="besides, at the first objective")
-    parser.add_argument("--start", type=float, default=0.45, help="share of right answers that ends the warm start")
+    parser.add_argument(
+        "--start", type=float, help="share of right answers that ends the warm start: 0.45, worked 0.25"
+    )
+    parser.add_argument("--worked", action="store_true", help="a policy that works its sums in steps")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--objectives", nargs="+", default=list(OBJECTIVES), choices=OBJECTIVES)
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
     parser.add_argument("--runs", type=int, help="make at most so many runs, then stop")
-    parser.add_argument("--output", type=Path, default=Path("runs/policy_study"))
-    parser.add_argument("--name", default="policy_study", help="of the files in benchmarks/results")
+    parser.add_argument("--output", type=Path, default=Path("runs"), help="runs that are done stay here")
+    parser.add_argument("--name", help="of the folder in it, and of the files in benchmarks/results")
     parser.add_argument("--quick", action="store_true", help="seconds: too small to tell anything")
-    options = parser.parse_args(argv)
-    scale = Scale(budget=options.budget, learning_rate=options.learning_rate, warm_start=(options.start, 3000))
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    options = parse(argv)
+    name = options.name or ("policy_study_worked" if options.worked else "policy_study")
+    output = options.output / name
+    scale = Scale(
+        budget=options.budget, learning_rate=options.learning_rate, worked=options.worked,
+        warm_start=(options.start or (0.25 if options.worked else 0.45), 3000),
+    )  # fmt: skip
     if options.quick:
         scale = Scale(
-            budget=64, batch=16, problems=400, prompts=32, table_rollouts=2, every=2, held_out=20, warm_start=(0.45, 5)
-        )
+            budget=64, batch=16, problems=400, prompts=32, table_rollouts=2, every=2, held_out=20, warm_start=(0.45, 5),
+            worked=options.worked,
+        )  # fmt: skip
     torch.set_num_threads(1)
     runs, made = [], 0
     everything = planned(options.objectives, options.rows, options.seeds, scale.learning_rate, options.rates)
     for objective, row, seed, rate in everything:
         own = dataclasses.replace(scale, learning_rate=rate)
         found, fresh = kept(
-            options.output / f"{objective}-{row.replace(' ', '-')}-{rate:g}-seed{seed}.json",
+            output / f"{objective}-{row.replace(' ', '-')}-{rate:g}-seed{seed}.json",
             {**dataclasses.asdict(own), "recipe": ROWS[row]},
-            None if made == options.runs else lambda: run(own, objective, row, seed, options.output),  # noqa: B023
+            None if made == options.runs else lambda: run(own, objective, row, seed, output),  # noqa: B023
         )
         made += fresh
         if found is not None:
@@ -186,12 +207,12 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     results = {"scale": dataclasses.asdict(scale), "missing": len(everything) - len(runs), "runs": runs}
     results["summary"] = policy_report.summary(runs)
     print(policy_report.table(results["summary"]))
-    plot = options.output / "policy_study.png" if options.quick else RESULTS / f"{options.name}.png"
+    plot = (output if options.quick else RESULTS) / f"{name}.png"
     policy_report.draw([run for run in runs if run["learning_rate"] == scale.learning_rate], plot)
     if len({run["learning_rate"] for run in runs}) > 1:
         policy_report.draw_rates(runs, scale.learning_rate, plot.with_stem(f"{plot.stem}_rates"))
     if not options.quick:
-        save(options.name, results)
+        save(name, results)
     return results
 
 

@@ -80,6 +80,10 @@ def errors(result: dict[str, Any], stage: str) -> dict[str, float]:
     return {name: float(np.mean(row["mse"])) for name, row in rows.items()}
 
 
+def share(error: float, of: float) -> float:
+    return error / of if of else float("nan")
+
+
 def summary(results: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, list[float]]]]:
     """At each stage, by seed: MSE of each estimator, and its share of the batch mean's."""
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
@@ -88,11 +92,14 @@ def summary(results: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, 
         found[stage] = {
             name: {
                 "mse": [row[name] for row in by_seed],
-                "share": [row[name] / row["batch mean"] if row["batch mean"] else float("nan") for row in by_seed],
+                "share": [share(row[name], row["batch mean"]) for row in by_seed],
             }
             for name in by_seed[0]
         }
     return found
+
+
+AGED = ("basis unb", "basis_history", "bv_blend 8", "group mean 4", "group mean 8")
 
 
 def plot(results: Sequence[dict[str, Any]], folder: Path, name: str, stage: str = "middle") -> None:
@@ -141,3 +148,23 @@ def plot_beta(results: Sequence[dict[str, Any]], path: Path) -> None:
             axis.set_xscale("log")
             axis.set_ylim(bottom=0)
         axes[0].legend(fontsize=8, frameon=False)
+
+
+def plot_age(results: Sequence[dict[str, Any]], path: Path) -> None:
+    """Errors as shares of the batch mean's over how far the policy has moved since the table was made, by checkpoint:
+    mean over the seeds, the least and the largest. ``new table``: of the checkpoint's own policy, as many rollouts."""
+    shares = summary(results)
+    moved = [mean(result["stages"][stage]["drift"]["shift"] for result in results) for stage in STAGES]
+    curves = {name: zip(*(shares[stage][name]["share"] for stage in STAGES), strict=True) for name in AGED}
+    tables = [result["age of the table"] for result in results]
+    curves["basis unb, new table"] = [
+        [share(row[stage][stage], row[stage]["none"]) for stage in STAGES] for row in tables
+    ]
+    with drawing.panels(path, 1, 1, width=6.4, height=3.8) as (axis,):
+        drawing.title(axis, "", "logits that the policy has moved since the table", "MSE, share of the batch mean's")
+        for index, (name, lines) in enumerate(curves.items()):
+            drawing.band(axis, moved, list(lines), index, name)
+        axis.set_ylim(bottom=0)
+        axis.axhline(0.31, color="#888888", linestyle=":", linewidth=1.2)
+        axis.text(max(moved), 0.315, "the paper's BASIS: 0.31", fontsize=8, ha="right", color="#555555")
+        axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -59,8 +59,10 @@ QUICK = Plan(
 )  # fmt: skip
 
 
-# What `--worked` changes: a policy that works its sums in steps. Its rollouts take twice the time.
-WORKED: dict[str, Any] = {"worked": True, "until": 0.4, "pool": 384, "learning_rate": 1e-4, "checkpoints": (20, 40, 80)}
+# What `--worked` changes: a policy that works its sums in steps, whose rollouts take twice the time.
+WORKED: dict[str, Any] = {
+    "worked": True, "until": 0.4, "trained": 1024, "pool": 256, "learning_rate": 1e-4, "checkpoints": (8, 20, 40),
+}  # fmt: skip
 
 
 class Recorder(Grpo):
@@ -288,6 +290,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"\nseed {seed}")
         report.show(results[-1])
     report.plot(results, options.results, name)
+    report.plot_age(results, options.results / f"{name}_age.png")
     report.plot_beta(results, options.results / f"{name}_beta.png")
     found = report.summary(results)
     for stage, rows in found.items():

@@ -292,7 +292,7 @@ def test_seeds_are_averaged_part_by_part():
 # -- whole studies
 
 
-@pytest.mark.parametrize(("study", "plots"), [(value_study, 2), (otb_study, 1), (cold_start, 1)])
+@pytest.mark.parametrize(("study", "plots"), [(value_study, 3), (otb_study, 1), (cold_start, 1)])
 def test_quick_run_writes_numbers_and_plots(study, plots, tmp_path):
     study.main(["--quick", "--seeds", "0", "--output", str(tmp_path / "run"), "--results", str(tmp_path)])
     (raw,) = tmp_path.glob("*.json")

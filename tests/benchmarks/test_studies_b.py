@@ -200,7 +200,7 @@ def test_policy_study_runs_and_goes_on(tmp_path):
     ]  # fmt: skip
     assert runs[0]["accuracy"][0] == runs[2]["accuracy"][0]
     assert runs[0]["log"] != runs[2]["log"]
-    assert (tmp_path / "policy_study_rates.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "policy_study" / "policy_study_rates.png").read_bytes().startswith(b"\x89PNG")
     runs = policy_study.main(asked)["runs"]
     assert [run["row"] for run in runs] == list(policy_study.ROWS)
     assert runs[0] == first["runs"][0]
@@ -209,7 +209,7 @@ def test_policy_study_runs_and_goes_on(tmp_path):
     low, high = float(beta_grid().min()), float(beta_grid().max())
     assert all(low <= beta <= high for beta in runs[0]["log"]["baseline/beta"])
     assert not any("baseline/beta" in run["log"] for run in runs[1:])
-    assert (tmp_path / "policy_study.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "policy_study" / "policy_study.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_reinforce_pp_study_runs(tmp_path):
