@@ -1,4 +1,4 @@
-"""Is the value the baseline of least variance?   python -m benchmarks.score_norms [FOLDER ...]
+"""Is the value the baseline of least variance?   python -m benchmarks.score_norms [MODEL ...]
 
 The power of a rollout's gradient, ``E[(r - b)^2 |S|^2]`` with the score ``S = d log pi(y) / d theta``, is least at
 ``b* = E[r |S|^2] / E[|S|^2]`` (Weaver and Tao; the OTB paper's Eq. 21), which is the value V only where right and wrong
@@ -7,15 +7,13 @@ answers have scores of the same size. With ``rho``, the mean ``|S|^2`` of wrong 
 no baseline at all is then better than V. Beside the true norms stand the energies ``w = 1 - 2 pi(y) + sum pi^2``,
 summed over the answer, that OTB takes for them (Eq. 7).
 
-Measured exactly on quickstart models before and after training (folders with ``warm_start`` and ``basis``, as
-`examples.quickstart` and `benchmarks.quickstart_seeds` leave them), on held-out problems.
+Measured exactly on the quickstart's model before and after training, or on others that answer its held-out problems.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import torch
@@ -29,10 +27,11 @@ from basis_rl.functional.energy import logit_gradient_energy
 from basis_rl.recipe import parse_recipe
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rollout import Sampling, prompt_tokens, sample
+from benchmarks import worked_sums
 from benchmarks.common import RESULTS, one_thread, rounded, save
 from benchmarks.policy_study import RECIPE
 
-STAGES = ("warm_start", "basis")
+FOLDERS = [Path("runs/quickstart/warm_start"), Path("runs/quickstart/basis")]
 
 
 def norm_and_energy(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> tuple[float, float]:
@@ -94,7 +93,7 @@ def measure(
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="*", type=Path, default=[Path("runs/quickstart")])
+    parser.add_argument("folders", nargs="*", type=Path, default=FOLDERS, help="models")
     parser.add_argument("--problems", type=int, default=150)
     parser.add_argument("--samples", type=int, default=16, help="answers to each")
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -103,19 +102,16 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     recipe = parse_recipe([RECIPE])
     problems = load_prompts(recipe.data, conversational=True, held_out=True)
     problems = problems.shuffle(seed=0).select(range(options.problems))
-    found: dict[str, list[dict[str, Any]]] = {stage: [] for stage in STAGES}
+    found: dict[str, dict[str, Any]] = {}
     for folder in options.folders:
-        for stage in STAGES:
-            model = AutoModelForCausalLM.from_pretrained(folder / stage).eval()
-            tokenizer = AutoTokenizer.from_pretrained(folder / stage, padding_side="left")
-            row = measure(model, tokenizer, problems, options.samples, recipe.args.max_completion_length)
-            found[stage].append(row)
-            shares = ", ".join(f"{name} {x:.2f}" for name, x in row["power"].items())
-            rho = f"rho {row['rho']:.1f} (energies {row['rho of energies']:.1f})"
-            print(f"{folder}/{stage}: V {row['mean V']:.2f}, {rho}, power: {shares}", flush=True)
-    for stage, rows in found.items():
-        print(stage, {name: round(mean(row["power"][name] for row in rows), 2) for name in rows[0]["power"]})
-    save("score_norms", rounded({"problems": options.problems, "samples": options.samples, **found}), options.results)
+        model = AutoModelForCausalLM.from_pretrained(folder).eval()
+        tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+        row = found[str(folder)] = measure(model, tokenizer, problems, options.samples, worked_sums.TOKENS)
+        shares = ", ".join(f"{name} {x:.2f}" for name, x in row["power"].items())
+        rho = f"rho {row['rho']:.1f} (energies {row['rho of energies']:.1f})"
+        print(f"{folder}: V {row['mean V']:.2f}, {rho}, power: {shares}", flush=True)
+    raw = {"problems": options.problems, "samples": options.samples, "models": found}
+    save("score_norms", rounded(raw), options.results)
     return found
 
 
