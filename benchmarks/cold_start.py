@@ -13,7 +13,6 @@ import argparse
 import itertools
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,8 @@ from basis_rl.rewards import MathVerifyReward
 from basis_rl.types import Advantages, RolloutBatch
 from basis_rl.values import ValueTable
 from benchmarks import drawing
-from benchmarks.common import RESULTS, kept, one_thread, rounded, save
+from benchmarks.common import kept, one_thread, placed, places, rounded, save
+from benchmarks.policy_report import levels
 from benchmarks.small_policy import draw, problems, trainer_for, warm_policy
 from examples.quickstart.warm_start import save as save_policy
 
@@ -53,7 +53,7 @@ QUICK = Plan(seeds=(0,), problems=300, trained=64, until=0.0, responses=16, batc
 
 def signal(rewards: np.ndarray, advantages: np.ndarray, group: int) -> dict[str, float]:
     """Of one batch, rows of a group together: mean reward; shares of rollouts and of groups with an advantage that is
-    not 0; of groups whose rewards are all 0 and of those that are mixed; and the variance of the reward between groups.
+    not 0; of groups whose rewards are all 0; and of those that are mixed.
 
     Args:
         rewards: ``(N,)``.
@@ -161,11 +161,6 @@ def one_run(name: str, seed: int, plan: Plan, output: Path) -> dict[str, Any]:
     }
 
 
-def smooth(series: Sequence[float], window: int = 5) -> np.ndarray:
-    """Mean of the last `window` values (fewer at the start)."""
-    return np.array([np.mean(series[max(0, t + 1 - window) : t + 1]) for t in range(len(series))])
-
-
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """By method: each seed's figures over the first third of the run and over its last ten batches."""
     out: dict[str, Any] = {}
@@ -173,19 +168,19 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
         series, third = run["series"], max(1, len(run["series"]["reward"]) // 3)
         figures = {f"{key}, first third": float(np.mean(series[key][:third])) for key in series}
         figures["reward, last ten"] = float(np.mean(series["reward"][-10:]))
-        figures["best of ten"] = float(smooth(series["reward"], 10).max())
+        figures["best of ten"] = max(levels(series["reward"], 10))
         for key, value in figures.items():
             out.setdefault(run["method"], {}).setdefault(key, []).append(value)
     return out
 
 
-def plot(runs: list[dict[str, Any]], plan: Plan, folder: Path) -> None:
-    with drawing.panels(folder / "cold_start.png", 1, 3, width=4.6, height=3.6) as axes:
+def plot(runs: list[dict[str, Any]], plan: Plan, path: Path) -> None:
+    with drawing.panels(path, 1, 3, width=4.6, height=3.6) as axes:
         for axis, key, text in zip(axes, ("reward", "rollouts", "groups"), (
             "reward", "rollouts with A ≠ 0", "prompts with A ≠ 0"), strict=True):  # fmt: skip
             drawing.title(axis, text, "responses", "")
             for index, name in enumerate(METHODS):
-                curves = [smooth(run["series"][key]) for run in runs if run["method"] == name]
+                curves = [levels(run["series"][key], 5) for run in runs if run["method"] == name]
                 if curves:
                     x = plan.responses * np.arange(1, len(curves[0]) + 1)
                     drawing.band(axis, x, curves, index, f"{name}, G = {METHODS[name]}")
@@ -198,15 +193,18 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="a smoke test of seconds, whose numbers mean nothing")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--learning_rate", type=float, default=Plan.learning_rate)
     parser.add_argument("--batches", type=int, default=Plan.batches)
-    parser.add_argument("--output", type=Path, default=Path("runs/cold_start"), help="runs that are done stay here")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the plot and the raw numbers")
-    options = parser.parse_args(argv)
+    places(parser, "cold_start")
+    options = placed(parser.parse_args(argv))
     one_thread()
-    plan = QUICK if options.quick else Plan(seeds=tuple(options.seeds), batches=options.batches)
+    plan = Plan(seeds=tuple(options.seeds), batches=options.batches, learning_rate=options.learning_rate)
+    study = "cold_start" if plan.learning_rate == Plan.learning_rate else f"cold_start_{plan.learning_rate:g}"
+    if options.quick:
+        plan = QUICK
     runs: list[dict[str, Any]] = []
     for seed, name in itertools.product(plan.seeds, options.methods):
-        path, key = options.output / f"{name}-{seed}.json", {**asdict(plan), "seeds": [seed]}
+        path, key = options.output / f"{name}-{plan.learning_rate:g}-{seed}.json", {**asdict(plan), "seeds": [seed]}
         make = partial(one_run, name, seed, plan, options.output)
         runs.append(kept(path, key, make)[0])
         series = runs[-1]["series"]
@@ -214,8 +212,8 @@ def main(argv: list[str] | None = None) -> None:
             series["reward"][:5], series["reward"][-10:], series["rollouts"][:20]))  # fmt: skip
         print(f"seed {seed}, {name}: reward {first:.3f} -> {last:.3f}, A is not 0 in {felt:.0%} of the first rollouts")
     found = {"plan": asdict(plan), "rollouts a prompt": METHODS, "summary": summary(runs), "runs": runs}
-    save("cold_start", rounded(found), options.results)
-    plot(runs, plan, options.results)
+    save(study, rounded(found), options.results)
+    plot(runs, plan, options.results / f"{study}.png")
     for name, figures in summary(runs).items():
         print(name, {key: [round(v, 3) for v in values] for key, values in figures.items()})
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
 import platform
+import tempfile
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -47,6 +49,22 @@ def rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: rounded(each) for key, each in value.items()}
     return [rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def places(parser: argparse.ArgumentParser, name: str) -> None:
+    """Options of where a study puts what it makes; `placed` fills in what is not given."""
+    parser.add_argument("--output", type=Path, help=f"runs that are done stay here (runs/{name})")
+    parser.add_argument("--results", type=Path, help="folder of the plots and the raw numbers (benchmarks/results)")
+    parser.set_defaults(study=name)
+
+
+def placed(options: argparse.Namespace) -> argparse.Namespace:
+    """Everything of a ``--quick`` run in a temporary folder, unless other places are asked for: its numbers mean
+    nothing, and must not replace those of a study."""
+    quick = Path(tempfile.mkdtemp(prefix=f"{options.study}-")) if options.quick else None
+    options.output = options.output or quick or Path("runs") / options.study
+    options.results = options.results or quick or RESULTS
+    return options
 
 
 def kept(file: Path, settings: dict[str, Any], make: Callable[[], dict[str, Any]] | None) -> tuple[Any, bool]:

@@ -106,6 +106,14 @@ def correlation(x: Tensor, y: Tensor) -> float:
     return float(torch.corrcoef(torch.stack([x.double(), y.double()]))[0, 1])
 
 
+def correlation_within(x: Tensor, y: Tensor, places: Tensor) -> float:
+    """Pearson's, of what is left of both when the mean at each place is taken off."""
+    rows = torch.zeros(3, int(places.max()) + 1, dtype=torch.float64)
+    rows.index_add_(1, places, torch.stack([torch.ones_like(x), x, y]).double())
+    x, y = (side.double() - (total / rows[0])[places] for side, total in zip((x, y), rows[1:], strict=True))
+    return float((x * y).sum() / (x.square().sum() * y.square().sum()).sqrt())
+
+
 def ratio_spread(x: Tensor, y: Tensor) -> float:
     """Coefficient of variation of ``y / x`` weighed by x: 0 if y is proportional to x."""
     ratio, weight = y.double() / x.double(), x.double() / x.double().sum()

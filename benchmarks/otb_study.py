@@ -4,7 +4,8 @@ OTB paper, Secs. 5.3, 6.3, 6.4 (Figs. 11, 12) at small scale. A two-layer transf
 and late in a supervised phase, answers four prompts with ragged chains of up to 256 tokens, 192 times each. The
 gradient of every response in all parameters is exact, so for groups of 4, 8, 16 and 32 so are the group's mean gradient
 and, over groups, its variance under each baseline. And is the energy ``w = 1 - 2 pi(y) + sum pi^2``, which OTB takes
-for the squared norm of a token's gradient, proportional to it: by token, and cumulated over the response?
+for the squared norm of a token's gradient, proportional to it: by token, and cumulated over the response? A cumulated
+energy is compared by OTB with others at the same place only, so the correlation is also given within places.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tqdm import tqdm
 from benchmarks import chain_policy as policy
 from benchmarks import drawing
 from benchmarks import otb_analysis as oa
-from benchmarks.common import RESULTS, kept, one_thread, rounded, save
+from benchmarks.common import kept, one_thread, placed, places, rounded, save
 
 TRUE_NORMS = "ogb, true norms"
 SCATTERED = ("token, all parameters", "cumulated, |sum of s_j|^2")
@@ -87,7 +88,7 @@ def proxy(weights: policy.Parameters, ids: Tensor) -> dict[str, Any]:
     head = weights["head"].numel()
     assert list(weights)[2] == "head"
     first = weights["tokens"].numel() + weights["places"].numel()
-    w, own, of_head, cumulated, summed, of_total = [], [], [], [], [], []
+    w, own, of_head, cumulated, summed, of_total, places = [], [], [], [], [], [], []
     for row in range(len(ids)):
         length = int(mask[row].sum())
         each = torch.eye(ids.shape[1] - 2)[:length]
@@ -99,6 +100,7 @@ def proxy(weights: policy.Parameters, ids: Tensor) -> dict[str, Any]:
         cumulated.append(energies[row, :length].double().cumsum(0))
         summed.append(squares.sum(1).cumsum(0))
         of_total.append(grads.cumsum(0).square().sum(1))
+        places.append(torch.arange(length))
     tokens, sequences = torch.cat(w), torch.cat(cumulated)
     pairs = {
         "token, all parameters": (tokens, torch.cat(own)),
@@ -110,6 +112,7 @@ def proxy(weights: policy.Parameters, ids: Tensor) -> dict[str, Any]:
     return {
         name: {
             "correlation": oa.correlation(x, y),
+            "correlation at a place": oa.correlation_within(x, y, torch.cat(places)),
             "spread of the ratio": oa.ratio_spread(x.clamp(min=1e-9), y),
             "points": [side[keep].tolist() for side in (x, y)] if name in SCATTERED else [],
         }
@@ -157,7 +160,8 @@ def show(cell: dict[str, Any]) -> None:
             )
             print(f"    {name:16}{columns}")
     for name, found in cell["proxy"].items():
-        print(f"  {name:28} correlation {found['correlation']:.3f}, ratio varies by {found['spread of the ratio']:.2f}")
+        correlations = f"correlation {found['correlation']:.3f}, at a place {found['correlation at a place']:.3f}"
+        print(f"  {name:28} {correlations}, ratio varies by {found['spread of the ratio']:.2f}")
 
 
 SHOWN = ("group mean", "rloo", "opo", "opo, token", "ogb", "isolated energy", "otb", TRUE_NORMS)
@@ -186,7 +190,8 @@ def plot(cells: list[dict[str, Any]], folder: Path) -> None:
                 (whole, SCATTERED[1], "cumulated energy W", "|gradient so far|²"),
             ):
                 found = mine[0]["proxy"][name]
-                drawing.title(axis, f"{stage}: correlation {found['correlation']:.2f}", x, y)
+                seed, at_a_place = mine[0]["seed"], found["correlation at a place"]
+                drawing.title(axis, f"{stage}, seed {seed}: correlation at a place {at_a_place:.2f}", x, y)
                 axis.scatter(*found["points"], s=6, alpha=0.5, color=drawing.LIGHT[0], linewidths=0)
         axes[0].legend(fontsize=7, frameon=False, ncol=2)
 
@@ -195,9 +200,8 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a smoke test of seconds, whose numbers mean nothing")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--output", type=Path, default=Path("runs/otb_study"), help="seeds that are done stay here")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the plot and the raw numbers")
-    options = parser.parse_args(argv)
+    places(parser, "otb_study")
+    options = placed(parser.parse_args(argv))
     one_thread()
     plan = QUICK if options.quick else Plan(seeds=tuple(options.seeds))
     cells, seconds = [], []

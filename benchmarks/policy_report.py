@@ -49,9 +49,10 @@ def summary(runs: Sequence[dict[str, Any]], reference: str = "grpo G=8") -> list
 
     ``final``: the level at the end. ``to_reference``: responses until the level is the final one of `reference` at the
     same objective, learning rate and seed, as a share of the budget; ``cpu_to_reference`` the same of its processor
-    seconds; both also ``_with_table``, the whole value table paid by this one run, for rows that have one. ``never``
-    counts the seeds that do not get there; they are in no spread. ``to_best`` and ``never_best``: the same against the
-    reference at the learning rate of all that serves it best (mean final level).
+    seconds; both also ``_with_table``, the whole value table paid by this one run, for rows that have one. The
+    reference's own line tells when it first was where it ends. ``never`` counts the seeds that do not get there; they
+    are in no spread. ``to_best`` and ``never_best``: the same against the reference at that learning rate of several
+    which serves it best (mean final level).
     """
     references = {(_setting(run), run["seed"]): run for run in runs if run["row"] == reference}
     best_rate = {objective: best_of(references.values(), objective) for objective, _ in map(_setting, runs)}
@@ -69,8 +70,8 @@ def summary(runs: Sequence[dict[str, Any]], reference: str = "grpo G=8") -> list
             "collapsed": sum(collapsed(run["accuracy"]) for run in own),
             "cpu": spread([run["cpu"][-1] for run in own]),
         }
-        others = [references.get((setting, run["seed"])) for run in own] if row != reference else []
-        shares = [shares_of(run, other) for run, other in zip(own, others, strict=False) if other is not None]
+        others = [references.get((setting, run["seed"])) for run in own]
+        shares = [shares_of(run, other) for run, other in zip(own, others, strict=True) if other is not None]
         for name in dict.fromkeys(key for share in shares for key in share):
             line[name] = spread([share[name] for share in shares if share])
         best = [references.get(((setting[0], best_rate[setting[0]]), run["seed"])) for run in own]
@@ -82,12 +83,12 @@ def summary(runs: Sequence[dict[str, Any]], reference: str = "grpo G=8") -> list
 
 
 def best_of(runs: Iterable[dict[str, Any]], objective: str) -> float | None:
-    """The learning rate at which the mean over seeds of the final level is the highest; None without runs."""
+    """The learning rate at which the mean over seeds of the final level is the highest; None unless there are two."""
     finals: dict[float, list[float]] = {}
     for run in runs:
         if run["objective"] == objective:
             finals.setdefault(run["learning_rate"], []).append(levels(run["accuracy"])[-1])
-    return max(finals, key=lambda rate: float(np.mean(finals[rate])), default=None)
+    return max(finals, key=lambda rate: float(np.mean(finals[rate]))) if len(finals) > 1 else None
 
 
 def _setting(run: dict[str, Any]) -> tuple[str, float]:
@@ -147,7 +148,7 @@ def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
             own = [run for run in runs if (run["objective"], run["row"]) == (objective, row)]
             for axis, spent in zip(axes[:2, column], ("responses", "cpu"), strict=True):
                 _band(axis, [(run[spent], run["accuracy"]) for run in own], LIGHT[number % len(LIGHT)], row)
-            betas = [run["log"] for run in own if "baseline/beta" in run["log"]]
+            betas = [run["log"] for run in own if row == "basis"]
             _band(
                 axes[2, column], [(log["num_responses"], log["baseline/beta"]) for log in betas],
                 LIGHT[number % len(LIGHT)], row,

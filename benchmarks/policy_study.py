@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import time
 from pathlib import Path
@@ -103,29 +102,32 @@ def settings(scale: Scale, objective: str, row: str, seed: int, folder: Path) ->
     return [RECIPE, *(word for key, value in {**common, **own}.items() for word in (f"--{key}", str(value)))]
 
 
-def prepare(scale: Scale, seed: int, folder: Path) -> None:
-    """The seed's warm start and its value table, unless they are there; what they cost goes beside them."""
-    if (folder / "prepared.json").is_file():
-        return
-    argv = settings(scale, "grpo", "basis", seed, folder)
-    until, max_steps = scale.warm_start
-    data = dataclasses.replace(parse_recipe(argv).data, max_train_samples=None)
-    if scale.worked:
-        problems = load_prompts(data, conversational=True)
-        worked_sums.worked_model(problems, seed, folder / "warm_start", until, max_steps=max_steps)
-    else:
-        quickstart_model(data, seed, folder / "warm_start", until=until, max_steps=max_steps)
-    began = time.process_time()
-    if basis_rl(["values", *argv]):
-        raise SystemExit("The value table was not built.")
-    cost = {"responses": scale.prompts * scale.table_rollouts, "cpu": time.process_time() - began}
-    (folder / "prepared.json").write_text(json.dumps(cost))
+def prepare(scale: Scale, seed: int, folder: Path) -> dict[str, Any]:
+    """The seed's warm start and its value table, unless they are there: what the table cost."""
+    settings_of = ("problems", "prompts", "table_rollouts", "warm_start", "worked")
+    key = {name: value for name, value in dataclasses.asdict(scale).items() if name in settings_of}
+
+    def make() -> dict[str, Any]:
+        argv = settings(scale, "grpo", "basis", seed, folder)
+        until, max_steps = scale.warm_start
+        data = dataclasses.replace(parse_recipe(argv).data, max_train_samples=None)
+        if scale.worked:
+            problems = load_prompts(data, conversational=True)
+            worked_sums.worked_model(problems, seed, folder / "warm_start", until, max_steps=max_steps)
+        else:
+            quickstart_model(data, seed, folder / "warm_start", until=until, max_steps=max_steps)
+        began = time.process_time()
+        if basis_rl(["values", *argv]):
+            raise SystemExit("The value table was not built.")
+        return {"responses": scale.prompts * scale.table_rollouts, "cpu": time.process_time() - began}
+
+    return kept(folder / "prepared.json", key, make)[0]
 
 
 def run(scale: Scale, objective: str, row: str, seed: int, output: Path) -> dict[str, Any]:
     """Train once; the measurements as columns, and the log's."""
     folder, uses_table = output / f"seed{seed}", "{values}" in str(ROWS[row])
-    prepare(scale, seed, folder)
+    cost = prepare(scale, seed, folder)
     recipe = parse_recipe(settings(scale, objective, row, seed, folder))
     everything = dataclasses.replace(recipe.data, max_train_samples=None)
     held_out = load_prompts(everything, conversational=True, held_out=True)
@@ -139,7 +141,7 @@ def run(scale: Scale, objective: str, row: str, seed: int, output: Path) -> dict
         "accuracy": [round(point["scores"]["held_out"], 4) for point in points],
         "cpu": [round(point["cpu"], 2) for point in points],
         "wall": [round(point["wall"], 2) for point in points],
-        "table": json.loads((folder / "prepared.json").read_text()) if uses_table else None,
+        "table": cost if uses_table else None,
         "log": {
             key: [round(entry[key], 5) for entry in logged] for key in ("num_responses", *LOGGED) if key in logged[0]
         },
@@ -163,7 +165,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", type=int, default=Scale.budget, help="responses of a run")
     parser.add_argument("--learning_rate", type=float, default=Scale.learning_rate)
-    parser.add_argument("--rates", type=float, nargs="*", default=[3e-5, 3e-4], help="besides, at the first objective")
+    parser.add_argument("--rates", type=float, nargs="*", default=[1e-5, 3e-5, 3e-4], help="besides")
     parser.add_argument(
         "--start", type=float, help="share of right answers that ends the warm start: 0.45, worked 0.25"
     )

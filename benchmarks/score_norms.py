@@ -48,22 +48,29 @@ def powers(rewards: Tensor, norms: Tensor, energies: Tensor) -> dict[str, Any]:
     """What each baseline leaves of the gradient's power, as a share of none at all.
 
     Args:
-        rewards: ``(P, n)``, 0 or 1. A prompt's value is the mean of its other n - 1 rewards.
+        rewards: ``(P, n)``, 0 or 1. A prompt's value is told by its other n - 1 rewards: without bias in the row
+            ``value``, by their mean in the rows with rho.
         norms: ``(P, n)``, squared norms of the scores.
         energies: ``(P, n)``, what stands for them.
+
+    Raises:
+        ValueError: all answers are right, or all are wrong.
     """
+    if not 0 < float(rewards.mean()) < 1:
+        raise ValueError("score_norms: needs right and wrong answers; take another model, or more --problems.")
     r, w, n = rewards.double(), norms.double(), rewards.shape[1]
-    value = (r.sum(1, keepdim=True) - r) / (n - 1)
+    others = r.sum(1, keepdim=True) - r
+    value, square = others / (n - 1), others * (others - 1) / ((n - 1) * (n - 2))  # unbiased for V and V^2
     rho, proxy = (float(x[r == 0].mean() / x[r == 1].mean()) for x in (w, energies.double()))
     baselines = {
         "none": torch.zeros_like(r),
         "batch mean": r.mean().expand_as(r),
-        "value": value,
         "best constant": ((w * r).sum() / w.sum()).expand_as(r),
         "value and rho": value / (value + rho * (1 - value)),
         "value and rho of energies": value / (value + proxy * (1 - value)),
     }
     power = {name: float(((r - b).square() * w).mean()) for name, b in baselines.items()}
+    power["value"] = float(((r - 2 * r * value + square) * w).mean())
     return {
         "mean V": float(r.mean()),
         "rho": rho,

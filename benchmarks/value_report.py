@@ -165,6 +165,4 @@ def plot_age(results: Sequence[dict[str, Any]], path: Path) -> None:
         for index, (name, lines) in enumerate(curves.items()):
             drawing.band(axis, moved, list(lines), index, name)
         axis.set_ylim(bottom=0)
-        axis.axhline(0.31, color="#888888", linestyle=":", linewidth=1.2)
-        axis.text(max(moved), 0.315, "the paper's BASIS: 0.31", fontsize=8, ha="right", color="#555555")
         axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -3,7 +3,8 @@
 BASIS Sec. 5.1 and App. A (Figs. 2, 3, 4) at small scale. The quickstart's model learns sums by GRPO with 8 rollouts a
 prompt; at three checkpoints of that run (early, middle, late) every prompt of a pool is rolled out 256 times for its
 true value, and 64 times more for the estimators. The value table is of 32 rollouts of the policy before the run.
-Batches have 64 prompts. History (`bv_blend`, `basis_history`) is what the run itself saw before the checkpoint.
+Batches have 64 prompts. History (`bv_blend`, `basis_history`) is what the run itself saw before the checkpoint; of it,
+rows with one rollout a prompt have seen the first of each eight.
 
 Rollouts are kept in ``--output`` (runs/value_study); a second call only analyses them anew.
 """
@@ -27,7 +28,7 @@ from basis_rl.types import RolloutBatch
 from basis_rl.values import ValueTable
 from benchmarks import value_analysis as va
 from benchmarks import value_report as report
-from benchmarks.common import RESULTS, one_thread, rounded, save
+from benchmarks.common import one_thread, placed, places, rounded, save
 from benchmarks.small_policy import TOKENS, draw, problems, trainer_for, warm_policy
 from benchmarks.worked_sums import TOKENS as WORKED_TOKENS
 from benchmarks.worked_sums import worked_policy
@@ -159,8 +160,9 @@ def estimators(table: ValueTable, rollouts: dict[str, Any], batches: int) -> lis
     """All of the study, as they stand after so many batches of the run."""
     history = rollouts["history"][:batches]
     families = dict(zip(rollouts["ids"], rollouts["family"], strict=True))
-    blend = va.replay(BVBlend(families), history)
-    remembers = va.replay(BasisHistory(table), [(ids, rewards[:, :1]) for ids, rewards in history])
+    single = [(ids, rewards[:, :1]) for ids, rewards in history]  # what a run with one rollout a prompt would have seen
+    blend_1, blend_8 = va.replay(BVBlend(families), single), va.replay(BVBlend(families), history)
+    remembers = va.replay(BasisHistory(table), single)
     rows = [va.Estimator("batch mean", BatchMean(), 1)]
     rows += [va.Estimator(f"group mean {g}", DrGrpo(), g) for g in (1, 2, 4, 8)]
     rows += [va.Estimator(f"rloo {g}", Rloo(), g) for g in (2, 4, 8)]
@@ -173,8 +175,8 @@ def estimators(table: ValueTable, rollouts: dict[str, Any], batches: int) -> lis
         va.Estimator("basis unb, literal Eq. 6", literal, 1),
         va.Estimator("basis unb, likelihood", Basis(table, calibration="likelihood"), 1),
         va.Estimator("basis_history", remembers, 1),
-        va.Estimator("bv_blend 1", blend, 1),
-        va.Estimator("bv_blend 8", blend, 8),
+        va.Estimator("bv_blend 1", blend_1, 1),
+        va.Estimator("bv_blend 8", blend_8, 8),
     ]
 
 
@@ -196,7 +198,7 @@ def analyse(plan: Plan, rollouts: dict[str, Any], repeats: int, many: int) -> di
             "generation batches": batches,
             "mean V": float(truth.mean()),
             "spread of V": float(truth.std()),
-            "drift": va.drift(rollouts["reference"][: plan.pool], rollouts[stage][:, : plan.oracle]),
+            "drift": va.drift(rollouts["reference"][: plan.pool], rollouts[stage][:, : plan.table]),
             "error of the oracle": float((truth * (1 - truth)).mean() / (plan.oracle - 1)),
             "natural": va.measure(rows, ids, truth, samples, natural, repeats=repeats, **common),
             "natural, many": va.measure(rows, ids, truth, samples, natural, repeats=many, size=size, seed=1),
@@ -271,9 +273,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="a smoke test of seconds, whose numbers mean nothing")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--worked", action="store_true", help="a policy that works its sums in steps")
-    parser.add_argument("--output", type=Path, default=Path("runs/value_study"))
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the plots and the raw numbers")
-    options = parser.parse_args(argv)
+    places(parser, "value_study")
+    options = placed(parser.parse_args(argv))
     one_thread()
     plan, name = QUICK if options.quick else Plan(), "value_study"
     if options.worked:

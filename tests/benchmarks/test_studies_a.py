@@ -210,6 +210,17 @@ def test_a_group_mean_keeps_one_less_than_all_of_the_gradient_and_normalises_to_
     assert rows["group mean"]["normalised"] == pytest.approx(rows["rloo"]["normalised"])
 
 
+def test_the_correlation_within_places_knows_nothing_of_their_means():
+    places, noise = torch.arange(60) % 5, torch.from_numpy(np.random.default_rng(1).normal(size=(2, 60)))
+    x, y = noise[0], 0.5 * noise[0] + noise[1]
+    left = [side.clone() for side in (x, y)]
+    for place, side in itertools.product(range(5), left):
+        side[places == place] -= side[places == place].mean()
+    expected = float(torch.corrcoef(torch.stack(left))[0, 1])
+    assert oa.correlation_within(x + 100 * places, y + 50 * places, places) == pytest.approx(expected)
+    assert oa.correlation(x + 100 * places, y + 50 * places) > 0.99
+
+
 def test_the_error_of_what_is_kept_is_a_jackknife_over_prompts():
     rows = [{"variance": 1.0, "along": a, "norm2": 1.0, "signal": s} for a, s in ((1.0, 2.0), (2.0, 2.0), (4.0, 5.0))]
     found = oa.pooled(rows)
@@ -233,7 +244,6 @@ def test_signal_counts_rollouts_and_groups():
     found = cold_start.signal(rewards, advantages, 2)
     assert found == pytest.approx({"reward": 0.5, "rollouts": 0.5, "groups": 2 / 3, "all wrong": 1 / 3, "mixed": 1 / 3})
     assert cold_start.up_and_down(rewards, advantages) == pytest.approx({"on right": 0.7 / 1.2, "on wrong": 0.5 / 1.2})
-    assert cold_start.smooth([1.0, 3.0, 5.0], 2).tolist() == [1.0, 2.0, 4.0]
 
 
 # -- the policy that works, and what its scores tell
@@ -282,6 +292,28 @@ def test_norm_and_energy_of_an_answer_are_those_of_its_tokens():
             total[name] = total.get(name, 0) + parameter.grad
     assert norm == pytest.approx(sum(float((g**2).sum()) for g in total.values()), rel=1e-4)
     assert energy == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("moved", [0.0, 1.5])
+def test_drift_finds_a_common_shift_and_what_is_beside_it(moved):
+    rng = np.random.default_rng(2)
+    logits, own = rng.normal(0, 1, 4000), rng.normal(0, 0.8, 4000)
+    before, now = (
+        rng.uniform(size=(4000, 200)) < 1 / (1 + np.exp(-z))[:, None] for z in (logits, logits + moved + own)
+    )
+    found = va.drift(before, now)
+    assert found["shift"] == pytest.approx(moved, abs=0.05)
+    assert found["spread"] == pytest.approx(0.8, abs=0.05)
+
+
+def test_the_worked_policy_is_made_once_and_its_scores_can_be_measured(tmp_path):
+    few = problems(60)
+    worked_sums.worked_model(few, 0, tmp_path, until=1.0, max_steps=6, every=3)
+    before = (tmp_path / "model.safetensors").stat().st_mtime_ns
+    worked_sums.worked_model(few, 1, tmp_path, until=1.0)
+    assert (tmp_path / "model.safetensors").stat().st_mtime_ns == before
+    with pytest.raises(ValueError, match="right and wrong"):  # six steps teach nothing
+        score_norms.main([str(tmp_path), "--problems", "3", "--samples", "3", "--results", str(tmp_path / "out")])
 
 
 def test_seeds_are_averaged_part_by_part():

@@ -70,7 +70,8 @@ def test_summary_compares_runs_of_the_same_seed():
     runs += [{**policy_run("basis", seed, [0.1] + [0.6] * 9), "table": table} for seed in rises]
     groups, basis = policy_report.summary(runs)
     assert groups["final"] == {"median": pytest.approx(0.6), "min": pytest.approx(0.5), "max": pytest.approx(0.7)}
-    assert "to_reference" not in groups
+    # Its own trailing mean is at its end from the fifth measurement on.
+    assert groups["to_reference"]["median"] == pytest.approx(4 / 9)
     # With seed 0 the trailing mean of four passes 0.5 between two (0.4333 after three) and three (0.475, then 0.6);
     # with seed 1 the reference ends at 0.7, which 0.6 never is.
     held = [0.1, 0.35, 1.3 / 3, 0.475, 0.6]
@@ -80,6 +81,21 @@ def test_summary_compares_runs_of_the_same_seed():
     assert basis["cpu_to_reference_with_table"]["median"] == pytest.approx(share + 1)
     assert basis["never"] == 1
     assert "never 1" in policy_report.table([groups, basis])
+
+
+def test_the_best_rate_of_the_reference_is_that_of_its_highest_mean():
+    def at(rate, row, seed, final):
+        return {**policy_run(row, seed, [0.1] + [final] * 9), "learning_rate": rate}
+
+    runs = [at(1e-4, "grpo G=8", seed, final) for seed, final in ((0, 0.5), (1, 0.9))]
+    runs += [at(3e-5, "grpo G=8", seed, final) for seed, final in ((0, 0.8), (1, 0.7))]
+    assert policy_report.best_of(runs, "grpo") == 3e-5
+    assert policy_report.best_of(runs[:2], "grpo") is None
+    runs += [at(1e-4, "basis", seed, 0.75) for seed in (0, 1)]
+    basis = policy_report.summary(runs)[-1]
+    assert basis["row"] == "basis"
+    assert (basis["never"], basis["never_best"]) == (1, 1)  # 0.9 with the second seed; 0.8 with the first
+    assert basis["to_best"]["median"] > basis["to_reference"]["median"]
 
 
 def test_growth_exponent_of_a_power_law():
@@ -206,9 +222,9 @@ def test_policy_study_runs_and_goes_on(tmp_path):
     assert runs[0] == first["runs"][0]
     assert len({run["accuracy"][0] for run in runs}) == 1  # one warm start for all
     assert {tuple(run["responses"]) for run in runs} == {(0, 32, 64)}  # as many responses at each measurement
-    low, high = float(beta_grid().min()), float(beta_grid().max())
-    assert all(low <= beta <= high for beta in runs[0]["log"]["baseline/beta"])
-    assert not any("baseline/beta" in run["log"] for run in runs[1:])
+    grid = beta_grid().tolist()
+    assert all(min(abs(beta - each) for each in grid) < 1e-5 for beta in runs[0]["log"]["baseline/beta"])
+    assert {run["row"] for run in runs if "baseline/beta" in run["log"]} == {"basis", "basis_history"}
     assert (tmp_path / "policy_study" / "policy_study.png").read_bytes().startswith(b"\x89PNG")
 
 
