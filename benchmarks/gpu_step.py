@@ -3,10 +3,12 @@
 A Qwen3 of 0.6B parameters with random weights, bfloat16, a vocabulary of 151,936, completions of 1,024 to 4,096 tokens;
 one GPU. Sides alternate; a figure is the median of the rounds.
 
-- ``parts``: generation (per token, transformers), the scoring pass without and with energies from the fused head, the
-  energies by a softmax of all logits instead, loss forward and backward, optimizer; seconds and peak bytes of each.
+- ``parts``: generation of 32 tokens after 16 (transformers), the scoring pass without and with energies from the fused
+  head, the energies by a softmax of all logits instead, loss forward and backward, optimizer; of each the seconds and
+  the most bytes beyond what was there before.
 - ``advantages``: what each registered baseline computes for a batch of that length, on the host, transfer included.
-- ``steps``: whole steps of TRL's trainer and of ours with several baselines, generation included; peak bytes.
+- ``steps``: whole steps of TRL's trainer and of ours with several baselines, generation included; peak bytes. There is
+  one update a batch, for which TRL needs no scoring pass: `otb` has one for its energies, the others have none.
 - ``precision``: energies in bfloat16, without and with an fp32 head, against float64.
 
 ``--device cpu --quick`` runs all of it on a tiny model in seconds, to see that it works.
@@ -36,7 +38,7 @@ from basis_rl.functional.energy import logit_gradient_energy
 from benchmarks.advantage_cost import baselines, batch, naive_energies
 from benchmarks.common import save
 from benchmarks.energy_precision import exact
-from benchmarks.training import quiet
+from benchmarks.training import StepClock, quiet
 from examples.quickstart.warm_start import build_tokenizer
 
 TRL = "TRL"
@@ -71,14 +73,19 @@ class Clock:
         self.cuda = device.type == "cuda"
 
     def __call__(self, work: Callable[[], Any]) -> tuple[float, int | None]:
+        before = 0
         if self.cuda:
-            torch.cuda.synchronize(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
-        began = time.perf_counter()
+            before = torch.cuda.memory_allocated(self.device)
+        began = self.now()
         work()
+        return self.now() - began, torch.cuda.max_memory_allocated(self.device) - before if self.cuda else None
+
+    def now(self) -> float:
+        """Seconds, when all that was asked of the device is done."""
         if self.cuda:
             torch.cuda.synchronize(self.device)
-        return time.perf_counter() - began, torch.cuda.max_memory_allocated(self.device) if self.cuda else None
+        return time.perf_counter()
 
     def alternating(self, works: dict[str, Callable[[], Any]], rounds: int) -> dict[str, dict[str, Any]]:
         """Each of `works` in turn, `rounds` times after one that is not counted; "out of memory" is a result too."""
@@ -191,14 +198,14 @@ def parity(completion_ids: list[list[int]], **_: Any) -> list[float]:
     return [float(sum(ids) % 2) for ids in completion_ids]
 
 
-def one_step(side: str, scale: Scale, device: torch.device, folder: str) -> Callable[[], Any]:
-    """A fresh trainer of `side`; calling it trains three generation batches and gives the seconds of the last two."""
+def trainer_of(side: str, scale: Scale, device: torch.device, folder: str) -> GRPOTrainer:
+    """A fresh trainer of `side` for four generation batches."""
     tokenizer = build_tokenizer(["1 + 2 ="] * 10, vocab_size=300)
     make = GRPOTrainer if side == TRL else partial(BasisTrainer, baseline=side)
     args = (GRPOConfig if side == TRL else BasisConfig)(
         output_dir=folder, per_device_train_batch_size=scale.rows,
         gradient_accumulation_steps=scale.rollouts // scale.rows,
-        num_generations=8, max_completion_length=scale.step_length, max_steps=3, logging_steps=1, num_iterations=1,
+        num_generations=8, max_completion_length=scale.step_length, max_steps=4, logging_steps=1, num_iterations=1,
         save_strategy="no", report_to="none", use_cpu=device.type == "cpu", bf16=device.type == "cuda",
         gradient_checkpointing=False, disable_tqdm=True,
     )  # fmt: skip
@@ -207,19 +214,22 @@ def one_step(side: str, scale: Scale, device: torch.device, folder: str) -> Call
             model=build_model(scale, device, tokenizer), reward_funcs=parity, args=args, processing_class=tokenizer,
             train_dataset=Dataset.from_dict({"prompt": [f"{i} + 1 =" for i in range(256)]}),
         )
-    ).train  # fmt: skip
+    )  # fmt: skip
 
 
 def steps(scale: Scale, device: torch.device) -> dict[str, Any]:
-    """Whole runs of three steps of each side; ratios of neighbouring rounds to TRL's."""
+    """Whole steps of each side, the second and the third of a run; ratios of neighbouring rounds to TRL's. Bytes are
+    those of the whole run, without the model."""
     clock = Clock(device)
     seconds: dict[str, list[float]] = {side: [] for side in SIDES}
     peaks: dict[str, list[int]] = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(scale.rounds):
             for side in SIDES:
-                elapsed, peak = clock(one_step(side, scale, device, folder))
-                seconds[side].append(elapsed / 3)
+                trainer, began = trainer_of(side, scale, device, folder), StepClock(clock.now)
+                trainer.add_callback(began)
+                _, peak = clock(trainer.train)
+                seconds[side].append((began.began[3] - began.began[1]) / 2)
                 peaks[side] += [] if peak is None else [peak]
                 if clock.cuda:
                     torch.cuda.empty_cache()

@@ -30,10 +30,10 @@ from basis_rl.data import load_prompts
 from basis_rl.functional.passk import pass_at_k
 from basis_rl.recipe import parse_recipe
 from basis_rl.rewards import MathVerifyReward
-from basis_rl.rollout import Sampling, prompt_tokens, sample
 from benchmarks import knights
 from benchmarks.common import RESULTS, kept, save
 from benchmarks.policy_study import RECIPE
+from benchmarks.small_policy import draw as draw_rewards
 from benchmarks.training import greedy, measured_training, quickstart_model
 from examples.quickstart.warm_start import build_model, warm_start
 from examples.quickstart.warm_start import save as save_model
@@ -102,21 +102,6 @@ def pass_at(rewards: Sequence[Sequence[float]], ks: Sequence[int]) -> dict[str, 
     return {f"pass@{k}": float(pass_at_k(len(rewards[0]), right, k).mean()) for k in ks}
 
 
-def sampled_rewards(
-    trainer: BasisTrainer, problems: Dataset, reward: Any, samples: int, length: int
-) -> list[list[float]]:
-    """Rewards of `samples` answers at temperature 1 to each problem."""
-    tokenizer = trainer.processing_class
-    prompts = list(problems["prompt"])
-    tokens = [prompt_tokens(prompt, tokenizer, {}) for prompt in prompts]
-    found: list[list[float]] = [[] for _ in prompts]
-    for i, completions in sample(trainer.model, tokenizer, tokens, Sampling(length), num_samples=samples):
-        texts = [completion.text for completion in completions]
-        golds = [problems[i]["solution"]] * samples
-        found[i] = [r or 0.0 for r in reward(prompts=[prompts[i]] * samples, completions=texts, solution=golds)]
-    return found
-
-
 def small(row: str, seed: int, scale: Scale, models: Path) -> dict[str, Any]:
     """One run on few problems."""
     recipe = parse_recipe([RECIPE, "--dataset_kwargs.size", str(scale.problems)])
@@ -130,9 +115,8 @@ def small(row: str, seed: int, scale: Scale, models: Path) -> dict[str, Any]:
     prompts, length = scale.small_prompts, recipe.args.max_completion_length
     trainer, result = train(row, seed, scale, model, problems, sets, reward, prompts, length, models / "run")
     for name, chosen in sets.items():
-        result[f"{name}_sampled"] = pass_at(
-            sampled_rewards(trainer, chosen, reward, scale.samples, length), (1, scale.samples)
-        )
+        rewards = draw_rewards(trainer.model, trainer.processing_class, chosen, scale.samples, reward, name, length)
+        result[f"{name}_sampled"] = pass_at(rewards.tolist(), (1, scale.samples))
     return result
 
 

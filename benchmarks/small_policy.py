@@ -21,7 +21,7 @@ from basis_rl.rollout import Sampling, prompt_tokens, sample
 from examples.quickstart.warm_start import build_model, build_tokenizer, warm_start
 
 TOKENS = 12  # of an answer, at most, as in the quickstart
-_SUM = re.compile(r"(\d+) ([+-]) (\d+)")
+SUM = re.compile(r"(\d+) ([+-]) (\d+)")
 
 
 def problems(size: int, seed: int = 1, *, max_digits: int = 2) -> Dataset:
@@ -36,7 +36,7 @@ def problems(size: int, seed: int = 1, *, max_digits: int = 2) -> Dataset:
 
 def family(problem: str) -> int:
     """0 to 7: two digits in the first number (4), in the second (2), a difference (1)."""
-    found = _SUM.search(problem)
+    found = SUM.search(problem)
     assert found is not None, problem
     first, sign, second = found.groups()
     return 4 * (len(first) > 1) + 2 * (len(second) > 1) + (sign == "-")

@@ -11,6 +11,7 @@ of 32,768 columns, more than a tensor of all logits takes; the tile is narrowed 
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import weakref
 from functools import partial
@@ -30,6 +31,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from basis_rl import BasisConfig, BasisTrainer
 from benchmarks.common import save
+from benchmarks.training import StepClock
 from examples.quickstart.warm_start import build_tokenizer
 
 ROUNDS, STEPS = 7, 6
@@ -103,7 +105,7 @@ def build(side: str, folder: str, model: dict[str, int], **settings: Any) -> GRP
 
 
 def seconds(side: str, folder: str) -> list[float]:
-    """Time of each optimizer step that generates, scoring and both updates' share included."""
+    """Time of each batch: generation, scoring, both updates with their optimizer steps, callbacks."""
     model = {
         "vocab_size": 16_384,
         "hidden_size": 256,
@@ -113,11 +115,12 @@ def seconds(side: str, folder: str) -> list[float]:
         "num_key_value_heads": 2,
         "head_dim": 64,
     }
-    settings = {"per_device_train_batch_size": 16, "max_completion_length": 32, "max_steps": 2 * STEPS}
-    trainer = build(side, folder, model, **settings)
+    settings = {"per_device_train_batch_size": 16, "max_completion_length": 32, "max_steps": 2 * STEPS + 1}
+    trainer, clock = build(side, folder, model, **settings), StepClock()
+    trainer.add_callback(clock)
     trainer.train()
-    times = [row["step_time"] for row in trainer.state.log_history if "step_time" in row]
-    return [first + second for first, second in zip(times[2::2], times[3::2], strict=True)]  # the first is a warm-up
+    batches = clock.began[2::2]  # the first is a warm-up
+    return [end - began for began, end in itertools.pairwise(batches)]
 
 
 def peak_bytes(side: str, folder: str) -> int:

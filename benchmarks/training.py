@@ -67,6 +67,18 @@ class Measured(TrainerCallback):
             self._measure(state.global_step)
 
 
+class StepClock(TrainerCallback):
+    """What the clock says when each optimizer step begins. From one to the next is a whole step: generation, updates,
+    the optimizer, and all that trainer and callbacks do around them, which TRL's own ``step_time`` leaves out in part.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self.now, self.began = now, list[float]()
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self.began.append(self.now())
+
+
 def quiet(trainer: BasisTrainer) -> BasisTrainer:
     """Without progress bar and printed logs."""
     for bar in (ProgressCallback, PrinterCallback):

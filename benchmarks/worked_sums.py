@@ -6,7 +6,6 @@ of the sums: most of what it samples decides nothing, as in long reasoning.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from random import Random
 
@@ -16,16 +15,16 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, set_seed
 
 from basis_rl.rollout import Sampling, prompt_tokens, sample
+from benchmarks.small_policy import SUM
 from examples.quickstart.warm_start import END, build_model, build_tokenizer
 
 TOKENS = 40  # of a response, at most
 PARTS = 3  # at most, in the demonstrations
-_SUM = re.compile(r"(\d+) ([+-]) (\d+)")
 
 
 def worked(problem: str, random: Random) -> str:
     """A demonstration: tens and units of ``b``, each in one or two parts, in any order; then the boxed result."""
-    found = _SUM.search(problem)
+    found = SUM.search(problem)
     assert found is not None, problem
     total, sign, b = int(found[1]), found[2], int(found[3])
     parts = []
