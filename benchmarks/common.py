@@ -7,6 +7,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -93,10 +94,11 @@ def kept(file: Path, settings: dict[str, Any], make: Callable[[], dict[str, Any]
 
 
 def save(name: str, results: dict[str, Any], folder: Path = RESULTS) -> None:
-    """Write ``benchmarks/results/NAME.json`` (or in another folder)."""
+    """Write ``benchmarks/results/NAME.json`` (or in another folder), each list of numbers on one line."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(json.dumps({**machine(), **results}, indent=1) + "\n")
+    text = json.dumps({**machine(), **results}, indent=1)
+    path.write_text(re.sub(r"\[[^][{}\"]*\]", lambda found: " ".join(found[0].split()), text) + "\n")
     print(f"raw numbers: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
 
 
