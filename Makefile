@@ -63,6 +63,7 @@ bench: install
 	@$(BIN)/python -m benchmarks.basis_speed
 	@$(BIN)/python -m benchmarks.history_mse
 	@$(BIN)/python -m benchmarks.step_cost
+	@$(BIN)/python -m benchmarks.advantage_cost
 	@$(BIN)/python -m benchmarks.otb_tail
 	@$(BIN)/python -m benchmarks.energy_precision
 	@$(BIN)/python -m benchmarks.faults
