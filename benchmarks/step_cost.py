@@ -34,7 +34,7 @@ from benchmarks.common import save
 from benchmarks.training import StepClock
 from examples.quickstart.warm_start import build_tokenizer
 
-ROUNDS, STEPS = 7, 6
+ROUNDS, STEPS = 5, 6
 TRL = "TRL"
 ROWS, TOKENS, VOCABULARY, TILE = 8, 64, 151_936, 2_048  # of a forward pass in the steps whose memory is counted
 
