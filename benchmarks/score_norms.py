@@ -91,7 +91,8 @@ def measure(
     for i, answers in tqdm(drawn, total=len(tokens), unit="problem", mininterval=5):
         texts, golds = [answer.text for answer in answers], [problems[i]["solution"]] * samples
         scores = reward(prompts=[problems[i]["prompt"]] * samples, completions=texts, solution=golds)
-        rewards[i] = torch.tensor([score or 0.0 for score in scores])
+        assert None not in scores, golds[0]
+        rewards[i] = torch.tensor(scores)
         both = [norm_and_energy(model, tokens[i], answer.token_ids) for answer in answers]
         norms[i], energies[i] = torch.tensor(both).T
     reward.close()

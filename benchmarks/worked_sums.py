@@ -19,7 +19,6 @@ from benchmarks.small_policy import SUM
 from examples.quickstart.warm_start import END, build_model, build_tokenizer
 
 TOKENS = 40  # of a response, at most
-PARTS = 3  # at most, in the demonstrations
 
 
 def worked(problem: str, random: Random) -> str:
@@ -51,10 +50,10 @@ def encode(tokenizer: PreTrainedTokenizerFast, dataset: Dataset, random: Random)
     return pad(ids, True, tokenizer.pad_token_id), pad(labels, True, -100)
 
 
-def accuracy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, dataset: Dataset, samples: int = 1) -> float:
+def accuracy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, dataset: Dataset) -> float:
     """Share of right answers at temperature 1, by the text of the box."""
     tokens, golds = [prompt_tokens(prompt, tokenizer, {}) for prompt in dataset["prompt"]], dataset["solution"]
-    drawn = sample(model, tokenizer, tokens, Sampling(TOKENS), num_samples=samples, batch_size=512)
+    drawn = sample(model, tokenizer, tokens, Sampling(TOKENS), num_samples=1, batch_size=512)
     right = [c.text.endswith(f"\\boxed{{{golds[i]}}}") for i, completions in drawn for c in completions]
     return sum(right) / len(right)
 

@@ -94,7 +94,7 @@ def main(path: str) -> None:
         if tests["entry_point"]:
             namespace["check"](remote(tests["entry_point"]))
         said = "pass" if calls else "unsupported"
-    except BaseException as error:
+    except BaseException as error:  # whatever a test raises is its verdict
         own = isinstance(error, (Unsupported, SyntaxError, ImportError)) and error is not raised
         said = "unsupported" if own else "fail"
     os.write(verdict, f"{said}\n".encode())
