@@ -92,6 +92,12 @@ def at_bounds(baselines: np.ndarray) -> np.ndarray:
     return ((baselines == 0) | (baselines == 1)).mean(axis=1)
 
 
+def explained_variance(baselines: np.ndarray, rewards: np.ndarray) -> float:
+    """``1 - Var(r - b) / Var(r)`` over ``(B, G)`` rollouts, as a run logs it; 0 where all rewards are equal."""
+    variance = float(rewards.var())
+    return 1.0 - float((rewards - baselines).var()) / variance if variance > 0 else 0.0
+
+
 def by_band(numbers: np.ndarray, truth: np.ndarray, edges: Sequence[float] = BANDS) -> list[float]:
     """Mean of the numbers of the prompts in each band of V, the last one closed; NaN where there is none."""
     band = np.clip(np.digitize(truth, edges) - 1, 0, len(edges) - 2)
@@ -122,7 +128,8 @@ def measure(
     most = max(estimator.rollouts for estimator in estimators)
     spreads: list[float] = []
     found: dict[str, dict[str, list]] = {
-        e.name: {"mse": [], "at_bounds": [], "mse_by_band": [], "at_bounds_by_band": []} for e in estimators
+        e.name: {"mse": [], "at_bounds": [], "explained": [], "mse_by_band": [], "at_bounds_by_band": []}
+        for e in estimators
     }
     for _ in range(repeats):
         rows = draw_batch(rng, weights, size)
@@ -135,6 +142,7 @@ def measure(
             into = found[estimator.name]
             into["mse"].append(float(errors.mean()))
             into["at_bounds"].append(float(bounds.mean()))
+            into["explained"].append(explained_variance(baselines, rewards[:, : estimator.rollouts]))
             into["mse_by_band"].append(by_band(errors, values))
             into["at_bounds_by_band"].append(by_band(bounds, values))
     for into in found.values():

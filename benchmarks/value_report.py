@@ -31,7 +31,8 @@ def shortened(results: dict[str, Any]) -> dict[str, Any]:
 
 def short_rows(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {
-        name: {**row, **{key: mean_and_error(row[key]) for key in ("mse", "at_bounds")}} for name, row in rows.items()
+        name: {**row, **{key: mean_and_error(row[key]) for key in ("mse", "at_bounds", "explained")}}
+        for name, row in rows.items()
     }
 
 

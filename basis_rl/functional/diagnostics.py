@@ -15,6 +15,9 @@ def advantage_metrics(batch: RolloutBatch, result: Advantages) -> dict[str, floa
 
     - ``baseline/mean``: mean of ``b``; ``baseline/mse_to_reward``: mean of ``(r - b)^2``, which is the variance of the
       reward plus the squared error of the baseline, so that of two baselines on one batch the lower one is nearer.
+    - ``baseline/explained_variance``: ``1 - Var(r - b) / Var(r)``, at most 1. 0 is no better than one number for all
+      rollouts: a value table that falls to it has aged. Too high for a baseline that contains its own reward, such as
+      a group mean. Left out where all rewards are equal.
     - ``baseline/at_bounds``: share of rollouts whose baseline is exactly 0 or 1 (BASIS Fig. 3d).
     - ``advantages/zero``: share of rollouts that teach nothing, every advantage exactly 0; ``advantages/std``.
     - ``reward/unscored``: share of rollouts, of all, without a reward.
@@ -37,15 +40,21 @@ def advantage_metrics(batch: RolloutBatch, result: Advantages) -> dict[str, floa
     def mean(x: Tensor) -> float:
         return float((x * weights).sum() / total)
 
+    def variance(x: Tensor) -> float:
+        return mean((x - mean(x)) ** 2)
+
     rows = weights.sum(dim=1) > 0
-    center = mean(values)
+    repeated = torch.nan_to_num(rewards)[:, None].expand(n, t)
+    missed, counted = repeated - baseline, repeated[weights > 0]
+    if counted.min() < counted.max():
+        metrics["baseline/explained_variance"] = 1.0 - variance(missed) / variance(repeated)
     return {
         **metrics,
         "baseline/mean": mean(baseline),
-        "baseline/mse_to_reward": mean((torch.nan_to_num(rewards)[:, None] - baseline) ** 2),
+        "baseline/mse_to_reward": mean(missed**2),
         "baseline/at_bounds": mean(((baseline == 0) | (baseline == 1)).double()),
         "advantages/zero": float(((values * weights) == 0).all(dim=1)[rows].double().mean()),
-        "advantages/std": mean((values - center) ** 2) ** 0.5,
+        "advantages/std": variance(values) ** 0.5,
     }
 
 

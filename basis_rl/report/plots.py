@@ -66,6 +66,7 @@ def plots(comparison: Comparison) -> list[Plot]:
     wanted += [
         Plot("beta", "calibrated β", "baseline/beta", "step", log=True),
         Plot("mse", "mean of (r − b)²", "baseline/mse_to_reward"),
+        Plot("explained", "variance of the reward that b explains", "baseline/explained_variance"),
         Plot("effective", "effective signal: A ≠ 0", EFFECTIVE, percent=True),
         Plot("gradient_variance", "variance of the gradient", "gradient/variance", log=True),
         Plot("gradient_signal", "signal |g|²", "gradient/signal", log=True),

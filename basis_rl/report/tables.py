@@ -140,6 +140,7 @@ def table_price(group: Group, uses: Mapping[str, int]) -> tuple[float, float]:
 # Title, metric, share of the budget that it is averaged over, format.
 _DIAGNOSTICS: list[tuple[str, str, float, Callable[[float], str]]] = [
     ("(r - b)²", "baseline/mse_to_reward", 1.0, "{:.4f}".format),
+    ("explained variance", "baseline/explained_variance", 1.0, "{:.1%}".format),
     ("effective signal", EFFECTIVE, 1.0, "{:.1%}".format),
     ("b exactly 0 or 1", "baseline/at_bounds", 1.0, "{:.1%}".format),
     ("β at the end", "baseline/beta", END, "{:.3g}".format),

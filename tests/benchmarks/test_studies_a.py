@@ -12,6 +12,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from basis_rl.baselines import Basis, BatchMean, BVBlend, DrGrpo, Rloo
+from basis_rl.functional.diagnostics import advantage_metrics
 from basis_rl.values import ValueTable
 from benchmarks import chain_policy as policy
 from benchmarks import cold_start, otb_study, score_norms, value_report, value_study, worked_sums
@@ -73,6 +74,10 @@ def test_errors_and_shares_at_the_bounds_are_those_of_a_plain_loop(name, baselin
     assert va.squared_errors(found, truth).tolist() == pytest.approx(errors)
     bounds = [sum(b in (0, 1) for b in row) / g for row in wanted]
     assert va.at_bounds(found).tolist() == pytest.approx(bounds)
+    seen = np.ascontiguousarray(rewards[:, :g])
+    batch = va.rollout_batch(ids, seen)
+    logged = advantage_metrics(batch, baseline.advantages(batch))["baseline/explained_variance"]
+    assert va.explained_variance(found, seen) == pytest.approx(logged)
 
 
 def test_a_measurement_is_the_mean_over_its_batches_and_bands():
