@@ -129,25 +129,31 @@ def make_rollouts(plan: Plan, output: Path) -> dict[str, Any]:
 
 
 def kept_rollouts(plan: Plan, output: Path) -> dict[str, Any]:
-    """Those of an earlier call with the same plan, or new ones."""
+    """Those of an earlier call, or new ones.
+
+    Raises:
+        SystemExit: those that are there are of another plan.
+    """
     path, key = output / "rollouts.npz", json.dumps(asdict(plan))
     if path.is_file():
         with np.load(path) as kept:
-            if str(kept["plan"]) == key:
-                found: dict[str, Any] = {k: kept[k] for k in ("reference", *STAGES)}
-                found |= {k: kept[k].tolist() for k in ("ids", "family")}
-                found["seconds"] = json.loads(str(kept["seconds"]))
-                history = zip(kept["history_ids"].tolist(), kept["history_rewards"], strict=True)
-                found["history"] = list(history)
-                return found
+            if str(kept["plan"]) != key:
+                raise SystemExit(f"{path} is of another plan: give another --output, or remove it.")
+            found: dict[str, Any] = {k: kept[k] for k in ("reference", *STAGES)}
+            found |= {k: kept[k].tolist() for k in ("ids", "family")}
+            found["seconds"] = json.loads(str(kept["seconds"]))
+            found["history"] = list(zip(kept["history_ids"].tolist(), kept["history_rewards"], strict=True))
+            return found
     found = make_rollouts(plan, output)
     output.mkdir(parents=True, exist_ok=True)
     arrays = {k: v for k, v in found.items() if k not in ("history", "seconds")}
+    partial = path.with_name("partial.npz")
     np.savez_compressed(
-        path, plan=key, seconds=json.dumps(found["seconds"]),
+        partial, plan=key, seconds=json.dumps(found["seconds"]),
         history_ids=np.array([ids for ids, _ in found["history"]]),
         history_rewards=np.stack([rewards for _, rewards in found["history"]]), **arrays,
     )  # fmt: skip
+    partial.replace(path)
     return found
 
 

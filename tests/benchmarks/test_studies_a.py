@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import re
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -126,6 +127,23 @@ def test_replayed_history_is_that_of_the_batches_in_their_order():
     baseline = va.replay(BVBlend(dict.fromkeys(IDS, 3)), [(IDS[:4], SAMPLES[:4, :8]), (IDS[4:8], SAMPLES[4:8, :8])])
     first, second = SAMPLES[:4, :8].mean(), SAMPLES[4:8, :8].mean()
     assert baseline.history[3][0] == pytest.approx(0.1 * first + 0.9 * second)
+
+
+def test_rollouts_are_kept_for_their_plan_and_no_other(tmp_path, monkeypatch):
+    plan = value_study.QUICK
+    rewards = {key: np.ones((2, 3), dtype=np.uint8) for key in ("reference", *value_study.STAGES)}
+    history = [(["a", "b"], np.array([[1, 0], [0, 0]], dtype=np.uint8))]
+    made = {**rewards, "ids": ["a", "b"], "family": [0, 1], "history": history, "seconds": {"warm start": 1.0}}
+    makings = iter([made])  # a second making would raise StopIteration
+    monkeypatch.setattr(value_study, "make_rollouts", lambda *_: next(makings))
+    first = value_study.kept_rollouts(plan, tmp_path)
+    again = value_study.kept_rollouts(plan, tmp_path)
+    assert first.keys() == again.keys()
+    assert again["seconds"] == first["seconds"]
+    assert again["history"][0][0] == history[0][0]
+    assert np.array_equal(again["history"][0][1], history[0][1])
+    with pytest.raises(SystemExit, match="another plan"):
+        value_study.kept_rollouts(replace(plan, table=plan.table + 1), tmp_path)
 
 
 def test_families_are_digits_and_sign():
