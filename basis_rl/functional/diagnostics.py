@@ -17,7 +17,7 @@ def advantage_metrics(batch: RolloutBatch, result: Advantages) -> dict[str, floa
       reward plus the squared error of the baseline, so that of two baselines on one batch the lower one is nearer.
     - ``baseline/explained_variance``: ``1 - Var(r - b) / Var(r)``, at most 1. 0 is no better than one number for all
       rollouts: a value table that falls to it has aged. Too high for a baseline that contains its own reward, such as
-      a group mean. Left out where all rewards are equal.
+      a group mean or BV-Blend. Left out where all rewards are equal.
     - ``baseline/at_bounds``: share of rollouts whose baseline is exactly 0 or 1 (BASIS Fig. 3d).
     - ``advantages/zero``: share of rollouts that teach nothing, every advantage exactly 0; ``advantages/std``.
     - ``reward/unscored``: share of rollouts, of all, without a reward.
