@@ -1,8 +1,36 @@
 """``python -m basis_rl``, and so ``accelerate launch -m basis_rl``."""
 
+import atexit
+import os
 import sys
+from typing import NoReturn
 
-from basis_rl.cli.main import main
+
+def leave(code: int) -> NoReturn:
+    """End this process as it is, the interpreter not torn down.
+
+    For a rank: a worker thread of gloo can still hold the tensors of the last collective. Freed while the interpreter
+    is torn down, they end the rank by SIGABRT (pytorch issue 190489), and its launcher then ends the others.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run() -> int:
+    """`main`, at the end of which one of several ranks leaves, after all that other modules want done at exit."""
+    code = 1  # an exception's
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        atexit.register(lambda: leave(code))  # registered first, called last
+    from basis_rl.cli.main import main
+
+    try:
+        code = main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+    return code
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

@@ -10,7 +10,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from basis_rl.rollout.server import Server, ServerOptions
 from basis_rl.trainer import BasisTrainer
-from tests.tiny import config, named_baseline, parity_reward, sums, tiny_tokenizer
+from tests.tiny import config, named_baseline, sums, tiny_tokenizer
 
 # A small cache and few sequences: the engine must start beside a trainer on two cores.
 ENGINE = ("--max-num-seqs", "64", "--kv-cache-memory-bytes", str(16 << 20))
@@ -46,8 +46,18 @@ def server(model: Path, log: Path, port: int = 0) -> Server:
     return Server(ServerOptions(str(model), port=port, dtype="float32", max_model_len=128, log=log, extra=ENGINE), 240)
 
 
+def larger_half(completions, completion_ids, **kwargs):
+    """1 for the half of the rows whose token ids sum to most, else 0.
+
+    A server's samples are not those of another run; whatever they are, a group that is all of a rank's rows has both.
+    """
+    sums = [sum(ids) for ids in completion_ids]
+    order = sorted(range(len(sums)), key=lambda row: (sums[row], row))
+    return [float(order.index(row) >= len(sums) // 2) for row in range(len(sums))]
+
+
 def trainer(folder: Path, model: Path, url: str, baseline: Any, cls: type = BasisTrainer, **settings: Any) -> Any:
-    peft_config = settings.pop("peft_config", None)
+    peft_config, reward = settings.pop("peft_config", None), settings.pop("reward_funcs", larger_half)
     served = {
         "use_vllm": True,
         "vllm_mode": "server",
@@ -62,7 +72,7 @@ def trainer(folder: Path, model: Path, url: str, baseline: Any, cls: type = Basi
     }
     return cls(
         model=str(model),
-        reward_funcs=parity_reward,
+        reward_funcs=reward,
         args=config(folder, **{**served, **settings}),
         train_dataset=sums(),
         processing_class=tiny_tokenizer(),

@@ -156,7 +156,7 @@ def test_remax_has_its_greedy_rollouts_from_the_server(served, tmp_path):
             return super().advantages(batch)
 
     expected, seen = [], []
-    trainer(tmp_path, model, running.url, Keep(), Compare, num_generations=1).train()
+    trainer(tmp_path, model, running.url, Keep(), Compare, num_generations=1, reward_funcs=parity_reward).train()
     assert seen == expected
     assert len({value for row in seen for value in row}) == 2
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from basis_rl.__main__ import leave
 from basis_rl.trainer import BasisTrainer
 from tests.tiny import config, parity_reward, sums, tiny_tokenizer
 
@@ -58,3 +59,4 @@ def main(precision: str, output: Path) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]))
+    leave(0)

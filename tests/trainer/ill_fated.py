@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 
+from basis_rl.__main__ import leave
 from basis_rl.trainer import BasisTrainer
 from tests.tiny import config, parity_reward, sums, tiny_tokenizer
 
@@ -31,3 +32,4 @@ def main(output: str, model: str, who: int, what: str) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    leave(0)

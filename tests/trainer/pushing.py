@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from basis_rl.__main__ import leave
 from basis_rl.trainer import BasisTrainer
 from tests.tiny import config, named_baseline, parity_reward, sums
 
@@ -54,3 +55,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave(0)

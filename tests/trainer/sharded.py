@@ -12,6 +12,7 @@ from accelerate.utils import DistributedType
 from peft import LoraConfig
 from torch.distributed.tensor import DTensor
 
+from basis_rl.__main__ import leave
 from basis_rl.baselines import Ppo
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.shards import whole
@@ -109,3 +110,4 @@ if __name__ == "__main__":
         against_a_server(Path(folder), Path(path), rest[0], rest[1:])
     else:
         resumed(Path(folder), Path(path), *rest)
+    leave(0)

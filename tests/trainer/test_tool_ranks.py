@@ -86,4 +86,7 @@ def test_zero3_and_a_server(tmp_path):
     errors = [row["rollout/sync_error"] for row in ranks[0]["logs"] if "rollout/sync_error" in row]
     assert len(errors) == 4
     assert max(errors) < 1e-4
-    assert any(row.get("tools/turns", 0) > 1.2 for row in ranks[0]["logs"])
+    turns = [[n for rank in ranks for n in turns_of(rank["kept"][step])] for step in range(4)]
+    assert max(map(max, turns)) > 2
+    logged = [row["tools/turns"] for row in ranks[0]["logs"] if "tools/turns" in row]
+    assert logged == pytest.approx([sum(each) / len(each) for each in turns])

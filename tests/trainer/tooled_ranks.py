@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from basis_rl.__main__ import leave
 from tests.tooled import Kept, ending, few_tokens, longest_prompt, tokenizer, trainer
 from tests.trainer.sharded import OnCpus
 
@@ -41,6 +42,8 @@ def main(output: Path, ranks: int, model: str | None, url: str | None) -> None:
         output / "run", "otb", cls=KeptOnCpus, model=model, per_device_train_batch_size=8 // ranks, **settings
     )
     assert trained.accelerator.num_processes == ranks
+    if url is not None and trained.accelerator.process_index == 1:
+        trained.max_tool_calling_iterations = 0  # so that ranks end at different turns, whatever the server draws
     trained.train()
     torch.save(
         {
@@ -56,3 +59,4 @@ def main(output: Path, ranks: int, model: str | None, url: str | None) -> None:
 if __name__ == "__main__":
     ranks, folder, *rest = sys.argv[1:]
     main(Path(folder), int(ranks), rest[0] if rest else None, rest[1] if len(rest) > 1 else None)
+    leave(0)
