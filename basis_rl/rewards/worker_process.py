@@ -122,10 +122,14 @@ class WorkerProcess:
 
         None where this system does not tell.
         """
-        now, state = _scheduled(self.pid), _state(self.pid)
-        if now is None or self._scheduled is None or state is None:
+        # The states first: what a process waited before it fell asleep is in the account that is read after them.
+        states, now = _states(self.pid), _scheduled(self.pid)
+        if now is None or self._scheduled is None or not states:
             return None
-        if state in "DTt":  # waits for a disk or for memory, or has been stopped: not of its own will
+        # D, T, t: it waits for a disk or for memory, or has been stopped: not of its own will. R: it computes, or waits
+        # for a processor, and then the kernel adds that to the account only when it gets one. The account is that of
+        # the first thread, which may sleep until others have done the work; of those it is enough that one is kept.
+        if not states.isdisjoint("RDTt"):
             return False
         wanted = sum(now) - sum(self._scheduled)
         return wanted < 0.5 * (time.monotonic() - self.began)
@@ -200,8 +204,11 @@ def _scheduled(pid: int) -> tuple[float, float] | None:
     return int(computed) / 1e9, int(waited) / 1e9
 
 
-def _state(pid: int) -> str | None:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return None
+def _states(pid: int) -> set[str]:
+    """One letter for each state that a thread of the process is in; empty where the system does not tell."""
+    states: set[str] = set()
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError, IndexError):  # has ended meanwhile
+                states.add(Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()[0])
+    return states

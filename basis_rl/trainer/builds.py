@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import warnings
@@ -56,9 +57,14 @@ def _unheld_locks(root: Path) -> list[tuple[Path, float]]:
 def _open_files() -> set[str]:
     """Paths that processes of this machine have open, as far as this user may see."""
     found = set()
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
         try:
-            found.add(os.readlink(link))
+            links = os.listdir(process / "fd")
         except OSError:
-            continue  # closed meanwhile, or another user's
+            continue  # has ended meanwhile, or is another user's
+        for link in links:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                found.add(os.readlink(process / "fd" / link))
     return found

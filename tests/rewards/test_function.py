@@ -13,7 +13,9 @@ HERE = "tests.rewards.user_functions"
 
 @pytest.fixture(scope="module")
 def moody():
-    reward = FunctionReward(f"{HERE}:moody", num_workers=2, timeout=1.0, wall_timeout=3.0, memory_bytes=1 << 28)
+    # By the clock ten times what a call may compute, which a busy machine must give it by then. To fill the memory
+    # takes about a quarter of that.
+    reward = FunctionReward(f"{HERE}:moody", num_workers=2, timeout=0.5, wall_timeout=5.0, memory_bytes=1 << 26)
     yield reward
     reward.close()
 

@@ -8,12 +8,12 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.pool import WorkerPool
+from tests.rewards.test_pool import gone
 
 HOSTILE = [
     r"9^{9^{9^{9}}}",
@@ -207,15 +207,10 @@ def test_workers_end_when_the_trainer_is_killed():
         "print(r._pool._workers[0].process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False).stdout
-    stat = Path(f"/proc/{int(out)}/stat")
-
-    def alive():
-        return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
-
-    for _ in range(50):
-        if alive():
-            time.sleep(0.1)
-    assert not alive()
+    until = time.monotonic() + 10
+    while time.monotonic() < until and not gone(int(out)):
+        time.sleep(0.05)
+    assert gone(int(out))
 
 
 def test_parameters_out_of_range():

@@ -1,5 +1,6 @@
 """Programs that mean harm: none reaches the trainer or what is beside it, and the model is told what went wrong."""
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -39,9 +40,11 @@ def strict():
 def descendants(root):
     """Processes below this one, by the kernel's own lists."""
     found = []
-    for task in Path(f"/proc/{root}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            found += [child, *descendants(child)]
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # has ended meanwhile, as may each of its threads
+        for thread in os.listdir(f"/proc/{root}/task"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                for child in map(int, Path(f"/proc/{root}/task/{thread}/children").read_text().split()):
+                    found += [child, *descendants(child)]
     return found
 
 
