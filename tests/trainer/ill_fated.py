@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 
 from basis_rl.trainer import BasisTrainer
 from tests.tiny import config, parity_reward, sums, tiny_tokenizer
@@ -14,6 +15,7 @@ def main(output: str, model: str, who: int, what: str) -> None:
     class IllFated(BasisTrainer):
         def training_step(self, *args, **kwargs):
             if self.state.global_step == 3 and self.accelerator.process_index == who:
+                print(f"{what} at {time.monotonic()}", flush=True)  # a clock that all processes share
                 os.kill(os.getpid(), getattr(signal, what))
             return super().training_step(*args, **kwargs)
 
