@@ -11,6 +11,8 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from basis_rl.rollout.server import free_port
+
 
 def completion(prompt: list[int], seed: int, length: int) -> dict[str, Any]:
     """What a model of some sort says to `prompt` with this seed: 1 to `length` tokens; the last is 1, or it is cut."""
@@ -33,7 +35,7 @@ class FakeServer:
         self.healthy = True
         self.lock = threading.Lock()
         self.http: ThreadingHTTPServer | None = None
-        self.port = 0
+        self.port = free_port()  # its own also while it is stopped
 
     @property
     def url(self) -> str:
@@ -64,7 +66,6 @@ class FakeServer:
 
         ThreadingHTTPServer.request_queue_size = 256
         self.http = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
-        self.port = self.http.server_address[1]
         threading.Thread(target=self.http.serve_forever, args=(0.05,), daemon=True).start()
         return self
 

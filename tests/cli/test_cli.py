@@ -250,7 +250,7 @@ def test_accelerate_launch_takes_the_same_arguments(recipe, tmp_path):
     launcher += ["--main_process_port", "0", "-m", "basis_rl"]
     command = [sys.executable, *launcher, "train", recipe(), "--per_device_train_batch_size", "4"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     assert "step 2/2" in done.stdout
     assert done.stdout.count("Model, card, log and plot are in") == 1
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out") is not None
@@ -307,12 +307,17 @@ def test_a_signal_stops_training_with_its_own_exit_code_and_auto_goes_on(recipe,
     command = [sys.executable, "-m", "basis_rl", "train", path, "--resume_from_checkpoint", "auto"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     metrics = tmp_path / "out" / "metrics.jsonl"
-    for _ in range(600):
-        time.sleep(0.1)
-        if metrics.is_file() and metrics.read_text().count("\n") >= 3:
-            break
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
+    try:
+        for _ in range(6000):
+            time.sleep(0.1)
+            if process.poll() is not None or (metrics.is_file() and metrics.read_text().count("\n") >= 3):
+                break
+        else:
+            pytest.fail("training has not begun within 600 s")
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=300)
+    finally:
+        process.kill()
     assert process.returncode == 75, output[-2000:]
     stopped = int(re.search(r"Stopped by a signal after step (\d+) of 4000\. Checkpoint: .*", output).group(1))
     assert (tmp_path / "out" / f"checkpoint-{stopped}").is_dir()

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,7 +18,6 @@ import yaml
 from basis_rl.cli.main import main
 from basis_rl.rollout import client
 from basis_rl.rollout.client import request_seed
-from basis_rl.rollout.server import _free_port
 from basis_rl.values import ValueTable
 from basis_rl.values.shards import Shards
 from tests.fake_vllm import FakeServer
@@ -84,6 +84,14 @@ def wait_for_requests(fake, process, number=1, seconds=120.0):
         time.sleep(0.01)
 
 
+def wait_for_a_record(folder, process, seconds=120.0):
+    deadline = time.monotonic() + seconds
+    while sum(path.read_bytes().count(b"\n") for path in folder.glob("shard-*.jsonl")) < 2:  # the first is the identity
+        assert process.poll() is None, process.communicate()[0][-3000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_table_from_servers_is_made_once(recipe, tmp_path, fake, capsys):
     with FakeServer(root=fake.root, max_model_len=256) as other:
         path = recipe(values_servers=f"{fake.url}, {other.url}")
@@ -122,12 +130,19 @@ def test_a_signal_ends_it_and_the_same_command_goes_on(recipe, tmp_path, fake):
     whole = content(tmp_path / "values")
     path = recipe(baseline_kwargs={"values": str(tmp_path / "again")})
     fake.requests.clear()
-    fake.before = lambda number, body: time.sleep(30) if number > 30 else None
+    over = threading.Event()
+
+    def hang(number, body):
+        if number > 30:
+            over.wait(600)
+
+    fake.before = hang
     process = start(path)
     wait_for_requests(fake, process, 31)
-    time.sleep(0.5)
+    wait_for_a_record(tmp_path / "again.partial", process)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=10)
+    output, _ = process.communicate(timeout=120)
+    over.set()
     assert process.returncode == 75, output[-3000:]
     assert "Stopped. What is finished is kept in" in output
     fake.before = lambda number, body: None
@@ -220,7 +235,7 @@ BAD = {
     "no token": (["--values_push_to_hub", "a/b"], "needs a token of the Hub"),
     "no repository": (["--values_push_to_hub", "a/b/c"], "must be the id of a dataset repository"),
     "early exit": (["--values_early_exit", "4"], "an early exit after fewer than all, got 4 and 4"),
-    "no server": (["--values_servers", f"http://127.0.0.1:{_free_port()}"], "There is no vLLM server at"),
+    "no server": (["--values_servers", "http://127.0.0.1:9"], "There is no vLLM server at"),
     "long": (["--max_completion_length", "250"], r"than the 256 of the server|more than the 256"),
 }
 

@@ -12,7 +12,6 @@ import pytest
 
 from basis_rl.rollout import Completion, Sampling, ServersLost, client, sample_servers
 from basis_rl.rollout.client import request_seed
-from basis_rl.rollout.server import _free_port
 from tests.fake_vllm import FakeServer, completion
 from tests.tiny import tiny_tokenizer
 
@@ -57,7 +56,15 @@ def test_each_prompt_is_one_request_with_every_setting_stated():
 
 
 def test_requests_are_in_flight_together_and_no_more_than_asked_for():
-    with FakeServer(seconds=0.05) as one, FakeServer(seconds=0.05) as other:
+    # The first four at each server wait for one another, and then a moment for a fifth.
+    together = threading.Barrier(8, action=lambda: time.sleep(0.2))
+
+    def before(number, body):
+        if number <= 4:
+            together.wait(60)
+
+    with FakeServer() as one, FakeServer() as other:
+        one.before = other.before = before
         found = dict(sample_servers([one.url, other.url], TOKENIZER, TOKENS, SAMPLING, num_samples=3, concurrency=4))
     assert found == expected()
     assert one.most == other.most == 4
@@ -65,9 +72,24 @@ def test_requests_are_in_flight_together_and_no_more_than_asked_for():
 
 
 def test_a_faster_server_does_more():
-    with FakeServer(seconds=0.01) as fast, FakeServer(seconds=0.1) as slow:
+    """One server is as slow as can be: it answers its first two requests when the other one has all that are left."""
+    all_at_work, all_taken = threading.Barrier(4), threading.Event()
+
+    def at_fast(number, body):
+        if number <= 2:
+            all_at_work.wait(60)
+        if number == len(TOKENS) - 2:
+            all_taken.set()
+
+    def at_slow(number, body):
+        if number <= 2:
+            all_at_work.wait(60)
+            all_taken.wait(60)
+
+    with FakeServer() as fast, FakeServer() as slow:
+        fast.before, slow.before = at_fast, at_slow
         dict(sample_servers([fast.url, slow.url], TOKENIZER, TOKENS, SAMPLING, concurrency=2))
-    assert len(fast.requests) > 2 * len(slow.requests) > 0
+    assert (len(fast.requests), len(slow.requests)) == (len(TOKENS) - 2, 2)
 
 
 def test_greedy_is_asked_for_once_and_copied():
@@ -166,21 +188,27 @@ def test_a_request_that_always_fails_ends_the_run(quick):
 
 def test_a_server_that_hangs_is_not_waited_for_for_ever(quick):
     with FakeServer() as fake:
-        fake.before = lambda number, body: time.sleep(5) if number == 2 else None
+        fake.before = lambda number, body: time.sleep(60) if number == 2 else None
         began = time.monotonic()
-        found = dict(sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING, num_samples=3, concurrency=2, timeout=0.5))
+        found = dict(sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING, num_samples=3, concurrency=2, timeout=2))
     assert found == expected()
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 20
 
 
 def test_closing_ends_what_is_in_flight():
     with FakeServer() as fake:
-        fake.before = lambda number, body: time.sleep(3) if number > 4 else None
+        fake.before = lambda number, body: time.sleep(60) if number > 4 else None
         results = sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING, concurrency=4)
+        others = set(threading.enumerate())
         next(results)
+        workers = [thread for thread in set(threading.enumerate()) - others if thread.name.endswith("(_work)")]
+        assert len(workers) == 4
         began = time.monotonic()
         results.close()
-        assert time.monotonic() - began < 1.5
+        for worker in workers:  # closing itself does not wait for them for long
+            worker.join(20)
+        assert time.monotonic() - began < 20
+        assert not any(worker.is_alive() for worker in workers)
         assert len(fake.requests) < 10
 
 
@@ -188,7 +216,7 @@ BAD = {
     "refused": ({}, {}, r"refuses a request \(HTTP 400\): so it was asked for"),
     "long prompts": ({"tokens": [[1] * 60]}, {}, r"longest prompt has 60 tokens; with 8 .* more than the 64"),
     "no server": ({"urls": []}, {}, "There is no server to sample from"),
-    "nobody there": ({"urls": [f"http://127.0.0.1:{_free_port()}"]}, {}, r"There is no vLLM server at .*serve MODEL"),
+    "nobody there": ({"urls": ["http://127.0.0.1:9"]}, {}, r"There is no vLLM server at .*serve MODEL"),
     "no URL": ({"urls": ["ftp://x"]}, {}, "is not the URL of a server"),
     "seeds": ({}, {"seeds": [1]}, "There are 1 seeds for 40 prompts"),
 }

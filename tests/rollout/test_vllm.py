@@ -148,6 +148,7 @@ def test_remax_has_its_greedy_rollouts_from_the_server(served, tmp_path):
             self.model.train()
             answers = {i: completions[0].token_ids for i, completions in greedy}
             expected.append([float(sum(answers[i]) % 2) for i in range(len(inputs))])
+            ties.append([tied(self.model, prompt, answers[i]) for i, prompt in enumerate(tokens)])
             return super()._advantages(inputs, output)
 
     class Keep(ReMax):
@@ -155,9 +156,18 @@ def test_remax_has_its_greedy_rollouts_from_the_server(served, tmp_path):
             seen.append(batch.greedy_rewards.tolist())
             return super().advantages(batch)
 
-    expected, seen = [], []
+    def tied(policy, prompt, answer):
+        """Whether rounding may decide between the two likeliest tokens at some place of the answer."""
+        with torch.no_grad():
+            logits = policy(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+        first, second = logits.topk(2).values.unbind(-1)
+        return bool((first - second).min() < 1e-4)
+
+    expected, seen, ties = [], [], []
     trainer(tmp_path, model, running.url, Keep(), Compare, num_generations=1, reward_funcs=parity_reward).train()
-    assert seen == expected
+    assert sum(map(sum, ties)) < 8, "of 16: too few are left to compare"
+    sure = [[value for value, tie in zip(*row, strict=True) if not tie] for row in zip(expected, ties, strict=True)]
+    assert [[value for value, tie in zip(*row, strict=True) if not tie] for row in zip(seen, ties, strict=True)] == sure
     assert len({value for row in seen for value in row}) == 2
 
 

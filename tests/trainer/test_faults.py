@@ -1,6 +1,7 @@
 """Signals that end a run in order, gradients that are not finite, a rank that dies."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -127,7 +128,7 @@ def launch(output, model, who, what):
 @pytest.mark.slow
 def test_ranks_agree_on_a_signal_that_one_of_them_got(tmp_path, tiny_path):
     process = launch(tmp_path, tiny_path, 1, "SIGUSR1")
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output[-3000:]
     assert "rank 0 stopped at 4" in output
     assert "rank 1 stopped at 4" in output
@@ -137,7 +138,7 @@ def test_ranks_agree_on_a_signal_that_one_of_them_got(tmp_path, tiny_path):
     }
 
     again = launch(tmp_path, tiny_path, 1, "SIGUSR1")  # goes on in the middle of a generation batch
-    output, _ = again.communicate(timeout=120)
+    output, _ = again.communicate(timeout=600)
     assert again.returncode == 0, output[-3000:]
     assert "rank 0 stopped at 8" in output
     assert "rank 1 stopped at 8" in output
@@ -146,10 +147,12 @@ def test_ranks_agree_on_a_signal_that_one_of_them_got(tmp_path, tiny_path):
 @pytest.mark.slow
 def test_a_rank_that_dies_ends_the_others(tmp_path, tiny_path):
     process = launch(tmp_path, tiny_path, 1, "SIGKILL")
-    start = time.monotonic()
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=600)
+    ended = time.monotonic()
     assert process.returncode != 0
     assert "rank 0 stopped" not in output
-    assert time.monotonic() - start < 90
+    killed = re.search(r"SIGKILL at (\d+\.\d+)", output)
+    assert killed is not None, output[-3000:]
+    assert ended - float(killed[1]) < 90
     left = subprocess.run(["pgrep", "-s", str(process.pid)], capture_output=True, text=True, check=False)
     assert left.stdout == "", "a process was left behind"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from accelerate.utils.other import get_free_port
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from basis_rl.rollout.server import free_port
 from basis_rl.types import RolloutBatch
 from tests.served import save_model, server
 from tests.tiny import named_baseline, sums
@@ -33,7 +33,7 @@ def launch(folder, kind, *arguments, script="tests.trainer.sharded"):
     machines = settings["num_machines"]
     places = [["--main_process_port", "0"]]
     if machines > 1:
-        address = ["--main_process_ip", "127.0.0.1", "--main_process_port", str(get_free_port())]
+        address = ["--main_process_ip", "127.0.0.1", "--main_process_port", str(free_port())]
         places = [["--machine_rank", str(rank), *address] for rank in range(machines)]
     launched = []
     for place in places:
