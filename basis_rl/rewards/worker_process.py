@@ -21,6 +21,7 @@ _FIXED = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
 _LONGEST_ANSWER = 1 << 22
 _PATIENCE = 5.0
+_LOOK = 0.1  # seconds in which a thread that runs is seen to: many times the kernel's tick
 
 
 class WorkerProcess:
@@ -65,7 +66,7 @@ class WorkerProcess:
         self.deadline = self.began + patience
         self.pid = self.process.pid
         self.bytes_at_start = 0
-        self._scheduled: tuple[float, float] | None = None
+        self._wanted: dict[str, float] = {}
 
     def _shut_in(self, command: Sequence[str], policy: Policy | None) -> tuple[list[str], dict[str, str]]:
         if policy is None:
@@ -79,7 +80,7 @@ class WorkerProcess:
         self.task, self.began = index, time.monotonic()
         self.deadline = self.began + timeout
         self.tasks += 1
-        self._scheduled = _scheduled(self.pid)
+        self._wanted = {thread: wanted for thread, (_, wanted) in _threads(self.pid).items()}
         self.outbox = json.dumps(task).encode() + b"\n"
         self.write()
 
@@ -122,16 +123,20 @@ class WorkerProcess:
 
         None where this system does not tell.
         """
-        # The states first: what a process waited before it fell asleep is in the account that is read after them.
-        states, now = _states(self.pid), _scheduled(self.pid)
-        if now is None or self._scheduled is None or not states:
+        threads = _threads(self.pid)
+        if not threads or not self._wanted:
             return None
-        # D, T, t: it waits for a disk or for memory, or has been stopped: not of its own will. R: it computes, or waits
-        # for a processor, and then the kernel adds that to the account only when it gets one. The account is that of
-        # the first thread, which may sleep until others have done the work; of those it is enough that one is kept.
-        if not states.isdisjoint("RDTt"):
+        if any(
+            state in "DTt" for state, _ in threads.values()
+        ):  # for a disk or memory, or stopped: not of its own will
             return False
-        wanted = sum(now) - sum(self._scheduled)
+        awake = {thread for thread, (state, _) in threads.items() if state == "R"}
+        if awake:  # computes, or waits for a processor; the kernel counts a wait when it is over
+            time.sleep(_LOOK)
+            before, threads = threads, _threads(self.pid)
+            if any(threads.get(thread) == before[thread] for thread in awake):
+                return False
+        wanted = sum(wanted - self._wanted.get(thread, 0.0) for thread, (_, wanted) in threads.items())
         return wanted < 0.5 * (time.monotonic() - self.began)
 
     def ask_to_end(self) -> None:
@@ -195,20 +200,18 @@ def _innermost(pid: int) -> int:
     return pid
 
 
-def _scheduled(pid: int) -> tuple[float, float] | None:
-    """Seconds that a process has computed, and that it could have but for want of a processor."""
-    try:
-        computed, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
-    except (OSError, ValueError):
-        return None
-    return int(computed) / 1e9, int(waited) / 1e9
+def _threads(pid: int) -> dict[str, tuple[str, float]]:
+    """State of each thread of a process, one letter, and the seconds that it has computed or waited for a processor.
 
-
-def _states(pid: int) -> set[str]:
-    """One letter for each state that a thread of the process is in; empty where the system does not tell."""
-    states: set[str] = set()
+    Empty where the system does not tell.
+    """
+    found: dict[str, tuple[str, float]] = {}
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError, IndexError):  # has ended meanwhile
-                states.add(Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()[0])
-    return states
+            place = Path(f"/proc/{pid}/task/{thread}")
+            with contextlib.suppress(OSError, IndexError, ValueError):  # has ended meanwhile
+                state = (place / "stat").read_text().rpartition(")")[2].split()[0]
+                # After the state: what a thread waited before it fell asleep is in the account by then.
+                computed, waited, _ = (place / "schedstat").read_text().split()
+                found[thread] = state, (int(computed) + int(waited)) / 1e9
+    return found

@@ -42,6 +42,7 @@ def answer(task):
         thread.join()
     burn(task.get("burn", 0))
     time.sleep(task.get("sleep", 0))
+    burn(task.get("after", 0))
     if "signal" in task:
         os.kill(os.getpid(), task["signal"])
     if "bytes" in task:
@@ -126,10 +127,17 @@ def test_a_task_that_the_machine_starves_is_tried_again_and_then_nobody_knows(wo
 
 def test_waiting_that_the_kernel_has_not_yet_counted_is_no_sleep(monkeypatch):
     # It counts a wait for a processor when it is over.
-    monkeypatch.setattr(worker_process, "_scheduled", lambda pid: (0.0, 0.0))
+    seen = worker_process._threads
+    monkeypatch.setattr(worker_process, "_threads", lambda pid: {key: (s, 0.0) for key, (s, _) in seen(pid).items()})
     workers = make(timeout=1.0, cpu_timeout=20.0)
     outcomes = workers.run([{"burn": 100}, {"sleep": 100}])
     assert [outcome.status for outcome in outcomes] == ["starved", "timeout"]
+    workers.close()
+
+
+def test_who_sleeps_and_computes_only_at_the_deadline_has_slept():
+    workers = make(size=1, timeout=3.0, cpu_timeout=20.0)
+    assert [outcome.status for outcome in workers.run([{"sleep": 2.5, "after": 100}])] == ["timeout"]
     workers.close()
 
 
