@@ -1,6 +1,7 @@
 """``python -m basis_rl``, and so ``accelerate launch -m basis_rl``."""
 
 import atexit
+import contextlib
 import os
 import sys
 from typing import NoReturn
@@ -10,10 +11,12 @@ def leave(code: int) -> NoReturn:
     """End this process as it is, the interpreter not torn down.
 
     For a rank: a worker thread of gloo can still hold the tensors of the last collective. Freed while the interpreter
-    is torn down, they end the rank by SIGABRT (pytorch issue 190489), and its launcher then ends the others.
+    is torn down, they end the rank by SIGABRT (pytorch issue 190489), and its launcher then ends the others. A script
+    of one's own that runs on several CPU ranks may end by it too.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # the launcher may be gone
+            stream.flush()
     os._exit(code)
 
 
@@ -28,6 +31,9 @@ def run() -> int:
         code = main()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+    except KeyboardInterrupt:
+        code = 130
         raise
     return code
 

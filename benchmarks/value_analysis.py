@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from basis_rl.baselines import Baseline
+from basis_rl.functional import gae
 from basis_rl.functional.blue import Weighting, refine
 from basis_rl.functional.tilt import beta_grid
 from basis_rl.types import RolloutBatch
@@ -93,9 +94,11 @@ def at_bounds(baselines: np.ndarray) -> np.ndarray:
 
 
 def explained_variance(baselines: np.ndarray, rewards: np.ndarray) -> float:
-    """``1 - Var(r - b) / Var(r)`` over ``(B, G)`` rollouts, as a run logs it; 0 where all rewards are equal."""
-    variance = float(rewards.var())
-    return 1.0 - float((rewards - baselines).var()) / variance if variance > 0 else 0.0
+    """``1 - Var(r - b) / Var(r)`` over ``(B, G)`` rollouts, as a run logs it; 0 where that leaves it out."""
+    found = gae.explained_variance(
+        torch.from_numpy(baselines), torch.from_numpy(rewards), torch.ones(rewards.shape, dtype=torch.bool)
+    )
+    return found or 0.0
 
 
 def by_band(numbers: np.ndarray, truth: np.ndarray, edges: Sequence[float] = BANDS) -> list[float]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from basis_rl.functional.gae import explained_variance
 from basis_rl.types import Advantages, RolloutBatch
 
 
@@ -17,7 +18,7 @@ def advantage_metrics(batch: RolloutBatch, result: Advantages) -> dict[str, floa
       reward plus the squared error of the baseline, so that of two baselines on one batch the lower one is nearer.
     - ``baseline/explained_variance``: ``1 - Var(r - b) / Var(r)``, at most 1. 0 is no better than one number for all
       rollouts: a value table that falls to it has aged. Too high for a baseline that contains its own reward, such as
-      a group mean or BV-Blend. Left out where all rewards are equal.
+      a group mean or BV-Blend. Left out where all rewards are equal. PPO reports that of its discounted return.
     - ``baseline/at_bounds``: share of rollouts whose baseline is exactly 0 or 1 (BASIS Fig. 3d).
     - ``advantages/zero``: share of rollouts that teach nothing, every advantage exactly 0; ``advantages/std``.
     - ``reward/unscored``: share of rollouts, of all, without a reward.
@@ -40,21 +41,19 @@ def advantage_metrics(batch: RolloutBatch, result: Advantages) -> dict[str, floa
     def mean(x: Tensor) -> float:
         return float((x * weights).sum() / total)
 
-    def variance(x: Tensor) -> float:
-        return mean((x - mean(x)) ** 2)
-
     rows = weights.sum(dim=1) > 0
+    center = mean(values)
     repeated = torch.nan_to_num(rewards)[:, None].expand(n, t)
-    missed, counted = repeated - baseline, repeated[weights > 0]
-    if counted.min() < counted.max():
-        metrics["baseline/explained_variance"] = 1.0 - variance(missed) / variance(repeated)
+    explained = explained_variance(baseline, repeated, weights > 0)
+    if explained is not None:
+        metrics["baseline/explained_variance"] = explained
     return {
         **metrics,
         "baseline/mean": mean(baseline),
-        "baseline/mse_to_reward": mean(missed**2),
+        "baseline/mse_to_reward": mean((repeated - baseline) ** 2),
         "baseline/at_bounds": mean(((baseline == 0) | (baseline == 1)).double()),
         "advantages/zero": float(((values * weights) == 0).all(dim=1)[rows].double().mean()),
-        "advantages/std": variance(values) ** 0.5,
+        "advantages/std": mean((values - center) ** 2) ** 0.5,
     }
 
 

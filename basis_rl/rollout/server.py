@@ -213,10 +213,10 @@ def _die_with_parent() -> None:
 
 
 def free_port() -> int:
-    """A port that is free and stays so until it is bound, which takes a server up to half a minute.
+    """A free port that the kernel gives to nobody until a server binds it, half a minute later.
 
-    It is below those that the kernel gives to whoever binds port 0 or connects to somebody; any port if none there is
-    free.
+    That is one from 10000 up to those that it gives to whoever binds port 0 or connects to somebody; if none of these
+    is free, one of those.
     """
     end = 32768
     with suppress(OSError):

@@ -248,9 +248,8 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
             )
         if not bool(result.values.isfinite().all()):
             raise ValueError(f"{name} returned advantages that are not finite in generation batch {batch.step}.")
-        self._log_advantages(batch, result.values, {f"baseline/{k}": v for k, v in result.metrics.items()})
-        for key, value in advantage_metrics(batch, result).items():
-            self._metrics["train"][key].append(value)
+        own = {f"baseline/{key}": value for key, value in result.metrics.items()}  # of a name that both have, its own
+        self._log_advantages(batch, result.values, advantage_metrics(batch, result) | own)
         self._log_difficulty(inputs, batch.rewards)
         used_up = self._step + self.args.steps_per_generation * self.num_iterations
         self._unlearnt.append((used_up, batch))

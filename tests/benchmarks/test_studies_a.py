@@ -131,7 +131,8 @@ def test_replayed_history_is_that_of_the_batches_in_their_order():
 
 def test_rollouts_are_kept_for_their_plan_and_no_other(tmp_path, monkeypatch):
     plan = value_study.QUICK
-    rewards = {key: np.ones((2, 3), dtype=np.uint8) for key in ("reference", *value_study.STAGES)}
+    names = ("reference", *value_study.STAGES)
+    rewards = {key: np.full((2, 3), number, dtype=np.uint8) for number, key in enumerate(names)}
     history = [(["a", "b"], np.array([[1, 0], [0, 0]], dtype=np.uint8))]
     made = {**rewards, "ids": ["a", "b"], "family": [0, 1], "history": history, "seconds": {"warm start": 1.0}}
     makings = iter([made])  # a second making would raise StopIteration
@@ -139,7 +140,10 @@ def test_rollouts_are_kept_for_their_plan_and_no_other(tmp_path, monkeypatch):
     first = value_study.kept_rollouts(plan, tmp_path)
     again = value_study.kept_rollouts(plan, tmp_path)
     assert first.keys() == again.keys()
-    assert again["seconds"] == first["seconds"]
+    for key in ("ids", "family", "seconds"):
+        assert again[key] == first[key]
+    for number, key in enumerate(names):
+        assert (again[key] == number).all()
     assert again["history"][0][0] == history[0][0]
     assert np.array_equal(again["history"][0][1], history[0][1])
     with pytest.raises(SystemExit, match="another plan"):

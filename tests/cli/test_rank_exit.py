@@ -50,6 +50,17 @@ def test_its_exit_code_is_that_of_one_process(patch, code):
         assert ("a message" in done.stderr) == ("message" in patch)
 
 
+@pytest.mark.parametrize(
+    ("patch", "code"),
+    [
+        ("basis_rl.cli.main.fail = lambda *a: [print('to nobody'), os.close(1)] and 75", 75),
+        ("def fail(*a): raise KeyboardInterrupt\nbasis_rl.cli.main.fail = fail", 130),
+    ],
+)
+def test_a_rank_has_an_exit_code_without_its_launcher_and_when_it_is_interrupted(patch, code):
+    assert run("2", patch, "no-such-command").returncode == code
+
+
 def run(ranks, patch, *arguments):
     command = [sys.executable, "-c", SCRIPT.format(patch=patch), *arguments]
     environment = {**os.environ, "WORLD_SIZE": ranks}

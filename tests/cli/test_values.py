@@ -141,8 +141,10 @@ def test_a_signal_ends_it_and_the_same_command_goes_on(recipe, tmp_path, fake):
     wait_for_requests(fake, process, 31)
     wait_for_a_record(tmp_path / "again.partial", process)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
-    over.set()
+    try:
+        output, _ = process.communicate(timeout=120)
+    finally:
+        over.set()
     assert process.returncode == 75, output[-3000:]
     assert "Stopped. What is finished is kept in" in output
     fake.before = lambda number, body: None

@@ -1,5 +1,6 @@
 """What is logged of every baseline, against plain loops over the scored rollouts and their action tokens."""
 
+from dataclasses import replace
 from statistics import fmean, pvariance
 
 import pytest
@@ -40,7 +41,7 @@ def test_metrics_are_those_of_plain_loops(per_token, seed):
     shape = batch.action_mask.shape if per_token else batch.rewards.shape
     generator = torch.Generator().manual_seed(seed)
     values, baseline = (torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(2))
-    baseline[0] = 1.0
+    baseline[0], baseline[1:3] = 1.0, 0.0
     found = advantage_metrics(batch, Advantages(values=values, baseline=baseline))
     expected = by_loops(batch, values, baseline)
     got = [*(found[f"baseline/{key}"] for key in KEYS), found["advantages/std"]]
@@ -57,5 +58,9 @@ def test_explained_variance_of_the_reward_itself_of_a_number_and_of_equal_reward
 
     assert explained(known) == pytest.approx(1.0)
     assert explained(torch.full_like(known, 0.3)) == pytest.approx(0.0)
-    batch.rewards[:] = 0.1
+    batch.rewards[:] = 0.3
     assert explained(known) is None
+    rounded = torch.full_like(known, 0.3)
+    rounded[::2] = 0.1 + 0.2
+    assert len(set(rounded.tolist())) == 2
+    assert explained(known, replace(batch, rewards=rounded)) is None

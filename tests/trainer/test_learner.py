@@ -8,6 +8,7 @@ import torch
 from peft import LoraConfig
 
 from basis_rl.baselines import Ppo
+from basis_rl.functional.diagnostics import advantage_metrics
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.learner import FILE_NAME
 from tests.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
@@ -144,6 +145,16 @@ def test_the_head_reads_the_policys_hidden_states(case, lora, tmp_path, tiny_pat
 
 def explained(trained):
     return [row["baseline/explained_variance"] for row in trained.state.log_history if "reward" in row]
+
+
+def test_what_ppo_explains_of_its_return_is_logged_and_not_what_it_explains_of_the_reward(tmp_path):
+    trained = build(tmp_path, Ppo(gamma=0.5))
+    trained.train()
+    batch = trained.seen[0][0]
+    result = Ppo(gamma=0.5).advantages(batch)
+    own = result.metrics["explained_variance"]
+    assert explained(trained)[0] == pytest.approx(own, abs=1e-6)
+    assert advantage_metrics(batch, result)["baseline/explained_variance"] != pytest.approx(own, abs=1e-2)
 
 
 def test_a_value_model_learns_what_the_prompt_tells(tmp_path, tiny_path):

@@ -152,7 +152,6 @@ def assert_synced_and_saved(name, folder, model, kind, sharded):
         assert len(rank[name]["sync_errors"]) == 4
         assert max(rank[name]["sync_errors"]) < 1e-4
     batches = [[RolloutBatch(**kept["batch"]) for kept in rank[name]["kept"]] for rank in found]
-    learnt = []
     for step, (batch, other) in enumerate(zip(*batches, strict=True)):
         assert torch.equal(batch.rewards, other.rewards)
         assert batch.prompt_ids == other.prompt_ids
@@ -160,8 +159,7 @@ def assert_synced_and_saved(name, folder, model, kind, sharded):
         for rank, local in enumerate(rank[name]["kept"][step]["advantages"] for rank in found):
             rows = expected[rank * len(local) : (rank + 1) * len(local)]
             assert torch.equal(local, rows[:, : local.shape[1]] if rows.ndim == 2 else rows)
-        learnt.append((expected != 0).any())
-    assert any(learnt), "zeros would prove nothing"  # one step of two groups may well have all right or all wrong
+        assert (expected != 0).any()
     if name == "otb":
         assert_energies_of_the_whole_model(model, batches[0][0], [rank[name]["kept"][0] for rank in found])
     if name == "rloo":

@@ -43,7 +43,7 @@ def main(output: Path, ranks: int, model: str | None, url: str | None) -> None:
     )
     assert trained.accelerator.num_processes == ranks
     if url is not None and trained.accelerator.process_index == 1:
-        trained.max_tool_calling_iterations = 0  # so that ranks end at different turns, whatever the server draws
+        trained.max_tool_calling_iterations = 1  # so that ranks end at different turns, whatever the server draws
     trained.train()
     torch.save(
         {
