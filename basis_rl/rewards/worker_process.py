@@ -126,10 +126,8 @@ class WorkerProcess:
         threads = _threads(self.pid)
         if not threads or not self._wanted:
             return None
-        if any(
-            state in "DTt" for state, _ in threads.values()
-        ):  # for a disk or memory, or stopped: not of its own will
-            return False
+        if any(state in "DTt" for state, _ in threads.values()):
+            return False  # one waits for a disk or memory, or has been stopped: not of its own will
         awake = {thread for thread, (state, _) in threads.items() if state == "R"}
         if awake:  # computes, or waits for a processor; the kernel counts a wait when it is over
             time.sleep(_LOOK)
