@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from basis_rl.rewards.extract import completion_text
 from basis_rl.tools import calculator
 from basis_rl.trainer import BasisTrainer, turns
 from examples.quickstart.warm_start import save
@@ -59,9 +60,8 @@ def by_rule(tok, ids: list[int], *args: Any, **kwargs: Any) -> dict[str, Any]:
 
 
 def last_turn(completions, **kwargs):
-    """0 or 1 by the last message, which must be the model's own."""
-    assert all(messages[-1]["role"] == "assistant" for messages in completions)
-    return [float(len(messages) > 1 and hash_of(messages[-1]["content"]) % 2) for messages in completions]
+    """0 or 1 by the model's last message, of rollouts that call."""
+    return [float(len(messages) > 1 and hash_of(completion_text(messages)) % 2) for messages in completions]
 
 
 def hash_of(text: str) -> int:
@@ -76,6 +76,9 @@ class Kept(BasisTrainer):
         super().__init__(*args, **kwargs)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids):
+        for messages, ids in zip(completions, completion_ids, strict=True):
+            # a tool has the last word only where its answer leaves no room
+            assert messages[-1]["role"] == "assistant" or len(ids) == self.max_completion_length
         self.conversations = completions
         self.completion_lists = completion_ids
         return super()._calculate_rewards(inputs, prompts, completions, completion_ids)

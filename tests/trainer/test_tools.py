@@ -15,8 +15,7 @@ from basis_rl.trainer.client import Client
 from basis_rl.trainer.tool_check import end_of_turn, prepare_tokenizer
 from basis_rl.trainer.turns import harmless, has_void_turn, parsed
 from examples.quickstart.warm_start import save
-from examples.tools.warm_start import RESPONSE_TEMPLATE
-from tests.tiny import config, sums, tiny_model, tiny_tokenizer
+from tests.tiny import config, sums, tiny_tokenizer
 from tests.tooled import Kept, by_rule, decided_model, ending, expression, last_turn, tokenizer, trainer
 
 
@@ -153,6 +152,21 @@ def test_no_more_rounds_than_allowed(tmp_path):
     trained.train()
     lengths = {len(messages) for kept in trained.kept for messages in kept["conversations"]}
     assert lengths == {1, 3}
+
+
+def test_an_answer_that_fills_the_room_is_the_last_word(tmp_path):
+    free = trainer(tmp_path / "free", "otb", max_steps=1)
+    free.train()
+    kept = free.kept[0]
+    parts = [segments(ids, mask) for ids, mask in zip(kept["ids"], kept["mask"], strict=True)]
+    room, row = min((len(p[0][1]) + len(p[1][1]), row) for row, p in enumerate(parts) if len(p) > 1)
+    full = trainer(tmp_path / "full", "otb", max_steps=1, max_completion_length=room)
+    full.train()
+    kept = full.kept[0]
+    assert [m["role"] for m in kept["conversations"][row]] == ["assistant", "tool"]
+    assert segments(kept["ids"][row], kept["mask"][row]) == parts[row][:2]
+    assert len(kept["ids"][row]) == room
+    assert completion_text(kept["conversations"][row]) == kept["conversations"][row][0]["content"]
 
 
 def test_the_reward_reads_the_last_turn_of_the_model(tmp_path):
@@ -380,12 +394,3 @@ def test_a_run_with_tools_resumes(tmp_path):
     assert any(len(messages) > 1 for kept in again.kept for messages in kept["conversations"])
     for (name, a), (_, b) in zip(whole.model.state_dict().items(), again.model.state_dict().items(), strict=True):
         assert torch.equal(a, b), name
-
-
-def test_the_template_of_the_example_survives_saving(tmp_path):
-    from transformers import AutoTokenizer
-
-    tok = tokenizer()
-    tok.save_pretrained(tmp_path)
-    assert AutoTokenizer.from_pretrained(tmp_path).response_template == RESPONSE_TEMPLATE
-    assert tiny_model(tok) is not None
