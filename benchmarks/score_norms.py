@@ -7,7 +7,10 @@ answers have scores of the same size. With ``rho``, the mean ``|S|^2`` of wrong 
 no baseline at all is then better than V. Beside the true norms stand the energies ``w = 1 - 2 pi(y) + sum pi^2``,
 summed over the answer, that OTB takes for them (Eq. 7).
 
-Measured exactly on the quickstart's model before and after training, or on others that answer its held-out problems.
+Over all prompts rho also tells hard from easy ones, which have most of the wrong answers; within a prompt it does not.
+
+Measured exactly on the models that `benchmarks.quickstart_seeds` and `benchmarks.policy_study --worked` leave in
+``runs/``, or on others that answer the quickstart's held-out problems.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast, set_seed
 
 from basis_rl.data import load_prompts
 from basis_rl.functional.energy import logit_gradient_energy
@@ -31,7 +34,10 @@ from benchmarks import worked_sums
 from benchmarks.common import RESULTS, one_thread, rounded, save
 from benchmarks.policy_study import RECIPE
 
-FOLDERS = [Path("runs/quickstart/warm_start"), Path("runs/quickstart/basis")]
+FOLDERS = [
+    *(Path(f"runs/quickstart-seed{seed}/{stage}") for seed in range(3) for stage in ("warm_start", "basis")),
+    *(Path(f"runs/policy_study_worked/seed{seed}/warm_start") for seed in range(3)),
+]
 
 
 def norm_and_energy(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> tuple[float, float]:
@@ -49,7 +55,7 @@ def powers(rewards: Tensor, norms: Tensor, energies: Tensor) -> dict[str, Any]:
 
     Args:
         rewards: ``(P, n)``, 0 or 1. A prompt's value is told by its other n - 1 rewards: without bias in the row
-            ``value``, by their mean in the rows with rho.
+            ``value``, by their mean in the rows with rho, by their mean weighed with `norms` in ``own b*``.
         norms: ``(P, n)``, squared norms of the scores.
         energies: ``(P, n)``, what stands for them.
 
@@ -66,6 +72,7 @@ def powers(rewards: Tensor, norms: Tensor, energies: Tensor) -> dict[str, Any]:
         "none": torch.zeros_like(r),
         "batch mean": r.mean().expand_as(r),
         "best constant": ((w * r).sum() / w.sum()).expand_as(r),
+        "own b*": ((w * r).sum(1, keepdim=True) - w * r) / (w.sum(1, keepdim=True) - w),
         "value and rho": value / (value + rho * (1 - value)),
         "value and rho of energies": value / (value + proxy * (1 - value)),
     }
@@ -75,17 +82,28 @@ def powers(rewards: Tensor, norms: Tensor, energies: Tensor) -> dict[str, Any]:
         "mean V": float(r.mean()),
         "rho": rho,
         "rho of energies": proxy,
+        **within_prompts(r, w),
         "best constant": float((w * r).sum() / w.sum()),
         "power": {name: x / power["none"] for name, x in power.items()},
     }
 
 
+def within_prompts(rewards: Tensor, norms: Tensor) -> dict[str, float]:
+    """Geometric mean, over the prompts with right and wrong answers, of each one's own rho; and how many they are."""
+    right = rewards.sum(1)
+    mixed = (right > 0) & (right < rewards.shape[1])
+    r, w, right = rewards[mixed], norms[mixed], right[mixed]
+    ratios = (w * (1 - r)).sum(1) / (r.shape[1] - right) * right / (w * r).sum(1)
+    return {"rho within a prompt": float(ratios.log().mean().exp()), "mixed prompts": int(mixed.sum())}
+
+
 def measure(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, problems: Dataset, samples: int, length: int
 ) -> dict[str, Any]:
-    """`powers` of `samples` answers to each problem."""
+    """`powers` of `samples` answers to each problem, of the sum over an answer's tokens and of their mean."""
+    set_seed(0)
     tokens = [prompt_tokens(prompt, tokenizer, {}) for prompt in problems["prompt"]]
-    rewards, norms, energies = (torch.zeros(len(tokens), samples) for _ in range(3))
+    rewards, norms, energies, lengths = (torch.zeros(len(tokens), samples) for _ in range(4))
     reward = MathVerifyReward(num_workers=1)
     drawn = sample(model, tokenizer, tokens, Sampling(length), num_samples=samples)
     for i, answers in tqdm(drawn, total=len(tokens), unit="problem", mininterval=5):
@@ -95,17 +113,23 @@ def measure(
         rewards[i] = torch.tensor(scores)
         both = [norm_and_energy(model, tokens[i], answer.token_ids) for answer in answers]
         norms[i], energies[i] = torch.tensor(both).T
+        lengths[i] = torch.tensor([len(answer.token_ids) for answer in answers])
     reward.close()
-    return powers(rewards, norms, energies)
+    mean = powers(rewards, norms / lengths**2, energies / lengths**2)
+    return {**powers(rewards, norms, energies), "mean over tokens": mean}
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path, default=FOLDERS, help="models")
-    parser.add_argument("--problems", type=int, default=150)
+    parser.add_argument("--problems", type=int, default=100)
     parser.add_argument("--samples", type=int, default=16, help="answers to each")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(argv)
+    missing = [str(folder) for folder in options.folders if not (folder / "config.json").is_file()]
+    if missing:
+        made = "`python -m benchmarks.quickstart_seeds` and `python -m benchmarks.policy_study --worked`"
+        parser.error(f"no model in {', '.join(missing)}; {made} make those in runs/.")
     one_thread()
     recipe = parse_recipe([RECIPE])
     problems = load_prompts(recipe.data, conversational=True, held_out=True)
@@ -116,7 +140,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
         row = found[str(folder)] = measure(model, tokenizer, problems, options.samples, worked_sums.TOKENS)
         shares = ", ".join(f"{name} {x:.2f}" for name, x in row["power"].items())
-        rho = f"rho {row['rho']:.1f} (energies {row['rho of energies']:.1f})"
+        rho = f"rho {row['rho']:.1f} (within {row['rho within a prompt']:.1f}, energies {row['rho of energies']:.1f})"
         print(f"{folder}: V {row['mean V']:.2f}, {rho}, power: {shares}", flush=True)
     raw = {"problems": options.problems, "samples": options.samples, "models": found}
     save("score_norms", rounded(raw), options.results)

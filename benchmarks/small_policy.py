@@ -24,18 +24,20 @@ TOKENS = 12  # of an answer, at most, as in the quickstart
 SUM = re.compile(r"(\d+) ([+-]) (\d+)")
 
 
-def problems(size: int, seed: int = 1, *, max_digits: int = 2) -> Dataset:
-    """`size` sums and differences, without the duplicates: ``prompt``, ``solution``, ``prompt_id``, ``family``."""
+def problems(size: int, seed: int = 1, *, max_digits: int = 2, held_out: bool = False) -> Dataset:
+    """`size` sums and differences, without the duplicates: ``prompt``, ``solution``, ``prompt_id``, ``family``; nine
+    tenths of them to train on, or the others, `held_out`."""
     kwargs = {"size": size, "seed": seed, "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": max_digits}
     data = DataArguments(
         dataset_name="reasoning_gym:chain_sum", dataset_kwargs=kwargs, prompt_template="{prompt}", test_fraction=0.1
     )
-    dataset = load_prompts(data, conversational=True)
+    dataset = load_prompts(data, conversational=True, held_out=held_out)
     return dataset.add_column("family", [family(row[0]["content"]) for row in dataset["prompt"]])
 
 
 def family(problem: str) -> int:
-    """0 to 7: two digits in the first number (4), in the second (2), a difference (1)."""
+    """0 to 7: two digits in the first number (4), in the second (2), a difference (1). `problems` has numbers of equal
+    length only, hence four of them, and 97 % are of two: sums and differences of two-digit numbers."""
     found = SUM.search(problem)
     assert found is not None, problem
     first, sign, second = found.groups()

@@ -1,8 +1,8 @@
 """What does a step cost: TRL's own trainer, ours with `grpo`, ours with `otb`?   python -m benchmarks.step_cost
 
 A Qwen3 of some millions of parameters with random weights, two updates a batch (so that TRL computes the old
-log-probabilities anyway), transformers generation, one CPU thread. All sides in one run, alternating; a figure is the
-median over the steps of a round, a ratio that of two neighbouring rounds.
+log-probabilities anyway), transformers generation, one CPU thread. All sides in one run, alternating, each round in
+another order; a figure is the median over the steps of a round, a ratio that of two such medians of one round.
 
 Memory is measured in steps of their own, since counting slows them: the largest sum of the tensors that are alive at
 one time, parameters and optimizer included. Without Triton TRL's head makes about ten temporaries as large as its tile
@@ -15,7 +15,7 @@ import itertools
 import tempfile
 import weakref
 from functools import partial
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 from unittest.mock import patch
 
@@ -34,7 +34,7 @@ from benchmarks.common import save
 from benchmarks.training import StepClock
 from examples.quickstart.warm_start import build_tokenizer
 
-ROUNDS, STEPS = 5, 6
+ROUNDS, STEPS = 15, 6
 TRL = "TRL"
 ROWS, TOKENS, VOCABULARY, TILE = 8, 64, 151_936, 2_048  # of a forward pass in the steps whose memory is counted
 
@@ -156,9 +156,10 @@ def main() -> None:
     torch.set_num_threads(1)
     rounds: dict[str, list[list[float]]] = {TRL: [], "grpo": [], "otb": []}
     with tempfile.TemporaryDirectory() as folder:
-        for _ in range(ROUNDS):
-            for side, kept in rounds.items():
-                kept.append(seconds(side, folder))
+        for round_ in range(ROUNDS):
+            first = round_ % len(rounds)
+            for side in [*rounds, *rounds][first : first + len(rounds)]:
+                rounds[side].append(seconds(side, folder))
         peaks = memory(folder)
     for side, kept in rounds.items():
         print(f"{side}: {median(t for times in kept for t in times):.3f} s for a batch of 32 x 32 tokens, two updates")
@@ -166,7 +167,9 @@ def main() -> None:
     for upper, lower in (("grpo", TRL), ("otb", "grpo")):
         found = sorted(median(u) / median(v) for u, v in zip(rounds[upper], rounds[lower], strict=True))
         ratios[f"{upper} / {lower}"] = found
-        print(f"{upper} / {lower}: {median(found):.3f}, from {found[0]:.3f} to {found[-1]:.3f} over {ROUNDS} rounds")
+        low, _, high = quantiles(found, n=4)
+        spread = f"quartiles {low:.3f} and {high:.3f}, from {found[0]:.3f} to {found[-1]:.3f} over {ROUNDS} rounds"
+        print(f"{upper} / {lower}: {median(found):.3f}, {spread}")
     save("step_cost", {"seconds": rounds, "ratios": ratios, "peak_bytes": peaks})
 
 

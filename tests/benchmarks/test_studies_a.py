@@ -300,6 +300,16 @@ def test_of_two_answers_the_best_baseline_is_one_minus_the_value(p):
     assert found["power"]["best constant"] == min(found["power"].values(), key=lambda x: round(x, 4))
 
 
+def test_rho_within_prompts_does_not_tell_hard_from_easy():
+    rewards = torch.tensor([[1.0, 1, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
+    norms = torch.tensor([[1.0, 2, 3, 2], [9, 8, 9, 10], [50, 50, 50, 50], [0.1, 0.1, 0.1, 0.1]])
+    assert score_norms.powers(rewards, norms, norms)["rho"] > 10
+    found = score_norms.within_prompts(rewards, norms)
+    assert found == {"rho within a prompt": pytest.approx(1.0), "mixed prompts": 2}
+    norms[1, 1:] *= 4
+    assert score_norms.within_prompts(rewards, norms)["rho within a prompt"] == pytest.approx(2.0)
+
+
 def test_norm_and_energy_of_an_answer_are_those_of_its_tokens():
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(
