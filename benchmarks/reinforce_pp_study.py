@@ -30,7 +30,7 @@ from basis_rl.data import load_prompts
 from basis_rl.functional.passk import pass_at_k
 from basis_rl.recipe import parse_recipe
 from basis_rl.rewards import MathVerifyReward
-from benchmarks import knights
+from benchmarks import drawing, knights
 from benchmarks.common import RESULTS, kept, save
 from benchmarks.policy_study import RECIPE
 from benchmarks.small_policy import draw as draw_rewards
@@ -168,35 +168,27 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
-    """Accuracy over steps on the few problems and on held-out ones, then by number of people; a line is a seed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-    from matplotlib import ticker
-
-    from basis_rl.report.plots import LIGHT
-
-    panels = [(part, name) for part in PARTS for run in runs if run["part"] == part for name in run["accuracy"]]
-    panels = list(dict.fromkeys(panels))
-    figure, axes = plt.subplots(1, len(panels), figsize=(3 * len(panels), 3.2), squeeze=False, layout="constrained")
-    for axis, (part, name) in zip(axes[0], panels, strict=True):
-        for run in runs:
-            if run["part"] == part:
-                index = ROWS.index(run["row"])
-                label = run["row"] if run["seed"] == min(other["seed"] for other in runs) else None
-                axis.plot(run["responses"], run["accuracy"][name], color=LIGHT[index], label=label, linewidth=1.3)
-        title = {"train": "30 problems: themselves", "held_out": "30 problems: held-out ones"}
-        axis.set_title(title.get(name, f"knights and knaves: {name} people"), fontsize=10, loc="left")
-        axis.set_xlabel("responses")
-        axis.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
-        axis.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0))
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0, 0].legend(fontsize=8, frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90)
-    plt.close(figure)
+    """Accuracy over steps on the few problems and on held-out ones, then by number of people. A colour is a row, a kind
+    of line a seed."""
+    shown = [(part, name) for part in PARTS for run in runs if run["part"] == part for name in run["accuracy"]]
+    shown = list(dict.fromkeys(shown))
+    seeds = sorted({run["seed"] for run in runs})
+    titles = {"train": "30 problems: themselves", "held_out": "30 problems: held-out ones"}
+    columns = min(3, len(shown))
+    with drawing.panels(path, -(-len(shown) // columns), columns, width=4.2) as axes:
+        for axis, (part, name) in zip(axes, shown, strict=False):
+            drawing.title(axis, titles.get(name, f"knights and knaves: {name} people"), "responses", "")
+            for run in runs:
+                if run["part"] == part:
+                    look = drawing.style(ROWS.index(run["row"]))
+                    look["linestyle"] = drawing.LINES[seeds.index(run["seed"]) % len(drawing.LINES)]
+                    label = f"{run['row']}, seed {run['seed']}"
+                    axis.plot(run["responses"], run["accuracy"][name], label=label, **look)
+            drawing.thousands(axis)
+            drawing.percent(axis)
+        for axis in axes[len(shown) :]:
+            axis.set_axis_off()
+        drawing.beside(axes[columns - 1])
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:

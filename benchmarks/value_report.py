@@ -130,7 +130,7 @@ def plot(results: Sequence[dict[str, Any]], folder: Path, name: str, stage: str 
             d.plot(labels, natural[key]["at_bounds_by_band"], label=key, **look)
         drawing.log_scale(b)
         drawing.log_scale(c)
-        b.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        drawing.beside(b)
 
 
 def plot_beta(results: Sequence[dict[str, Any]], path: Path) -> None:
@@ -148,7 +148,7 @@ def plot_beta(results: Sequence[dict[str, Any]], path: Path) -> None:
             axis.axvline(chosen, color="#444444", linestyle="--", linewidth=1.2, label="chosen, median")
             axis.set_xscale("log")
             axis.set_ylim(bottom=0)
-        axes[0].legend(fontsize=8, frameon=False)
+        drawing.beside(axes[-1])
 
 
 def plot_age(results: Sequence[dict[str, Any]], path: Path) -> None:
@@ -166,4 +166,4 @@ def plot_age(results: Sequence[dict[str, Any]], path: Path) -> None:
         for index, (name, lines) in enumerate(curves.items()):
             drawing.band(axis, moved, list(lines), index, name)
         axis.set_ylim(bottom=0)
-        axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        drawing.beside(axis)
