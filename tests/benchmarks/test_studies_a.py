@@ -81,6 +81,15 @@ def test_errors_and_shares_at_the_bounds_are_those_of_a_plain_loop(name, baselin
     assert va.explained_variance(found, seen) == pytest.approx(logged)
 
 
+def test_batches_without_variance_are_left_out_of_the_mean_explained_variance():
+    same, mixed = np.ones((4, 1)), np.array([[1.0], [0.0], [1.0], [0.0]])
+    found = [va.explained_variance(np.full((4, 1), 0.5), rewards) for rewards in (same, mixed, mixed)]
+    assert math.isnan(found[0])
+    assert value_report.mean_and_error([*found, 1.0]) == pytest.approx([1 / 3, 1 / 3])
+    assert value_report.mean_and_error(found[:2]) == pytest.approx([0.0, math.nan], nan_ok=True)
+    assert value_report.mean_and_error(found[:1]) == pytest.approx([math.nan, math.nan], nan_ok=True)
+
+
 def test_a_measurement_is_the_mean_over_its_batches_and_bands():
     rows = [va.Estimator("batch mean", BatchMean(), 1), va.Estimator("rloo 4", Rloo(), 4)]
     found = va.measure(rows, IDS, TRUTH, SAMPLES, np.full(40, 1 / 40), size=16, repeats=3, seed=5)
