@@ -15,7 +15,7 @@ from torch import Tensor
 from basis_rl.baselines import Baseline, Basis, BatchMean
 from basis_rl.types import RolloutBatch
 from basis_rl.values import ValueTable
-from benchmarks.common import save
+from benchmarks.common import one_thread, save
 
 N_REFERENCE, REPEATS = 32, 100
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -46,6 +46,7 @@ def simulate(beta: float | None, prompts: int, seed: int) -> tuple[Tensor, Rollo
 
 
 def cell(beta: float | None, prompts: int) -> dict[str, Any]:
+    """Of one true beta (None: the policy of the table) and number of prompts: mean error of each baseline."""
     errors: dict[str, list[float]] = {name: [] for name in ["batch mean", "group mean of 8", *VARIANTS]}
     betas: list[float] = []
     for seed in range(REPEATS):
@@ -66,7 +67,8 @@ def cell(beta: float | None, prompts: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
+    """Measure, print and save."""
+    one_thread()
     results = {}
     for prompts in (64, 512):
         for beta in (None, 1.0, 0.5, 0.3):

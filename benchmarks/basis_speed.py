@@ -15,12 +15,13 @@ import torch
 from basis_rl.baselines import Basis
 from basis_rl.types import RolloutBatch
 from basis_rl.values import ValueTable
-from benchmarks.common import peak_bytes, save
+from benchmarks.common import one_thread, peak_bytes, save
 
 SIZES = {512: 61, 4096: 21, 65_536: 7}
 
 
 def case(n: int) -> tuple[Basis, RolloutBatch]:
+    """BASIS and a batch of n prompts with one rollout each."""
     generator = torch.Generator().manual_seed(n)
     successes = torch.randint(0, 33, (n,), generator=generator).tolist()
     ids = [str(i) for i in range(n)]
@@ -35,7 +36,8 @@ def case(n: int) -> tuple[Basis, RolloutBatch]:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
+    """Measure, print and save."""
+    one_thread()
     cases = {n: case(n) for n in SIZES}
     seconds: dict[int, list[float]] = {n: [] for n in SIZES}
     for basis, batch in cases.values():

@@ -25,7 +25,7 @@ from torch import Tensor
 from basis_rl.baselines import BVBlend
 from basis_rl.clusters.encoder import Encoder
 from basis_rl.types import RolloutBatch
-from benchmarks.common import save
+from benchmarks.common import one_thread, save
 
 STEPS, EDGE, TILT = 240, 60, 2.0
 
@@ -74,7 +74,8 @@ def simulate(
 
 
 def main() -> None:
-    torch.set_num_threads(1)
+    """Measure, print and save."""
+    one_thread()
     problems = json.loads(Path(sys.argv[1]).read_text())
     levels = np.array([float(row["difficulty"]) for row in problems])
     vectors = Encoder(sys.argv[2])([row["problem"] for row in problems], progress=True)
@@ -96,7 +97,9 @@ def main() -> None:
     results["simulated"] = []
     print("   G     K   MSE first, last   signal  confidence  parameters")
     for group in (1, 4, 8):
-        cases = [(k, {"temperature": t}) for k in codebooks for t in (0.05, 0.1, 0.2, 0.4, 0.7)]
+        cases: list[tuple[int, dict[str, Any]]] = [
+            (k, {"temperature": t}) for k in codebooks for t in (0.05, 0.1, 0.2, 0.4, 0.7)
+        ]
         cases += [(k, {"rollouts": 128}) for k in (8, 32, 128)] + [(32, changed) for changed in changes]
         for k, params in cases:
             found = simulate(logits, codebooks[k], group, **params)

@@ -49,8 +49,8 @@ def logits(weights: Parameters, ids: Tensor) -> Tensor:
     layer = 0
     while f"{layer}.in" in weights:
         q, k, v = (rms_norm(x, (width,)) @ weights[f"{layer}.in"]).unflatten(-1, (3, HEADS, -1)).unbind(-3)
-        heads = (part.transpose(-2, -3) for part in (q, k, v))
-        mixed = scaled_dot_product_attention(*heads, is_causal=True).transpose(-2, -3).flatten(-2)
+        q, k, v = (part.transpose(-2, -3) for part in (q, k, v))
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=True).transpose(-2, -3).flatten(-2)
         x = x + mixed @ weights[f"{layer}.out"]
         gate, value = (rms_norm(x, (width,)) @ weights[f"{layer}.up"]).chunk(2, dim=-1)
         x = x + (silu(gate) * value) @ weights[f"{layer}.down"]
@@ -165,7 +165,7 @@ def gradients(weights: Parameters, ids: Tensor, weightings: Tensor, chunk: int =
     fixed = {name: value.detach() for name, value in weights.items()}
 
     def one(row: Tensor, cotangents: Tensor) -> Tensor:
-        _, pull = vjp(lambda w: log_probs(w, row), fixed)
+        _, pull = vjp(lambda w: log_probs(w, row), fixed)[:2]
         (grads,) = vmap(pull)(cotangents)
         return torch.cat([grads[name].flatten(1) for name in fixed], dim=1)
 

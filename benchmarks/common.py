@@ -8,9 +8,10 @@ import json
 import os
 import platform
 import re
+import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,17 @@ from typing import Any
 RESULTS = Path(__file__).with_name("results")
 
 
+def commit() -> str | None:
+    """The commit of this code, with ``-dirty`` behind it if files have changed since; None where git does not know."""
+    asked = ["git", "describe", "--always", "--dirty", "--exclude", "*", "--abbrev=12"]
+    try:
+        return subprocess.run(asked, cwd=RESULTS.parent, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
 def machine() -> dict[str, Any]:
-    """Date, processor and versions."""
+    """Date, processor, versions and commit."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
@@ -33,6 +43,7 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("basis-rl", "torch", "trl", "transformers")},
+        "commit": commit(),
     }
 
 
@@ -59,18 +70,24 @@ def places(parser: argparse.ArgumentParser, name: str) -> None:
     parser.set_defaults(study=name)
 
 
-def placed(options: argparse.Namespace) -> argparse.Namespace:
-    """Everything of a ``--quick`` run in a temporary folder, unless other places are asked for: its numbers mean
-    nothing, and must not replace those of a study."""
-    quick = Path(tempfile.mkdtemp(prefix=f"{options.study}-")) if options.quick else None
-    options.output = options.output or quick or Path("runs") / options.study
-    options.results = options.results or quick or RESULTS
+def placed(options: argparse.Namespace, whole: argparse.Namespace | None = None) -> argparse.Namespace:
+    """`options` with the places that were not asked for.
+
+    Everything of a ``--quick`` run is put in a temporary folder, since its numbers mean nothing. `whole` are the
+    options of the whole study: the results of others stay in the output folder, so that no part replaces the study's.
+    """
+    where = {"output": None, "results": None}
+    part = whole is not None and {**vars(options), **where} != {**vars(whole), **where}
+    runs = Path("runs") / options.study
+    options.output = options.output or (Path(tempfile.mkdtemp(prefix=f"{runs.name}-")) if options.quick else runs)
+    options.results = options.results or (options.output if options.quick or part else RESULTS)
     return options
 
 
 def kept(file: Path, settings: dict[str, Any], make: Callable[[], dict[str, Any]] | None) -> tuple[Any, bool]:
     """The run in `file`, made and written if it is not there; and whether it was made now. ``(None, False)`` if it is
-    not there and `make` is None.
+    not there and `make` is None. Beside the run the file says of which settings it is, and when, where and by which
+    code it was made (`origins`).
 
     Raises:
         SystemExit: the run in `file` has other settings.
@@ -80,17 +97,28 @@ def kept(file: Path, settings: dict[str, Any], make: Callable[[], dict[str, Any]
         if make is None:
             return None, False
         print(f"{file.stem} ...", flush=True)
-        began, found = time.perf_counter(), make()
+        origin, began, found = machine(), time.perf_counter(), make()
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps({"settings": settings, **found}))
+        partial.write_text(json.dumps({"settings": settings, "machine": origin, **found}))
         partial.replace(file)
         print(f"{file.stem}: {time.perf_counter() - began:.0f} s", flush=True)
         return found, True
     there = json.loads(file.read_text())
     if there.pop("settings") != settings:
         raise SystemExit(f"{file} is of other settings: give another --output, or remove it.")
+    there.pop("machine", None)
     return there, False
+
+
+def origins(files: Iterable[Path]) -> list[dict[str, Any] | None]:
+    """`machine` as it was for the runs in `files` (those of `kept`), each different one once; None for runs that do not
+    say. It belongs beside results that are made of kept runs: `save` dates the results, not the runs."""
+    found: list[dict[str, Any] | None] = []
+    for origin in (json.loads(file.read_text()).get("machine") for file in files):
+        if origin not in found:
+            found.append(origin)
+    return found
 
 
 def save(name: str, results: dict[str, Any], folder: Path = RESULTS) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from basis_rl.report.plots import LIGHT, marker
+from numpy.typing import ArrayLike
+
+from basis_rl.report.plots import LIGHT as LIGHT
+from basis_rl.report.plots import marker
 
 MARKERS, LINES = ("o", "s", "^", "D", "v", "P", "X"), ("-", "--", "-.", ":")
 
@@ -47,6 +50,7 @@ def style(index: int) -> dict[str, Any]:
 
 
 def title(axis: Any, text: str, x: str, y: str) -> None:
+    """Title of the panel and names of its axes."""
     axis.set_title(text, fontsize=11, loc="left")
     axis.set_xlabel(x)
     axis.set_ylabel(y)
@@ -62,12 +66,34 @@ def log_scale(axis: Any) -> None:
     axis.yaxis.set_minor_formatter(ticker.NullFormatter())
 
 
-def band(axis: Any, x: Sequence[float], curves: Sequence[Sequence[float]], index: int, label: str) -> None:
-    """Mean over seeds, and between the least and the greatest."""
+def thousands(axis: Any) -> None:
+    """Counts on the x axis as 5k, 10k, which stay apart."""
+    from matplotlib import ticker
+
+    axis.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
+
+
+def percent(axis: Any) -> None:
+    """Shares on the y axis as whole per cents; with decimals where the axis is too short for that."""
+    from matplotlib import ticker
+
+    axis.yaxis.set_major_locator(ticker.MaxNLocator(nbins=8, steps=[1, 2, 5, 10]))
+    low, high = axis.get_ylim()
+    axis.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0 if high - low > 0.05 else 1))
+
+
+def beside(axis: Any, of: Any | None = None) -> None:
+    """The legend of `of` (of `axis` itself) on the right of `axis`, where it covers no curve."""
+    handles, labels = (of or axis).get_legend_handles_labels()
+    axis.legend(handles, labels, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def band(axis: Any, x: ArrayLike, curves: ArrayLike, index: int, label: str) -> None:
+    """Mean over seeds, and between the least and the greatest; `x` is ``(N,)``, `curves` ``(seeds, N)``."""
     import numpy as np
 
     table, look = np.array(curves, dtype=float), style(index)
-    every = max(1, len(x) // 7)
+    every = max(1, table.shape[1] // 7)
     axis.plot(x, np.nanmean(table, axis=0), label=label, markevery=(index % every, every), **look)
     if len(table) > 1:
         axis.fill_between(x, np.nanmin(table, 0), np.nanmax(table, 0), color=look["color"], alpha=0.13, linewidth=0)

@@ -17,7 +17,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
 from basis_rl.functional.energy import logit_gradient_energy
-from benchmarks.common import save
+from benchmarks.common import one_thread, save
 
 VOCABULARIES, ROWS, LENGTH = (32_768, 151_936), 8, 64  # one tile of the fused head, and five
 SPREADS = {"flat": 0.5, "peaked": 4.0, "certain": 30.0}  # standard deviation of the logits of a token
@@ -31,6 +31,7 @@ PRECISIONS = {
 
 
 def random_model(vocabulary: int, spread: float) -> Qwen3ForCausalLM:
+    """A small Qwen3 whose head gives logits of about that spread."""
     config = Qwen3Config(
         vocab_size=vocabulary,
         hidden_size=128,
@@ -95,7 +96,8 @@ def measure(vocabulary: int, spread: float) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
+    """Measure, print and save."""
+    one_thread()
     results: dict[str, Any] = {}
     for vocabulary in VOCABULARIES:
         for kind, spread in SPREADS.items():

@@ -81,6 +81,7 @@ class Run:
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    """Whether all weights agree to the bit."""
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
@@ -92,6 +93,7 @@ def resumed(folder: Path, model: Path, expected: dict[str, torch.Tensor], ranks:
 
 
 def trainer_killed(folder: Path, model: Path, moment: float, expected: Any) -> Outcome:
+    """SIGKILL at step `moment`, at any point within it."""
     run = Run(folder, model)
     run.until(moment)
     run.kill()
@@ -117,6 +119,7 @@ def killed_while_saving(folder: Path, model: Path, moment: float, expected: Any)
 
 
 def stop_signal(folder: Path, model: Path, moment: float, expected: Any) -> Outcome:
+    """SIGTERM at step `moment`: the trainer is to end in order, with a checkpoint."""
     run = Run(folder, model)
     run.until(moment)
     run.process.send_signal(signal.SIGTERM)
@@ -125,6 +128,7 @@ def stop_signal(folder: Path, model: Path, moment: float, expected: Any) -> Outc
 
 
 def rank_killed(folder: Path, model: Path, moment: float, expected: Any) -> Outcome:
+    """SIGKILL of one of two ranks: the other is to end too."""
     run = Run(folder, model, ranks=2)
     run.until(moment)
     victim = int((folder / "pid1").read_text())
@@ -138,6 +142,7 @@ def rank_killed(folder: Path, model: Path, moment: float, expected: Any) -> Outc
 
 
 def gradients_spoilt(folder: Path, model: Path, moment: float, expected: Any) -> Outcome:
+    """A NaN in the gradient of step `moment`: its update is to be left out."""
     run = Run(folder, model, spoil=int(moment))
     code = run.done()
     finite = all(bool(value.isfinite().all()) for value in run.weights().values())
@@ -151,6 +156,7 @@ def _served(run: Run, code: int) -> Outcome:
 
 
 def server_killed(folder: Path, model: Path, moment: float, running: list[Server]) -> Outcome:
+    """The generation server dies and is back some seconds later: the run is to go on."""
     run = Run(folder, model, running[-1].url)
     run.until(moment)
     os.killpg(running[-1].process.pid, signal.SIGKILL)  # type: ignore[union-attr]
@@ -162,6 +168,7 @@ def server_killed(folder: Path, model: Path, moment: float, running: list[Server
 
 
 def server_frozen(folder: Path, model: Path, moment: float, running: list[Server]) -> Outcome:
+    """The generation server stands still for longer than a request may take."""
     run = Run(folder, model, running[-1].url, request_timeout=3.0)
     run.until(moment)
     group = running[-1].process.pid  # type: ignore[union-attr]
@@ -172,6 +179,7 @@ def server_frozen(folder: Path, model: Path, moment: float, running: list[Server
 
 
 def server_gone(folder: Path, model: Path, moment: float, running: list[Server]) -> Outcome:
+    """The generation server stays away: the run is to end in order, and to go on when started again."""
     run = Run(folder, model, running[-1].url, recovery_timeout=3.0)
     run.until(moment)
     os.killpg(running[-1].process.pid, signal.SIGKILL)  # type: ignore[union-attr]
@@ -188,6 +196,7 @@ SERVED = (server_killed, server_frozen, server_gone)
 
 
 def main() -> None:
+    """Measure, print and save."""
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     chosen = sys.argv[2:] or [fault.__name__ for fault in (*ALONE, rank_killed, *SERVED)]
     os.environ["OMP_NUM_THREADS"] = "1"

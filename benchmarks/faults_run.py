@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.faults import ServerLost
+from benchmarks.common import one_thread
 from tests.served import trainer
 from tests.trainer.test_state import RunningMean
 
@@ -40,7 +41,8 @@ class Spoilt(BasisTrainer):
 
 
 def main(folder: Path, model: Path, given: dict[str, Any]) -> int:
-    torch.set_num_threads(1)
+    """Train as `given` says, in `folder`; the exit code."""
+    one_thread()
     folder.mkdir(parents=True, exist_ok=True)
     served = {
         "use_vllm": given["url"] is not None,

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -38,7 +39,7 @@ from basis_rl.functional.energy import logit_gradient_energy
 from benchmarks.advantage_cost import baselines, batch, naive_energies
 from benchmarks.common import save
 from benchmarks.energy_precision import exact
-from benchmarks.training import StepClock, quiet
+from benchmarks.training import StepClock, parity, quiet
 from examples.quickstart.warm_start import build_tokenizer
 
 TRL = "TRL"
@@ -87,7 +88,7 @@ class Clock:
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
-    def alternating(self, works: dict[str, Callable[[], Any]], rounds: int) -> dict[str, dict[str, Any]]:
+    def alternating(self, works: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, dict[str, Any]]:
         """Each of `works` in turn, `rounds` times after one that is not counted; "out of memory" is a result too."""
         seconds: dict[str, list[float]] = {name: [] for name in works}
         peaks: dict[str, list[int]] = {name: [] for name in works}
@@ -116,6 +117,7 @@ def told(seconds: Sequence[float], peaks: Sequence[int]) -> dict[str, Any]:
 
 
 def build_model(scale: Scale, device: torch.device, tokenizer: Any = None) -> Qwen3ForCausalLM:
+    """A Qwen3 with random weights in bfloat16, always the same."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=scale.vocabulary, hidden_size=scale.hidden, intermediate_size=3 * scale.hidden,
@@ -124,7 +126,8 @@ def build_model(scale: Scale, device: torch.device, tokenizer: Any = None) -> Qw
         pad_token_id=tokenizer.pad_token_id if tokenizer else 0,
         eos_token_id=tokenizer.eos_token_id if tokenizer else 1,
     )  # fmt: skip
-    return Qwen3ForCausalLM(config).to(device, torch.bfloat16)
+    model: Any = Qwen3ForCausalLM(config)
+    return model.to(device, torch.bfloat16)
 
 
 def scorer(model: Qwen3ForCausalLM, ids: Tensor, energies: bool) -> Callable[[], Tensor]:
@@ -143,7 +146,8 @@ def scorer(model: Qwen3ForCausalLM, ids: Tensor, energies: bool) -> Callable[[],
 
 def parts(scale: Scale, device: torch.device) -> dict[str, Any]:
     """Seconds and bytes of a step's parts, by length."""
-    model, clock, found = build_model(scale, device), Clock(device), {}
+    model: Any = build_model(scale, device)
+    clock, found = Clock(device), {}
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
     trained = copy.copy(model)
     add_fused_lm_head(trained, temperature=1.0, outputs=("log_probs", "entropy"))
@@ -194,10 +198,6 @@ def advantages(scale: Scale, device: torch.device) -> dict[str, Any]:
     return found
 
 
-def parity(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    return [float(sum(ids) % 2) for ids in completion_ids]
-
-
 def trainer_of(side: str, scale: Scale, device: torch.device, folder: str) -> GRPOTrainer:
     """A fresh trainer of `side` for four generation batches."""
     tokenizer = build_tokenizer(["1 + 2 ="] * 10, vocab_size=300)
@@ -231,6 +231,8 @@ def steps(scale: Scale, device: torch.device) -> dict[str, Any]:
                 _, peak = clock(trainer.train)
                 seconds[side].append((began.began[3] - began.began[1]) / 2)
                 peaks[side] += [] if peak is None else [peak]
+                del trainer  # else its memory would be there before the next one's run, and be freed in it
+                gc.collect()
                 if clock.cuda:
                     torch.cuda.empty_cache()
     found = {side: told(seconds[side], peaks[side]) for side in SIDES}
@@ -261,6 +263,7 @@ def precision(scale: Scale, device: torch.device) -> dict[str, dict[str, float]]
 
 
 def describe(device: torch.device) -> str:
+    """The device in words."""
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
         return f"{found.name}, {found.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
@@ -268,6 +271,7 @@ def describe(device: torch.device) -> str:
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true", help="a tiny model: to see that it works")
@@ -278,7 +282,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     scale = QUICK if options.quick else Scale()
     results: dict[str, Any] = {"device": describe(device), "scale": vars(scale)}
     for measure in (parts, advantages, steps, precision):
-        results[measure.__name__] = found = measure(scale, device)
+        found: dict[str, Any] = measure(scale, device)
+        results[measure.__name__] = found
         print(f"\n{measure.__name__}, {results['device']}")
         for name, entry in found.items():
             for inner, values in entry.items() if measure in (parts, advantages) else [("", entry)]:

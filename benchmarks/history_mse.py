@@ -20,7 +20,7 @@ from torch import Tensor
 from basis_rl.baselines import Baseline, Basis, BasisHistory, BatchMean
 from basis_rl.types import RolloutBatch
 from basis_rl.values import ValueTable
-from benchmarks.common import save
+from benchmarks.common import one_thread, save
 
 PROMPTS, BATCH, STEPS, N_REFERENCE, EDGE = 4000, 512, 240, 32, 60
 Drift = Callable[[Tensor, Tensor, int], Tensor]
@@ -83,7 +83,8 @@ def simulate(drift: Drift, d: float, tilt: float, seed: int, rollouts: int = 1) 
 
 
 def main() -> None:
-    torch.set_num_threads(1)
+    """Measure, print and save."""
+    one_thread()
     results: dict[str, Any] = {}
     cases = [("sqrt", 0.0, 0.0, 1), ("sqrt", 0.0, 2.5, 1), *((k, d, 2.5, 1) for k in DRIFTS for d in (0.5, 1.5))]
     cases += [("sqrt", 0.0, 2.5, 4), ("sqrt", 1.5, 2.5, 4), ("walk", 1.5, 2.5, 4)]

@@ -62,6 +62,7 @@ def measured(checkpointing: bool) -> float:
 
 
 def main() -> None:
+    """Estimate beside measurement, printed."""
     size = model_size(CONFIG, ModelConfig(model_name_or_path="benchmark"))
     for checkpointing in (False, True):
         setting = Setting(

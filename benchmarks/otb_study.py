@@ -25,7 +25,7 @@ from tqdm import tqdm
 from benchmarks import chain_policy as policy
 from benchmarks import drawing
 from benchmarks import otb_analysis as oa
-from benchmarks.common import kept, one_thread, placed, places, rounded, save
+from benchmarks.common import kept, one_thread, origins, placed, places, rounded, save
 
 TRUE_NORMS = "ogb, true norms"
 SCATTERED = ("token, all parameters", "cumulated, |sum of s_j|^2")
@@ -33,6 +33,8 @@ SCATTERED = ("token, all parameters", "cumulated, |sum of s_j|^2")
 
 @dataclass(frozen=True)
 class Plan:
+    """How large the study is; `length`: tokens of a response, at most; `groups`: sizes of a group."""
+
     seeds: tuple[int, ...] = (0, 1)
     stages: tuple[int, ...] = (150, 500)  # supervised steps of the early and of the late policy
     length: int = 256
@@ -121,6 +123,7 @@ def proxy(weights: policy.Parameters, ids: Tensor) -> dict[str, Any]:
 
 
 def one_policy(weights: policy.Parameters, plan: Plan, seed: int) -> dict[str, Any]:
+    """Every number of one policy: shape of its responses, moments by group size and baseline, energies by norms."""
     weights = {name: value.detach().clone() for name, value in weights.items()}
     prompts = policy.new_prompts(torch.Generator().manual_seed(seed), plan.prompts)
     ids = policy.respond(weights, prompts.repeat_interleave(plan.responses, 0), plan.length, seed)
@@ -149,6 +152,7 @@ def one_seed(plan: Plan, seed: int) -> dict[str, Any]:
 
 
 def show(cell: dict[str, Any]) -> None:
+    """One policy's numbers, for the terminal."""
     print(f"\nseed {cell['seed']}, {cell['stage']}: " + ", ".join(f"{k} {v:.3g}" for k, v in cell["shape"].items()))
     for n, rows in cell["moments"].items():
         print(f"  N = {n:2}{'variance':>26}{'of the group mean':>19}{'normalised':>12}{'kept':>8}{'error':>8}")
@@ -197,23 +201,26 @@ def plot(cells: list[dict[str, Any]], folder: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
+    """The study."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a smoke test of seconds, whose numbers mean nothing")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     places(parser, "otb_study")
-    options = placed(parser.parse_args(argv))
+    options = placed(parser.parse_args(argv), parser.parse_args([]))
     one_thread()
     plan = QUICK if options.quick else Plan(seeds=tuple(options.seeds))
-    cells, seconds = [], []
+    cells, seconds, files = [], [], []
     for seed in plan.seeds:
         key = {**asdict(plan), "seeds": [seed]}
-        found, _ = kept(options.output / f"{seed}.json", key, partial(one_seed, plan, seed))
+        files.append(options.output / f"{seed}.json")
+        found, _ = kept(files[-1], key, partial(one_seed, plan, seed))
         cells += found["cells"]
         seconds.append(found["processor seconds"])
         for cell in found["cells"]:
             show(cell)
     plot(cells, options.results)
-    save("otb_study", rounded({"plan": asdict(plan), "processor seconds": seconds, "cells": cells}), options.results)
+    told = {"runs made": origins(files), "plan": asdict(plan), "processor seconds": seconds, "cells": cells}
+    save("otb_study", rounded(told), options.results)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from torch import Tensor
 from basis_rl.baselines import Baseline, DrGrpo, Opo, OptimalTokenBaseline, Rloo
 from basis_rl.functional.energy import logit_gradient_energy
 from basis_rl.types import RolloutBatch
-from benchmarks.common import save
+from benchmarks.common import one_thread, save
 
 TOKENS, LENGTH, SEEDS, GROUPS, CHUNKS, CHUNK_GROUPS = 3, 8, 3, (2, 4, 8), 12, 1500  # token 0 is EOS
 BASELINES: dict[str, Baseline] = {
@@ -121,7 +121,8 @@ def cell(policy: Policy, reward: Tensor, group: int) -> dict[str, Tensor]:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
+    """Measure, print and save."""
+    one_thread()
     torch.manual_seed(0)
     raw = []
     for kind, group in itertools.product(REWARDS, GROUPS):

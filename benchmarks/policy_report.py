@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import drawing
+
 LAST = 4  # measurements that make a level
 COLLAPSE = 0.1  # of accuracy
 
@@ -54,7 +56,9 @@ def summary(runs: Sequence[dict[str, Any]], reference: str = "grpo G=8") -> list
     are in no spread. ``to_best`` and ``never_best``: the same against the reference at that learning rate of several
     which serves it best (mean final level).
     """
-    references = {(_setting(run), run["seed"]): run for run in runs if run["row"] == reference}
+    references: dict[tuple[tuple[str, float | None], int], dict[str, Any]] = {
+        (_setting(run), run["seed"]): run for run in runs if run["row"] == reference
+    }
     best_rate = {objective: best_of(references.values(), objective) for objective, _ in map(_setting, runs)}
     lines = []
     for setting, row in dict.fromkeys((_setting(run), run["row"]) for run in runs):
@@ -130,66 +134,42 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
 
 def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
     """Accuracy over responses and over processor seconds, an objective a column; below, the calibrated beta."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-    from matplotlib import ticker
-
-    from basis_rl.report.plots import LIGHT
-
     objectives = list(dict.fromkeys(run["objective"] for run in runs))
     rows = list(dict.fromkeys(run["row"] for run in runs))
-    figure, axes = plt.subplots(
-        3, len(objectives), figsize=(4.2 * len(objectives), 8.4), squeeze=False, sharey="row", layout="constrained"
-    )
-    for column, objective in enumerate(objectives):
-        for number, row in enumerate(rows):
-            own = [run for run in runs if (run["objective"], run["row"]) == (objective, row)]
-            for axis, spent in zip(axes[:2, column], ("responses", "cpu"), strict=True):
-                _band(axis, [(run[spent], run["accuracy"]) for run in own], LIGHT[number % len(LIGHT)], row)
-            betas = [run["log"] for run in own if row == "basis"]
-            _band(
-                axes[2, column], [(log["num_responses"], log["baseline/beta"]) for log in betas],
-                LIGHT[number % len(LIGHT)], row,
-            )  # fmt: skip
-        axes[0, column].set_title(f"objective {objective}", loc="left")
-        for axis, label in zip(axes[:, column], ("responses", "processor seconds", "responses"), strict=True):
-            axis.set_xlabel(label)
-            axis.grid(alpha=0.3)
-            axis.spines[["top", "right"]].set_visible(False)
-        axes[2, column].set_yscale("log")
-        axes[2, column].yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes[2, column].yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-        axes[2, column].yaxis.set_minor_formatter(ticker.NullFormatter())
-    for axis, label in zip(axes[:, 0], ("held-out accuracy, greedy",) * 2 + ("calibrated β",), strict=True):
-        axis.set_ylabel(label)
-    for axis in axes[:2].flat:
-        axis.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0))
-    axes[0, 0].legend(fontsize=8, frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90)
-    plt.close(figure)
+    columns = len(objectives)
+    with drawing.panels(path, 3, columns, width=4.2, height=2.9) as axes:
+        for column, objective in enumerate(objectives):
+            responses, seconds, beta = axes[column::columns]
+            first = "" if column else "held-out accuracy, greedy"
+            drawing.title(responses, f"objective {objective}", "responses", first)
+            drawing.title(seconds, "", "processor seconds", first)
+            drawing.title(beta, "", "responses", "" if column else "calibrated β")
+            for axis in (responses, beta):
+                drawing.thousands(axis)
+            for index, row in enumerate(rows):
+                own = [run for run in runs if (run["objective"], run["row"]) == (objective, row)]
+                _band(responses, [(run["responses"], run["accuracy"]) for run in own], index, row)
+                _band(seconds, [(run["cpu"], run["accuracy"]) for run in own], index, row)
+                betas = [run["log"] for run in own if row == "basis"]
+                _band(beta, [(log["num_responses"], log["baseline/beta"]) for log in betas], index, row)
+        for number, axis in enumerate(axes):
+            if number % columns:
+                axis.sharey(axes[number - number % columns])
+            (drawing.percent if number < 2 * columns else drawing.log_scale)(axis)
+        drawing.beside(axes[columns - 1], axes[0])  # the first objective has all rows
 
 
-def _band(axis: Any, curves: Sequence[tuple[Sequence[float], Sequence[float]]], color: str, label: str) -> None:
-    """The mean over the seeds, and from the least to the largest; x is the seeds' mean too."""
-    if not curves:
-        return
-    count = min(len(y) for _, y in curves)
-    x = np.mean([x[:count] for x, _ in curves], axis=0)
-    ys = np.array([y[:count] for _, y in curves])
-    axis.plot(x, ys.mean(axis=0), color=color, label=label, linewidth=1.6)
-    axis.fill_between(x, ys.min(axis=0), ys.max(axis=0), color=color, alpha=0.15, linewidth=0)
+def _band(axis: Any, curves: Sequence[tuple[Sequence[float], Sequence[float]]], index: int, label: str) -> None:
+    """`drawing.band` of pairs of x and y, cut to the shortest; x is the seeds' mean too. Nothing if there are none."""
+    if curves:
+        count = min(len(y) for _, y in curves)
+        x = np.mean([x[:count] for x, _ in curves], axis=0)
+        drawing.band(axis, x, [y[:count] for _, y in curves], index, label)
 
 
 def draw_rates(runs: Sequence[dict[str, Any]], rate: float, path: Path) -> None:
     """The first objective: accuracy over responses at the learning rate `rate`, and the level at the end over the
     rates; mean over the seeds, the least and the largest."""
-    from matplotlib import ticker
-
-    from benchmarks import drawing
-
     objective = runs[0]["objective"]
     rates = sorted({run["learning_rate"] for run in runs})
     with drawing.panels(path, 1, 2, width=5.0, height=3.7) as (left, right):
@@ -206,5 +186,5 @@ def draw_rates(runs: Sequence[dict[str, Any]], rate: float, path: Path) -> None:
         right.set_xticks(rates, [f"{rate:g}" for rate in rates])
         right.minorticks_off()
         for axis in (left, right):
-            axis.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0))
-        left.legend(fontsize=8, frameon=False, loc="lower right")
+            drawing.percent(axis)
+        drawing.beside(right, left)

@@ -10,7 +10,8 @@ of its own choice before it answers (`benchmarks.worked_sums`). Accuracy is gree
 those of this process on a processor, measurements left out; the clock's are beside.
 
 A run whose numbers are in the output folder is not made again, so that the command goes on after an interruption, or
-does `--runs` of them at a time. The summary and the plot are made of what is there.
+does `--runs` of them at a time. The summary and the plot are made of what is there; only those of the whole study, with
+the default settings, go to benchmarks/results.
 """
 
 from __future__ import annotations
@@ -19,19 +20,18 @@ import argparse
 import dataclasses
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-import torch
 
 from basis_rl.cli.main import main as basis_rl
 from basis_rl.data import load_prompts
 from basis_rl.recipe import build_trainer, parse_recipe
 from basis_rl.rewards import MathVerifyReward
 from benchmarks import policy_report, small_policy, worked_sums
-from benchmarks.common import RESULTS, kept, save
+from benchmarks.common import kept, one_thread, origins, placed, places, save
 from benchmarks.training import greedy, measured_training, quickstart_model
 
 RECIPE = str(Path(__file__).parents[1] / "examples" / "quickstart" / "basis.yaml")
@@ -111,11 +111,9 @@ def prepare(scale: Scale, seed: int, folder: Path) -> dict[str, Any]:
         argv = settings(scale, "grpo", "basis", seed, folder)
         until, max_steps = scale.warm_start
         data = dataclasses.replace(parse_recipe(argv).data, max_train_samples=None)
-        if scale.worked:
-            problems = load_prompts(data, conversational=True)
-            worked_sums.worked_model(problems, seed, folder / "warm_start", until, max_steps=max_steps)
-        else:
-            quickstart_model(data, seed, folder / "warm_start", until=until, max_steps=max_steps)
+        make_model = worked_sums.worked_model if scale.worked else quickstart_model
+        problems = load_prompts(data, conversational=True)
+        make_model(problems, seed, folder / "warm_start", until=until, max_steps=max_steps)
         began = time.process_time()
         if basis_rl(["values", *argv]):
             raise SystemExit("The value table was not built.")
@@ -162,6 +160,7 @@ def planned(
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The options; what depends on ``--worked`` by default is filled in."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", type=int, default=Scale.budget, help="responses of a run")
     parser.add_argument("--learning_rate", type=float, default=Scale.learning_rate)
@@ -171,50 +170,55 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--worked", action="store_true", help="a policy that works its sums in steps")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--objectives", nargs="+", default=list(OBJECTIVES), choices=OBJECTIVES)
+    parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, help="all; worked grpo")
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
     parser.add_argument("--runs", type=int, help="make at most so many runs, then stop")
-    parser.add_argument("--output", type=Path, default=Path("runs"), help="runs that are done stay here")
-    parser.add_argument("--name", help="of the folder in it, and of the files in benchmarks/results")
     parser.add_argument("--quick", action="store_true", help="seconds: too small to tell anything")
-    return parser.parse_args(argv)
+    places(parser, "policy_study")
+    options = parser.parse_args(argv)
+    options.start = options.start or (0.25 if options.worked else 0.45)
+    options.objectives = options.objectives or (["grpo"] if options.worked else list(OBJECTIVES))
+    options.study += "_worked" if options.worked else ""
+    return options
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """The study; what it has found."""
     options = parse(argv)
-    name = options.name or ("policy_study_worked" if options.worked else "policy_study")
-    output = options.output / name
+    placed(options, parse(["--worked"] if options.worked else []))
     scale = Scale(
         budget=options.budget, learning_rate=options.learning_rate, worked=options.worked,
-        warm_start=(options.start or (0.25 if options.worked else 0.45), 3000),
+        warm_start=(options.start, 3000),
     )  # fmt: skip
     if options.quick:
         scale = Scale(
             budget=64, batch=16, problems=400, prompts=32, table_rollouts=2, every=2, held_out=20, warm_start=(0.45, 5),
             worked=options.worked,
         )  # fmt: skip
-    torch.set_num_threads(1)
-    runs, made = [], 0
+    one_thread()
+    runs, files, made = [], [], 0
     everything = planned(options.objectives, options.rows, options.seeds, scale.learning_rate, options.rates)
     for objective, row, seed, rate in everything:
         own = dataclasses.replace(scale, learning_rate=rate)
+        file = options.output / f"{objective}-{row.replace(' ', '-')}-{rate:g}-seed{seed}.json"
         found, fresh = kept(
-            output / f"{objective}-{row.replace(' ', '-')}-{rate:g}-seed{seed}.json",
+            file,
             {**dataclasses.asdict(own), "recipe": ROWS[row]},
-            None if made == options.runs else lambda: run(own, objective, row, seed, output),  # noqa: B023
+            None if made == options.runs else partial(run, own, objective, row, seed, options.output),
         )
         made += fresh
         if found is not None:
             runs.append({"objective": objective, "row": row, "seed": seed, "learning_rate": rate, **found})
-    results = {"scale": dataclasses.asdict(scale), "missing": len(everything) - len(runs), "runs": runs}
-    results["summary"] = policy_report.summary(runs)
-    print(policy_report.table(results["summary"]))
-    plot = (output if options.quick else RESULTS) / f"{name}.png"
+            files.append(file)
+    lines = policy_report.summary(runs)
+    print(policy_report.table(lines))
+    results = {"runs made": origins(files), "scale": dataclasses.asdict(scale), "missing": len(everything) - len(runs)}
+    results |= {"runs": runs, "summary": lines}
+    plot = options.results / f"{options.study}.png"
     policy_report.draw([run for run in runs if run["learning_rate"] == scale.learning_rate], plot)
     if len({run["learning_rate"] for run in runs}) > 1:
         policy_report.draw_rates(runs, scale.learning_rate, plot.with_stem(f"{plot.stem}_rates"))
-    if not options.quick:
-        save(name, results)
+    save(options.study, results, options.results)
     return results
 
 

@@ -22,7 +22,8 @@ from transformers.trainer_callback import PrinterCallback
 
 from basis_rl import BasisConfig, BasisTrainer
 from basis_rl.rollout.server import Server, ServerOptions
-from benchmarks.common import save
+from benchmarks.common import one_thread, save
+from benchmarks.training import parity
 from examples.quickstart.warm_start import build_tokenizer
 
 ROUNDS, STEPS, WARM = 5, 12, 3
@@ -53,11 +54,8 @@ class Timed(BasisTrainer):
         return result
 
 
-def parity(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
-    return [float(sum(ids) % 2) for ids in completion_ids]
-
-
 def write_model(folder: Path) -> str:
+    """A small Qwen3 with random weights and its tokenizer; their folder."""
     torch.manual_seed(0)
     tokenizer = build_tokenizer(["1 + 2 ="] * 10, vocab_size=300)
     config = Qwen3Config(
@@ -123,7 +121,8 @@ def seconds(ahead: bool, model: str, url: str, folder: str) -> dict[str, list[fl
 
 
 def main() -> None:
-    torch.set_num_threads(1)
+    """Measure, print and save."""
+    one_thread()
     os.environ["OMP_NUM_THREADS"] = "1"
     rounds: dict[str, list[dict[str, list[float]]]] = {"plain": [], "ahead": []}
     with tempfile.TemporaryDirectory() as name:

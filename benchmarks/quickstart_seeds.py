@@ -12,6 +12,7 @@ from benchmarks.common import save
 
 
 def main() -> None:
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     results = []

@@ -6,15 +6,18 @@
 and pass@16 at temperature 1. `knights` (Fig. 4; the paper's Table 3 is of a 7B model on MATH): knights and knaves of
 reasoning-gym, written by `benchmarks.knights`; a small model of its own sees answers of puzzles with two and three
 people and a few with four and five; reinforcement learning has those with two to four; measured are two to five. Eight
-rollouts a prompt everywhere, no KL. Runs that are in the output folder are not made again.
+rollouts a prompt everywhere, no KL. Runs that are in the output folder are not made again; only the results of the
+whole study, with the default settings, go to benchmarks/results.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -23,20 +26,19 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM, set_seed
 
 from basis_rl import BasisConfig, BasisTrainer
 from basis_rl.data import load_prompts
 from basis_rl.functional.passk import pass_at_k
 from basis_rl.recipe import parse_recipe
 from basis_rl.rewards import MathVerifyReward
-from benchmarks import knights
-from benchmarks.common import RESULTS, kept, save
+from benchmarks import drawing, knights
+from benchmarks.common import kept, one_thread, origins, placed, places, save
 from benchmarks.policy_study import RECIPE
 from benchmarks.small_policy import draw as draw_rewards
-from benchmarks.training import greedy, measured_training, quickstart_model
+from benchmarks.training import greedy, measured_training, quickstart_model, started
 from examples.quickstart.warm_start import build_model, warm_start
-from examples.quickstart.warm_start import save as save_model
 
 ROWS = ("grpo", "reinforce_pp", "reinforce_pp_baseline")
 PARTS = ("small", "knights")
@@ -107,8 +109,9 @@ def small(row: str, seed: int, scale: Scale, models: Path) -> dict[str, Any]:
     recipe = parse_recipe([RECIPE, "--dataset_kwargs.size", str(scale.problems)])
     model = models / f"seed{seed}" / "warm_start"
     until, max_steps = scale.warm_start
-    quickstart_model(recipe.data, seed, model, until=until, max_steps=max_steps)
-    problems = load_prompts(recipe.data, conversational=True).select(range(scale.small_prompts))
+    everything = load_prompts(recipe.data, conversational=True)
+    quickstart_model(everything, seed, model, until=until, max_steps=max_steps)
+    problems = everything.select(range(scale.small_prompts))
     held_out = load_prompts(recipe.data, conversational=True, held_out=True)
     held_out = held_out.select(range(min(scale.measured, len(held_out))))
     sets, reward = {"train": problems, "held_out": held_out}, MathVerifyReward()
@@ -121,15 +124,20 @@ def small(row: str, seed: int, scale: Scale, models: Path) -> dict[str, Any]:
 
 
 def knights_model(scale: Scale, seed: int, folder: Path, training: dict[int, list[tuple[str, str]]]) -> None:
-    """A word-level model that has seen puzzles of two and three people, and a few of more; nothing if it is there."""
-    if (folder / "config.json").is_file():
-        return
-    set_seed(seed)
-    tokenizer = knights.tokenizer(max(training))
-    model = build_model(tokenizer)
+    """A word-level model that has seen puzzles of two and three people, and a few of more; the one that is in `folder`
+    if it is the same (`started`)."""
     seen = [row for people, rows in training.items() for row in (rows if people < 4 else rows[: len(rows) // 8])]
-    warm_start(model, tokenizer, knights.dataset(seen), until=0.5, max_steps=scale.knights_warm_start)
-    save_model(model, tokenizer, folder)
+    dataset = knights.dataset(seen)
+    settings: dict[str, Any] = {"until": 0.5, "max_steps": scale.knights_warm_start}
+
+    def make() -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
+        set_seed(seed)
+        tokenizer = knights.tokenizer(max(training))
+        model = build_model(tokenizer)
+        warm_start(model, tokenizer, dataset, **settings)
+        return model, tokenizer
+
+    started(folder, dataset, {"seed": seed, **settings}, make)
 
 
 def of_knights(row: str, seed: int, scale: Scale, models: Path) -> dict[str, Any]:
@@ -168,79 +176,84 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
-    """Accuracy over steps on the few problems and on held-out ones, then by number of people; a line is a seed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-    from matplotlib import ticker
-
-    from basis_rl.report.plots import LIGHT
-
-    panels = [(part, name) for part in PARTS for run in runs if run["part"] == part for name in run["accuracy"]]
-    panels = list(dict.fromkeys(panels))
-    figure, axes = plt.subplots(1, len(panels), figsize=(3 * len(panels), 3.2), squeeze=False, layout="constrained")
-    for axis, (part, name) in zip(axes[0], panels, strict=True):
-        for run in runs:
-            if run["part"] == part:
-                index = ROWS.index(run["row"])
-                label = run["row"] if run["seed"] == min(other["seed"] for other in runs) else None
-                axis.plot(run["responses"], run["accuracy"][name], color=LIGHT[index], label=label, linewidth=1.3)
-        title = {"train": "30 problems: themselves", "held_out": "30 problems: held-out ones"}
-        axis.set_title(title.get(name, f"knights and knaves: {name} people"), fontsize=10, loc="left")
-        axis.set_xlabel("responses")
-        axis.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
-        axis.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0))
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0, 0].legend(fontsize=8, frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90)
-    plt.close(figure)
+    """Accuracy over steps on the few problems and on held-out ones, then by number of people. A colour is a row, a kind
+    of line a seed."""
+    shown = [(part, name) for part in PARTS for run in runs if run["part"] == part for name in run["accuracy"]]
+    shown = list(dict.fromkeys(shown))
+    seeds = sorted({run["seed"] for run in runs})
+    titles = {"train": "30 problems: themselves", "held_out": "30 problems: held-out ones"}
+    columns = min(3, len(shown))
+    with drawing.panels(path, -(-len(shown) // columns), columns, width=4.2) as axes:
+        for axis, (part, name) in zip(axes, shown, strict=False):
+            drawing.title(axis, titles.get(name, f"knights and knaves: {name} people"), "responses", "")
+            for run in runs:
+                if run["part"] == part:
+                    look = drawing.style(ROWS.index(run["row"]))
+                    look["linestyle"] = drawing.LINES[seeds.index(run["seed"]) % len(drawing.LINES)]
+                    label = f"{run['row']}, seed {run['seed']}"
+                    axis.plot(run["responses"], run["accuracy"][name], label=label, **look)
+            drawing.thousands(axis)
+            drawing.percent(axis)
+        for axis in axes[len(shown) :]:
+            axis.set_axis_off()
+        drawing.beside(axes[columns - 1])
 
 
-def main(argv: list[str] | None = None) -> dict[str, Any]:
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--learning_rate", type=float, default=Scale.learning_rate)
     parser.add_argument("--runs", type=int, help="make at most so many runs, then stop")
-    parser.add_argument("--output", type=Path, default=Path("runs/reinforce_pp_study"))
     parser.add_argument("--quick", action="store_true", help="seconds: too small to tell anything")
-    options = parser.parse_args(argv)
-    scale = Scale(learning_rate=options.learning_rate)
-    if options.quick:
-        scale = Scale(
-            steps=2, every=1, problems=400, small_prompts=2, measured=6, samples=2, knights_prompts=16,
-            knights_warm_start=3, warm_start=(0.45, 3),
-        )  # fmt: skip
-    torch.set_num_threads(1)
-    runs, missing, made = [], 0, 0
-    for part in options.parts:
-        for seed in options.seeds:
-            for row in ROWS:
-                make = {"small": small, "knights": of_knights}[part]
-                found, fresh = kept(
-                    options.output / f"{part}-{row}-seed{seed}.json",
-                    dataclasses.asdict(scale),
-                    None if made == options.runs else lambda: make(row, seed, scale, options.output),  # noqa: B023
-                )
-                made += fresh
-                if found is None:
-                    missing += 1
-                    continue
-                runs.append({"part": part, "row": row, "seed": seed, **found})
-    lines = summary(runs)
+    places(parser, "reinforce_pp_study")
+    return parser.parse_args(argv)
+
+
+def show(lines: Sequence[dict[str, Any]]) -> None:
+    """`summary` for the terminal."""
     for line in lines:
         told = [
             f"{k} {v['start']:.1%} -> {v['final']:.1%}" for k, v in line.items() if isinstance(v, dict) and "start" in v
         ]
         passed = [f"{k} {v}" for k, v in line.items() if k.endswith("_sampled")]
         print(f"{line['part']:8} {line['row']:22} reward {line['training_reward']:.3f}  {'  '.join([*told, *passed])}")
-    results = {"scale": dataclasses.asdict(scale), "missing": missing, "summary": lines, "runs": runs}
-    draw(runs, (options.output if options.quick else RESULTS) / "reinforce_pp_study.png")
-    if not options.quick:
-        save("reinforce_pp_study", results)
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """The study; what it has found."""
+    options = placed(parse(argv), parse([]))
+    scale = Scale(learning_rate=options.learning_rate)
+    if options.quick:
+        scale = Scale(
+            steps=2, every=1, problems=400, small_prompts=2, measured=6, samples=2, knights_prompts=16,
+            knights_warm_start=3, warm_start=(0.45, 3),
+        )  # fmt: skip
+    rate = "" if scale.learning_rate == Scale.learning_rate else f"-{scale.learning_rate:g}"
+    one_thread()
+    runs, files, missing, made = [], [], 0, 0
+    for part, seed, row in itertools.product(options.parts, options.seeds, ROWS):
+        make = {"small": small, "knights": of_knights}[part]
+        file = options.output / f"{part}-{row}{rate}-seed{seed}.json"
+        found, fresh = kept(
+            file,
+            dataclasses.asdict(scale),
+            None if made == options.runs else partial(make, row, seed, scale, options.output),
+        )
+        made += fresh
+        if found is None:
+            missing += 1
+            continue
+        runs.append({"part": part, "row": row, "seed": seed, **found})
+        files.append(file)
+    lines = summary(runs)
+    show(lines)
+    results = {"runs made": origins(files), "scale": dataclasses.asdict(scale), "missing": missing}
+    results |= {"summary": lines, "runs": runs}
+    name = f"reinforce_pp_study{rate}"
+    draw(runs, options.results / f"{name}.png")
+    save(name, results, options.results)
     return results
 
 

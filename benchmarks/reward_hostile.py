@@ -106,6 +106,7 @@ def run(texts: list[str], golds: list[str], options: argparse.Namespace) -> tupl
 
 
 def main() -> None:
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=5)

@@ -13,6 +13,7 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -53,6 +54,7 @@ def reason(case: Case, ours: float | None, theirs: float | None, boxed: float | 
 
 
 def timed(work: Callable[[], list[float | None]]) -> tuple[float, list[float | None]]:
+    """Seconds that `work` takes, and what it returns."""
     began = time.perf_counter()
     result = work()
     return time.perf_counter() - began, result
@@ -66,6 +68,7 @@ def fresh(workers: int) -> MathVerifyReward:
 
 
 def main() -> None:
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=5)
@@ -85,8 +88,8 @@ def main() -> None:
         row = {}
         row["trl"], theirs = timed(lambda: accuracy_reward(talks, golds))
         reward = fresh(options.workers)
-        row["cold"], cold = timed(lambda reward=reward: reward([], texts, golds))
-        row["warm"], warm = timed(lambda reward=reward: reward([], texts, golds))
+        row["cold"], cold = timed(partial(reward, [], texts, golds))
+        row["warm"], warm = timed(partial(reward, [], texts, golds))
         reward.close()
         rows.append(row)
         verdicts["trl"].append(theirs)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, TrainerCallback, set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3ForCausalLM, TrainerCallback, set_seed
 from transformers.trainer_callback import PrinterCallback
 
 from basis_rl import BasisConfig, BasisTrainer
@@ -44,13 +44,15 @@ def family(problem: str) -> int:
     return 4 * (len(first) > 1) + 2 * (len(second) > 1) + (sign == "-")
 
 
-def warm_policy(dataset: Dataset, seed: int, until: float) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+def warm_policy(
+    dataset: Dataset, seed: int, until: float, max_steps: int = 3000
+) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
     """The quickstart's model, supervised until it predicts the share `until` of the answers (teacher-forced)."""
     set_seed(seed)
     texts = [row[0]["content"] for row in dataset["prompt"][:2000]]
     tokenizer = build_tokenizer([*texts, *["\\boxed{7}", "assistant\n", "user\n"] * len(texts)])
     model = build_model(tokenizer)
-    warm_start(model, tokenizer, dataset, until=until)
+    warm_start(model, tokenizer, dataset, until=until, max_steps=max_steps)
     return model, tokenizer
 
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import TrainerCallback, set_seed
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from basis_rl import BasisTrainer
-from basis_rl.data import DataArguments, load_prompts
 from basis_rl.evaluation import accuracy
-from examples.quickstart.warm_start import build_model, build_tokenizer, save, warm_start
+from benchmarks.common import kept
+from benchmarks.small_policy import warm_policy
+from examples.quickstart.warm_start import save
 
 
 @dataclass(frozen=True)
@@ -86,19 +89,29 @@ def quiet(trainer: BasisTrainer) -> BasisTrainer:
     return trainer
 
 
-def measured_training(
-    trainer: BasisTrainer, score: Callable[[Any], dict[str, float]], every: int
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Train to the end: the points of `Measured`, and the trainer's log, as JSON can hold them.
+def parity(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """A reward that costs nothing: 1 where the sum of a completion's token ids is odd, else 0."""
+    return [float(sum(ids) % 2) for ids in completion_ids]
+
+
+def train_to_the_end(trainer: BasisTrainer) -> None:
+    """Train; the trainer itself ends in order when a signal stops it, after fewer steps than were asked for.
 
     Raises:
         SystemExit: a signal stopped the training, which must not count as a run.
     """
-    measured = Measured(trainer, score, every)
-    quiet(trainer).add_callback(measured)
     trainer.train()
     if trainer.stop_on_signal.stopped:
         raise SystemExit("Stopped by a signal; this run is made again by the next call.")
+
+
+def measured_training(
+    trainer: BasisTrainer, score: Callable[[Any], dict[str, float]], every: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Train to the end: the points of `Measured`, and the trainer's log, as JSON can hold them."""
+    measured = Measured(trainer, score, every)
+    quiet(trainer).add_callback(measured)
+    train_to_the_end(trainer)
     trainer.end()
     return [asdict(point) for point in measured.points], trainer.state.log_history
 
@@ -118,16 +131,32 @@ def greedy(
     return score
 
 
-def quickstart_model(
-    data: DataArguments, seed: int, folder: Path, *, until: float = 0.45, max_steps: int = 3000
+def started(
+    folder: Path,
+    dataset: Dataset,
+    settings: dict[str, Any],
+    make: Callable[[], tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]],
 ) -> None:
-    """The quickstart's model, warm-started on these problems to the share `until`; nothing if it is there."""
-    if (folder / "config.json").is_file():
-        return
-    set_seed(seed)
-    train = load_prompts(data, conversational=True)
-    texts = [row[0]["content"] for row in train["prompt"][:2000]]
-    tokenizer = build_tokenizer([*texts, *["\\boxed{7}", "assistant\n", "user\n"] * len(texts)])
-    model = build_model(tokenizer)
-    warm_start(model, tokenizer, train, until=until, max_steps=max_steps)
-    save(model, tokenizer, folder)
+    """A warm start in `folder`, made by `make` unless it is there; ``warm_start.json`` says of which problems and
+    settings it is.
+
+    Raises:
+        SystemExit: the model that is there is of other problems or settings, or does not say.
+    """
+    mark = folder / "warm_start.json"
+    problems = hashlib.sha256("".join(dataset["prompt_id"]).encode()).hexdigest()[:16]
+
+    def write() -> dict[str, Any]:
+        if (folder / "config.json").is_file():
+            raise SystemExit(f"{folder} has a model, but no {mark.name}: give another --output, or remove the folder.")
+        save(*make(), folder)
+        return {}
+
+    kept(mark, {"problems": problems, **settings}, write)
+
+
+def quickstart_model(dataset: Dataset, seed: int, folder: Path, *, until: float, max_steps: int) -> None:
+    """The quickstart's model in `folder`, warm-started on `dataset`; the one that is there if it is the same
+    (`started`)."""
+    settings: dict[str, Any] = {"seed": seed, "until": until, "max_steps": max_steps}
+    started(folder, dataset, settings, partial(warm_policy, dataset, **settings))

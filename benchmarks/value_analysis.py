@@ -23,7 +23,7 @@ BANDS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 @dataclass(frozen=True)
 class Estimator:
-    """A baseline and how many rollouts of each prompt it sees. `cost`: rollouts a prompt that it needs at a step."""
+    """A baseline, and how many `rollouts` of each prompt of a batch it sees."""
 
     name: str
     baseline: Baseline
@@ -94,11 +94,11 @@ def at_bounds(baselines: np.ndarray) -> np.ndarray:
 
 
 def explained_variance(baselines: np.ndarray, rewards: np.ndarray) -> float:
-    """``1 - Var(r - b) / Var(r)`` over ``(B, G)`` rollouts, as a run logs it; 0 where that leaves it out."""
+    """``1 - Var(r - b) / Var(r)`` over ``(B, G)`` rollouts, as a run logs it; NaN where the rewards do not vary."""
     found = gae.explained_variance(
         torch.from_numpy(baselines), torch.from_numpy(rewards), torch.ones(rewards.shape, dtype=torch.bool)
     )
-    return found or 0.0
+    return float("nan") if found is None else found
 
 
 def by_band(numbers: np.ndarray, truth: np.ndarray, edges: Sequence[float] = BANDS) -> list[float]:

@@ -30,17 +30,22 @@ def shortened(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def short_rows(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Of each estimator: `mean_and_error` in place of the numbers of many batches."""
     return {
         name: {**row, **{key: mean_and_error(row[key]) for key in ("mse", "at_bounds", "explained")}}
         for name, row in rows.items()
     }
 
 
-def mean_and_error(numbers: list[float]) -> list[float]:
-    return [float(np.mean(numbers)), float(np.std(numbers, ddof=1) / len(numbers) ** 0.5)]
+def mean_and_error(numbers: Sequence[float]) -> list[float]:
+    """Mean and standard error of the numbers that are not NaN; NaN where there are too few."""
+    known = [number for number in numbers if number == number]
+    mean = float(np.mean(known)) if known else float("nan")
+    return [mean, float(np.std(known, ddof=1) / len(known) ** 0.5) if len(known) > 1 else float("nan")]
 
 
 def show(results: dict[str, Any]) -> None:
+    """One seed's errors of every estimator, for the terminal."""
     for stage, row in results["age of the table"].items():
         print(f"{stage}: MSE of basis by the table's policy: " + ", ".join(f"{k} {v:.4f}" for k, v in row.items()))
     for stage, found in results["stages"].items():
@@ -82,6 +87,7 @@ def errors(result: dict[str, Any], stage: str) -> dict[str, float]:
 
 
 def share(error: float, of: float) -> float:
+    """``error / of``; NaN where that is 0."""
     return error / of if of else float("nan")
 
 
@@ -130,7 +136,7 @@ def plot(results: Sequence[dict[str, Any]], folder: Path, name: str, stage: str 
             d.plot(labels, natural[key]["at_bounds_by_band"], label=key, **look)
         drawing.log_scale(b)
         drawing.log_scale(c)
-        b.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        drawing.beside(b)
 
 
 def plot_beta(results: Sequence[dict[str, Any]], path: Path) -> None:
@@ -148,7 +154,7 @@ def plot_beta(results: Sequence[dict[str, Any]], path: Path) -> None:
             axis.axvline(chosen, color="#444444", linestyle="--", linewidth=1.2, label="chosen, median")
             axis.set_xscale("log")
             axis.set_ylim(bottom=0)
-        axes[0].legend(fontsize=8, frameon=False)
+        drawing.beside(axes[-1])
 
 
 def plot_age(results: Sequence[dict[str, Any]], path: Path) -> None:
@@ -156,14 +162,14 @@ def plot_age(results: Sequence[dict[str, Any]], path: Path) -> None:
     mean over the seeds, the least and the largest. ``new table``: of the checkpoint's own policy, as many rollouts."""
     shares = summary(results)
     moved = [mean(result["stages"][stage]["drift"]["shift"] for result in results) for stage in STAGES]
-    curves = {name: zip(*(shares[stage][name]["share"] for stage in STAGES), strict=True) for name in AGED}
+    curves = {name: list(zip(*(shares[stage][name]["share"] for stage in STAGES), strict=True)) for name in AGED}
     tables = [result["age of the table"] for result in results]
     curves["basis unb, new table"] = [
-        [share(row[stage][stage], row[stage]["none"]) for stage in STAGES] for row in tables
+        tuple(share(row[stage][stage], row[stage]["none"]) for stage in STAGES) for row in tables
     ]
     with drawing.panels(path, 1, 1, width=6.4, height=3.8) as (axis,):
         drawing.title(axis, "", "logits that the policy has moved since the table", "MSE, share of the batch mean's")
         for index, (name, lines) in enumerate(curves.items()):
-            drawing.band(axis, moved, list(lines), index, name)
+            drawing.band(axis, moved, lines, index, name)
         axis.set_ylim(bottom=0)
-        axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        drawing.beside(axis)

@@ -1,12 +1,14 @@
-"""How near do baselines come to a real policy's true values?   python -m benchmarks.value_study [--quick]
+"""How near do baselines come to a real policy's true values?   python -m benchmarks.value_study [--worked] [--quick]
 
 BASIS Sec. 5.1 and App. A (Figs. 2, 3, 4) at small scale. The quickstart's model learns sums by GRPO with 8 rollouts a
 prompt; at three checkpoints of that run (early, middle, late) every prompt of a pool is rolled out 256 times for its
 true value, and 64 times more for the estimators. The value table is of 32 rollouts of the policy before the run.
 Batches have 64 prompts. History (`bv_blend`, `basis_history`) is what the run itself saw before the checkpoint; of it,
-rows with one rollout a prompt have seen the first of each eight.
+rows with one rollout a prompt have seen the first of each eight. With ``--worked`` the policy writes steps of its own
+choice before it answers (`benchmarks.worked_sums`); pool and run are smaller, since its rollouts take twice the time.
 
-Rollouts are kept in ``--output`` (runs/value_study); a second call only analyses them anew.
+Rollouts are kept in ``--output`` (runs/value_study); a second call only analyses them anew. Only the results of all
+seeds go to benchmarks/results.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ from basis_rl.types import RolloutBatch
 from basis_rl.values import ValueTable
 from benchmarks import value_analysis as va
 from benchmarks import value_report as report
-from benchmarks.common import one_thread, placed, places, rounded, save
+from benchmarks.common import machine, one_thread, placed, places, rounded, save
 from benchmarks.small_policy import TOKENS, draw, problems, trainer_for, warm_policy
+from benchmarks.training import train_to_the_end
 from benchmarks.worked_sums import TOKENS as WORKED_TOKENS
 from benchmarks.worked_sums import worked_policy
 
@@ -118,9 +121,7 @@ def make_rollouts(plan: Plan, output: Path) -> dict[str, Any]:
         max_steps=2 * plan.checkpoints[-1], learning_rate=plan.learning_rate, seed=plan.seed,
         max_completion_length=tokens,
     )  # fmt: skip
-    trainer.train()
-    if trainer.stop_on_signal.stopped:
-        raise SystemExit("Stopped by a signal; nothing was kept.")
+    train_to_the_end(trainer)
     seconds["training and rollouts"] = time.process_time() - began
     reward.close()
     found["history"] = recorder.batches
@@ -129,7 +130,7 @@ def make_rollouts(plan: Plan, output: Path) -> dict[str, Any]:
 
 
 def kept_rollouts(plan: Plan, output: Path) -> dict[str, Any]:
-    """Those of an earlier call, or new ones.
+    """Those of an earlier call, or new ones; ``origin``: `machine` as it was for them, None if they do not say.
 
     Raises:
         SystemExit: those that are there are of another plan.
@@ -142,14 +143,17 @@ def kept_rollouts(plan: Plan, output: Path) -> dict[str, Any]:
             found: dict[str, Any] = {k: kept[k] for k in ("reference", *STAGES)}
             found |= {k: kept[k].tolist() for k in ("ids", "family")}
             found["seconds"] = json.loads(str(kept["seconds"]))
+            found["origin"] = json.loads(str(kept["machine"])) if "machine" in kept else None
             found["history"] = list(zip(kept["history_ids"].tolist(), kept["history_rewards"], strict=True))
             return found
+    origin = machine()
     found = make_rollouts(plan, output)
     output.mkdir(parents=True, exist_ok=True)
     arrays = {k: v for k, v in found.items() if k not in ("history", "seconds")}
+    found["origin"] = origin
     partial = path.with_name("partial.npz")
     np.savez_compressed(
-        partial, plan=key, seconds=json.dumps(found["seconds"]),
+        partial, plan=key, seconds=json.dumps(found["seconds"]), machine=json.dumps(origin),
         history_ids=np.array([ids for ids, _ in found["history"]]),
         history_rewards=np.stack([rewards for _, rewards in found["history"]]), **arrays,
     )  # fmt: skip
@@ -158,6 +162,7 @@ def kept_rollouts(plan: Plan, output: Path) -> dict[str, Any]:
 
 
 def reference_table(rollouts: dict[str, Any]) -> ValueTable:
+    """The value table of the policy before the run, of all prompts trained on."""
     rewards = zip(rollouts["ids"], rollouts["reference"].astype(float).tolist(), strict=True)
     return ValueTable.from_rewards(dict(rewards))
 
@@ -275,22 +280,25 @@ def curves_over_beta(
 
 
 def main(argv: list[str] | None = None) -> None:
+    """The study."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a smoke test of seconds, whose numbers mean nothing")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--worked", action="store_true", help="a policy that works its sums in steps")
     places(parser, "value_study")
-    options = placed(parser.parse_args(argv))
+    options = parser.parse_args(argv)
+    placed(options, parser.parse_args(["--worked"] if options.worked else []))
     one_thread()
     plan, name = QUICK if options.quick else Plan(), "value_study"
     if options.worked:
         plan, name = replace(plan, worked=True) if options.quick else replace(plan, **WORKED), "value_study_worked"
-    results, seeds = [], {}
+    results, seeds, runs_made = [], {}, []
     for seed in options.seeds:
         own = replace(plan, seed=seed)
         rollouts = kept_rollouts(own, options.output / f"{name}-{seed}")
         began = time.process_time()
         results.append(analyse(own, rollouts, *((2, 10) if options.quick else (REPEATS, MANY))))
+        runs_made += [] if rollouts["origin"] in runs_made else [rollouts["origin"]]
         seconds = {**rollouts["seconds"], "analysis": round(time.process_time() - began, 1)}
         learnt = [float(rewards.mean()) for _, rewards in rollouts["history"]]
         seeds[seed] = {"processor seconds": seconds, "reward of each batch": learnt, **report.shortened(results[-1])}
@@ -303,7 +311,8 @@ def main(argv: list[str] | None = None) -> None:
     for stage, rows in found.items():
         shares = ", ".join(f"{key} {mean(row['share']):.2f}" for key, row in rows.items())
         print(f"{stage}, share of the batch mean's error: {shares}")
-    save(name, rounded({"plan": asdict(plan), "summary": found, "seeds": seeds}), options.results)
+    told = {"runs made": runs_made, "plan": asdict(plan), "summary": found, "seeds": seeds}
+    save(name, rounded(told), options.results)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ class Graded:
 
 
 def problems(n: int) -> Dataset:
+    """That many problems, all of about one length."""
     texts = [f"What is {i} + {7 * i % 101} * {3 + i % 11}? Say it in words, then in digits." for i in range(n)]
     rows = [
         {"prompt": [{"role": "user", "content": text}], "solution": "7", "prompt_id": prompt_id(text)} for text in texts
@@ -97,13 +98,16 @@ def forget(url: str) -> None:
 
 
 def measure(url: str, server: int, model: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Each repeat's seconds and processor time of the raw requests and of the table, in alternating order."""
+
     def spent(before: tuple[float, float]) -> list[float]:
         return [now - then for now, then in zip(cpu(server), before, strict=True)]
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     source = ServerSource([url], AutoConfig.from_pretrained(model), tokenizer)
     dataset, sampling = problems(options.prompts), Sampling(max_new_tokens=options.tokens)
-    plan = TablePlan(dataset=dataset, reward_funcs=[Graded()], sampling=sampling, num_rollouts=options.rollouts)
+    graded = Graded()
+    plan = TablePlan(dataset=dataset, reward_funcs=[graded], sampling=sampling, num_rollouts=options.rollouts)
     bodies = [
         {
             **_body(sampling, options.rollouts, source.ends),
@@ -114,7 +118,7 @@ def measure(url: str, server: int, model: Path, options: argparse.Namespace) -> 
     ]
     in_flight = min(256, max(8, 1024 // options.rollouts))  # that of sample_servers
     raw(url, bodies[: in_flight // 2], in_flight)
-    plan.reward_funcs[0].reward(["", ""], [r"\boxed{1}", r"\boxed{2}"], ["3", "4"])  # its processes are started once
+    graded.reward(["", ""], [r"\boxed{1}", r"\boxed{2}"], ["3", "4"])  # its processes are started once
     rows = []
     for repeat in range(options.repeats):
         row: dict[str, Any] = {}
@@ -126,7 +130,7 @@ def measure(url: str, server: int, model: Path, options: argparse.Namespace) -> 
                 row["raw_cpu"] = spent(before)
                 continue
             with tempfile.TemporaryDirectory() as folder:
-                plan.reward_funcs[0].reward._verdicts.clear()  # as if each answer were seen for the first time
+                graded.reward._verdicts.clear()  # as if each answer were seen for the first time
                 began = time.perf_counter()
                 table = build_table(source, plan, Path(folder) / "table.partial")
                 row["table"], row["table_cpu"] = time.perf_counter() - began, spent(before)
@@ -143,12 +147,12 @@ def measure(url: str, server: int, model: Path, options: argparse.Namespace) -> 
             f"{row['table_cpu'][0]:.1f} s and {row['table_cpu'][1]:.1f} s: the engine has {row['engine_share']:.3f})",
             flush=True,
         )
-    graded = plan.reward_funcs[0].calls
-    assert graded == options.repeats * options.prompts * options.rollouts
-    return {"rows": rows, "graded": graded}
+    assert graded.calls == options.repeats * options.prompts * options.rollouts
+    return {"rows": rows, "graded": graded.calls}
 
 
 def main() -> None:
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=48)
     parser.add_argument("--rollouts", type=int, default=16)

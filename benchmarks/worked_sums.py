@@ -6,16 +6,19 @@ of the sums: most of what it samples decides nothing, as in long reasoning.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
 from datasets import Dataset
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3ForCausalLM, set_seed
 
 from basis_rl.rollout import Sampling, prompt_tokens, sample
 from benchmarks.small_policy import SUM
+from benchmarks.training import started
 from examples.quickstart.warm_start import END, build_model, build_tokenizer
 
 TOKENS = 40  # of a response, at most
@@ -60,7 +63,7 @@ def accuracy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, dataset
 
 def worked_policy(
     dataset: Dataset, seed: int, until: float, *, max_steps: int = 4000, every: int = 50, batch: int = 64
-) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
     """The quickstart's model, supervised on `worked` problems until the share `until` of its own answers is right."""
     set_seed(seed)
     random = Random(seed)
@@ -86,10 +89,7 @@ def worked_policy(
     return model, tokenizer
 
 
-def worked_model(dataset: Dataset, seed: int, folder: Path, until: float, **settings: int) -> None:
-    """`worked_policy` in `folder`; nothing if it is there."""
-    if (folder / "config.json").is_file():
-        return
-    model, tokenizer = worked_policy(dataset, seed, until, **settings)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+def worked_model(dataset: Dataset, seed: int, folder: Path, *, until: float, max_steps: int) -> None:
+    """`worked_policy` in `folder`; the one that is there if it is the same (`started`)."""
+    settings: dict[str, Any] = {"seed": seed, "until": until, "max_steps": max_steps}
+    started(folder, dataset, settings, partial(worked_policy, dataset, **settings))

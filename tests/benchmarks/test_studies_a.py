@@ -19,6 +19,7 @@ from benchmarks import chain_policy as policy
 from benchmarks import cold_start, otb_study, score_norms, value_report, value_study, worked_sums
 from benchmarks import otb_analysis as oa
 from benchmarks import value_analysis as va
+from benchmarks.common import machine
 from benchmarks.small_policy import family, problems
 
 RNG = np.random.default_rng(0)
@@ -81,6 +82,15 @@ def test_errors_and_shares_at_the_bounds_are_those_of_a_plain_loop(name, baselin
     assert va.explained_variance(found, seen) == pytest.approx(logged)
 
 
+def test_batches_without_variance_are_left_out_of_the_mean_explained_variance():
+    same, mixed = np.ones((4, 1)), np.array([[1.0], [0.0], [1.0], [0.0]])
+    found = [va.explained_variance(np.full((4, 1), 0.5), rewards) for rewards in (same, mixed, mixed)]
+    assert math.isnan(found[0])
+    assert value_report.mean_and_error([*found, 1.0]) == pytest.approx([1 / 3, 1 / 3])
+    assert value_report.mean_and_error(found[:2]) == pytest.approx([0.0, math.nan], nan_ok=True)
+    assert value_report.mean_and_error(found[:1]) == pytest.approx([math.nan, math.nan], nan_ok=True)
+
+
 def test_a_measurement_is_the_mean_over_its_batches_and_bands():
     rows = [va.Estimator("batch mean", BatchMean(), 1), va.Estimator("rloo 4", Rloo(), 4)]
     found = va.measure(rows, IDS, TRUTH, SAMPLES, np.full(40, 1 / 40), size=16, repeats=3, seed=5)
@@ -140,7 +150,7 @@ def test_rollouts_are_kept_for_their_plan_and_no_other(tmp_path, monkeypatch):
     first = value_study.kept_rollouts(plan, tmp_path)
     again = value_study.kept_rollouts(plan, tmp_path)
     assert first.keys() == again.keys()
-    for key in ("ids", "family", "seconds"):
+    for key in ("ids", "family", "seconds", "origin"):
         assert again[key] == first[key]
     for number, key in enumerate(names):
         assert (again[key] == number).all()
@@ -345,9 +355,9 @@ def test_drift_finds_a_common_shift_and_what_is_beside_it(moved):
 
 def test_the_worked_policy_is_made_once_and_its_scores_can_be_measured(tmp_path):
     few = problems(60)
-    worked_sums.worked_model(few, 0, tmp_path, until=1.0, max_steps=6, every=3)
+    worked_sums.worked_model(few, 0, tmp_path, until=1.0, max_steps=6)
     before = (tmp_path / "model.safetensors").stat().st_mtime_ns
-    worked_sums.worked_model(few, 1, tmp_path, until=1.0)
+    worked_sums.worked_model(few, 0, tmp_path, until=1.0, max_steps=6)
     assert (tmp_path / "model.safetensors").stat().st_mtime_ns == before
     with pytest.raises(ValueError, match="right and wrong"):  # six steps teach nothing
         score_norms.main([str(tmp_path), "--problems", "3", "--samples", "3", "--results", str(tmp_path / "out")])
@@ -367,4 +377,6 @@ def test_quick_run_writes_numbers_and_plots(study, plots, tmp_path):
     (raw,) = tmp_path.glob("*.json")
     found = json.loads(raw.read_text())
     assert {"cpu", "versions", "plan"} <= set(found)
+    if study is not cold_start:
+        assert [set(origin) for origin in found["runs made"]] == [set(machine())]
     assert len(list(tmp_path.glob("*.png"))) == plots

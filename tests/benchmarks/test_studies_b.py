@@ -1,8 +1,11 @@
 """The studies of trained policies and of cost: their analysis against plain computation, and that each runs."""
 
+import argparse
 import itertools
+import json
 import math
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,9 +16,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from basis_rl.baselines import BASELINES
 from basis_rl.functional.tilt import beta_grid
 from basis_rl.recipe import parse_recipe
-from benchmarks import advantage_cost, gpu_step, knights, policy_report, policy_study, reinforce_pp_study
-from benchmarks.common import kept
-from benchmarks.training import Measured, StepClock, measured_training
+from benchmarks import advantage_cost, common, gpu_step, knights, policy_report, policy_study, reinforce_pp_study
+from benchmarks.common import kept, origins, placed, places
+from benchmarks.small_policy import problems
+from benchmarks.training import Measured, StepClock, measured_training, quickstart_model
 
 
 @pytest.fixture(autouse=True)
@@ -216,6 +220,54 @@ def test_a_kept_run_is_not_made_again_and_other_settings_are_refused(tmp_path):
         kept(file, {"a": (1, 3)}, lambda: {"x": 2})
 
 
+def test_a_kept_run_says_where_it_was_made_and_one_of_before_that_is_read_too(tmp_path, monkeypatch):
+    files = [tmp_path / f"{name}.json" for name in "abcd"]
+    dates = iter(["Monday", "Monday", "Tuesday", "today"])
+    monkeypatch.setattr(common, "machine", lambda: {"date": next(dates)})
+    for file in files[:3]:
+        assert kept(file, {"a": 1}, lambda: {"x": 1}) == ({"x": 1}, True)
+    files[3].write_text(json.dumps({"settings": {"a": 1}, "x": 1}))
+    assert [kept(file, {"a": 1}, None) for file in files] == [({"x": 1}, False)] * 4
+    assert origins(files) == [{"date": "Monday"}, {"date": "Tuesday"}, None]
+
+
+def test_only_the_whole_study_goes_to_the_results_by_default(tmp_path):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    places(parser, "study")
+    whole = parser.parse_args([])
+
+    def results(*words):
+        options = placed(parser.parse_args(words), whole)
+        return options.results, options.output
+
+    runs = Path("runs/study")
+    assert results() == results("--seeds", "0", "1") == (common.RESULTS, runs)
+    assert results("--output", str(tmp_path)) == (common.RESULTS, tmp_path)
+    assert results("--seeds", "0") == (runs, runs)
+    assert results("--seeds", "0", "--results", str(tmp_path)) == (tmp_path, runs)
+    folder, output = results("--quick")
+    assert folder == output
+    assert not {folder, folder.parent} & {runs, common.RESULTS}
+
+
+def test_a_warm_start_is_used_again_for_its_own_problems_and_settings_only(tmp_path):
+    few, own = problems(60), {"until": 1.0, "max_steps": 2}
+    quickstart_model(few, 0, tmp_path, **own)
+    model = tmp_path / "model.safetensors"
+    made = model.read_bytes()
+    quickstart_model(few, 0, tmp_path, **own)
+    others = [(few, 1, own), (few.select(range(30)), 0, own), (few, 0, {**own, "max_steps": 3})]
+    for dataset, seed, settings in others:
+        with pytest.raises(SystemExit, match="other settings"):
+            quickstart_model(dataset, seed, tmp_path, **settings)
+    (tmp_path / "warm_start.json").unlink()
+    with pytest.raises(SystemExit, match=r"no warm_start\.json"):
+        quickstart_model(few, 0, tmp_path, **own)
+    assert model.read_bytes() == made
+
+
 def test_policy_study_runs_and_goes_on(tmp_path):
     asked = ["--quick", "--output", str(tmp_path), "--seeds", "0", "--objectives", "grpo", "--rates"]
     first = policy_study.main([*asked, "--runs", "1"])
@@ -227,7 +279,7 @@ def test_policy_study_runs_and_goes_on(tmp_path):
     assert runs[0]["accuracy"][0] == runs[2]["accuracy"][0]
     asked_for = policy_study.settings(policy_study.Scale(learning_rate=1e-3), "grpo", "basis", 0, tmp_path)
     assert parse_recipe(asked_for).args.learning_rate == 1e-3
-    assert (tmp_path / "policy_study" / "policy_study_rates.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "policy_study_rates.png").read_bytes().startswith(b"\x89PNG")
     runs = policy_study.main(asked)["runs"]
     assert [run["row"] for run in runs] == list(policy_study.ROWS)
     assert runs[0] == first["runs"][0]
@@ -236,7 +288,15 @@ def test_policy_study_runs_and_goes_on(tmp_path):
     grid = beta_grid().tolist()
     assert all(min(abs(beta - each) for each in grid) < 1e-5 for beta in runs[0]["log"]["baseline/beta"])
     assert {run["row"] for run in runs if "baseline/beta" in run["log"]} == {"basis", "basis_history"}
-    assert (tmp_path / "policy_study" / "policy_study.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "policy_study.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "policy_study.json").read_text())["missing"] == 0
+
+
+def test_the_whole_worked_study_has_one_objective():
+    whole = policy_study.parse(["--worked"])
+    assert policy_study.parse(["--worked", "--objectives", "grpo"]) == whole
+    assert (whole.objectives, whole.start, whole.study) == (["grpo"], 0.25, "policy_study_worked")
+    assert policy_study.parse([]).objectives == list(policy_study.OBJECTIVES)
 
 
 def test_reinforce_pp_study_runs(tmp_path):
@@ -248,6 +308,7 @@ def test_reinforce_pp_study_runs(tmp_path):
         for name in runs[0]["accuracy"]:
             assert len({run["accuracy"][name][0] for run in runs}) == 1
     assert set(parts["knights"][0]["accuracy"]) == {"2", "3", "4", "5"}
+    assert json.loads((tmp_path / "reinforce_pp_study.json").read_text())["summary"]
     assert (tmp_path / "reinforce_pp_study.png").read_bytes().startswith(b"\x89PNG")
 
 
