@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,7 +34,7 @@ from basis_rl.baselines import BASELINES, Baseline, build_baseline
 from basis_rl.functional.energy import logit_gradient_energy
 from basis_rl.types import RolloutBatch
 from basis_rl.values import ValueTable
-from benchmarks.common import peak_bytes, save
+from benchmarks.common import one_thread, peak_bytes, save
 
 SIZES, TOKENS, GROUP, ROUNDS = (512, 2_048, 8_192, 65_536), 64, 8, 5
 VOCABULARY = 151_936
@@ -96,13 +97,13 @@ def measure_baselines(sizes: Sequence[int], rounds: int) -> dict[str, dict[str, 
     for n in sizes:
         rows = batch(n, TOKENS)
         for name, baseline in baselines(n // GROUP).items():
-            works[f"{name} {n}"] = lambda baseline=baseline, rows=rows: baseline.advantages(rows)
+            works[f"{name} {n}"] = partial(baseline.advantages, rows)
     seconds = alternating(works, rounds)
     for key, work in works.items():
-        name, n = key.split()
+        name, size = key.split()
         entry = found.setdefault(name, {"seconds": {}, "median": {}, "peak_bytes": {}})
-        entry["seconds"][n], entry["median"][n] = seconds[key], median(seconds[key])
-        entry["peak_bytes"][n] = peak_bytes(work)
+        entry["seconds"][size], entry["median"][size] = seconds[key], median(seconds[key])
+        entry["peak_bytes"][size] = peak_bytes(work)
     for entry in found.values():
         entry["exponent"] = growth_exponent(sizes, list(entry["median"].values()))
         half = len(sizes) // 2
@@ -115,8 +116,8 @@ def keeping_memory(sizes: Sequence[int], rounds: int) -> dict[str, dict[str, Any
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "found.json"
         code = (
-            "import json, pathlib, torch; from benchmarks.advantage_cost import measure_baselines; "
-            f"torch.set_num_threads(1); found = measure_baselines({list(sizes)}, {rounds}); "
+            "import json, pathlib; from benchmarks.advantage_cost import measure_baselines, one_thread; "
+            f"one_thread(); found = measure_baselines({list(sizes)}, {rounds}); "
             f"pathlib.Path({str(path)!r}).write_text(json.dumps(found))"
         )
         subprocess.run([sys.executable, "-c", code], env={**os.environ, **KEEPING}, check=True)
@@ -134,7 +135,7 @@ def naive_energies(model: Qwen3ForCausalLM, hidden: Tensor, tokens: Tensor) -> T
 def measure_energies(rows: int, length: int, vocabulary: int, rounds: int) -> dict[str, Any]:
     """Time and bytes of a scoring pass with energies from the fused head, and from a softmax of all logits."""
     torch.manual_seed(0)
-    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "head_dim": 16}
+    shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "head_dim": 16}
     config = Qwen3Config(
         vocab_size=vocabulary, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False, **shape
     )
@@ -173,7 +174,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="seconds: too small to tell anything")
     quick = parser.parse_args(argv).quick
-    torch.set_num_threads(1)
+    one_thread()
     sizes = (64, 128, 256) if quick else SIZES
     rounds = 1 if quick else ROUNDS
     found, keeping = measure_baselines(sizes, rounds), keeping_memory(sizes, rounds)

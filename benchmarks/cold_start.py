@@ -29,7 +29,7 @@ from basis_rl.rewards import MathVerifyReward
 from basis_rl.types import Advantages, RolloutBatch
 from basis_rl.values import ValueTable
 from benchmarks import drawing
-from benchmarks.common import kept, one_thread, placed, places, rounded, save
+from benchmarks.common import kept, one_thread, origins, placed, places, rounded, save
 from benchmarks.policy_report import levels
 from benchmarks.small_policy import TOKENS, draw, problems, trainer_for, warm_policy
 from benchmarks.training import greedy, measured_training
@@ -41,6 +41,8 @@ STILL = 1e-6  # advantages up to this size teach nothing
 
 @dataclass(frozen=True)
 class Plan:
+    """What runs are made of; runs that were kept are used for the same plan only."""
+
     seeds: tuple[int, ...] = (0, 1, 2)
     problems: int = 20000
     trained: int = 2048
@@ -90,8 +92,8 @@ class Watched(Baseline):
     """A baseline, with what it made of every batch."""
 
     def __init__(self, inner: Baseline, group: int) -> None:
-        self.inner, self.group = inner, group
-        self.requires, self.rows = inner.requires, []
+        self.inner, self.group, self.requires = inner, group, inner.requires
+        self.rows: list[dict[str, float]] = []
         self.scope = inner.scope  # type: ignore[misc]
         self.min_group_size = inner.min_group_size  # type: ignore[misc]
 
@@ -128,6 +130,7 @@ class Start:
     clusters: PromptClusters
 
     def baseline(self, name: str) -> Baseline:
+        """The registered baseline, with what it needs."""
         rows = zip(self.trained["prompt_id"], self.reference.astype(float).tolist(), strict=True)
         needs: dict[str, dict[str, Any]] = {
             "basis": {"values": ValueTable.from_rewards(dict(rows))},
@@ -148,9 +151,9 @@ def start(seed: int, plan: Plan, folder: Path, reward: MathVerifyReward) -> Star
         np.save(folder / "table.npy", draw(model, tokenizer, trained, plan.table, reward, "value table"))
         codebook(trained, plan.responses).save(folder / "clusters")
         mark.write_text(key)
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    return Start(model, tokenizer, trained, np.load(folder / "table.npy"), PromptClusters.load(folder / "clusters"))
+    policy: Any = AutoModelForCausalLM.from_pretrained(folder)
+    reads: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    return Start(policy, reads, trained, np.load(folder / "table.npy"), PromptClusters.load(folder / "clusters"))
 
 
 def one_run(name: str, seed: int, plan: Plan, output: Path) -> dict[str, Any]:
@@ -219,22 +222,25 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--learning_rate", type=float, default=Plan.learning_rate)
     parser.add_argument("--batches", type=int, default=Plan.batches)
     places(parser, "cold_start")
-    options = placed(parser.parse_args(argv))
+    options = parser.parse_args(argv)
+    options = placed(options, parser.parse_args(["--learning_rate", str(options.learning_rate)]))
     one_thread()
     plan = Plan(seeds=tuple(options.seeds), batches=options.batches, learning_rate=options.learning_rate)
     study = "cold_start" if plan.learning_rate == Plan.learning_rate else f"cold_start_{plan.learning_rate:g}"
     if options.quick:
         plan = QUICK
     runs: list[dict[str, Any]] = []
+    files: list[Path] = []
     for seed, name in itertools.product(plan.seeds, options.methods):
         path, key = options.output / f"{name}-{plan.learning_rate:g}-{seed}.json", {**asdict(plan), "seeds": [seed]}
+        files.append(path)
         make = partial(one_run, name, seed, plan, options.output)
         runs.append(kept(path, key, make)[0])
         series = runs[-1]["series"]
         felt, right = float(np.mean(series["rollouts"][:20])), [f"{x:.3f}" for x in runs[-1]["held out"]]
         print(f"seed {seed}, {name}: held out {' '.join(right)}, A is not 0 in {felt:.0%} of the first rollouts")
     found = {"plan": asdict(plan), "rollouts a prompt": METHODS, "summary": summary(runs), "runs": runs}
-    save(study, rounded(found), options.results)
+    save(study, rounded({**found, "runs made": origins(files)}), options.results)
     plot(runs, plan, options.results / f"{study}.png")
     for name, figures in summary(runs).items():
         print(name, {key: [round(v, 3) for v in values] for key, values in figures.items()})

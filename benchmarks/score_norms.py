@@ -137,7 +137,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     found: dict[str, dict[str, Any]] = {}
     for folder in options.folders:
         model = AutoModelForCausalLM.from_pretrained(folder).eval()
-        tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
         row = found[str(folder)] = measure(model, tokenizer, problems, options.samples, worked_sums.TOKENS)
         shares = ", ".join(f"{name} {x:.2f}" for name, x in row["power"].items())
         rho = f"rho {row['rho']:.1f} (within {row['rho within a prompt']:.1f}, energies {row['rho of energies']:.1f})"

@@ -30,8 +30,8 @@ from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from basis_rl import BasisConfig, BasisTrainer
-from benchmarks.common import save
-from benchmarks.training import StepClock
+from benchmarks.common import one_thread, save
+from benchmarks.training import StepClock, parity
 from examples.quickstart.warm_start import build_tokenizer
 
 ROUNDS, STEPS = 15, 6
@@ -66,11 +66,8 @@ class LiveBytes(TorchDispatchMode):
         return result
 
 
-def parity(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
-    return [float(sum(ids) % 2) for ids in completion_ids]
-
-
-def build(side: str, folder: str, model: dict[str, int], **settings: Any) -> GRPOTrainer:
+def build(side: str, folder: str, model: dict[str, Any], **settings: Any) -> GRPOTrainer:
+    """The trainer of a side, with random weights of this shape."""
     torch.manual_seed(0)
     tokenizer = build_tokenizer(["1 + 2 ="] * 10, vocab_size=300)
     config = Qwen3Config(
@@ -106,7 +103,7 @@ def build(side: str, folder: str, model: dict[str, int], **settings: Any) -> GRP
 
 def seconds(side: str, folder: str) -> list[float]:
     """Time of each batch: generation, scoring, both updates with their optimizer steps, callbacks."""
-    model = {
+    model: dict[str, Any] = {
         "vocab_size": 16_384,
         "hidden_size": 256,
         "intermediate_size": 768,
@@ -125,7 +122,7 @@ def seconds(side: str, folder: str) -> list[float]:
 
 def peak_bytes(side: str, folder: str) -> int:
     """Over two batches, two updates each, from generation to optimizer."""
-    model = {
+    model: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": 32,
         "intermediate_size": 96,
@@ -153,7 +150,7 @@ def memory(folder: str) -> dict[str, int]:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
+    one_thread()
     rounds: dict[str, list[list[float]]] = {TRL: [], "grpo": [], "otb": []}
     with tempfile.TemporaryDirectory() as folder:
         for round_ in range(ROUNDS):
