@@ -1,11 +1,12 @@
-"""How near do baselines come to a real policy's true values?   python -m benchmarks.value_study [--worked] [--quick]
+"""How near do baselines come to a real policy's true values?   python -m benchmarks.value_study [--worked | --slow]
 
 BASIS Sec. 5.1 and App. A (Figs. 2, 3, 4) at small scale. The quickstart's model learns sums by GRPO with 8 rollouts a
 prompt; at three checkpoints of that run (early, middle, late) every prompt of a pool is rolled out 256 times for its
 true value, and 64 times more for the estimators. The value table is of 32 rollouts of the policy before the run.
 Batches have 64 prompts. History (`bv_blend`, `basis_history`) is what the run itself saw before the checkpoint; of it,
 rows with one rollout a prompt have seen the first of each eight. With ``--worked`` the policy writes steps of its own
-choice before it answers (`benchmarks.worked_sums`); pool and run are smaller, since its rollouts take twice the time.
+choice before it answers (`benchmarks.worked_sums`); pool and run are smaller, since its rollouts take twice the time,
+and its learning rate is a third, its checkpoints earlier. ``--slow`` has those two with the quickstart's policy.
 
 Rollouts are kept in ``--output`` (runs/value_study); a second call only analyses them anew. Only the results of all
 seeds go to benchmarks/results.
@@ -67,6 +68,8 @@ QUICK = Plan(
 WORKED: dict[str, Any] = {
     "worked": True, "until": 0.4, "trained": 1024, "pool": 256, "learning_rate": 1e-4, "checkpoints": (8, 20, 40),
 }  # fmt: skip
+SLOW = {key: WORKED[key] for key in ("learning_rate", "checkpoints")}  # what `--slow` changes
+TEMPERATURE = {1: 0.2, 8: 0.05}  # of BV-Blend's confidence, by rollouts a prompt (`bv_blend_study`)
 
 
 class Recorder(Grpo):
@@ -172,7 +175,8 @@ def estimators(table: ValueTable, rollouts: dict[str, Any], batches: int) -> lis
     history = rollouts["history"][:batches]
     families = dict(zip(rollouts["ids"], rollouts["family"], strict=True))
     single = [(ids, rewards[:, :1]) for ids, rewards in history]  # what a run with one rollout a prompt would have seen
-    blend_1, blend_8 = va.replay(BVBlend(families), single), va.replay(BVBlend(families), history)
+    blend_1 = va.replay(BVBlend(families, temperature=TEMPERATURE[1]), single)
+    blend_8 = va.replay(BVBlend(families, temperature=TEMPERATURE[8]), history)
     remembers = va.replay(BasisHistory(table), single)
     rows = [va.Estimator("batch mean", BatchMean(), 1)]
     rows += [va.Estimator(f"group mean {g}", DrGrpo(), g) for g in (1, 2, 4, 8)]
@@ -259,7 +263,8 @@ def curves_over_beta(
     rng = np.random.default_rng(seed)
     weights, basis = np.full(len(ids), 1 / len(ids)), Basis(table)
     curves: dict[str, list[np.ndarray]] = {"initial": [], "refined": []}
-    chosen, at_chosen = [], []
+    grid = basis.betas.numpy()
+    chosen, at_chosen, unrefined = [], [], []
     for _ in range(batches):
         rows = va.draw_batch(rng, weights, size)
         rewards, names = va.draw_rewards(rng, samples, rows, 1), [ids[row] for row in rows]
@@ -268,14 +273,15 @@ def curves_over_beta(
         result = basis.advantages(va.rollout_batch(names, rewards))
         chosen.append(result.metrics["beta"])
         at_chosen.append(float(((result.baseline.numpy() - truth[rows]) ** 2).mean()))
+        unrefined.append(float(curves["initial"][-1][np.abs(grid - chosen[-1]).argmin()]))
     means = {key: np.mean(rows, axis=0) for key, rows in curves.items()}
-    grid = basis.betas.numpy()
     return {
         **{key: curve.tolist() for key, curve in means.items()},
         "best": {key: float(grid[curve.argmin()]) for key, curve in means.items()},
         "least": {key: float(curve.min()) for key, curve in means.items()},
         "chosen": chosen,
         "mse at the chosen": float(np.mean(at_chosen)),
+        "initial mse at the chosen": float(np.mean(unrefined)),
     }
 
 
@@ -284,14 +290,18 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a smoke test of seconds, whose numbers mean nothing")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--worked", action="store_true", help="a policy that works its sums in steps")
+    policies = parser.add_mutually_exclusive_group()
+    policies.add_argument("--worked", action="store_true", help="a policy that works its sums in steps")
+    policies.add_argument("--slow", action="store_true", help="learning rate and checkpoints of --worked")
     places(parser, "value_study")
     options = parser.parse_args(argv)
-    placed(options, parser.parse_args(["--worked"] if options.worked else []))
+    placed(options, parser.parse_args([f"--{name}" for name in ("worked", "slow") if getattr(options, name)]))
     one_thread()
     plan, name = QUICK if options.quick else Plan(), "value_study"
     if options.worked:
         plan, name = replace(plan, worked=True) if options.quick else replace(plan, **WORKED), "value_study_worked"
+    elif options.slow:
+        plan, name = plan if options.quick else replace(plan, **SLOW), "value_study_slow"
     results, seeds, runs_made = [], {}, []
     for seed in options.seeds:
         own = replace(plan, seed=seed)
