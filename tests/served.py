@@ -43,7 +43,7 @@ def save_model(folder: Path, *, tied: bool, seed: int = 0, tokenizer: Any = None
 
 
 def server(model: Path, log: Path, port: int = 0) -> Server:
-    return Server(ServerOptions(str(model), port=port, dtype="float32", max_model_len=128, log=log, extra=ENGINE), 240)
+    return Server(ServerOptions(str(model), port=port, dtype="float32", max_model_len=128, log=log, extra=ENGINE), 900)
 
 
 def larger_half(completions, completion_ids, **kwargs):

@@ -345,7 +345,8 @@ class _Requests:
             if isinstance(error, _Failed) and not self.stopping.is_set():
                 self.attempts[index, server.url] = self.attempts.get((index, server.url), 0) + 1
                 left = [each.url for each in self.servers if each.url not in self.lost]
-                if all(self.attempts.get((index, url), 0) >= _ATTEMPTS for url in left):  # not one sick server alone
+                # not one sick server alone; when none is left, that is what is said
+                if left and all(self.attempts.get((index, url), 0) >= _ATTEMPTS for url in left):
                     raise ServersLost(
                         f"The request of prompt {index} failed {_ATTEMPTS} times, at last at {server.url}: {error}"
                     )

@@ -143,7 +143,7 @@ class Client(VLLMClient):
         try:
             found: list[Any] = self._post(f"{self.base_url}/collective_rpc", json=body)["results"]
         except Exception as error:
-            if "404" in str(error) or "has no attribute" in str(error) or "not implemented" in str(error).lower():
+            if re.search(r"Request failed: 404|has no attribute|not implemented", str(error), re.IGNORECASE):
                 raise RolloutError(
                     f"The vLLM server at {self.base_url} does not know '{method}'. Start it with "
                     "`basis-rl serve MODEL`."
@@ -206,8 +206,9 @@ class Client(VLLMClient):
 
 
 def as_error(message: str) -> Exception:
-    """The exception for what `describe` said on the main rank: HTTP 4xx is the request's fault."""
-    if re.search(r"Request failed: 4\d\d", message):
+    """The exception for what `describe` said on the main rank: HTTP 4xx is the request's fault, unless the server was
+    slow (408) or busy (429)."""
+    if re.search(r"Request failed: 4(?!08|29)\d\d", message):
         return RequestRefused(f"The vLLM server refuses a request. Prompts too long for its --max-model-len? {message}")
     return RolloutError(message)
 

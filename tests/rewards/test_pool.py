@@ -98,7 +98,7 @@ def busy_processor():
 
 @pytest.mark.parametrize("shut_in", [True, False], ids=["sandbox", "no sandbox"])
 def test_a_task_that_computes_too_long_or_sleeps_is_its_own_fault(shut_in):
-    workers = make(timeout=4.0, cpu_timeout=0.5, shut_in=shut_in)
+    workers = make(timeout=10.0, cpu_timeout=0.5, shut_in=shut_in)
     outcomes = workers.run([{"burn": 100}, {"n": 1}, {"sleep": 100}, {"n": 2}])
     assert [outcome.status for outcome in outcomes] == ["timeout", "ok", "timeout", "ok"]
     assert not any(outcome.failed for outcome in outcomes)
@@ -256,15 +256,15 @@ def test_workers_are_replaced_when_they_are_old_or_fat():
 
 
 def test_a_batch_has_an_end_whatever_its_workers_do(monkeypatch):
-    workers = make(size=1, timeout=0.5)
+    workers = make(size=1, timeout=1.0)
     workers.run([{"n": 0}])  # so that the first task meets a worker that is ready
     # Those that replace it are not ready in time. Four in a row would end the batch with an error: after
-    # 0.5 + 4 * 2 seconds at least, and its deadline is after 2 * (2 * 0.5 + 2).
+    # 1 + 4 * 3 seconds at least, and its deadline is after 2 * (2 * 1 + 3).
     workers.command[-2] = "import time\ntime.sleep(600)"
-    monkeypatch.setattr(pool, "_STARTUP_SECONDS", 2.0)
+    monkeypatch.setattr(pool, "_STARTUP_SECONDS", 3.0)
     began = time.monotonic()
     outcomes = workers.run([{"sleep": 60}] * 2)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 25
     assert [outcome.status for outcome in outcomes] == ["timeout", "late"]
     assert outcomes[-1].failed
     workers.close()

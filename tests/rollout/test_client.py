@@ -186,6 +186,19 @@ def test_a_request_that_always_fails_ends_the_run(quick):
             dict(sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING))
 
 
+def test_requests_that_fail_when_the_server_is_given_up_already_are_not_blamed(quick):
+    with FakeServer() as fake:
+
+        def before(number, body):
+            fake.healthy = False
+            time.sleep(2.0 if number == 1 else 0.0)
+            return 500
+
+        fake.before = before
+        with pytest.raises(ServersLost, match="No vLLM server is left"):
+            dict(sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING, concurrency=2, patience=0.3))
+
+
 def test_a_server_that_hangs_is_not_waited_for_for_ever(quick):
     with FakeServer() as fake:
         fake.before = lambda number, body: time.sleep(60) if number == 2 else None

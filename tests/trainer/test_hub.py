@@ -36,7 +36,7 @@ def python(hub, home, *arguments, token=None, launcher=()):
         env={**environment, **hub.environment(home, token), "CI": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]

@@ -78,7 +78,7 @@ def test_zero3_and_a_server(tmp_path):
     model = save_model(tmp_path / "model", tied=True, tokenizer=tokenizer())
     log = tmp_path / "server.log"
     options = ServerOptions(str(model), port=0, dtype="float32", max_model_len=CONTEXT, log=log, extra=ENGINE)
-    with Server(options, 240) as server:
+    with Server(options, 900) as server:
         launch_sharded(tmp_path, "zero3", "2", model, server.url, script="tests.trainer.tooled_ranks")
     ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
     assert all(rank["sharded"] for rank in ranks)

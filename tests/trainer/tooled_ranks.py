@@ -11,7 +11,7 @@ from basis_rl.__main__ import leave
 from tests.tooled import Kept, ending, few_tokens, longest_prompt, tokenizer, trainer
 from tests.trainer.sharded import OnCpus
 
-CONTEXT = 80  # of the server: the longest prompt and all turns, and no token more
+CONTEXT = 200  # of the server: the longest prompt and all turns, and no token more
 
 
 class KeptOnCpus(Kept, OnCpus):
@@ -35,11 +35,14 @@ def main(output: Path, ranks: int, model: str | None, url: str | None) -> None:
             "vllm_server_timeout": 60.0,
             "model_init_kwargs": {"dtype": "float32"},
             "generation_kwargs": {"allowed_token_ids": few_tokens(tokenizer())},
+            "vllm_importance_sampling_correction": False,  # with it hardly a gradient is left to sync
+            "learning_rate": 1e-4,  # the next turns must end, too
             "max_steps": 4,
             "max_completion_length": CONTEXT - longest_prompt(tokenizer()),
         }
+    rows = 8 if url is None else 16  # so many that one of them surely has three turns
     trained = trainer(
-        output / "run", "otb", cls=KeptOnCpus, model=model, per_device_train_batch_size=8 // ranks, **settings
+        output / "run", "otb", cls=KeptOnCpus, model=model, per_device_train_batch_size=rows // ranks, **settings
     )
     assert trained.accelerator.num_processes == ranks
     if url is not None and trained.accelerator.process_index == 1:

@@ -138,7 +138,7 @@ def test_a_build_that_is_killed_and_resumed_is_the_undisturbed_one(kind, tmp_pat
         asked = len(fake.requests)
         table = build_table(source(), plan(12), tmp_path / "t.partial")
         assert rewards(table) == rewards(whole)
-        assert table.provenance == whole.provenance
+        assert {**table.provenance, "date": None} == {**whole.provenance, "date": None}
         assert build_table(source(), plan(12, reward_funcs=[dying(0)]), tmp_path / "t.partial") is not None
         assert len(fake.requests) - asked < 12, "what was finished is not asked for again"
 
