@@ -195,9 +195,9 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def plot(runs: list[dict[str, Any]], plan: Plan, path: Path) -> None:
-    with drawing.panels(path, 1, 4, width=4.2, height=3.6) as axes:
-        titles = ("right on held-out problems", "reward in training", "rollouts with A ≠ 0", "prompts with A ≠ 0")
-        for axis, key, text in zip(axes, ("held out", "reward", "rollouts", "groups"), titles, strict=True):
+    with drawing.panels(path, 1, 3, width=4.6, height=3.6) as axes:
+        titles = ("right on held-out problems", "reward in training", "rollouts with A ≠ 0")
+        for axis, key, text in zip(axes, ("held out", "reward", "rollouts"), titles, strict=True):
             drawing.title(axis, text, "responses", "")
             for index, name in enumerate(METHODS):
                 own = [run for run in runs if run["method"] == name]
