@@ -10,8 +10,8 @@ energy is compared by OTB with others at the same place only, so the correlation
 A ratio of two variances comes with a 95 % bootstrap interval: the groups of each prompt are drawn anew, the same ones
 for both estimators. It tells what other groups of this policy at these prompts would give, not what other prompts or
 policies would. The groups of each size are the same responses cut in order, so group sizes do not confirm each other;
-and of 32 there are 6 a prompt: simulated, such an interval holds the truth in 95 % of cases if gradients are normal,
-in 85 to 88 % if a few groups are much larger than the others.
+and of 32 there are 6 a prompt. In simulations such an interval holds the truth in 95 % of cases if gradients are
+normal, and if groups contribute as unequally as here in about 95 % with 48 groups a prompt, 92 % with 12, 91 % with 6.
 """
 
 from __future__ import annotations
@@ -248,8 +248,8 @@ def plot(cells: list[dict[str, Any]], folder: Path) -> None:
                 seed, at_a_place = mine[0]["seed"], found["correlation at a place"]
                 drawing.title(axis, f"{stage}, seed {seed}: correlation at a place {at_a_place:.2f}", x, y)
                 axis.scatter(*found["points"], s=6, alpha=0.5, color=drawing.LIGHT[0], linewidths=0)
-        for axis in axes[:2]:
-            axis.legend(fontsize=7, frameon=False, ncol=2)
+        axes[0].legend(fontsize=7, frameon=False, ncol=2)
+        axes[5].legend(fontsize=7, frameon=False, ncol=2, loc="lower right")
 
 
 def main(argv: list[str] | None = None) -> None:
