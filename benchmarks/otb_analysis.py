@@ -1,6 +1,7 @@
 """What the study of token baselines computes from exact gradients: variance, bias, and whether the proxy fits.
 
-``N`` responses of one prompt, in ``K = N / n`` groups of n; ``T`` tokens, ``D`` parameters.
+``N`` responses of one prompt, in ``K = N / n`` groups of n; ``T`` tokens, ``D`` parameters; ``P`` prompts, ``B``
+resamples.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,6 +96,46 @@ def pooled(rows: list[Mapping[str, float]]) -> dict[str, float]:
     known = kept > 2 * error or (len(rows) == 1 and kept > 0)
     normalised = mean["variance"] / kept**2 if known else math.nan
     return {**mean, "kept": kept, "kept, error": error, "normalised": normalised}
+
+
+def deviations(means: Tensor) -> Tensor:
+    """``(K, D) -> (K, K)``: products ``(m_k - m) . (m_l - m)`` of the groups' distances from their mean ``m``."""
+    apart = means - means.mean(0)
+    return apart @ apart.T
+
+
+def contributions(products: Tensor) -> Tensor:
+    """``(K, K) -> (K,)``: what each group adds to the variance, which is their sum; from `deviations`."""
+    return products.diagonal() / (len(products) - 1)
+
+
+def resamples(count: int, prompts: int, groups: int, seed: int) -> Tensor:
+    """``(B, P, K)`` float64: how often each group is drawn when ``K - 1`` of a prompt's are, with replacement.
+
+    One less than there are: K drawn of K spread by ``(K - 1) / K`` too little, which is much where K is 6.
+    """
+    drawn = np.random.default_rng(seed).multinomial(groups - 1, np.full(groups, 1 / groups), size=(count, prompts))
+    return torch.from_numpy(drawn).double()
+
+
+def resampled_variances(products: Tensor, counts: Tensor) -> Tensor:
+    """``(P, K, K), (B, P, K) -> (B,)``: mean over prompts of the variance of the groups drawn, about their own mean.
+
+    Args:
+        products: `deviations` of each prompt.
+        counts: of `resamples`, the same for every estimator to compare. NaN where less than two groups are drawn.
+    """
+    drawn = counts[0, 0].sum()
+    own = torch.einsum("bpk,pkk->bp", counts, products)
+    between = (torch.einsum("bpk,pkl->bpl", counts, products) * counts).sum(-1)
+    return ((own - between / drawn) / (drawn - 1)).mean(1)
+
+
+def interval(above: Tensor, below: Tensor) -> list[float]:
+    """Ends of the 95 % percentile interval of a ratio of two estimators' variances, ``(B,)`` of the same resamples."""
+    ends = torch.tensor([0.025, 0.975], dtype=torch.float64)
+    found: list[float] = torch.quantile(above / below, ends).tolist()
+    return found
 
 
 def share(row: Mapping[str, float], against: Mapping[str, float], key: str) -> float:

@@ -6,6 +6,12 @@ gradient of every response in all parameters is exact, so for groups of 4, 8, 16
 and, over groups, its variance under each baseline. And is the energy ``w = 1 - 2 pi(y) + sum pi^2``, which OTB takes
 for the squared norm of a token's gradient, proportional to it: by token, and cumulated over the response? A cumulated
 energy is compared by OTB with others at the same place only, so the correlation is also given within places.
+
+A ratio of two variances comes with a 95 % bootstrap interval: the groups of each prompt are drawn anew, the same ones
+for both estimators. It tells what other groups of this policy at these prompts would give, not what other prompts or
+policies would. The groups of each size are the same responses cut in order, so group sizes do not confirm each other;
+and of 32 there are 6 a prompt. In simulations such an interval holds the truth in 95 % of cases if gradients are
+normal, and if groups contribute as unequally as here in about 95 % with 48 groups a prompt, 92 % with 12, 91 % with 6.
 """
 
 from __future__ import annotations
@@ -28,6 +34,7 @@ from benchmarks import otb_analysis as oa
 from benchmarks.common import kept, one_thread, origins, placed, places, rounded, save
 
 TRUE_NORMS = "ogb, true norms"
+RIVALS = ("isolated energy", "opo, token", "opo", "ogb", TRUE_NORMS)  # of otb
 SCATTERED = ("token, all parameters", "cumulated, |sum of s_j|^2")
 
 
@@ -42,13 +49,17 @@ class Plan:
     responses: int = 192  # of each prompt
     groups: tuple[int, ...] = (4, 8, 16, 32)
     looked_at: int = 16  # responses whose tokens' gradients are looked at one by one
+    resamples: int = 10_000  # of the groups, for the intervals
 
 
-QUICK = Plan(seeds=(0,), stages=(3, 5), length=24, prompts=2, responses=16, groups=(4, 8), looked_at=3)
+QUICK = Plan(seeds=(0,), stages=(3, 5), length=24, prompts=2, responses=16, groups=(4, 8), looked_at=3, resamples=100)
 
 
-def variances(weights: policy.Parameters, ids: Tensor, plan: Plan) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
-    """Moments of every baseline at every group size from one prompt's responses; and how its sequences' norms go."""
+def variances(
+    weights: policy.Parameters, ids: Tensor, plan: Plan
+) -> tuple[dict[int, dict[str, Any]], dict[int, dict[str, Tensor]], dict[str, Any]]:
+    """Moments of every baseline at every group size from one prompt's responses; their groups' deviations ``(K, K)``;
+    and how its sequences' norms go."""
     mask, rewards, energies = policy.action_mask(ids), policy.reward(ids), policy.energies(weights, ids)
     token: dict[tuple[int, str], Tensor] = {}
     plain: dict[tuple[int, str], Tensor] = {}
@@ -62,12 +73,14 @@ def variances(weights: policy.Parameters, ids: Tensor, plan: Plan) -> tuple[dict
     scores, of_tokens = exact[:, 0], dict(zip(token, exact[:, 1:].unbind(1), strict=True))
     norms = scores.double().square().sum(1)
     found: dict[int, dict[str, Any]] = {}
+    products: dict[int, dict[str, Tensor]] = {}
     for n in plan.groups:
         estimates = {name: oa.group_means(values[:, None] * scores, n) for (k, name), values in plain.items() if k == n}
         estimates |= {name: oa.group_means(grads, n) for (k, name), grads in of_tokens.items() if k == n}
         true = oa.true_norm_advantages(rewards, norms, n)
         estimates[TRUE_NORMS] = oa.group_means(true[:, None] * scores, n)
         found[n] = {name: oa.moments(means, estimates["rloo"]) for name, means in estimates.items()}
+        products[n] = {name: oa.deviations(means) for name, means in estimates.items()}
     total, lengths, n = energies.sum(1), mask.sum(1).float(), max(plan.groups)
     shape = {
         "reward": float(rewards.mean()),
@@ -81,7 +94,22 @@ def variances(weights: policy.Parameters, ids: Tensor, plan: Plan) -> tuple[dict
         "total energy and length, in groups": oa.within_groups(total, lengths, n),
         "energy a token and length, in groups": oa.within_groups(total / lengths, lengths, n),
     }
-    return found, shape
+    return found, products, shape
+
+
+def intervals(by_prompt: list[dict[str, Tensor]], count: int, seed: int) -> dict[str, list[float]]:
+    """Of one group size: the ends of ``"a / b"`` for every estimator over the group mean, and for OTB over its rivals.
+
+    Args:
+        by_prompt: `oa.deviations` of each estimator.
+        count: of resamples.
+        seed: of what is drawn.
+    """
+    names = list(by_prompt[0])
+    counts = oa.resamples(count, len(by_prompt), len(by_prompt[0]["otb"]), seed)
+    drawn = {name: oa.resampled_variances(torch.stack([each[name] for each in by_prompt]), counts) for name in names}
+    pairs = [(name, "group mean") for name in names if name != "group mean"] + [("otb", rival) for rival in RIVALS]
+    return {f"{a} / {b}": oa.interval(drawn[a], drawn[b]) for a, b in pairs}
 
 
 def proxy(weights: policy.Parameters, ids: Tensor) -> dict[str, Any]:
@@ -128,12 +156,18 @@ def one_policy(weights: policy.Parameters, plan: Plan, seed: int) -> dict[str, A
     prompts = policy.new_prompts(torch.Generator().manual_seed(seed), plan.prompts)
     ids = policy.respond(weights, prompts.repeat_interleave(plan.responses, 0), plan.length, seed)
     by_prompt = [variances(weights, rows, plan) for rows in ids.split(plan.responses)]
-    shapes = [shape for _, shape in by_prompt]
+    shapes = [shape for _, _, shape in by_prompt]
+    products = {str(n): [each[n] for _, each, _ in by_prompt] for n in plan.groups}
     return {
         "shape": {key: float(np.mean([shape[key] for shape in shapes])) for key in shapes[0]},
         "moments": {
-            str(n): {name: oa.pooled([found[n][name] for found, _ in by_prompt]) for name in by_prompt[0][0][n]}
+            str(n): {name: oa.pooled([found[n][name] for found, _, _ in by_prompt]) for name in by_prompt[0][0][n]}
             for n in plan.groups
+        },
+        "intervals": {n: intervals(each, plan.resamples, seed) for n, each in products.items()},
+        "contributions": {
+            n: {name: [oa.contributions(prompt[name]).tolist() for prompt in each] for name in each[0]}
+            for n, each in products.items()
         },
         "proxy": proxy(weights, ids[:: plan.responses * plan.prompts // plan.looked_at][: plan.looked_at]),
     }
@@ -155,40 +189,57 @@ def show(cell: dict[str, Any]) -> None:
     """One policy's numbers, for the terminal."""
     print(f"\nseed {cell['seed']}, {cell['stage']}: " + ", ".join(f"{k} {v:.3g}" for k, v in cell["shape"].items()))
     for n, rows in cell["moments"].items():
-        print(f"  N = {n:2}{'variance':>26}{'of the group mean':>19}{'normalised':>12}{'kept':>8}{'error':>8}")
+        ends = {pair: "{:.2f} to {:.2f}".format(*values) for pair, values in cell["intervals"][n].items()}
+        heads = f"{'of the group mean':>19}{'95 %':>14}{'normalised':>12}{'kept':>8}{'error':>8}"
+        print(f"  N = {n:2}{'variance':>26}{heads}")
         against = rows["group mean"]
         for name, row in rows.items():
             share, normalised = (oa.share(row, against, key) for key in ("variance", "normalised"))
-            columns = (
-                f"{row['variance']:14.4g}{share:19.3f}{normalised:12.3f}{row['kept']:8.3f}{row['kept, error']:8.3f}"
+            of_mean = f"{share:19.3f}{ends.get(f'{name} / group mean', ''):>14}"
+            print(
+                f"    {name:16}{row['variance']:14.4g}{of_mean}"
+                f"{normalised:12.3f}{row['kept']:8.3f}{row['kept, error']:8.3f}"
             )
-            print(f"    {name:16}{columns}")
+        for name in RIVALS:
+            ratio = oa.share(rows["otb"], rows[name], "variance")
+            print(f"    otb / {name:16}{ratio:27.3f}{ends[f'otb / {name}']:>14}")
     for name, found in cell["proxy"].items():
         correlations = f"correlation {found['correlation']:.3f}, at a place {found['correlation at a place']:.3f}"
         print(f"  {name:28} {correlations}, ratio varies by {found['spread of the ratio']:.2f}")
 
 
-SHOWN = ("group mean", "rloo", "opo", "opo, token", "ogb", "isolated energy", "otb", TRUE_NORMS)
+SHOWN = ("rloo", "opo", "opo, token", "ogb", "isolated energy", "otb", TRUE_NORMS)
+
+
+def ratios(axis: Any, cells: list[dict[str, Any]], pairs: list[tuple[str, str]], labels: list[str]) -> None:
+    """Of each pair the ratio of variances over group sizes: the mean over `cells`, and bars from the least to the
+    greatest end of their intervals, side by side so that all are seen."""
+    sizes = np.array([int(n) for n in cells[0]["moments"]])
+    for index, ((a, b), label) in enumerate(zip(pairs, labels, strict=True)):
+        look = drawing.style(index)
+        beside = sizes * 2 ** (0.085 * (index - (len(pairs) - 1) / 2))
+        curves = [[oa.share(rows[a], rows[b], "variance") for rows in cell["moments"].values()] for cell in cells]
+        ends = np.array([[found[f"{a} / {b}"] for found in cell["intervals"].values()] for cell in cells])
+        axis.plot(beside, np.mean(curves, axis=0), label=label, **look)
+        axis.vlines(beside, ends[..., 0].min(0), ends[..., 1].max(0), color=look["color"], linewidth=1)
+    axis.axhline(1.0, color="black", linewidth=0.8)
+    axis.set_xscale("log", base=2)
+    axis.set_xlim(sizes[0] / 1.4, sizes[-1] * 1.4)
+    axis.set_xticks(sizes, [str(n) for n in sizes])
 
 
 def plot(cells: list[dict[str, Any]], folder: Path) -> None:
-    """Variances over group sizes, and the proxy beside the true norms, of the early and the late policy."""
-    with drawing.panels(folder / "otb_study.png", 2, 3, width=4.8, height=3.6) as axes:
+    """Of the early and the late policy: variances over group sizes, OTB's over its rivals', the proxy beside the true
+    norms."""
+    with drawing.panels(folder / "otb_study.png", 2, 4, width=5.2, height=3.9) as axes:
         for row, stage in enumerate(("early", "late")):
             mine = [cell for cell in cells if cell["stage"] == stage]
-            sizes = [int(n) for n in mine[0]["moments"]]
-            variance, token, whole = axes[3 * row : 3 * row + 3]
-            drawing.title(
-                variance, f"{stage}: variance of a group's gradient", "rollouts a group", "of the group mean's"
-            )
-            for index, name in enumerate(SHOWN):
-                curves = [
-                    [oa.share(rows[name], rows["group mean"], "variance") for rows in cell["moments"].values()]
-                    for cell in mine
-                ]
-                drawing.band(variance, sizes, curves, index, name)
-            variance.set_xscale("log", base=2)
-            variance.set_xticks(sizes, [str(n) for n in sizes])
+            variance, against, token, whole = axes[4 * row : 4 * row + 4]
+            size = "rollouts a group"
+            drawing.title(variance, f"{stage}: variance of a group's gradient", size, "of the group mean's")
+            ratios(variance, mine, [(name, "group mean") for name in SHOWN], list(SHOWN))
+            drawing.title(against, f"{stage}: variance of OTB's gradient", size, "of the other's")
+            ratios(against, mine, [("otb", name) for name in RIVALS], [f"of {name}" for name in RIVALS])
             for axis, name, x, y in (
                 (token, SCATTERED[0], "energy w", "|gradient of the token|²"),
                 (whole, SCATTERED[1], "cumulated energy W", "|gradient so far|²"),
@@ -198,6 +249,7 @@ def plot(cells: list[dict[str, Any]], folder: Path) -> None:
                 drawing.title(axis, f"{stage}, seed {seed}: correlation at a place {at_a_place:.2f}", x, y)
                 axis.scatter(*found["points"], s=6, alpha=0.5, color=drawing.LIGHT[0], linewidths=0)
         axes[0].legend(fontsize=7, frameon=False, ncol=2)
+        axes[5].legend(fontsize=7, frameon=False, ncol=2, loc="lower right")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -226,10 +226,27 @@ def test_moments_are_those_of_a_plain_loop():
     found = oa.moments(a, b)
     products = [float(a[k] @ b[j]) for k in range(5) for j in range(5) if k != j]
     assert found["along"] == pytest.approx(sum(products) / 20)
-    mean = a.mean(0)
-    assert found["variance"] == pytest.approx(sum(float((row - mean) @ (row - mean)) for row in a) / 4)
+    apart = [float((row - a.mean(0)) @ (row - a.mean(0))) / 4 for row in a]
+    assert [found["variance"], *oa.contributions(oa.deviations(a))] == pytest.approx([sum(apart), *apart])
     means = oa.group_means(torch.arange(12.0).view(6, 2), 3)
     assert means.tolist() == [[2.0, 3.0], [8.0, 9.0]]
+
+
+def test_otb_variances_of_drawn_groups_are_those_of_a_plain_loop():
+    means = np.random.default_rng(2).normal(size=(2, 5, 7))
+    products, counts = torch.stack([oa.deviations(torch.tensor(m)) for m in means]), oa.resamples(3, 2, 5, seed=0)
+    loop = [[np.repeat(means[p], row[p], 0).var(0, ddof=1).sum() for p in (0, 1)] for row in counts.long().numpy()]
+    assert oa.resampled_variances(products, counts).tolist() == pytest.approx(np.mean(loop, axis=1))
+
+
+def test_otb_intervals_of_few_groups_hold_the_true_ratio():
+    held, counts = 0, oa.resamples(400, 4, 6, seed=0)
+    for seed in range(200):  # variances of 0.6^2 + 0.3^2 to 1, at 4 prompts of 6 groups
+        b, c = torch.from_numpy(np.random.default_rng(seed).normal(size=(2, 4, 6, 5)))
+        products = [torch.stack([*map(oa.deviations, x)]) for x in (0.6 * b + 0.3 * c, b)]
+        low, high = oa.interval(*(oa.resampled_variances(x, counts) for x in products))
+        held += low <= 0.45 <= high
+    assert 0.92 * 200 <= held <= 0.98 * 200
 
 
 def test_a_group_mean_keeps_one_less_than_all_of_the_gradient_and_normalises_to_rloo():
