@@ -12,17 +12,15 @@ more in a process whose allocator keeps its memory, which tells their own growth
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from pathlib import Path
+from multiprocessing import get_context
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -112,17 +110,9 @@ def measure_baselines(sizes: Sequence[int], rounds: int) -> dict[str, dict[str, 
 
 
 def keeping_memory(sizes: Sequence[int], rounds: int) -> dict[str, dict[str, Any]]:
-    """`measure_baselines` in a process whose allocator gives nothing back to the system."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "found.json"
-        code = (
-            "import json, pathlib; from benchmarks.advantage_cost import measure_baselines, one_thread; "
-            f"one_thread(); found = measure_baselines({list(sizes)}, {rounds}); "
-            f"pathlib.Path({str(path)!r}).write_text(json.dumps(found))"
-        )
-        subprocess.run([sys.executable, "-c", code], env={**os.environ, **KEEPING}, check=True)
-        found: dict[str, dict[str, Any]] = json.loads(path.read_text())
-    return found
+    """`measure_baselines` in a process whose allocator (glibc's) gives nothing back to the system."""
+    with patch.dict(os.environ, KEEPING), ProcessPoolExecutor(1, get_context("spawn"), one_thread) as process:
+        return process.submit(measure_baselines, sizes, rounds).result()
 
 
 def naive_energies(model: Qwen3ForCausalLM, hidden: Tensor, tokens: Tensor) -> Tensor:
@@ -171,6 +161,7 @@ def measure_energies(rows: int, length: int, vocabulary: int, rounds: int) -> di
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """The benchmark; what it has found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="seconds: too small to tell anything")
     quick = parser.parse_args(argv).quick

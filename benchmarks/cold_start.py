@@ -1,11 +1,11 @@
-"""A policy that is nearly always wrong: what signal have baselines?   python -m benchmarks.cold_start [--quick]
+"""A policy that is mostly wrong: what signal have baselines?   python -m benchmarks.cold_start [--quick]
 
-BV-Blend Fig. 2d at small scale, as real runs of `BasisTrainer`. The quickstart's model is stopped early, at a few per
-cent of right answers, so that most groups of 8 rollouts are all wrong. Every method has the same responses a generation
-batch and in all: 8 a prompt (`grpo`, `bv_blend`) or 1 (`basis`, `batch_mean`, `none`). What is learnt is told by greedy
-answers to problems held out from warm start and run: with one rollout a prompt the reward in training is of problems
-seen up to six times. BV-Blend's clusters are the library's codebook; the value table of `basis` is of the policy before
-the run, and its rollouts are counted beside the budget.
+BV-Blend Fig. 2d at small scale, as real runs of `BasisTrainer`. The quickstart's model is stopped early, at 8 to 10 %
+of right answers, so that about half of the groups of 8 rollouts are all wrong. Every method has the same responses a
+generation batch and in all: 8 a prompt (`grpo`, `bv_blend`) or 1 (`basis`, `batch_mean`, `none`). What is learnt is
+told by greedy answers to problems held out from warm start and run: with one rollout a prompt the reward in training is
+of problems seen up to six times. BV-Blend's clusters are the library's codebook; the value table of `basis` is of the
+policy before the run, and its rollouts are counted beside the budget.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Plan:
 
 QUICK = Plan(seeds=(0,), problems=300, trained=64, until=0.0, held_out=20, every=1, responses=16, batches=3, table=2)
 TEMPERATURE = 0.05  # of BV-Blend's confidence: the best at 8 rollouts a prompt (`bv_blend_study`)
+RATES = (Plan.learning_rate, 1e-4)  # each a whole study
 
 
 def signal(rewards: np.ndarray, advantages: np.ndarray, group: int) -> dict[str, float]:
@@ -146,6 +147,7 @@ def start(seed: int, plan: Plan, folder: Path, reward: MathVerifyReward) -> Star
     key = json.dumps([seed, plan.problems, plan.trained, plan.until, plan.table, plan.responses])
     mark = folder / "plan.json"
     if not mark.is_file() or mark.read_text() != key:
+        mark.unlink(missing_ok=True)  # it is not this start's
         model, tokenizer = warm_policy(everything, seed, plan.until)
         save_policy(model, tokenizer, folder)
         np.save(folder / "table.npy", draw(model, tokenizer, trained, plan.table, reward, "value table"))
@@ -195,6 +197,7 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def plot(runs: list[dict[str, Any]], plan: Plan, path: Path) -> None:
+    """What is learnt, and the signal, over responses: mean over the seeds, the least and the largest."""
     with drawing.panels(path, 1, 3, width=4.6, height=3.6) as axes:
         titles = ("right on held-out problems", "reward in training", "rollouts with A ≠ 0")
         for axis, key, text in zip(axes, ("held out", "reward", "rollouts"), titles, strict=True):
@@ -215,6 +218,7 @@ def plot(runs: list[dict[str, Any]], plan: Plan, path: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
+    """The study."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a smoke test of seconds, whose numbers mean nothing")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -223,23 +227,25 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--batches", type=int, default=Plan.batches)
     places(parser, "cold_start")
     options = parser.parse_args(argv)
-    options = placed(options, parser.parse_args(["--learning_rate", str(options.learning_rate)]))
+    rate = options.learning_rate if options.learning_rate in RATES else RATES[0]
+    options = placed(options, parser.parse_args(["--learning_rate", str(rate)]))
     one_thread()
     plan = Plan(seeds=tuple(options.seeds), batches=options.batches, learning_rate=options.learning_rate)
+    plan = QUICK if options.quick else plan
     study = "cold_start" if plan.learning_rate == Plan.learning_rate else f"cold_start_{plan.learning_rate:g}"
-    if options.quick:
-        plan = QUICK
     runs: list[dict[str, Any]] = []
     files: list[Path] = []
     for seed, name in itertools.product(plan.seeds, options.methods):
         path, key = options.output / f"{name}-{plan.learning_rate:g}-{seed}.json", {**asdict(plan), "seeds": [seed]}
+        key |= {"temperature": TEMPERATURE} if name == "bv_blend" else {}
         files.append(path)
         make = partial(one_run, name, seed, plan, options.output)
         runs.append(kept(path, key, make)[0])
         series = runs[-1]["series"]
         felt, right = float(np.mean(series["rollouts"][:20])), [f"{x:.3f}" for x in runs[-1]["held out"]]
         print(f"seed {seed}, {name}: held out {' '.join(right)}, A is not 0 in {felt:.0%} of the first rollouts")
-    found = {"plan": asdict(plan), "rollouts a prompt": METHODS, "summary": summary(runs), "runs": runs}
+    found = {"plan": asdict(plan), "rollouts a prompt": METHODS, "temperature": TEMPERATURE}
+    found |= {"summary": summary(runs), "runs": runs}
     save(study, rounded({**found, "runs made": origins(files)}), options.results)
     plot(runs, plan, options.results / f"{study}.png")
     for name, figures in summary(runs).items():

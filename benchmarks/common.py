@@ -20,10 +20,16 @@ RESULTS = Path(__file__).with_name("results")
 
 
 def commit() -> str | None:
-    """The commit of this code, with ``-dirty`` behind it if files have changed since; None where git does not know."""
-    asked = ["git", "describe", "--always", "--dirty", "--exclude", "*", "--abbrev=12"]
+    """The commit of this code, with ``-dirty`` behind it if code has changed or come since; None where git does not
+    know."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=RESULTS.parents[1], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
     try:
-        return subprocess.run(asked, cwd=RESULTS.parent, capture_output=True, text=True, check=True).stdout.strip()
+        changed = git("status", "--porcelain", "--", "basis_rl", "examples", "benchmarks/*.py", "pyproject.toml")
+        return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None
 
@@ -77,10 +83,11 @@ def placed(options: argparse.Namespace, whole: argparse.Namespace | None = None)
     options of the whole study: the results of others stay in the output folder, so that no part replaces the study's.
     """
     where = {"output": None, "results": None}
+    quick = getattr(options, "quick", False)
     part = whole is not None and {**vars(options), **where} != {**vars(whole), **where}
     runs = Path("runs") / options.study
-    options.output = options.output or (Path(tempfile.mkdtemp(prefix=f"{runs.name}-")) if options.quick else runs)
-    options.results = options.results or (options.output if options.quick or part else RESULTS)
+    options.output = options.output or (Path(tempfile.mkdtemp(prefix=f"{runs.name}-")) if quick else runs)
+    options.results = options.results or (options.output if quick or part else RESULTS)
     return options
 
 

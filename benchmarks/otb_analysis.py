@@ -119,11 +119,12 @@ def resamples(count: int, prompts: int, groups: int, seed: int) -> Tensor:
 
 
 def resampled_variances(products: Tensor, counts: Tensor) -> Tensor:
-    """``(P, K, K), (B, P, K) -> (B,)``: mean over prompts of the variance of the groups drawn, about their own mean.
+    """``(P, K, K), (B, P, K) -> (B,)``: mean over prompts of the variance of the groups drawn, about their own mean;
+    NaN where less than two groups are drawn.
 
     Args:
         products: `deviations` of each prompt.
-        counts: of `resamples`, the same for every estimator to compare. NaN where less than two groups are drawn.
+        counts: of `resamples`, the same for every estimator to compare.
     """
     drawn = counts[0, 0].sum()
     own = torch.einsum("bpk,pkk->bp", counts, products)

@@ -178,7 +178,7 @@ def draw_rates(runs: Sequence[dict[str, Any]], rate: float, path: Path) -> None:
         for index, row in enumerate(dict.fromkeys(run["row"] for run in runs)):
             own = [run for run in runs if (run["objective"], run["row"]) == (objective, row)]
             curves = [run for run in own if run["learning_rate"] == rate]
-            drawing.band(left, curves[0]["responses"], [run["accuracy"] for run in curves], index, row)
+            _band(left, [(run["responses"], run["accuracy"]) for run in curves], index, row)
             ends = {r: [levels(run["accuracy"])[-1] for run in own if run["learning_rate"] == r] for r in rates}
             if all(ends.values()) and len({len(finals) for finals in ends.values()}) == 1:
                 drawing.band(right, rates, list(zip(*ends.values(), strict=True)), index, row)

@@ -176,7 +176,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="seconds: too small to tell anything")
     places(parser, "policy_study")
     options = parser.parse_args(argv)
-    options.start = options.start or (0.25 if options.worked else 0.45)
+    if options.start is None:
+        options.start = 0.25 if options.worked else 0.45
     options.objectives = options.objectives or (["grpo"] if options.worked else list(OBJECTIVES))
     options.study += "_worked" if options.worked else ""
     return options

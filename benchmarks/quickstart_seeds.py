@@ -8,15 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.common import save
+from benchmarks.common import placed, places, save
 
 
 def main() -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    places(parser, "quickstart_seeds")
+    options = placed(parser.parse_args(), parser.parse_args([]))
     results = []
-    for seed in parser.parse_args().seeds:
+    for seed in options.seeds:
         output = Path("runs") / f"quickstart-seed{seed}"
         command = [sys.executable, "-m", "examples.quickstart.run", "--seed", str(seed), "--output", str(output)]
         subprocess.run(command, check=True)
@@ -27,7 +29,7 @@ def main() -> None:
             f"seed {row['seed']}: {row['accuracy_before']:.1%} -> {row['accuracy_after']:.1%} (+{gain:.1f} points), "
             f"{row['rollouts']} rollouts, {row['seconds']['total']:.0f} s"
         )
-    save("quickstart_seeds", {"results": results})
+    save("quickstart_seeds", {"results": results}, options.results)
 
 
 if __name__ == "__main__":

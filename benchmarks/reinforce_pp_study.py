@@ -176,8 +176,8 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
-    """Accuracy over steps on the few problems and on held-out ones, then by number of people. A colour is a row, a kind
-    of line a seed."""
+    """Accuracy over responses on the few problems and on held-out ones, then by number of people. A colour is a row, a
+    kind of line a seed."""
     shown = [(part, name) for part in PARTS for run in runs if run["part"] == part for name in run["accuracy"]]
     shown = list(dict.fromkeys(shown))
     seeds = sorted({run["seed"] for run in runs})

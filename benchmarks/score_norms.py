@@ -31,7 +31,7 @@ from basis_rl.recipe import parse_recipe
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rollout import Sampling, prompt_tokens, sample
 from benchmarks import worked_sums
-from benchmarks.common import RESULTS, one_thread, rounded, save
+from benchmarks.common import one_thread, placed, places, rounded, save
 from benchmarks.policy_study import RECIPE
 
 FOLDERS = [
@@ -120,12 +120,13 @@ def measure(
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """The study; what it has found, by model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path, default=FOLDERS, help="models")
     parser.add_argument("--problems", type=int, default=100)
     parser.add_argument("--samples", type=int, default=16, help="answers to each")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    options = parser.parse_args(argv)
+    places(parser, "score_norms")
+    options = placed(parser.parse_args(argv), parser.parse_args([]))
     missing = [str(folder) for folder in options.folders if not (folder / "config.json").is_file()]
     if missing:
         made = "`python -m benchmarks.quickstart_seeds` and `python -m benchmarks.policy_study --worked`"

@@ -26,12 +26,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import Qwen3Config, Qwen3ForCausalLM
-from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from basis_rl import BasisConfig, BasisTrainer
 from benchmarks.common import one_thread, save
-from benchmarks.training import StepClock, parity
+from benchmarks.training import StepClock, parity, quiet
 from examples.quickstart.warm_start import build_tokenizer
 
 ROUNDS, STEPS = 15, 6
@@ -97,8 +96,7 @@ def build(side: str, folder: str, model: dict[str, Any], **settings: Any) -> GRP
         train_dataset=Dataset.from_dict({"prompt": [f"{i} + 1 =" for i in range(256)]}),
         processing_class=tokenizer,
     )
-    trainer.remove_callback(PrinterCallback)
-    return trainer
+    return quiet(trainer)
 
 
 def seconds(side: str, folder: str) -> list[float]:
@@ -150,6 +148,7 @@ def memory(folder: str) -> dict[str, int]:
 
 
 def main() -> None:
+    """The benchmark."""
     one_thread()
     rounds: dict[str, list[list[float]]] = {TRL: [], "grpo": [], "otb": []}
     with tempfile.TemporaryDirectory() as folder:

@@ -159,4 +159,4 @@ def quickstart_model(dataset: Dataset, seed: int, folder: Path, *, until: float,
     """The quickstart's model in `folder`, warm-started on `dataset`; the one that is there if it is the same
     (`started`)."""
     settings: dict[str, Any] = {"seed": seed, "until": until, "max_steps": max_steps}
-    started(folder, dataset, settings, partial(warm_policy, dataset, **settings))
+    started(folder, dataset, {"policy": "quickstart", **settings}, partial(warm_policy, dataset, **settings))

@@ -40,8 +40,8 @@ def short_rows(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def mean_and_error(numbers: Sequence[float]) -> list[float]:
     """Mean and standard error of the numbers that are not NaN; NaN where there are too few."""
     known = [number for number in numbers if number == number]
-    mean = float(np.mean(known)) if known else float("nan")
-    return [mean, float(np.std(known, ddof=1) / len(known) ** 0.5) if len(known) > 1 else float("nan")]
+    center = float(np.mean(known)) if known else float("nan")
+    return [center, float(np.std(known, ddof=1) / len(known) ** 0.5) if len(known) > 1 else float("nan")]
 
 
 def show(results: dict[str, Any]) -> None:

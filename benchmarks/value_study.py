@@ -321,7 +321,7 @@ def main(argv: list[str] | None = None) -> None:
     for stage, rows in found.items():
         shares = ", ".join(f"{key} {mean(row['share']):.2f}" for key, row in rows.items())
         print(f"{stage}, share of the batch mean's error: {shares}")
-    told = {"runs made": runs_made, "plan": asdict(plan), "summary": found, "seeds": seeds}
+    told = {"runs made": runs_made, "plan": asdict(plan), "temperature": TEMPERATURE, "summary": found, "seeds": seeds}
     save(name, rounded(told), options.results)
 
 

@@ -92,4 +92,4 @@ def worked_policy(
 def worked_model(dataset: Dataset, seed: int, folder: Path, *, until: float, max_steps: int) -> None:
     """`worked_policy` in `folder`; the one that is there if it is the same (`started`)."""
     settings: dict[str, Any] = {"seed": seed, "until": until, "max_steps": max_steps}
-    started(folder, dataset, settings, partial(worked_policy, dataset, **settings))
+    started(folder, dataset, {"policy": "worked", **settings}, partial(worked_policy, dataset, **settings))

@@ -4,6 +4,7 @@ import argparse
 import itertools
 import json
 import math
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,16 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from basis_rl.baselines import BASELINES
 from basis_rl.functional.tilt import beta_grid
 from basis_rl.recipe import parse_recipe
-from benchmarks import advantage_cost, common, gpu_step, knights, policy_report, policy_study, reinforce_pp_study
+from benchmarks import (
+    advantage_cost,
+    common,
+    gpu_step,
+    knights,
+    policy_report,
+    policy_study,
+    reinforce_pp_study,
+    worked_sums,
+)
 from benchmarks.common import kept, origins, placed, places
 from benchmarks.small_policy import problems
 from benchmarks.training import Measured, StepClock, measured_training, quickstart_model
@@ -222,7 +232,7 @@ def test_a_kept_run_is_not_made_again_and_other_settings_are_refused(tmp_path):
 
 def test_a_kept_run_says_where_it_was_made_and_one_of_before_that_is_read_too(tmp_path, monkeypatch):
     files = [tmp_path / f"{name}.json" for name in "abcd"]
-    dates = iter(["Monday", "Monday", "Tuesday", "today"])
+    dates = iter(["Monday", "Monday", "Tuesday"])
     monkeypatch.setattr(common, "machine", lambda: {"date": next(dates)})
     for file in files[:3]:
         assert kept(file, {"a": 1}, lambda: {"x": 1}) == ({"x": 1}, True)
@@ -231,7 +241,8 @@ def test_a_kept_run_says_where_it_was_made_and_one_of_before_that_is_read_too(tm
     assert origins(files) == [{"date": "Monday"}, {"date": "Tuesday"}, None]
 
 
-def test_only_the_whole_study_goes_to_the_results_by_default(tmp_path):
+def test_only_the_whole_study_goes_to_the_results_by_default(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
@@ -262,10 +273,23 @@ def test_a_warm_start_is_used_again_for_its_own_problems_and_settings_only(tmp_p
     for dataset, seed, settings in others:
         with pytest.raises(SystemExit, match="other settings"):
             quickstart_model(dataset, seed, tmp_path, **settings)
+    with pytest.raises(SystemExit, match="other settings"):
+        worked_sums.worked_model(few, 0, tmp_path, **own)
     (tmp_path / "warm_start.json").unlink()
     with pytest.raises(SystemExit, match=r"no warm_start\.json"):
         quickstart_model(few, 0, tmp_path, **own)
     assert model.read_bytes() == made
+
+
+def test_the_worked_policy_is_warm_started_until_its_own_answers_are_right(monkeypatch):
+    monkeypatch.setattr(worked_sums, "accuracy", lambda *args: 0.3)
+    few = problems(60)
+    ended, short, whole = (
+        worked_sums.worked_policy(few, 0, until, max_steps=steps, every=2)[0].state_dict()["lm_head.weight"]
+        for until, steps in ((0.3, 4), (0.4, 2), (0.4, 4))
+    )
+    assert torch.equal(ended, short)
+    assert not torch.equal(ended, whole)
 
 
 def test_policy_study_runs_and_goes_on(tmp_path):
@@ -315,6 +339,7 @@ def test_reinforce_pp_study_runs(tmp_path):
 def test_advantage_cost_measures_every_baseline_and_the_fused_head_agrees():
     results = advantage_cost.main(["--quick"])
     assert set(results["baselines"]) == set(BASELINES) - advantage_cost.NEEDS_A_MODEL
+    assert results["baselines, memory kept"].keys() == results["baselines"].keys()
     assert results["energies"]["largest_difference"] < 1e-5
 
 
