@@ -69,9 +69,9 @@ def rounded(value: Any) -> Any:
     return [rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
-def places(parser: argparse.ArgumentParser, name: str) -> None:
+def places(parser: argparse.ArgumentParser, name: str, output: str = "runs that are done stay here") -> None:
     """Options of where a study puts what it makes; `placed` fills in what is not given."""
-    parser.add_argument("--output", type=Path, help=f"runs that are done stay here (runs/{name})")
+    parser.add_argument("--output", type=Path, help=f"{output} (runs/{name})")
     parser.add_argument("--results", type=Path, help="folder of the plots and the raw numbers (benchmarks/results)")
     parser.set_defaults(study=name)
 

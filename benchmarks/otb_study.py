@@ -10,8 +10,8 @@ energy is compared by OTB with others at the same place only, so the correlation
 A ratio of two variances comes with a 95 % bootstrap interval: the groups of each prompt are drawn anew, the same ones
 for both estimators. It tells what other groups of this policy at these prompts would give, not what other prompts or
 policies would. The groups of each size are the same responses cut in order, so group sizes do not confirm each other;
-and of 32 there are 6 a prompt. In simulations such an interval holds the truth in 95 % of cases if gradients are
-normal, and if groups contribute as unequally as here in about 95 % with 48 groups a prompt, 92 % with 12, 91 % with 6.
+and of 32 there are 6 a prompt. With normal gradients such an interval holds the truth in about 95 % of cases, as a test
+shows for 6 groups a prompt; with groups that contribute as unequally as here it is less.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ def main() -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    places(parser, "quickstart_seeds")
+    places(parser, "quickstart_seeds", "results of other seeds than the default go here")
     options = placed(parser.parse_args(), parser.parse_args([]))
     results = []
     for seed in options.seeds:

@@ -137,7 +137,7 @@ def knights_model(scale: Scale, seed: int, folder: Path, training: dict[int, lis
         warm_start(model, tokenizer, dataset, **settings)
         return model, tokenizer
 
-    started(folder, dataset, {"seed": seed, **settings}, make)
+    started(folder, dataset, {"policy": "knights", "seed": seed, **settings}, make)
 
 
 def of_knights(row: str, seed: int, scale: Scale, models: Path) -> dict[str, Any]:

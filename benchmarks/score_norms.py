@@ -125,7 +125,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("folders", nargs="*", type=Path, default=FOLDERS, help="models")
     parser.add_argument("--problems", type=int, default=100)
     parser.add_argument("--samples", type=int, default=16, help="answers to each")
-    places(parser, "score_norms")
+    places(parser, "score_norms", "results of other models than the default go here")
     options = placed(parser.parse_args(argv), parser.parse_args([]))
     missing = [str(folder) for folder in options.folders if not (folder / "config.json").is_file()]
     if missing:

@@ -37,7 +37,7 @@ def problems(size: int, seed: int = 1, *, max_digits: int = 2, held_out: bool = 
 
 def family(problem: str) -> int:
     """0 to 7: two digits in the first number (4), in the second (2), a difference (1). `problems` has numbers of equal
-    length only, hence four of them, and 97 % are of two: sums and differences of two-digit numbers."""
+    length only, hence four of them, and most are sums and differences of two-digit numbers."""
     found = SUM.search(problem)
     assert found is not None, problem
     first, sign, second = found.groups()
