@@ -20,7 +20,7 @@ from typing import Any
 
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.extract import last_boxed, plain_number
-from basis_rl.rewards.quick import same_text
+from basis_rl.rewards.math.quick import same_text
 from benchmarks.common import save
 from benchmarks.reward_cases import Case, cases, math500
 

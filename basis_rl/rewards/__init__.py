@@ -1,14 +1,14 @@
 """Verifiable rewards."""
 
-from basis_rl.rewards.calls import FunctionError
+from basis_rl.rewards.workers.calls import FunctionError
 from basis_rl.rewards.choice import ChoiceReward
-from basis_rl.rewards.code import CodeReward
+from basis_rl.rewards.code.reward import CodeReward
 from basis_rl.rewards.exact import ExactReward
 from basis_rl.rewards.extract import last_boxed
 from basis_rl.rewards.format import FormatReward
 from basis_rl.rewards.function import FunctionReward
 from basis_rl.rewards.gym import ReasoningGymReward
-from basis_rl.rewards.math_verify import MathVerifyReward, gold_answer
+from basis_rl.rewards.math.reward import MathVerifyReward, gold_answer
 from basis_rl.rewards.overlong import OverlongReward
 
 __all__ = [

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from basis_rl.rewards.calls import Calls, check_limits, log_limits
+from basis_rl.rewards.workers.calls import Calls, check_limits, log_limits
 from basis_rl.rewards.extract import completion_text, last_boxed
 
 Form = Literal["think", "think_box", "think_answer", "box", "answer"]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
-from basis_rl.rewards.calls import Calls, FunctionError, check_limits, log_limits, trl_signature
+from basis_rl.rewards.workers.calls import Calls, FunctionError, check_limits, log_limits, trl_signature
 from basis_rl.rewards.extract import completion_text
 
 OnError = Literal["raise", "unscored"]

@@ -9,12 +9,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from basis_rl.rewards.choice import ChoiceReward
-from basis_rl.rewards.code import CodeReward
+from basis_rl.rewards.code.reward import CodeReward
 from basis_rl.rewards.exact import ExactReward
 from basis_rl.rewards.format import FormatReward
 from basis_rl.rewards.function import FunctionReward
 from basis_rl.rewards.gym import ReasoningGymReward
-from basis_rl.rewards.math_verify import MathVerifyReward
+from basis_rl.rewards.math.reward import MathVerifyReward
 from basis_rl.rewards.overlong import OverlongReward
 
 POOL = "pool:"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from basis_rl.rewards.failures import FailureMonitor
-from basis_rl.rewards.pool import WorkerPool
+from basis_rl.rewards.workers.failures import FailureMonitor
+from basis_rl.rewards.workers.pool import WorkerPool
 from basis_rl.sandbox import Policy, python_paths
 
 WALL_CLOCK = 10.0  # times the CPU time: nine of ten processor seconds may go to others

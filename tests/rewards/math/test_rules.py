@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from basis_rl.rewards import MathVerifyReward
-from basis_rl.rewards.grading import _RELIES_ON, grade
-from basis_rl.rewards.rules import DIFFERENCES, QUIRKS, RULES, refused
+from basis_rl.rewards.math.grading import _RELIES_ON, grade
+from basis_rl.rewards.math.rules import DIFFERENCES, QUIRKS, RULES, refused
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "rewards.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "rewards.md"
 
 # More acceptances, by the quirk that each rests on: (gold, answer).
 MORE = {

@@ -1,6 +1,6 @@
 """The process that grades. Run as a script by `WorkerPool`; loads only what it needs of basis_rl, by path.
 
-The arguments of `basis_rl.rewards.grading.grade` in, ``{"verdict": true | false | null}`` out, null when the gold
+The arguments of `basis_rl.rewards.math.grading.grade` in, ``{"verdict": true | false | null}`` out, null when the gold
 itself cannot be parsed.
 """
 
@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 
-def _load(module: str, name: str) -> Any:
-    return runpy.run_path(str(Path(__file__).with_name(f"{module}.py")))[name]
+_HERE = Path(__file__).parent
+
+
+def _load(path: Path, name: str) -> Any:
+    return runpy.run_path(str(path))[name]
 
 
 class _Grader:
     def start(self) -> None:
-        self.grade = _load("grading", "grade")
+        self.grade = _load(_HERE / "grading.py", "grade")
         self.grade("1", "1")
 
     def answer(self, task: dict[str, Any]) -> dict[str, Any]:
@@ -31,4 +34,5 @@ class _Grader:
 
 if __name__ == "__main__":
     grader = _Grader()
-    _load("serve_tasks", "serve_tasks")(grader.answer, float(sys.argv[1]), int(sys.argv[2]), start=grader.start)
+    serve_tasks = _load(_HERE.parent / "workers" / "serve_tasks.py", "serve_tasks")
+    serve_tasks(grader.answer, float(sys.argv[1]), int(sys.argv[2]), start=grader.start)

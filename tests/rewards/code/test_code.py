@@ -7,9 +7,9 @@ import time
 import pytest
 
 from basis_rl.rewards import CodeReward, code
-from basis_rl.rewards.code import last_code
-from basis_rl.rewards.coding.tests import Case, choose, parse_tests, same_output, same_value
-from basis_rl.rewards.coding.values import decode, encode
+from basis_rl.rewards.code.reward import last_code
+from basis_rl.rewards.code.tests import Case, choose, parse_tests, same_output, same_value
+from basis_rl.rewards.code.values import decode, encode
 from basis_rl.sandbox import Isolation, isolation
 from tests.rewards.growth import grows_linearly
 

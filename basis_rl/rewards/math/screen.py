@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 
-# Far above what golds and right answers have (tests/rewards/test_screen.py shows by how much), and where Math-Verify's
+# Far above what golds and right answers have (tests/rewards/math/test_screen.py shows by how much), and where Math-Verify's
 # time, exponential in the depth and in chains of functions, reaches minutes.
 LIMITS = {
     "length": 2_000,  # characters

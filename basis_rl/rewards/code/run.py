@@ -17,8 +17,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from basis_rl.rewards.coding.tests import Case, same_output, same_value
-from basis_rl.rewards.coding.values import dump, encode
+from basis_rl.rewards.code.tests import Case, same_output, same_value
+from basis_rl.rewards.code.values import dump, encode
 from basis_rl.sandbox import Policy, environment, sandboxed
 
 Verdict = Literal["pass", "fail", "timeout", "unsupported", "no sandbox"]

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from basis_rl.rewards import MathVerifyReward, pool, serve_tasks, worker_process
-from basis_rl.rewards.failures import RewardInfrastructureError
-from basis_rl.rewards.pool import WorkerPool
+from basis_rl.rewards.workers.failures import RewardInfrastructureError
+from basis_rl.rewards.workers.pool import WorkerPool
 from basis_rl.sandbox import Policy, isolation, python_paths
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 WORKER = f"""
 import json, os, runpy, signal, socket, sys, threading, time
 serve_tasks = runpy.run_path({serve_tasks.__file__!r})["serve_tasks"]
@@ -320,7 +320,7 @@ def test_a_forked_copy_of_the_trainer_has_workers_of_its_own():
 END = """
 import os, sys, signal, threading
 sys.path.insert(0, {root!r})
-from tests.rewards.test_pool import make
+from tests.rewards.workers.test_pool import make
 pool = make(size=2)
 pool.run([{{"n": i}} for i in range(4)])
 print(*(pid for worker in pool._workers for pid in (worker.process.pid, worker.pid)), flush=True)

@@ -12,8 +12,8 @@ import time
 import pytest
 
 from basis_rl.rewards import MathVerifyReward
-from basis_rl.rewards.pool import WorkerPool
-from tests.rewards.test_pool import gone
+from basis_rl.rewards.workers.pool import WorkerPool
+from tests.rewards.workers.test_pool import gone
 
 HOSTILE = [
     r"9^{9^{9^{9}}}",

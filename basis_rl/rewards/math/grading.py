@@ -1,7 +1,7 @@
 r"""One answer against one gold by Math-Verify; runs in the worker process, where it may hang and die.
 
 A gold and an answer are contents of boxes. What Math-Verify finds equal is right, unless it rests on a quirk
-(`basis_rl.rewards.rules.QUIRKS`) that is refused.
+(`basis_rl.rewards.math.rules.QUIRKS`) that is refused.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from basis_rl.rewards import MathVerifyReward
-from basis_rl.rewards.failures import FailureMonitor, RewardInfrastructureError
-from basis_rl.rewards.pool import Outcome
+from basis_rl.rewards.workers.failures import FailureMonitor, RewardInfrastructureError
+from basis_rl.rewards.workers.pool import Outcome
 
 
 def raises(monitor, scored, failed):

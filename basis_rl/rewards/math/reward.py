@@ -8,13 +8,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from basis_rl.rewards.cache import Pair, Verdict, Verdicts
+from basis_rl.rewards.math.cache import Pair, Verdict, Verdicts
 from basis_rl.rewards.extract import completion_text, last_boxed
-from basis_rl.rewards.failures import FailureMonitor
-from basis_rl.rewards.pool import Outcome, WorkerPool
-from basis_rl.rewards.quick import quick_verdict, same_text
-from basis_rl.rewards.rules import RULES, refused
-from basis_rl.rewards.screen import screened
+from basis_rl.rewards.workers.failures import FailureMonitor
+from basis_rl.rewards.workers.pool import Outcome, WorkerPool
+from basis_rl.rewards.math.quick import quick_verdict, same_text
+from basis_rl.rewards.math.rules import RULES, refused
+from basis_rl.rewards.math.screen import screened
 from basis_rl.sandbox import Policy, python_paths
 
 _MEMORY_BYTES = 4 << 30
@@ -25,7 +25,7 @@ _WALL_CLOCK = 10.0  # times the CPU time: nine of ten processor seconds may go t
 class MathVerifyReward:
     r"""1.0 if the last balanced ``\boxed{...}`` of the completion equals the gold answer, else 0.0.
 
-    Equal is what Math-Verify finds equal, but for the few pairs of `basis_rl.rewards.rules.DIFFERENCES`
+    Equal is what Math-Verify finds equal, but for the few pairs of `basis_rl.rewards.math.rules.DIFFERENCES`
     (docs/rewards.md). The gold's own text, plain numerals and single letters are compared here (`quick_verdict`), what
     is far too large or too deep for the gold is wrong unseen (`screened`), and only the rest goes to a worker, each
     pair once.
@@ -47,7 +47,7 @@ class MathVerifyReward:
     Args:
         num_workers: grading processes (of this rank).
         timeout: seconds of CPU time for one answer.
-        allow: names of the acceptances of Math-Verify that are kept (`basis_rl.rewards.rules.QUIRKS`); a verdict that
+        allow: names of the acceptances of Math-Verify that are kept (`basis_rl.rewards.math.rules.QUIRKS`); a verdict that
             rests on another one is wrong. None: all of them.
 
     Raises:
@@ -66,7 +66,7 @@ class MathVerifyReward:
         if self.refused:
             self.version += f", without {', '.join(self.refused)}"
         worker = Path(__file__).with_name("worker.py")
-        # -P: the script's folder stays off the path, where this very file would shadow the package math_verify
+        # -P: the folder of the script stays off the path, where its files could shadow other modules
         command = [sys.executable, "-P", str(worker), str(timeout), str(_MEMORY_BYTES)]
         policy = Policy(
             memory_bytes=_MEMORY_BYTES,

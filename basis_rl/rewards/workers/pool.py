@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from basis_rl.rewards.failures import RewardInfrastructureError
-from basis_rl.rewards.worker_process import WorkerProcess, resident_bytes
+from basis_rl.rewards.workers.failures import RewardInfrastructureError
+from basis_rl.rewards.workers.process import WorkerProcess, resident_bytes
 from basis_rl.sandbox import Policy
 
 _STARTUP_SECONDS = 120.0
@@ -66,7 +66,7 @@ class WorkerPool:
     descriptors and, of its environment, paths and language only.
 
     **Load.** A wall-clock limit makes verdicts depend on what else the machine does. So workers that measure their own
-    CPU time (`basis_rl.rewards.serve_tasks`) die by SIGPROF of a task that is too hard: ``timeout``, wherever and
+    CPU time (`basis_rl.rewards.workers.serve_tasks`) die by SIGPROF of a task that is too hard: ``timeout``, wherever and
     whenever it is tried. With `cpu_timeout`, the wall-clock limit is only the net under it. A task that reaches it has
     not had its CPU time: if its worker slept by itself, ``timeout``; if it waited for a processor, a disk or memory,
     the machine is to blame, and the task is tried once more.
@@ -75,7 +75,7 @@ class WorkerPool:
     whatever they do; what is not done then is ``late``.
 
     Args:
-        command: how to start a worker; it speaks the protocol of `basis_rl.rewards.serve_tasks`.
+        command: how to start a worker; it speaks the protocol of `basis_rl.rewards.workers.serve_tasks`.
         size: number of processes. They start with the first batch.
         timeout: seconds for a task, wall clock.
         cpu_timeout: seconds of CPU time after which the worker ends itself by SIGPROF; None: it does not.

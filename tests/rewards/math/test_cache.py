@@ -2,7 +2,7 @@
 
 import threading
 
-from basis_rl.rewards.cache import Verdicts
+from basis_rl.rewards.math.cache import Verdicts
 
 
 def test_the_least_recently_used_goes_first():

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from basis_rl.rewards.extract import last_boxed
-from basis_rl.rewards.quick import same_text
-from basis_rl.rewards.screen import LIMITS, measure, screened
+from basis_rl.rewards.math.quick import same_text
+from basis_rl.rewards.math.screen import LIMITS, measure, screened
 from tests.rewards.growth import seconds
 
 HOPELESS = {
