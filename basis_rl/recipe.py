@@ -22,7 +22,7 @@ from basis_rl.data import GYM_COLUMN, DataArguments, load_prompts
 from basis_rl.evaluation.benchmarks import load_benchmark
 from basis_rl.recipe_file import DICT_KEYS, read, split_path, take_dictionaries
 from basis_rl.recipe_objects import build_recipe_baseline, build_rewards, build_tools
-from basis_rl.report.redact import redact
+from basis_rl.hub.redact import redact
 from basis_rl.rewards.registry import REWARDS
 from basis_rl.rollout.server import ServerOptions
 from basis_rl.trainer import BasisConfig, BasisTrainer

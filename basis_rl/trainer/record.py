@@ -20,8 +20,8 @@ from huggingface_hub import ModelCard, hf_hub_download
 
 from basis_rl.baselines import BASELINES, Baseline
 from basis_rl.clusters import PromptClusters
-from basis_rl.report.card import Artefact, License, RunFacts, is_hub_id
-from basis_rl.report.redact import redact
+from basis_rl.hub.card import Artefact, License, RunFacts, is_hub_id
+from basis_rl.hub.redact import redact
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.values import ValueTable
 from basis_rl.values.provenance import model_revision, reward_identity

@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 
 from basis_rl.trainer.checkpoint import is_complete, resolve
-from basis_rl.trainer.hub import Hub, Push, files_of_run
+from basis_rl.hub.repository import Hub, Push, files_of_run
 from tests.hub_endpoint import HubEndpoint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ STRATEGIES = ["end", "every_save", "checkpoint", "all_checkpoints"]
 
 
 def job(name, folder, **args):
-    """A run of `tests.trainer.pushing`; what is no setting of `BasisConfig` stays outside `args`."""
+    """A run of `tests.hub.pushing`; what is no setting of `BasisConfig` stays outside `args`."""
     own = {key: args.pop(key) for key in ("resume", "push", "baseline") if key in args}
     return {"name": name, "out": str(folder / name), "args": {"hub_token": TOKEN, **args}, **own}
 
@@ -91,7 +91,7 @@ def ran(hub, folder, tiny_path):
         job("no good name", folder),
         job("bob/theirs", folder),
     ]
-    done = python(hub, folder / "home", "-m", "tests.trainer.pushing", tiny_path, *map(json.dumps, jobs))
+    done = python(hub, folder / "home", "-m", "tests.hub.pushing", tiny_path, *map(json.dumps, jobs))
     outcome = json.loads(done.stdout.splitlines()[-1])
     return {**outcome, "stderr": done.stderr, "faults": faults}
 
@@ -239,8 +239,8 @@ def test_a_pulled_checkpoint_is_found_by_auto(tmp_path):
 
 @pytest.fixture(scope="module")
 def pulled(ran, hub, folder, tiny_path):
-    """What another machine makes of it: `tests.trainer.pulling`."""
-    done = python(hub, folder / "other", "-m", "tests.trainer.pulling", tiny_path, folder, token=TOKEN)
+    """What another machine makes of it: `tests.hub.pulling`."""
+    done = python(hub, folder / "other", "-m", "tests.hub.pulling", tiny_path, folder, token=TOKEN)
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -292,7 +292,7 @@ def test_no_rank_waits_for_a_push_that_fails(hub, folder, tiny_path):
     jobs = [job("two-dead", folder, **settings), job("two-refused", folder, **{**settings, "hub_token": READER})]
     jobs.append(job("two-well", folder, **settings, hub_strategy="checkpoint"))
     done = python(
-        hub, folder / "home", "-m", "tests.trainer.pushing", tiny_path, *map(json.dumps, jobs), launcher=launcher
+        hub, folder / "home", "-m", "tests.hub.pushing", tiny_path, *map(json.dumps, jobs), launcher=launcher
     )
     outcome = json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith("{")))
     assert outcome["two-dead"]["pushed"] is None

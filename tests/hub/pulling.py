@@ -1,4 +1,4 @@
-"""What another machine makes of what was pushed, by way of the Hub alone: ``python -m tests.trainer.pulling``."""
+"""What another machine makes of what was pushed, by way of the Hub alone: ``python -m tests.hub.pulling``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from basis_rl.clusters import PromptClusters
 from basis_rl.recipe import load_config_and_tokenizer, load_training_data, parse_recipe
 from basis_rl.values import ValueTable
 from tests.cli.test_cli import SETTINGS
-from tests.trainer.pushing import run
-from tests.trainer.test_hub import TOKEN, job
+from tests.hub.pushing import run
+from tests.hub.test_repository import TOKEN, job
 
 torch.set_num_threads(1)
 

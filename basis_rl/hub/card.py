@@ -11,8 +11,8 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from basis_rl.report.citations import citations
-from basis_rl.report.results import Result
+from basis_rl.hub.citations import citations
+from basis_rl.hub.results import Result
 
 FILE_NAME, FACTS = "README.md", "card.json"
 _HUB_ID = re.compile(r"[\w.\-]+/[\w.\-]+")

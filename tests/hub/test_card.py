@@ -7,10 +7,10 @@ import pytest
 from huggingface_hub import ModelCard, metadata_load
 
 from basis_rl.baselines import BASELINES
-from basis_rl.report.card import Artefact, License, RunFacts, load_facts, model_card, save_facts
-from basis_rl.report.citations import PAPERS, citations
-from basis_rl.report.redact import redact, redact_command
-from basis_rl.report.results import read_results
+from basis_rl.hub.card import Artefact, License, RunFacts, load_facts, model_card, save_facts
+from basis_rl.hub.citations import PAPERS, citations
+from basis_rl.hub.redact import redact, redact_command
+from basis_rl.hub.results import read_results
 from tests.hub_endpoint import check_card
 from tests.tiny import named_baseline, sums
 

@@ -1,4 +1,4 @@
-"""Runs that push to the Hub of `HF_ENDPOINT`, in a process of their own: ``python -m tests.trainer.pushing ...``.
+"""Runs that push to the Hub of `HF_ENDPOINT`, in a process of their own: ``python -m tests.hub.pushing ...``.
 
 Each job is one JSON argument, ``{"name": repository, "out": folder, ...}``; the last line of stdout is a JSON object,
 name to what came of it.
