@@ -13,7 +13,7 @@ from trl.chat_template_utils import qwen2_5_chat_template
 
 from basis_rl.cli.main import main
 from basis_rl.recipe import parse_recipe
-from basis_rl.trainer.footprint import Launch, planned
+from basis_rl.estimate.footprint import Launch, planned
 from examples.papers.orz_dapo import merge
 from tests.tiny import tiny_tokenizer
 

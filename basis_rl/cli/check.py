@@ -16,7 +16,7 @@ from basis_rl.cli.main import report
 from basis_rl.recipe import Recipe, load_config_and_tokenizer, load_eval_data, load_training_data, parse_recipe
 from basis_rl.recipe_objects import build_recipe_baseline, build_rewards, build_tools, import_object
 from basis_rl.trainer.config import with_objective
-from basis_rl.trainer.footprint import Launch, planned, read_launch
+from basis_rl.estimate.footprint import Launch, planned, read_launch
 from basis_rl.trainer.preflight import check_baseline_fits, check_dataset, check_eval_data, check_golds, run_context
 from basis_rl.trainer.tool_check import as_functions, check_tools
 

@@ -10,7 +10,7 @@ from datasets import Dataset
 
 from basis_rl.recipe import Recipe
 from basis_rl.trainer import BasisConfig
-from basis_rl.trainer.footprint import Launch
+from basis_rl.estimate.footprint import Launch
 from basis_rl.trainer.preflight import required_columns, with_tools
 from basis_rl.values.provenance import rendered_prompt
 

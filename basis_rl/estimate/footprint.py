@@ -1,4 +1,4 @@
-"""From a model's configuration and a run's settings to the numbers that `basis_rl.functional.memory` reckons with."""
+"""From a model's configuration and a run's settings to the numbers that `basis_rl.estimate.memory` reckons with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from trl import ModelConfig, get_peft_config
 
-from basis_rl.functional.memory import Engine, ModelSize, Setting
+from basis_rl.estimate.memory import Engine, ModelSize, Setting
 from basis_rl.trainer.config import BasisConfig
 
 # Numbers kept for each trained one; the others' are not known here.
