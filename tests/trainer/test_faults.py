@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from basis_rl.trainer import BasisTrainer, checkpoint
-from basis_rl.trainer.client import Client, as_error
+from basis_rl.trainer.rollouts.client import Client, as_error
 from basis_rl.trainer.faults import NonFiniteGradients, RequestRefused, RolloutError
 from tests.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
 

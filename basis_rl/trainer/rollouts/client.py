@@ -20,7 +20,7 @@ from trl.generation.vllm_client import VLLMClient
 
 from basis_rl.rollout.weights import default_folder, write_weights
 from basis_rl.trainer.faults import RequestRefused, RolloutError
-from basis_rl.trainer.prefetch import Ahead, AskedAhead
+from basis_rl.trainer.rollouts.prefetch import Ahead, AskedAhead
 
 _AT_A_TIME = 256
 

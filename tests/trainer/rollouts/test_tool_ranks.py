@@ -13,17 +13,17 @@ from examples.quickstart.warm_start import save
 from tests.served import ENGINE, save_model
 from tests.tooled import by_rule, decided_model, tokenizer
 from tests.trainer.test_sharding import launch as launch_sharded
-from tests.trainer.test_tools import segments
-from tests.trainer.tooled_ranks import CONTEXT
+from tests.trainer.rollouts.test_tools import segments
+from tests.trainer.rollouts.tooled_ranks import CONTEXT
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def launch(ranks, output, model, config="accelerate_configs/cpu.yaml"):
     output.mkdir()
     launcher = ["-m", "accelerate.commands.launch", "--config_file", config]
     launcher += ["--num_processes", str(ranks), "--main_process_port", "0"]
-    script = ["-m", "tests.trainer.tooled_ranks", str(ranks), str(output), str(model)]
+    script = ["-m", "tests.trainer.rollouts.tooled_ranks", str(ranks), str(output), str(model)]
     command = [sys.executable, *(launcher if ranks > 1 else []), *script]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "CI": "1"}, timeout=900
@@ -79,7 +79,7 @@ def test_zero3_and_a_server(tmp_path):
     log = tmp_path / "server.log"
     options = ServerOptions(str(model), port=0, dtype="float32", max_model_len=CONTEXT, log=log, extra=ENGINE)
     with Server(options, 900) as server:
-        launch_sharded(tmp_path, "zero3", "2", model, server.url, script="tests.trainer.tooled_ranks")
+        launch_sharded(tmp_path, "zero3", "2", model, server.url, script="tests.trainer.rollouts.tooled_ranks")
     ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
     assert all(rank["sharded"] for rank in ranks)
     assert assert_whole(ranks) >= 1

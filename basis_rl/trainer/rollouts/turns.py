@@ -18,7 +18,7 @@ from trl import GRPOTrainer
 from trl.chat_template_utils import parse_response
 
 from basis_rl.rewards import last_boxed
-from basis_rl.trainer.tool_check import Pending, as_functions, check_tools
+from basis_rl.trainer.rollouts.tool_check import Pending, as_functions, check_tools
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _Turn = tuple[list[list[int]], list[list[float]] | None]

@@ -11,9 +11,9 @@ from trl.chat_template_utils import qwen2_5_chat_template, qwen3_template
 from basis_rl.rewards.extract import completion_text
 from basis_rl.tools import ToolResult, calculator
 from basis_rl.trainer import BasisTrainer, turns
-from basis_rl.trainer.client import Client
-from basis_rl.trainer.tool_check import end_of_turn, prepare_tokenizer
-from basis_rl.trainer.turns import harmless, has_void_turn, parsed
+from basis_rl.trainer.rollouts.client import Client
+from basis_rl.trainer.rollouts.tool_check import end_of_turn, prepare_tokenizer
+from basis_rl.trainer.rollouts.turns import harmless, has_void_turn, parsed
 from examples.quickstart.warm_start import save
 from tests.tiny import config, sums, tiny_tokenizer
 from tests.tooled import Kept, by_rule, decided_model, ending, expression, last_turn, tokenizer, trainer
@@ -293,7 +293,7 @@ def test_rows_of_a_later_turn_are_asked_for_with_their_own_room(monkeypatch):
         return {"prompt_ids": prompts, "completion_ids": [[len(p)] for p in prompts], "logprobs": [[[0.5]]],
                 "logprob_token_ids": None}  # fmt: skip
 
-    monkeypatch.setattr("basis_rl.trainer.client.VLLMClient.generate", generate)
+    monkeypatch.setattr("basis_rl.trainer.rollouts.client.VLLMClient.generate", generate)
     client = object.__new__(Client)
     client.longest, client.ahead, client.asking_ahead, client.training = 10, None, None, True
     client._apart = lambda: client
