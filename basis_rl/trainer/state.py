@@ -81,7 +81,7 @@ def save_phase(folder: str | Path, trainer: BasisTrainer) -> None:
         "spending": trainer.spending.state_dict(),
         "rollouts": trainer._buffered_inputs if between else None,
         "unlearnt": [(used_up, vars(batch)) for used_up, batch in trainer._unlearnt],
-        "learner": trainer._learner.state() if trainer._learner is not None else None,
+        "critic": trainer._critic.state() if trainer._critic is not None else None,
         "ahead": trainer._prefetch.state() if trainer._prefetch is not None else None,
         "metrics": {mode: dict(values) for mode, values in trainer._metrics.items()},
     }
@@ -119,8 +119,8 @@ def load_phase(folder: str | Path, trainer: BasisTrainer) -> None:
     trainer.spending.load_state_dict(content.get("spending") or trainer.spending.state_dict())
     trainer._buffered_inputs = send_to_device(content["rollouts"], trainer.accelerator.device)
     trainer._unlearnt = [(used_up, RolloutBatch(**fields)) for used_up, fields in content["unlearnt"]]
-    if trainer._learner is not None:
-        trainer._learner.load_state(content.get("learner") or {})
+    if trainer._critic is not None:
+        trainer._critic.load_state(content.get("critic") or {})
     if trainer._prefetch is not None and not other:
         trainer._prefetch.load_state(content.get("ahead"))
     for mode, values in content["metrics"].items():

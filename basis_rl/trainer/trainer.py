@@ -22,7 +22,7 @@ from basis_rl.trainer.evaluating import EvalScores, of_set, random_numbers_kept
 from basis_rl.trainer.faults import FiniteGradients, NonFiniteGradients, ServerLost, StopOnSignal, SyncError
 from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id, total_rewards
 from basis_rl.trainer.rollouts.greedy import greedy_rewards
-from basis_rl.trainer.learner import Learner
+from basis_rl.trainer.critic import Critic
 from basis_rl.trainer.loss import kl_in_reward, kl_loss, no_kl, without_old_log_probs
 from basis_rl.trainer.rollouts.prefetch import Prefetch
 from basis_rl.trainer.preflight import (
@@ -112,8 +112,8 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
             super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
         self.record = Record.of(self.model.config, args)
         self._energies = EnergyRecorder(self) if "energies" in self.baseline.requires else None
-        self._learner = Learner(self, self.baseline) if isinstance(self.baseline, LearnedBaseline) else None
-        hidden = self._learner.hidden if self._learner is not None else None
+        self._critic = Critic(self, self.baseline) if isinstance(self.baseline, LearnedBaseline) else None
+        hidden = self._critic.hidden if self._critic is not None else None
         self._scoring = [each for each in (self._energies, hidden) if each is not None]
         self._monitor = GradientMonitor(self) if args.log_gradient_variance else None
         self._finite = FiniteGradients(self)
@@ -232,7 +232,7 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
             step=self._generation_batch,
             energies=self._energies.take(output) if self._energies else None,
             rollout_weights=rollout_weights(output) if "rollout_weights" in self.baseline.requires else None,
-            values=self._learner.values(output, self._generation_batch) if self._learner else None,
+            values=self._critic.values(output, self._generation_batch) if self._critic else None,
             kl=kl_in_reward(self, output) if self._kl_in_reward() else None,
             greedy_rewards=greedy_rewards(self, inputs) if "greedy_rewards" in self.baseline.requires else None,
             with_texts="prompt_texts" in self.baseline.requires,
@@ -280,7 +280,7 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
         while self._unlearnt and self._unlearnt[0][0] <= self._step:
             _, batch = self._unlearnt.pop(0)
             self.baseline.update(batch)
-            for key, value in self._learner.learn(batch).items() if self._learner else ():
+            for key, value in self._critic.learn(batch).items() if self._critic else ():
                 self._metrics["train"][f"baseline/{key}"].append(value)
         self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)
 
@@ -315,8 +315,8 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
             self._prefetch.drop()
         self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn = self._last_step
         self._unlearnt = [(used_up, batch) for used_up, batch in self._unlearnt if batch.step < self._generation_batch]
-        if self._learner is not None:
-            self._learner.forget(self._generation_batch)
+        if self._critic is not None:
+            self._critic.forget(self._generation_batch)
         self._save_checkpoint(self.model_wrapped, trial=None)
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> EpochSampler:
@@ -347,8 +347,8 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
         save_phase(output_dir, self)
-        if self._learner is not None:
-            self._learner.save(output_dir)
+        if self._critic is not None:
+            self._critic.save(output_dir)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
@@ -374,8 +374,8 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
             self._generation_batch = load_baseline(checkpoint_folder, self.baseline, self.dataset_identity)
             self._unlearnt = []
             load_phase(checkpoint_folder, self)
-            if self._learner is not None:
-                self._learner.load(checkpoint_folder)
+            if self._critic is not None:
+                self._critic.load(checkpoint_folder)
             self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)
 
 

@@ -95,9 +95,9 @@ def resumed(output: Path, model: Path, kind: str = "basis_history") -> None:
         trained.train(resume_from_checkpoint=str(start) if start else None)
         trained.save_model(str(output / name / "saved"))
         norms = [(row["step"], row["grad_norm"]) for row in trained.state.log_history if "grad_norm" in row]
-        learner = trained._learner
-        module = whole(learner.module.state_dict()) if learner is not None else {}
-        sharded = learner is not None and any(isinstance(p, DTensor) for p in learner.parameters)
+        critic = trained._critic
+        module = whole(critic.module.state_dict()) if critic is not None else {}
+        sharded = critic is not None and any(isinstance(p, DTensor) for p in critic.parameters)
         kind_of = str(trained.accelerator.distributed_type)
         kept = {"norms": norms, "type": kind_of, "module": module, "module_sharded": sharded}
         rank = trained.accelerator.process_index

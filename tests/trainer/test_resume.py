@@ -47,10 +47,10 @@ def assert_same_end(a, b):
         assert torch.equal(p, q), name
     for p, q in zip(a.optimizer.state.values(), b.optimizer.state.values(), strict=True):
         assert all(torch.equal(p[key], q[key]) for key in p)
-    if a._learner is not None:
-        for p, q in zip(a._learner.parameters, b._learner.parameters, strict=True):
+    if a._critic is not None:
+        for p, q in zip(a._critic.parameters, b._critic.parameters, strict=True):
             assert torch.equal(p, q)
-            left, right = a._learner.optimizer.state[p], b._learner.optimizer.state[q]
+            left, right = a._critic.optimizer.state[p], b._critic.optimizer.state[q]
             assert left.keys() == right.keys() == {"step", "exp_avg", "exp_avg_sq"}
             assert all(torch.equal(left[key], right[key]) for key in left)
     assert str(a.baseline.state_dict()) == str(b.baseline.state_dict())

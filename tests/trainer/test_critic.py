@@ -10,7 +10,7 @@ from peft import LoraConfig
 from basis_rl.baselines import Ppo
 from basis_rl.functional.diagnostics import advantage_metrics
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.learner import FILE_NAME
+from basis_rl.trainer.critic import FILE_NAME
 from tests.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
 from tests.trainer.test_energies import SETTINGS
 
@@ -32,11 +32,11 @@ class Watched(BasisTrainer):
         super().__init__(*args, **kwargs)
 
     def _learn(self):
-        learner = self._learner
+        critic = self._critic
         for used_up, batch in self._unlearnt:
             if used_up <= self._step:
-                kept = {key: value.clone() for key, value in learner._kept[batch.step].items()}
-                self.seen.append((batch, kept, copy.deepcopy(learner.module), copy.deepcopy(learner.optimizer)))
+                kept = {key: value.clone() for key, value in critic._kept[batch.step].items()}
+                self.seen.append((batch, kept, copy.deepcopy(critic.module), copy.deepcopy(critic.optimizer)))
         super()._learn()
 
 
@@ -95,10 +95,10 @@ def test_learning_is_that_of_a_plain_loop(kind, tmp_path, tiny_path):
     trained = build(tmp_path, baseline, sometimes_unscored, max_steps=4, **settings)
     trained.train()
     assert len(trained.seen) == 2
-    layers = [layer for layer in trained._learner.module.modules() if hasattr(layer, "gradient_checkpointing")]
+    layers = [layer for layer in trained._critic.module.modules() if hasattr(layer, "gradient_checkpointing")]
     assert any(layer.gradient_checkpointing and layer.training for layer in layers) == ("," in kind)
     assert trained.seen[0][0].rewards.isnan().any()
-    after = [trained.seen[1][2], trained._learner.module]
+    after = [trained.seen[1][2], trained._critic.module]
     norms = []
     for (batch, kept, module, optimizer), expected in zip(trained.seen, after, strict=True):
         other = torch.optim.AdamW(module.parameters(), lr=3e-3, weight_decay=0.0)
@@ -133,7 +133,7 @@ def test_the_head_reads_the_policys_hidden_states(case, lora, tmp_path, tiny_pat
                 found = self.model(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states[-1]
             tokens = output["completion_ids"].shape[1]
             local = super()._advantages(inputs, output)
-            seen.append((found[:, -tokens - 1 : -1], self._learner._kept[0]["hidden_states"], mask[:, -tokens:].bool()))
+            seen.append((found[:, -tokens - 1 : -1], self._critic._kept[0]["hidden_states"], mask[:, -tokens:].bool()))
             return local
 
     lora_config = LoraConfig(target_modules=["q_proj"], init_lora_weights=False) if lora else None
@@ -235,12 +235,12 @@ def test_a_checkpoint_without_the_module_is_refused(saved, tmp_path):
 
 def test_a_gradient_that_is_not_finite_is_dropped(tmp_path):
     trained = build(tmp_path, "ppo", max_steps=2)
-    before = copy.deepcopy(trained._learner.module.state_dict())
-    predict_as_before = trained._learner._predict
-    trained._learner._predict = lambda *args: predict_as_before(*args) * (math.inf if torch.is_grad_enabled() else 1.0)
+    before = copy.deepcopy(trained._critic.module.state_dict())
+    predict_as_before = trained._critic._predict
+    trained._critic._predict = lambda *args: predict_as_before(*args) * (math.inf if torch.is_grad_enabled() else 1.0)
     trained.train()
-    assert all(torch.equal(before[key], value) for key, value in trained._learner.module.state_dict().items())
-    assert not trained._learner.optimizer.state
+    assert all(torch.equal(before[key], value) for key, value in trained._critic.module.state_dict().items())
+    assert not trained._critic.optimizer.state
 
 
 @pytest.mark.parametrize(

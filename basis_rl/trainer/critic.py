@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FILE_NAME = "baseline_module.pt"
 
 
-class Learner:
+class Critic:
     """Predicts with a `LearnedBaseline`'s module, and trains it.
 
     A module that reads tokens, and is thus a model of its own, is sharded like the policy: by PyTorch's `fully_shard`
