@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from trl import ModelConfig
 from trl.trainer.utils import add_fused_lm_head
 
-from basis_rl.estimate.memory import Setting, memory_parts, peak
 from basis_rl.estimate.footprint import model_size
+from basis_rl.estimate.memory import Setting, memory_parts, peak
 
 MIB = float(1 << 20)
 ROWS, PROMPT, COMPLETION = 4, 64, 448

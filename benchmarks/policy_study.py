@@ -28,7 +28,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from basis_rl.cli.main import main as basis_rl
 from basis_rl.data import load_prompts
-from basis_rl.recipe import build_trainer, parse_recipe
+from basis_rl.recipe.build import build_trainer
+from basis_rl.recipe.file import parse_recipe
 from basis_rl.rewards import MathVerifyReward
 from benchmarks import policy_report, small_policy, worked_sums
 from benchmarks.common import kept, one_thread, origins, placed, places, save

@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from basis_rl import BasisConfig, BasisTrainer
 from basis_rl.data import load_prompts
 from basis_rl.functional.passk import pass_at_k
-from basis_rl.recipe import parse_recipe
+from basis_rl.recipe.file import parse_recipe
 from basis_rl.rewards import MathVerifyReward
 from benchmarks import drawing, knights
 from benchmarks.common import kept, one_thread, origins, placed, places, save

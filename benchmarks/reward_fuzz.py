@@ -18,9 +18,9 @@ import psutil
 from tqdm import tqdm
 
 from basis_rl.rewards import MathVerifyReward
-from basis_rl.rewards.workers.pool import WorkerPool
 from basis_rl.rewards.math.quick import quick_verdict, same_text
 from basis_rl.rewards.math.screen import screened
+from basis_rl.rewards.workers.pool import WorkerPool
 from benchmarks.common import save
 from benchmarks.reward_cases import math500
 

@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from basis_rl.data import load_prompts
 from basis_rl.functional.energy import logit_gradient_energy
-from basis_rl.recipe import parse_recipe
+from basis_rl.recipe.file import parse_recipe
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rollout import Sampling, prompt_tokens, sample
 from benchmarks import worked_sums

@@ -12,8 +12,8 @@ from transformers import Qwen2Config, Qwen3Config
 from trl.chat_template_utils import qwen2_5_chat_template
 
 from basis_rl.cli.main import main
-from basis_rl.recipe import parse_recipe
 from basis_rl.estimate.footprint import Launch, planned
+from basis_rl.recipe.file import parse_recipe
 from examples.papers.orz_dapo import merge
 from tests.tiny import tiny_tokenizer
 
@@ -116,9 +116,9 @@ def hub(monkeypatch):
     tokenizers[True].chat_template = qwen2_5_chat_template.replace("You are Qwen, created by Alibaba Cloud. ", "")
     tokenizers[True].eos_token = "<|endoftext|>"  # as that of the base model
     monkeypatch.setattr("basis_rl.data.prompts.load_dataset", load_dataset)
-    monkeypatch.setattr("basis_rl.recipe.AutoConfig.from_pretrained", lambda name, **_: MODELS[name][0])
+    monkeypatch.setattr("basis_rl.recipe.build.AutoConfig.from_pretrained", lambda name, **_: MODELS[name][0])
     monkeypatch.setattr(
-        "basis_rl.recipe.AutoTokenizer.from_pretrained", lambda name, **_: tokenizers[name == "Qwen/Qwen2.5-7B"]
+        "basis_rl.recipe.build.AutoTokenizer.from_pretrained", lambda name, **_: tokenizers[name == "Qwen/Qwen2.5-7B"]
     )
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Collection
 from typing import Any
 
 from basis_rl.baselines.base import Baseline
@@ -17,6 +15,7 @@ from basis_rl.baselines.ppo import Ppo
 from basis_rl.baselines.reinforce import ReinforcePP, ReinforcePPBaseline
 from basis_rl.baselines.remax import ReMax
 from basis_rl.baselines.token import IsolatedEnergy, Opo, OptimalGlobalBaseline, OptimalTokenBaseline
+from basis_rl.names import did_you_mean
 
 BASELINES: dict[str, type[Baseline]] = {
     "none": NoBaseline,
@@ -36,12 +35,6 @@ BASELINES: dict[str, type[Baseline]] = {
     "isolated_energy": IsolatedEnergy,
     "ppo": Ppo,
 }
-
-
-def did_you_mean(name: str, known: Collection[str]) -> str:
-    """``" Did you mean 'x'?"`` for the known name that is nearest to `name`, or an empty string."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f" Did you mean '{near[0]}'?" if near else ""
 
 
 def build_baseline(name: str, **params: Any) -> Baseline:

@@ -13,10 +13,13 @@ from pathlib import Path
 from basis_rl.baselines import BaselineError, check_baseline
 from basis_rl.cli import check_run, check_site
 from basis_rl.cli.main import report
-from basis_rl.recipe import Recipe, load_config_and_tokenizer, load_eval_data, load_training_data, parse_recipe
-from basis_rl.recipe_objects import build_recipe_baseline, build_rewards, build_tools, import_object
-from basis_rl.trainer.config import with_objective
 from basis_rl.estimate.footprint import Launch, planned, read_launch
+from basis_rl.names import import_object
+from basis_rl.recipe.build import load_config_and_tokenizer, load_eval_data, load_training_data
+from basis_rl.recipe.file import parse_recipe
+from basis_rl.recipe.keys import Recipe
+from basis_rl.recipe.objects import build_recipe_baseline, build_rewards, build_tools
+from basis_rl.trainer.config import with_objective
 from basis_rl.trainer.preflight import check_baseline_fits, check_dataset, check_eval_data, check_golds, run_context
 from basis_rl.trainer.rollouts.tool_check import as_functions, check_tools
 

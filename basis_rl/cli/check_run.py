@@ -8,9 +8,9 @@ from typing import Any
 import yaml
 from datasets import Dataset
 
-from basis_rl.recipe import Recipe
-from basis_rl.trainer import BasisConfig
 from basis_rl.estimate.footprint import Launch
+from basis_rl.recipe.keys import Recipe
+from basis_rl.trainer import BasisConfig
 from basis_rl.trainer.preflight import required_columns, with_tools
 from basis_rl.values.provenance import rendered_prompt
 

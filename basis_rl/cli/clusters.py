@@ -10,7 +10,8 @@ from basis_rl.cli.main import report
 from basis_rl.clusters import PromptClusters
 from basis_rl.clusters.codebook import check_destination, default_num_clusters
 from basis_rl.data import problem_text
-from basis_rl.recipe import load_config_and_tokenizer, load_training_data, parse_recipe
+from basis_rl.recipe.build import load_config_and_tokenizer, load_training_data
+from basis_rl.recipe.file import parse_recipe
 
 
 def main(argv: Sequence[str]) -> int:

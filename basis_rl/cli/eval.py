@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 
 from transformers import HfArgumentParser
 
-from basis_rl.baselines.registry import did_you_mean
 from basis_rl.cli.main import LOST, STOPPED, fail, report
 from basis_rl.evaluation.arguments import EvalArguments
 from basis_rl.evaluation.benchmarks import BENCHMARKS
 from basis_rl.evaluation.plan import Plan
-from basis_rl.recipe import load_parts
+from basis_rl.names import did_you_mean
+from basis_rl.recipe.build import load_parts
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rollout import ServersLost
 from basis_rl.rollout.server import ServerError

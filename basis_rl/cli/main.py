@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 
 from basis_rl import __version__
-from basis_rl.baselines.registry import did_you_mean
+from basis_rl.names import did_you_mean
 
 COMMANDS = {
     "train": "train a model by a recipe",
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command not in COMMANDS:
         return fail(f"unknown command '{command}'.{did_you_mean(command, COMMANDS)} Commands: {', '.join(COMMANDS)}.")
     if rest and rest[0] in ("-h", "--help") and command not in _OWN_HELP:
-        from basis_rl.recipe import parser
+        from basis_rl.recipe.file import parser
 
         parser().print_help()
         return 0

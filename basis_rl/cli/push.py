@@ -10,8 +10,8 @@ from pathlib import Path
 
 from basis_rl.cli.main import LOST, fail, report
 from basis_rl.hub.card import load_facts
-from basis_rl.hub.results import BASE_FILE_NAME, FILE_NAME, results_of
 from basis_rl.hub.repository import Hub, Push, files_of_run
+from basis_rl.hub.results import BASE_FILE_NAME, FILE_NAME, results_of
 from basis_rl.trainer.publish import by_hand, write_readme
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import yaml
 
 from basis_rl.baselines import BASELINES, Baseline
-from basis_rl.baselines.registry import did_you_mean
-from basis_rl.recipe import Recipe, parse_recipe
-from basis_rl.recipe_objects import import_object
+from basis_rl.names import did_you_mean, import_object
+from basis_rl.recipe.file import parse_recipe
+from basis_rl.recipe.keys import Recipe
 from basis_rl.report.runs import what_counts
 
 _OURS = {"seed": "--seeds", "baseline": "--baselines", "output_dir": "--output", "resume_from_checkpoint": "nothing"}

@@ -11,9 +11,11 @@ import yaml
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from basis_rl.cli.main import FAILED, LOST, STOPPED, fail, report
-from basis_rl.recipe import Recipe, build_trainer, parse_recipe, server_options
-from basis_rl.report import plot_training
 from basis_rl.hub.redact import redact_command
+from basis_rl.recipe.build import build_trainer, server_options
+from basis_rl.recipe.file import parse_recipe
+from basis_rl.recipe.keys import Recipe
+from basis_rl.report import plot_training
 from basis_rl.rollout.server import ServerError
 from basis_rl.rollout.supervisor import kept_alive
 from basis_rl.trainer import BasisTrainer

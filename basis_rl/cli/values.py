@@ -18,15 +18,10 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from basis_rl.cli.main import LOST, STOPPED, fail, report
 from basis_rl.evaluation.sources import check_served
-from basis_rl.recipe import (
-    Recipe,
-    load_config_and_tokenizer,
-    load_training_data,
-    model_init_kwargs,
-    parse_recipe,
-    server_options,
-)
-from basis_rl.recipe_objects import build_rewards
+from basis_rl.recipe.build import load_config_and_tokenizer, load_training_data, model_init_kwargs, server_options
+from basis_rl.recipe.file import parse_recipe
+from basis_rl.recipe.keys import Recipe
+from basis_rl.recipe.objects import build_rewards
 from basis_rl.rollout import ServersLost
 from basis_rl.rollout.server import Server, ServerError
 from basis_rl.trainer.preflight import check_dataset, check_golds, sampling_of

@@ -10,9 +10,9 @@ from typing import Any
 
 from datasets import Dataset
 
-from basis_rl.baselines.registry import did_you_mean
 from basis_rl.data import DataArguments, load_prompts
 from basis_rl.data.prompts import FORMATS
+from basis_rl.names import did_you_mean
 from basis_rl.rewards import MathVerifyReward, gold_answer
 
 

@@ -1,6 +1,5 @@
 """Verifiable rewards."""
 
-from basis_rl.rewards.workers.calls import FunctionError
 from basis_rl.rewards.choice import ChoiceReward
 from basis_rl.rewards.code.reward import CodeReward
 from basis_rl.rewards.exact import ExactReward
@@ -10,6 +9,7 @@ from basis_rl.rewards.function import FunctionReward
 from basis_rl.rewards.gym import ReasoningGymReward
 from basis_rl.rewards.math.reward import MathVerifyReward, gold_answer
 from basis_rl.rewards.overlong import OverlongReward
+from basis_rl.rewards.workers.calls import FunctionError
 
 __all__ = [
     "ChoiceReward",

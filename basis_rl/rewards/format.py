@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from basis_rl.rewards.workers.calls import Calls, check_limits, log_limits
 from basis_rl.rewards.extract import completion_text, last_boxed
+from basis_rl.rewards.workers.calls import Calls, check_limits, log_limits
 
 Form = Literal["think", "think_box", "think_answer", "box", "answer"]
 _RULES = 1

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
-from basis_rl.rewards.workers.calls import Calls, FunctionError, check_limits, log_limits, trl_signature
 from basis_rl.rewards.extract import completion_text
+from basis_rl.rewards.workers.calls import Calls, FunctionError, check_limits, log_limits, trl_signature
 
 OnError = Literal["raise", "unscored"]
 

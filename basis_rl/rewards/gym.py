@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from basis_rl.rewards.answers import AnswerIn, check_where, take_answer
-from basis_rl.rewards.workers.calls import Calls, FunctionError, check_limits, log_limits
 from basis_rl.rewards.extract import completion_text
+from basis_rl.rewards.workers.calls import Calls, FunctionError, check_limits, log_limits
 
 _RULES = 1
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from basis_rl.names import did_you_mean
 from basis_rl.rewards.choice import ChoiceReward
 from basis_rl.rewards.code.reward import CodeReward
 from basis_rl.rewards.exact import ExactReward
@@ -42,15 +42,15 @@ def build_reward(name: str, params: Mapping[str, Any], known: Mapping[str, Any] 
     """
     if not name.startswith(POOL) and name not in REWARDS:
         raise ValueError(
-            f"Unknown reward function '{name}'.{_near(name, REWARDS)} Known: {', '.join(REWARDS)}. Others are dotted "
-            "paths: my_lib.rewards.mine (in TRL's form), or pool:my_lib.rewards:mine (one completion a call)."
+            f"Unknown reward function '{name}'.{did_you_mean(name, REWARDS)} Known: {', '.join(REWARDS)}. "
+            "Others are dotted paths: my_lib.rewards.mine (in TRL's form), or pool:my_lib.rewards:mine (one completion a call)."
         )
     cls = FunctionReward if name.startswith(POOL) else REWARDS[name]
     signature = inspect.signature(cls).parameters
     own = [key for key in signature if cls is not FunctionReward or key != "function"]
     for key in params:
         if key not in own:
-            raise ValueError(f"reward_kwargs: {name} has no '{key}'.{_near(key, own)} It has: {', '.join(own)}.")
+            raise ValueError(f"reward_kwargs: {name} has no '{key}'.{did_you_mean(key, own)} It has: {', '.join(own)}.")
     given = {key: value for key, value in (known or {}).items() if key in own}
     given |= {"function": name.removeprefix(POOL)} if cls is FunctionReward else {}
     missing = [k for k in own if signature[k].default is inspect.Parameter.empty and k not in {**given, **params}]
@@ -85,16 +85,12 @@ def split_params(names: Sequence[str], params: Mapping[str, Any]) -> dict[str, d
     for key, value in params.items():
         name = meant[key]
         if name is None:
+            hint = did_you_mean(key, [*short, *long])
             raise ValueError(
-                f"reward_kwargs: '{key}' is none of the reward_funcs {', '.join(names)}.{_near(key, [*short, *long])} "
+                f"reward_kwargs: '{key}' is none of the reward_funcs {', '.join(names)}.{hint} "
                 "With several, parameters stand below the name: {overlong: {cache: 4096}}."
             )
         if not isinstance(value, Mapping):
             raise ValueError(f"reward_kwargs: the parameters of '{key}' must be a mapping, got {value!r}.")
         result[name] = dict(value)
     return result
-
-
-def _near(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(str(name), list(known), n=1)
-    return f" Did you mean '{near[0]}'?" if near else ""

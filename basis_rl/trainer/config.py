@@ -10,9 +10,9 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from basis_rl.baselines.registry import did_you_mean
 from basis_rl.functional.kl import ESTIMATORS
 from basis_rl.hub.redact import redact
+from basis_rl.names import did_you_mean
 from basis_rl.trainer.builds import break_abandoned_locks
 
 # name -> TRL's (loss_type, importance_sampling_level). gpg is dapo's average over tokens, without ratio and clip.

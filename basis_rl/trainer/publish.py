@@ -14,12 +14,12 @@ from huggingface_hub import CommitInfo
 from transformers.trainer_utils import HubStrategy
 from trl import GRPOTrainer
 
-from basis_rl.report import plot_training
 from basis_rl.hub.card import FILE_NAME, RunFacts, model_card, save_facts
+from basis_rl.hub.repository import ONLY_TO_RESUME, Hub, Push, files_of_checkpoint, files_of_run, model_of_checkpoint
 from basis_rl.hub.results import read_results
+from basis_rl.report import plot_training
 from basis_rl.trainer import checkpoint
 from basis_rl.trainer.config import BasisConfig
-from basis_rl.hub.repository import ONLY_TO_RESUME, Hub, Push, files_of_checkpoint, files_of_run, model_of_checkpoint
 from basis_rl.trainer.preflight import on_main_process
 from basis_rl.trainer.record import Record, run_facts, without_secrets
 

@@ -17,14 +17,12 @@ from basis_rl.baselines import Baseline, LearnedBaseline, build_baseline
 from basis_rl.functional.diagnostics import advantage_metrics, mean_by
 from basis_rl.trainer import checkpoint
 from basis_rl.trainer.config import BasisConfig, with_objective
+from basis_rl.trainer.critic import Critic
 from basis_rl.trainer.energies import EnergyRecorder
 from basis_rl.trainer.evaluating import EvalScores, of_set, random_numbers_kept
 from basis_rl.trainer.faults import FiniteGradients, NonFiniteGradients, ServerLost, StopOnSignal, SyncError
 from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id, total_rewards
-from basis_rl.trainer.rollouts.greedy import greedy_rewards
-from basis_rl.trainer.critic import Critic
 from basis_rl.trainer.loss import kl_in_reward, kl_loss, no_kl, without_old_log_probs
-from basis_rl.trainer.rollouts.prefetch import Prefetch
 from basis_rl.trainer.preflight import (
     check_baseline_fits,
     check_dataset,
@@ -36,12 +34,14 @@ from basis_rl.trainer.preflight import (
 )
 from basis_rl.trainer.publish import PublishingTrainer, push_checkpoint
 from basis_rl.trainer.record import Record
+from basis_rl.trainer.rollouts.greedy import greedy_rewards
+from basis_rl.trainer.rollouts.prefetch import Prefetch
 from basis_rl.trainer.rollouts.sampler import EpochSampler
+from basis_rl.trainer.rollouts.turns import ToolTrainer
 from basis_rl.trainer.scoring import ScoringPass
 from basis_rl.trainer.spending import Spending
 from basis_rl.trainer.stability import GradientMonitor, log_rollout_mismatch, rollout_weights
 from basis_rl.trainer.state import dataset_identity, load_baseline, load_phase, save_baseline, save_phase
-from basis_rl.trainer.rollouts.turns import ToolTrainer
 from basis_rl.types import RolloutBatch
 
 

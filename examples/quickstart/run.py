@@ -27,7 +27,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 from basis_rl.cli.main import main as basis_rl
 from basis_rl.data import load_prompts
 from basis_rl.evaluation import accuracy
-from basis_rl.recipe import Recipe, parse_recipe
+from basis_rl.recipe.file import parse_recipe
+from basis_rl.recipe.keys import Recipe
 from basis_rl.rewards import MathVerifyReward
 from examples.quickstart.warm_start import build_model, build_tokenizer, save, warm_start
 

@@ -21,7 +21,8 @@ from transformers import set_seed
 
 from basis_rl.cli.main import main as basis_rl
 from basis_rl.data import load_prompts
-from basis_rl.recipe import build_trainer, parse_recipe
+from basis_rl.recipe.build import build_trainer
+from basis_rl.recipe.file import parse_recipe
 from examples.quickstart.warm_start import build_model, save
 from examples.tools.warm_start import tool_tokenizer, warm_start
 

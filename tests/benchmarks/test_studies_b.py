@@ -16,7 +16,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from basis_rl.baselines import BASELINES
 from basis_rl.functional.tilt import beta_grid
-from basis_rl.recipe import parse_recipe
+from basis_rl.recipe.file import parse_recipe
 from benchmarks import (
     advantage_cost,
     common,

@@ -17,8 +17,8 @@ from basis_rl.baselines import Ppo
 from basis_rl.cli.main import main
 from basis_rl.clusters import PromptClusters
 from basis_rl.data import load_prompts
-from basis_rl.recipe import parse_recipe
 from basis_rl.estimate.footprint import Launch, planned, read_launch
+from basis_rl.recipe.file import parse_recipe
 from basis_rl.values import ValueTable
 from tests.tiny import tiny_tokenizer
 

@@ -14,7 +14,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from basis_rl.cli.main import main
-from basis_rl.recipe import parse_recipe
+from basis_rl.recipe.file import parse_recipe
 from basis_rl.values import ValueTable
 from examples.quickstart.warm_start import save
 from tests.tiny import tiny_model, tiny_tokenizer

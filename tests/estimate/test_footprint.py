@@ -10,8 +10,8 @@ import pytest
 from transformers import Qwen3Config
 from trl import ModelConfig
 
-from basis_rl.estimate.memory import memory_parts
 from basis_rl.estimate.footprint import model_size, read_launch, setting_of
+from basis_rl.estimate.memory import memory_parts
 from tests.tiny import config
 from tests.trainer.allotted import SHAPE
 

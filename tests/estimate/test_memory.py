@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 from trl import ModelConfig
 from trl.trainer.utils import add_fused_lm_head
 
+from basis_rl.estimate.footprint import model_size
 from basis_rl.estimate.memory import (
     ModelSize,
     Part,
@@ -19,7 +20,6 @@ from basis_rl.estimate.memory import (
     peak,
     static_parts,
 )
-from basis_rl.estimate.footprint import model_size
 
 SHAPE = {
     "vocab_size": 512,

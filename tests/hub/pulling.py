@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from basis_rl.cli.main import main as command
 from basis_rl.clusters import PromptClusters
-from basis_rl.recipe import load_config_and_tokenizer, load_training_data, parse_recipe
+from basis_rl.recipe.build import load_config_and_tokenizer, load_training_data
+from basis_rl.recipe.file import parse_recipe
 from basis_rl.values import ValueTable
 from tests.cli.test_cli import SETTINGS
 from tests.hub.pushing import run

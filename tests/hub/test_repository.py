@@ -12,8 +12,8 @@ import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 
-from basis_rl.trainer.checkpoint import is_complete, resolve
 from basis_rl.hub.repository import Hub, Push, files_of_run
+from basis_rl.trainer.checkpoint import is_complete, resolve
 from tests.hub_endpoint import HubEndpoint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -291,9 +291,7 @@ def test_no_rank_waits_for_a_push_that_fails(hub, folder, tiny_path):
     settings = {"per_device_train_batch_size": 4, "ddp_backend": "gloo", "hub_retries": 1}
     jobs = [job("two-dead", folder, **settings), job("two-refused", folder, **{**settings, "hub_token": READER})]
     jobs.append(job("two-well", folder, **settings, hub_strategy="checkpoint"))
-    done = python(
-        hub, folder / "home", "-m", "tests.hub.pushing", tiny_path, *map(json.dumps, jobs), launcher=launcher
-    )
+    done = python(hub, folder / "home", "-m", "tests.hub.pushing", tiny_path, *map(json.dumps, jobs), launcher=launcher)
     outcome = json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith("{")))
     assert outcome["two-dead"]["pushed"] is None
     assert dead.hit >= 4

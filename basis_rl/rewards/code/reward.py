@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from basis_rl.rewards.workers.calls import check_limits, trl_signature
 from basis_rl.rewards.code.run import Limits, Program, Verdict
 from basis_rl.rewards.code.tests import Case, choose, parse_tests
 from basis_rl.rewards.extract import completion_text
+from basis_rl.rewards.workers.calls import check_limits, trl_signature
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
 from basis_rl.sandbox import isolation
 

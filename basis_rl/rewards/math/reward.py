@@ -8,13 +8,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from basis_rl.rewards.math.cache import Pair, Verdict, Verdicts
 from basis_rl.rewards.extract import completion_text, last_boxed
-from basis_rl.rewards.workers.failures import FailureMonitor
-from basis_rl.rewards.workers.pool import Outcome, WorkerPool
+from basis_rl.rewards.math.cache import Pair, Verdict, Verdicts
 from basis_rl.rewards.math.quick import quick_verdict, same_text
 from basis_rl.rewards.math.rules import RULES, refused
 from basis_rl.rewards.math.screen import screened
+from basis_rl.rewards.workers.failures import FailureMonitor
+from basis_rl.rewards.workers.pool import Outcome, WorkerPool
 from basis_rl.sandbox import Policy, python_paths
 
 _MEMORY_BYTES = 4 << 30
@@ -47,8 +47,8 @@ class MathVerifyReward:
     Args:
         num_workers: grading processes (of this rank).
         timeout: seconds of CPU time for one answer.
-        allow: names of the acceptances of Math-Verify that are kept (`basis_rl.rewards.math.rules.QUIRKS`); a verdict that
-            rests on another one is wrong. None: all of them.
+        allow: names of the acceptances of Math-Verify that are kept (`basis_rl.rewards.math.rules.QUIRKS`); a verdict
+            that rests on another one is wrong. None: all of them.
 
     Raises:
         ValueError: a parameter out of its range, or an unknown name.

@@ -5,9 +5,10 @@ docs/rewards.md shows both; the tests pin every row.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection
 from dataclasses import dataclass
+
+from basis_rl.names import did_you_mean
 
 # Raised with every change of what counts as right, so that two gradings are never mixed.
 RULES = 3
@@ -99,7 +100,6 @@ def refused(allow: Collection[str] | None) -> tuple[str, ...]:
         return ()
     for name in allow:
         if name not in QUIRKS:
-            near = difflib.get_close_matches(name, list(QUIRKS), n=1)
-            hint = f" Did you mean '{near[0]}'?" if near else ""
+            hint = did_you_mean(name, QUIRKS)
             raise ValueError(f"allow: Math-Verify has no quirk '{name}'.{hint} Known: {', '.join(QUIRKS)}.")
     return tuple(name for name in QUIRKS if name not in allow)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import re
 
-# Far above what golds and right answers have (tests/rewards/math/test_screen.py shows by how much), and where Math-Verify's
-# time, exponential in the depth and in chains of functions, reaches minutes.
+# Far above what golds and right answers have (tests/rewards/math/test_screen.py shows by how much), and where
+# Math-Verify's time, exponential in the depth and in chains of functions, reaches minutes.
 LIMITS = {
     "length": 2_000,  # characters
     "depth": 24,  # open brackets

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-
 _HERE = Path(__file__).parent
 
 

@@ -66,8 +66,8 @@ class WorkerPool:
     descriptors and, of its environment, paths and language only.
 
     **Load.** A wall-clock limit makes verdicts depend on what else the machine does. So workers that measure their own
-    CPU time (`basis_rl.rewards.workers.serve_tasks`) die by SIGPROF of a task that is too hard: ``timeout``, wherever and
-    whenever it is tried. With `cpu_timeout`, the wall-clock limit is only the net under it. A task that reaches it has
+    CPU time (`basis_rl.rewards.workers.serve_tasks`) die by SIGPROF of a task that is too hard: ``timeout``, wherever
+    and whenever it is tried. With `cpu_timeout`, the wall-clock limit is only the net under it. A task that reaches it has
     not had its CPU time: if its worker slept by itself, ``timeout``; if it waited for a processor, a disk or memory,
     the machine is to blame, and the task is tried once more.
 

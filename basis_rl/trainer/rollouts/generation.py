@@ -21,9 +21,9 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.utils import add_fused_lm_head
 
-from basis_rl.trainer.rollouts.client import Client, SyncSettings, as_error, describe
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.faults import RolloutError, ServerLost, SyncError
+from basis_rl.trainer.rollouts.client import Client, SyncSettings, as_error, describe
 from basis_rl.trainer.rollouts.prefetch import AskedAhead
 
 _PROBE = "Let x be the sum of the first ten odd numbers. What is 3 x + 17, and why is 317 prime?"

@@ -12,8 +12,8 @@ from math_verify import parse, verify
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.extract import plain_number
 from basis_rl.rewards.math.grading import grade
-from basis_rl.rewards.math.reward import gold_answers
 from basis_rl.rewards.math.quick import quick_verdict, same_text
+from basis_rl.rewards.math.reward import gold_answers
 
 
 @cache

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from basis_rl.baselines import Baseline, build_baseline
-from basis_rl.baselines.registry import did_you_mean
+from basis_rl.names import did_you_mean, import_object
+from basis_rl.recipe.keys import Recipe, RunArguments
 from basis_rl.rewards.registry import POOL, build_reward, split_params
 from basis_rl.tools import TOOLS
-
-if TYPE_CHECKING:
-    from basis_rl.recipe import Recipe, RunArguments
 
 
 def build_rewards(recipe: Recipe) -> list[Any]:
@@ -85,21 +80,6 @@ def build_tools(run: RunArguments) -> list[Any]:
             raise ValueError(f"tool_kwargs: '{name}' is a function, which has no parameters.")
         tools.append(tool)
     return tools
-
-
-def import_object(name: str, what: str) -> Any:
-    """The object at a dotted path, ``module.name`` or ``module:name``; the working directory is searched too.
-
-    Raises:
-        ValueError: it cannot be imported.
-    """
-    module, _, attribute = name.replace(":", ".").rpartition(".")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"The {what} '{name}' cannot be imported: {error}") from error
 
 
 def build_recipe_baseline(run: RunArguments) -> Baseline:

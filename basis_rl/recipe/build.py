@@ -1,0 +1,143 @@
+"""From a recipe to the run: model parts, data, server, trainer."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from trl import ModelConfig, get_peft_config, get_quantization_config
+
+from basis_rl.data import GYM_COLUMN, load_prompts
+from basis_rl.evaluation.benchmarks import load_benchmark
+from basis_rl.recipe.keys import Recipe
+from basis_rl.recipe.objects import build_recipe_baseline, build_rewards, build_tools
+from basis_rl.rollout.server import ServerOptions
+from basis_rl.trainer import BasisConfig, BasisTrainer
+
+
+def load_config_and_tokenizer(model: ModelConfig, args: BasisConfig) -> tuple[Any, PreTrainedTokenizerBase]:
+    """The model's configuration and its tokenizer, without its weights.
+
+    Raises:
+        ValueError: they cannot be loaded.
+    """
+    return load_parts(str(model.model_name_or_path), model.model_revision, args.trust_remote_code)
+
+
+def load_parts(name: str, revision: str | None, trust_remote_code: bool) -> tuple[Any, PreTrainedTokenizerBase]:
+    """`load_config_and_tokenizer` of a model that no recipe names."""
+    options = {"revision": revision, "trust_remote_code": trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(name, **options)
+        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", truncation_side="left", **options)
+    except (OSError, ValueError) as error:
+        where = "" if Path(name).is_dir() else " (there is no such folder; taken for a Hub id)"
+        raise ValueError(f"model_name_or_path: '{name}' could not be loaded{where}: {str(error)[:300]}") from error
+    weights = [*Path(name).glob("*.safetensors"), *Path(name).glob("*.bin")]
+    if Path(name).is_dir() and not weights:
+        raise ValueError(f"model_name_or_path: the folder '{name}' holds no weights (*.safetensors, *.bin).")
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return config, tokenizer
+
+
+def load_training_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, held_out: bool = False) -> Dataset:
+    """The recipe's problems, as messages if the tokenizer has a chat template."""
+    data, column = recipe.data, recipe.args.difficulty_column
+    if column is not None and column not in (data.keep_columns or []):
+        data = replace(data, keep_columns=[*(data.keep_columns or []), column])
+    chat = tokenizer.chat_template is not None
+    scored = [GYM_COLUMN] if "reasoning_gym" in recipe.run.reward_funcs else []
+    return load_prompts(data, conversational=chat, held_out=held_out, optional_columns=scored)
+
+
+def load_eval_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Dataset | dict[str, Dataset] | None:
+    """What training is measured on: the recipe's benchmarks, the held-out problems (with benchmarks: ``held_out``).
+
+    Raises:
+        ValueError: there are benchmarks but no ``eval_strategy``, or neither benchmarks nor held-out problems.
+    """
+    run = recipe.run
+    if recipe.args.eval_strategy == "no":
+        if run.eval_benchmarks:
+            raise ValueError("eval_benchmarks needs eval_strategy: steps (and eval_steps), or epoch.")
+        return None
+    if not run.eval_benchmarks:
+        return load_training_data(recipe, tokenizer, held_out=True)
+    chat = tokenizer.chat_template is not None
+    sets = {}
+    for item in run.eval_benchmarks:
+        problems = load_benchmark(item, recipe.data, conversational=chat, limit=run.max_eval_samples)
+        sets[problems.name] = problems.dataset.select_columns(["prompt", "solution", "prompt_id"])
+    if recipe.data.test_fraction > 0:
+        sets["held_out"] = load_training_data(recipe, tokenizer, held_out=True)
+    return sets
+
+
+def _warn_of_overlap(dataset: Dataset, evaluated: Dataset | dict[str, Dataset] | None) -> None:
+    trained = set(dataset["prompt_id"])
+    for name, problems in (evaluated if isinstance(evaluated, dict) else {}).items():
+        common = len(trained & set(problems["prompt_id"]))
+        if common:
+            logging.getLogger(__name__).warning("%d problems of '%s' are among the training problems.", common, name)
+
+
+def model_init_kwargs(recipe: Recipe) -> dict[str, Any]:
+    """What the model is loaded with."""
+    given = {
+        "revision": recipe.model.model_revision,
+        "attn_implementation": recipe.model.attn_implementation,
+        "dtype": recipe.model.dtype,
+    }
+    extra = recipe.args.model_init_kwargs
+    return {**given, **(json.loads(extra) if isinstance(extra, str) else extra or {})}
+
+
+def server_options(recipe: Recipe, port: int, log: Path) -> ServerOptions:
+    """The vLLM server of a recipe that starts one itself, in the precision that the training generates in."""
+    run, args = recipe.run, recipe.args
+    return ServerOptions(
+        model=str(recipe.model.model_name_or_path),
+        port=port,
+        dtype="bfloat16" if args.bf16 else "float16" if args.fp16 else recipe.model.dtype or "float32",
+        max_model_len=args.vllm_max_model_length,
+        log=log,
+        devices=run.serve_devices,
+        extra=shlex.split(run.serve_args or ""),
+        revision=None if recipe.model.model_revision == "main" else recipe.model.model_revision,
+    )
+
+
+def build_trainer(recipe: Recipe) -> BasisTrainer:
+    """Everything that a run needs, checked; cheap checks first.
+
+    Raises:
+        ValueError: see `parse_recipe`, `BasisTrainer` and the loaders.
+    """
+    baseline = build_recipe_baseline(recipe.run)
+    rewards = build_rewards(recipe)
+    tools = build_tools(recipe.run)
+    _, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
+    dataset = load_training_data(recipe, tokenizer)
+    evaluated = load_eval_data(recipe, tokenizer)
+    _warn_of_overlap(dataset, evaluated)
+    recipe.args.model_init_kwargs = model_init_kwargs(recipe)
+    return BasisTrainer(
+        model=recipe.model.model_name_or_path,
+        reward_funcs=rewards,
+        args=recipe.args,
+        train_dataset=dataset,
+        eval_dataset=evaluated,
+        processing_class=tokenizer,
+        baseline=baseline,
+        objective=recipe.run.objective,
+        tools=tools,
+        peft_config=get_peft_config(recipe.model),
+        quantization_config=get_quantization_config(recipe.model),
+    )
