@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 from basis_rl.rollout.server import Server
 from basis_rl.trainer import checkpoint
 from benchmarks.common import RESULTS, save
-from tests.served import save_model, server
+from tests.support.served import save_model, server
 
 STEPS, SAVE_EVERY = 24, 3
 Outcome = dict[str, Any]

@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.faults import ServerLost
 from benchmarks.common import one_thread
-from tests.served import trainer
+from tests.support.served import trainer
 from tests.trainer.test_state import RunningMean
 
 

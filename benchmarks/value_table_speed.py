@@ -33,7 +33,7 @@ from basis_rl.rollout.server import Server, ServerOptions
 from basis_rl.values.build import TablePlan, build_table
 from basis_rl.values.sources import ServerSource
 from benchmarks.common import save
-from tests.served import save_model
+from tests.support.served import save_model
 
 
 class Graded:

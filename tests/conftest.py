@@ -34,7 +34,7 @@ def shared_data() -> Path:
 def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny model and its tokenizer, as `from_pretrained` reads them."""
     from examples.quickstart.warm_start import save
-    from tests.tiny import tiny_model, tiny_tokenizer
+    from tests.support.tiny import tiny_model, tiny_tokenizer
 
     folder = tmp_path_factory.mktemp("tiny")
     tokenizer = tiny_tokenizer()

@@ -15,7 +15,7 @@ from basis_rl.cli.main import main
 from basis_rl.estimate.footprint import Launch, planned
 from basis_rl.recipe.file import parse_recipe
 from examples.papers.orz_dapo import merge
-from tests.tiny import tiny_tokenizer
+from tests.support.tiny import tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 PAPERS = ROOT / "examples" / "papers"

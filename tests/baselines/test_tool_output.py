@@ -8,7 +8,7 @@ import torch
 from basis_rl.baselines import BASELINES
 from basis_rl.functional.returns import reward_to_go
 from basis_rl.types import RolloutBatch
-from tests.tiny import named_baseline, sums
+from tests.support.tiny import named_baseline, sums
 
 READS_KL = [name for name, cls in BASELINES.items() if cls.reads_kl]
 

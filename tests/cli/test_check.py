@@ -20,7 +20,7 @@ from basis_rl.data import load_prompts
 from basis_rl.estimate.footprint import Launch, planned, read_launch
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.values import ValueTable
-from tests.tiny import tiny_tokenizer
+from tests.support.tiny import tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {
@@ -34,7 +34,7 @@ SETTINGS = {
     "steps_per_generation": 2,
     "max_steps": 4,
     "report_to": "none",
-    "reward_funcs": ["tests.tiny.parity_reward"],
+    "reward_funcs": ["tests.support.tiny.parity_reward"],
 }
 
 

@@ -17,7 +17,7 @@ from basis_rl.cli.main import main
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.values import ValueTable
 from examples.quickstart.warm_start import save
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.support.tiny import tiny_model, tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -77,11 +77,11 @@ def test_enumerations_from_the_command_line_can_be_saved(recipe):
 def test_trls_conventions(recipe, monkeypatch):
     monkeypatch.delenv("A_SETTING", raising=False)
     monkeypatch.setenv("A_SETTING_KEPT", "1")
-    path = recipe(env={"A_SETTING": 3}, reward_funcs=["tests.tiny.parity_reward"])
+    path = recipe(env={"A_SETTING": 3}, reward_funcs=["tests.support.tiny.parity_reward"])
     parsed = parse_recipe(["--config", path, "--num_generations=1", "--baseline", "batch_mean"])
     assert os.environ.pop("A_SETTING") == "3"
     assert parsed.args.num_generations == 1
-    assert parsed.run.reward_funcs == ["tests.tiny.parity_reward"]
+    assert parsed.run.reward_funcs == ["tests.support.tiny.parity_reward"]
     without = [f"--{k}={v}" for k, v in SETTINGS.items() if not isinstance(v, dict)]
     assert parse_recipe([*without, "--model_name_or_path", "m"]).args.max_steps == 2
 
@@ -162,9 +162,9 @@ BAD = {
     "unknown objective": ({"objective": "gsp"}, [], "Did you mean 'gspo'"),
     "unknown reward": ({"reward_funcs": ["math_verfy"]}, [], "Unknown reward function 'math_verfy'. Did you mean"),
     "reward that is not there": (
-        {"reward_funcs": ["tests.tiny.nothing"]},
+        {"reward_funcs": ["tests.support.tiny.nothing"]},
         [],
-        "'tests.tiny.nothing' cannot be imported",
+        "'tests.support.tiny.nothing' cannot be imported",
     ),
     "reward parameter": ({"reward_kwargs": {"timeot": 1}}, [], "math_verify has no 'timeot'. Did you mean 'timeout'"),
     "missing column": ({"prompt_column": "text"}, [], "has no column 'text', only"),
@@ -184,11 +184,15 @@ BAD = {
     "parameter of a wrong type": ({"reward_kwargs": {"timeout": "5s"}}, [], "reward_kwargs .*'str'"),
     "dictionary that is none": ({"reward_kwargs": "fast"}, [], "reward_kwargs must be a mapping"),
     "baseline that is not there": (
-        {"baseline": "tests.tiny:Nothing"},
+        {"baseline": "tests.support.tiny:Nothing"},
         [],
-        "baseline 'tests.tiny:Nothing' cannot be imp",
+        "baseline 'tests.support.tiny:Nothing' cannot be imp",
     ),
-    "class that is no baseline": ({"baseline": "tests.tiny:Path"}, [], "no subclass of basis_rl.baselines.Baseline"),
+    "class that is no baseline": (
+        {"baseline": "tests.support.tiny:Path"},
+        [],
+        "no subclass of basis_rl.baselines.Baseline",
+    ),
     "table missing": ({"baseline": "basis", "num_generations": 1}, [], "needs the parameter 'values'"),
 }
 
@@ -268,11 +272,11 @@ def test_secrets_do_not_reach_the_saved_recipe(recipe):
 
 
 def test_a_baseline_of_ones_own(recipe, capsys):
-    assert main(["check", "tests.tiny:Tokenwise"]) == 0
+    assert main(["check", "tests.support.tiny:Tokenwise"]) == 0
     assert "keeps the contract: shape_and_zeros" in capsys.readouterr().out
     assert main(["check", "tests.baselines.test_conformance:ByPosition"]) == 2
     assert "depends on the order of the rows" in capsys.readouterr().err
-    assert main(["train", recipe(baseline="tests.tiny:Tokenwise")]) == 0
+    assert main(["train", recipe(baseline="tests.support.tiny:Tokenwise")]) == 0
 
 
 def test_resuming_from_nothing_or_with_another_baseline_is_one_message(recipe, tmp_path, capsys):
@@ -296,7 +300,7 @@ def test_a_table_does_not_replace_something_else(recipe, tmp_path, capsys):
 
 
 def test_check_says_what_it_could_not_check(recipe, capsys):
-    assert main(["check", recipe(reward_funcs=["tests.tiny.parity_reward"])]) == 0
+    assert main(["check", recipe(reward_funcs=["tests.support.tiny.parity_reward"])]) == 0
     assert "No reward function here can check the golds" in capsys.readouterr().out
 
 

@@ -10,8 +10,8 @@ from basis_rl.cli.main import main
 from basis_rl.evaluation.answers import read_answers
 from basis_rl.rollout import Sampling, sample
 from basis_rl.rollout.client import request_seed
-from tests.fake_vllm import FakeServer
-from tests.served import ENGINE, save_model
+from tests.support.fake_vllm import FakeServer
+from tests.support.served import ENGINE, save_model
 
 
 @pytest.fixture(scope="module")

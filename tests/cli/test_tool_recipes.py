@@ -12,8 +12,8 @@ from basis_rl.trainer.rollouts.turns import parsed
 from examples.quickstart.warm_start import save
 from examples.tools.run import RECIPE
 from examples.tools.warm_start import RESPONSE_TEMPLATE, conversation, encode
-from tests.tiny import sums, tiny_model
-from tests.tooled import tokenizer
+from tests.support.tiny import sums, tiny_model
+from tests.support.tooled import tokenizer
 
 
 @pytest.fixture

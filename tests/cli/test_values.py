@@ -20,8 +20,8 @@ from basis_rl.rollout import client
 from basis_rl.rollout.client import request_seed
 from basis_rl.values import ValueTable
 from basis_rl.values.shards import Shards
-from tests.fake_vllm import FakeServer
-from tests.served import ENGINE, save_model
+from tests.support.fake_vllm import FakeServer
+from tests.support.served import ENGINE, save_model
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {
@@ -29,7 +29,7 @@ SETTINGS = {
     "dataset_kwargs": {"size": 80, "seed": 0, "min_terms": 2, "max_terms": 3, "max_digits": 2},
     "prompt_template": "{prompt}",
     "max_completion_length": 6,
-    "reward_funcs": ["tests.tiny.parity_reward"],
+    "reward_funcs": ["tests.support.tiny.parity_reward"],
     "baseline": "basis",
     "num_generations": 1,
     "per_device_train_batch_size": 8,

@@ -12,7 +12,7 @@ from trl import ModelConfig
 
 from basis_rl.estimate.footprint import model_size, read_launch, setting_of
 from basis_rl.estimate.memory import memory_parts
-from tests.tiny import config
+from tests.support.tiny import config
 from tests.trainer.allotted import SHAPE
 
 ROOT = Path(__file__).resolve().parents[2]

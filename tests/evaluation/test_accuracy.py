@@ -3,7 +3,7 @@
 import pytest
 
 from basis_rl.evaluation import accuracy
-from tests.tiny import sums, tiny_model, tiny_tokenizer
+from tests.support.tiny import sums, tiny_model, tiny_tokenizer
 
 
 def test_accuracy_is_the_mean_reward_in_dataset_order():

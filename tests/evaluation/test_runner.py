@@ -14,7 +14,7 @@ from basis_rl.evaluation.scores import compare, score, table
 from basis_rl.functional.passk import bootstrap_interval, majority_at_k, pass_at_k
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rollout import Completion, Sampling
-from tests.tiny import tiny_tokenizer
+from tests.support.tiny import tiny_tokenizer
 
 N = 4
 # What a model says to six problems, four times each; the gold of each is "5".

@@ -16,7 +16,7 @@ import torch
 
 from basis_rl.__main__ import leave
 from basis_rl.trainer import BasisTrainer
-from tests.tiny import config, named_baseline, parity_reward, sums
+from tests.support.tiny import config, named_baseline, parity_reward, sums
 
 torch.set_num_threads(1)
 

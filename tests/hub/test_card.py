@@ -11,8 +11,8 @@ from basis_rl.hub.card import Artefact, License, RunFacts, load_facts, model_car
 from basis_rl.hub.citations import PAPERS, citations
 from basis_rl.hub.redact import redact, redact_command
 from basis_rl.hub.results import read_results
-from tests.hub_endpoint import check_card
-from tests.tiny import named_baseline, sums
+from tests.support.hub_endpoint import check_card
+from tests.support.tiny import named_baseline, sums
 
 FACTS = RunFacts(
     model_name="mine",

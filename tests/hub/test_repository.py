@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from basis_rl.hub.repository import Hub, Push, files_of_run
 from basis_rl.trainer.checkpoint import is_complete, resolve
-from tests.hub_endpoint import HubEndpoint
+from tests.support.hub_endpoint import HubEndpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN, READER = "hf_AliceMayWriteHere0001", "hf_AliceMayOnlyRead0002"

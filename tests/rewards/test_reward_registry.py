@@ -12,7 +12,7 @@ from basis_rl.rewards import FunctionReward, MathVerifyReward
 from basis_rl.rewards.registry import REWARDS, build_reward, split_params
 from basis_rl.trainer import BasisTrainer
 from basis_rl.values.provenance import reward_identity
-from tests.tiny import config, sums, tiny_model, tiny_tokenizer
+from tests.support.tiny import config, sums, tiny_model, tiny_tokenizer
 
 MINE = "tests.rewards.user_functions"
 ARGS = ["--model_name_or_path", "none", "--dataset_name", "reasoning_gym:chain_sum", "--report_to", "none",

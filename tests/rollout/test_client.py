@@ -12,8 +12,8 @@ import pytest
 
 from basis_rl.rollout import Completion, Sampling, ServersLost, client, sample_servers
 from basis_rl.rollout.client import request_seed
-from tests.fake_vllm import FakeServer, completion
-from tests.tiny import tiny_tokenizer
+from tests.support.fake_vllm import FakeServer, completion
+from tests.support.tiny import tiny_tokenizer
 
 TOKENS = [[3 + i, 7, i] for i in range(40)]
 SAMPLING = Sampling(max_new_tokens=8)

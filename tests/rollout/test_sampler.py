@@ -4,7 +4,7 @@ import torch
 from tokenizers.processors import TemplateProcessing
 
 from basis_rl.rollout import Sampling, prompt_tokens, sample
-from tests.tiny import sums, tiny_model, tiny_tokenizer
+from tests.support.tiny import sums, tiny_model, tiny_tokenizer
 
 PROMPTS = ["1 + 2 =", "a much longer prompt than the others, 3 + 4 =", "5 =", "6 + 6 + 6 ="]
 

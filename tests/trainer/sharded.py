@@ -16,8 +16,8 @@ from basis_rl.__main__ import leave
 from basis_rl.baselines import Ppo
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.shards import whole
-from tests.served import trainer
-from tests.tiny import config, named_baseline, parity_reward, sums, tiny_tokenizer
+from tests.support.served import trainer
+from tests.support.tiny import config, named_baseline, parity_reward, sums, tiny_tokenizer
 
 RUNS = {
     "basis": (1, {}),

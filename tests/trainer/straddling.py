@@ -14,7 +14,7 @@ import torch
 from basis_rl.__main__ import leave
 from basis_rl.baselines import BASELINES
 from basis_rl.trainer import BasisTrainer
-from tests.tiny import Tokenwise, config, named_baseline, sums, tiny_tokenizer
+from tests.support.tiny import Tokenwise, config, named_baseline, sums, tiny_tokenizer
 
 ROWS, GROUP = 12, 4
 

@@ -5,7 +5,7 @@ import torch
 from trl import GRPOConfig, GRPOTrainer
 
 from basis_rl.trainer import OBJECTIVES, BasisTrainer
-from tests.tiny import config, parity_reward, sums
+from tests.support.tiny import config, parity_reward, sums
 
 
 class Recording:

@@ -11,7 +11,7 @@ from basis_rl.baselines import Ppo
 from basis_rl.functional.diagnostics import advantage_metrics
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.critic import FILE_NAME
-from tests.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
+from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
 from tests.trainer.test_energies import SETTINGS
 
 

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 from basis_rl.baselines import OptimalTokenBaseline
 from basis_rl.functional.energy import logit_gradient_energy
 from basis_rl.trainer import BasisTrainer
-from tests.tiny import config, parity_reward, sums
+from tests.support.tiny import config, parity_reward, sums
 
 
 class Keep(BasisTrainer):

@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from basis_rl.trainer import BasisTrainer
-from tests.tiny import config, parity_reward, tiny_tokenizer
+from tests.support.tiny import config, parity_reward, tiny_tokenizer
 
 ROWS, TOKENS, VOCABULARY = 4, 32, 151_936  # rows are those of one forward pass; the batch has twice as many
 TILE = 32_768  # columns of the logits that TRL's head computes at once

@@ -11,7 +11,7 @@ from basis_rl.cli.main import main
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.evaluating import EvalScores
-from tests.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
+from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
 
 
 def test_a_problem_counts_once_however_often_it_fills_a_batch():

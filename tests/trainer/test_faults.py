@@ -15,7 +15,7 @@ import torch
 from basis_rl.trainer import BasisTrainer, checkpoint
 from basis_rl.trainer.faults import NonFiniteGradients, RequestRefused, RolloutError
 from basis_rl.trainer.rollouts.client import Client, as_error
-from tests.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
+from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 

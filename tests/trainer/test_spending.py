@@ -4,7 +4,7 @@ import pytest
 
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.progress import _forget_after
-from tests.tiny import config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
+from tests.support.tiny import config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
 
 
 def train(folder, baseline, resume=None, **settings):

@@ -5,7 +5,7 @@ import torch
 
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.stability import log_rollout_mismatch, rollout_weights
-from tests.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
+from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
 
 
 class OneByOne(BasisTrainer):

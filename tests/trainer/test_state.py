@@ -6,7 +6,7 @@ import torch
 from basis_rl.baselines import CenterScale, Rloo, check_state_keys
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.state import FILE_NAME
-from tests.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
+from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
 
 
 class RunningMean(CenterScale):

@@ -11,7 +11,7 @@ from basis_rl.clusters import PromptClusters
 from basis_rl.data import problem_text
 from basis_rl.trainer import OBJECTIVES, BasisTrainer
 from basis_rl.types import Advantages
-from tests.tiny import Tokenwise, config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
+from tests.support.tiny import Tokenwise, config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
 
 
 def trainer_for(tmp_path, baseline, reward=parity_reward, objective=None, cls=BasisTrainer, **settings):

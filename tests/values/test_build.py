@@ -16,8 +16,8 @@ from basis_rl.values.card import card, describe
 from basis_rl.values.provenance import fingerprint
 from basis_rl.values.shards import Record, Shards
 from basis_rl.values.sources import ModelSource, ServerSource, ahead
-from tests.fake_vllm import FakeServer, completion
-from tests.tiny import parity_reward, sums, tiny_model, tiny_tokenizer
+from tests.support.fake_vllm import FakeServer, completion
+from tests.support.tiny import parity_reward, sums, tiny_model, tiny_tokenizer
 
 SAMPLING = Sampling(max_new_tokens=6)
 

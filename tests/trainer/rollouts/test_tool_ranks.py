@@ -10,8 +10,8 @@ import torch
 
 from basis_rl.rollout.server import Server, ServerOptions
 from examples.quickstart.warm_start import save
-from tests.served import ENGINE, save_model
-from tests.tooled import by_rule, decided_model, tokenizer
+from tests.support.served import ENGINE, save_model
+from tests.support.tooled import by_rule, decided_model, tokenizer
 from tests.trainer.rollouts.test_tools import segments
 from tests.trainer.rollouts.tooled_ranks import CONTEXT
 from tests.trainer.test_sharding import launch as launch_sharded

@@ -15,8 +15,8 @@ from basis_rl.trainer.rollouts.client import Client
 from basis_rl.trainer.rollouts.tool_check import end_of_turn, prepare_tokenizer
 from basis_rl.trainer.rollouts.turns import harmless, has_void_turn, parsed
 from examples.quickstart.warm_start import save
-from tests.tiny import config, sums, tiny_tokenizer
-from tests.tooled import Kept, by_rule, decided_model, ending, expression, last_turn, tokenizer, trainer
+from tests.support.tiny import config, sums, tiny_tokenizer
+from tests.support.tooled import Kept, by_rule, decided_model, ending, expression, last_turn, tokenizer, trainer
 
 
 @pytest.fixture(autouse=True)

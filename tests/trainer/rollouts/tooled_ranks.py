@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from basis_rl.__main__ import leave
-from tests.tooled import Kept, ending, few_tokens, longest_prompt, tokenizer, trainer
+from tests.support.tooled import Kept, ending, few_tokens, longest_prompt, tokenizer, trainer
 from tests.trainer.sharded import OnCpus
 
 CONTEXT = 200  # of the server: the longest prompt and all turns, and no token more

@@ -9,7 +9,7 @@ from basis_rl.tools import calculator
 from basis_rl.trainer import BasisTrainer, turns
 from examples.quickstart.warm_start import save
 from examples.tools.warm_start import tool_tokenizer
-from tests.tiny import config, named_baseline, sums, tiny_model
+from tests.support.tiny import config, named_baseline, sums, tiny_model
 
 
 def tokenizer():

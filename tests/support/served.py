@@ -10,7 +10,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from basis_rl.rollout.server import Server, ServerOptions
 from basis_rl.trainer import BasisTrainer
-from tests.tiny import config, named_baseline, sums, tiny_tokenizer
+from tests.support.tiny import config, named_baseline, sums, tiny_tokenizer
 
 # A small cache and few sequences: the engine must start beside a trainer on two cores.
 ENGINE = ("--max-num-seqs", "64", "--kv-cache-memory-bytes", str(16 << 20))
