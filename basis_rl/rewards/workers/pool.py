@@ -67,9 +67,9 @@ class WorkerPool:
 
     **Load.** A wall-clock limit makes verdicts depend on what else the machine does. So workers that measure their own
     CPU time (`basis_rl.rewards.workers.serve_tasks`) die by SIGPROF of a task that is too hard: ``timeout``, wherever
-    and whenever it is tried. With `cpu_timeout`, the wall-clock limit is only the net under it. A task that reaches it has
-    not had its CPU time: if its worker slept by itself, ``timeout``; if it waited for a processor, a disk or memory,
-    the machine is to blame, and the task is tried once more.
+    and whenever it is tried. With `cpu_timeout`, the wall-clock limit is only the net under it. A task that reaches it
+    has not had its CPU time: if its worker slept by itself, ``timeout``; if it waited for a processor, a disk or
+    memory, the machine is to blame, and the task is tried once more.
 
     **Time.** n tasks take at most ``2 * ceil(n / size) * timeout`` seconds and 2 startups (120 s each at most),
     whatever they do; what is not done then is ``late``.
