@@ -127,6 +127,10 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
             context = run_context(*known, tools=self.tools)
             self.baseline.validate(context)
 
+    def log_metric(self, name: str, value: float) -> None:
+        """Add a value to a metric of the mode (training or evaluation) that the model is in; the log has their mean."""
+        self._metrics["train" if self.model.training else "eval"][name].append(value)
+
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         for scoring in self._scoring:
             model = scoring.listen(model)
