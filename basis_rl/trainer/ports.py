@@ -1,4 +1,4 @@
-"""What the trainer's parts see of it: narrow protocols, so that a part imports no trainer and a test can hand it a fake."""
+"""What the parts of the trainer see of it: narrow protocols, so that a part imports no trainer and takes a fake."""
 
 from __future__ import annotations
 
