@@ -1,4 +1,4 @@
-"""`check_baseline` notices each way to break the contract, and what it asks for is not taken from the code it checks."""
+"""`check_baseline` notices each way to break the contract; what it asks for is not taken from the code it checks."""
 
 from dataclasses import replace
 

@@ -1,6 +1,6 @@
 """Does the suite notice it when the code is broken? Breaks a copy of the repository, one mutant at a time.
 
-    python -m tests.mutation [--area functional ...] [--only ID ...] [--suite area|fast|full] [--list]
+    python -m tests.mutation [--area functional ...] [--only ID ...] [--suite area|fast|full]
 
 A mutant meets the tests of its area first; one that survives them, the rest of the fast suite, and with ``--suite full``
 the long tests too. What killed it the last time (``results.json``) is tried before all else. Results of a part of the
@@ -139,9 +139,9 @@ def summary(results: dict[str, Result]) -> str:
     lines = [
         "# Mutants",
         "",
-        "Written by `python -m tests.mutation`. A mutant is a fault put into the code by hand (`areas/*.txt`); a test that",
-        "fails kills it. *Area*: killed by the fast tests of its area; *fast*: by others of the fast suite; *full*: by a",
-        "long test only. Equivalent ones, which nothing can tell from the code, are not in the shares.",
+        "Written by `python -m tests.mutation`. A mutant is a fault put into the code by hand (`areas/*.txt`);",
+        "a test that fails kills it. *Area*: killed by the fast tests of its area; *fast*: by others of the fast suite;",
+        "*full*: by a long test only. Equivalent ones, which nothing can tell from the code, are not in the shares.",
         "",
         "| area | mutants | killed | area | fast | full | survived | equivalent |",
         "|---|---|---|---|---|---|---|---|",

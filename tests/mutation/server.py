@@ -1,7 +1,7 @@
 """A process that has torch, transformers and TRL loaded, and runs pytest in a fork of itself for each request.
 
-Run by `tests.mutation` with a copy of the repository as working directory and first in PYTHONPATH, so that the forks and
-whatever they launch import `basis_rl` from there. Requests and results are lines of JSON on stdin and stdout.
+Run by `tests.mutation` with a copy of the repository as working directory and first in PYTHONPATH, so that the forks
+and whatever they launch import `basis_rl` from there. Requests and results are lines of JSON on stdin and stdout.
 """
 
 from __future__ import annotations
@@ -16,11 +16,32 @@ import time
 from typing import Any, TextIO
 
 PRELOADED = (
-    "torch numpy pyarrow.parquet datasets accelerate accelerate.commands.launch transformers trl peft math_verify "
-    "deepspeed psutil pytest yaml sklearn.cluster torch.distributed.fsdp torch.utils.cpp_extension "
-    "transformers.models.qwen2.modeling_qwen2 transformers.models.qwen3.modeling_qwen3 safetensors.torch "
-    "trl.trainer.grpo_trainer matplotlib.pyplot huggingface_hub jinja2 tensorboard"
-).split()
+    "torch",
+    "numpy",
+    "pyarrow.parquet",
+    "datasets",
+    "accelerate",
+    "accelerate.commands.launch",
+    "transformers",
+    "trl",
+    "peft",
+    "math_verify",
+    "deepspeed",
+    "psutil",
+    "pytest",
+    "yaml",
+    "sklearn.cluster",
+    "torch.distributed.fsdp",
+    "torch.utils.cpp_extension",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.models.qwen3.modeling_qwen3",
+    "safetensors.torch",
+    "trl.trainer.grpo_trainer",
+    "matplotlib.pyplot",
+    "huggingface_hub",
+    "jinja2",
+    "tensorboard",
+)
 
 
 class FirstFailure:
