@@ -62,10 +62,11 @@ class DeafToKl(Rloo):
         return super().advantages(replace(batch, kl=None))
 
 
-class Writes(Rloo):
-    def advantages(self, batch):
-        batch.rewards[batch.rewards.isnan()] = 0.5
-        return super().advantages(batch)
+class Writes(TokenValues):
+    def values(self, batch):
+        values = super().values(batch)
+        batch.rewards[batch.rewards.isnan()] = 0.0
+        return values
 
 
 class AloneInItsGroup(Rloo):

@@ -68,6 +68,7 @@ def test_a_value_model_has_no_dropout(tmp_path):
     shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = Qwen2Config(vocab_size=300, num_key_value_heads=1, attention_dropout=0.5, **shape)
     Qwen2ForCausalLM(config).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
     model = value_model(tmp_path).train()
     ids = torch.arange(20, 32)[None]
     first, second = (model(input_ids=ids, attention_mask=torch.ones_like(ids), tokens=6) for _ in range(2))

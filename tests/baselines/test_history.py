@@ -268,7 +268,7 @@ def test_parameters_out_of_range(params, message):
         BasisHistory(**params)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("d", "share"), [(0.5, 0.33), (1.5, 0.65)])
 def test_beats_the_group_mean_of_eight_late_in_training(d, share):
     result = simulate(DRIFTS["sqrt"], d, tilt=2.5, seed=0)
@@ -276,7 +276,7 @@ def test_beats_the_group_mean_of_eight_late_in_training(d, share):
     assert result["basis_history"]["last"] < result["basis"]["last"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("tilt", [0.0, 2.5])
 def test_pays_where_no_prompt_drifts(tilt):
     result = simulate(DRIFTS["sqrt"], 0.0, tilt=tilt, seed=0)

@@ -12,7 +12,7 @@ from basis_rl.functional.diagnostics import advantage_metrics
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.critic import FILE_NAME
 from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
-from tests.trainer.test_energies import SETTINGS
+from tests.trainer.test_energies import CASES, SETTINGS
 
 
 def sometimes_unscored(completions, completion_ids, **kwargs):
@@ -119,8 +119,7 @@ def test_learning_is_that_of_a_plain_loop(kind, tmp_path, tiny_path):
     assert logged[0]["baseline/critic_learning_rate"] == 3e-3
 
 
-@pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("case", SETTINGS)
+@pytest.mark.parametrize(("case", "lora"), CASES)
 def test_the_head_reads_the_policys_hidden_states(case, lora, tmp_path, tiny_path):
     """Of the policy that sampled, before each token; whichever way TRL scores the batch."""
     seen = []
@@ -158,6 +157,7 @@ def test_what_ppo_explains_of_its_return_is_logged_and_not_what_it_explains_of_t
     assert advantage_metrics(batch, result)["baseline/explained_variance"] != pytest.approx(own, abs=1e-3)
 
 
+@pytest.mark.long
 def test_a_value_model_learns_what_the_prompt_tells(tmp_path, tiny_path):
     baseline = Ppo(critic_model=str(tiny_path), critic_learning_rate=1e-2, critic_epochs=4)
     trained = build(tmp_path, baseline, of_the_prompt, max_steps=60, num_generations=1)
@@ -166,6 +166,7 @@ def test_a_value_model_learns_what_the_prompt_tells(tmp_path, tiny_path):
     assert sum(explained(trained)[-5:]) / 5 > 0.8
 
 
+@pytest.mark.long
 def test_a_head_learns_what_the_hidden_states_tell(tmp_path):
     """The reward is the parity of the first of two tokens: nothing of it before, all of it after, so half of it."""
     trained = build(
