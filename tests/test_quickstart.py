@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
+from basis_rl.values import ValueTable
 from examples.quickstart import run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,17 +30,17 @@ def assert_complete(folder, rollouts):
 
 
 def test_all_phases_in_twenty_steps(tmp_path, monkeypatch, capsys):
-    arguments = ["--output", str(tmp_path), "--max_warm_start_steps", "60", "--max_steps", "20"]
-    arguments += ["--dataset_kwargs.size", "600", "--values_num_rollouts", "4", "--values_batch_size", "128"]
-    arguments += ["--per_device_train_batch_size", "32", "--eval_steps", "10"]
+    arguments = ["--output", str(tmp_path), "--max_warm_start_steps", "30", "--max_steps", "20"]
+    arguments += ["--dataset_kwargs.size", "400", "--values_num_rollouts", "2", "--values_batch_size", "128"]
+    arguments += ["--per_device_train_batch_size", "16", "--eval_steps", "10"]
     monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
     run.main()
-    summary = assert_complete(tmp_path, rollouts=20 // 2 * 64)
+    summary = assert_complete(tmp_path, rollouts=20 // 2 * 32)
     said = capsys.readouterr().out
     assert all(f"[{phase}/5]" in said for phase in range(1, 6))
-    assert "after 60 steps" in said
-    problems = json.loads((tmp_path / "values" / "metadata.json").read_text())["provenance"]["rollouts"] / 4
-    assert summary["rollouts_value_table"] == 4 * problems
+    assert "after 30 steps" in said
+    built = json.loads((tmp_path / "values" / "metadata.json").read_text())["provenance"]
+    assert summary["rollouts_value_table"] == built["rollouts"] == 2 * len(ValueTable.load(tmp_path / "values"))
     assert 0 <= summary["accuracy_before"] < 0.5
     evaluated = [json.loads(line) for line in (tmp_path / "basis" / "metrics.jsonl").open()]
     assert sum("eval_reward" in row for row in evaluated) == 2

