@@ -149,7 +149,7 @@ def _check_no_side_effect(make: Callable[[], Baseline], ids: list[str]) -> None:
         "greedy_rewards",
     ):
         old, new = getattr(kept, name), getattr(batch, name)
-        if old is not None and not torch.equal(torch.nan_to_num(old.double()), torch.nan_to_num(new.double())):
+        if old is not None and not torch.allclose(old.double(), new.double(), rtol=0, atol=0, equal_nan=True):
             raise _fail(baseline, f"writes into the batch's `{name}`")
 
 

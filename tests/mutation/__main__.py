@@ -49,7 +49,6 @@ class Workplace:
         compileall.compile_dir(self.tree, quiet=2, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
         environment = {
             "PYTHONPATH": str(self.tree),
-            "PYTHONDONTWRITEBYTECODE": "1",
             "HF_HUB_OFFLINE": "1",
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "OMP_NUM_THREADS": "1",

@@ -98,8 +98,12 @@ def train(output: Path, model: str, ranks: int, name: str, cls=GivenRollouts, ba
 
 
 def kl_loss(output: Path, model: str, ranks: int) -> dict:
-    """Weights and logged KL after steps with a KL loss of our own, of which the first one has no gradient."""
-    trainer = train(output, model, ranks, "none", beta=0.5, kl_estimator="k2", max_steps=3)
+    """Weights and logged KL after steps with a KL loss of our own, of which the first one has no gradient.
+
+    By SGD: Adam's steps hardly depend on the size of a gradient.
+    """
+    settings = {"beta": 0.5, "kl_estimator": "k2", "max_steps": 3, "optim": "sgd", "learning_rate": 0.5}
+    trainer = train(output, model, ranks, "none", **settings)
     weights = torch.cat([p.detach().flatten().clone() for p in trainer.model.parameters()])
     return {"weights": weights, "kl": [row["kl"] for row in trainer.state.log_history if "kl" in row]}
 
