@@ -7,17 +7,16 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-if TYPE_CHECKING:
-    from basis_rl.trainer.trainer import BasisTrainer
+from basis_rl.trainer.ports import Run
 
 STOP_FILE = "STOP"
 _SAME_SIGNAL = 5.0
@@ -53,7 +52,7 @@ class StopOnSignal(TrainerCallback):
     step outlasts; it is removed when the run stops.
     """
 
-    def __init__(self, trainer: BasisTrainer) -> None:
+    def __init__(self, trainer: Run) -> None:
         self.trainer = trainer
         self.asked: float | None = None
         self.stopped = False
@@ -107,7 +106,7 @@ class FiniteGradients:
     ``gradient/skipped_steps``: how many steps of the run were skipped.
     """
 
-    def __init__(self, trainer: BasisTrainer) -> None:
+    def __init__(self, trainer: Run) -> None:
         self.trainer = trainer
         self.skipped = 0
         self.in_a_row = 0
@@ -134,10 +133,16 @@ class FiniteGradients:
             parameter.grad = None  # optimizers pass over parameters without one
         self.skipped += 1
         self.in_a_row += 1
-        self.trainer._metrics["train"]["gradient/skipped_steps"].append(float(self.skipped))
+        self.trainer.log_metric("gradient/skipped_steps", float(self.skipped))
         if self.in_a_row >= self.trainer.args.max_nonfinite_steps:
             raise NonFiniteGradients(
                 f"{self.in_a_row} steps in a row (step {self.trainer.state.global_step + 1} is the last) had gradients "
                 "that are not finite. They were skipped; the weights are those before them, in the newest checkpoint. "
                 "Look at the learning rate, the precision (bf16 rather than fp16) and the advantages' metrics."
             )
+
+    def state_dict(self) -> dict[str, int]:
+        return {"skipped": self.skipped, "in_a_row": self.in_a_row}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.skipped, self.in_a_row = int(state["skipped"]), int(state["in_a_row"])

@@ -18,11 +18,11 @@ from basis_rl.functional.diagnostics import advantage_metrics, mean_by
 from basis_rl.trainer import checkpoint
 from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.critic import Critic
-from basis_rl.trainer.energies import EnergyRecorder
 from basis_rl.trainer.evaluating import EvalScores, of_set, random_numbers_kept
 from basis_rl.trainer.faults import FiniteGradients, NonFiniteGradients, ServerLost, StopOnSignal, SyncError
 from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id, total_rewards
 from basis_rl.trainer.loss import kl_in_reward, kl_loss, no_kl, without_old_log_probs
+from basis_rl.trainer.ports import Stateful
 from basis_rl.trainer.preflight import (
     check_baseline_fits,
     check_dataset,
@@ -38,10 +38,18 @@ from basis_rl.trainer.rollouts.greedy import greedy_rewards
 from basis_rl.trainer.rollouts.prefetch import Prefetch
 from basis_rl.trainer.rollouts.sampler import EpochSampler
 from basis_rl.trainer.rollouts.turns import ToolTrainer
-from basis_rl.trainer.scoring import ScoringPass
+from basis_rl.trainer.scoring import EnergyRecorder, ScoringPass
 from basis_rl.trainer.spending import Spending
 from basis_rl.trainer.stability import GradientMonitor, log_rollout_mismatch, rollout_weights
-from basis_rl.trainer.state import dataset_identity, load_baseline, load_phase, save_baseline, save_phase
+from basis_rl.trainer.state import (
+    Place,
+    Unlearnt,
+    dataset_identity,
+    load_baseline,
+    load_parts,
+    save_baseline,
+    save_parts,
+)
 from basis_rl.types import RolloutBatch
 
 
@@ -102,7 +110,7 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
         self._connect(args)
         self._generation_batch = 0
         self.spending = Spending()
-        self._unlearnt: list[tuple[int, RolloutBatch]] = []
+        self._unlearnt, self._place = Unlearnt(), Place(self)
         self._last_step: tuple[int, int, Any, tuple[int, int]] = (0, 0, None, (0, 0))
         self._rewards_per_func: Tensor | None = None
         self._scored: list[Tensor] | None = None
@@ -193,7 +201,7 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
         if self.model.training:  # in evaluation there is nothing to learn, and a table need not know the prompts
             log_rollout_mismatch(self, output)
             if self.use_vllm:
-                self._metrics["train"]["rollout/sync_error"].append(self.vllm_generation.sync_error)
+                self.log_metric("rollout/sync_error", self.vllm_generation.sync_error)
             output["advantages"] = self._advantages(inputs, output)
             self.drop_void(output)
         else:
@@ -256,13 +264,13 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
         self._log_advantages(batch, result.values, advantage_metrics(batch, result) | own)
         self._log_difficulty(inputs, batch.rewards)
         used_up = self._step + self.args.steps_per_generation * self.num_iterations
-        self._unlearnt.append((used_up, batch))
+        self._unlearnt.add(batch, used_up)
         self._generation_batch += 1
         return local_rows(result.values, self.accelerator, len(inputs), mask.shape[1])
 
     def _log_advantages(self, batch: RolloutBatch, values: Tensor, metrics: dict[str, float]) -> None:
         for key, value in metrics.items():
-            self._metrics["train"][key].append(value)
+            self.log_metric(key, value)
         if self.num_generations == 1:  # TRL's is always 1.0 then; `advantages/zero` is the true one
             self._metrics["train"].pop("frac_reward_zero_std", None)
         if values.ndim == 2:
@@ -277,15 +285,14 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
         if column is None:
             return
         for name, value in mean_by(gather_object([str(row[column]) for row in inputs]), rewards).items():
-            self._metrics["train"][f"reward/{column}/{name}"].append(value)
+            self.log_metric(f"reward/{column}/{name}", value)
 
     def _learn(self) -> None:
         """Let the baseline learn from the batches that are used up: the policy was updated on all of them."""
-        while self._unlearnt and self._unlearnt[0][0] <= self._step:
-            _, batch = self._unlearnt.pop(0)
+        for batch in self._unlearnt.due(self._step):
             self.baseline.update(batch)
             for key, value in self._critic.learn(batch).items() if self._critic else ():
-                self._metrics["train"][f"baseline/{key}"].append(value)
+                self.log_metric(f"baseline/{key}", value)
         self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
@@ -318,7 +325,7 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
         if self._prefetch is not None:
             self._prefetch.drop()
         self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn = self._last_step
-        self._unlearnt = [(used_up, batch) for used_up, batch in self._unlearnt if batch.step < self._generation_batch]
+        self._unlearnt.forget(self._generation_batch)
         if self._critic is not None:
             self._critic.forget(self._generation_batch)
         self._save_checkpoint(self.model_wrapped, trial=None)
@@ -342,6 +349,18 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
             seed=self.args.seed,
         )
 
+    def _parts(self) -> dict[str, Stateful]:
+        """What has state of its own on each rank, beside model, optimizer and baseline."""
+        parts: dict[str, Stateful | None] = {
+            "place": self._place,
+            "unlearnt": self._unlearnt,
+            "spending": self.spending,
+            "gradients": self._finite,
+            "critic": self._critic,
+            "prefetch": self._prefetch,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
+
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         super().save_model(output_dir, _internal_call=_internal_call)
         if _internal_call and self.args.should_save:
@@ -350,7 +369,7 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
-        save_phase(output_dir, self)
+        save_parts(output_dir, self.accelerator.process_index, self._parts())
         if self._critic is not None:
             self._critic.save(output_dir)
 
@@ -376,8 +395,7 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
         super()._load_optimizer_and_scheduler(checkpoint_folder)
         if checkpoint_folder is not None:
             self._generation_batch = load_baseline(checkpoint_folder, self.baseline, self.dataset_identity)
-            self._unlearnt = []
-            load_phase(checkpoint_folder, self)
+            load_parts(checkpoint_folder, self.accelerator.process_index, self._parts())
             if self._critic is not None:
                 self._critic.load(checkpoint_folder)
             self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)

@@ -94,7 +94,7 @@ class KeepAdvantages(BasisTrainer):
 
     def _advantages(self, inputs, output):
         local = super()._advantages(inputs, output)
-        self.kept = (self._unlearnt[-1][1], local)
+        self.kept = (self._unlearnt.newest, local)
         return local
 
 

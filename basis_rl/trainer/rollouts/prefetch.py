@@ -6,7 +6,7 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -110,24 +110,24 @@ class Prefetch:
         first = place * size + trainer.accelerator.process_index * mine
         return [dataset[index] for index in self._order[1][first : first + mine]]
 
-    def state(self) -> dict[str, Any] | None:
+    def state_dict(self) -> dict[str, Any]:
         """The next batch's rollouts for a checkpoint: their weights are gone when it is resumed. On the main process.
 
         What is under way is waited for, unless the run was told to stop: then the next batch is generated anew.
         """
         if not self.trainer.accelerator.is_main_process:
-            return None
+            return {}
         client = self.trainer.vllm_generation.vllm_client
         if client.ahead is not None and not (self.trainer.stop_on_signal.stopped and not client.ahead.done):
             client.settle()
         ahead = client.ahead
         if ahead is None or ahead.answer is None:
-            return None
+            return {}
         return {"request": ahead.request, "step": ahead.step, "answer": ahead.answer}
 
-    def load_state(self, state: dict[str, Any] | None) -> None:
-        """Restore `state`'s result."""
-        if state is not None and self.trainer.accelerator.is_main_process:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`'s result."""
+        if state and self.trainer.accelerator.is_main_process:
             self.trainer.vllm_generation.vllm_client.ahead = Ahead(**state)
 
     def drop(self) -> None:
