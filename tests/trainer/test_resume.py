@@ -123,7 +123,7 @@ def test_accumulation_with_a_short_last_step_of_the_epoch(tmp_path):
 
 
 def test_metrics_since_the_last_log_survive_a_resume(tmp_path):
-    """Lines of the log are means over three steps here, and a checkpoint comes after each; the loss is transformers'."""
+    """Lines of the log are means over three steps here, with a checkpoint after each; the loss is transformers'."""
     expected = run(tmp_path / "whole", RunningMean(), max_steps=9, logging_steps=3)
     assert len([row for row in expected.state.log_history if "reward" in row]) == 3
     for step in (1, 5):
