@@ -147,7 +147,7 @@ def test_rewards_of_ones_own(parsed):
 def test_rewards_know_the_length_limit(parsed):
     (reward,) = build_rewards(parsed(reward_funcs=["overlong"], reward_kwargs={"cache": 16}, max_completion_length=64))
     ids = [[1] * n for n in (40, 56, 64)]
-    assert reward(completions=["x"] * 3, completion_ids=ids) == pytest.approx([0.0, -0.5, -1.0])
+    assert reward(prompts=["p"] * 3, completions=["x"] * 3, completion_ids=ids) == pytest.approx([0.0, -0.5, -1.0])
 
 
 def test_tools_of_ones_own(parsed):
