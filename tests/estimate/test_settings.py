@@ -177,9 +177,9 @@ def test_sizes_are_those_of_the_built_model():
     assert size.layer_matrices == 2 * layer
     assert size.parameters == size.trainable == 2 * (layer + 2 * 16 + 2 * 4) + 16 + 2 * 64 * 16
     assert (size.query, size.key_value, size.heads, size.qk_norm) == (16, 8, 4, True)
-    adapters = ModelConfig(model_name_or_path="m", use_peft=True, lora_r=4, lora_target_modules=["q_proj"])
+    adapters = ModelConfig(model_name_or_path="m", use_peft=True, lora_r=4, lora_target_modules=["q_proj", "v_proj"])
     lora = model_size(Qwen3Config(**SHAPE), adapters)
-    assert lora.trainable == 2 * (4 * 16 + 4 * 16)
+    assert lora.trainable == 2 * (4 * 16 + 4 * 16 + 4 * 16 + 4 * 8)
     assert lora.parameters == size.parameters + lora.trainable
     experts = Qwen3MoeConfig(**SHAPE, num_experts=2, moe_intermediate_size=16)
     with pytest.raises(ValueError, match="dense decoders"):

@@ -124,15 +124,13 @@ def judge(mutant: Mutant, place: Workplace, suite: str, last: Result) -> Result:
 
 def check_unbroken(place: Workplace, mutants: list[Mutant]) -> None:
     """Raise RuntimeError if tests fail on the code as it is: what they kill would prove nothing."""
-    for tests in dict.fromkeys(mutant.tests for mutant in mutants):
-        found = place.pytest(["-m", "not long", *tests])
-        if found["outcome"] != "passed":
-            raise RuntimeError(f"{found['test'] or tests} fails without any mutant; the log:\n" + tail(place.log))
-        print(f"unbroken: {' '.join(tests)} in {found['seconds']} s", flush=True)
-
-
-def tail(log: Path) -> str:
-    return log.read_text()[-3000:]
+    named = sorted({path for mutant in mutants for path in mutant.tests})
+    whole = [path for path in named if not any(str(parent) in named for parent in Path(path).parents)]
+    found = place.pytest(["-m", "not long", *whole])
+    if found["outcome"] != "passed":
+        log = place.log.read_text()[-3000:]
+        raise RuntimeError(f"{found['test'] or whole} fails without any mutant; the log:\n{log}")
+    print(f"unbroken: {' '.join(whole)} in {found['seconds']} s", flush=True)
 
 
 def summary(results: dict[str, Result]) -> str:

@@ -68,7 +68,7 @@ def read_area(path: Path) -> list[Mutant]:
             tests = tuple(f"tests/{name}" for name in line.removeprefix("tests:").split())
         elif line.strip() and not line.startswith("#"):
             fields = [field.strip() for field in line.split(" ;; ")]
-            change = fields[2].split(" => ") if len(fields) in (4, 5) else []
+            change = f"{fields[2]} ".split(" => ") if len(fields) in (4, 5) else []  # to nothing, perhaps
             if len(change) != 2 or not all(fields[:4]) or not tests:
                 raise ValueError(f"{path.name}, line {number}: no mutant (or no `tests:` above it): {line}")
             old, new = (text.strip().replace("¶", "\n") for text in change)

@@ -10,7 +10,7 @@ from peft import LoraConfig
 from basis_rl.baselines import Ppo
 from basis_rl.functional.diagnostics import advantage_metrics
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.critic import FILE_NAME
+from basis_rl.trainer.critic import FILE_NAME, Critic
 from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
 from tests.trainer.test_energies import CASES, SETTINGS
 
@@ -116,6 +116,13 @@ def test_learning_is_that_of_a_plain_loop(kind, tmp_path, tiny_path):
         [sum(norms[:4]) / 4, sum(norms[4:]) / 4], rel=1e-3
     )
     assert any(0 < row["baseline/value_clip_fraction"] < 1 for row in logged), "nothing was clipped: nothing is shown"
+    assert trained._critic._kept == {}, "what was learned from is kept no longer"
+    if kind != "head":
+        kept, pad = trained.seen[0][1], trained.processing_class.pad_token_id
+        prompts = slice(0, -int(kept["tokens"]))
+        padding = kept["input_ids"][:, prompts] == pad
+        assert padding.any()
+        assert torch.equal(kept["attention_mask"][:, prompts] == 0, padding)
     assert logged[0]["baseline/critic_learning_rate"] == 3e-3
 
 
@@ -140,6 +147,18 @@ def test_the_head_reads_the_policys_hidden_states(case, lora, tmp_path, tiny_pat
     expected, found, mask = seen[0]
     assert found.shape == expected.shape
     torch.testing.assert_close(found[mask], expected[mask], rtol=0, atol=1e-5)
+
+
+def test_the_module_does_not_depend_on_what_was_drawn_before(tmp_path):
+    """Ranks have drawn other random numbers, and must start with the same module."""
+    trained = build(tmp_path, "ppo", cls=BasisTrainer, max_steps=1)
+    first = copy.deepcopy(trained._critic.module.state_dict())
+    torch.manual_seed(99)
+    after = torch.rand(3)
+    torch.manual_seed(99)
+    again = Critic(trained, trained.baseline).module.state_dict()
+    assert all(torch.equal(first[key], value) for key, value in again.items())
+    assert torch.equal(torch.rand(3), after), "and nothing that is drawn later depends on it"
 
 
 def explained(trained):

@@ -4,6 +4,7 @@ import pytest
 
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.progress import _forget_after
+from basis_rl.trainer.spending import Spending
 from tests.support.tiny import config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
 
 
@@ -59,6 +60,26 @@ def test_evaluations_do_not_change_the_training(tmp_path):
         logs.append([(row["step"], row["loss"], row["grad_norm"], row.get("reward")) for row in log if "loss" in row])
     assert logs[0] == logs[1]
     assert len({loss for _, loss, *_ in logs[0]}) > 2
+
+
+def test_seconds_go_on_where_they_were(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("basis_rl.trainer.spending.time.perf_counter", lambda: clock[0])
+    first = Spending()
+    first.draw(4, 30)
+    first.draw(2, 5)
+    clock[0] = 107.5
+    assert first.seconds == 7.5
+    assert first.drawn == (6, 35)
+    state = first.state_dict()
+    clock[0] = 1000.0
+    second = Spending()
+    second.load_state_dict(state)
+    clock[0] = 1002.0
+    second.draw(1, 1)
+    assert second.seconds == 9.5
+    assert second.drawn == (7, 36)
+    assert list(second.metrics().values()) == [7, 36, 9.5]
 
 
 def test_a_line_that_a_kill_cut_short_does_not_stop_a_resume(tmp_path):
