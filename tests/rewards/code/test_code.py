@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from basis_rl.rewards import CodeReward, code
+from basis_rl.rewards import CodeReward
+from basis_rl.rewards.code import reward as code_reward
 from basis_rl.rewards.code.reward import last_code
 from basis_rl.rewards.code.tests import Case, choose, parse_tests, same_output, same_value
 from basis_rl.rewards.code.values import decode, encode
@@ -168,7 +169,7 @@ def test_tests_and_the_functions_name_in_columns_of_their_own():
 
 
 def test_a_machine_without_isolation_is_refused(monkeypatch):
-    monkeypatch.setattr(code, "isolation", lambda: Isolation.by(["rlimits"]))
+    monkeypatch.setattr(code_reward, "isolation", lambda: Isolation.by(["rlimits"]))
     with pytest.raises(ValueError, match=r"cannot shut in what a model writes.*allow_unsafe"):
         CodeReward()
     assert CodeReward(allow_unsafe=True).partial is False

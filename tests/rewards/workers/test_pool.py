@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from basis_rl.rewards import MathVerifyReward, pool, serve_tasks, worker_process
+from basis_rl.rewards import MathVerifyReward
+from basis_rl.rewards.workers import pool, process, serve_tasks
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
 from basis_rl.rewards.workers.pool import WorkerPool
 from basis_rl.sandbox import Policy, isolation, python_paths
@@ -128,8 +129,8 @@ def test_a_task_that_the_machine_starves_is_tried_again_and_then_nobody_knows(wo
 
 def test_waiting_that_the_kernel_has_not_yet_counted_is_no_sleep(monkeypatch):
     # It counts a wait for a processor when it is over.
-    seen = worker_process._threads
-    monkeypatch.setattr(worker_process, "_threads", lambda pid: {key: (s, 0.0) for key, (s, _) in seen(pid).items()})
+    seen = process._threads
+    monkeypatch.setattr(process, "_threads", lambda pid: {key: (s, 0.0) for key, (s, _) in seen(pid).items()})
     workers = make(timeout=1.0, cpu_timeout=20.0)
     outcomes = workers.run([{"burn": 100}, {"sleep": 100}])
     assert [outcome.status for outcome in outcomes] == ["starved", "timeout"]
@@ -226,7 +227,7 @@ ODD = {
 
 @pytest.mark.parametrize("oddity", ODD)
 def test_a_worker_that_breaks_the_protocol_breaks_nothing_else(oddity, monkeypatch):
-    monkeypatch.setattr(worker_process, "_PATIENCE", 1.0)
+    monkeypatch.setattr(process, "_PATIENCE", 1.0)
     odd = f"""
 import os, sys, time
 print('{{"ready": true}}', flush=True)
