@@ -12,16 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from basis_rl import sandbox
 from basis_rl.recipe.keys import RunArguments
 from basis_rl.recipe.objects import build_tools
 from basis_rl.tools import PythonTool, ToolBroken
 from basis_rl.tools.python import shortened
 
-sandbox = pytest.importorskip("basis_rl.sandbox")
 given = sandbox.isolation()
-needs_isolation = pytest.mark.skipif(
-    not (given.network and given.writes and given.reads and given.processes), reason=f"this machine gives {given}"
-)
+needs_isolation = pytest.mark.skipif(not given.complete, reason=f"this machine gives {given}")
 pytestmark = needs_isolation
 SECRET = "hf_secretsecretsecret"
 
@@ -271,10 +269,9 @@ def test_a_call_that_is_no_text_is_the_models_error(tool):
 
 
 def test_without_isolation_it_is_refused_unless_one_insists(monkeypatch):
-    from basis_rl.sandbox import policy
-
-    none = policy.Isolation.by(["rlimits"])
-    monkeypatch.setattr(policy, "isolation", lambda: none)
+    none = sandbox.Isolation.by(["rlimits"])
+    for module in ("basis_rl.tools.python", "basis_rl.sandbox.policy"):
+        monkeypatch.setattr(f"{module}.isolation", lambda: none)
     with pytest.raises(ValueError, match="require_isolation") as refused:
         PythonTool()
     assert "NOT promised here: no network" in str(refused.value)

@@ -82,7 +82,7 @@ class CodeReward:
                 f"{tolerance}."
             )
         given = isolation()
-        if not allow_unsafe and not (given.network and given.writes and given.reads and given.processes):
+        if not allow_unsafe and not given.complete:
             raise ValueError(
                 f"code: this machine cannot shut in what a model writes: {given}. Run on Linux 5.13 or newer, with "
                 "Landlock and seccomp, or set allow_unsafe: true where nothing can be lost or read that matters."

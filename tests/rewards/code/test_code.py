@@ -22,7 +22,7 @@ ADD_CHECK = {"test": "def check(candidate):\n    for got in map(candidate, [1], 
              "entry_point": "add"}  # fmt: skip
 
 needs_sandbox = pytest.mark.skipif(
-    not all((isolation().network, isolation().writes, isolation().reads, isolation().processes)),
+    not isolation().complete,
     reason="this machine cannot shut in what a model writes",
 )
 
