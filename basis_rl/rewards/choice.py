@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
 from typing import Any
 
+from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
 from basis_rl.rewards.extract import completion_text, last_boxed
 
 _RULES = 1
@@ -28,7 +28,7 @@ _OTHER = re.compile(  # behind one letter, another one: "(A) or (B)", "\text{A},
 )
 
 
-class ChoiceReward:
+class ChoiceReward(Reward):
     r"""1.0 if the letter that the completion settles on is the gold one, else 0.0.
 
     The letter is that of the last balanced ``\boxed{...}`` (``B``, ``(B)``, ``\text{B}``, ``B. Paris``); in a
@@ -60,17 +60,11 @@ class ChoiceReward:
         self.version = f"rules {_RULES}, {letters}{', any case' if ignore_case else ''}"
 
     def __call__(
-        self,
-        prompts: Sequence[Any],
-        completions: Sequence[str | list[dict[str, str]]],
-        solution: Sequence[str],
-        log_metric: Callable[[str, float], None] | None = None,
-        **kwargs: Any,
-    ) -> list[float | None]:
+        self, prompts: Column, completions: Completions, solution: Column, log_metric: LogMetric = None, **kwargs: Any
+    ) -> Scores:
         chosen = [self.choice(completion_text(completion)) for completion in completions]
         golds = [self.gold(cell) for cell in solution]
-        if log_metric is not None and chosen:
-            log_metric("reward/choice/no_answer", chosen.count(None) / len(chosen))
+        log_shares(log_metric, "choice", {"no_answer": chosen.count(None)}, len(chosen))
         return [None if gold is None else float(letter == gold) for letter, gold in zip(chosen, golds, strict=True)]
 
     def choice(self, text: str) -> str | None:
@@ -97,12 +91,9 @@ class ChoiceReward:
         boxed = last_boxed(text)
         return self._boxed(text if boxed is None else boxed)
 
-    def check_golds(self, solution: Sequence[Any]) -> list[int]:
+    def check_golds(self, solution: Column) -> list[int]:
         """Indices of the golds that name no option."""
         return [i for i, cell in enumerate(solution) if self.gold(cell) is None]
-
-    def close(self) -> None:
-        """Nothing to end: there is no process."""
 
     def _boxed(self, content: str) -> str | None:
         match = _BOXED.match(content)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
+from basis_rl.rewards.base import Column, LogMetric, Reward, Scores, log_shares
 
-class OverlongReward:
+
+class OverlongReward(Reward):
     r"""DAPO's soft overlong punishment (Yu et al. 2025, arXiv 2503.14476, Eq. 13), in [-1, 0], to be added to a reward:
 
     .. math::
@@ -48,18 +49,10 @@ class OverlongReward:
         self.version = f"{self.max_completion_length}, cache {self.cache}"
 
     def __call__(
-        self,
-        prompts: Sequence[Any],
-        completions: Sequence[Any],
-        completion_ids: Sequence[Sequence[int]],
-        log_metric: Callable[[str, float], None] | None = None,
-        **kwargs: Any,
-    ) -> list[float]:
+        self, prompts: Column, completions: Column, completion_ids: Column, log_metric: LogMetric = None, **kwargs: Any
+    ) -> Scores:
         free = self.max_completion_length - self.cache
-        rewards = [-min(1.0, max(0, len(ids) - free) / self.cache) for ids in completion_ids]
-        if log_metric is not None and rewards:
-            log_metric("reward/overlong/share", sum(reward < 0 for reward in rewards) / len(rewards))
-        return rewards
-
-    def close(self) -> None:
-        """Nothing to end: there is no process."""
+        log_shares(
+            log_metric, "overlong", {"share": sum(len(ids) > free for ids in completion_ids)}, len(completion_ids)
+        )
+        return [-min(1.0, max(0, len(ids) - free) / self.cache) for ids in completion_ids]

@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -26,26 +26,6 @@ Verdict = Literal["pass", "fail", "timeout", "unsupported", "no sandbox"]
 _HERE = Path(__file__).parent
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/etc/localtime",
            "/usr/share/zoneinfo")  # fmt: skip
-_OUTPUT_BYTES = 4 << 20
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a program may take for one test.
-
-    Attributes:
-        seconds: CPU time; by the clock it may take three times that and 3 s more.
-        memory_bytes: address space.
-        processes: processes and threads.
-        packages: whether it may import what is installed here besides the standard library.
-        tolerance: see `same_output`.
-    """
-
-    seconds: float
-    memory_bytes: int
-    processes: int
-    packages: bool
-    tolerance: float
 
 
 @lru_cache(maxsize=2)
@@ -63,11 +43,21 @@ def python(packages: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 class Program:
-    """The code of one rollout, in a folder of its own for as long as the context lasts."""
+    """The code of one rollout, in a folder of its own for as long as the context lasts.
 
-    def __init__(self, source: str, limits: Limits) -> None:
-        self.limits = limits
-        self._bounds = Bounds(seconds=3 * limits.seconds + 3, output_bytes=_OUTPUT_BYTES, kept_bytes=_OUTPUT_BYTES)
+    Args:
+        source: the code.
+        policy: what it may do for one test, beside reading itself and the interpreter. Its `file_bytes` bound the
+            output too.
+        packages: whether it may import what is installed here besides the standard library.
+        tolerance: see `same_output`.
+    """
+
+    def __init__(self, source: str, policy: Policy, packages: bool, tolerance: float) -> None:
+        assert policy.cpu_seconds is not None
+        self.policy, self.packages, self.tolerance = policy, packages, tolerance
+        seconds = 3 * policy.cpu_seconds + 3  # a loaded machine may give a third of its time to a test
+        self._bounds = Bounds(seconds=seconds, output_bytes=policy.file_bytes, kept_bytes=policy.file_bytes)
         self._folder = tempfile.TemporaryDirectory(prefix="basis-rl-code-")
         self.path = Path(self._folder.name) / "main.py"
         self.path.write_text(source, encoding="utf-8", errors="replace")
@@ -84,11 +74,11 @@ class Program:
             return self._check({"source": case.given, "entry_point": case.name})
         if case.kind == "stdin":
             ended, printed = self._run([str(self.path)], case.given)
-            right = ended == "pass" and same_output(printed, case.expected, self.limits.tolerance)
+            right = ended == "pass" and same_output(printed, case.expected, self.tolerance)
         else:
             request: dict[str, Any] = {"name": case.name, "args": [encode(value) for value in case.given], "kwargs": {}}
             ended, printed = self._run([str(_HERE / "driver.py"), str(self.path)], dump(request))
-            right = ended == "pass" and same_value(_answer(printed), case.expected, self.limits.tolerance)
+            right = ended == "pass" and same_value(_answer(printed), case.expected, self.tolerance)
         return ended if ended != "pass" or right else "fail"
 
     def _run(self, arguments: Sequence[str], given: str) -> tuple[Verdict, str]:
@@ -119,15 +109,8 @@ class Program:
 
     def _python(self, arguments: Sequence[str], own: Path) -> tuple[list[str], Policy]:
         """The command and its policy; `own` alone it may read: the tests are not the program's, nor it theirs."""
-        command, readable = python(self.limits.packages)
-        return [*command, *arguments], Policy(
-            memory_bytes=self.limits.memory_bytes,
-            cpu_seconds=self.limits.seconds,
-            file_bytes=_OUTPUT_BYTES,
-            processes=self.limits.processes,
-            folder=None,
-            readable=(*readable, str(own)),
-        )
+        command, readable = python(self.packages)
+        return [*command, *arguments], replace(self.policy, readable=(*readable, str(own)))
 
 
 def _verdict(finished: Finished) -> Verdict:
