@@ -151,9 +151,8 @@ def _until_its_end(process: subprocess.Popen[bytes], fd: int, kept: _Kept, bound
             selector.register(told, selectors.EVENT_READ)
         while True:
             left = max(0.0, deadline - time.monotonic())
-            ready = {key.fd for key, _ in selector.select(left if told is not None else min(left, _LOOK_SECONDS))}
-            # Asked before the stream is read: what it wrote until its end is there by then.
-            ended = told in ready if told is not None else process.poll() is not None
+            selector.select(left if told is not None else min(left, _LOOK_SECONDS))
+            ended = _has_ended(process)  # asked before the stream is read: what it wrote until its end is there by then
             while fd in selector.get_map() and (chunk := _read(fd)) is not None:
                 if not chunk:
                     selector.unregister(fd)
@@ -169,6 +168,13 @@ def _until_its_end(process: subprocess.Popen[bytes], fd: int, kept: _Kept, bound
                 return "exited"
             if time.monotonic() > deadline:
                 return "timeout"
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Asked without reaping it, where the system can, so that its group can still be killed."""
+    if hasattr(os, "waitid"):
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    return process.poll() is not None
 
 
 def _read(fd: int) -> bytes | None:

@@ -61,7 +61,7 @@ class PythonTool:
         processes: int = 32,
         require_isolation: bool = True,
     ) -> None:
-        workers = num_workers if num_workers is not None else _fair_share()
+        workers = num_workers if num_workers is not None else fair_share()
         if timeout <= 0 or memory_mb < 64 or max_chars < 100 or workers < 1 or processes < 1:
             raise ValueError(
                 "PythonTool needs timeout > 0, memory_mb >= 64, max_chars >= 100, num_workers >= 1 and processes >= 1, "
@@ -175,6 +175,7 @@ def shortened(text: str, most: int) -> str:
     return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
 
 
-def _fair_share() -> int:
+def fair_share() -> int:
+    """Programs that run at a time on this rank: the cores, shared among the ranks of this machine, at least 2."""
     ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     return max(2, len(os.sched_getaffinity(0)) // ranks)

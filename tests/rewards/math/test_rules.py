@@ -126,7 +126,8 @@ def test_every_quirk_has_a_rule_and_examples():
 
 
 def test_the_reward_refuses_what_is_not_allowed_and_says_so_in_its_version():
-    default, strict = MathVerifyReward(), MathVerifyReward(allow=set(QUIRKS) - {"percent_as_number", "case"})
+    default = MathVerifyReward(num_workers=1)
+    strict = MathVerifyReward(num_workers=1, allow=set(QUIRKS) - {"percent_as_number", "case"})
     golds, answers = ["50", "x", "0.5"], [r"\boxed{50\%}", r"\boxed{X}", r"\boxed{50\%}"]
     assert default([], answers, golds) == [1.0, 1.0, 1.0]
     assert strict([], answers, golds) == [0.0, 0.0, 1.0]
@@ -136,6 +137,17 @@ def test_the_reward_refuses_what_is_not_allowed_and_says_so_in_its_version():
     assert MathVerifyReward(allow="case").refused == tuple(name for name in QUIRKS if name != "case")
     for reward in (default, strict):
         reward.close()
+
+
+def test_nothing_allowed_is_the_strictest_setting_and_none_the_laxest():
+    assert refused([]) == refused(()) == tuple(QUIRKS)
+    assert refused(None) == ()
+    assert refused(list(QUIRKS)) == ()
+    strict = MathVerifyReward(num_workers=1, allow=[])
+    assert strict.refused == tuple(QUIRKS)
+    assert strict.version.endswith(f"without {', '.join(QUIRKS)}")
+    assert strict([], [r"\boxed{x=2}", r"\boxed{X}", r"\boxed{x+x}"], ["2", "x", "2x"]) == [0.0, 0.0, 1.0]
+    strict.close()
 
 
 def test_unknown_names_are_refused_with_the_nearest():
@@ -148,15 +160,20 @@ def test_unknown_names_are_refused_with_the_nearest():
 IN_WORDS = {"2": "2 in 30 brackets", r"-\frac{3}{8}": "the gold 31 times, unclosed"}
 
 
-@pytest.mark.parametrize("name", DIFFERENCES)
-def test_the_differences_are_as_listed(name):
-    row = DIFFERENCES[name]
+@pytest.fixture(scope="module")
+def reward():
     reward = MathVerifyReward(num_workers=1, timeout=3.0)
+    yield reward
+    reward.close()
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_the_differences_are_as_listed(name, reward):
+    row = DIFFERENCES[name]
     assert reward([], [rf"\boxed{{{row.answer}}}"], [row.gold]) == [float(row.here)]
     if row.math_verify is not None:
         assert grade(row.gold, row.answer) is row.math_verify
         assert row.here is not row.math_verify
-    reward.close()
 
 
 def test_the_docs_show_every_row():
