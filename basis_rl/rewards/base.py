@@ -225,7 +225,7 @@ class _Checks:
             for talk in (False, True):
                 message, raised = _safely(lambda: self._no_scores(self._call(self._given(rows, talk)), 1))  # noqa: B023
                 if raised or message:
-                    return f"{raised or message} (for the completion {text[:20]!r})"
+                    return f"{raised or message} (for the rollout {text[:20]!r})"
         return ""
 
     def columns(self) -> str:

@@ -1,4 +1,4 @@
-"""The reward of multiple-choice questions: which letter does the completion settle on?"""
+"""The reward of multiple-choice questions: which letter does the rollout settle on?"""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _OTHER = re.compile(  # behind one letter, another one: "(A) or (B)", "\text{A},
 
 
 class ChoiceReward(Reward):
-    r"""1.0 if the letter that the completion settles on is the gold one, else 0.0.
+    r"""1.0 if the letter that the rollout settles on is the gold one, else 0.0.
 
     The letter is that of the last balanced ``\boxed{...}`` (``B``, ``(B)``, ``\text{B}``, ``B. Paris``); in a
-    completion without a box, that of the last statement "Answer: (B)", "the answer is B", "the correct option is B".
-    A box or statement that names several letters, or none, is wrong; so is a completion without either.
+    rollout without a box, that of the last statement "Answer: (B)", "the answer is B", "the correct option is B".
+    A box or statement that names several letters, or none, is wrong; so is a rollout without either.
 
     A reward function as TRL knows them; it reads the dataset's ``solution`` column: a letter in any of these forms, or
     with `gold_index` the number of the option. A rollout whose gold is neither is not scored (None).
@@ -68,7 +68,7 @@ class ChoiceReward(Reward):
         return [None if gold is None else float(letter == gold) for letter, gold in zip(chosen, golds, strict=True)]
 
     def choice(self, text: str) -> str | None:
-        """The letter that a completion settles on, a capital; None if there is none, or more than one."""
+        """The letter that a rollout settles on, a capital; None if there is none, or more than one."""
         boxed = last_boxed(text)
         if boxed is not None:
             return self._boxed(boxed)

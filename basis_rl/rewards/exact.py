@@ -14,7 +14,7 @@ _QUOTES = (('"', '"'), ("'", "'"), ("“", "”"), ("‘", "’"), ("`", "`"))
 
 
 class ExactReward(Reward):
-    """1.0 if the completion's answer is the gold string, after the same normalisation of both, else 0.0.
+    """1.0 if the rollout's answer is the gold string, after the same normalisation of both, else 0.0.
 
     A reward function as TRL knows them; it reads the dataset's ``solution`` column: a string, or a list of strings any
     of which is right. The gold is taken as it is, not looked for in a text. A rollout without a gold, or with one of

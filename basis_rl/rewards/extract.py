@@ -1,4 +1,4 @@
-"""Finding the answer in a completion, in one pass over its characters."""
+"""Finding the answer in a rollout, in one pass over its characters."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def last_boxed(text: str) -> str | None:
 
 
 def take_answer(text: str, where: AnswerIn) -> str | None:
-    r"""The answer of a completion, None where it gives none; the last one where it gives several.
+    r"""The answer of a rollout, None where it gives none; the last one where it gives several.
 
     Args:
-        text: the completion.
+        text: the rollout.
         where: ``box``: the last balanced ``\boxed{...}``; ``tag``: the last ``<answer>...</answer>``; ``hashes``: the
             rest of the line after the last ``####``; ``last_line``: the last line that is not empty; ``whole``: all of
             the text. The last two begin after ``</think>``, if there is one.
@@ -105,7 +105,7 @@ def _decimal(text: str | None) -> Fraction | None:
 
 
 def completion_text(completion: str | list[dict[str, str]]) -> str:
-    """The text to grade: the completion itself, or the last assistant message of a conversation."""
+    """The text to grade: the rollout itself, or the last assistant message of a conversation."""
     if isinstance(completion, str):
         return completion
     for message in reversed(completion):

@@ -1,4 +1,4 @@
-"""The reward of a completion's form: is the thought closed, is the answer where it belongs?"""
+"""The reward of a rollout's form: is the thought closed, is the answer where it belongs?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MEMORY_BYTES = 1 << 30
 
 
 class FormatReward(Reward):
-    r"""1.0 if the completion has the form that is asked for, else 0.0. What the answer is does not matter.
+    r"""1.0 if the rollout has the form that is asked for, else 0.0. What the answer is does not matter.
 
     - ``think``: ``<think>thought</think>visible text``, with each tag once, nothing before it, and neither part blank;
     - ``think_box``: the same, with a ``\boxed{...}`` that is not blank in the visible text;
@@ -31,11 +31,11 @@ class FormatReward(Reward):
 
     Args:
         form: one of the above; default ``think_box``.
-        pattern: instead, a regular expression for all of the completion, white space at its ends aside; ``.`` matches
+        pattern: instead, a regular expression for all of the rollout, white space at its ends aside; ``.`` matches
             line ends too.
-        opened_by_prompt: the chat template ends with ``<think>``, so completions have no opening tag.
+        opened_by_prompt: the chat template ends with ``<think>``, so rollouts have no opening tag.
         num_workers: processes (of this rank) for `pattern`.
-        timeout: seconds of CPU time for one completion with `pattern`.
+        timeout: seconds of CPU time for one rollout with `pattern`.
 
     Raises:
         ValueError: unknown form, form and pattern, a pattern that is no regular expression.
@@ -84,7 +84,7 @@ class FormatReward(Reward):
 
 
 def has_form(text: str, form: Form, opened_by_prompt: bool = False) -> bool:
-    """Whether a completion has a form of `FormatReward`, in one pass."""
+    """Whether a rollout has a form of `FormatReward`, in one pass."""
     if form.startswith("think"):
         start = 0 if opened_by_prompt else len("<think>")
         thought, end, visible = text[start:].partition("</think>")

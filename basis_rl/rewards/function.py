@@ -13,11 +13,11 @@ OnError = Literal["raise", "unscored"]
 
 
 class FunctionReward(Reward):
-    """What a function says of each completion: ``f(completion: str, **row) -> float | None``, one completion a call.
+    """What a function says of each rollout: ``f(completion: str, **row) -> float | None``, one rollout per call.
 
     The function runs in processes of its own, with limits: it may hang, run out of memory or crash. It is given the
-    completion's text (of a conversation the last assistant message), and by name those columns of its row that it has
-    parameters for, all with ``**row``; ``prompt`` is one of them. None leaves the completion unscored.
+    rollout's text (of a conversation the last assistant message), and by name those columns of its row that it has
+    parameters for, all with ``**row``; ``prompt`` is one of them. None leaves the rollout unscored.
 
     It is imported when this object is made, so that what cannot be imported is known before anything is spent. The
     workers have a minimal environment and the working directory on their path; they are not shut off from network and
@@ -33,15 +33,15 @@ class FunctionReward(Reward):
     Args:
         function: ``module:name`` or ``module.name``.
         num_workers: processes (of this rank).
-        timeout: seconds of CPU time for one completion; so a loaded machine changes no score.
+        timeout: seconds of CPU time for one rollout; so a loaded machine changes no score.
         wall_timeout: seconds by the clock, for functions that wait for something; default: ten times `timeout`.
         memory_bytes: address space beyond what its imports take.
         over_limit: score of a call that ran out of time or memory; None leaves it unscored.
-        on_error: ``raise`` ends the run with the function's traceback; ``unscored`` counts it and goes on, but raises
+        on_error: ``raise`` ends the run with the function's traceback; ``unscored`` counts it and continues, but raises
             where every call of a batch failed.
 
     Raises:
-        ValueError: the function cannot be imported, takes no completion, or a parameter is out of its range.
+        ValueError: the function cannot be imported, takes no rollout, or a parameter is out of its range.
         FunctionError: when called: see `on_error`.
     """
 
@@ -68,7 +68,7 @@ class FunctionReward(Reward):
         self._calls = Calls(self.__name__, function, *limits)
         known = self._calls.describe()
         if not known["first"] or known["asynchronous"]:
-            raise ValueError(f"'{function}' must be a plain function whose first parameter is the completion's text.")
+            raise ValueError(f"'{function}' must be a plain function whose first parameter is the rollout's text.")
         self._wanted: set[str] | None = None if known["any"] else set(known["parameters"])
         self.version = f"{known['version']}, over limit {over_limit}"
         self.__signature__ = trl_signature([name for name in known["required"] if name != "prompt"])
@@ -92,7 +92,7 @@ class FunctionReward(Reward):
         failed = [score.detail for score in scores if score.status == "error"]
         if failed and (self.on_error == "raise" or len(failed) == len(scores)):
             raise FunctionError(
-                f"The reward function '{self.function}' failed on {len(failed)} of {len(scores)} completions. The "
+                f"The reward function '{self.function}' failed on {len(failed)} of {len(scores)} rollouts. The "
                 f"first one:\n{failed[0]}"
             )
         log_shares(log_metric, self.__name__, {"error": len(failed)}, len(scores))

@@ -1,4 +1,4 @@
-"""The soft punishment of completions that come near the length limit (DAPO)."""
+"""The soft punishment of rollouts that come near the length limit (DAPO)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class OverlongReward(Reward):
             -1 & |y| > L_{max}
         \end{cases}
 
-    with :math:`|y|` the completion's tokens. A completion that the limit cut off has :math:`|y| = L_{max}` and gets -1.
+    with :math:`|y|` the rollout's tokens. A rollout that the limit cut off has :math:`|y| = L_{max}` and gets -1.
     DAPO has L_max 20480, L_cache 4096; a factor other than 1 is this function's entry of ``reward_weights``.
 
-    Leaving truncated completions out of the loss altogether ("overlong filtering") is TRL's
+    Leaving truncated rollouts out of the loss altogether ("overlong filtering") is TRL's
     ``mask_truncated_completions``; with it this punishment reaches only those that ended in time.
 
     Metric: ``reward/overlong/share``, the share of rollouts that are punished.

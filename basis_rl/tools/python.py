@@ -39,7 +39,7 @@ class PythonTool:
 
     Args:
         timeout: seconds of wall time and of CPU time that a program may take, the interpreter's start aside.
-        memory_mb: of address space a process.
+        memory_mb: of address space per process.
         max_chars: of the answer; what is longer loses its middle.
         num_workers: programs at a time, on this rank; default: the machine's cores, shared among its ranks.
         processes: threads and processes that a program may have at a time.

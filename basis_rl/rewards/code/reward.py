@@ -21,7 +21,7 @@ _OUTPUT_BYTES = 4 << 20
 
 
 class CodeReward(Reward):
-    """1.0 if the completion's Python code passes all tests of its problem, else 0.0.
+    """1.0 if the rollout's Python code passes all tests of its problem, else 0.0.
 
     The code is the last closed fenced block (three backticks, `python`, `py` or nothing behind them): a whole program,
     or whole functions. The tests are a column of the dataset, in the forms of `parse_tests`: programs that read and

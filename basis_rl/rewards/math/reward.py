@@ -24,7 +24,7 @@ _WALL_CLOCK = 10.0  # times the CPU time: nine of ten processor seconds may go t
 
 
 class MathVerifyReward(Reward):
-    r"""1.0 if the last balanced ``\boxed{...}`` of the completion equals the gold answer, else 0.0.
+    r"""1.0 if the last balanced ``\boxed{...}`` of the rollout equals the gold answer, else 0.0.
 
     Equal is what Math-Verify finds equal, but for the few notations that docs/rewards.md lists. The gold's own text,
     plain numerals and single letters are compared here (`quick_verdict`), what is far too large or too deep for the

@@ -22,7 +22,7 @@ _THREADS = 16  # numerical libraries start some when they are imported
 
 
 class FunctionError(RuntimeError):
-    """A function that scores completions raised, or returned no number: a bug of it. Holds its traceback."""
+    """A function that scores rollouts raised, or returned no number: a bug of it. Holds its traceback."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The loop of a worker process of `WorkerPool`: limits, the clock of CPU time, one answer a task.
+"""The loop of a worker process of `WorkerPool`: limits, the clock of CPU time, one answer per task.
 
 A worker script loads it by its path, so that neither the package nor its folder get onto ``sys.path``, where
 ``math_verify.py`` would shadow the package of that name::
