@@ -132,7 +132,7 @@ BROKEN = {
     "by the batch": (by_batch, "other_rows: it scores a row otherwise when other rows are there"),
     "texts only": (lambda completions, **kwargs: [float(len(text)) for text in completions], "conversations: it"),
     "messages only": (lambda completions, **kwargs: [text[0]["content"] and 1.0 for text in completions], "result: it"),
-    "no empty text": (of(score=lambda self, text: float(text[0] == "S")), "strange: it raises IndexE.*completion ''"),
+    "no empty text": (of(score=lambda self, text: float(text[0] == "S")), "strange: it raises IndexE.*rollout ''"),
     "no lone surrogate": (of(score=lambda self, text: float(len(text.encode()))), "strange: it raises UnicodeEnc"),
     "infinite for an empty text": (of(score=lambda self, text: 1.0 if text else float("inf")), "strange: it return"),
     "a column unknown": (lambda completions, **kwargs: [float(len(kwargs["solution"][0]))] * len(completions),

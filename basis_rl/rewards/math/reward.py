@@ -67,7 +67,7 @@ class MathVerifyReward(Reward):
             self.version += f", without {', '.join(self.refused)}"
         worker = Path(__file__).with_name("worker.py")
         # -P: the folder of the script stays off the path, where its files could shadow other modules
-        command = [sys.executable, "-P", str(worker), str(timeout), str(_MEMORY_BYTES)]
+        command = [sys.executable, "-P", str(worker), str(timeout)]
         policy = Policy(
             memory_bytes=_MEMORY_BYTES,
             cpu_seconds=None,

@@ -23,4 +23,4 @@ def start() -> None:
 
 if __name__ == "__main__":
     serve_tasks = runpy.run_path(str(_HERE.parent / "workers" / "serve_tasks.py"))["serve_tasks"]
-    serve_tasks(lambda task: {"verdict": _loaded["grade"](**task)}, float(sys.argv[1]), int(sys.argv[2]), start)
+    serve_tasks(lambda task: {"verdict": _loaded["grade"](**task)}, float(sys.argv[1]), start=start)
