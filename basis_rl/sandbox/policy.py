@@ -48,11 +48,11 @@ class Policy:
     """
 
     memory_bytes: int
-    cpu_seconds: float | None
     file_bytes: int
     processes: int | None
-    folder: str | None
     readable: tuple[str, ...] | None
+    cpu_seconds: float | None = None
+    folder: str | None = None
     folder_bytes: int = 1 << 30
     temporary: bool = False
 

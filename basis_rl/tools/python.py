@@ -19,7 +19,6 @@ from basis_rl.tools.threads import DaemonThreads
 
 _MARK = b"\x02begun\x03"
 _RUNNER = Path(__file__).with_name("runner.py").read_text()
-_START_SECONDS = 60.0
 _ATTEMPTS = 3
 _MOST_CODE = 200_000
 _MOST_OUTPUT = 4 << 20
@@ -69,13 +68,7 @@ class PythonTool:
             )
         self.timeout, self.memory_mb, self.max_chars, self.processes = timeout, memory_mb, max_chars, processes
         self._readable = python_paths(own_modules=False)
-        self._bounds = Bounds(
-            seconds=timeout,
-            output_bytes=_MOST_OUTPUT,
-            kept_bytes=4 * max_chars,
-            mark=_MARK,
-            start_seconds=_START_SECONDS,
-        )
+        self._bounds = Bounds(seconds=timeout, output_bytes=_MOST_OUTPUT, kept_bytes=4 * max_chars, mark=_MARK)
         self.isolation = isolation()
         if require_isolation and not self.isolation.complete:
             raise ValueError(

@@ -91,12 +91,7 @@ class CodeReward(Reward):
         self.column, self.partial, self.max_tests, self.fn_name = column, partial, max_tests, fn_name
         self.num_workers = int(num_workers)
         self._policy = Policy(
-            memory_bytes=memory_bytes,
-            cpu_seconds=timeout,
-            file_bytes=_OUTPUT_BYTES,
-            processes=processes,
-            folder=None,
-            readable=(),
+            memory_bytes=memory_bytes, cpu_seconds=timeout, file_bytes=_OUTPUT_BYTES, processes=processes, readable=()
         )
         self._packages, self._tolerance = packages, tolerance
         kind = "share of" if partial else "all of"

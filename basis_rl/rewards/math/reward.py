@@ -14,13 +14,13 @@ from basis_rl.rewards.math.cache import Pair, Verdict, Verdicts
 from basis_rl.rewards.math.quick import quick_verdict, same_text
 from basis_rl.rewards.math.rules import RULES, refused
 from basis_rl.rewards.math.screen import screened
+from basis_rl.rewards.workers.calls import WALL_CLOCK
 from basis_rl.rewards.workers.failures import FailureMonitor
 from basis_rl.rewards.workers.pool import Outcome, WorkerPool
 from basis_rl.sandbox import Policy, python_paths
 
 _MEMORY_BYTES = 4 << 30
 _METRICS: dict[str, Verdict] = {"screened": "screened", "timeout": "timeout", "infrastructure": "failed"}
-_WALL_CLOCK = 10.0  # times the CPU time: nine of ten processor seconds may go to others
 
 
 class MathVerifyReward(Reward):
@@ -68,15 +68,8 @@ class MathVerifyReward(Reward):
         worker = Path(__file__).with_name("worker.py")
         # -P: the folder of the script stays off the path, where its files could shadow other modules
         command = [sys.executable, "-P", str(worker), str(timeout)]
-        policy = Policy(
-            memory_bytes=_MEMORY_BYTES,
-            cpu_seconds=None,
-            file_bytes=1 << 26,
-            processes=1,
-            folder=None,
-            readable=python_paths(),
-        )
-        self._pool = WorkerPool(command, num_workers, _WALL_CLOCK * timeout, cpu_timeout=timeout, policy=policy)
+        policy = Policy(memory_bytes=_MEMORY_BYTES, file_bytes=1 << 26, processes=1, readable=python_paths())
+        self._pool = WorkerPool(command, num_workers, WALL_CLOCK * timeout, cpu_timeout=timeout, policy=policy)
         self._failures = FailureMonitor(name="The grading by Math-Verify")
         self._verdicts = Verdicts()
 

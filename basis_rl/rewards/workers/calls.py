@@ -71,10 +71,8 @@ class Calls:
         command = [sys.executable, "-P", str(worker), target, str(timeout), str(int(memory_bytes))]
         policy = Policy(
             memory_bytes=int(memory_bytes) + _IMPORT_BYTES,
-            cpu_seconds=None,
             file_bytes=_FOLDER_BYTES,
             processes=_THREADS,
-            folder=None,
             readable=python_paths(),
             folder_bytes=_FOLDER_BYTES,
         )
