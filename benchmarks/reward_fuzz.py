@@ -199,7 +199,7 @@ def contradicted(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for entry in found:
         pair = (entry["gold"], entry["answer"])
         here = True if same_text(*pair) else quick_verdict(*pair)
-        if entry["status"] == "ok" and here is not None and here is not entry["verdict"]:
+        if entry["status"] == "ok" and here is not None and here is not entry.get("verdict", False):
             wrong.append({**entry, "here": here})
     return wrong
 
