@@ -59,18 +59,18 @@ format: install
 	@$(BIN)/ruff check --fix .
 
 bench: install
-	@$(BIN)/python -m benchmarks.basis_mse
+	@$(BIN)/python -m studies.basis_mse
 	@$(BIN)/python -m benchmarks.basis_speed
-	@$(BIN)/python -m benchmarks.history_mse
+	@$(BIN)/python -m studies.history_mse
 	@$(BIN)/python -m benchmarks.step_cost
 	@$(BIN)/python -m benchmarks.advantage_cost
-	@$(BIN)/python -m benchmarks.otb_tail
+	@$(BIN)/python -m studies.otb.tail
 	@$(BIN)/python -m benchmarks.energy_precision
 	@$(BIN)/python -m benchmarks.faults
 	@$(BIN)/python -m benchmarks.prefetch
 	@$(BIN)/python -m benchmarks.value_table_speed
 	@$(BIN)/python -m benchmarks.memory_estimate
-	@$(BIN)/python -m benchmarks.quickstart_seeds
+	@$(BIN)/python -m studies.quickstart_seeds
 
 clean:
 	rm -rf .venv runs

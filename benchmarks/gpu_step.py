@@ -39,7 +39,7 @@ from basis_rl.functional.energy import logit_gradient_energy
 from benchmarks.advantage_cost import baselines, batch, naive_energies
 from benchmarks.common import save
 from benchmarks.energy_precision import exact
-from benchmarks.training import StepClock, parity, quiet
+from benchmarks.trainers import StepClock, parity, quiet
 from examples.quickstart.warm_start import build_tokenizer
 
 TRL = "TRL"

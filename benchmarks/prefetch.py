@@ -23,7 +23,7 @@ from transformers.trainer_callback import PrinterCallback
 from basis_rl import BasisConfig, BasisTrainer
 from basis_rl.rollout.server import Server, ServerOptions
 from benchmarks.common import one_thread, save
-from benchmarks.training import parity
+from benchmarks.trainers import parity
 from examples.quickstart.warm_start import build_tokenizer
 
 ROUNDS, STEPS, WARM = 5, 12, 3

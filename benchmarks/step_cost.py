@@ -30,7 +30,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from basis_rl import BasisConfig, BasisTrainer
 from benchmarks.common import one_thread, save
-from benchmarks.training import StepClock, parity, quiet
+from benchmarks.trainers import StepClock, parity, quiet
 from examples.quickstart.warm_start import build_tokenizer
 
 ROUNDS, STEPS = 15, 6

@@ -15,12 +15,15 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from basis_rl.baselines import Basis, BatchMean, BVBlend, DrGrpo, Rloo
 from basis_rl.functional.diagnostics import advantage_metrics
 from basis_rl.values import ValueTable
-from benchmarks import chain_policy as policy
-from benchmarks import cold_start, otb_study, score_norms, value_report, value_study, worked_sums
-from benchmarks import otb_analysis as oa
-from benchmarks import value_analysis as va
 from benchmarks.common import machine
-from benchmarks.small_policy import family, problems
+from studies import cold_start, score_norms, worked_sums
+from studies.otb import analysis as oa
+from studies.otb import chain_policy as policy
+from studies.otb import study as otb_study
+from studies.small_policy import family, problems
+from studies.value import analysis as va
+from studies.value import report as value_report
+from studies.value import study as value_study
 
 RNG = np.random.default_rng(0)
 TRUTH = RNG.uniform(size=40)

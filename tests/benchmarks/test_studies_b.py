@@ -17,19 +17,17 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from basis_rl.baselines import BASELINES
 from basis_rl.functional.tilt import beta_grid
 from basis_rl.recipe.file import parse_recipe
-from benchmarks import (
-    advantage_cost,
-    common,
-    gpu_step,
-    knights,
-    policy_report,
-    policy_study,
-    reinforce_pp_study,
-    worked_sums,
-)
-from benchmarks.common import kept, origins, placed, places
-from benchmarks.small_policy import problems
-from benchmarks.training import Measured, StepClock, measured_training, quickstart_model
+from benchmarks import advantage_cost, gpu_step
+from benchmarks.trainers import StepClock
+from studies import runs as study_runs
+from studies import worked_sums
+from studies.policy import report as policy_report
+from studies.policy import study as policy_study
+from studies.reinforce_pp import knights
+from studies.reinforce_pp import study as reinforce_pp_study
+from studies.runs import kept, origins, placed, places
+from studies.small_policy import problems
+from studies.training import Measured, measured_training, quickstart_model
 
 
 @pytest.fixture(autouse=True)
@@ -233,7 +231,7 @@ def test_a_kept_run_is_not_made_again_and_other_settings_are_refused(tmp_path):
 def test_a_kept_run_says_where_it_was_made_and_one_of_before_that_is_read_too(tmp_path, monkeypatch):
     files = [tmp_path / f"{name}.json" for name in "abcd"]
     dates = iter(["Monday", "Monday", "Tuesday"])
-    monkeypatch.setattr(common, "machine", lambda: {"date": next(dates)})
+    monkeypatch.setattr(study_runs, "machine", lambda: {"date": next(dates)})
     for file in files[:3]:
         assert kept(file, {"a": 1}, lambda: {"x": 1}) == ({"x": 1}, True)
     files[3].write_text(json.dumps({"settings": {"a": 1}, "x": 1}))
@@ -254,13 +252,13 @@ def test_only_the_whole_study_goes_to_the_results_by_default(tmp_path, monkeypat
         return options.results, options.output
 
     runs = Path("runs/study")
-    assert results() == results("--seeds", "0", "1") == (common.RESULTS, runs)
-    assert results("--output", str(tmp_path)) == (common.RESULTS, tmp_path)
+    assert results() == results("--seeds", "0", "1") == (study_runs.RESULTS, runs)
+    assert results("--output", str(tmp_path)) == (study_runs.RESULTS, tmp_path)
     assert results("--seeds", "0") == (runs, runs)
     assert results("--seeds", "0", "--results", str(tmp_path)) == (tmp_path, runs)
     folder, output = results("--quick")
     assert folder == output
-    assert not {folder, folder.parent} & {runs, common.RESULTS}
+    assert not {folder, folder.parent} & {runs, study_runs.RESULTS}
 
 
 def test_a_warm_start_is_used_again_for_its_own_problems_and_settings_only(tmp_path):

@@ -1,15 +1,15 @@
-"""How near do baselines come to a real policy's true values?   python -m benchmarks.value_study [--worked | --slow]
+"""How near do baselines come to a real policy's true values?   python -m studies.value.study [--worked | --slow]
 
 BASIS Sec. 5.1 and App. A (Figs. 2, 3, 4) at small scale. The quickstart's model learns sums by GRPO with 8 rollouts a
 prompt; at three checkpoints of that run (early, middle, late) every prompt of a pool is rolled out 256 times for its
 true value, and 64 times more for the estimators. The value table is of 32 rollouts of the policy before the run.
 Batches have 64 prompts. History (`bv_blend`, `basis_history`) is what the run itself saw before the checkpoint; of it,
 rows with one rollout a prompt have seen the first of each eight. With ``--worked`` the policy writes steps of its own
-choice before it answers (`benchmarks.worked_sums`); pool and run are smaller, since its rollouts take twice the time,
+choice before it answers (`studies.worked_sums`); pool and run are smaller, since its rollouts take twice the time,
 and its learning rate is a third, its checkpoints earlier. ``--slow`` has those two with the quickstart's policy.
 
 Rollouts are kept in ``--output`` (runs/value_study); a second call only analyses them anew. Only the results of all
-seeds go to benchmarks/results.
+seeds go to studies/results.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from basis_rl.baselines import Basis, BasisHistory, BatchMean, BVBlend, DrGrpo, 
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.types import RolloutBatch
 from basis_rl.values import ValueTable
-from benchmarks import value_analysis as va
-from benchmarks import value_report as report
-from benchmarks.common import machine, one_thread, placed, places, rounded, save
-from benchmarks.small_policy import TOKENS, draw, problems, trainer_for, warm_policy
-from benchmarks.training import train_to_the_end
-from benchmarks.worked_sums import TOKENS as WORKED_TOKENS
-from benchmarks.worked_sums import worked_policy
+from benchmarks.common import machine, one_thread, save
+from studies.runs import placed, places, rounded
+from studies.small_policy import TOKENS, draw, problems, trainer_for, warm_policy
+from studies.training import train_to_the_end
+from studies.value import analysis as va
+from studies.value import report
+from studies.worked_sums import TOKENS as WORKED_TOKENS
+from studies.worked_sums import worked_policy
 
 GROUP, SPREADS, REPEATS, MANY = 8, (0.20, 0.23, 0.26, 0.29, 0.32), 10, 200
 STAGES = report.STAGES

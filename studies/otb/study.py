@@ -1,8 +1,8 @@
-"""Variance of the mean gradient under group and token baselines, exactly.   python -m benchmarks.otb_study [--quick]
+"""Variance of the mean gradient under group and token baselines, exactly.   python -m studies.otb.study [--quick]
 
-OTB paper, Secs. 5.3, 6.3, 6.4 (Figs. 11, 12) at small scale. A two-layer transformer (`benchmarks.chain_policy`), early
-and late in a supervised phase, answers four prompts with ragged chains of up to 256 tokens, 192 times each. The
-gradient of every response in all parameters is exact, so for groups of 4, 8, 16 and 32 so are the group's mean gradient
+OTB paper, Secs. 5.3, 6.3, 6.4 (Figs. 11, 12) at small scale. A two-layer transformer (`studies.otb.chain_policy`),
+early and late in a supervised phase, answers four prompts with ragged chains of up to 256 tokens, 192 times each. The
+gradient of every rollout in all parameters is exact, so for groups of 4, 8, 16 and 32 so are the group's mean gradient
 and, over groups, its variance under each baseline. And is the energy ``w = 1 - 2 pi(y) + sum pi^2``, which OTB takes
 for the squared norm of a token's gradient, proportional to it: by token, and cumulated over the response? A cumulated
 energy is compared by OTB with others at the same place only, so the correlation is also given within places.
@@ -28,10 +28,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks import chain_policy as policy
-from benchmarks import drawing
-from benchmarks import otb_analysis as oa
-from benchmarks.common import kept, one_thread, origins, placed, places, rounded, save
+from benchmarks.common import one_thread, save
+from studies import drawing
+from studies.otb import analysis as oa
+from studies.otb import chain_policy as policy
+from studies.runs import kept, origins, placed, places, rounded
 
 TRUE_NORMS = "ogb, true norms"
 RIVALS = ("isolated energy", "opo, token", "opo", "ogb", TRUE_NORMS)  # of otb

@@ -17,9 +17,9 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3ForCausalLM, set_seed
 
 from basis_rl.rollout import Sampling, prompt_tokens, sample
-from benchmarks.small_policy import SUM
-from benchmarks.training import started
 from examples.quickstart.warm_start import END, build_model, build_tokenizer
+from studies.small_policy import SUM
+from studies.training import started
 
 TOKENS = 40  # of a response, at most
 

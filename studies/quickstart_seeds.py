@@ -1,4 +1,4 @@
-"""Does the quickstart learn with every seed?   python -m benchmarks.quickstart_seeds [--seeds 0 1 2]"""
+"""Does the quickstart learn with every seed?   python -m studies.quickstart_seeds [--seeds 0 1 2]"""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.common import placed, places, save
+from benchmarks.common import save
+from studies.runs import placed, places
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A rollout that outlives its group: `tail` "zero" (advantage 0) or "last" baseline?   python -m benchmarks.otb_tail
+"""A rollout that outlives its group: `tail` "zero" (advantage 0) or "last" baseline?   python -m studies.otb.tail
 
 A softmax policy over two letters and EOS, at most eight tokens, a 0/1 reward for the whole sequence. All 511 sequences
 are enumerated, so the gradient g of the expected reward is exact. A group of G rollouts estimates it as
@@ -22,6 +22,7 @@ from basis_rl.baselines import Baseline, DrGrpo, Opo, OptimalTokenBaseline, Rloo
 from basis_rl.functional.energy import logit_gradient_energy
 from basis_rl.types import RolloutBatch
 from benchmarks.common import one_thread, save
+from studies.runs import RESULTS
 
 TOKENS, LENGTH, SEEDS, GROUPS, CHUNKS, CHUNK_GROUPS = 3, 8, 3, (2, 4, 8), 12, 1500  # token 0 is EOS
 BASELINES: dict[str, Baseline] = {
@@ -143,7 +144,7 @@ def main() -> None:
         zero, last = (torch.stack([table[f"otb, {tail}"][0, -2:] for table in tables]) for tail in ("zero", "last"))
         for column, ratio in zip(COLUMNS[-2:], (last / zero).T, strict=True):
             print(f"last / zero, {column}: {ratio.log().mean().exp():.3f}, {ratio.min():.3f} to {ratio.max():.3f}")
-    save("otb_tail", {"groups": CHUNKS * CHUNK_GROUPS, "columns": COLUMNS, "cells": raw})
+    save("otb_tail", {"groups": CHUNKS * CHUNK_GROUPS, "columns": COLUMNS, "cells": raw}, RESULTS)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Does normalising over the whole batch generalise better than over each group? REINFORCE++'s Table 2 and Fig. 4.
 
-    python -m benchmarks.reinforce_pp_study [--seeds 0 1] [--parts small knights] [--runs N] [--quick]
+    python -m studies.reinforce_pp.study [--seeds 0 1] [--parts small knights] [--runs N] [--quick]
 
 `small` (Table 2): the quickstart's model on 30 problems for many passes; accuracy on them and on held-out ones, pass@1
 and pass@16 at temperature 1. `knights` (Fig. 4; the paper's Table 3 is of a 7B model on MATH): knights and knaves of
-reasoning-gym, written by `benchmarks.knights`; a small model of its own sees answers of puzzles with two and three
-people and a few with four and five; reinforcement learning has those with two to four; measured are two to five. Eight
-rollouts a prompt everywhere, no KL. Runs that are in the output folder are not made again; only the results of the
-whole study, with the default settings, go to benchmarks/results.
+reasoning-gym, written by `studies.reinforce_pp.knights`; a small model of its own sees answers of puzzles with two and
+three people and a few with four and five; reinforcement learning has those with two to four; measured are two to five.
+Eight rollouts per prompt everywhere, no KL. Runs that are in the output folder are not made again; only the results of
+the whole study, with the default settings, go to studies/results.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ from basis_rl.data import load_prompts
 from basis_rl.functional.passk import pass_at_k
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.rewards import MathVerifyReward
-from benchmarks import drawing, knights
-from benchmarks.common import kept, one_thread, origins, placed, places, save
-from benchmarks.policy_study import RECIPE
-from benchmarks.small_policy import draw as draw_rewards
-from benchmarks.training import greedy, measured_training, quickstart_model, started
+from benchmarks.common import one_thread, save
 from examples.quickstart.warm_start import build_model, warm_start
+from studies import drawing
+from studies.policy.study import RECIPE
+from studies.reinforce_pp import knights
+from studies.runs import kept, origins, placed, places
+from studies.small_policy import draw as draw_rewards
+from studies.training import greedy, measured_training, quickstart_model, started
 
 ROWS = ("grpo", "reinforce_pp", "reinforce_pp_baseline")
 PARTS = ("small", "knights")

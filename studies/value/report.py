@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from basis_rl.functional.tilt import beta_grid
-from benchmarks import drawing
+from studies import drawing
 
 STAGES = ("early", "middle", "late")
 EDGES = (0.206, 0.226, 0.246, 0.266, 0.287, 0.307)  # the paper's bins of a batch's standard deviation of V

@@ -1,6 +1,6 @@
 """Which codebook and which confidence serve BV-Blend? The choices that its paper leaves open.
 
-    python -m benchmarks.bv_blend_study PROBLEMS.json ENCODER
+    python -m studies.bv_blend_study PROBLEMS.json ENCODER
 
 PROBLEMS.json is a list of ``{"problem": ..., "difficulty": ...}``; the committed figures are for MATH's training set
 (agentica-project/rllm, MIT licence), 7,474 problems of difficulty 1 to 5, and all-MiniLM-L6-v2. Prompts and embeddings
@@ -26,6 +26,7 @@ from basis_rl.baselines import BVBlend
 from basis_rl.clusters.encoder import Encoder
 from basis_rl.types import RolloutBatch
 from benchmarks.common import one_thread, save
+from studies.runs import RESULTS
 
 STEPS, EDGE, TILT = 240, 60, 2.0
 
@@ -106,7 +107,7 @@ def main() -> None:
             results["simulated"].append({"group": group, "k": k, "params": params, **found})
             errors = f"{found['first']:.4f}  {found['mse']:.4f}"
             print(f"{group:4} {k:5}  {errors}   {found['effective_signal']:.3f}   {found['confidence']:.2f}  {params}")
-    save("bv_blend_study", results)
+    save("bv_blend_study", results, RESULTS)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,13 @@ from typing import Any
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, TrainerCallback
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from basis_rl import BasisTrainer
 from basis_rl.evaluation import accuracy
-from benchmarks.common import kept
-from benchmarks.small_policy import warm_policy
+from benchmarks.trainers import quiet
 from examples.quickstart.warm_start import save
+from studies.runs import kept
+from studies.small_policy import warm_policy
 
 
 @dataclass(frozen=True)
@@ -68,30 +68,6 @@ class Measured(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step % self.every == 0:
             self._measure(state.global_step)
-
-
-class StepClock(TrainerCallback):
-    """What the clock says when each optimizer step begins. From one to the next is a whole step: generation, updates,
-    the optimizer, and all that trainer and callbacks do around them, which TRL's own ``step_time`` leaves out in part.
-    """
-
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self.now, self.began = now, list[float]()
-
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self.began.append(self.now())
-
-
-def quiet(trainer: BasisTrainer) -> BasisTrainer:
-    """Without progress bar and printed logs."""
-    for bar in (ProgressCallback, PrinterCallback):
-        trainer.remove_callback(bar)
-    return trainer
-
-
-def parity(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """A reward that costs nothing: 1 where the sum of a completion's token ids is odd, else 0."""
-    return [float(sum(ids) % 2) for ids in completion_ids]
 
 
 def train_to_the_end(trainer: BasisTrainer) -> None:

@@ -1,17 +1,17 @@
 """Does one rollout a prompt with BASIS train as well as eight? BASIS's Table 1 and Figs. 5 to 7, on a small model.
 
-    python -m benchmarks.policy_study [--budget 12800] [--seeds 0 1 2] [--runs N] [--quick]
+    python -m studies.policy.study [--budget 12800] [--seeds 0 1 2] [--runs N] [--quick]
 
 Sums and differences of numbers of one and two digits, the quickstart's model; for each seed ONE warm start and ONE
 value table, which all its runs share. Every run draws the same number of responses, as many a step: 64 prompts x 1 or
 8 x 8, two inner updates, a constant learning rate that is the same for all, no KL, as in the paper. Which rate, decides
 more than the estimator does: the first objective is run at `--rates` as well. With `--worked` the policy writes steps
-of its own choice before it answers (`benchmarks.worked_sums`). Accuracy is greedy, on held-out problems. Seconds are
+of its own choice before it answers (`studies.worked_sums`). Accuracy is greedy, on held-out problems. Seconds are
 those of this process on a processor, measurements left out; the clock's are beside.
 
 A run whose numbers are in the output folder is not made again, so that the command goes on after an interruption, or
 does `--runs` of them at a time. The summary and the plot are made of what is there; only those of the whole study, with
-the default settings, go to benchmarks/results.
+the default settings, go to studies/results.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ from basis_rl.data import load_prompts
 from basis_rl.recipe.build import build_trainer
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.rewards import MathVerifyReward
-from benchmarks import policy_report, small_policy, worked_sums
-from benchmarks.common import kept, one_thread, origins, placed, places, save
-from benchmarks.training import greedy, measured_training, quickstart_model
+from benchmarks.common import one_thread, save
+from studies import small_policy, worked_sums
+from studies.policy import report as policy_report
+from studies.runs import kept, origins, placed, places
+from studies.training import greedy, measured_training, quickstart_model
 
-RECIPE = str(Path(__file__).parents[1] / "examples" / "quickstart" / "basis.yaml")
+RECIPE = str(Path(__file__).parents[2] / "examples" / "quickstart" / "basis.yaml")
 OBJECTIVES = ("grpo", "gpg", "gspo")
 # A row of the comparison: its name, and what it changes in the recipe. "{values}" is the seed's value table.
 ROWS: dict[str, dict[str, str]] = {
@@ -64,7 +66,7 @@ class Scale:
         held_out: problems that accuracy is measured on.
         learning_rate: of all rows, where no other is asked for.
         warm_start: share of right answers, and steps, at which the warm start ends.
-        worked: the policy of `benchmarks.worked_sums` in place of the quickstart's.
+        worked: the policy of `studies.worked_sums` in place of the quickstart's.
     """
 
     budget: int = 12_800

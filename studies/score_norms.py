@@ -1,4 +1,4 @@
-"""Is the value the baseline of least variance?   python -m benchmarks.score_norms [MODEL ...]
+"""Is the value the baseline of least variance?   python -m studies.score_norms [MODEL ...]
 
 The power of a rollout's gradient, ``E[(r - b)^2 |S|^2]`` with the score ``S = d log pi(y) / d theta``, is least at
 ``b* = E[r |S|^2] / E[|S|^2]`` (Weaver and Tao; the OTB paper's Eq. 21), which is the value V only where right and wrong
@@ -9,7 +9,7 @@ summed over the answer, that OTB takes for them (Eq. 7).
 
 Over all prompts rho also tells hard from easy ones, which have most of the wrong answers; within a prompt it does not.
 
-Measured exactly on the models that `benchmarks.quickstart_seeds` and `benchmarks.policy_study --worked` leave in
+Measured exactly on the models that `studies.quickstart_seeds` and `studies.policy.study --worked` leave in
 ``runs/``, or on others that answer the quickstart's held-out problems.
 """
 
@@ -30,9 +30,10 @@ from basis_rl.functional.energy import logit_gradient_energy
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rollout import Sampling, prompt_tokens, sample
-from benchmarks import worked_sums
-from benchmarks.common import one_thread, placed, places, rounded, save
-from benchmarks.policy_study import RECIPE
+from benchmarks.common import one_thread, save
+from studies import worked_sums
+from studies.policy.study import RECIPE
+from studies.runs import placed, places, rounded
 
 FOLDERS = [
     *(Path(f"runs/quickstart-seed{seed}/{stage}") for seed in range(3) for stage in ("warm_start", "basis")),
@@ -129,7 +130,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     options = placed(parser.parse_args(argv), parser.parse_args([]))
     missing = [str(folder) for folder in options.folders if not (folder / "config.json").is_file()]
     if missing:
-        made = "`python -m benchmarks.quickstart_seeds` and `python -m benchmarks.policy_study --worked`"
+        made = "`python -m studies.quickstart_seeds` and `python -m studies.policy.study --worked`"
         parser.error(f"no model in {', '.join(missing)}; {made} make those in runs/.")
     one_thread()
     recipe = parse_recipe([RECIPE])

@@ -1,4 +1,4 @@
-"""A policy that is mostly wrong: what signal have baselines?   python -m benchmarks.cold_start [--quick]
+"""A policy that is mostly wrong: what signal have baselines?   python -m studies.cold_start [--quick]
 
 BV-Blend Fig. 2d at small scale, as real runs of `BasisTrainer`. The quickstart's model is stopped early, at 8 to 10 %
 of right answers, so that about half of the groups of 8 rollouts are all wrong. Every method has the same responses a
@@ -28,12 +28,13 @@ from basis_rl.clusters.codebook import default_num_clusters
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.types import Advantages, RolloutBatch
 from basis_rl.values import ValueTable
-from benchmarks import drawing
-from benchmarks.common import kept, one_thread, origins, placed, places, rounded, save
-from benchmarks.policy_report import levels
-from benchmarks.small_policy import TOKENS, draw, problems, trainer_for, warm_policy
-from benchmarks.training import greedy, measured_training
+from benchmarks.common import one_thread, save
 from examples.quickstart.warm_start import save as save_policy
+from studies import drawing
+from studies.policy.report import levels
+from studies.runs import kept, origins, placed, places, rounded
+from studies.small_policy import TOKENS, draw, problems, trainer_for, warm_policy
+from studies.training import greedy, measured_training
 
 METHODS = {"none": 1, "batch_mean": 1, "basis": 1, "grpo": 8, "bv_blend": 8}  # rollouts a prompt
 STILL = 1e-6  # advantages up to this size teach nothing

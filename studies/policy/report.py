@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import drawing
+from studies import drawing
 
 LAST = 4  # measurements that make a level
 COLLAPSE = 0.1  # of accuracy

@@ -1,4 +1,4 @@
-"""How near do baselines come to the true value, on simulated rewards?   python -m benchmarks.basis_mse
+"""How near do baselines come to the true value, on simulated rewards?   python -m studies.basis_mse
 
 Prompts with ``p ~ Beta(0.8, 0.9)`` under the reference policy, a table of 32 reference rollouts each, a policy that is
 tilted by a common beta, one 0/1 reward a prompt. The group mean of 8 sees eight rewards a prompt. 100 batches a cell.
@@ -16,6 +16,7 @@ from basis_rl.baselines import Baseline, Basis, BatchMean
 from basis_rl.types import RolloutBatch
 from basis_rl.values import ValueTable
 from benchmarks.common import one_thread, save
+from studies.runs import RESULTS
 
 N_REFERENCE, REPEATS = 32, 100
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -78,7 +79,7 @@ def main() -> None:
             print(f"\n{key}   (median of the chosen beta: {chosen:.2f})")
             for name, value in mse.items():
                 print(f"  {name:33} {value:.4f}   {value / mse['batch mean']:6.3f} of the batch mean")
-    save("basis_mse", {"repeats": REPEATS, "results": results})
+    save("basis_mse", {"repeats": REPEATS, "results": results}, RESULTS)
 
 
 if __name__ == "__main__":

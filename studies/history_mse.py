@@ -1,6 +1,6 @@
 """Does history pay? A static table, history, batch mean and groups while a policy is trained.
 
-    python -m benchmarks.history_mse
+    python -m studies.history_mse
 
 4,000 prompts with ``p ~ Beta(0.8, 0.9)``, a table of 32 reference rollouts each, 240 steps of 512 prompts x 1 rollout.
 All prompts share a tilt that grows to 2.5 logits; beside it each drifts by itself, to a standard deviation of d logits,
@@ -21,6 +21,7 @@ from basis_rl.baselines import Baseline, Basis, BasisHistory, BatchMean
 from basis_rl.types import RolloutBatch
 from basis_rl.values import ValueTable
 from benchmarks.common import one_thread, save
+from studies.runs import RESULTS
 
 PROMPTS, BATCH, STEPS, N_REFERENCE, EDGE = 4000, 512, 240, 32, 60
 Drift = Callable[[Tensor, Tensor, int], Tensor]
@@ -97,7 +98,7 @@ def main() -> None:
         for name in runs[0]:
             first, last = (mean(run[name][part] for run in runs) for part in ("first", "last"))
             print(f"  {name:36} {first:.4f}  {last:.4f}   {last / group:.2f}")
-    save("history_mse", {"seeds": 3, "results": results})
+    save("history_mse", {"seeds": 3, "results": results}, RESULTS)
 
 
 if __name__ == "__main__":
