@@ -1,4 +1,4 @@
-"""How fast is grading, beside TRL's `accuracy_reward`, and where do they differ?   python -m benchmarks.reward_speed
+"""How fast is grading, beside TRL's `accuracy_reward`, and where do they differ?   python -m benchmarks.reward.speed
 
 4,096 completions to MATH-500's golds. In turns: TRL's function, ours with nothing remembered (a new object, its workers
 started), ours again with all remembered. Both see the bare golds. TRL grades in its own process, on one core; ours on
@@ -22,7 +22,7 @@ from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.extract import last_boxed, plain_number
 from basis_rl.rewards.math.quick import same_text
 from benchmarks.common import save
-from benchmarks.reward_cases import Case, cases, math500
+from benchmarks.reward.cases import Case, cases, math500
 
 REASONS = {
     "gold not read": "TRL does not score what has a bare LaTeX gold that it cannot read; ours puts golds into a box",

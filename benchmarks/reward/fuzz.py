@@ -1,4 +1,4 @@
-"""What makes grading slow, large or die?   python -m benchmarks.reward_fuzz --n 20000
+"""What makes grading slow, large or die?   python -m benchmarks.reward.fuzz --n 20000
 
 LaTeX from a grammar and mutated golds, each graded by a worker against a gold, unscreened, one at a time a worker. What
 took longest, what held most memory, every worker that died and every timeout is kept, and so is every answer that was
@@ -22,7 +22,7 @@ from basis_rl.rewards.math.quick import quick_verdict, same_text
 from basis_rl.rewards.math.screen import screened
 from basis_rl.rewards.workers.pool import WorkerPool
 from benchmarks.common import save
-from benchmarks.reward_cases import math500
+from benchmarks.reward.cases import math500
 
 _ATOMS = (
     "x",

@@ -1,4 +1,4 @@
-"""Do 40 hostile answers in a batch hang it, swell it or change another's verdict?   python -m benchmarks.reward_hostile
+"""Do 40 hostile answers in a batch hang it, swell it or change another's verdict?   python -m benchmarks.reward.hostile
 
 A batch of clean completions is graded alone, then five times with the hostile ones strewn in, each time by a new one.
 Shown: the verdicts of the clean ones are those they had alone, all repeats are the same, the time has its bound (the
@@ -18,7 +18,7 @@ import psutil
 
 from basis_rl.rewards import MathVerifyReward
 from benchmarks.common import save
-from benchmarks.reward_cases import cases, math500
+from benchmarks.reward.cases import cases, math500
 
 # What was measured to hang, swell or break something, and its likes: (name, content of the box).
 HOSTILE: tuple[tuple[str, str], ...] = (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from basis_rl.rewards.extract import plain_number
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 _SENTENCES = (
     "Let us first write down what is given and what we look for.",
