@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
@@ -49,6 +50,13 @@ def machine() -> dict[str, Any]:
         "versions": {name: version(name) for name in ("basis-rl", "torch", "trl", "transformers")},
         "commit": commit(),
     }
+
+
+def parser_of(doc: str | None) -> argparse.ArgumentParser:
+    """The options that every script has: ``--help``, which says what `doc` does, and ``--quick``."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="seconds, to see that it runs: its numbers mean nothing")
+    return parser
 
 
 def one_thread() -> None:

@@ -1,16 +1,21 @@
-"""A policy that is mostly wrong: what signal have baselines?   python -m studies.cold_start [--quick]
+"""A policy that is mostly wrong: what signal have baselines, and what is learnt from it?
 
-BV-Blend Fig. 2d at small scale, as real runs of `BasisTrainer`. The quickstart's model is stopped early, at 8 to 10 %
-of right answers, so that about half of the groups of 8 rollouts are all wrong. Every method has the same responses a
-generation batch and in all: 8 a prompt (`grpo`, `bv_blend`) or 1 (`basis`, `batch_mean`, `none`). What is learnt is
-told by greedy answers to problems held out from warm start and run: with one rollout a prompt the reward in training is
-of problems seen up to six times. BV-Blend's clusters are the library's codebook; the value table of `basis` is of the
-policy before the run, and its rollouts are counted beside the budget.
+    python -m studies.cold_start [--learning_rate 1e-4] [--seeds 0 1 2] [--quick]
+
+The paper of BV-Blend (Fig. 2d) shows that its clusters give a signal where groups are all wrong. As real runs of
+`BasisTrainer` at small scale: the quickstart's model is stopped early, at 8 to 10 % of right answers, so that about
+half of the groups of 8 rollouts are all wrong. Every method has the same number of rollouts a generation batch and in
+all: 8 per prompt (`grpo`, `bv_blend`) or 1 (`basis`, `batch_mean`, `none`). What is learnt is told by greedy answers to
+problems held out from warm start and run: with one rollout per prompt the reward in training is of problems seen up to
+six times. BV-Blend's clusters are the library's codebook; the value table of `basis` is of the policy before the run,
+and its rollouts are counted beside the budget.
+
+Results: ``studies/results/cold_start*.json`` and ``.png``, one for each of two learning rates (3e-4 is the default);
+runs are kept in ``runs/cold_start``.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 from dataclasses import asdict, dataclass
@@ -28,13 +33,12 @@ from basis_rl.clusters.codebook import default_num_clusters
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.types import Advantages, RolloutBatch
 from basis_rl.values import ValueTable
-from benchmarks.common import one_thread, save
+from benchmarks.common import one_thread, parser_of, save
 from examples.quickstart.warm_start import save as save_policy
 from studies import drawing
-from studies.policy.report import levels
-from studies.runs import kept, origins, placed, places, rounded
+from studies.runs import Planned, kept_runs, placed, places, rounded
 from studies.small_policy import TOKENS, draw, problems, trainer_for, warm_policy
-from studies.training import greedy, measured_training
+from studies.training import greedy, levels, measured_training
 
 METHODS = {"none": 1, "batch_mean": 1, "basis": 1, "grpo": 8, "bv_blend": 8}  # rollouts a prompt
 STILL = 1e-6  # advantages up to this size teach nothing
@@ -220,8 +224,7 @@ def plot(runs: list[dict[str, Any]], plan: Plan, path: Path) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """The study."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke test of seconds, whose numbers mean nothing")
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--learning_rate", type=float, default=Plan.learning_rate)
@@ -234,20 +237,22 @@ def main(argv: list[str] | None = None) -> None:
     plan = Plan(seeds=tuple(options.seeds), batches=options.batches, learning_rate=options.learning_rate)
     plan = QUICK if options.quick else plan
     study = "cold_start" if plan.learning_rate == Plan.learning_rate else f"cold_start_{plan.learning_rate:g}"
-    runs: list[dict[str, Any]] = []
-    files: list[Path] = []
-    for seed, name in itertools.product(plan.seeds, options.methods):
-        path, key = options.output / f"{name}-{plan.learning_rate:g}-{seed}.json", {**asdict(plan), "seeds": [seed]}
-        key |= {"temperature": TEMPERATURE} if name == "bv_blend" else {}
-        files.append(path)
-        make = partial(one_run, name, seed, plan, options.output)
-        runs.append(kept(path, key, make)[0])
-        series = runs[-1]["series"]
-        felt, right = float(np.mean(series["rollouts"][:20])), [f"{x:.3f}" for x in runs[-1]["held out"]]
-        print(f"seed {seed}, {name}: held out {' '.join(right)}, A is not 0 in {felt:.0%} of the first rollouts")
+    planned = [
+        Planned(
+            {}, options.output / f"{name}-{plan.learning_rate:g}-{seed}.json",
+            {**asdict(plan), "seeds": [seed], **({"temperature": TEMPERATURE} if name == "bv_blend" else {})},
+            partial(one_run, name, seed, plan, options.output),
+        )
+        for seed, name in itertools.product(plan.seeds, options.methods)
+    ]  # fmt: skip
+    runs, told = kept_runs(planned)
+    for run in runs:
+        felt, right = float(np.mean(run["series"]["rollouts"][:20])), [f"{x:.3f}" for x in run["held out"]]
+        print(f"seed {run['seed']}, {run['method']}: held out {' '.join(right)}, ", end="")
+        print(f"A is not 0 in {felt:.0%} of the first rollouts")
     found = {"plan": asdict(plan), "rollouts a prompt": METHODS, "temperature": TEMPERATURE}
     found |= {"summary": summary(runs), "runs": runs}
-    save(study, rounded({**found, "runs made": origins(files)}), options.results)
+    save(study, rounded({**found, **told}), options.results)
     plot(runs, plan, options.results / f"{study}.png")
     for name, figures in summary(runs).items():
         print(name, {key: [round(v, 3) for v in values] for key, values in figures.items()})

@@ -1,28 +1,38 @@
-"""Does the quickstart learn with every seed?   python -m studies.quickstart_seeds [--seeds 0 1 2]"""
+"""Does the quickstart learn with every seed?
+
+    python -m studies.quickstart_seeds [--seeds 0 1 2] [--quick]
+
+BASIS with one rollout per prompt, as its paper trains it: the whole quickstart (`examples.quickstart.run`), once for each
+seed; greedy accuracy on held-out problems before and after. The models stay in ``runs/quickstart-seedN``, where
+`studies.score_norms` reads them.
+
+Results: ``studies/results/quickstart_seeds.json``.
+"""
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.common import save
+from benchmarks.common import parser_of, save
 from studies.runs import placed, places
 
+QUICK = ("--dataset_kwargs.size", "400", "--max_steps", "4", "--values_num_rollouts", "2")
 
-def main() -> None:
+
+def main(argv: list[str] | None = None) -> None:
     """Measure, print and save."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     places(parser, "quickstart_seeds", "results of other seeds than the default go here")
-    options = placed(parser.parse_args(), parser.parse_args([]))
+    options = placed(parser.parse_args(argv), parser.parse_args([]))
     results = []
     for seed in options.seeds:
-        output = Path("runs") / f"quickstart-seed{seed}"
+        output = (options.output if options.quick else Path("runs")) / f"quickstart-seed{seed}"
         command = [sys.executable, "-m", "examples.quickstart.run", "--seed", str(seed), "--output", str(output)]
-        subprocess.run(command, check=True)
+        subprocess.run([*command, *(QUICK if options.quick else ())], check=True)
         results.append(json.loads((output / "summary.json").read_text()))
     for row in results:
         gain = 100 * (row["accuracy_after"] - row["accuracy_before"])

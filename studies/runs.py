@@ -6,7 +6,8 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +82,33 @@ def origins(files: Iterable[Path]) -> list[dict[str, Any] | None]:
         if origin not in found:
             found.append(origin)
     return found
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run that a study asks for.
+
+    Attributes:
+        labels: what it is called in the results.
+        file: where it is kept.
+        settings: that it is kept for (`kept`).
+        make: makes it.
+    """
+
+    labels: dict[str, Any]
+    file: Path
+    settings: dict[str, Any]
+    make: Callable[[], dict[str, Any]]
+
+
+def kept_runs(planned: Sequence[Planned], at_most: int | None = None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The runs that are there or are made now, each with its labels; and what their results say of them: ``runs made``
+    (`origins`), and how many are ``missing`` because no more than `at_most` are made."""
+    runs, files, made = [], [], 0
+    for plan in planned:
+        found, fresh = kept(plan.file, plan.settings, None if made == at_most else plan.make)
+        made += fresh
+        if found is not None:
+            runs.append({**plan.labels, **found})
+            files.append(plan.file)
+    return runs, {"runs made": origins(files), "missing": len(planned) - len(runs)}

@@ -1,21 +1,23 @@
-"""Is the value the baseline of least variance?   python -m studies.score_norms [MODEL ...]
+"""Is the value the baseline of least variance?
 
-The power of a rollout's gradient, ``E[(r - b)^2 |S|^2]`` with the score ``S = d log pi(y) / d theta``, is least at
-``b* = E[r |S|^2] / E[|S|^2]`` (Weaver and Tao; the OTB paper's Eq. 21), which is the value V only where right and wrong
-answers have scores of the same size. With ``rho``, the mean ``|S|^2`` of wrong answers over that of right ones, it is
-``V / (V + rho (1 - V))``. A policy of two answers has ``rho = (V / (1 - V))^2`` and so ``b* = 1 - V``: from V = 2/3 on
-no baseline at all is then better than V. Beside the true norms stand the energies ``w = 1 - 2 pi(y) + sum pi^2``,
-summed over the answer, that OTB takes for them (Eq. 7).
+    python -m studies.score_norms [MODEL ...] [--quick]
 
-Over all prompts rho also tells hard from easy ones, which have most of the wrong answers; within a prompt it does not.
+The papers of BASIS and its likes aim at the value V. The power of a rollout's gradient, ``E[(r - b)^2 |S|^2]`` with the
+score ``S = d log pi(y) / d theta``, is least at ``b* = E[r |S|^2] / E[|S|^2]`` (Weaver and Tao; the OTB paper's Eq.
+21), which is V only where right and wrong answers have scores of the same size. With ``rho``, the mean ``|S|^2`` of
+wrong answers over that of right ones, it is ``V / (V + rho (1 - V))``. A policy of two answers has ``rho = (V / (1 -
+V))^2`` and so ``b* = 1 - V``: from V = 2/3 on no baseline at all is then better than V. Beside the true norms stand the
+energies ``w = 1 - 2 pi(y) + sum pi^2``, summed over the answer, that OTB takes for them (Eq. 7). Over all prompts rho
+also tells hard from easy ones, which have most of the wrong answers; within a prompt it does not.
 
-Measured exactly on the models that `studies.quickstart_seeds` and `studies.policy.study --worked` leave in
-``runs/``, or on others that answer the quickstart's held-out problems.
+Measured exactly on the models that `studies.quickstart_seeds` and `studies.policy.study --worked` leave in ``runs/``,
+or on others that answer the quickstart's held-out problems.
+
+Results: ``studies/results/score_norms.json``.
 """
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +32,10 @@ from basis_rl.functional.energy import logit_gradient_energy
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rollout import Sampling, prompt_tokens, sample
-from benchmarks.common import one_thread, save
+from benchmarks.common import one_thread, parser_of, save
 from studies import worked_sums
-from studies.policy.study import RECIPE
 from studies.runs import placed, places, rounded
+from studies.training import RECIPE
 
 FOLDERS = [
     *(Path(f"runs/quickstart-seed{seed}/{stage}") for seed in range(3) for stage in ("warm_start", "basis")),
@@ -122,12 +124,14 @@ def measure(
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """The study; what it has found, by model."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("folders", nargs="*", type=Path, default=FOLDERS, help="models")
     parser.add_argument("--problems", type=int, default=100)
     parser.add_argument("--samples", type=int, default=16, help="answers to each")
     places(parser, "score_norms", "results of other models than the default go here")
     options = placed(parser.parse_args(argv), parser.parse_args([]))
+    if options.quick:
+        options.problems, options.samples = 8, 4
     missing = [str(folder) for folder in options.folders if not (folder / "config.json").is_file()]
     if missing:
         made = "`python -m studies.quickstart_seeds` and `python -m studies.policy.study --worked`"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, TrainerCallback
 
@@ -19,6 +20,9 @@ from benchmarks.trainers import quiet
 from examples.quickstart.warm_start import save
 from studies.runs import kept
 from studies.small_policy import warm_policy
+
+RECIPE = str(Path(__file__).parents[1] / "examples" / "quickstart" / "basis.yaml")
+LAST = 4  # measurements that make a level
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,11 @@ def greedy(
         }
 
     return score
+
+
+def levels(accuracy: Sequence[float], last: int = LAST) -> list[float]:
+    """The mean of each measurement and up to ``last - 1`` before it: a level is known only when it has been held."""
+    return [float(np.mean(accuracy[max(0, i + 1 - last) : i + 1])) for i in range(len(accuracy))]
 
 
 def started(

@@ -1,22 +1,26 @@
-"""Variance of the mean gradient under group and token baselines, exactly.   python -m studies.otb.study [--quick]
+"""What variance of the mean gradient do group and token baselines leave, measured exactly?
 
-OTB paper, Secs. 5.3, 6.3, 6.4 (Figs. 11, 12) at small scale. A two-layer transformer (`studies.otb.chain_policy`),
-early and late in a supervised phase, answers four prompts with ragged chains of up to 256 tokens, 192 times each. The
-gradient of every rollout in all parameters is exact, so for groups of 4, 8, 16 and 32 so are the group's mean gradient
-and, over groups, its variance under each baseline. And is the energy ``w = 1 - 2 pi(y) + sum pi^2``, which OTB takes
-for the squared norm of a token's gradient, proportional to it: by token, and cumulated over the response? A cumulated
-energy is compared by OTB with others at the same place only, so the correlation is also given within places.
+    python -m studies.otb.study [--seeds 0 1] [--quick]
+
+The OTB paper (Secs. 5.3, 6.3, 6.4, Figs. 11 and 12) derives its token baseline as the one of least variance, and shows
+it below the others. At small scale: a two-layer transformer (`studies.otb.chain_policy`), early and late in a
+supervised phase, answers four prompts with ragged chains of up to 256 tokens, 192 times each. The gradient of every
+rollout in all parameters is exact, so for groups of 4, 8, 16 and 32 so are the group's mean gradient and, over groups,
+its variance under each baseline. And is the energy ``w = 1 - 2 pi(y) + sum pi^2``, which OTB takes for the squared norm
+of a token's gradient, proportional to it: by token, and cumulated over the rollout? A cumulated energy is compared by
+OTB with others at the same place only, so the correlation is also given within places.
 
 A ratio of two variances comes with a 95 % bootstrap interval: the groups of each prompt are drawn anew, the same ones
 for both estimators. It tells what other groups of this policy at these prompts would give, not what other prompts or
-policies would. The groups of each size are the same responses cut in order, so group sizes do not confirm each other;
-and of 32 there are 6 a prompt. With normal gradients such an interval holds the truth in about 95 % of cases, as a test
-shows for 6 groups a prompt; with groups that contribute as unequally as here it is less.
+policies would. The groups of each size are the same rollouts cut in order, so group sizes do not confirm each other;
+and of 32 there are 6 per prompt. With normal gradients such an interval holds the truth in about 95 % of cases, as a
+test shows for 6 groups per prompt; with groups that contribute as unequally as here it is less.
+
+Results: ``studies/results/otb_study.json`` and ``.png``; runs are kept in ``runs/otb_study``.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -28,11 +32,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.common import one_thread, save
+from benchmarks.common import one_thread, parser_of, save
 from studies import drawing
 from studies.otb import analysis as oa
 from studies.otb import chain_policy as policy
-from studies.runs import kept, origins, placed, places, rounded
+from studies.runs import Planned, kept_runs, placed, places, rounded
 
 TRUE_NORMS = "ogb, true norms"
 RIVALS = ("isolated energy", "opo, token", "opo", "ogb", TRUE_NORMS)  # of otb
@@ -255,24 +259,25 @@ def plot(cells: list[dict[str, Any]], folder: Path) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """The study."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke test of seconds, whose numbers mean nothing")
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     places(parser, "otb_study")
     options = placed(parser.parse_args(argv), parser.parse_args([]))
     one_thread()
     plan = QUICK if options.quick else Plan(seeds=tuple(options.seeds))
-    cells, seconds, files = [], [], []
-    for seed in plan.seeds:
-        key = {**asdict(plan), "seeds": [seed]}
-        files.append(options.output / f"{seed}.json")
-        found, _ = kept(files[-1], key, partial(one_seed, plan, seed))
-        cells += found["cells"]
-        seconds.append(found["processor seconds"])
-        for cell in found["cells"]:
-            show(cell)
+    runs, told = kept_runs(
+        [
+            Planned(
+                {}, options.output / f"{seed}.json", {**asdict(plan), "seeds": [seed]}, partial(one_seed, plan, seed)
+            )
+            for seed in plan.seeds
+        ]
+    )
+    cells = [cell for run in runs for cell in run["cells"]]
+    for cell in cells:
+        show(cell)
     plot(cells, options.results)
-    told = {"runs made": origins(files), "plan": asdict(plan), "processor seconds": seconds, "cells": cells}
+    told |= {"plan": asdict(plan), "processor seconds": [run["processor seconds"] for run in runs], "cells": cells}
     save("otb_study", rounded(told), options.results)
 
 

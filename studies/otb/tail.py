@@ -1,6 +1,9 @@
-"""A rollout that outlives its group: `tail` "zero" (advantage 0) or "last" baseline?   python -m studies.otb.tail
+"""A rollout that outlives its group: advantage 0 (`tail` "zero") or the last baseline ("last")?
 
-A softmax policy over two letters and EOS, at most eight tokens, a 0/1 reward for the whole sequence. All 511 sequences
+    python -m studies.otb.tail [--quick]
+
+The OTB paper's Eq. 8 gives the tail of a group's longest rollout the advantage 0. What that costs is measured on a
+softmax policy over two letters and EOS, at most eight tokens, a 0/1 reward for the whole sequence. All 511 sequences
 are enumerated, so the gradient g of the expected reward is exact. A group of G rollouts estimates it as
 ``1/G sum_i sum_t A_it d log pi(y_it)``; measured over many groups, with Monte-Carlo errors, are the estimate's
 
@@ -9,6 +12,8 @@ are enumerated, so the gradient g of the expected reward is exact. A group of G 
 - ``variance``, the trace of its covariance over ``|g|^2``
 - ``gain 1``, ``kept^2 / (kept^2 + aside^2 + variance)``: what a gradient step of the best size gains, as a share of
   what one along g would gain. It does not depend on scale. ``gain 64``: the same for the mean of 64 groups.
+
+Results: ``studies/results/otb_tail.json``.
 """
 
 from __future__ import annotations
@@ -21,10 +26,11 @@ from torch import Tensor
 from basis_rl.baselines import Baseline, DrGrpo, Opo, OptimalTokenBaseline, Rloo
 from basis_rl.functional.energy import logit_gradient_energy
 from basis_rl.types import RolloutBatch
-from benchmarks.common import one_thread, save
-from studies.runs import RESULTS
+from benchmarks.common import one_thread, parser_of, save
+from studies.runs import placed, places
 
-TOKENS, LENGTH, SEEDS, GROUPS, CHUNKS, CHUNK_GROUPS = 3, 8, 3, (2, 4, 8), 12, 1500  # token 0 is EOS
+TOKENS, LENGTH, SEEDS, GROUPS = 3, 8, 3, (2, 4, 8)  # token 0 is EOS
+CHUNKS, CHUNK_GROUPS = 12, 1500  # groups of a cell, and in how many chunks for the jackknife errors
 BASELINES: dict[str, Baseline] = {
     "rloo": Rloo(),
     "dr_grpo": DrGrpo(),
@@ -94,13 +100,23 @@ def figures(g: Tensor, estimate: Tensor, power: Tensor, tail: Tensor) -> Tensor:
     return torch.stack([tail.mean(), bias2.sqrt(), along.mean(), aside2.sqrt(), variance, *gains])
 
 
-def cell(policy: Policy, reward: Tensor, group: int) -> dict[str, Tensor]:
-    """For each baseline, all on the same groups, ``(2, columns)``: the figures and their jackknife errors."""
+def cell(
+    policy: Policy, reward: Tensor, group: int, chunks: int = CHUNKS, chunk_groups: int = CHUNK_GROUPS
+) -> dict[str, Tensor]:
+    """For each baseline, all on the same groups, ``(2, columns)``: the figures and their jackknife errors.
+
+    Args:
+        policy: what is sampled.
+        reward: of every sequence, ``(S,)``.
+        group: rollouts of a group.
+        chunks: of groups.
+        chunk_groups: groups of a chunk.
+    """
     everything = torch.arange(len(SEQUENCES))
     g = policy.gradient(everything, (policy.probs * reward)[:, None], torch.zeros_like(everything))[0]
     kept: dict[str, list[list[Tensor]]] = {name: [] for name in BASELINES}
-    groups = torch.arange(CHUNK_GROUPS).repeat_interleave(group)
-    for _ in range(CHUNKS):
+    groups = torch.arange(chunk_groups).repeat_interleave(group)
+    for _ in range(chunks):
         which = torch.multinomial(policy.probs, len(groups), replacement=True)
         mask, energies = policy.mask[which], policy.energies[which]
         batch = RolloutBatch(
@@ -113,24 +129,28 @@ def cell(policy: Policy, reward: Tensor, group: int) -> dict[str, Tensor]:
             tail = torch.tensor(result.metrics.get("tail", 0.0), dtype=torch.float64)
             kept[name].append([estimates.mean(0), estimates.square().sum(1).mean(), tail])
     out = {}
-    for name, chunks in kept.items():
-        parts = [torch.stack(part) for part in zip(*chunks, strict=True)]
-        left_out = [figures(g, *(part[k] for part in parts)) for k in ~torch.eye(CHUNKS, dtype=torch.bool)]
-        error = ((CHUNKS - 1) * torch.stack(left_out).var(0, correction=0)).sqrt()
+    for name, found in kept.items():
+        parts = [torch.stack(part) for part in zip(*found, strict=True)]
+        left_out = [figures(g, *(part[k] for part in parts)) for k in ~torch.eye(chunks, dtype=torch.bool)]
+        error = ((chunks - 1) * torch.stack(left_out).var(0, correction=0)).sqrt()
         out[name] = torch.stack([figures(g, *parts), error])
     return out
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     """Measure, print and save."""
+    parser = parser_of(__doc__)
+    places(parser, "otb_tail", "numbers of --quick go here")
+    options = placed(parser.parse_args(argv))
+    chunks, chunk_groups, seeds = (3, 20, 1) if options.quick else (CHUNKS, CHUNK_GROUPS, SEEDS)
     one_thread()
     torch.manual_seed(0)
     raw = []
     for kind, group in itertools.product(REWARDS, GROUPS):
         tables, correlations = [], []
-        for name, seed in itertools.product(POLICIES, range(SEEDS)):
+        for name, seed in itertools.product(POLICIES, range(seeds)):
             policy, reward = Policy(*POLICIES[name], seed), rewards(kind, seed)
-            tables.append(cell(policy, reward, group))
+            tables.append(cell(policy, reward, group, chunks, chunk_groups))
             covariance = torch.cov(torch.stack([LENGTHS, reward]), aweights=policy.probs, correction=0)
             correlations.append(float(covariance[0, 1] / covariance.diag().prod().sqrt()))
             rows = {b: [[float(f"{x:.4g}") for x in row] for row in t.tolist()] for b, t in tables[-1].items()}
@@ -144,7 +164,7 @@ def main() -> None:
         zero, last = (torch.stack([table[f"otb, {tail}"][0, -2:] for table in tables]) for tail in ("zero", "last"))
         for column, ratio in zip(COLUMNS[-2:], (last / zero).T, strict=True):
             print(f"last / zero, {column}: {ratio.log().mean().exp():.3f}, {ratio.min():.3f} to {ratio.max():.3f}")
-    save("otb_tail", {"groups": CHUNKS * CHUNK_GROUPS, "columns": COLUMNS, "cells": raw}, RESULTS)
+    save("otb_tail", {"groups": chunks * chunk_groups, "columns": COLUMNS, "cells": raw}, options.results)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,9 @@ from typing import Any
 import numpy as np
 
 from studies import drawing
+from studies.training import LAST, levels
 
-LAST = 4  # measurements that make a level
 COLLAPSE = 0.1  # of accuracy
-
-
-def levels(accuracy: Sequence[float], last: int = LAST) -> list[float]:
-    """The mean of each measurement and up to ``last - 1`` before it: a level is known only when it has been held."""
-    return [float(np.mean(accuracy[max(0, i + 1 - last) : i + 1])) for i in range(len(accuracy))]
 
 
 def spent_until(spent: Sequence[float], accuracy: Sequence[float], level: float, last: int = LAST) -> float | None:

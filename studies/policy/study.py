@@ -1,17 +1,18 @@
-"""Does one rollout a prompt with BASIS train as well as eight? BASIS's Table 1 and Figs. 5 to 7, on a small model.
+"""Does one rollout per prompt with BASIS train as well as eight?
 
-    python -m studies.policy.study [--budget 12800] [--seeds 0 1 2] [--runs N] [--quick]
+    python -m studies.policy.study [--worked] [--budget 12800] [--seeds 0 1 2] [--runs N] [--quick]
 
-Sums and differences of numbers of one and two digits, the quickstart's model; for each seed ONE warm start and ONE
-value table, which all its runs share. Every run draws the same number of responses, as many a step: 64 prompts x 1 or
-8 x 8, two inner updates, a constant learning rate that is the same for all, no KL, as in the paper. Which rate, decides
-more than the estimator does: the first objective is run at `--rates` as well. With `--worked` the policy writes steps
-of its own choice before it answers (`studies.worked_sums`). Accuracy is greedy, on held-out problems. Seconds are
-those of this process on a processor, measurements left out; the clock's are beside.
+The paper of BASIS (Table 1, Figs. 5 to 7) says that it does, and faster. On a small model: sums and differences of
+numbers of one and two digits, the quickstart's model; for each seed ONE warm start and ONE value table, which all its
+runs share. Every run draws the same number of rollouts, as many a step: 64 prompts x 1 or 8 x 8, two inner updates, a
+constant learning rate that is the same for all, no KL, as in the paper. Which rate, decides more than the estimator
+does: the first objective is run at `--rates` as well. With `--worked` the policy writes steps of its own choice before
+it answers (`studies.worked_sums`). Accuracy is greedy, on held-out problems. Seconds are those of this process on a
+processor, measurements left out; the clock's are beside.
 
-A run whose numbers are in the output folder is not made again, so that the command goes on after an interruption, or
-does `--runs` of them at a time. The summary and the plot are made of what is there; only those of the whole study, with
-the default settings, go to studies/results.
+Results: ``studies/results/policy_study*.json`` and ``.png``, only of the whole study with the default settings. A run
+whose numbers are in the output folder (``runs/policy_study``) is not made again, so that the command resumes after an
+interruption, or makes `--runs` of them at a time. The summary and the plot are made of what is there.
 """
 
 from __future__ import annotations
@@ -31,13 +32,12 @@ from basis_rl.data import load_prompts
 from basis_rl.recipe.build import build_trainer
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.rewards import MathVerifyReward
-from benchmarks.common import one_thread, save
+from benchmarks.common import one_thread, parser_of, save
 from studies import small_policy, worked_sums
 from studies.policy import report as policy_report
-from studies.runs import kept, origins, placed, places
-from studies.training import greedy, measured_training, quickstart_model
+from studies.runs import Planned, kept, kept_runs, placed, places
+from studies.training import RECIPE, greedy, measured_training, quickstart_model
 
-RECIPE = str(Path(__file__).parents[2] / "examples" / "quickstart" / "basis.yaml")
 OBJECTIVES = ("grpo", "gpg", "gspo")
 # A row of the comparison: its name, and what it changes in the recipe. "{values}" is the seed's value table.
 ROWS: dict[str, dict[str, str]] = {
@@ -144,7 +144,8 @@ def run(scale: Scale, objective: str, row: str, seed: int, output: Path) -> dict
         "wall": [round(point["wall"], 2) for point in points],
         "table": cost if uses_table else None,
         "log": {
-            key: [round(entry[key], 5) for entry in logged] for key in ("num_responses", *LOGGED) if key in logged[0]
+            "num_responses": [scale.batch * entry["step"] // 2 for entry in logged],  # so called in kept runs
+            **{key: [round(entry[key], 5) for entry in logged] for key in LOGGED if key in logged[0]},
         },
     }
 
@@ -162,9 +163,18 @@ def planned(
     ]
 
 
+def asked(scale: Scale, objective: str, row: str, seed: int, rate: float, output: Path) -> Planned:
+    """One of `planned`, with its file in `output`."""
+    own = dataclasses.replace(scale, learning_rate=rate)
+    labels = {"objective": objective, "row": row, "seed": seed, "learning_rate": rate}
+    file = output / f"{objective}-{row.replace(' ', '-')}-{rate:g}-seed{seed}.json"
+    kept_for = {**dataclasses.asdict(own), "recipe": ROWS[row]}
+    return Planned(labels, file, kept_for, partial(run, own, objective, row, seed, output))
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The options; what depends on ``--worked`` by default is filled in."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--budget", type=int, default=Scale.budget, help="responses of a run")
     parser.add_argument("--learning_rate", type=float, default=Scale.learning_rate)
     parser.add_argument("--rates", type=float, nargs="*", default=[1e-5, 3e-5, 3e-4], help="besides")
@@ -176,7 +186,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, help="all; worked grpo")
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
     parser.add_argument("--runs", type=int, help="make at most so many runs, then stop")
-    parser.add_argument("--quick", action="store_true", help="seconds: too small to tell anything")
     places(parser, "policy_study")
     options = parser.parse_args(argv)
     if options.start is None:
@@ -200,24 +209,11 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             worked=options.worked,
         )  # fmt: skip
     one_thread()
-    runs, files, made = [], [], 0
     everything = planned(options.objectives, options.rows, options.seeds, scale.learning_rate, options.rates)
-    for objective, row, seed, rate in everything:
-        own = dataclasses.replace(scale, learning_rate=rate)
-        file = options.output / f"{objective}-{row.replace(' ', '-')}-{rate:g}-seed{seed}.json"
-        found, fresh = kept(
-            file,
-            {**dataclasses.asdict(own), "recipe": ROWS[row]},
-            None if made == options.runs else partial(run, own, objective, row, seed, options.output),
-        )
-        made += fresh
-        if found is not None:
-            runs.append({"objective": objective, "row": row, "seed": seed, "learning_rate": rate, **found})
-            files.append(file)
+    runs, told = kept_runs([asked(scale, *each, options.output) for each in everything], options.runs)
     lines = policy_report.summary(runs)
     print(policy_report.table(lines))
-    results = {"runs made": origins(files), "scale": dataclasses.asdict(scale), "missing": len(everything) - len(runs)}
-    results |= {"runs": runs, "summary": lines}
+    results = {**told, "scale": dataclasses.asdict(scale), "runs": runs, "summary": lines}
     plot = options.results / f"{options.study}.png"
     policy_report.draw([run for run in runs if run["learning_rate"] == scale.learning_rate], plot)
     if len({run["learning_rate"] for run in runs}) > 1:

@@ -1,13 +1,17 @@
-"""Does normalising over the whole batch generalise better than over each group? REINFORCE++'s Table 2 and Fig. 4.
+"""Does normalising over the whole batch generalise better than over each group?
 
     python -m studies.reinforce_pp.study [--seeds 0 1] [--parts small knights] [--runs N] [--quick]
 
-`small` (Table 2): the quickstart's model on 30 problems for many passes; accuracy on them and on held-out ones, pass@1
-and pass@16 at temperature 1. `knights` (Fig. 4; the paper's Table 3 is of a 7B model on MATH): knights and knaves of
-reasoning-gym, written by `studies.reinforce_pp.knights`; a small model of its own sees answers of puzzles with two and
-three people and a few with four and five; reinforcement learning has those with two to four; measured are two to five.
-Eight rollouts per prompt everywhere, no KL. Runs that are in the output folder are not made again; only the results of
-the whole study, with the default settings, go to studies/results.
+The paper of REINFORCE++ says so (Table 2, Fig. 4). On small models, with 8 rollouts per prompt and no KL:
+
+- ``small`` (Table 2): the quickstart's model on 30 problems for many passes; accuracy on them and on held-out ones,
+  pass@1 and pass@16 at temperature 1.
+- ``knights`` (Fig. 4; the paper's Table 3 is of a 7B model on MATH): knights and knaves of reasoning-gym, written by
+  `studies.reinforce_pp.knights`; a small model of its own sees answers of puzzles with two and three people and a few
+  with four and five; reinforcement learning has those with two to four; measured are two to five.
+
+Results: ``studies/results/reinforce_pp_study.json`` and ``.png``, only of the whole study with the default settings.
+Runs that are in the output folder (``runs/reinforce_pp_study``) are not made again.
 """
 
 from __future__ import annotations
@@ -33,17 +37,15 @@ from basis_rl.data import load_prompts
 from basis_rl.functional.passk import pass_at_k
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.rewards import MathVerifyReward
-from benchmarks.common import one_thread, save
+from benchmarks.common import one_thread, parser_of, save
 from examples.quickstart.warm_start import build_model, warm_start
 from studies import drawing
-from studies.policy.study import RECIPE
 from studies.reinforce_pp import knights
-from studies.runs import kept, origins, placed, places
+from studies.runs import Planned, kept_runs, placed, places
 from studies.small_policy import draw as draw_rewards
-from studies.training import greedy, measured_training, quickstart_model, started
+from studies.training import RECIPE, greedy, measured_training, quickstart_model, started
 
 ROWS = ("grpo", "reinforce_pp", "reinforce_pp_baseline")
-PARTS = ("small", "knights")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +154,9 @@ def of_knights(row: str, seed: int, scale: Scale, models: Path) -> dict[str, Any
     return train(row, seed, scale, model, rows, sets, knights.reward, 32, 9, models / "run")[1]
 
 
+PARTS = {"small": small, "knights": of_knights}
+
+
 def last(values: Sequence[float], count: int = 3) -> float:
     """Mean of the last `count`."""
     return mean(values[-count:])
@@ -203,12 +208,11 @@ def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--learning_rate", type=float, default=Scale.learning_rate)
     parser.add_argument("--runs", type=int, help="make at most so many runs, then stop")
-    parser.add_argument("--quick", action="store_true", help="seconds: too small to tell anything")
     places(parser, "reinforce_pp_study")
     return parser.parse_args(argv)
 
@@ -234,25 +238,17 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         )  # fmt: skip
     rate = "" if scale.learning_rate == Scale.learning_rate else f"-{scale.learning_rate:g}"
     one_thread()
-    runs, files, missing, made = [], [], 0, 0
-    for part, seed, row in itertools.product(options.parts, options.seeds, ROWS):
-        make = {"small": small, "knights": of_knights}[part]
-        file = options.output / f"{part}-{row}{rate}-seed{seed}.json"
-        found, fresh = kept(
-            file,
-            dataclasses.asdict(scale),
-            None if made == options.runs else partial(make, row, seed, scale, options.output),
+    planned = [
+        Planned(
+            {"part": part, "row": row, "seed": seed}, options.output / f"{part}-{row}{rate}-seed{seed}.json",
+            dataclasses.asdict(scale), partial(PARTS[part], row, seed, scale, options.output),
         )
-        made += fresh
-        if found is None:
-            missing += 1
-            continue
-        runs.append({"part": part, "row": row, "seed": seed, **found})
-        files.append(file)
+        for part, seed, row in itertools.product(options.parts, options.seeds, ROWS)
+    ]  # fmt: skip
+    runs, told = kept_runs(planned, options.runs)
     lines = summary(runs)
     show(lines)
-    results = {"runs made": origins(files), "scale": dataclasses.asdict(scale), "missing": missing}
-    results |= {"summary": lines, "runs": runs}
+    results = {**told, "scale": dataclasses.asdict(scale), "summary": lines, "runs": runs}
     name = f"reinforce_pp_study{rate}"
     draw(runs, options.results / f"{name}.png")
     save(name, results, options.results)

@@ -10,7 +10,7 @@ from basis_rl.baselines import BasisHistory
 from basis_rl.functional.history import drift_grid, shift_grid
 from basis_rl.types import RolloutBatch
 from basis_rl.values import ValueTable
-from studies.history_mse import DRIFTS, simulate
+from studies.simulated_mse import DRIFTS, simulate
 
 
 def batch_of(rewards, ids, groups=None, step=0):
