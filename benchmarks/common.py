@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -52,10 +52,13 @@ def machine() -> dict[str, Any]:
     }
 
 
-def parser_of(doc: str | None) -> argparse.ArgumentParser:
-    """The options that every script has: ``--help``, which says what `doc` does, and ``--quick``."""
+def parser_of(doc: str | None, parts: Iterable[str] = ()) -> argparse.ArgumentParser:
+    """The options that every script has: ``--help``, which says what `doc` does, and ``--quick``; ``--parts`` where it
+    has `parts`."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="seconds, to see that it runs: its numbers mean nothing")
+    if names := list(parts):
+        parser.add_argument("--parts", nargs="+", choices=names, default=names, help="all by default")
     return parser
 
 

@@ -2,8 +2,8 @@
 
     python -m studies.quickstart_seeds [--seeds 0 1 2] [--quick]
 
-BASIS with one rollout per prompt, as its paper trains it: the whole quickstart (`examples.quickstart.run`), once for each
-seed; greedy accuracy on held-out problems before and after. The models stay in ``runs/quickstart-seedN``, where
+BASIS with one rollout per prompt, as its paper trains it: the whole quickstart (`examples.quickstart.run`), once for
+each seed; greedy accuracy on held-out problems before and after. The models stay in ``runs/quickstart-seedN``, where
 `studies.score_norms` reads them.
 
 Results: ``studies/results/quickstart_seeds.json``.

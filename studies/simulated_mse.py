@@ -1,6 +1,6 @@
 """How near do baselines come to the true value, on simulated rewards?
 
-    python -m studies.simulated_mse [basis] [history] [--quick]
+    python -m studies.simulated_mse [--parts basis history] [--quick]
 
 The paper of BASIS claims that its error is far below the batch mean's, and below that of a group mean of 8 (Sec. 5.1).
 Here the truth is known: prompts with ``p ~ Beta(0.8, 0.9)`` under the reference policy, a table of 32 reference
@@ -224,14 +224,11 @@ PARTS = {"basis": basis, "history": history}
 
 def main(argv: list[str] | None = None) -> None:
     """Simulate, print and save."""
-    parser = parser_of(__doc__)
-    parser.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(PARTS)}; all by default")
+    parser = parser_of(__doc__, PARTS)
     places(parser, "simulated_mse", "numbers of --quick go here")
     options = placed(parser.parse_args(argv))
-    if unknown := set(options.parts) - set(PARTS):
-        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}.")
     one_thread()
-    for part in options.parts or PARTS:
+    for part in options.parts:
         save(f"{part}_mse", PARTS[part](QUICK if options.quick else Scale()), options.results)
 
 

@@ -1,7 +1,8 @@
-"""Completions to grade, made from real golds by a seed: right in several forms, wrong, malformed."""
+"""Rollouts to grade, made from real golds by a seed: right in several forms, wrong, malformed."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import re
@@ -10,9 +11,11 @@ from fractions import Fraction
 from pathlib import Path
 
 from basis_rl.rewards.extract import plain_number
+from benchmarks.common import parser_of
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
+FEW = ["7", r"\frac{1}{2}", "x^2-1", r"\{1,2\}", "(1,2)", r"\text{east}", r"2\sqrt{3}", "1,000", "x=5", r"50\%"]
 _SENTENCES = (
     "Let us first write down what is given and what we look for.",
     r"We have $a_{n+1} = 2a_n + 1$ for all $n \ge 1$, so the difference is \[ a_{n+1} - a_n = a_n + 1. \]",
@@ -29,7 +32,7 @@ _SENTENCES = (
 
 @dataclass(frozen=True)
 class Case:
-    """One completion and the gold of its problem; `kind`: how it was made, `right`: whether it was meant to be."""
+    """One rollout and the gold of its problem; `kind`: how it was made, `right`: whether it was meant to be."""
 
     gold: str
     completion: str
@@ -37,9 +40,20 @@ class Case:
     right: bool
 
 
-def math500(path: Path | None = None) -> list[str]:
-    """The golds of MATH-500."""
-    path = path or DATA / "math500.jsonl"
+def reward_parser(doc: str | None, **numbers: float) -> argparse.ArgumentParser:
+    """The options of a script of this folder: ``--data``, and the `numbers` by their names."""
+    parser = parser_of(doc)
+    for name, value in {**numbers, "workers": 2, "seed": 0}.items():
+        parser.add_argument(f"--{name}", type=type(value), default=value)
+    parser.add_argument("--data", type=Path, help="MATH-500 as JSON lines")
+    return parser
+
+
+def golds_of(options: argparse.Namespace) -> list[str]:
+    """The golds of MATH-500; with ``--quick`` a few."""
+    if options.quick:
+        return FEW
+    path = options.data or DATA / "math500.jsonl"
     if not path.is_file():
         raise SystemExit(f"{path} is missing: name the file of MATH-500's rows (with a column `answer`) by --data.")
     return [json.loads(line)["answer"] for line in path.read_text().splitlines()]

@@ -1,17 +1,19 @@
-"""What makes grading slow, large or die?   python -m benchmarks.reward.fuzz --n 20000
+"""What makes grading slow, large or die?
+
+    python -m benchmarks.reward.fuzz [--n 20000] [--quick]
 
 LaTeX from a grammar and mutated golds, each graded by a worker against a gold, unscreened, one at a time a worker. What
 took longest, what held most memory, every worker that died and every timeout is kept, and so is every answer that was
 decided by a quick rule against what Math-Verify says (there must be none), or screened though it takes them for right.
+
+Results: ``benchmarks/results/reward_fuzz.json``.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,98 +24,30 @@ from basis_rl.rewards.math.quick import quick_verdict, same_text
 from basis_rl.rewards.math.screen import screened
 from basis_rl.rewards.workers.pool import WorkerPool
 from benchmarks.common import save
-from benchmarks.reward.cases import math500
+from benchmarks.reward.cases import golds_of, reward_parser
 
 _ATOMS = (
-    "x",
-    "y",
-    "n",
-    "2",
-    "10",
-    "3.5",
-    r"\pi",
-    "e",
-    "i",
-    "7",
-    "999999",
-    r"\infty",
-    r"\theta",
-    r"\text{cm}",
-    r"50\%",
+    "x", "y", "n", "2", "10", "3.5", r"\pi", "e", "i", "7", "999999", r"\infty", r"\theta", r"\text{cm}", r"50\%",
     "0",
-)
+)  # fmt: skip
 _GLUE = (
-    "+",
-    "-",
-    "*",
-    "/",
-    r"\cdot ",
-    r"\times ",
-    ",",
-    ";",
-    "=",
-    "<",
-    r"\le ",
-    r"\cup ",
-    r"\approx ",
-    r"\mod ",
-    " ",
-    ":",
-    "|",
-)
+    "+", "-", "*", "/", r"\cdot ", r"\times ", ",", ";", "=", "<", r"\le ", r"\cup ", r"\approx ", r"\mod ", " ",
+    ":", "|",
+)  # fmt: skip
 _ONE = (
-    *(
-        "(@)",
-        "{@}",
-        r"\{@\}",
-        "[@)",
-        r"\left(@\right)",
-        r"\sqrt{@}",
-        r"\sqrt[3]{@}",
-        r"\sin @",
-        r"\ln(@)",
-        "-@",
-        "f(@)",
-    ),
-    *("@!", "|@|", r"\lfloor @ \rfloor", r"\text{@}", r"\overline{@}", r"@^\circ", r"@\%", r"\boxed{@}", r"\det(@)"),
-    *(r"\int_0^1 @ dx", r"\sum_{n=1}^{100} @", r"\lim_{x \to 0} @", r"\gcd(@,12)", r"\operatorname{tr}(@)", "@_2"),
-    *(r"\prod_{n=1}^{50} @", r"\begin{pmatrix} @ & 1 \\ 2 & @ \end{pmatrix}", r"\frac{d}{dx} @", r"\pm @", r"\$@"),
-    *(r"\log_{2}{@}", "x = @", "f(@)"),
-)
-_TWO: tuple[str, ...] = (
-    r"\frac{@}{#}",
-    "@^{#}",
-    r"\binom{@}{#}",
-    "(@, #)",
-    "[@, #]",
-    r"\{@, #\}",
-    "@_{#}",
-    r"\frac@#",
-    "@#",
-)
+    "(@)", "{@}", r"\{@\}", "[@)", r"\left(@\right)", r"\sqrt{@}", r"\sqrt[3]{@}", r"\sin @", r"\ln(@)", "-@",
+    "f(@)", "@!", "|@|", r"\lfloor @ \rfloor", r"\text{@}", r"\overline{@}", r"@^\circ", r"@\%", r"\boxed{@}",
+    r"\det(@)", r"\int_0^1 @ dx", r"\sum_{n=1}^{100} @", r"\lim_{x \to 0} @", r"\gcd(@,12)",
+    r"\operatorname{tr}(@)", "@_2", r"\prod_{n=1}^{50} @", r"\begin{pmatrix} @ & 1 \\ 2 & @ \end{pmatrix}",
+    r"\frac{d}{dx} @", r"\pm @", r"\$@", r"\log_{2}{@}", "x = @", "f(@)",
+)  # fmt: skip
+_TWO = (
+    r"\frac{@}{#}", "@^{#}", r"\binom{@}{#}", "(@, #)", "[@, #]", r"\{@, #\}", "@_{#}", r"\frac@#", "@#",
+)  # fmt: skip
 _NOISE = (
-    "\x00",
-    "\ud800",
-    "٣",
-    "²",
-    "\u200b",
-    '"',
-    "\\",
-    "{",
-    "}",
-    "$",
-    "&",
-    "\\\\",
-    "\n",
-    "\t",
-    "'",
-    "#",
-    "~",
-    "é",
-    "😀",
-    "^",
-    "_",
-)
+    "\x00", "\ud800", "٣", "²", "\u200b", '"', "\\", "{", "}", "$", "&", "\\\\", "\n", "\t", "'", "#", "~", "é",
+    "😀", "^", "_",
+)  # fmt: skip
 _KEPT = 40
 
 
@@ -209,17 +143,13 @@ def lost(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [e for e in found if e.get("verdict") is True and screened(e["gold"], e["answer"])]
 
 
-def main() -> None:
-    """Measure, print and save."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--n", type=int, default=20_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--timeout", type=float, default=2.0)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--data", type=Path, help="MATH-500 as JSON lines")
-    options = parser.parse_args()
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """The benchmark; what it has found."""
+    options = reward_parser(__doc__, n=20_000, timeout=2.0).parse_args(argv)
+    if options.quick:
+        options.n = 100
     began = time.perf_counter()
-    found = probe_all(inputs(math500(options.data), options.n, options.seed), options.timeout, options.workers)
+    found = probe_all(inputs(golds_of(options), options.n, options.seed), options.timeout, options.workers)
     ended = [e for e in found if e["status"] != "ok"]
     wrong = contradicted(found)
     results = {
@@ -238,7 +168,9 @@ def main() -> None:
     shown = {name: len(value) if isinstance(value, list) else value for name, value in results.items()}
     print(", ".join(f"{name} {value}" for name, value in shown.items()))
     print(f"largest {results['largest'][0]['megabytes']} MB, slowest {results['slowest'][0]['seconds']} s")
-    save("reward_fuzz", results)
+    if not options.quick:
+        save("reward_fuzz", results)
+    return results
 
 
 if __name__ == "__main__":

@@ -1,8 +1,12 @@
-"""Do 40 hostile answers in a batch hang it, swell it or change another's verdict?   python -m benchmarks.reward.hostile
+"""Do 40 hostile answers in a batch hang it, swell it or change another's verdict?
 
-A batch of clean completions is graded alone, then five times with the hostile ones strewn in, each time by a new one.
-Shown: the verdicts of the clean ones are those they had alone, all repeats are the same, the time has its bound (the
+    python -m benchmarks.reward.hostile [--quick]
+
+A batch of clean rollouts is graded alone, then five times with the hostile ones strewn in, each time by a new reward.
+Checked: the verdicts of the clean ones are those they had alone, all repeats are the same, the time has its bound (the
 clean batch and a timeout for every hostile answer, shared by the workers), and so has the memory of all processes.
+
+Results: ``benchmarks/results/reward_hostile.json``.
 """
 
 from __future__ import annotations
@@ -11,14 +15,13 @@ import argparse
 import random
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from basis_rl.rewards import MathVerifyReward
 from benchmarks.common import save
-from benchmarks.reward.cases import cases, math500
+from benchmarks.reward.cases import cases, golds_of, reward_parser
 
 # What was measured to hang, swell or break something, and its likes: (name, content of the box).
 HOSTILE: tuple[tuple[str, str], ...] = (
@@ -105,17 +108,12 @@ def run(texts: list[str], golds: list[str], options: argparse.Namespace) -> tupl
     return verdicts, {"seconds": seconds, "parent_mb": memory.parent, "worker_mb": memory.worker, **metrics}
 
 
-def main() -> None:
-    """Measure, print and save."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", type=int, default=4096)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--timeout", type=float, default=5.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--data", type=Path, help="MATH-500 as JSON lines")
-    options = parser.parse_args()
-    batch = cases(math500(options.data), options.size, options.seed)
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """The benchmark; what it has found."""
+    options = reward_parser(__doc__, size=4096, repeats=5, timeout=5.0).parse_args(argv)
+    if options.quick:
+        options.size, options.repeats = 4 * len(HOSTILE), 2
+    batch = cases(golds_of(options), options.size, options.seed)
     clean, alone = run([case.completion for case in batch], [case.gold for case in batch], options)
     print(f"clean batch alone: {alone['seconds']:.1f} s", flush=True)
     # Among them: at these places of the mixed batch a hostile answer stands, to the gold of the clean one behind it.
@@ -155,9 +153,11 @@ def main() -> None:
         "checks": checks,
     }
     print(checks)
-    save("reward_hostile", results)
+    if not options.quick:
+        save("reward_hostile", results)
     if not all(checks.values()):
         raise SystemExit("not every check holds")
+    return results
 
 
 if __name__ == "__main__":

@@ -1,20 +1,22 @@
-"""How fast is grading, beside TRL's `accuracy_reward`, and where do they differ?   python -m benchmarks.reward.speed
+"""How fast is grading, beside TRL's `accuracy_reward`, and where do they differ?
 
-4,096 completions to MATH-500's golds. In turns: TRL's function, ours with nothing remembered (a new object, its workers
+    python -m benchmarks.reward.speed [--quick]
+
+4,096 rollouts to MATH-500's golds. In turns: TRL's function, ours with nothing remembered (a new object, its workers
 started), ours again with all remembered. Both see the bare golds. TRL grades in its own process, on one core; ours on
 `--workers`. Every difference of verdicts is counted by the reason that `reason` gives; one without a reason fails.
+
+Results: ``benchmarks/results/reward_speed.json``.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
 import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -22,7 +24,7 @@ from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.extract import last_boxed, plain_number
 from basis_rl.rewards.math.quick import same_text
 from benchmarks.common import save
-from benchmarks.reward.cases import Case, cases, math500
+from benchmarks.reward.cases import Case, cases, golds_of, reward_parser
 
 REASONS = {
     "gold not read": "TRL does not score what has a bare LaTeX gold that it cannot read; ours puts golds into a box",
@@ -67,19 +69,15 @@ def fresh(workers: int) -> MathVerifyReward:
     return reward
 
 
-def main() -> None:
-    """Measure, print and save."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", type=int, default=4096)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--data", type=Path, help="MATH-500 as JSON lines")
-    options = parser.parse_args()
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """The benchmark; what it has found."""
+    options = reward_parser(__doc__, size=4096, rounds=5).parse_args(argv)
+    if options.quick:
+        options.size, options.rounds = 40, 2
     from trl.rewards import accuracy_reward
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    batch = cases(math500(options.data), options.size, options.seed)
+    batch = cases(golds_of(options), options.size, options.seed)
     texts, golds = [case.completion for case in batch], [case.gold for case in batch]
     talks = [[{"role": "assistant", "content": text}] for text in texts]
     rows: list[dict[str, float]] = []
@@ -117,9 +115,11 @@ def main() -> None:
     print(f"ratio TRL / ours: {results['ratio']}, warm {results['ratio_warm']:.0f}; same in every round: {stable}")
     for name, entry in differences.items():
         print(f"  {entry['count']:5d} {name}: {REASONS[name]}; e.g. {entry['examples'][0]}")
-    save("reward_speed", results)
+    if not options.quick:
+        save("reward_speed", results)
     if unexplained:
         raise SystemExit(f"{len(unexplained)} differences without a reason, the first: {unexplained[0]}")
+    return results
 
 
 def explain(batch: list[Case], ours: list[float | None], theirs: list[float | None], trl: Any) -> tuple[Any, Any]:

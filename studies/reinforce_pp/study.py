@@ -208,9 +208,8 @@ def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The options."""
-    parser = parser_of(__doc__)
+    parser = parser_of(__doc__, PARTS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--learning_rate", type=float, default=Scale.learning_rate)
     parser.add_argument("--runs", type=int, help="make at most so many runs, then stop")
     places(parser, "reinforce_pp_study")
