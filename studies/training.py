@@ -31,7 +31,7 @@ class Point:
 
     Attributes:
         step: optimizer steps so far.
-        responses: sampled for training so far.
+        responses: rollouts for training so far.
         cpu: processor seconds of this process so far, all its threads, measurements left out.
         wall: seconds by the clock so far, measurements left out.
         scores: what was measured, by set, in [0, 1].

@@ -21,7 +21,7 @@ from examples.quickstart.warm_start import END, build_model, build_tokenizer
 from studies.small_policy import SUM
 from studies.training import started
 
-TOKENS = 40  # of a response, at most
+TOKENS = 40  # of a rollout, at most
 
 
 def worked(problem: str, random: Random) -> str:

@@ -1,6 +1,6 @@
 """What the study of token baselines computes from exact gradients: variance, bias, and whether the proxy fits.
 
-``N`` responses of one prompt, in ``K = N / n`` groups of n; ``T`` tokens, ``D`` parameters; ``P`` prompts, ``B``
+``N`` rollouts of one prompt, in ``K = N / n`` groups of n; ``T`` tokens, ``D`` parameters; ``P`` prompts, ``B``
 resamples.
 """
 

@@ -1,10 +1,10 @@
-"""A policy with long, ragged responses: a two-layer transformer that walks on the digits, and its exact gradients.
+"""A policy with long, ragged rollouts: a two-layer transformer that walks on the digits, and its exact gradients.
 
-A prompt is ``parity, start``. The response is pairs ``step, state``, a step of 1 to 4 and ``state <- state + step mod
+A prompt is ``parity, start``. The rollout is pairs ``step, state``, a step of 1 to 4 and ``state <- state + step mod
 10``, and END where the policy likes. It is right if every state follows and the last one has the parity. Steps are free
 choices, states are determined: tokens of high and of low entropy, as in a chain of thought.
 
-Symbols: 0 to 9 the digits, 10 END, 11 padding. ``N`` responses of ``T`` tokens, ``D`` parameters, ``K`` weightings.
+Symbols: 0 to 9 the digits, 10 END, 11 padding. ``N`` rollouts of ``T`` tokens, ``D`` parameters, ``K`` weightings.
 """
 
 from __future__ import annotations
@@ -120,26 +120,26 @@ def reward(ids: Tensor) -> Tensor:
     """``(N,)``: 1 where every state follows from the one before it, and the last one has the parity."""
     rights = []
     for row in ids.tolist():
-        parity, state, response = row[0], row[1], row[2:]
-        end = response.index(END) if END in response else None
+        parity, state, rollout = row[0], row[1], row[2:]
+        end = rollout.index(END) if END in rollout else None
         right = end is not None and end % 2 == 0
-        for step, then in zip(response[0:end:2], response[1:end:2], strict=False) if right else ():
+        for step, then in zip(rollout[0:end:2], rollout[1:end:2], strict=False) if right else ():
             right, state = right and step < 5 and then == (state + step) % 10, then
         rights.append(float(right and state % 2 == parity))
     return torch.tensor(rights)
 
 
 def action_mask(ids: Tensor) -> Tensor:
-    """``(N, T)`` bool: the response's tokens, END included."""
+    """``(N, T)`` bool: the rollout's tokens, END included."""
     return ids[:, 2:] != PAD
 
 
 def log_probs(weights: Parameters, ids: Tensor) -> Tensor:
-    """``(..., 2 + T) -> (..., T)``: of each response token, padding excluded from what can be sampled; 0 on padding."""
+    """``(..., 2 + T) -> (..., T)``: of each token, padding excluded from what can be sampled; 0 on padding."""
     scores = logits(weights, ids)[..., 1:-1, :PAD].log_softmax(-1)
-    response = ids[..., 2:]
-    chosen = scores.gather(-1, response.clamp(max=PAD - 1)[..., None])[..., 0]
-    return torch.where(response != PAD, chosen, 0.0)
+    rollout = ids[..., 2:]
+    chosen = scores.gather(-1, rollout.clamp(max=PAD - 1)[..., None])[..., 0]
+    return torch.where(rollout != PAD, chosen, 0.0)
 
 
 @torch.no_grad()
@@ -154,13 +154,13 @@ def energies(weights: Parameters, ids: Tensor) -> Tensor:
 
 
 def gradients(weights: Parameters, ids: Tensor, weightings: Tensor, chunk: int = 8) -> Tensor:
-    """``(N, K, D)`` float32: ``sum_t a_ikt d log pi(y_it) / d theta`` of each response, exactly.
+    """``(N, K, D)`` float32: ``sum_t a_ikt d log pi(y_it) / d theta`` of each rollout, exactly.
 
     Args:
         weights: parameters, D numbers in all.
         ids: ``(N, 2 + T)``.
         weightings: ``(N, K, T)`` float32, the ``a``.
-        chunk: responses at a time.
+        chunk: rollouts at a time.
     """
     fixed = {name: value.detach() for name, value in weights.items()}
 
@@ -169,7 +169,7 @@ def gradients(weights: Parameters, ids: Tensor, weightings: Tensor, chunk: int =
         (grads,) = vmap(pull)(cotangents)
         return torch.cat([grads[name].flatten(1) for name in fixed], dim=1)
 
-    order = action_mask(ids).sum(1).argsort()  # responses of like length together: none is longer than its chunk
+    order = action_mask(ids).sum(1).argsort()  # rollouts of like length together: none is longer than its chunk
     out = torch.zeros(len(ids), weightings.shape[1], sum(w.numel() for w in fixed.values()))
     for rows in order.split(chunk):
         longest = int(action_mask(ids[rows]).sum(1).max())

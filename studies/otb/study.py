@@ -45,15 +45,15 @@ SCATTERED = ("token, all parameters", "cumulated, |sum of s_j|^2")
 
 @dataclass(frozen=True)
 class Plan:
-    """How large the study is; `length`: tokens of a response, at most; `groups`: sizes of a group."""
+    """How large the study is; `length`: tokens of a rollout, at most; `groups`: sizes of a group."""
 
     seeds: tuple[int, ...] = (0, 1)
     stages: tuple[int, ...] = (150, 500)  # supervised steps of the early and of the late policy
     length: int = 256
     prompts: int = 4
-    responses: int = 192  # of each prompt
+    responses: int = 192  # rollouts of each prompt
     groups: tuple[int, ...] = (4, 8, 16, 32)
-    looked_at: int = 16  # responses whose tokens' gradients are looked at one by one
+    looked_at: int = 16  # rollouts whose tokens' gradients are looked at one by one
     resamples: int = 10_000  # of the groups, for the intervals
 
 
@@ -63,7 +63,7 @@ QUICK = Plan(seeds=(0,), stages=(3, 5), length=24, prompts=2, responses=16, grou
 def variances(
     weights: policy.Parameters, ids: Tensor, plan: Plan
 ) -> tuple[dict[int, dict[str, Any]], dict[int, dict[str, Tensor]], dict[str, Any]]:
-    """Moments of every baseline at every group size from one prompt's responses; their groups' deviations ``(K, K)``;
+    """Moments of every baseline at every group size from one prompt's rollouts; their groups' deviations ``(K, K)``;
     and how its sequences' norms go."""
     mask, rewards, energies = policy.action_mask(ids), policy.reward(ids), policy.energies(weights, ids)
     token: dict[tuple[int, str], Tensor] = {}
@@ -118,7 +118,7 @@ def intervals(by_prompt: list[dict[str, Tensor]], count: int, seed: int) -> dict
 
 
 def proxy(weights: policy.Parameters, ids: Tensor) -> dict[str, Any]:
-    """Energies beside true squared norms, token by token and cumulated, of a few responses."""
+    """Energies beside true squared norms, token by token and cumulated, of a few rollouts."""
     energies, mask = policy.energies(weights, ids), policy.action_mask(ids)
     head = weights["head"].numel()
     assert list(weights)[2] == "head"
@@ -156,7 +156,7 @@ def proxy(weights: policy.Parameters, ids: Tensor) -> dict[str, Any]:
 
 
 def one_policy(weights: policy.Parameters, plan: Plan, seed: int) -> dict[str, Any]:
-    """Every number of one policy: shape of its responses, moments by group size and baseline, energies by norms."""
+    """Every number of one policy: shape of its rollouts, moments by group size and baseline, energies by norms."""
     weights = {name: value.detach().clone() for name, value in weights.items()}
     prompts = policy.new_prompts(torch.Generator().manual_seed(seed), plan.prompts)
     ids = policy.respond(weights, prompts.repeat_interleave(plan.responses, 0), plan.length, seed)

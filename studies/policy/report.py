@@ -44,7 +44,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 def summary(runs: Sequence[dict[str, Any]], reference: str = "grpo G=8") -> list[dict[str, Any]]:
     """A line for each objective, learning rate and row, over its seeds.
 
-    ``final``: the level at the end. ``to_reference``: responses until the level is the final one of `reference` at the
+    ``final``: the level at the end. ``to_reference``: rollouts until the level is the final one of `reference` at the
     same objective, learning rate and seed, as a share of the budget; ``cpu_to_reference`` the same of its processor
     seconds; both also ``_with_table``, the whole value table paid by this one run, for rows that have one. The
     reference's own line tells when it first was where it ends. ``never`` counts the seeds that do not get there; they
@@ -128,22 +128,22 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
-    """Accuracy over responses and over processor seconds, an objective a column; below, the calibrated beta."""
+    """Accuracy over rollouts and over processor seconds, an objective a column; below, the calibrated beta."""
     objectives = list(dict.fromkeys(run["objective"] for run in runs))
     rows = list(dict.fromkeys(run["row"] for run in runs))
     columns = len(objectives)
     with drawing.panels(path, 3, columns, width=4.2, height=2.9) as axes:
         for column, objective in enumerate(objectives):
-            responses, seconds, beta = axes[column::columns]
+            rollouts, seconds, beta = axes[column::columns]
             first = "" if column else "held-out accuracy, greedy"
-            drawing.title(responses, f"objective {objective}", "responses", first)
+            drawing.title(rollouts, f"objective {objective}", "rollouts", first)
             drawing.title(seconds, "", "processor seconds", first)
-            drawing.title(beta, "", "responses", "" if column else "calibrated β")
-            for axis in (responses, beta):
+            drawing.title(beta, "", "rollouts", "" if column else "calibrated β")
+            for axis in (rollouts, beta):
                 drawing.thousands(axis)
             for index, row in enumerate(rows):
                 own = [run for run in runs if (run["objective"], run["row"]) == (objective, row)]
-                _band(responses, [(run["responses"], run["accuracy"]) for run in own], index, row)
+                _band(rollouts, [(run["responses"], run["accuracy"]) for run in own], index, row)
                 _band(seconds, [(run["cpu"], run["accuracy"]) for run in own], index, row)
                 betas = [run["log"] for run in own if row == "basis"]
                 _band(beta, [(log["num_responses"], log["baseline/beta"]) for log in betas], index, row)
@@ -163,12 +163,12 @@ def _band(axis: Any, curves: Sequence[tuple[Sequence[float], Sequence[float]]], 
 
 
 def draw_rates(runs: Sequence[dict[str, Any]], rate: float, path: Path) -> None:
-    """The first objective: accuracy over responses at the learning rate `rate`, and the level at the end over the
+    """The first objective: accuracy over rollouts at the learning rate `rate`, and the level at the end over the
     rates; mean over the seeds, the least and the largest."""
     objective = runs[0]["objective"]
     rates = sorted({run["learning_rate"] for run in runs})
     with drawing.panels(path, 1, 2, width=5.0, height=3.7) as (left, right):
-        drawing.title(left, f"objective {objective}, learning rate {rate:g}", "responses", "held-out accuracy, greedy")
+        drawing.title(left, f"objective {objective}, learning rate {rate:g}", "rollouts", "held-out accuracy, greedy")
         drawing.title(right, "at the end, by learning rate", "learning rate", "")
         for index, row in enumerate(dict.fromkeys(run["row"] for run in runs)):
             own = [run for run in runs if (run["objective"], run["row"]) == (objective, row)]

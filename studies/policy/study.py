@@ -57,8 +57,8 @@ class Scale:
     """How large the study is.
 
     Attributes:
-        budget: responses of a run.
-        batch: responses a step, half of them an update.
+        budget: rollouts of a run.
+        batch: rollouts a step, half of them an update.
         problems: drawn, a tenth of them held out.
         prompts: of them trained on.
         table_rollouts: of each of them, for the value table.
@@ -175,7 +175,7 @@ def asked(scale: Scale, objective: str, row: str, seed: int, rate: float, output
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The options; what depends on ``--worked`` by default is filled in."""
     parser = parser_of(__doc__)
-    parser.add_argument("--budget", type=int, default=Scale.budget, help="responses of a run")
+    parser.add_argument("--budget", type=int, default=Scale.budget, help="rollouts of a run")
     parser.add_argument("--learning_rate", type=float, default=Scale.learning_rate)
     parser.add_argument("--rates", type=float, nargs="*", default=[1e-5, 3e-5, 3e-4], help="besides")
     parser.add_argument(

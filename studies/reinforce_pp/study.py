@@ -53,7 +53,7 @@ class Scale:
     """How large the study is; `small_` and `knights_` are its parts.
 
     Attributes:
-        steps: generation batches of 8 rollouts a prompt, two updates each.
+        steps: generation batches of 8 rollouts per prompt, two updates each.
         every: of them between measurements.
         problems: sums drawn, a tenth of them held out.
         small_prompts: trained on, all of them in every batch.
@@ -183,7 +183,7 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
-    """Accuracy over responses on the few problems and on held-out ones, then by number of people. A colour is a row, a
+    """Accuracy over rollouts on the few problems and on held-out ones, then by number of people. A colour is a row, a
     kind of line a seed."""
     shown = [(part, name) for part in PARTS for run in runs if run["part"] == part for name in run["accuracy"]]
     shown = list(dict.fromkeys(shown))
@@ -192,7 +192,7 @@ def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
     columns = min(3, len(shown))
     with drawing.panels(path, -(-len(shown) // columns), columns, width=4.2) as axes:
         for axis, (part, name) in zip(axes, shown, strict=False):
-            drawing.title(axis, titles.get(name, f"knights and knaves: {name} people"), "responses", "")
+            drawing.title(axis, titles.get(name, f"knights and knaves: {name} people"), "rollouts", "")
             for run in runs:
                 if run["part"] == part:
                     look = drawing.style(ROWS.index(run["row"]))

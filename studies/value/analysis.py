@@ -169,7 +169,7 @@ def beta_curves(
     As in `Basis` with its calibration ``common``: who is active depends on the reference's value alone, and values are
     clamped, so that the refined estimator of the smallest betas is the mean of the other rewards of the batch.
 
-    `rewards`: ``(B,)``, one a prompt.
+    `rewards`: ``(B,)``, one per prompt.
     """
     tilt = table.tilt(prompt_ids, smoothing)
     reference, _ = tilt(torch.tensor([torch.inf], dtype=torch.float64))

@@ -72,7 +72,7 @@ WORKED: dict[str, Any] = {
     "worked": True, "until": 0.4, "trained": 1024, "pool": 256, "learning_rate": 1e-4, "checkpoints": (8, 20, 40),
 }  # fmt: skip
 SLOW = {key: WORKED[key] for key in ("learning_rate", "checkpoints")}  # what `--slow` changes
-TEMPERATURE = {1: 0.2, 8: 0.05}  # of BV-Blend's confidence, by rollouts a prompt (`bv_blend_study`)
+TEMPERATURE = {1: 0.2, 8: 0.05}  # of BV-Blend's confidence, by rollouts per prompt (`bv_blend_study`)
 
 
 class Recorder(Grpo):
@@ -177,7 +177,9 @@ def estimators(table: ValueTable, rollouts: dict[str, Any], batches: int) -> lis
     """All of the study, as they stand after so many batches of the run."""
     history = rollouts["history"][:batches]
     families = dict(zip(rollouts["ids"], rollouts["family"], strict=True))
-    single = [(ids, rewards[:, :1]) for ids, rewards in history]  # what a run with one rollout a prompt would have seen
+    single = [
+        (ids, rewards[:, :1]) for ids, rewards in history
+    ]  # what one rollout per prompt would have seen
     blend_1 = va.replay(BVBlend(families, temperature=TEMPERATURE[1]), single)
     blend_8 = va.replay(BVBlend(families, temperature=TEMPERATURE[8]), history)
     remembers = va.replay(BasisHistory(table), single)
