@@ -177,9 +177,7 @@ def estimators(table: ValueTable, rollouts: dict[str, Any], batches: int) -> lis
     """All of the study, as they stand after so many batches of the run."""
     history = rollouts["history"][:batches]
     families = dict(zip(rollouts["ids"], rollouts["family"], strict=True))
-    single = [
-        (ids, rewards[:, :1]) for ids, rewards in history
-    ]  # what one rollout per prompt would have seen
+    single = [(ids, rewards[:, :1]) for ids, rewards in history]  # what one rollout per prompt would have seen
     blend_1 = va.replay(BVBlend(families, temperature=TEMPERATURE[1]), single)
     blend_8 = va.replay(BVBlend(families, temperature=TEMPERATURE[8]), history)
     remembers = va.replay(BasisHistory(table), single)
