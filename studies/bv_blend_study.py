@@ -25,8 +25,8 @@ from torch import Tensor
 
 from basis_rl.baselines import BVBlend
 from basis_rl.clusters.encoder import Encoder
-from benchmarks.common import one_thread, parser_of, save
-from studies.runs import placed, places
+from benchmarks.common import one_thread, save
+from studies.runs import placed, study_parser
 from studies.simulated_mse import QUICK, Scale, error, run
 
 SIZES = (1, 8, 32, 128, 300)  # codebooks that runs are simulated with
@@ -79,10 +79,9 @@ def simulate(
 
 def main(argv: list[str] | None = None) -> None:
     """Measure, print and save."""
-    parser = parser_of(__doc__)
+    parser = study_parser(__doc__, "bv_blend_study")
     parser.add_argument("problems", type=Path, help="JSON list of problems with their difficulty")
     parser.add_argument("encoder", help="sentence encoder: its folder or Hub id")
-    places(parser, "bv_blend_study", "numbers of --quick go here")
     options = placed(parser.parse_args(argv))
     scale = QUICK if options.quick else Scale()
     one_thread()

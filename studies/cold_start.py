@@ -33,10 +33,10 @@ from basis_rl.clusters.codebook import default_num_clusters
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.types import Advantages, RolloutBatch
 from basis_rl.values import ValueTable
-from benchmarks.common import one_thread, parser_of, save
+from benchmarks.common import one_thread, save
 from examples.quickstart.warm_start import save as save_policy
 from studies import drawing
-from studies.runs import Planned, kept_runs, placed, places, rounded
+from studies.runs import Planned, kept_runs, placed, rounded, study_parser
 from studies.small_policy import TOKENS, draw, problems, trainer_for, warm_policy
 from studies.training import greedy, levels, measured_training
 
@@ -224,12 +224,11 @@ def plot(runs: list[dict[str, Any]], plan: Plan, path: Path) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """The study."""
-    parser = parser_of(__doc__)
+    parser = study_parser(__doc__, "cold_start")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--learning_rate", type=float, default=Plan.learning_rate)
     parser.add_argument("--batches", type=int, default=Plan.batches)
-    places(parser, "cold_start")
     options = parser.parse_args(argv)
     rate = options.learning_rate if options.learning_rate in RATES else RATES[0]
     options = placed(options, parser.parse_args(["--learning_rate", str(rate)]))

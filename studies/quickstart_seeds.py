@@ -16,17 +16,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.common import parser_of, save
-from studies.runs import placed, places
+from benchmarks.common import save
+from studies.runs import placed, study_parser
 
 QUICK = ("--dataset_kwargs.size", "400", "--max_steps", "4", "--values_num_rollouts", "2")
 
 
 def main(argv: list[str] | None = None) -> None:
     """Measure, print and save."""
-    parser = parser_of(__doc__)
+    parser = study_parser(__doc__, "quickstart_seeds")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    places(parser, "quickstart_seeds", "results of other seeds than the default go here")
     options = placed(parser.parse_args(argv), parser.parse_args([]))
     results = []
     for seed in options.seeds:

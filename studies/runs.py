@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import machine
+from benchmarks.common import machine, parser_of
 
 RESULTS = Path(__file__).with_name("results")
 
@@ -25,11 +25,14 @@ def rounded(value: Any) -> Any:
     return [rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
-def places(parser: argparse.ArgumentParser, name: str, output: str = "runs that are done stay here") -> None:
-    """Options of where a study puts what it makes; `placed` fills in what is not given."""
-    parser.add_argument("--output", type=Path, help=f"{output} (runs/{name})")
-    parser.add_argument("--results", type=Path, help="folder of the plots and the raw numbers (studies/results)")
+def study_parser(doc: str | None, name: str, parts: Iterable[str] = ()) -> argparse.ArgumentParser:
+    """The options that every study has: those of `parser_of`, and where it puts what it makes; `placed` fills in what
+    is not given."""
+    parser = parser_of(doc, parts)
+    parser.add_argument("--output", type=Path, help=f"of kept runs, and of the results of a part (runs/{name})")
+    parser.add_argument("--results", type=Path, help="of plots and raw numbers (studies/results)")
     parser.set_defaults(study=name)
+    return parser
 
 
 def placed(options: argparse.Namespace, whole: argparse.Namespace | None = None) -> argparse.Namespace:
@@ -39,11 +42,10 @@ def placed(options: argparse.Namespace, whole: argparse.Namespace | None = None)
     options of the whole study: the results of others stay in the output folder, so that no part replaces the study's.
     """
     where = {"output": None, "results": None}
-    quick = getattr(options, "quick", False)
     part = whole is not None and {**vars(options), **where} != {**vars(whole), **where}
     runs = Path("runs") / options.study
-    options.output = options.output or (Path(tempfile.mkdtemp(prefix=f"{runs.name}-")) if quick else runs)
-    options.results = options.results or (options.output if quick or part else RESULTS)
+    options.output = options.output or (Path(tempfile.mkdtemp(prefix=f"{runs.name}-")) if options.quick else runs)
+    options.results = options.results or (options.output if options.quick or part else RESULTS)
     return options
 
 

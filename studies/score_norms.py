@@ -32,9 +32,9 @@ from basis_rl.functional.energy import logit_gradient_energy
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rollout import Sampling, prompt_tokens, sample
-from benchmarks.common import one_thread, parser_of, save
+from benchmarks.common import one_thread, save
 from studies import worked_sums
-from studies.runs import placed, places, rounded
+from studies.runs import placed, rounded, study_parser
 from studies.training import RECIPE
 
 FOLDERS = [
@@ -124,11 +124,10 @@ def measure(
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """The study; what it has found, by model."""
-    parser = parser_of(__doc__)
+    parser = study_parser(__doc__, "score_norms")
     parser.add_argument("folders", nargs="*", type=Path, default=FOLDERS, help="models")
     parser.add_argument("--problems", type=int, default=100)
     parser.add_argument("--samples", type=int, default=16, help="answers to each")
-    places(parser, "score_norms", "results of other models than the default go here")
     options = placed(parser.parse_args(argv), parser.parse_args([]))
     if options.quick:
         options.problems, options.samples = 8, 4

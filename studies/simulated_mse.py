@@ -29,8 +29,8 @@ from torch import Tensor
 from basis_rl.baselines import Baseline, Basis, BasisHistory, BatchMean
 from basis_rl.types import RolloutBatch
 from basis_rl.values import ValueTable
-from benchmarks.common import one_thread, parser_of, save
-from studies.runs import placed, places
+from benchmarks.common import one_thread, save
+from studies.runs import placed, study_parser
 
 N_REFERENCE = 32
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -224,8 +224,7 @@ PARTS = {"basis": basis, "history": history}
 
 def main(argv: list[str] | None = None) -> None:
     """Simulate, print and save."""
-    parser = parser_of(__doc__, PARTS)
-    places(parser, "simulated_mse", "numbers of --quick go here")
+    parser = study_parser(__doc__, "simulated_mse", PARTS)
     options = placed(parser.parse_args(argv))
     one_thread()
     for part in options.parts:

@@ -32,11 +32,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.common import one_thread, parser_of, save
+from benchmarks.common import one_thread, save
 from studies import drawing
 from studies.otb import analysis as oa
 from studies.otb import chain_policy as policy
-from studies.runs import Planned, kept_runs, placed, places, rounded
+from studies.runs import Planned, kept_runs, placed, rounded, study_parser
 
 TRUE_NORMS = "ogb, true norms"
 RIVALS = ("isolated energy", "opo, token", "opo", "ogb", TRUE_NORMS)  # of otb
@@ -259,9 +259,8 @@ def plot(cells: list[dict[str, Any]], folder: Path) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """The study."""
-    parser = parser_of(__doc__)
+    parser = study_parser(__doc__, "otb_study")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    places(parser, "otb_study")
     options = placed(parser.parse_args(argv), parser.parse_args([]))
     one_thread()
     plan = QUICK if options.quick else Plan(seeds=tuple(options.seeds))

@@ -26,8 +26,8 @@ from torch import Tensor
 from basis_rl.baselines import Baseline, DrGrpo, Opo, OptimalTokenBaseline, Rloo
 from basis_rl.functional.energy import logit_gradient_energy
 from basis_rl.types import RolloutBatch
-from benchmarks.common import one_thread, parser_of, save
-from studies.runs import placed, places
+from benchmarks.common import one_thread, save
+from studies.runs import placed, study_parser
 
 TOKENS, LENGTH, SEEDS, GROUPS = 3, 8, 3, (2, 4, 8)  # token 0 is EOS
 CHUNKS, CHUNK_GROUPS = 12, 1500  # groups of a cell, and in how many chunks for the jackknife errors
@@ -139,8 +139,7 @@ def cell(
 
 def main(argv: list[str] | None = None) -> None:
     """Measure, print and save."""
-    parser = parser_of(__doc__)
-    places(parser, "otb_tail", "numbers of --quick go here")
+    parser = study_parser(__doc__, "otb_tail")
     options = placed(parser.parse_args(argv))
     chunks, chunk_groups, seeds = (3, 20, 1) if options.quick else (CHUNKS, CHUNK_GROUPS, SEEDS)
     one_thread()

@@ -32,10 +32,10 @@ from basis_rl.data import load_prompts
 from basis_rl.recipe.build import build_trainer
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.rewards import MathVerifyReward
-from benchmarks.common import one_thread, parser_of, save
+from benchmarks.common import one_thread, save
 from studies import small_policy, worked_sums
 from studies.policy import report as policy_report
-from studies.runs import Planned, kept, kept_runs, placed, places
+from studies.runs import Planned, kept, kept_runs, placed, study_parser
 from studies.training import RECIPE, greedy, measured_training, quickstart_model
 
 OBJECTIVES = ("grpo", "gpg", "gspo")
@@ -174,7 +174,7 @@ def asked(scale: Scale, objective: str, row: str, seed: int, rate: float, output
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The options; what depends on ``--worked`` by default is filled in."""
-    parser = parser_of(__doc__)
+    parser = study_parser(__doc__, "policy_study")
     parser.add_argument("--budget", type=int, default=Scale.budget, help="rollouts of a run")
     parser.add_argument("--learning_rate", type=float, default=Scale.learning_rate)
     parser.add_argument("--rates", type=float, nargs="*", default=[1e-5, 3e-5, 3e-4], help="besides")
@@ -186,7 +186,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, help="all; worked grpo")
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
     parser.add_argument("--runs", type=int, help="make at most so many runs, then stop")
-    places(parser, "policy_study")
     options = parser.parse_args(argv)
     if options.start is None:
         options.start = 0.25 if options.worked else 0.45

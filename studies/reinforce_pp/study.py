@@ -37,11 +37,11 @@ from basis_rl.data import load_prompts
 from basis_rl.functional.passk import pass_at_k
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.rewards import MathVerifyReward
-from benchmarks.common import one_thread, parser_of, save
+from benchmarks.common import one_thread, save
 from examples.quickstart.warm_start import build_model, warm_start
 from studies import drawing
 from studies.reinforce_pp import knights
-from studies.runs import Planned, kept_runs, placed, places
+from studies.runs import Planned, kept_runs, placed, study_parser
 from studies.small_policy import draw as draw_rewards
 from studies.training import RECIPE, greedy, measured_training, quickstart_model, started
 
@@ -208,11 +208,10 @@ def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The options."""
-    parser = parser_of(__doc__, PARTS)
+    parser = study_parser(__doc__, "reinforce_pp_study", PARTS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--learning_rate", type=float, default=Scale.learning_rate)
     parser.add_argument("--runs", type=int, help="make at most so many runs, then stop")
-    places(parser, "reinforce_pp_study")
     return parser.parse_args(argv)
 
 

@@ -31,8 +31,8 @@ from basis_rl.baselines import Basis, BasisHistory, BatchMean, BVBlend, DrGrpo, 
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.types import RolloutBatch
 from basis_rl.values import ValueTable
-from benchmarks.common import machine, one_thread, parser_of, save
-from studies.runs import placed, places, rounded
+from benchmarks.common import machine, one_thread, save
+from studies.runs import placed, rounded, study_parser
 from studies.small_policy import TOKENS, draw, problems, trainer_for, warm_policy
 from studies.training import train_to_the_end
 from studies.value import analysis as va
@@ -290,12 +290,11 @@ def curves_over_beta(
 
 def main(argv: list[str] | None = None) -> None:
     """The study."""
-    parser = parser_of(__doc__)
+    parser = study_parser(__doc__, "value_study")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     policies = parser.add_mutually_exclusive_group()
     policies.add_argument("--worked", action="store_true", help="a policy that works its sums in steps")
     policies.add_argument("--slow", action="store_true", help="learning rate and checkpoints of --worked")
-    places(parser, "value_study")
     options = parser.parse_args(argv)
     placed(options, parser.parse_args([f"--{name}" for name in ("worked", "slow") if getattr(options, name)]))
     one_thread()

@@ -3,7 +3,6 @@
 import ast
 import importlib
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -23,12 +22,11 @@ COMMANDS = [name for room in ROOMS for name, text in modules(room) if '__name__ 
 
 
 def texts():
-    """Every text of the project that may name a command, as git knows them, results left out."""
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    for name in listed:
-        path = ROOT / name
-        if path.suffix in (".py", ".md", ".yaml", ".toml", "") and path.is_file() and "/results/" not in name:
-            yield name, path.read_text(errors="replace")
+    """Every text of the project that may name a command."""
+    for folder in (*ROOMS, "basis_rl", "docs", "examples", "tests"):
+        for kind in ("py", "md", "yaml"):
+            yield from ((path, path.read_text()) for path in (ROOT / folder).rglob(f"*.{kind}"))
+    yield from ((ROOT / name, (ROOT / name).read_text()) for name in ("README.md", "Makefile", "pyproject.toml"))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -54,7 +52,7 @@ def test_every_command_that_a_text_names_exists():
         for module, _ in re.findall(r"`((benchmarks|studies)\.[\w.]*\w)", text):
             found = {module, module.rsplit(".", 1)[0]} & known
             assert found, f"{name} names {module}"
-        for path, _ in re.findall(r"\b((benchmarks|studies)/[\w/.]+\.(?:py|md|json|png))", text):
+        for path, _ in re.findall(r"(?<![\w/])((benchmarks|studies)/[\w/.]+\.(?:py|md|json|png))", text):
             assert (ROOT / path).is_file() or path == "benchmarks/results/gpu_step.json", f"{name} names {path}"
 
 

@@ -1,6 +1,5 @@
 """Runs that are kept, where a study puts what it makes, and what measuring costs."""
 
-import argparse
 import json
 import tempfile
 import time
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from studies import runs as study_runs
-from studies.runs import Planned, kept, kept_runs, origins, placed, places
+from studies.runs import Planned, kept, kept_runs, origins, placed, study_parser
 from studies.training import Measured, measured_training
 
 
@@ -71,10 +70,8 @@ def test_a_kept_run_says_where_it_was_made_and_one_of_before_that_is_read_too(tm
 
 def test_only_the_whole_study_goes_to_the_results_by_default(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true")
+    parser = study_parser("A study.", "study")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    places(parser, "study")
     whole = parser.parse_args([])
 
     def results(*words):
