@@ -1,11 +1,18 @@
-"""Offline artefacts on disk and on the Hub: a folder of Parquet files and ``metadata.json``."""
+"""What is kept on disk: files written whole, locks, versions; offline artefacts, also on the Hub.
+
+An offline artefact is a folder of Parquet files and ``metadata.json``.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +24,45 @@ METADATA = "metadata.json"
 
 class MissingArtefact(ValueError):
     """There is none where one was looked for."""
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """The versions of those `packages` that are installed."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that a crash leaves either the old content or the new one, on the disk when this returns."""
+    part = path.with_name(f".{path.name}.part")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def lock(file: int, *, wait: bool) -> bool:
+    """Whether the open file (a descriptor) is ours now; True as well where the file system has no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError as error:
+        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
+    return True
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """One text for each key on which two settings (JSON values) differ."""
+    return [
+        f"{key}: {json.dumps(before.get(key))}, now {json.dumps(now.get(key))}"
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key)
+    ]
 
 
 def check_destination(path: Path, main_file: str, what: str) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
+from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,16 @@ from huggingface_hub import CommitInfo
 from transformers.trainer_utils import HubStrategy
 from trl import GRPOTrainer
 
-from basis_rl.hub.card import FILE_NAME, RunFacts, model_card, save_facts
+from basis_rl.hub.card import FILE_NAME, RunFacts, load_facts, model_card, save_facts
 from basis_rl.hub.repository import ONLY_TO_RESUME, Hub, Push, files_of_checkpoint, files_of_run, model_of_checkpoint
 from basis_rl.hub.results import read_results
 from basis_rl.report import plot_training
 from basis_rl.trainer import checkpoint
 from basis_rl.trainer.config import BasisConfig
+from basis_rl.trainer.facts import Record, run_facts, without_secrets
 from basis_rl.trainer.preflight import on_main_process
-from basis_rl.trainer.record import Record, run_facts, without_secrets
 
-PLOT, ARTEFACTS = "training.png", "artefacts.json"
+PLOT = "training.png"
 _logger = logging.getLogger(__name__)
 _WITH_CHECKPOINTS = (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS)
 
@@ -123,7 +122,7 @@ class PublishingTrainer(GRPOTrainer):
         dataset_name: str | None = None,
         tags: str | list[str] | None = None,
     ) -> None:
-        """Write the model card, and the facts in it as ``card.json``, into ``output_dir``, with a plot of the run.
+        """Write the model card and the record of the run, ``run.json``, into ``output_dir``, with a plot of the run.
 
         Without a recipe (`record`) the settings that differ from their defaults are shown. A card that cannot be made
         is a warning.
@@ -138,9 +137,23 @@ class PublishingTrainer(GRPOTrainer):
         given = {tags} if isinstance(tags, str) else set(tags or [])
         given |= {*self._tag_names, *(getattr(self.model, "model_tags", None) or [])}
         try:
-            write_card(self, model_name or self._hub.name.split("/")[-1], dataset_name, given)
+            folder = self.save_facts(model_name, dataset_name, given)
+            facts = load_facts(folder)
+            if self.args.push_to_hub and facts.reward_curve:
+                plot_training(self.state.log_history, folder / PLOT, title=facts.model_name)
+            write_readme(facts, folder)
         except Exception:
             _logger.warning("The model card could not be written; the run goes on.", exc_info=True)
+
+    def save_facts(
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: Iterable[str] = ()
+    ) -> Path:
+        """Write the record of the run as it stands, ``run.json``, into ``output_dir``; returns that folder."""
+        folder = Path(str(self.args.output_dir))
+        folder.mkdir(parents=True, exist_ok=True)
+        name = model_name or self._hub.name.split("/")[-1]
+        save_facts(run_facts(self, self.record, name, dataset_name, tags), folder)
+        return folder
 
     def _wait_for_own_pushes(self) -> None:
         """What is being uploaded would be lost with the process."""
@@ -149,22 +162,8 @@ class PublishingTrainer(GRPOTrainer):
             self._hub.done(timeout=None)
 
 
-def write_card(trainer: PublishingTrainer, model_name: str, dataset_name: str | None, tags: set[str]) -> None:
-    """``README.md``, ``card.json`` and ``artefacts.json`` in ``output_dir``, and before a push the plot."""
-    folder = Path(str(trainer.args.output_dir))
-    folder.mkdir(parents=True, exist_ok=True)
-    facts = run_facts(trainer, model_name, dataset_name, tags)
-    if trainer.args.push_to_hub and facts.reward_curve:
-        plot_training(trainer.state.log_history, folder / PLOT, title=model_name)
-    write_readme(facts, folder)
-    if facts.artefacts:
-        references = [asdict(artefact) for artefact in facts.artefacts]
-        (folder / ARTEFACTS).write_text(json.dumps(references, indent=2, default=str) + "\n")
-
-
 def write_readme(facts: RunFacts, folder: Path) -> None:
     """The card from the facts and what the folder holds by now: a plot, results of evaluations."""
-    save_facts(facts, folder)
     plot = PLOT if (folder / PLOT).is_file() else None
     (folder / FILE_NAME).write_text(str(model_card(facts, read_results(folder), curves=plot)), encoding="utf-8")
 

@@ -112,7 +112,7 @@ def sent(hub, name, path, revision="main"):
 def test_model_tokenizer_card_and_baseline_state_arrive(name, ran, hub, folder):
     revision = "dev" if name == "checkpoint" else "main"
     files = hub.files(f"models/alice/{name}", revision)
-    there = {"model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "README.md", "card.json"}
+    there = {"model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "README.md", "run.json"}
     assert there | {"training.png", "baseline_state.pt"} <= set(files)
     (folder / "pulled.safetensors").write_bytes(files["model.safetensors"])
     assert same(load_file(folder / "pulled.safetensors"), trained(folder, name))
@@ -277,7 +277,7 @@ def test_recipe_evaluation_and_artefacts_are_on_the_card(pulled, hub, folder):
         assert text in card.text, text
     recipe = sent(hub, "cli", "recipe.yaml").decode()
     assert recipe.strip() in card.text
-    (reference,) = json.loads(sent(hub, "cli", "artefacts.json"))
+    (reference,) = json.loads(sent(hub, "cli", "run.json"))["artefacts"]
     assert reference["source"] == "alice/table"
     assert reference["sha256"] == pulled["table"][0]
     assert {"results.json", "base_results.json", "metrics.jsonl", "training.png"} <= set(hub.files("models/alice/cli"))
