@@ -31,8 +31,8 @@ def parser() -> HfArgumentParser:
         types,
         prog="basis-rl eval MODEL",
         allow_abbrev=False,
-        description="Sample a model on benchmarks, grade with Math-Verify, keep every answer, and report avg@k, pass@k "
-        "and maj@k with bootstrap intervals over problems. The same command again goes on where it ended.",
+        description="Sample a model on benchmarks, grade with Math-Verify, keep every rollout, and report avg@k, "
+        "pass@k and maj@k with bootstrap intervals over problems. The same command again resumes where it ended.",
         epilog=f"Benchmarks: {', '.join(BENCHMARKS)}; the path of a file (.json, .jsonl, .parquet, .csv); NAME=SOURCE, "
         "such as math500=data/math500.jsonl, where SOURCE may also be a Hub id or reasoning_gym:NAME.",
     )
@@ -66,9 +66,9 @@ def main(argv: Sequence[str]) -> int:
         plan = Plan(options, config, tokenizer, reward)
     except (ValueError, OSError) as error:
         return report(error)
-    kept = f"The answers so far are in {options.folder}; the same command goes on."
+    kept = f"The rollouts so far are in {options.folder}; the same command resumes."
     try:
-        print(f"\n{plan.run()}\n\nAnswers and results are in {options.folder}.", flush=True)
+        print(f"\n{plan.run()}\n\nRollouts and results are in {options.folder}.", flush=True)
         return 0
     except (ServerError, ServersLost) as error:
         return fail(f"{error} {kept}", LOST)

@@ -18,7 +18,7 @@ COMMANDS = {
     "compare": "compare runs at the same number of rollouts: curves, final table, one HTML file",
     "sweep": "train a recipe with several baselines and seeds, and compare them",
     "clusters": "build the prompt codebook that BV-Blend needs, from a sentence encoder and K-means",
-    "eval": "measure a model on benchmarks: avg@k, pass@k, maj@k, every answer kept",
+    "eval": "measure a model on benchmarks: avg@k, pass@k, maj@k, every rollout kept",
     "push": "push a run's folder to the Hub: after an evaluation, or where the push at its end has failed",
     "check": "check a recipe before anything is spent, or module:Class, a baseline of your own",
 }

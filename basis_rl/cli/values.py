@@ -27,7 +27,6 @@ from basis_rl.rollout.server import Server, ServerError
 from basis_rl.trainer.preflight import check_dataset, check_golds, sampling_of
 from basis_rl.values import ValueTable
 from basis_rl.values.build import TablePlan, assemble, build_table
-from basis_rl.values.card import describe
 from basis_rl.values.shards import Shards
 from basis_rl.values.sources import ModelSource, ServerSource, Source
 from basis_rl.values.table import check_destination
@@ -57,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     if table is None:
         print(f"Part {job.shard[0]} of {job.shard[1]} is done. The table is made by the last part, or the next call.")
         return 0
-    print(f"Value table: {job.output}\n{describe(table)}")
+    print(f"Value table: {job.output}\n{table.describe()}")
     return job.push(table)
 
 

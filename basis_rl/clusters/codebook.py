@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import hashlib
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +96,7 @@ class PromptClusters:
             "inertia": float(fitted.inertia_),
             "probe": model([PROBE])[0].tolist(),
             "date": datetime.date.today().isoformat(),
-            "versions": {name: version(name) for name in ("sentence-transformers", "scikit-learn")},
+            "versions": artefacts.versions("sentence-transformers", "scikit-learn"),
         }
         centroids = fitted.cluster_centers_.astype(np.float32)
         return cls(dict(zip(prompts, fitted.labels_, strict=True)), centroids=centroids, provenance=provenance)

@@ -26,7 +26,7 @@ class EvalArguments:
         metadata={"help": "Names, paths of files, or NAME=SOURCE; separated by commas or spaces."},
     )
     output: str | None = field(
-        default=None, metadata={"help": "Folder for answers and results; default: runs/eval/MODEL."}
+        default=None, metadata={"help": "Folder for rollouts and results; default: runs/eval/MODEL."}
     )
     compare: str | None = field(
         default=None, metadata={"help": "Folder of another evaluation: paired comparison with it, with p-values."}
@@ -38,10 +38,10 @@ class EvalArguments:
     vllm_args: str = field(default="", metadata={"help": "Further arguments of vLLM for the server that is started."})
     request_timeout: float | None = field(
         default=None,
-        metadata={"help": "Seconds that vLLM may take for all answers to a problem; default: by their length."},
+        metadata={"help": "Seconds that vLLM may take for all rollouts of a problem; default: by their length."},
     )
-    num_samples: int | None = field(
-        default=None, metadata={"help": "Answers a problem; default: that of the benchmark, 32 or 1."}
+    num_rollouts: int | None = field(
+        default=None, metadata={"help": "Rollouts per problem; default: that of the benchmark, 32 or 1."}
     )
     temperature: float | None = field(default=None, metadata={"help": "Default: that of the benchmark. 0 is greedy."})
     top_p: float | None = field(
@@ -84,7 +84,7 @@ class EvalArguments:
             raise ValueError(f"on_invalid_gold must be 'error' or 'drop', got '{self.on_invalid_gold}'.")
         if self.vllm_urls and self.backend != "vllm":
             raise ValueError("vllm_urls needs --backend vllm.")
-        for name in ("num_samples", "max_new_tokens", "limit", "batch_size"):
+        for name in ("num_rollouts", "max_new_tokens", "limit", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
@@ -97,7 +97,7 @@ class EvalArguments:
 
     @property
     def folder(self) -> Path:
-        """Where answers and results go."""
+        """Where rollouts and results go."""
         return Path(self.output or f"runs/eval/{Path(self.model).name}")
 
     @property

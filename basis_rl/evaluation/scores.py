@@ -1,4 +1,4 @@
-"""From graded answers to what is reported of a benchmark, and to what is said of two models."""
+"""From graded rollouts to what is reported of a benchmark, and to what is said of two models."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basis_rl.evaluation.answers import Answer, counts
+from basis_rl.evaluation.rollouts import GradedRollout, counts
 from basis_rl.evaluation.votes import count_votes
 from basis_rl.functional.passk import Paired, bootstrap_interval, compare_paired, majority_at_k, pass_at_k
 
-Answers = Mapping[str, Sequence[Answer]]
+Rollouts = Mapping[str, Sequence[GradedRollout]]
 _LEVEL = 0.95
 
 
-def score(answers: Answers, equivalent: Callable[[list[tuple[str, str]]], list[bool]]) -> dict[str, Any]:
-    """Everything that is reported of the answers to one benchmark, n samples a problem.
+def score(rollouts: Rollouts, equivalent: Callable[[list[tuple[str, str]]], list[bool]]) -> dict[str, Any]:
+    """Everything that is reported of the rollouts of one benchmark, n per problem.
 
     ``avg@n`` is the mean reward; ``pass@k`` and ``maj@k`` are there for k = 1 (pass only), 2, 4, ... up to n. Each is
     ``{"value", "low", "high"}`` with a 95 % bootstrap interval over problems. ``truncated``, ``no_answer`` and
-    ``unscored`` are shares of the answers; ``levels`` has ``avg@n`` of each level of difficulty.
+    ``unscored`` are shares of the rollouts; ``levels`` has ``avg@n`` of each level of difficulty.
 
     Args:
-        answers: by problem, the same number of each.
+        rollouts: by problem, the same number of each.
         equivalent: see `count_votes`.
     """
-    n, right = counts(answers)
-    samples = int(n[0])
-    assert bool((n == samples).all()), "problems have different numbers of samples"
-    rows = [row for group in answers.values() for row in group]
-    average = f"avg@{samples}"
+    n, right = counts(rollouts)
+    each = int(n[0])
+    assert bool((n == each).all()), "problems have different numbers of rollouts"
+    rows = [row for group in rollouts.values() for row in group]
+    average = f"avg@{each}"
     result: dict[str, Any] = {
-        "num_problems": len(answers),
-        "num_samples": samples,
+        "num_problems": len(rollouts),
+        "num_rollouts": each,
         average: _with_interval(right / n),
-        "pass@k": {str(k): _with_interval(pass_at_k(samples, right, k)) for k in _powers(samples)},
+        "pass@k": {str(k): _with_interval(pass_at_k(each, right, k)) for k in _powers(each)},
         "truncated": _share(row.truncated for row in rows),
         "no_answer": _share(row.answer is None for row in rows),
         "unscored": _share(row.reward is None for row in rows),
         "mean_tokens": sum(row.tokens for row in rows) / len(rows),
     }
-    if samples > 1:
-        votes = count_votes([[row.answer for row in group] for group in answers.values()], equivalent)
-        correct = torch.tensor([[row.reward == 1.0 for row in group] for group in answers.values()])
-        ks = [k for k in _powers(samples) if k > 1]
+    if each > 1:
+        votes = count_votes([[row.answer for row in group] for group in rollouts.values()], equivalent)
+        correct = torch.tensor([[row.reward == 1.0 for row in group] for group in rollouts.values()])
+        ks = [k for k in _powers(each) if k > 1]
         result["maj@k"] = {str(k): _with_interval(majority_at_k(votes, correct, k)) for k in ks}
-    levels = [group[0].level for group in answers.values()]
+    levels = [group[0].level for group in rollouts.values()]
     if any(level is not None for level in levels):
         result["levels"] = {
             str(level): {
@@ -59,11 +59,11 @@ def score(answers: Answers, equivalent: Callable[[list[tuple[str, str]]], list[b
     return result
 
 
-def compare(before: Answers, after: Answers) -> Paired:
+def compare(before: Rollouts, after: Rollouts) -> Paired:
     """Compare two models on the problems of one benchmark (`compare_paired`): after - before.
 
     Raises:
-        ValueError: they have not answered the same problems.
+        ValueError: they were not asked the same problems.
     """
     if set(before) != set(after):
         raise ValueError(
@@ -81,7 +81,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, result in results.items():
-        n, drawn = result["num_samples"], result["settings"]
+        n, drawn = result["num_rollouts"], result["settings"]
         average = result[f"avg@{n}"]
         greedy = drawn["temperature"] == 0
         sampling = "greedy" if greedy else f"T {drawn['temperature']:g}, top-p {drawn['top_p']:g}"
@@ -93,7 +93,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
         )
     for name, result in results.items():
         if "levels" in result:
-            average = f"avg@{result['num_samples']}"
+            average = f"avg@{result['num_rollouts']}"
             parts = [
                 f"{level}: {_percent(r[average]['value'])} of {r['num_problems']}"
                 for level, r in result["levels"].items()

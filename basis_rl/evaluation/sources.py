@@ -16,13 +16,13 @@ from basis_rl.rollout.client import request_seed, served_model
 def from_model(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, seed: int = 0, batch_size: int = 64
 ) -> Generate:
-    """Transformers in this process. The seed is that of the whole call: samples depend on what is drawn together."""
+    """Transformers in this process. The seed is that of the whole call: rollouts depend on what is drawn together."""
 
     def generate(
-        prompts: Sequence[Sequence[int]], keys: Sequence[str], sampling: Sampling, num_samples: int
+        prompts: Sequence[Sequence[int]], keys: Sequence[str], sampling: Sampling, num_rollouts: int
     ) -> Iterator[tuple[int, list[Completion]]]:
         torch.manual_seed(seed)
-        return sample(model, tokenizer, prompts, sampling, num_samples=num_samples, batch_size=batch_size)
+        return sample(model, tokenizer, prompts, sampling, num_samples=num_rollouts, batch_size=batch_size)
 
     return generate
 
@@ -37,12 +37,12 @@ def from_servers(
 ) -> Generate:
     """vLLM servers (`sample_servers`); each problem has a seed of its own, by its id.
 
-    All requests are sent at once and wait within vLLM, which counts as well: `timeout`, in seconds for all samples of a
-    problem, is by default half a second a token of the longest answer, and no less than half an hour.
+    All requests are sent at once and wait within vLLM, which counts as well: `timeout`, in seconds for all rollouts of
+    a problem, is by default half a second a token of the longest rollout, and no less than half an hour.
     """
 
     def generate(
-        prompts: Sequence[Sequence[int]], keys: Sequence[str], sampling: Sampling, num_samples: int
+        prompts: Sequence[Sequence[int]], keys: Sequence[str], sampling: Sampling, num_rollouts: int
     ) -> Iterator[tuple[int, list[Completion]]]:
         seeds = [request_seed(seed, key) for key in keys]
         ends = list(stop_token_ids)
@@ -51,7 +51,7 @@ def from_servers(
             tokenizer,
             prompts,
             sampling,
-            num_samples=num_samples,
+            num_samples=num_rollouts,
             seeds=seeds,
             stop_token_ids=ends,
             timeout=timeout or max(1800.0, 0.5 * sampling.max_new_tokens),

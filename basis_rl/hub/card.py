@@ -194,7 +194,7 @@ def _eval_result(result: Result) -> EvalResult:
         metric_args={
             "interval": [round(result.low, 6), round(result.high, 6)],
             "problems": result.problems,
-            "samples": result.samples,
+            "rollouts": result.rollouts,
             "temperature": result.temperature,
             "top_p": result.top_p,
             "max_tokens": result.max_tokens,

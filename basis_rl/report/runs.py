@@ -181,8 +181,8 @@ def _benchmarks(folder: Path) -> dict[str, float]:
     for path in (folder / "results.json", folder / "eval" / "results.json"):
         content = json.loads(path.read_text()) if path.is_file() else {}
         for name, entry in content.items() if isinstance(content, dict) else ():
-            if isinstance(entry, dict) and "num_samples" in entry:
-                metric = f"avg@{entry['num_samples']}"
+            if isinstance(entry, dict) and "num_rollouts" in entry:
+                metric = f"avg@{entry['num_rollouts']}"
                 if isinstance(entry.get(metric), dict):
                     found[f"{name} {metric}"] = float(entry[metric]["value"])
     return found

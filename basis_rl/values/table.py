@@ -17,7 +17,7 @@ from torch import Tensor
 from basis_rl import artefacts
 from basis_rl.functional.tilt import tilt_bernoulli, tilt_samples
 from basis_rl.types import RunContext
-from basis_rl.values.card import card
+from basis_rl.values.card import card, describe
 from basis_rl.values.provenance import mismatches
 
 _REWARDS, _FORMAT, _WHAT = "rewards.parquet", 1, "value table"
@@ -202,6 +202,14 @@ class ValueTable:
             source=str(path_or_hub_id),
         )
 
+    def describe(self) -> str:
+        """The distribution of the mean rewards as text."""
+        return describe(self.means, self.reward_range)
+
+    def card(self, repo_id: str, license: str | None = None) -> str:
+        """The README of the dataset repository `repo_id`."""
+        return card(repo_id, self._count.int().tolist(), self.describe(), self.provenance, license)
+
     def push_to_hub(
         self, repo_id: str, *, private: bool | None = None, token: str | None = None, license: str | None = None
     ) -> str:
@@ -209,7 +217,7 @@ class ValueTable:
 
         def save(path: Path) -> Path:
             folder = self.save(path)
-            (folder / "README.md").write_text(card(self, repo_id, license))
+            (folder / "README.md").write_text(self.card(repo_id, license))
             return folder
 
         return artefacts.push_folder(save, repo_id, _WHAT, private=private, token=token)

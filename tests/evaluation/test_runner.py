@@ -7,8 +7,8 @@ import pytest
 import torch
 from datasets import Dataset
 
-from basis_rl.evaluation.answers import Answer, AnswerFile, read_answers
 from basis_rl.evaluation.benchmarks import Benchmark, Problems
+from basis_rl.evaluation.rollouts import GradedRollout, RolloutFile, read_rollouts
 from basis_rl.evaluation.runner import prepare
 from basis_rl.evaluation.scores import compare, score, table
 from basis_rl.functional.passk import bootstrap_interval, majority_at_k, pass_at_k
@@ -46,11 +46,11 @@ def problems():
 
 def evaluation(folder: Path, **settings):
     sampling = Sampling(16, temperature=settings.pop("temperature", 1.0))
-    n = settings.pop("num_samples", N)
+    n = settings.pop("num_rollouts", N)
     return prepare(problems(), tiny_tokenizer(), sampling, n, folder, {"model": "m", **settings}, {})
 
 
-def say(prompts, keys, sampling, num_samples):
+def say(prompts, keys, sampling, num_rollouts):
     """The planted answers, the last problem first; the second answer to each is cut off."""
     for index in reversed(range(len(prompts))):
         texts = SAID[int(keys[index].removeprefix("id"))]
@@ -61,10 +61,10 @@ def test_every_answer_is_kept_with_what_was_found_in_it(tmp_path, reward):
     evaluation(tmp_path).run(say, reward)
     lines = [json.loads(line) for line in (tmp_path / "planted.jsonl").read_text().splitlines()]
     assert len(lines) == 24
-    row = next(r for r in lines if r["prompt_id"] == "id1" and r["sample"] == 1)
+    row = next(r for r in lines if r["prompt_id"] == "id1" and r["rollout"] == 1)
     assert row == {
         "prompt_id": "id1",
-        "sample": 1,
+        "rollout": 1,
         "level": "easy",
         "prompt": "p1",
         "completion": r"\boxed{5.0}",
@@ -107,8 +107,8 @@ class Killed(BaseException):
 
 
 def test_what_was_answered_before_a_kill_is_not_asked_again(tmp_path, reward):
-    def dies(prompts, keys, sampling, num_samples):
-        for answered, result in enumerate(say(prompts, keys, sampling, num_samples)):
+    def dies(prompts, keys, sampling, num_rollouts):
+        for answered, result in enumerate(say(prompts, keys, sampling, num_rollouts)):
             if answered == 3:
                 raise Killed
             yield result
@@ -120,9 +120,9 @@ def test_what_was_answered_before_a_kill_is_not_asked_again(tmp_path, reward):
         file.write("".join(path.read_text().splitlines(True)[:2]).replace("id5", "id0") + '{"prompt_id": "id0", "sam')
     asked = []
 
-    def goes_on(prompts, keys, sampling, num_samples):
+    def goes_on(prompts, keys, sampling, num_rollouts):
         asked.extend(keys)
-        return say(prompts, keys, sampling, num_samples)
+        return say(prompts, keys, sampling, num_rollouts)
 
     assert not evaluation(tmp_path / "killed").is_complete()
     again = evaluation(tmp_path / "killed").run(goes_on, reward)
@@ -130,7 +130,7 @@ def test_what_was_answered_before_a_kill_is_not_asked_again(tmp_path, reward):
     assert asked == ["id0", "id1", "id2"]
     assert evaluation(tmp_path / "killed").is_complete()
     assert {**again, "seconds": None, "date": None} == {**whole, "seconds": None, "date": None}
-    assert read_answers(path) == read_answers(tmp_path / "whole" / "planted.jsonl")
+    assert read_rollouts(path) == read_rollouts(tmp_path / "whole" / "planted.jsonl")
 
 
 def test_answers_of_other_settings_are_left_alone(tmp_path, reward):
@@ -142,13 +142,13 @@ def test_answers_of_other_settings_are_left_alone(tmp_path, reward):
 
 
 def test_greedy_copies_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="all 4 answers to a problem would be the same"):
+    with pytest.raises(ValueError, match="all 4 rollouts of a problem would be the same"):
         evaluation(tmp_path, temperature=0.0)
 
 
 def answers(rewards):
     return {
-        f"id{p}": [Answer(f"id{p}", k, None, "p", "c", "a", "g", r, False, 1) for k, r in enumerate(row)]
+        f"id{p}": [GradedRollout(f"id{p}", k, None, "p", "c", "a", "g", r, False, 1) for k, r in enumerate(row)]
         for p, row in enumerate(rewards)
     }
 
@@ -172,7 +172,7 @@ def test_what_could_not_be_graded_is_wrong_and_counted():
 
 def test_text_with_line_separators_comes_back(tmp_path):
     text = "a\u2028b\x85c\nd \\boxed{1} é \ud800"
-    file = AnswerFile(tmp_path, "odd", {})
+    file = RolloutFile(tmp_path, "odd", {})
     file.resume([], 1)
-    file.append([Answer("id", 0, None, text, text, "1", "1", 1.0, False, 3)])
+    file.append([GradedRollout("id", 0, None, text, text, "1", "1", 1.0, False, 3)])
     assert file.read()["id"][0].completion == text

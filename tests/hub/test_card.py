@@ -45,7 +45,7 @@ def entry(value, samples):
     numbers = {"value": value, "low": value - 0.05, "high": value + 0.05}
     more = {"pass@k": {"1": numbers, "8": {**numbers, "value": 0.9}, "16": {**numbers, "value": 0.95}}}
     settings = {"temperature": 0.6, "top_p": 0.95, "max_new_tokens": 4096, "source": {"dataset_name": "a/b"}}
-    shared = {"num_problems": 30, "num_samples": samples, "truncated": 0.125, "settings": settings}
+    shared = {"num_problems": 30, "num_rollouts": samples, "truncated": 0.125, "settings": settings}
     return {**shared, **more, f"avg@{samples}": numbers}
 
 

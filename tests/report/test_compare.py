@@ -218,7 +218,7 @@ def test_the_price_of_a_table_is_charged_whole_and_shared(tmp_path):
 def test_benchmarks_of_final_models_are_columns_with_their_mean(tmp_path):
     for name, value in (("rloo", 0.25), ("grpo", 0.5)):
         write_run(tmp_path / name, baseline=name)
-        entry = {"num_samples": 32, "avg@32": {"value": value, "low": 0, "high": 1}}
+        entry = {"num_rollouts": 32, "avg@32": {"value": value, "low": 0, "high": 1}}
         results = {"aime24": entry, "amc23": {**entry, "avg@32": {"value": value + 0.1}}, "note": "none"}
         (tmp_path / name / "results.json").write_text(json.dumps(results))
     table = final_table(compare_runs([tmp_path], reference="rloo"))
