@@ -40,7 +40,7 @@ SIGTERM, SIGUSR1 or a file STOP in output_dir end training at the next step with
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0, or 2 for a message about what was asked for."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # TRL still says `gradient_checkpointing`, and transformers warns of it: nothing that a user could mend.
+    # TRL still says `gradient_checkpointing`, and transformers warns of it: nothing that a user could fix.
     warnings.filterwarnings("ignore", message=".*gradient_checkpointing.* is deprecated", category=FutureWarning)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE.format(commands="\n".join(f"  {name:8} {text}" for name, text in COMMANDS.items())))

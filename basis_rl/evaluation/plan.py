@@ -25,11 +25,12 @@ from basis_rl.evaluation.benchmarks import (
     load_benchmark,
 )
 from basis_rl.evaluation.rollouts import read_rollouts
-from basis_rl.evaluation.runner import Evaluation, Generate, prepare, save_results
+from basis_rl.evaluation.runner import Evaluation, Generate, save_results
 from basis_rl.evaluation.scores import compare, comparison_table, table
-from basis_rl.evaluation.sources import check_served, declared_ends, from_model, from_servers
+from basis_rl.evaluation.sources import check_served, declared_ends
 from basis_rl.rewards import MathVerifyReward
-from basis_rl.rollout import Completion, Sampling, prompt_tokens
+from basis_rl.rollout import Completion, Sampling, prompt_tokens, sample, sample_servers
+from basis_rl.rollout.client import request_seed
 from basis_rl.rollout.server import Server, ServerOptions
 from basis_rl.values.provenance import fingerprint, model_revision
 
@@ -124,7 +125,7 @@ class Plan:
             "reward": self.reward.version,
             "seed": options.seed,
         }
-        return prepare(problems, self.tokenizer, sampling, rollouts, options.folder, settings, self.template)
+        return Evaluation(problems, self.tokenizer, sampling, rollouts, options.folder, settings, self.template)
 
     def _dtype(self) -> str:
         """By name, since auto is the checkpoint's own to transformers, but half precision to vLLM."""
@@ -196,11 +197,24 @@ class Plan:
         )
 
     def _source(self, urls: list[str]) -> Generate:
+        """vLLM servers, where each problem has a seed of its own, by its id; or transformers in this process, where the
+        seed is that of the whole call: rollouts depend on what is drawn together.
+
+        All requests are sent at once and wait within vLLM, which counts as well: `request_timeout`, in seconds for all
+        rollouts of a problem, is by default half a second per token of the longest rollout, and at least half an hour.
+        """
         options, tokenizer = self.options, self.tokenizer
         if urls:
             ends = declared_ends(options.model, self.config, tokenizer, options.revision)
-            return from_servers(
-                urls, tokenizer, seed=options.seed, stop_token_ids=ends, timeout=options.request_timeout
+            return lambda prompts, keys, sampling, num_rollouts: sample_servers(
+                urls,
+                tokenizer,
+                prompts,
+                sampling,
+                num_samples=num_rollouts,
+                seeds=[request_seed(options.seed, key) for key in keys],
+                stop_token_ids=ends,
+                timeout=options.request_timeout or max(1800.0, 0.5 * sampling.max_new_tokens),
             )
         model: Any = AutoModelForCausalLM.from_pretrained(
             options.model,
@@ -209,7 +223,14 @@ class Plan:
             trust_remote_code=options.trust_remote_code,
         )
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        return from_model(model.to(device), tokenizer, seed=options.seed, batch_size=options.batch_size)
+        model.to(device)
+
+        def generate(prompts: Any, keys: Any, sampling: Sampling, num_rollouts: int) -> Any:
+            torch.manual_seed(options.seed)
+            size = options.batch_size
+            return sample(model, tokenizer, prompts, sampling, num_samples=num_rollouts, batch_size=size)
+
+        return generate
 
     def _compare(self) -> str:
         options = self.options

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basis_rl.artefacts import differences, lock, write_whole
+from basis_rl.artefacts import differences, lock, read_lines, write_whole
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,10 @@ class RolloutFile:
 def read_rollouts(path: Path) -> dict[str, list[GradedRollout]]:
     """The rollouts in a file, by problem; a last line that was not written to its end is passed over."""
     found: dict[str, dict[int, GradedRollout]] = {}
-    for line in path.read_text().split("\n") if path.is_file() else ():
-        try:
-            row = GradedRollout(**json.loads(line))
-        except (json.JSONDecodeError, TypeError):
-            continue
-        found.setdefault(row.prompt_id, {}).setdefault(row.rollout, row)
+    for line in read_lines(path):
+        with suppress(TypeError):
+            row = GradedRollout(**line)
+            found.setdefault(row.prompt_id, {}).setdefault(row.rollout, row)
     return {i: [rows[k] for k in sorted(rows)] for i, rows in found.items()}
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +20,7 @@ from basis_rl.evaluation.rollouts import GradedRollout, RolloutFile
 from basis_rl.evaluation.scores import score
 from basis_rl.rewards import MathVerifyReward, last_boxed
 from basis_rl.rollout import Completion, Sampling, prompt_tokens
-from basis_rl.values.provenance import rendered_prompt
+from basis_rl.values.provenance import fingerprint, rendered_prompt
 
 RESULTS = "results.json"
 
@@ -38,25 +37,50 @@ class Generate(Protocol):
     ) -> Iterator[tuple[int, list[Completion]]]: ...
 
 
-@dataclass(frozen=True)
 class Evaluation:
-    """A benchmark that is ready to be run: problems, tokens, and all that the rollouts depend on.
+    """A benchmark that is ready to be run: prompts rendered and tokenized, the file of rollouts opened.
 
     Args:
         problems: see `load_benchmark`.
-        tokens: of each prompt.
-        texts: the prompts as the model is given them.
+        tokenizer: its chat template renders conversations.
         sampling: how rollouts are drawn.
         num_rollouts: per problem.
-        file: where they are kept.
+        folder: of the evaluation.
+        settings: of the model and the prompts; those of sampling and problems are added.
+        chat_template_kwargs: of the tokenizer's chat template.
+
+    Raises:
+        ValueError: the folder holds rollouts of other settings, or greedy decoding is asked for copies of one rollout.
     """
 
-    problems: Problems
-    tokens: list[list[int]]
-    texts: list[str]
-    sampling: Sampling
-    num_rollouts: int
-    file: RolloutFile
+    def __init__(
+        self,
+        problems: Problems,
+        tokenizer: PreTrainedTokenizerBase,
+        sampling: Sampling,
+        num_rollouts: int,
+        folder: Path,
+        settings: dict[str, Any],
+        chat_template_kwargs: dict[str, Any],
+    ) -> None:
+        if sampling.temperature == 0 and num_rollouts > 1:
+            raise ValueError(
+                f"{problems.name}: at temperature 0 all {num_rollouts} rollouts of a problem would be the same. Set "
+                "--temperature, or --num_rollouts 1."
+            )
+        self.problems, self.sampling, self.num_rollouts = problems, sampling, num_rollouts
+        prompts = list(problems.dataset["prompt"])
+        self.tokens = [prompt_tokens(prompt, tokenizer, chat_template_kwargs) for prompt in prompts]
+        self.texts = [rendered_prompt(prompt, tokenizer, chat_template_kwargs) for prompt in prompts]
+        golds = json.dumps([[row["prompt_id"], row["solution"]] for row in problems.dataset], ensure_ascii=False)
+        known = {
+            **settings,
+            **asdict(sampling),
+            "num_rollouts": num_rollouts,
+            "source": dict(problems.benchmark.data),
+            "problems": fingerprint(golds),
+        }
+        self.file = RolloutFile(folder, problems.name, known)
 
     def run(self, generate: Generate, reward: MathVerifyReward) -> dict[str, Any]:
         """Draw what is missing, grade it, and score the whole (`score`, with ``settings``, ``date``, ``seconds``)."""
@@ -116,52 +140,6 @@ class Evaluation:
         ]
 
 
-def prepare(
-    problems: Problems,
-    tokenizer: PreTrainedTokenizerBase,
-    sampling: Sampling,
-    num_rollouts: int,
-    folder: Path,
-    settings: dict[str, Any],
-    chat_template_kwargs: dict[str, Any],
-) -> Evaluation:
-    """Render and tokenize the prompts, and open the file of rollouts.
-
-    Args:
-        problems: see `load_benchmark`.
-        tokenizer: its chat template renders conversations.
-        sampling: how rollouts are drawn.
-        num_rollouts: per problem.
-        folder: of the evaluation.
-        settings: of the model and the prompts; those of sampling and problems are added.
-        chat_template_kwargs: of the tokenizer's chat template.
-
-    Raises:
-        ValueError: the folder holds rollouts of other settings, or greedy decoding is asked for copies of one rollout.
-    """
-    if sampling.temperature == 0 and num_rollouts > 1:
-        raise ValueError(
-            f"{problems.name}: at temperature 0 all {num_rollouts} rollouts of a problem would be the same. Set "
-            "--temperature, or --num_rollouts 1."
-        )
-    prompts = list(problems.dataset["prompt"])
-    known = {
-        **settings,
-        **asdict(sampling),
-        "num_rollouts": num_rollouts,
-        "source": dict(problems.benchmark.data),
-        "problems": _digest([[row["prompt_id"], row["solution"]] for row in problems.dataset]),
-    }
-    return Evaluation(
-        problems,
-        [prompt_tokens(prompt, tokenizer, chat_template_kwargs) for prompt in prompts],
-        [rendered_prompt(prompt, tokenizer, chat_template_kwargs) for prompt in prompts],
-        sampling,
-        num_rollouts,
-        RolloutFile(folder, problems.name, known),
-    )
-
-
 def save_results(folder: Path, results: dict[str, Any]) -> dict[str, Any]:
     """Add the results of these benchmarks to ``results.json``; returns all that are there now."""
     path = folder / RESULTS
@@ -169,7 +147,3 @@ def save_results(folder: Path, results: dict[str, Any]) -> dict[str, Any]:
     everything.update(results)
     write_whole(path, json.dumps(everything, indent=2) + "\n")
     return everything
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, ensure_ascii=False).encode()).hexdigest()[:16]

@@ -11,6 +11,7 @@ from torch import Tensor
 from basis_rl.evaluation.rollouts import GradedRollout, counts
 from basis_rl.evaluation.votes import count_votes
 from basis_rl.functional.passk import Paired, bootstrap_interval, compare_paired, majority_at_k, pass_at_k
+from basis_rl.text import markdown_table
 
 Rollouts = Mapping[str, Sequence[GradedRollout]]
 _LEVEL = 0.95
@@ -76,41 +77,57 @@ def compare(before: Rollouts, after: Rollouts) -> Paired:
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """The results of several benchmarks as Markdown: percent, with the interval and what they were drawn with."""
-    lines = [
-        "| benchmark | problems | score | 95 % interval | pass@k | maj@k | truncated | no answer | tokens | sampling |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+    head = [
+        "benchmark",
+        "problems",
+        "score",
+        "95 % interval",
+        "pass@k",
+        "maj@k",
+        "truncated",
+        "no answer",
+        "tokens",
+        "sampling",
     ]
+    rows, lines = [], []
     for name, result in results.items():
         n, drawn = result["num_rollouts"], result["settings"]
         average = result[f"avg@{n}"]
         greedy = drawn["temperature"] == 0
         sampling = "greedy" if greedy else f"T {drawn['temperature']:g}, top-p {drawn['top_p']:g}"
-        lines.append(
-            f"| {name} | {result['num_problems']} | avg@{n} {_percent(average['value'])} | {_interval(average)} "
-            f"| {_largest(result['pass@k']) if n > 1 else '-'} | {_largest(result.get('maj@k', {}))} "
-            f"| {_percent(result['truncated'])} | {_percent(result['no_answer'])} | {result['mean_tokens']:.0f} "
-            f"| {sampling}, at most {drawn['max_new_tokens']} tokens |"
-        )
-    for name, result in results.items():
-        if "levels" in result:
-            average = f"avg@{result['num_rollouts']}"
-            parts = [
-                f"{level}: {_percent(r[average]['value'])} of {r['num_problems']}"
-                for level, r in result["levels"].items()
+        rows.append(
+            [
+                name,
+                result["num_problems"],
+                f"avg@{n} {_percent(average['value'])}",
+                f"{_percent(average['low'])} to {_percent(average['high'])}",
+                _largest(result["pass@k"]) if n > 1 else "-",
+                _largest(result.get("maj@k", {})),
+                _percent(result["truncated"]),
+                _percent(result["no_answer"]),
+                f"{result['mean_tokens']:.0f}",
+                f"{sampling}, at most {drawn['max_new_tokens']} tokens",
             ]
-            lines += ["", f"{name} by level: {', '.join(parts)}."]
-    return "\n".join(lines)
+        )
+        levels = result.get("levels", {}).items()
+        parts = [f"{level}: {_percent(r[f'avg@{n}']['value'])} of {r['num_problems']}" for level, r in levels]
+        lines += ["", f"{name} by level: {', '.join(parts)}."] if parts else []
+    return "\n".join([markdown_table(rows, head), *lines])
 
 
 def comparison_table(compared: Mapping[str, Paired], before: str, after: str) -> str:
     """Paired comparisons as Markdown, in percentage points."""
-    lines = [f"| {after} - {before} | problems | difference | 95 % interval | p |", "|---|---|---|---|---|"]
-    for name, paired in compared.items():
-        lines.append(
-            f"| {name} | {paired.num_problems} | {100 * paired.difference:+.1f} "
-            f"| {100 * paired.low:+.1f} to {100 * paired.high:+.1f} | {paired.p_value:.2g} |"
-        )
-    return "\n".join(lines)
+    rows = [
+        [
+            name,
+            paired.num_problems,
+            f"{100 * paired.difference:+.1f}",
+            f"{100 * paired.low:+.1f} to {100 * paired.high:+.1f}",
+            f"{paired.p_value:.2g}",
+        ]
+        for name, paired in compared.items()
+    ]
+    return markdown_table(rows, [f"{after} - {before}", "problems", "difference", "95 % interval", "p"])
 
 
 def _powers(n: int) -> list[int]:
@@ -130,10 +147,6 @@ def _share(flags: Any) -> float:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
-
-
-def _interval(result: Mapping[str, float]) -> str:
-    return f"{_percent(result['low'])} to {_percent(result['high'])}"
 
 
 def _largest(results: Mapping[str, Mapping[str, float]]) -> str:

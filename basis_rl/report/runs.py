@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from basis_rl.artefacts import read_lines
 from basis_rl.report.curves import read_log
 
 # Share of rollouts whose advantage is not exactly 0: those that teach something.
@@ -157,8 +158,8 @@ def read_run(folder: Path) -> Run:
     Raises:
         ValueError: nothing is logged yet, or not by how many rollouts.
     """
-    text = (folder / _METRICS).read_text() if (folder / _METRICS).is_file() else None
-    rows = merge_rows(read_log(folder) if text is None else _parse(text))
+    logged = read_lines(folder / _METRICS) if (folder / _METRICS).is_file() else read_log(folder)
+    rows = merge_rows([row for row in logged if isinstance(row.get("step"), int)])
     if not any(row.get("reward") is not None for row in rows):
         raise ValueError(f"'{folder}' has not logged a reward yet.")
     rows = [row for row in rows if row.get("num_rollouts") is not None]
@@ -186,18 +187,6 @@ def _benchmarks(folder: Path) -> dict[str, float]:
                 if isinstance(entry.get(metric), dict):
                     found[f"{name} {metric}"] = float(entry[metric]["value"])
     return found
-
-
-def _parse(text: str) -> list[dict[str, Any]]:
-    rows = []
-    for line in text.splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:  # a line that is being written, or that a kill cut short
-            continue
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
-            rows.append(row)
-    return rows
 
 
 def merge_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -24,7 +24,6 @@ from basis_rl.trainer.preflight import on_main_process
 
 PLOT = "training.png"
 _logger = logging.getLogger(__name__)
-_WITH_CHECKPOINTS = (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS)
 
 
 class PublishingTrainer(GRPOTrainer):
@@ -169,43 +168,28 @@ def write_readme(facts: RunFacts, folder: Path) -> None:
 
 
 def push_checkpoint(trainer: PublishingTrainer, folder: Path) -> None:
-    """`submit_checkpoint`; files that cannot be read are a warning."""
-    try:
-        submit_checkpoint(trainer, folder)
-    except OSError as error:
-        _logger.warning("push_to_hub: '%s' could not be read, and is not pushed: %s", folder, error)
-
-
-def submit_checkpoint(trainer: PublishingTrainer, folder: Path) -> None:
-    """Push after a save, as ``hub_strategy`` says; `folder` is complete.
+    """Push after a save, as ``hub_strategy`` says; `folder` is complete. Files that cannot be read are a warning.
 
     ``end``: nothing. ``every_save``: the model. ``checkpoint``: also the checkpoint as ``last-checkpoint``, so that a
-    run can go on from the Hub. ``all_checkpoints``: each one under its own name. While an earlier push is still
+    run can be resumed from the Hub. ``all_checkpoints``: each one under its own name. While an earlier push is still
     running, a save of the middle two kinds is passed over, as in transformers, unless ``hub_always_push`` is set or
     it is the run's last one.
     """
-    args, hub = trainer.args, trainer._hub
-    last = trainer.stop_on_signal.stopped or trainer.state.global_step >= trainer.state.max_steps
+    args, hub, state = trainer.args, trainer._hub, trainer.state
+    last = trainer.stop_on_signal.stopped or state.global_step >= state.max_steps
     every = args.hub_always_push or args.hub_strategy == HubStrategy.ALL_CHECKPOINTS or last
     if args.hub_strategy == HubStrategy.END or not (every or hub.done()):
         return
-    trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
-    output_dir = Path(str(args.output_dir))
-    files = {**files_of_run(output_dir), **model_of_checkpoint(folder)}
-    kept = None
-    if args.hub_strategy in _WITH_CHECKPOINTS:
-        kept = _place(args.hub_strategy, folder)
-        files |= files_of_checkpoint(folder, kept)
-    message = f"Training in progress, step {trainer.state.global_step}"
-    hub.submit(
-        Push(
-            message=message,
-            files=files,
-            by_hand=checkpoint_by_hand(folder, kept),
-            replaces=kept,
-            checkpoint=folder,
-        )
-    )
+    trainer.callback_handler.on_push_begin(args, state, trainer.control)
+    place = None if args.hub_strategy == HubStrategy.EVERY_SAVE else _place(args.hub_strategy, folder)
+    try:
+        files = {**files_of_run(Path(str(args.output_dir))), **model_of_checkpoint(folder)}
+        files |= files_of_checkpoint(folder, place) if place else {}
+    except OSError as error:
+        _logger.warning("push_to_hub: '%s' could not be read, and is not pushed: %s", folder, error)
+        return
+    message, command = f"Training in progress, step {state.global_step}", checkpoint_by_hand(folder, place)
+    hub.submit(Push(message=message, files=files, by_hand=command, replaces=place, checkpoint=folder))
 
 
 def push_run(trainer: PublishingTrainer, message: str, revision: str | None) -> Future[CommitInfo | None]:

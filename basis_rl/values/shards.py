@@ -8,12 +8,12 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from basis_rl.artefacts import differences, lock
+from basis_rl.artefacts import differences, lock, read_lines
 
 _PATTERN = "shard-*.jsonl"
 _SYNC_SECONDS = 1.0
@@ -64,7 +64,7 @@ class Shards:
         self.folder = folder
         self.identity: dict[str, Any] = json.loads(json.dumps(identity))
         for path in sorted(folder.glob(_PATTERN)):
-            begun = next(self._lines(path, "identity"), None)
+            begun = next((line for line in read_lines(path) if "identity" in line), None)
             differing = [] if begun is None else differences(begun["identity"], self.identity)
             if differing:
                 raise ValueError(
@@ -77,7 +77,9 @@ class Shards:
         """All that is finished, of all processes; each key once."""
         seen: set[tuple[str, int]] = set()
         for path in sorted(self.folder.glob(_PATTERN)):
-            for line in self._lines(path, "prompt_id"):
+            for line in read_lines(path):
+                if "prompt_id" not in line:
+                    continue
                 rewards = [math.nan if reward is None else reward for reward in line.pop("rewards")]
                 record = Record(**line, rewards=rewards)
                 if record.key not in seen:
@@ -95,7 +97,7 @@ class Shards:
         path = self.folder / f"shard-{shard:05d}-of-{of:05d}.jsonl"
         writer = Writer(path)
         try:
-            if next(self._lines(path, "identity"), None) is None:
+            if not any("identity" in line for line in read_lines(path)):
                 writer.write({"identity": self.identity})
             yield writer
         finally:
@@ -116,14 +118,6 @@ class Shards:
     def remove(self) -> None:
         """Delete the folder: the table is saved."""
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _lines(self, path: Path, key: str) -> Iterator[dict[str, Any]]:
-        with suppress(FileNotFoundError), path.open("rb") as file:  # merged and gone in the meantime
-            for line in file:
-                with suppress(ValueError):
-                    found = json.loads(line)
-                    if isinstance(found, dict) and key in found:
-                        yield found
 
 
 class Writer:

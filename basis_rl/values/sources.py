@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from basis_rl.rollout import Completion, Sampling, end_tokens, sample, sample_servers
 from basis_rl.rollout.client import request_seed
@@ -122,7 +122,7 @@ class ServerSource:
         urls: of the servers; all serve the same model.
         config: configuration of that model.
         tokenizer: its tokenizer.
-        generation_config: names further end tokens; None if the checkpoint has none.
+        ends: tokens that end a completion; None: the tokenizer's.
         timeout: see `sample_servers`.
         patience: see `sample_servers`.
     """
@@ -134,13 +134,13 @@ class ServerSource:
         urls: Sequence[str],
         config: Any,
         tokenizer: PreTrainedTokenizerBase,
-        generation_config: GenerationConfig | None = None,
+        ends: Sequence[int] | None = None,
         *,
         timeout: float = 1800.0,
         patience: float = 600.0,
     ) -> None:
         self.urls, self.config, self.tokenizer = list(urls), config, tokenizer
-        self.ends = end_tokens(generation_config, tokenizer)
+        self.ends = end_tokens(None, tokenizer) if ends is None else list(ends)
         self.timeout, self.patience = timeout, patience
 
     def chunks(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:

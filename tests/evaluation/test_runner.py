@@ -9,7 +9,7 @@ from datasets import Dataset
 
 from basis_rl.evaluation.benchmarks import Benchmark, Problems
 from basis_rl.evaluation.rollouts import GradedRollout, RolloutFile, read_rollouts
-from basis_rl.evaluation.runner import prepare
+from basis_rl.evaluation.runner import Evaluation
 from basis_rl.evaluation.scores import compare, score, table
 from basis_rl.functional.passk import bootstrap_interval, majority_at_k, pass_at_k
 from basis_rl.rewards import MathVerifyReward
@@ -47,7 +47,7 @@ def problems():
 def evaluation(folder: Path, **settings):
     sampling = Sampling(16, temperature=settings.pop("temperature", 1.0))
     n = settings.pop("num_rollouts", N)
-    return prepare(problems(), tiny_tokenizer(), sampling, n, folder, {"model": "m", **settings}, {})
+    return Evaluation(problems(), tiny_tokenizer(), sampling, n, folder, {"model": "m", **settings}, {})
 
 
 def say(prompts, keys, sampling, num_rollouts):
