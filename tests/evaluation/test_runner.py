@@ -1,6 +1,7 @@
 """An evaluation from prompts to scores with planted answers: what is kept, resumed, refused, scored and compared."""
 
 import json
+from math import comb
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,18 @@ def test_models_are_compared_problem_by_problem():
     assert result.p_value == 2 / 2**6
     with pytest.raises(ValueError, match="the problems are not the same: 6 and 5, 5 of them common"):
         compare(before, {key: after[key] for key in list(after)[:5]})
+
+
+@pytest.mark.parametrize(("n", "ks"), [(6, [1, 2, 4, 6]), (7, [1, 2, 4, 7]), (8, [1, 2, 4, 8]), (1, [1])])
+def test_k_are_the_powers_of_two_and_the_number_of_rollouts(n, ks):
+    right = torch.tensor([0, 1, 2]).clamp(max=n)
+    result = score(answers([[1.0] * int(c) + [0.0] * (n - int(c)) for c in right]), lambda pairs: [True] * len(pairs))
+    assert list(map(int, result["pass@k"])) == ks
+    assert list(map(int, result.get("maj@k", {}))) == [k for k in ks if n > 1 and k > 1]
+    for k in ks:
+        assert result["pass@k"][str(k)]["value"] == pytest.approx(float(pass_at_k(n, right, k).mean()))
+        of_k = [comb(n - int(c), k) / comb(n, k) for c in right]
+        assert result["pass@k"][str(k)]["value"] == pytest.approx(1 - sum(of_k) / 3)
 
 
 def test_what_could_not_be_graded_is_wrong_and_counted():

@@ -2,6 +2,8 @@
 
 import inspect
 import json
+import re
+from dataclasses import replace
 
 import pytest
 from huggingface_hub import ModelCard, metadata_load
@@ -95,6 +97,26 @@ def test_every_fact_is_in_the_text(results):
         assert all(text in row for text in ("30", "16", "0.6, top-p 0.95", "4,096", "12.5", " to ")), row
     for fact in facts:
         assert fact in text, fact
+
+
+def columns(text):
+    """For each table of a Markdown text, in how many columns its lines fall."""
+    blocks = re.findall(r"(?:^\|.*\n)+", text, re.M)
+    return [{len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()} for block in blocks]
+
+
+def test_a_bar_in_a_fact_stays_in_its_cell(results):
+    odd = {
+        "reward": "a|b",
+        "hardware": "8 x |H200|",
+        "settings": {"x|y": "1|2"},
+        "model_name": "m|n",
+        "baseline": "b|c",
+    }
+    text = model_card(replace(FACTS, **odd), results).text
+    assert columns(text) == [{11}, {3}]
+    for cell in ("**m\\|n**", "a\\|b", "8 x \\|H200\\|", "x\\|y | 1\\|2", "`b\\|c`"):
+        assert cell in text, cell
 
 
 def test_what_is_not_known_is_said_and_left_out_of_the_metadata():

@@ -22,7 +22,7 @@ from basis_rl.report.compare import (
     window_mean,
 )
 from basis_rl.report.runs import Group, Run, find_runs, group_runs, merge_rows, read_run
-from basis_rl.report.tables import cost_table, final_table, table_price, table_uses
+from basis_rl.report.tables import _Column, _differences, cost_table, final_table, table_price, table_uses
 from tests.report.folders import write_rows, write_run
 
 
@@ -170,6 +170,36 @@ def test_steps_that_a_resume_repeats_replace_the_earlier_ones(tmp_path):
     path = tmp_path / "a" / "metrics.jsonl"
     path.write_text(path.read_text() + '{"step": 11, "rewa')
     assert read_run(tmp_path / "a").rows[-1]["step"] == 10
+
+
+def test_keys_that_the_repeated_steps_have_not_logged_are_gone():
+    first = [{"step": step, "reward": 0.1, "num_rollouts": 8 * step} for step in range(1, 9)]
+    first[6] |= {"eval_reward": 0.9, "baseline/beta": 3.0}
+    again = [{"step": step, "reward": 0.2, "num_rollouts": 8 * step} for step in (6, 7)]
+    merged = merge_rows([*first, *again])
+    assert merged == [*first[:5], *again], "neither old keys of step 7 nor step 8, which is not done again yet"
+
+
+def table_of(left, right, spread):
+    """The final table of two settings whose reward lies at these levels, over two seeds each."""
+    column = lambda run: {"a": left, "b": right}[run.path.name[0]] + spread * run.seed * (run.path.name[0] == "b")  # noqa: E731
+    runs = {name: [Run(Path(f"{name}{s}"), [], {"seed": s, "baseline": name}) for s in (0, 1)] for name in "ab"}
+    groups = {name: Group(name, each, {}) for name, each in runs.items()}
+    columns = [_Column("x", column, "{:.3f}".format), _Column("y", column, "{:.3f}".format, compared=False)]
+    return _differences(groups["b"], groups["a"], columns, 3, 1)
+
+
+def test_differences_have_their_sign_and_are_bold_only_where_the_interval_leaves_out_zero():
+    row = table_of(0.5, 0.4, 0.0002)
+    half = 12.706 * 0.0001
+    assert row.cells == ["Δ vs a", "", "", f"−0.100 [−{0.0999 + half:.3f}, −{0.0999 - half:.3f}]", "", ""]
+    assert (row.strong, row.group) == ({3}, None)
+    assert table_of(0.4, 0.5, 0.0002).cells[3] == f"+0.100 [+{0.1001 - half:.3f}, +{0.1001 + half:.3f}]"
+    assert table_of(0.4, 0.5, 0.0002).strong == {3}
+    row = table_of(0.5, 0.49, 0.01)
+    half = 12.706 * 0.005
+    assert row.cells[3] == f"−0.005 [−{0.005 + half:.3f}, +{half - 0.005:.3f}]"
+    assert row.strong == set()
 
 
 def test_differences_over_the_same_seeds_are_paired_and_others_are_not(tmp_path):

@@ -204,12 +204,12 @@ def test_rewards_that_are_not_0_or_1_are_never_certain():
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"seed": 1}, "seed: begun with 0, now 1"),
-        ({"num_rollouts": 6}, "num_rollouts: begun with 5, now 6"),
-        ({"early_exit": 2}, "early_exit: begun with 0, now 2"),
-        ({"sampling": Sampling(6, temperature=0.9)}, "temperature: begun with 1.0, now 0.9"),
-        ({"reward_funcs": [mostly_even]}, 'reward: begun with "parity_reward", now "mostly_even"'),
-        ({"dataset": sums(7)}, "dataset: begun with"),
+        ({"seed": 1}, "seed: 0, now 1"),
+        ({"num_rollouts": 6}, "num_rollouts: 5, now 6"),
+        ({"early_exit": 2}, "early_exit: 0, now 2"),
+        ({"sampling": Sampling(6, temperature=0.9)}, "temperature: 1.0, now 0.9"),
+        ({"reward_funcs": [mostly_even]}, 'reward: "parity_reward", now "mostly_even"'),
+        ({"dataset": sums(7)}, "dataset: "),
         ({"chat_template_kwargs": {"enable_thinking": True}}, None),
     ],
 )
