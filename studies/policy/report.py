@@ -146,7 +146,7 @@ def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
                 _band(rollouts, [(run["responses"], run["accuracy"]) for run in own], index, row)
                 _band(seconds, [(run["cpu"], run["accuracy"]) for run in own], index, row)
                 betas = [run["log"] for run in own if row == "basis"]
-                _band(beta, [(log["num_responses"], log["baseline/beta"]) for log in betas], index, row)
+                _band(beta, [(log["num_rollouts"], log["baseline/beta"]) for log in betas], index, row)
         for number, axis in enumerate(axes):
             if number % columns:
                 axis.sharey(axes[number - number % columns])

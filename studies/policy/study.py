@@ -144,8 +144,7 @@ def run(scale: Scale, objective: str, row: str, seed: int, output: Path) -> dict
         "wall": [round(point["wall"], 2) for point in points],
         "table": cost if uses_table else None,
         "log": {
-            "num_responses": [scale.batch * entry["step"] // 2 for entry in logged],  # so called in kept runs
-            **{key: [round(entry[key], 5) for entry in logged] for key in LOGGED if key in logged[0]},
+            key: [round(entry[key], 5) for entry in logged] for key in ("num_rollouts", *LOGGED) if key in logged[0]
         },
     }
 

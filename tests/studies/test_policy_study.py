@@ -49,7 +49,7 @@ def policy_run(row, seed, accuracy):
     spent = [float(i) for i in range(len(accuracy))]
     return {"objective": "grpo", "row": row, "seed": seed, "learning_rate": 1e-4,
             "accuracy": accuracy, "responses": spent, "cpu": spent,
-            "log": {"num_responses": [1], "baseline/beta": [2.0]}}  # fmt: skip
+            "log": {"num_rollouts": [1], "baseline/beta": [2.0]}}  # fmt: skip
 
 
 def test_summary_compares_runs_of_the_same_seed():

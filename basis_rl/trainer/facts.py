@@ -1,4 +1,4 @@
-"""What a model card says of a run, read off its trainer."""
+"""The record of a run, read off its trainer: what the model card says of it, and what a comparison needs."""
 
 from __future__ import annotations
 
@@ -6,28 +6,27 @@ import copy
 import dataclasses
 import os
 import platform
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import yaml
 from accelerate.utils import is_peft_model
 from huggingface_hub import ModelCard, hf_hub_download
 
+from basis_rl.artefacts import versions
 from basis_rl.baselines import BASELINES, Baseline
 from basis_rl.clusters import PromptClusters
 from basis_rl.hub.card import Artefact, License, RunFacts, is_hub_id
 from basis_rl.hub.redact import redact
 from basis_rl.trainer.config import BasisConfig
+from basis_rl.trainer.ports import RecordedRun
 from basis_rl.values import ValueTable
 from basis_rl.values.provenance import model_revision, reward_identity
-
-if TYPE_CHECKING:
-    from basis_rl.trainer.trainer import BasisTrainer
 
 _PACKAGES = ["basis-rl", "trl", "transformers", "torch", "accelerate", "datasets", "math-verify", "huggingface_hub"]
 _KINDS: dict[type, str] = {ValueTable: "value table", PromptClusters: "prompt codebook"}
@@ -39,6 +38,7 @@ class Record:
 
     Attributes:
         model: Hub id or folder that the training started from.
+        objective: name of the policy objective.
         commit: its commit on the Hub.
         online: whether the Hub may be asked for the base model's license.
         recipe: YAML of the recipe; None shows the settings that are not the default.
@@ -48,6 +48,7 @@ class Record:
     """
 
     model: str
+    objective: str
     commit: str | None = None
     online: bool = False
     recipe: str | None = None
@@ -56,10 +57,11 @@ class Record:
     license: str | None = None
 
     @classmethod
-    def of(cls, config: Any, args: BasisConfig) -> Record:
+    def of(cls, config: Any, args: BasisConfig, objective: str | None) -> Record:
         """The record of a run that has just loaded a model with this configuration."""
         model, commit = str(getattr(config, "_name_or_path", "") or ""), getattr(config, "_commit_hash", None)
-        return cls(model=model, commit=commit, online=args.push_to_hub, license=args.model_license)
+        chosen = objective or args.loss_type
+        return cls(model, chosen, commit=commit, online=args.push_to_hub, license=args.model_license)
 
     @cached_property
     def revision(self) -> str | None:
@@ -87,39 +89,49 @@ class Record:
         return License(id=data.license, name=data.license_name, link=link)
 
 
-def run_facts(trainer: BasisTrainer, model_name: str, dataset_name: str | None, tags: set[str]) -> RunFacts:
+def run_facts(
+    run: RecordedRun, record: Record, model_name: str, dataset_name: str | None, tags: Iterable[str]
+) -> RunFacts:
     """The facts of a run as it stands."""
-    args, record, log = trainer.args, trainer.record, trainer.state.log_history
-    rewards = [row["reward"] for row in log if row.get("reward") is not None]
+    args, state, processes = run.args, run.state, run.accelerator.num_processes
+    rewards = [row["reward"] for row in state.log_history if row.get("reward") is not None]
+    ended = any("train_runtime" in row for row in state.log_history)
     dataset_name = dataset_name or record.dataset_name
     on_hub = bool(record.model) and not Path(record.model).is_dir()
-    baseline = trainer.baseline
+    extras = [*(["vllm"] if args.use_vllm else []), *(["deepspeed"] if run.is_deepspeed_enabled else [])]
     return RunFacts(
         model_name=model_name,
-        hub_model_id=trainer.hub_model_id,
+        hub_model_id=run.hub_model_id,
         base_model=record.model if on_hub else Path(record.model).name or "a model built in memory",
         base_on_hub=on_hub,
         base_revision=record.revision,
         license=record.found_license,
         datasets=[dataset_name] if dataset_name and is_hub_id(dataset_name) else [],
-        data=_data(trainer.train_dataset, dataset_name),
-        baseline=baseline_name(baseline),
-        baseline_parameters={key: _shown(value) for key, value in baseline.parameters.items()},
-        artefacts=artefacts_of(baseline),
-        objective=trainer._objective or args.loss_type,
-        reward=reward_identity(trainer.reward_funcs, args.reward_weights),
+        data=_data(run.train_dataset, dataset_name),
+        baseline=baseline_name(run.baseline),
+        baseline_parameters={key: _shown(value) for key, value in run.baseline.parameters.items()},
+        artefacts=artefacts_of(run.baseline),
+        objective=record.objective,
+        reward=reward_identity(run.reward_funcs, args.reward_weights),
         settings=_settings(args),
-        step=trainer.state.global_step,
-        max_steps=max(trainer.state.max_steps, trainer.state.global_step),
-        rollouts=trainer._generation_batch * args.generation_batch_size,
+        compared={
+            "num_generations": args.num_generations,
+            "rollouts_per_batch": args.generation_batch_size,
+            "rollouts_per_update": args.per_device_train_batch_size * args.gradient_accumulation_steps * processes,
+            "learning_rate": args.learning_rate,
+        },
+        step=state.global_step,
+        max_steps=max(state.max_steps, state.global_step),
+        rollouts=run.spending.rollouts,
         reward_curve=(rewards[0], rewards[-1]) if rewards else None,
         seed=args.seed,
-        hardware=_hardware(trainer.accelerator.num_processes, args),
-        versions=_versions(trainer),
+        hardware=_hardware(processes, args),
+        versions={"Python": platform.python_version(), **versions(*_PACKAGES, *extras)},
         recipe=record.recipe or yaml.safe_dump(changed_settings(args), sort_keys=False),
         command=record.command,
-        library="peft" if is_peft_model(trainer.model) else "transformers",
+        library="peft" if is_peft_model(run.model) else "transformers",
         tags=["generated_from_trainer", *sorted(tags)],
+        finished=ended and not run.stop_on_signal.stopped,
     )
 
 
@@ -135,7 +147,9 @@ def artefacts_of(baseline: Baseline) -> list[Artefact]:
         if type(value) in _KINDS:
             kept = {key: entry for key, entry in value.provenance.items() if not isinstance(entry, (list, dict))}
             source, kind = _public_path(value.source), _KINDS[type(value)]
-            found.append(Artefact(kind=kind, source=source, sha256=value.digest, provenance=redact(kept)))
+            rollouts = kept.get("rollouts", getattr(value, "num_rollouts", 0))
+            given = {"kind": kind, "source": source, "sha256": value.digest, "rollouts": rollouts}
+            found.append(Artefact(**given, provenance=redact(kept)))
     return found
 
 
@@ -203,15 +217,3 @@ def _hardware(processes: int, args: BasisConfig) -> str:
     if torch.cuda.is_available() and not args.use_cpu:
         return f"{processes} x {torch.cuda.get_device_name(0)}"
     return f"{processes} process(es) on a CPU ({platform.machine()}, {os.cpu_count()} cores)"
-
-
-def _versions(trainer: BasisTrainer) -> dict[str, str]:
-    names = [*_PACKAGES, *(["vllm"] if trainer.args.use_vllm else [])]
-    names += ["deepspeed"] if trainer.is_deepspeed_enabled else []
-    found = {"Python": platform.python_version()}
-    for name in names:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
