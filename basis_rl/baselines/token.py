@@ -28,7 +28,7 @@ class EnergyBaseline(Baseline):
 
     Where one rollout of a group outlives the others, Eq. 8 gives ``B_t = G_t`` and its tail learns nothing
     (``tail="zero"``); ``"last"`` keeps the last baseline that was shared: less bias, more variance. They are nearly
-    even (`benchmarks.otb_tail`), so the default is the paper's; take ``"last"`` where long answers are rewarded.
+    even (`studies.otb.tail`), so the default is the paper's; take ``"last"`` where long answers are rewarded.
 
     The own weight makes the bias more than a group mean's: a rare action has a high energy, and pulls its baseline to
     itself.

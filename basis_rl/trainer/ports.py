@@ -8,7 +8,9 @@ from typing import Any, Protocol
 from accelerate import Accelerator
 from transformers import TrainerState
 
+from basis_rl.baselines import Baseline
 from basis_rl.trainer.config import BasisConfig
+from basis_rl.trainer.spending import Spending
 
 
 class Run(Protocol):
@@ -65,3 +67,35 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`'s result."""
+
+
+class Stop(Protocol):
+    """Whether a signal has ended the run."""
+
+    @property
+    def stopped(self) -> bool: ...
+
+
+class RecordedRun(Run, Protocol):
+    """What the record of a run tells (`basis_rl.trainer.facts`)."""
+
+    @property
+    def baseline(self) -> Baseline: ...
+
+    @property
+    def reward_funcs(self) -> list[Any]: ...
+
+    @property
+    def train_dataset(self) -> Any: ...
+
+    @property
+    def spending(self) -> Spending: ...
+
+    @property
+    def stop_on_signal(self) -> Stop: ...
+
+    @property
+    def hub_model_id(self) -> str | None: ...
+
+    @property
+    def is_deepspeed_enabled(self) -> bool: ...

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -12,14 +11,13 @@ from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 
 from basis_rl.baselines import BASELINES, Baseline, LearnedBaseline
+from basis_rl.rewards.base import GoldChecker, required_columns
 from basis_rl.rollout import Sampling
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.gather import row_prompt_id
 from basis_rl.types import RunContext
 from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provenance
 
-# What TRL hands to a reward function besides the columns of the dataset.
-_GIVEN = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
 T = TypeVar("T")
 _MOST_DIFFICULTIES = 20
 _COLLECTED = frozenset({"energies", "greedy_rewards", "prompt_texts", "rollout_weights"})
@@ -130,24 +128,15 @@ def check_single_turns(dataset: Any, given: dict[str, Any]) -> None:
         raise ValueError("async_prefetch does not work with images: leave it out.")
 
 
-def required_columns(func: Callable[..., Any] | str) -> set[str]:
-    """The columns of the dataset that a reward function cannot do without."""
-    if isinstance(func, str) or not callable(func) or hasattr(func, "forward"):
-        return set()
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = inspect.signature(func).parameters.values()
-    return {p.name for p in parameters if p.kind in kinds and p.default is p.empty} - _GIVEN
-
-
 def check_golds(dataset: Dataset, args: BasisConfig, reward_funcs: Sequence[Any]) -> Dataset:
     """The dataset without the problems whose gold does not verify against itself.
 
-    Reward functions that can tell have a method ``check_golds(solution) -> indices``. One rank asks, all are told.
+    Reward functions that can tell are `GoldChecker`s. One rank asks, all are told.
 
     Raises:
         ValueError: there are such problems, and ``on_invalid_gold`` is 'error'.
     """
-    checkers = [func for func in reward_funcs if hasattr(func, "check_golds")]
+    checkers = [func for func in reward_funcs if isinstance(func, GoldChecker)]
     if not checkers or "solution" not in dataset.column_names:
         return dataset
     rows = on_main_process(lambda: _invalid_golds(list(dataset["solution"]), checkers))
@@ -163,7 +152,7 @@ def check_golds(dataset: Dataset, args: BasisConfig, reward_funcs: Sequence[Any]
     return dataset.select([i for i in range(len(dataset)) if i not in dropped])
 
 
-def _invalid_golds(solutions: list[str], checkers: Sequence[Any]) -> list[int]:
+def _invalid_golds(solutions: list[str], checkers: Sequence[GoldChecker]) -> list[int]:
     return sorted({index for checker in checkers for index in checker.check_golds(solutions)})
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
+from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,17 @@ from huggingface_hub import CommitInfo
 from transformers.trainer_utils import HubStrategy
 from trl import GRPOTrainer
 
-from basis_rl.hub.card import FILE_NAME, RunFacts, model_card, save_facts
+from basis_rl.hub.card import FILE_NAME, RunFacts, load_facts, model_card, save_facts
 from basis_rl.hub.repository import ONLY_TO_RESUME, Hub, Push, files_of_checkpoint, files_of_run, model_of_checkpoint
 from basis_rl.hub.results import read_results
 from basis_rl.report import plot_training
 from basis_rl.trainer import checkpoint
 from basis_rl.trainer.config import BasisConfig
+from basis_rl.trainer.facts import Record, run_facts, without_secrets
 from basis_rl.trainer.preflight import on_main_process
-from basis_rl.trainer.record import Record, run_facts, without_secrets
 
-PLOT, ARTEFACTS = "training.png", "artefacts.json"
+PLOT = "training.png"
 _logger = logging.getLogger(__name__)
-_WITH_CHECKPOINTS = (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS)
 
 
 class PublishingTrainer(GRPOTrainer):
@@ -123,7 +121,7 @@ class PublishingTrainer(GRPOTrainer):
         dataset_name: str | None = None,
         tags: str | list[str] | None = None,
     ) -> None:
-        """Write the model card, and the facts in it as ``card.json``, into ``output_dir``, with a plot of the run.
+        """Write the model card and the record of the run, ``run.json``, into ``output_dir``, with a plot of the run.
 
         Without a recipe (`record`) the settings that differ from their defaults are shown. A card that cannot be made
         is a warning.
@@ -138,9 +136,23 @@ class PublishingTrainer(GRPOTrainer):
         given = {tags} if isinstance(tags, str) else set(tags or [])
         given |= {*self._tag_names, *(getattr(self.model, "model_tags", None) or [])}
         try:
-            write_card(self, model_name or self._hub.name.split("/")[-1], dataset_name, given)
+            folder = self.save_facts(model_name, dataset_name, given)
+            facts = load_facts(folder)
+            if self.args.push_to_hub and facts.reward_curve:
+                plot_training(self.state.log_history, folder / PLOT, title=facts.model_name)
+            write_readme(facts, folder)
         except Exception:
             _logger.warning("The model card could not be written; the run goes on.", exc_info=True)
+
+    def save_facts(
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: Iterable[str] = ()
+    ) -> Path:
+        """Write the record of the run as it stands, ``run.json``, into ``output_dir``; returns that folder."""
+        folder = Path(str(self.args.output_dir))
+        folder.mkdir(parents=True, exist_ok=True)
+        name = model_name or self._hub.name.split("/")[-1]
+        save_facts(run_facts(self, self.record, name, dataset_name, tags), folder)
+        return folder
 
     def _wait_for_own_pushes(self) -> None:
         """What is being uploaded would be lost with the process."""
@@ -149,64 +161,35 @@ class PublishingTrainer(GRPOTrainer):
             self._hub.done(timeout=None)
 
 
-def write_card(trainer: PublishingTrainer, model_name: str, dataset_name: str | None, tags: set[str]) -> None:
-    """``README.md``, ``card.json`` and ``artefacts.json`` in ``output_dir``, and before a push the plot."""
-    folder = Path(str(trainer.args.output_dir))
-    folder.mkdir(parents=True, exist_ok=True)
-    facts = run_facts(trainer, model_name, dataset_name, tags)
-    if trainer.args.push_to_hub and facts.reward_curve:
-        plot_training(trainer.state.log_history, folder / PLOT, title=model_name)
-    write_readme(facts, folder)
-    if facts.artefacts:
-        references = [asdict(artefact) for artefact in facts.artefacts]
-        (folder / ARTEFACTS).write_text(json.dumps(references, indent=2, default=str) + "\n")
-
-
 def write_readme(facts: RunFacts, folder: Path) -> None:
     """The card from the facts and what the folder holds by now: a plot, results of evaluations."""
-    save_facts(facts, folder)
     plot = PLOT if (folder / PLOT).is_file() else None
     (folder / FILE_NAME).write_text(str(model_card(facts, read_results(folder), curves=plot)), encoding="utf-8")
 
 
 def push_checkpoint(trainer: PublishingTrainer, folder: Path) -> None:
-    """`submit_checkpoint`; files that cannot be read are a warning."""
-    try:
-        submit_checkpoint(trainer, folder)
-    except OSError as error:
-        _logger.warning("push_to_hub: '%s' could not be read, and is not pushed: %s", folder, error)
-
-
-def submit_checkpoint(trainer: PublishingTrainer, folder: Path) -> None:
-    """Push after a save, as ``hub_strategy`` says; `folder` is complete.
+    """Push after a save, as ``hub_strategy`` says; `folder` is complete. Files that cannot be read are a warning.
 
     ``end``: nothing. ``every_save``: the model. ``checkpoint``: also the checkpoint as ``last-checkpoint``, so that a
-    run can go on from the Hub. ``all_checkpoints``: each one under its own name. While an earlier push is still
+    run can be resumed from the Hub. ``all_checkpoints``: each one under its own name. While an earlier push is still
     running, a save of the middle two kinds is passed over, as in transformers, unless ``hub_always_push`` is set or
     it is the run's last one.
     """
-    args, hub = trainer.args, trainer._hub
-    last = trainer.stop_on_signal.stopped or trainer.state.global_step >= trainer.state.max_steps
+    args, hub, state = trainer.args, trainer._hub, trainer.state
+    last = trainer.stop_on_signal.stopped or state.global_step >= state.max_steps
     every = args.hub_always_push or args.hub_strategy == HubStrategy.ALL_CHECKPOINTS or last
     if args.hub_strategy == HubStrategy.END or not (every or hub.done()):
         return
-    trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
-    output_dir = Path(str(args.output_dir))
-    files = {**files_of_run(output_dir), **model_of_checkpoint(folder)}
-    kept = None
-    if args.hub_strategy in _WITH_CHECKPOINTS:
-        kept = _place(args.hub_strategy, folder)
-        files |= files_of_checkpoint(folder, kept)
-    message = f"Training in progress, step {trainer.state.global_step}"
-    hub.submit(
-        Push(
-            message=message,
-            files=files,
-            by_hand=checkpoint_by_hand(folder, kept),
-            replaces=kept,
-            checkpoint=folder,
-        )
-    )
+    trainer.callback_handler.on_push_begin(args, state, trainer.control)
+    place = None if args.hub_strategy == HubStrategy.EVERY_SAVE else _place(args.hub_strategy, folder)
+    try:
+        files = {**files_of_run(Path(str(args.output_dir))), **model_of_checkpoint(folder)}
+        files |= files_of_checkpoint(folder, place) if place else {}
+    except OSError as error:
+        _logger.warning("push_to_hub: '%s' could not be read, and is not pushed: %s", folder, error)
+        return
+    message, command = f"Training in progress, step {state.global_step}", checkpoint_by_hand(folder, place)
+    hub.submit(Push(message=message, files=files, by_hand=command, replaces=place, checkpoint=folder))
 
 
 def push_run(trainer: PublishingTrainer, message: str, revision: str | None) -> Future[CommitInfo | None]:

