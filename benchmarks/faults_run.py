@@ -12,7 +12,7 @@ import torch
 from transformers import TrainerCallback
 
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.faults import ServerLost
+from basis_rl.trainer.errors import ServerLost
 from benchmarks.common import one_thread
 from tests.support.served import trainer
 from tests.trainer.test_state import RunningMean

@@ -1,4 +1,4 @@
-"""What may end a long run, or not: signals to stop, gradients that are not finite, a server that is lost."""
+"""What may end a long run, or not: signals to stop, gradients that are not finite."""
 
 from __future__ import annotations
 
@@ -11,37 +11,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-if TYPE_CHECKING:
-    from basis_rl.trainer.trainer import BasisTrainer
+from basis_rl.trainer.errors import NonFiniteGradients
+from basis_rl.trainer.ports import Run
 
 STOP_FILE = "STOP"
 _SAME_SIGNAL = 5.0
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-
-
-class NonFiniteGradients(RuntimeError):
-    """Too many optimizer steps in a row had gradients that are not finite. The weights are those before them."""
-
-
-class RolloutError(RuntimeError):
-    """The server did not do what it was asked. Raised on every rank at once."""
-
-
-class RequestRefused(ValueError):
-    """The server is well and says that the request is wrong, so that waiting would not help. On every rank at once."""
-
-
-class SyncError(ValueError):
-    """The engine has other weights than the trained model, after a second push too. On every rank at once."""
-
-
-class ServerLost(RuntimeError):
-    """The server did not come back in time. Raised on every rank at once."""
 
 
 class StopOnSignal(TrainerCallback):
@@ -53,8 +33,8 @@ class StopOnSignal(TrainerCallback):
     step outlasts; it is removed when the run stops.
     """
 
-    def __init__(self, trainer: BasisTrainer) -> None:
-        self.trainer = trainer
+    def __init__(self, run: Run) -> None:
+        self.run = run
         self.asked: float | None = None
         self.stopped = False
 
@@ -87,11 +67,11 @@ class StopOnSignal(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         file = Path(str(args.output_dir)) / STOP_FILE
-        told = self.asked is not None or (self.trainer.accelerator.is_main_process and file.exists())
-        asked = torch.tensor([float(told)], device=self.trainer.accelerator.device)
-        if float(self.trainer.accelerator.reduce(asked, reduction="sum")) > 0:
+        told = self.asked is not None or (self.run.accelerator.is_main_process and file.exists())
+        asked = torch.tensor([float(told)], device=self.run.accelerator.device)
+        if float(self.run.accelerator.reduce(asked, reduction="sum")) > 0:
             self.stopped = True
-            if self.trainer.accelerator.is_main_process:
+            if self.run.accelerator.is_main_process:
                 file.unlink(missing_ok=True)
             control.should_save = args.save_strategy != "no"
             control.should_training_stop = True
@@ -107,8 +87,8 @@ class FiniteGradients:
     ``gradient/skipped_steps``: how many steps of the run were skipped.
     """
 
-    def __init__(self, trainer: BasisTrainer) -> None:
-        self.trainer = trainer
+    def __init__(self, run: Run) -> None:
+        self.run = run
         self.skipped = 0
         self.in_a_row = 0
 
@@ -123,7 +103,7 @@ class FiniteGradients:
             applied = bool(model.was_step_applied())
             if applied and not finite:
                 raise NonFiniteGradients(
-                    f"The gradients of step {self.trainer.state.global_step + 1} are not finite, and DeepSpeed has "
+                    f"The gradients of step {self.run.state.global_step + 1} are not finite, and DeepSpeed has "
                     "applied them. Go on from the newest checkpoint, with a lower learning rate or other data."
                 )
             finite = applied
@@ -134,10 +114,10 @@ class FiniteGradients:
             parameter.grad = None  # optimizers pass over parameters without one
         self.skipped += 1
         self.in_a_row += 1
-        self.trainer._metrics["train"]["gradient/skipped_steps"].append(float(self.skipped))
-        if self.in_a_row >= self.trainer.args.max_nonfinite_steps:
+        self.run.log_metric("gradient/skipped_steps", float(self.skipped))
+        if self.in_a_row >= self.run.args.max_nonfinite_steps:
             raise NonFiniteGradients(
-                f"{self.in_a_row} steps in a row (step {self.trainer.state.global_step + 1} is the last) had gradients "
+                f"{self.in_a_row} steps in a row (step {self.run.state.global_step + 1} is the last) had gradients "
                 "that are not finite. They were skipped; the weights are those before them, in the newest checkpoint. "
                 "Look at the learning rate, the precision (bf16 rather than fp16) and the advantages' metrics."
             )

@@ -82,7 +82,7 @@ def save_phase(folder: str | Path, trainer: BasisTrainer) -> None:
         "rollouts": trainer._buffered_inputs if between else None,
         "unlearnt": [(used_up, vars(batch)) for used_up, batch in trainer._unlearnt],
         "critic": trainer._critic.state() if trainer._critic is not None else None,
-        "ahead": trainer._prefetch.state() if trainer._prefetch is not None else None,
+        "prefetch": trainer._prefetch.state_dict() if trainer._prefetch is not None else None,
         "metrics": {mode: dict(values) for mode, values in trainer._metrics.items()},
     }
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -121,8 +121,8 @@ def load_phase(folder: str | Path, trainer: BasisTrainer) -> None:
     trainer._unlearnt = [(used_up, RolloutBatch(**fields)) for used_up, fields in content["unlearnt"]]
     if trainer._critic is not None:
         trainer._critic.load_state(content.get("critic") or {})
-    if trainer._prefetch is not None and not other:
-        trainer._prefetch.load_state(content.get("ahead"))
+    if trainer._prefetch is not None and content.get("prefetch") and not other:
+        trainer._prefetch.load_state_dict(content["prefetch"])
     for mode, values in content["metrics"].items():
         trainer._metrics[mode].update(values)
 

@@ -16,7 +16,7 @@ from basis_rl.rollout import Sampling, prompt_tokens, sample, sample_servers
 from basis_rl.rollout.client import served_model
 from basis_rl.rollout.server import Server, ServerError, ServerOptions
 from basis_rl.trainer import BasisTrainer, checkpoint
-from basis_rl.trainer.faults import RequestRefused, ServerLost
+from basis_rl.trainer.errors import RequestRefused, ServerLost
 from basis_rl.values.build import TablePlan, build_table
 from basis_rl.values.sources import ServerSource
 from tests.rollout.test_client import TOKENS

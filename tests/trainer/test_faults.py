@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from basis_rl.trainer import BasisTrainer, checkpoint
-from basis_rl.trainer.faults import NonFiniteGradients, RequestRefused, RolloutError
+from basis_rl.trainer.errors import NonFiniteGradients, RequestRefused, RolloutError
 from basis_rl.trainer.rollouts.client import Client, as_error
 from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
 

@@ -10,7 +10,8 @@ from trl.chat_template_utils import qwen2_5_chat_template, qwen3_template
 
 from basis_rl.rewards.extract import completion_text
 from basis_rl.tools import ToolResult, calculator
-from basis_rl.trainer import BasisTrainer, turns
+from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer.rollouts import turns
 from basis_rl.trainer.rollouts.client import Client
 from basis_rl.trainer.rollouts.tool_check import end_of_turn, prepare_tokenizer
 from basis_rl.trainer.rollouts.turns import harmless, has_void_turn, parsed
