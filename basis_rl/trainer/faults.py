@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -33,8 +33,8 @@ class StopOnSignal(TrainerCallback):
     step outlasts; it is removed when the run stops.
     """
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, trainer: Run) -> None:
+        self.trainer = trainer
         self.asked: float | None = None
         self.stopped = False
 
@@ -67,11 +67,11 @@ class StopOnSignal(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         file = Path(str(args.output_dir)) / STOP_FILE
-        told = self.asked is not None or (self.run.accelerator.is_main_process and file.exists())
-        asked = torch.tensor([float(told)], device=self.run.accelerator.device)
-        if float(self.run.accelerator.reduce(asked, reduction="sum")) > 0:
+        told = self.asked is not None or (self.trainer.accelerator.is_main_process and file.exists())
+        asked = torch.tensor([float(told)], device=self.trainer.accelerator.device)
+        if float(self.trainer.accelerator.reduce(asked, reduction="sum")) > 0:
             self.stopped = True
-            if self.run.accelerator.is_main_process:
+            if self.trainer.accelerator.is_main_process:
                 file.unlink(missing_ok=True)
             control.should_save = args.save_strategy != "no"
             control.should_training_stop = True
@@ -87,8 +87,8 @@ class FiniteGradients:
     ``gradient/skipped_steps``: how many steps of the run were skipped.
     """
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, trainer: Run) -> None:
+        self.trainer = trainer
         self.skipped = 0
         self.in_a_row = 0
 
@@ -103,7 +103,7 @@ class FiniteGradients:
             applied = bool(model.was_step_applied())
             if applied and not finite:
                 raise NonFiniteGradients(
-                    f"The gradients of step {self.run.state.global_step + 1} are not finite, and DeepSpeed has "
+                    f"The gradients of step {self.trainer.state.global_step + 1} are not finite, and DeepSpeed has "
                     "applied them. Go on from the newest checkpoint, with a lower learning rate or other data."
                 )
             finite = applied
@@ -114,10 +114,16 @@ class FiniteGradients:
             parameter.grad = None  # optimizers pass over parameters without one
         self.skipped += 1
         self.in_a_row += 1
-        self.run.log_metric("gradient/skipped_steps", float(self.skipped))
-        if self.in_a_row >= self.run.args.max_nonfinite_steps:
+        self.trainer.log_metric("gradient/skipped_steps", float(self.skipped))
+        if self.in_a_row >= self.trainer.args.max_nonfinite_steps:
             raise NonFiniteGradients(
-                f"{self.in_a_row} steps in a row (step {self.run.state.global_step + 1} is the last) had gradients "
+                f"{self.in_a_row} steps in a row (step {self.trainer.state.global_step + 1} is the last) had gradients "
                 "that are not finite. They were skipped; the weights are those before them, in the newest checkpoint. "
                 "Look at the learning rate, the precision (bf16 rather than fp16) and the advantages' metrics."
             )
+
+    def state_dict(self) -> dict[str, int]:
+        return {"skipped": self.skipped, "in_a_row": self.in_a_row}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.skipped, self.in_a_row = int(state["skipped"]), int(state["in_a_row"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from accelerate import Accelerator
@@ -29,6 +29,43 @@ class Run(Protocol):
 
     def log_metric(self, name: str, value: float) -> None:
         """Add a value to a metric of the mode (training or evaluation) that the model is in; the log has their mean."""
+
+
+class ScoringRun(Run, Protocol):
+    """A run whose policy can be asked for log-probabilities."""
+
+    @property
+    def temperature(self) -> float: ...
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class LearningRun(ScoringRun, Protocol):
+    """A run beside whose policy something else is trained."""
+
+    @property
+    def processing_class(self) -> Any: ...
+
+
+class BufferedRun(Run, Protocol):
+    """A run with TRL's counters: micro-batches done, rollouts in use, values of metrics since the last log."""
+
+    _step: int
+    _buffered_inputs: Any
+    _metrics: dict[str, Any]
+
+    @property
+    def num_iterations(self) -> int: ...
+
+
+class Stateful(Protocol):
+    """A part with state of its own, which a checkpoint holds for each rank."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors, numbers and strings from which `load_state_dict` restores the part exactly."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`'s result."""
 
 
 class Engine(Protocol):
