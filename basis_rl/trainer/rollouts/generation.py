@@ -175,8 +175,10 @@ class Generation(VLLMGeneration):
             return None
         self._settle()
         ahead, self._ahead = self._ahead, None
-        self._taken = ahead and ahead.step
-        return ahead and ahead.answer
+        if ahead is None:
+            return None
+        self._taken = ahead.step
+        return ahead.answer
 
     def _persist(self, action: Callable[[], T]) -> T:
         """Do it; if the server fails, wait for it, push the weights and do it again, until the time is over."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
@@ -34,7 +34,6 @@ class ToolTrainer(GRPOTrainer):
     """
 
     generation_config: Any
-    log_metric: Callable[[str, float], None]  # of the trainer that this one is a part of
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._longest: int | None = None  # tokens of prompt and completion; within the loop over turns only
@@ -66,13 +65,10 @@ class ToolTrainer(GRPOTrainer):
         prompt_ids, images, fields = self._tokenize_prompts(prompts)
         completion_ids, _ = self._generate_single_turn(prompt_ids, images, fields, 1)
         if not self.tools:
-            texts = self.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
-            conversations = [[{"role": "assistant", "content": text}] for text in texts]
-            return (
-                texts if isinstance(prompts[0], str) else conversations,
-                completion_ids,
-                sum(map(len, completion_ids)),
-            )
+            rollouts = self.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
+            if not isinstance(prompts[0], str):
+                rollouts = [[{"role": "assistant", "content": text}] for text in rollouts]
+            return rollouts, completion_ids, sum(map(len, completion_ids))
         first = [[parsed(self._tokenizer, ids, prompt_ids[i], self.tools)] for i, ids in enumerate(completion_ids)]
         with patch.object(trl.trainer.grpo_trainer, "parse_response", parsed):
             mask, rollouts, ids, *_ = self._tool_call_loop(prompts, prompt_ids, completion_ids, first, None, None, {})
