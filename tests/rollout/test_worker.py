@@ -14,14 +14,14 @@ from basis_rl.rollout.worker import WeightSync
 
 def test_weights_are_written_in_shards_and_a_folder_is_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(weights, "_SHARD_BYTES", 40)
-    parameters = {f"p{i}": torch.arange(4.0) + i for i in range(5)}
+    parameters = {f"p{i}": torch.arange(4.0) + i for i in range(6)}
     parameters["transposed"] = torch.arange(6.0).view(2, 3).T
     folder = tmp_path / "weights"
     folder.mkdir()
     (folder / "left.safetensors").touch()
-    assert write_weights(folder, parameters.items()) == (5 * 4 + 6) * 4
+    assert write_weights(folder, parameters.items()) == (6 * 4 + 6) * 4
     files = sorted(folder.iterdir())
-    assert len(files) == 3, "some 40 bytes each"
+    assert [len(load_file(path)) for path in files] == [3, 3, 1], "40 bytes and more each, and what is left"
     found = {name: value for path in files for name, value in load_file(path).items()}
     assert found.keys() == parameters.keys()
     assert all(torch.equal(found[name], value) for name, value in parameters.items())

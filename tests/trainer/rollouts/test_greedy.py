@@ -24,7 +24,7 @@ class Keep(ReMax):
         return super().advantages(batch)
 
 
-@pytest.mark.parametrize("continuous", [False, True])
+@pytest.mark.parametrize("continuous", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_greedy_rewards_are_those_of_greedy_decoding(continuous, tmp_path, tiny_path):
     calls = []
 
