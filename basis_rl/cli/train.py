@@ -20,7 +20,7 @@ from basis_rl.rollout.server import ServerError
 from basis_rl.rollout.supervisor import kept_alive
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.checkpoint import newest, resolve
-from basis_rl.trainer.faults import NonFiniteGradients, ServerLost, SyncError
+from basis_rl.trainer.errors import NonFiniteGradients, ServerLost, SyncError
 from basis_rl.trainer.preflight import on_main_process
 from basis_rl.trainer.progress import ProgressLines
 from basis_rl.trainer.publish import PLOT

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from accelerate import Accelerator
+from torch import Tensor
 from transformers import TrainerState
 
 from basis_rl.baselines import Baseline
@@ -99,3 +100,50 @@ class RecordedRun(Run, Protocol):
 
     @property
     def is_deepspeed_enabled(self) -> bool: ...
+
+
+class Engine(Protocol):
+    """What draws the rollouts of a run with vLLM, as far as requests may be asked ahead."""
+
+    def ask_ahead(self, prompts: list[list[int]], num_generations: int, step: int) -> None: ...
+
+    def last_taken(self) -> tuple[int | None, float]: ...
+
+    def ahead_state(self, wait: bool) -> dict[str, Any] | None: ...
+
+    def set_ahead(self, state: dict[str, Any] | None) -> None: ...
+
+
+class PrefetchingRun(Run, Protocol):
+    """A run whose next generation batch can be asked for ahead."""
+
+    vllm_generation: Engine
+    train_dataset: Any
+    num_generations: int
+    num_iterations: int
+    _step: int
+
+    @property
+    def stop_on_signal(self) -> Any: ...
+
+    def epoch_order(self, epoch: int) -> Iterable[int]: ...
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, Any]: ...
+
+
+class GeneratingRun(Run, Protocol):
+    """A run that draws and scores rollouts apart from those of its batches."""
+
+    use_vllm: bool
+    vllm_generation: Any
+    generation_config: Any
+    reward_weights: Tensor
+
+    @property
+    def spending(self) -> Any: ...
+
+    def rollouts_apart(self, prompts: list[Any]) -> tuple[list[Any], list[list[int]], int]: ...
+
+    def scores_apart(
+        self, rows: Sequence[Any], prompts: list[Any], rollouts: list[Any], token_ids: list[list[int]]
+    ) -> Tensor: ...

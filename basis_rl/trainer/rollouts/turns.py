@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
@@ -59,16 +59,29 @@ class ToolTrainer(GRPOTrainer):
         mask, completions, completion_ids, log_probs, calls, failures, images = result
         return mask, completions, completion_ids, log_probs, calls, failures + self._failed_calls, images
 
-    def later_turns(
-        self, prompts: list[Any], prompt_ids: list[list[int]], completion_ids: list[list[int]]
-    ) -> tuple[list[Any], list[list[int]], int]:
-        """Go on from first turns, without a trace in the logs: conversations, token ids, and tokens of the model."""
+    def rollouts_apart(self, prompts: list[Any]) -> tuple[list[Any], list[list[int]], int]:
+        """One rollout of each prompt, all turns, without a trace in the logs: the rollouts, their token ids, and how
+        many tokens are the model's own."""
+        prompt_ids, images, fields = self._tokenize_prompts(prompts)
+        completion_ids, _ = self._generate_single_turn(prompt_ids, images, fields, 1)
+        if not self.tools:
+            rollouts = self.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
+            if not isinstance(prompts[0], str):
+                rollouts = [[{"role": "assistant", "content": text}] for text in rollouts]
+            return rollouts, completion_ids, sum(map(len, completion_ids))
         first = [[parsed(self._tokenizer, ids, prompt_ids[i], self.tools)] for i, ids in enumerate(completion_ids)]
         with patch.object(trl.trainer.grpo_trainer, "parse_response", parsed):
-            mask, completions, ids, *_ = self._tool_call_loop(
-                prompts, prompt_ids, completion_ids, first, None, None, {}
-            )
-        return completions, ids, sum(map(sum, mask))
+            mask, rollouts, ids, *_ = self._tool_call_loop(prompts, prompt_ids, completion_ids, first, None, None, {})
+        return rollouts, ids, sum(map(sum, mask))
+
+    def scores_apart(
+        self, rows: Sequence[Any], prompts: list[Any], rollouts: list[Any], token_ids: list[list[int]]
+    ) -> Tensor:
+        """``(N, F)`` of all ranks' rollouts; what reward functions log is dropped."""
+        logs = {name: copy.deepcopy(getattr(self, name)) for name in ("_pending_extra_logs", "_pending_metrics")}
+        with patch.multiple(self, **logs):
+            scores: Tensor = super()._calculate_rewards(rows, prompts, rollouts, token_ids)
+        return scores
 
     def _generate(self, prompts: list[Any]) -> Any:
         with patch.object(trl.trainer.grpo_trainer, "parse_response", parsed):
@@ -106,28 +119,13 @@ class ToolTrainer(GRPOTrainer):
         found = [next(own) if len(row) < longest else ([], []) for row in rows]
         return [ids for ids, _ in found], [log_probs for _, log_probs in found] if self.use_vllm else None
 
-    @contextmanager
-    def _room(self, longest: int, most: int) -> Iterator[None]:
+    def _room(self, longest: int, most: int) -> AbstractContextManager[Any]:
         """Within it no more than `most` tokens are generated; by a server, no more than `longest` with the prompt."""
-        if not self.use_vllm:
-            kept, self.generation_config = self.generation_config, copy.deepcopy(self.generation_config)
-            self.generation_config.max_new_tokens = most
-            try:
-                yield
-            finally:
-                self.generation_config = kept
-            return
-        engine = self.vllm_generation
-        client = engine.vllm_client if engine.mode == "server" and self.accelerator.is_main_process else None
-        before, engine.max_completion_length = engine.max_completion_length, most
-        if client is not None:
-            client.longest = longest
-        try:
-            yield
-        finally:
-            engine.max_completion_length = before
-            if client is not None:
-                client.longest = None
+        if self.use_vllm:
+            return patch.multiple(self.vllm_generation, max_completion_length=most, longest=longest)
+        config = copy.deepcopy(self.generation_config)
+        config.max_new_tokens = most
+        return patch.object(self, "generation_config", config)
 
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
         """Called when all calls of the turn have been begun: here they are waited for."""
@@ -155,9 +153,8 @@ class ToolTrainer(GRPOTrainer):
         called = [any(message.get("tool_calls") for message in messages) for messages in completions]
         sums = torch.tensor([len(turns), sum(turns), sum(called), sum(self._void)], device=self.accelerator.device)
         rows, *totals = self.accelerator.reduce(sums, reduction="sum").tolist()
-        metrics = self._metrics["train" if self.model.training else "eval"]
         for name, total in zip(("turns", "used", "void"), totals, strict=True):
-            metrics[f"tools/{name}"].append(total / rows)
+            self.log_metric(f"tools/{name}", total / rows)
 
     def drop_void(self, output: dict[str, Any]) -> None:
         """Take rollouts with a void turn out of the loss (SimpleTIR, Xue et al. 2025). Their rewards have counted in
