@@ -42,7 +42,7 @@ def describe_run(trainer: BasisTrainer, baseline: str) -> dict[str, Any]:
     record: dict[str, Any] = {
         "settings": {
             "baseline": baseline,
-            "objective": trainer._objective or args.loss_type,
+            "objective": trainer._objective,
             "num_generations": args.num_generations,
             "responses_per_batch": args.generation_batch_size,
             "responses_per_update": args.per_device_train_batch_size * args.gradient_accumulation_steps * ranks,
