@@ -147,3 +147,44 @@ class GeneratingRun(Run, Protocol):
     def scores_apart(
         self, rows: Sequence[Any], prompts: list[Any], rollouts: list[Any], token_ids: list[list[int]]
     ) -> Tensor: ...
+
+
+class LossRun(Run, Protocol):
+    """What the loss uses besides: TRL's settings of it, two masks of TRL's, and its scoring pass."""
+
+    beta: float
+    loss_type: str
+
+    @property
+    def epsilon_low(self) -> float: ...
+
+    @property
+    def epsilon_high(self) -> float: ...
+
+    @property
+    def max_completion_length(self) -> int: ...
+
+    @property
+    def current_gradient_accumulation_steps(self) -> int: ...
+
+    @property
+    def top_entropy_quantile(self) -> float: ...
+
+    @property
+    def off_policy_mask_threshold(self) -> float | None: ...
+
+    def get_high_entropy_mask(self, entropies: Tensor, mask: Tensor, threshold: float) -> Tensor: ...
+
+    def get_off_policy_mask(
+        self,
+        advantages: Tensor,
+        per_token_logps: Tensor,
+        sampling_per_token_logps: Tensor,
+        mask: Tensor,
+        off_policy_threshold: float,
+    ) -> Tensor: ...
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any: ...
+
+    def replace_metric(self, name: str, value: float) -> None:
+        """Put a value in place of the last one that TRL has added to a metric."""

@@ -15,6 +15,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from basis_rl.baselines import Baseline, LearnedBaseline, build_baseline
 from basis_rl.functional.diagnostics import advantage_metrics, mean_by
+from basis_rl.objectives import AnyObjective, objective_name
 from basis_rl.trainer import checkpoint
 from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.critic import Critic
@@ -23,14 +24,16 @@ from basis_rl.trainer.evaluating import EvalScores, of_set, random_numbers_kept
 from basis_rl.trainer.facts import Record
 from basis_rl.trainer.faults import FiniteGradients, StopOnSignal
 from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id, total_rewards
-from basis_rl.trainer.loss import kl_in_reward, kl_loss, no_kl, without_old_log_probs
+from basis_rl.trainer.loss import PolicyLoss, kl_in_reward
 from basis_rl.trainer.ports import Stateful
 from basis_rl.trainer.preflight import (
     check_baseline_fits,
     check_dataset,
     check_eval_data,
     check_golds,
+    check_pair,
     check_single_turns,
+    check_token_advantages,
     on_main_process,
     run_context,
 )
@@ -66,12 +69,14 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
         args: a `BasisConfig`.
         train_dataset: columns ``prompt``, those that the reward functions read, and optionally ``prompt_id``.
         baseline: a registered name (`basis_rl.baselines.BASELINES`) or an object.
-        objective: a name of `basis_rl.trainer.OBJECTIVES`; None leaves the loss to `args` (TRL's default is ``dapo``).
+        objective: a registered name (`basis_rl.objectives.OBJECTIVES`), ``module:function``, or an object; None leaves
+            the loss to `args` (TRL's default is ``dapo``).
         **kwargs: everything else that `GRPOTrainer` takes. `tools` may be objects too (`basis_rl.tools.PythonTool`).
 
     Raises:
-        ValueError: before training starts, where something does not fit: baseline and group size, dataset and columns,
-            golds that do not verify against themselves, a value table that was built for another run.
+        ValueError: before training starts, where something does not fit: baseline and group size, baseline and
+            objective, dataset and columns, golds that do not verify against themselves, a value table that was built
+            for another run.
     """
 
     _tag_names = ("trl", "basis-rl")
@@ -85,7 +90,7 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
         train_dataset: Dataset | None = None,
         *,
         baseline: str | Baseline = "grpo",
-        objective: str | None = None,
+        objective: str | AnyObjective | None = None,
         **kwargs: Any,
     ) -> None:
         if args is None:
@@ -93,11 +98,12 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
             args = BasisConfig(f"{name.rstrip('/').split('/')[-1]}-BASIS")
         if not isinstance(args, BasisConfig):
             raise ValueError(f"args must be a BasisConfig, got {type(args).__name__}; it takes the same settings.")
-        self._objective = objective
-        args = with_objective(args, objective)
+        args, self.objective = with_objective(args, objective)
+        self._objective = objective_name(self.objective)
         self.baseline = build_baseline(baseline) if isinstance(baseline, str) else baseline
         funcs = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs] if reward_funcs is not None else []
         check_baseline_fits(self.baseline, args)
+        check_pair(self.baseline, self.objective, args)
         if isinstance(train_dataset, Dataset):
             check_dataset(train_dataset, args, funcs)
             train_dataset = check_golds(train_dataset, args, funcs)
@@ -114,12 +120,12 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
         self._unlearnt, self._place = Unlearnt(), Place(self)
         self._last_step: tuple[int, int, Any, tuple[int, int]] = (0, 0, None, (0, 0))
         self._rewards_per_func: Tensor | None = None
-        self._scored: list[Tensor] | None = None
+        self.policy_loss = PolicyLoss(self, self.objective)
         self._eval_scores, self._eval_name = EvalScores(), ""
         self._scoring: list[ScoringPass] = []
         with _vllm(args) if args.use_vllm else nullcontext():
             super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
-        self.record = Record.of(self.model.config, args, objective)
+        self.record = Record.of(self.model.config, args, self._objective)
         self._energies = EnergyRecorder(self) if "energies" in self.baseline.requires else None
         self._critic = Critic(self, self.baseline) if isinstance(self.baseline, LearnedBaseline) else None
         hidden = self._critic.hidden if self._critic is not None else None
@@ -140,12 +146,15 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
         """Add a value to a metric of the mode (training or evaluation) that the model is in; the log has their mean."""
         self._metrics["train" if self.model.training else "eval"][name].append(value)
 
+    def replace_metric(self, name: str, value: float) -> None:
+        """Put a value in place of the last one that TRL has added to a metric."""
+        self._metrics["train" if self.model.training else "eval"][name][-1] = value
+
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         for scoring in self._scoring:
             model = scoring.listen(model)
         result = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
-        if self._scored is not None:
-            self._scored.append(result[0])
+        self.policy_loss.scored(*result[:2])
         return result
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -161,28 +170,10 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
             self._monitor.close(norm)
         return norm
 
-    def _own_kl_loss(self) -> bool:
-        return self.beta != 0.0 and self.args.kl_placement == "loss" and self.args.kl_estimator != "k3"
-
-    def _kl_in_reward(self) -> bool:
-        return self.beta != 0.0 and self.args.kl_placement == "reward"
-
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        loss = self._policy_loss(model, inputs)
+        loss = self.policy_loss(super()._compute_loss, model, inputs)
         learned = self.baseline if isinstance(self.baseline, LearnedBaseline) and self.model.training else None
         return loss * 0.0 if learned and learned.policy_waits(self._generation_batch - 1) else loss
-
-    def _policy_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        if self._objective == "gpg":
-            inputs = without_old_log_probs(inputs)
-        if not self._own_kl_loss() and not self._kl_in_reward():
-            loss: Tensor = super()._compute_loss(model, inputs)
-            return loss
-        own, self._scored = self._own_kl_loss(), []
-        with no_kl(self):
-            loss = super()._compute_loss(model, inputs)
-        (log_probs,), self._scored = self._scored, None  # the one scoring pass of the loss, with its graph
-        return loss + kl_loss(self, inputs, log_probs) if own else loss
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
         self._rewards_per_func = super()._calculate_rewards(*args, **kwargs)
@@ -246,7 +237,7 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
             energies=self._energies.take(output) if self._energies else None,
             rollout_weights=rollout_weights(output) if "rollout_weights" in self.baseline.requires else None,
             values=self._critic.values(output, self._generation_batch) if self._critic else None,
-            kl=kl_in_reward(self, output) if self._kl_in_reward() else None,
+            kl=kl_in_reward(self, output),
             greedy_rewards=greedy_rewards(self, inputs) if "greedy_rewards" in self.baseline.requires else None,
             with_texts="prompt_texts" in self.baseline.requires,
         )
@@ -259,6 +250,8 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
                 f"{name} returned advantages of shape {tuple(result.values.shape)} for a batch of (N, T) = "
                 f"{tuple(batch.action_mask.shape)}. `basis_rl.baselines.check_baseline` tells what else it breaks."
             )
+        if result.values.ndim == 2:
+            check_token_advantages(name, self.objective)
         if not bool(result.values.isfinite().all()):
             raise ValueError(f"{name} returned advantages that are not finite in generation batch {batch.step}.")
         own = {f"baseline/{key}": value for key, value in result.metrics.items()}  # of a name that both have, its own
