@@ -85,7 +85,7 @@ def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
     output = Path(recipe.args.output_dir)
     describe(recipe, trainer)
     if trainer.accelerator.is_main_process:
-        trainer.save_facts()
+        trainer.publisher.save_facts()
         (output / "recipe.yaml").write_text(str(trainer.record.recipe))
     for bar in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(bar)
@@ -102,7 +102,7 @@ def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
     trainer.save_state()
     if trainer.accelerator.is_main_process:
         plot_training(trainer.state.log_history, output / PLOT, title=output.name)
-        trainer.save_facts()
+        trainer.publisher.save_facts()
     if recipe.args.push_to_hub:
         pushed = trainer.push_to_hub()
     else:

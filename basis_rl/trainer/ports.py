@@ -188,3 +188,26 @@ class LossRun(Run, Protocol):
 
     def replace_metric(self, name: str, value: float) -> None:
         """Put a value in place of the last one that TRL has added to a metric."""
+
+
+class PublishedRun(RecordedRun, Protocol):
+    """A run whose files may go to the Hub."""
+
+    @property
+    def record(self) -> Any: ...
+
+
+class TurnsRun(Run, Protocol):
+    """A run whose rollouts may have several turns."""
+
+    generation_config: Any
+    _tokenizer: Any
+
+    @property
+    def use_vllm(self) -> bool: ...
+
+    @property
+    def vllm_generation(self) -> Any: ...
+
+    @property
+    def max_completion_length(self) -> int: ...
