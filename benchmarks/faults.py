@@ -31,7 +31,7 @@ from transformers import TrainerCallback
 
 from basis_rl.rollout.server import Server
 from basis_rl.trainer import BasisTrainer, checkpoint
-from basis_rl.trainer.faults import ServerLost
+from basis_rl.trainer.errors import ServerLost
 from benchmarks.common import RESULTS, one_thread, parser_of, save
 from tests.support.served import save_model, server, trainer
 from tests.trainer.test_state import RunningMean

@@ -1,6 +1,7 @@
 """Shared by all tests: no network, no telemetry, one thread a process."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -40,3 +41,24 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = tiny_tokenizer()
     save(tiny_model(tokenizer), tokenizer, folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def _vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """The one real vLLM server of the tests that share: an untied model and the URL."""
+    from tests.support.served import save_model, server
+
+    folder = tmp_path_factory.mktemp("vllm")
+    model = save_model(folder / "model", tied=False)
+    with server(model, folder / "server.log") as running:
+        yield model, running.url
+
+
+@pytest.fixture
+def vllm_server(_vllm_server: tuple[Path, str]) -> tuple[Path, str]:
+    """A model and the URL of a real vLLM server, which has the weights of that model whatever was trained before."""
+    from tests.support.served import push
+
+    model, url = _vllm_server
+    push(url, model)
+    return model, url

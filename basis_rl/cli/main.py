@@ -20,7 +20,7 @@ COMMANDS = {
     "clusters": "build the prompt codebook that BV-Blend needs, from a sentence encoder and K-means",
     "eval": "measure a model on benchmarks: avg@k, pass@k, maj@k, every rollout kept",
     "push": "push a run's folder to the Hub: after an evaluation, or where the push at its end has failed",
-    "check": "check a recipe before anything is spent, or module:Class, a baseline of your own",
+    "check": "check a recipe before anything is spent, or module:name, a baseline or an objective of your own",
 }
 _OWN_HELP = ("serve", "compare", "sweep", "eval", "push", "check")
 # Exit codes beside 0 and 2 (a message about what was asked for); the numbers are those of sysexits.h.

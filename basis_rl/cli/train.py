@@ -20,7 +20,7 @@ from basis_rl.rollout.server import ServerError
 from basis_rl.rollout.supervisor import kept_alive
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.checkpoint import newest, resolve
-from basis_rl.trainer.faults import NonFiniteGradients, ServerLost, SyncError
+from basis_rl.trainer.errors import NonFiniteGradients, ServerLost, SyncError
 from basis_rl.trainer.preflight import on_main_process
 from basis_rl.trainer.progress import ProgressLines
 from basis_rl.trainer.publish import PLOT
@@ -85,7 +85,7 @@ def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
     output = Path(recipe.args.output_dir)
     describe(recipe, trainer)
     if trainer.accelerator.is_main_process:
-        trainer.save_facts()
+        trainer.publisher.save_facts()
         (output / "recipe.yaml").write_text(str(trainer.record.recipe))
     for bar in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(bar)
@@ -102,7 +102,7 @@ def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
     trainer.save_state()
     if trainer.accelerator.is_main_process:
         plot_training(trainer.state.log_history, output / PLOT, title=output.name)
-        trainer.save_facts()
+        trainer.publisher.save_facts()
     if recipe.args.push_to_hub:
         pushed = trainer.push_to_hub()
     else:

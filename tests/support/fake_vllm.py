@@ -1,4 +1,4 @@
-"""An HTTP server that answers as vLLM does, without a model: what it samples is a hash of prompt and seed."""
+"""HTTP servers that answer as vLLM does: one samples a hash of prompt and seed, the other has a model to train."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ import hashlib
 import json
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from basis_rl.rollout.server import free_port
 
@@ -49,12 +55,11 @@ class FakeServer:
                 pass
 
             def do_GET(self) -> None:
-                model = {"id": "fake", "root": owner.root, "max_model_len": owner.max_model_len}
-                self.answer(200 if owner.healthy else 503, {"data": [model]} if self.path == "/v1/models" else None)
+                self.answer(200 if owner.healthy else 503, owner.get(self.path.split("?")[0]))
 
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                self.answer(*owner.complete(body))
+                data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                self.answer(*owner.post(self.path, json.loads(data or b"{}")))
 
             def answer(self, status: int, content: Any) -> None:
                 data = b"" if content is None else json.dumps(content).encode()
@@ -69,7 +74,11 @@ class FakeServer:
         threading.Thread(target=self.http.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
-    def complete(self, body: dict[str, Any]) -> tuple[int, Any]:
+    def get(self, path: str) -> Any:
+        model = {"id": "fake", "root": self.root, "max_model_len": self.max_model_len}
+        return {"data": [model]} if path == "/v1/models" else None
+
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         with self.lock:
             self.requests.append(body)
             number = len(self.requests)
@@ -83,6 +92,9 @@ class FakeServer:
                 self.in_flight -= 1
         if status is not None:
             return status, {"error": {"message": "so it was asked for"}}
+        return self.answered(path, body)
+
+    def answered(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         if body["temperature"] == 0 and body["n"] > 1:
             return 400, {"error": {"message": "n must be 1 when using greedy sampling"}}
         choices = [completion(body["prompt"], body["seed"] + k, body["max_tokens"]) for k in range(body["n"])]
@@ -100,3 +112,85 @@ class FakeServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+class ModelServer(FakeServer):
+    """As `basis-rl serve` in what training asks of it, with transformers' model in this process in vLLM's place.
+
+    `before` and `requests` see every POST in order; `loads` counts the weights that came. `seconds` is the time between
+    the arrival of a request and the first use of the weights.
+    """
+
+    def __init__(self, model: Path, max_model_len: int = 128) -> None:
+        super().__init__(max_model_len=max_model_len, root=str(model))
+        self.model = AutoModelForCausalLM.from_pretrained(model, dtype="float32").eval()
+        self.identity, self.loads = uuid.uuid4().hex, 0
+        self.ignored: tuple[str, ...] = ()  # parameters that stay what they were
+        self.drawn = torch.Generator().manual_seed(0)
+        self.engine = threading.Lock()
+
+    def restart(self) -> None:
+        """As a new process: other workers, and the weights of the checkpoint."""
+        self.stop()
+        self.model.load_state_dict(AutoModelForCausalLM.from_pretrained(self.root, dtype="float32").state_dict())
+        self.identity = uuid.uuid4().hex
+        self.start()
+
+    def asked(self, kind: str) -> list[dict[str, Any]]:
+        """Bodies of the requests so far: ``sampling``, ``probe`` or the name of a method of the workers."""
+        return [body for body in self.requests if self.kind(body) == kind]
+
+    @staticmethod
+    def kind(body: dict[str, Any]) -> str:
+        return str(body.get("method") or ("probe" if "prompt_logprobs" in body else "sampling" if body else "reset"))
+
+    def get(self, path: str) -> Any:
+        if path == "/server_info":
+            return {"vllm_config": {"model_config": {"logprobs_mode": "processed_logprobs"}}}
+        return super().get(path)
+
+    def answered(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        with self.engine, torch.no_grad():
+            if path == "/collective_rpc":
+                return 200, {"results": [getattr(self, body["method"])(*body["args"])]}
+            if path == "/reset_prefix_cache":
+                return 200, {"success": True}
+            assert path == "/v1/completions"
+            if any(len(prompt) + body["max_tokens"] > self.max_model_len for prompt in body["prompt"]):
+                return 400, {"error": {"message": "longer than the model's context"}}
+            if body.get("prompt_logprobs") is not None:
+                return 200, {"choices": [{"prompt_logprobs": self.prompt_logprobs(*body["prompt"])}]}
+            choices = [self.choice(prompt, body) for prompt in body["prompt"] for _ in range(body["n"])]
+            return 200, {"choices": choices}
+
+    def basis_identity(self) -> str:
+        return self.identity
+
+    def basis_retie(self) -> list[str]:
+        return []
+
+    def basis_reload(self, folder: str, version: int) -> dict[str, Any]:
+        self.loads += 1
+        for path in Path(folder).glob("*.safetensors"):
+            found = {name: value for name, value in load_file(path).items() if name not in self.ignored}
+            assert not self.model.load_state_dict(found, strict=False).unexpected_keys
+        return {"version": version, "tied": []}
+
+    def prompt_logprobs(self, ids: list[int]) -> list[Any]:
+        log_probs = self.model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        return [None, *({str(token): {"logprob": float(log_probs[i, token])}} for i, token in enumerate(ids[1:]))]
+
+    def choice(self, prompt: list[int], body: dict[str, Any]) -> dict[str, Any]:
+        ids, log_probs = list(prompt), []
+        while len(log_probs) < body["max_tokens"] and not (log_probs and ids[-1] == self.model.config.eos_token_id):
+            logits = self.model(torch.tensor([ids])).logits[0, -1] / (body["temperature"] or 1.0)
+            allowed = body.get("allowed_token_ids") or slice(None)
+            kept = torch.full_like(logits, -torch.inf)
+            kept[allowed] = logits[allowed]
+            found = kept.log_softmax(-1)
+            token = found.exp().multinomial(1, generator=self.drawn) if body["temperature"] else found.argmax()
+            ids.append(int(token))
+            log_probs.append(float(found[ids[-1]]))
+        tokens = [f"token_id:{token}" for token in ids[len(prompt) :]]
+        rows = {"tokens": tokens, "token_logprobs": log_probs, "top_logprobs": [None] * len(tokens)}
+        return {"prompt_token_ids": prompt, "token_ids": ids[len(prompt) :], "logprobs": rows}

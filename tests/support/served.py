@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from basis_rl.rollout.server import Server, ServerOptions
 from basis_rl.trainer import BasisTrainer
@@ -44,6 +44,16 @@ def save_model(folder: Path, *, tied: bool, seed: int = 0, tokenizer: Any = None
 
 def server(model: Path, log: Path, port: int = 0) -> Server:
     return Server(ServerOptions(str(model), port=port, dtype="float32", max_model_len=128, log=log, extra=ENGINE), 900)
+
+
+def push(url: str, model: Path) -> None:
+    """Give a server the weights of that checkpoint."""
+    from basis_rl.trainer.rollouts.client import Client, SyncSettings
+
+    client = Client(SyncSettings("folder", None, 1e-3, 60.0, 60.0, False), base_url=url, connection_timeout=60.0)
+    client.init_communicator()
+    client.update_named_params(None, AutoModelForCausalLM.from_pretrained(model, dtype="float32").named_parameters())
+    client.reset_prefix_cache()
 
 
 def larger_half(completions, completion_ids, **kwargs):

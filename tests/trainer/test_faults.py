@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from basis_rl.trainer import BasisTrainer, checkpoint
-from basis_rl.trainer.faults import FiniteGradients, NonFiniteGradients, RequestRefused, RolloutError, StopOnSignal
+from basis_rl.trainer.errors import NonFiniteGradients, RequestRefused, RolloutError
+from basis_rl.trainer.faults import FiniteGradients, StopOnSignal
 from basis_rl.trainer.rollouts.client import Client, as_error
 from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
 
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.parametrize("status", [400, 404, 408, 413, 429, 500, 503])
 def test_only_what_would_fail_each_time_is_the_requests_fault(status):
-    error = as_error(f"Exception: Request failed: {status}, of some reason")
+    error = as_error(Exception(f"Request failed: {status}, of some reason"))
     assert isinstance(error, RequestRefused if status in (400, 404, 413) else RolloutError)
 
 

@@ -1,9 +1,21 @@
 """TRL's private names that the trainer stands on: an upgrade must fail here, not in training."""
 
+import ast
+import functools
 import inspect
+import re
+from pathlib import Path
 
+import transformers.integrations.deepspeed
+import trl.generation.vllm_generation
+import trl.trainer.grpo_trainer
 from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
+from trl.generation.vllm_client import VLLMClient
+from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer.utils import RepeatSampler
+
+TRAINER = Path(__file__).resolve().parents[2] / "basis_rl" / "trainer"
 
 
 def source(function):
@@ -110,3 +122,173 @@ def test_calls_of_tools_are_begun_before_their_answers_are_read():
     parameters = list(inspect.signature(GRPOTrainer._tool_call_loop).parameters)
     assert parameters[1:5] == ["prompts", "prompt_ids", "completion_ids", "completions"]
     assert '"num_items_in_batch": num_items_in_batch' in source(GRPOTrainer._generate_and_score_completions)
+
+
+def test_the_trainer_builds_its_engine_from_this_global():
+    text = source(GRPOTrainer.__init__)
+    assert text.count("self.vllm_generation = VLLMGeneration(") == 1
+    assert "self._last_loaded_step = -1" in text
+
+
+def test_the_engine_is_built_in_one_place():
+    text = source(VLLMGeneration)
+    assert text.count("self._init_vllm()") == 1
+    assert text.count("self.llm = LLM(") == source(VLLMGeneration._init_vllm).count("self.llm = LLM(") == 1
+    assert "self.vllm_client.init_communicator(device=accelerator.device)" in source(VLLMGeneration._init_vllm)
+    assert 'self.llm.wake_up(tags=["kv_cache"])' in text
+
+
+def test_weights_are_sent_and_rollouts_drawn_by_these_calls():
+    text = source(GRPOTrainer._generate_single_turn)
+    assert "if self.state.global_step != self._last_loaded_step:" in text
+    assert text.index("self.vllm_generation.sync_weights()") < text.index("self.vllm_generation.generate(")
+    call = "update_named_params(self._weight_metadata, self._iter_named_params())"
+    assert call in source(VLLMGeneration.sync_weights)
+    assert list(inspect.signature(VLLMClient.update_named_params).parameters)[1:] == ["metadata", "named_params"]
+    assert list(inspect.signature(VLLMClient.init_communicator).parameters)[1:] == ["device"]
+    assert "self.communicator is not None" in source(VLLMClient.close_communicator)
+
+
+def test_weights_are_named_as_vllm_knows_them():
+    text = source(VLLMGeneration._iter_named_params)
+    assert inspect.isgeneratorfunction(VLLMGeneration._iter_named_params)
+    assert "with self._dist.gather_params([param]):" in text
+    assert text.index("model.merge_adapter()") < text.index("yield") < text.index("model.unmerge_adapter()")
+
+
+def test_requests_are_those_of_trl():
+    """The settings that `Generation._request` states are all that TRL's own call states, and its result is ours."""
+    from basis_rl.trainer.rollouts.generation import _SETTINGS
+
+    text = source(VLLMGeneration.generate)
+    server = text[text.index('if self.mode == "server"') : text.index('elif self.mode == "colocate"')]
+    stated = set(re.findall(r'^ +"(\w+)":', server, re.MULTILINE))
+    assert stated == {*_SETTINGS, "n", "min_p", "max_tokens"}
+    assert set(inspect.signature(VLLMClient.generate).parameters) == {"self", "prompts", "features", *stated}
+    assert "all_prompts[::num_generations]" in server
+    assert "self.vllm_client.image_features(all_images[::num_generations])" in server
+    assert "self._place_features(prompt_features, prompt_ids)" in server
+    assert "return prompt_ids, completion_ids, logprobs, logprob_token_ids" in text
+    names = list(inspect.signature(VLLMGeneration.generate).parameters)
+    assert names == ["self", "prompts", "images", "num_generations", "profiler"]
+    assert "_, completion_ids, logprobs, _ = self.vllm_generation.generate(" in source(
+        GRPOTrainer._generate_single_turn
+    )
+
+
+def test_what_the_client_asks_passes_one_session():
+    text = source(VLLMClient)
+    requests = re.findall(r"(\w+)\.(?:get|post)\(", text)
+    assert set(requests) <= {"session", "requests", "output", "payload", "position_logprobs"}
+    assert text.count("requests.get(") == source(VLLMClient.check_server).count("requests.get(") == 1
+    for function in (VLLMClient._post, VLLMClient._get):
+        assert 'raise Exception(f"Request failed: {response.status_code}' in source(function)
+    assert "self._post(f" in source(VLLMClient.generate)
+    assert list(inspect.signature(VLLMClient.check_server).parameters)[1:] == ["total_timeout", "retry_interval"]
+
+
+def test_an_epochs_order_is_one_permutation():
+    text = source(RepeatSampler.__iter__)
+    assert text.count("torch.randperm(self.num_samples, generator=self.generator)") == text.count("generator=") == 1
+    assert "self.generator.manual_seed(seed)" in source(RepeatSampler.__init__)
+    parameters = [*inspect.signature(RepeatSampler).parameters]
+    assert parameters == ["data_source", "mini_repeat_count", "batch_size", "repeat_count", "shuffle", "seed"]
+    call = source(GRPOTrainer._get_train_sampler)
+    for line in (
+        "mini_repeat_count=self.num_generations",
+        "batch_size=self.args.generation_batch_size // self.num_generations",
+        "repeat_count=self.num_iterations * self.args.steps_per_generation",
+        "shuffle=self.shuffle_dataset",
+        "seed=self.args.seed",
+    ):
+        assert line in call
+
+
+def test_the_rollouts_in_use_are_these():
+    text = source(GRPOTrainer._prepare_inputs)
+    assert "self._step % generate_every == 0 or self._buffered_inputs is None" in text
+    assert "generate_every = self.args.steps_per_generation * self.num_iterations" in text
+
+
+def test_metrics_and_the_table_of_rollouts_are_these():
+    assert "for key, val in self._metrics[mode].items()" in source(GRPOTrainer.log)
+    assert "self._metrics[mode].clear()" in source(GRPOTrainer.log)
+
+
+def test_the_norm_is_told_before_the_step():
+    text = inspect.getsource(Trainer)
+    assert 0 < text.index("self._get_grad_norm(") < text.index("self.optimizer.step()")
+
+
+def test_each_rank_saves_its_random_numbers():
+    text = source(Trainer._save_checkpoint)
+    assert text.index("self.save_model(output_dir, _internal_call=True)") < text.index("self._save_rng_state(")
+
+
+# The page that lists them all.
+
+PAGE = TRAINER / "seams.md"
+OWNERS = {
+    "GRPOConfig": GRPOConfig,
+    "GRPOTrainer": GRPOTrainer,
+    "VLLMGeneration": VLLMGeneration,
+    "VLLMClient": VLLMClient,
+    "RepeatSampler": RepeatSampler,
+    "grpo_trainer": trl.trainer.grpo_trainer,
+    "vllm_generation": trl.generation.vllm_generation,
+    "deepspeed": transformers.integrations.deepspeed,
+}
+
+
+def rows():
+    return re.findall(r"^\| `(\w+)\.(\w+)` \| [^|]+ \| `([\w/.]+)` \| `(\w+)` \|$", PAGE.read_text(), re.MULTILINE)
+
+
+@functools.cache
+def names_of(owner):
+    """What an object has: a module's or class's attributes, and those that its methods set on ``self``."""
+    if inspect.ismodule(owner):
+        return set(dir(owner))
+    texts = [inspect.getsource(each) for each in owner.__mro__ if each is not object and each.__module__ != "builtins"]
+    return set(dir(owner)) | {name for text in texts for name in re.findall(r"self\.(\w+)", text)}
+
+
+def used(path):
+    """Private names that a file of ours reads, writes, defines or replaces by `patch`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.FunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+            yield node.value
+        elif isinstance(node, ast.AnnAssign | ast.Assign):
+            yield from (name.id for name in ast.walk(node) if isinstance(name, ast.Name))
+
+
+def test_the_page_is_whole_and_every_name_on_it_exists():
+    table = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    assert len(rows()) == len(table) == len({(owner, name) for owner, name, *_ in rows()})
+    tests = "\n".join(path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py"))
+    for owner, name, file, test in rows():
+        assert name in names_of(OWNERS[owner]), f"TRL has no {owner}.{name}"
+        assert name in set(used(TRAINER / file)), f"{file} does not use {owner}.{name}"
+        assert f"def {test}(" in tests, f"there is no {test}"
+
+
+def test_every_private_name_of_trl_that_we_use_is_on_the_page():
+    listed = {name for _, name, *_ in rows()}
+    theirs = {name for owner in OWNERS.values() if inspect.isclass(owner) for name in names_of(owner)}
+    private = {name for name in theirs if name.startswith("_") and not name.startswith("__")}
+    for path in TRAINER.rglob("*.py"):
+        assert set(used(path)) & private <= listed, path
+
+
+def test_every_replaced_global_of_trl_is_on_the_page():
+    listed = {(owner, name) for owner, name, *_ in rows()}
+    found = set()
+    for path in TRAINER.rglob("*.py"):
+        found |= set(re.findall(r'patch\.object\((?:trl\.\w+\.)?(\w+), "(\w+)"', path.read_text()))
+    ours = {("run", "generation_config"), ("self", "generation_config")}
+    assert found - ours <= listed
+    assert {owner for owner, _ in found - ours} == {"grpo_trainer", "vllm_generation"}

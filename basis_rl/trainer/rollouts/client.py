@@ -1,15 +1,16 @@
-"""TRL's client of a vLLM server with timeouts, weights through a folder, and a request that may be asked ahead."""
+"""TRL's client of a vLLM server with timeouts, and with weights through a folder where NCCL is not to be had."""
 
 from __future__ import annotations
 
 import copy
+import logging
 import re
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from torch import Tensor
 from trl.generation.vllm_client import VLLMClient
 
 from basis_rl.rollout.weights import default_folder, write_weights
-from basis_rl.trainer.faults import RequestRefused, RolloutError
-from basis_rl.trainer.rollouts.prefetch import Ahead, AskedAhead
+from basis_rl.trainer.errors import RequestRefused, RolloutError
 
 _AT_A_TIME = 256
+_logger = logging.getLogger(__name__)
+Answer = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -46,21 +48,58 @@ class SyncSettings:
     fp32_head: bool
 
 
-class _Failure:
-    """Stands where TRL expects a list of prompts: it is broadcast to every rank like one, and raises there."""
+@dataclass(frozen=True)
+class Request:
+    """What all ranks together ask a server for.
 
-    def __init__(self, message: str) -> None:
-        self.message = message
+    Attributes:
+        prompts: token ids of P prompts, each of which gets ``settings["n"]`` completions.
+        settings: the other arguments of TRL's `VLLMClient.generate`: how completions are drawn.
+        longest: most tokens of a prompt and its completion together; None where ``max_tokens`` alone is the bound.
+        features: P processed images, as `VLLMClient.image_features` returns them; None without images.
+    """
 
-    def __iter__(self) -> Iterator[Any]:
-        raise as_error(self.message)
+    prompts: list[list[int]]
+    settings: dict[str, Any]
+    longest: int | None = None
+    features: list[dict[str, Any] | None] | None = None
 
 
-class _Sent:
-    """The same, for a request whose answer comes later."""
+class Ahead:
+    """A request whose answer is not waited for yet.
 
-    def __iter__(self) -> Iterator[Any]:
-        raise AskedAhead
+    Attributes:
+        request: what was asked; only the same request may have the answer.
+        step: optimizer steps taken when it was asked.
+        answer: None until it is there, and if the request failed.
+    """
+
+    def __init__(self, request: Request, step: int, answer: Answer | None = None) -> None:
+        self.request, self.step, self.answer = request, step, answer
+        self.thread: threading.Thread | None = None
+
+    def send(self, client: Client) -> None:
+        """Ask in a thread of its own, which does not keep the process from ending."""
+
+        def work() -> None:
+            try:
+                self.answer = client.ask(self.request)
+            except Exception as error:  # the server is gone, say
+                _logger.warning("The next batch could not be generated ahead (%s); it is asked for again.", error)
+
+        self.thread = threading.Thread(target=work, name="prefetch", daemon=True)
+        self.thread.start()
+
+    def wait(self) -> float:
+        """Until the answer is there or has failed; seconds waited."""
+        start = time.monotonic()
+        if self.thread is not None:
+            self.thread.join()
+        return time.monotonic() - start
+
+    @property
+    def done(self) -> bool:
+        return self.thread is None or not self.thread.is_alive()
 
 
 class _Session(requests.Session):
@@ -86,11 +125,6 @@ class Client(VLLMClient):
         self.folder = settings.folder or default_folder(self.base_url)
         self.version = 0
         self.workers: list[str] = []
-        self.ahead: Ahead | None = None
-        self.asking_ahead: int | None = None  # the step, while what is asked is not to be waited for
-        self.training = False  # only then may the answer to an earlier request be taken
-        self.longest: int | None = None  # while a later turn is drawn: most tokens of a prompt and its completion
-        self.taken: tuple[int, float] | None = None  # of the last answer: step of its request, seconds waited
 
     def check_server(self, total_timeout: float = 0.0, retry_interval: float = 1.0) -> None:
         """As in TRL, but a server that hangs does not hang us."""
@@ -128,7 +162,8 @@ class Client(VLLMClient):
         finally:  # shared memory is memory
             shutil.rmtree(self.folder, ignore_errors=True)
         for done in loaded:
-            assert done["version"] == self.version, f"the server has weights {done['version']}, not {self.version}"
+            if done["version"] != self.version:
+                raise RolloutError(f"the vLLM server has weights {done['version']}, not {self.version}")
 
     def _identity(self) -> list[str]:
         """Of the server's workers; nothing where a server has not our extension, which NCCL can do without."""
@@ -151,46 +186,26 @@ class Client(VLLMClient):
             raise
         return found
 
-    def generate(self, prompts: Any, **kwargs: Any) -> Any:
-        request = {"prompts": prompts, **kwargs}
-        if self.asking_ahead is not None:
-            self.ahead = Ahead(request, self.asking_ahead)
-            self.ahead.send(partial(VLLMClient.generate, self._apart()))  # TRL's raises
-            return {"prompt_ids": _Sent(), "completion_ids": None, "logprobs": None}
-        self.taken = None
-        if self.ahead is not None and self.training and self.ahead.request == request:
-            waited, (ahead, self.ahead) = self.ahead.wait(), (self.ahead, None)
-            if ahead.answer is not None:
-                self.taken = (ahead.step, waited)
-                return ahead.answer
-        try:
-            if self.longest is not None:
-                return self._generate_within(self.longest, prompts, **kwargs)
-            return super().generate(prompts, **kwargs)
-        except Exception as error:
-            return {"prompt_ids": _Failure(describe(error)), "completion_ids": None, "logprobs": None}
+    def ask(self, request: Request) -> Answer:
+        """The server's answer, as TRL's `generate` returns it, from any thread.
 
-    def _generate_within(self, longest: int, prompts: list[list[int]], *, max_tokens: int, **kwargs: Any) -> Any:
-        """Each prompt with its own room: the server refuses what would not fit its context, and would draw for nothing
-        what does not fit the completion."""
+        With `longest` each prompt is asked for with its own room: the server refuses what would not fit its context,
+        and would draw for nothing what does not fit the completion.
+        """
+        if request.longest is None:
+            return self._apart().generate(request.prompts, request.features, **request.settings)
+        longest, settings = request.longest, request.settings
 
-        def ask(prompt: list[int]) -> Any:
-            room = min(max_tokens, longest - len(prompt))
-            return VLLMClient.generate(self._apart(), [prompt], max_tokens=room, **kwargs)
+        def ask(prompt: list[int]) -> Answer:
+            room = min(settings["max_tokens"], longest - len(prompt))
+            return self._apart().generate([prompt], **{**settings, "max_tokens": room})
 
-        with ThreadPoolExecutor(min(_AT_A_TIME, len(prompts))) as threads:
-            answers = list(threads.map(ask, prompts))
+        with ThreadPoolExecutor(min(_AT_A_TIME, len(request.prompts))) as threads:
+            answers = list(threads.map(ask, request.prompts))
         return {
             key: None if answers[0][key] is None else [row for answer in answers for row in answer[key]]
             for key in answers[0]
         }
-
-    def settle(self) -> float:
-        """Wait for the request that is under way, whose weights must not change; drop it if it failed. Seconds."""
-        waited = 0.0 if self.ahead is None else self.ahead.wait()
-        if self.ahead is not None and self.ahead.answer is None:
-            self.ahead = None
-        return waited
 
     def _apart(self) -> Client:
         """The same server for another thread: a session is not shared between threads."""
@@ -205,9 +220,12 @@ class Client(VLLMClient):
         return torch.tensor([rows[i][str(token_ids[i])]["logprob"] for i in range(1, len(token_ids))])
 
 
-def as_error(message: str) -> Exception:
-    """The exception for what `describe` said on the main rank: HTTP 4xx is the request's fault, unless the server was
+def as_error(error: Exception) -> RequestRefused | RolloutError:
+    """What is raised on every rank for an error of the main one: HTTP 4xx is the request's fault, unless the server was
     slow (408) or busy (429)."""
+    if isinstance(error, RequestRefused | RolloutError):
+        return error
+    message = describe(error)
     if re.search(r"Request failed: 4(?!08|29)\d\d", message):
         return RequestRefused(f"The vLLM server refuses a request. Prompts too long for its --max-model-len? {message}")
     return RolloutError(message)

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import torch
 import trl.trainer.grpo_trainer
-from accelerate.utils import broadcast_object_list, is_peft_model
+from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from trl.generation import vllm_generation
@@ -22,11 +22,15 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.utils import add_fused_lm_head
 
 from basis_rl.trainer.config import BasisConfig
-from basis_rl.trainer.faults import RolloutError, ServerLost, SyncError
-from basis_rl.trainer.rollouts.client import Client, SyncSettings, as_error, describe
-from basis_rl.trainer.rollouts.prefetch import AskedAhead
+from basis_rl.trainer.errors import RequestRefused, RolloutError, ServerLost, SyncError
+from basis_rl.trainer.rollouts.client import Ahead, Answer, Client, Request, SyncSettings, as_error, describe
 
 _PROBE = "Let x be the sum of the first ten odd numbers. What is 3 x + 17, and why is 317 prime?"
+# Of each request, as TRL's client takes them; with `n`, `min_p` and `max_tokens`.
+_SETTINGS = (
+    *("temperature", "top_p", "top_k", "repetition_penalty"),
+    *("logprobs", "structured_outputs_regex", "generation_kwargs"),
+)
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -35,15 +39,21 @@ class Generation(VLLMGeneration):
     """`VLLMGeneration` whose every push of weights is checked, and which outlives a restart of its server.
 
     After each push the engine's log-probabilities of a probe are compared with those of the model that is trained:
-    `sync_error`, the largest absolute difference. Failures travel to all ranks before they are raised, since the ranks
-    that are not asked would wait for ever. After one, the server is waited for, the weights are pushed again and the
-    batch is generated anew: nothing is trained on samples of other weights.
+    `sync_error`, the largest absolute difference. Failures of the main process, which alone talks to the server, travel
+    to all ranks and are raised there, since the others would wait for ever. After one, the server is waited for, the
+    weights are pushed again and the batch is generated anew: nothing is trained on samples of other weights.
+
+    A request may be asked ahead: `ask_ahead` sends it and returns, and the same request in training has the answer.
+    `longest` bounds the tokens of a prompt and its completion together (None: `max_completion_length` alone).
     """
 
     def __init__(self, *args: Any, settings: SyncSettings, **kwargs: Any) -> None:
         self.settings = settings
         self.sync_error = 0.0
         self.recoveries = 0
+        self.longest: int | None = None
+        self._ahead: Ahead | None = None  # on the main process
+        self._taken: int | None = None
         self._waited = 0.0
         self._weight_metadata: Any = None
         super().__init__(*args, **kwargs)
@@ -56,19 +66,17 @@ class Generation(VLLMGeneration):
             with _small_cpu_engine(str(self.model.dtype).removeprefix("torch.")) if on_cpu else nullcontext():
                 super()._init_vllm()
             return
-        problem = None
-        if self.accelerator.is_main_process:
-            try:
-                url = self.server_base_url or f"http://{self.server_host}:{self.server_port}"
-                self.vllm_client = Client(
-                    self.settings, base_url=url, group_port=self.group_port, connection_timeout=self.server_timeout
-                )
-                self.vllm_client.init_communicator(device=self.accelerator.device)
-            except Exception as error:
-                problem = describe(error)
-        problem = self._told_by_main(problem)
-        if problem is not None:
-            raise ValueError(f"use_vllm: {problem}")
+        url = self.server_base_url or f"http://{self.server_host}:{self.server_port}"
+        try:
+            self._by_main(partial(self._connect, url))
+        except (RolloutError, RequestRefused) as error:
+            raise ValueError(f"use_vllm: {error}") from error
+
+    def _connect(self, url: str) -> None:
+        self.vllm_client = Client(
+            self.settings, base_url=url, group_port=self.group_port, connection_timeout=self.server_timeout
+        )
+        self.vllm_client.init_communicator(device=self.accelerator.device)
 
     def sync_weights(self) -> None:
         if self.mode == "server":
@@ -80,38 +88,97 @@ class Generation(VLLMGeneration):
             super().sync_weights()
             self._check(self._colocated_log_probs())
 
-    def generate(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def generate(
+        self, prompts: list[list[int]], images: list[Any] | None, num_generations: int, profiler: Any = None
+    ) -> tuple[Any, ...]:
         if self.mode != "server":
-            result: tuple[Any, ...] = super().generate(*args, **kwargs)
+            result: tuple[Any, ...] = super().generate(prompts, images, num_generations, profiler)
             return result
-        if self.accelerator.is_main_process:
-            self.vllm_client.training = self.model.training
-        return self._persist(partial(super().generate, *args, **kwargs))
+        with profiler or nullcontext():
+            return self._persist(partial(self._ask, prompts, images, num_generations))
+
+    def _ask(self, prompts: list[list[int]], images: list[Any] | None, num_generations: int) -> tuple[Any, ...]:
+        """What TRL's `generate` returns for this rank's rows: the main process asks for those of all ranks at once."""
+        rows = gather_object(list(zip(prompts, images or [None] * len(prompts), strict=True)))
+        answer = self._by_main(partial(self._answer, rows[::num_generations], num_generations))
+        first = self.accelerator.process_index * len(prompts)
+        found = (answer.get(key) for key in ("completion_ids", "logprobs", "logprob_token_ids"))
+        return prompts, *(values and values[first : first + len(prompts)] for values in found)
+
+    def _answer(self, rows: list[tuple[list[int], Any]], num_generations: int) -> Answer:
+        request = self._request(rows, num_generations)
+        return self._answer_from_ahead(request) or self.vllm_client.ask(request)
+
+    def _request(self, rows: list[tuple[list[int], Any]], num_generations: int) -> Request:
+        """Of all ranks, one row for each `num_generations` completions."""
+        settings = {name: getattr(self, name) for name in _SETTINGS}
+        settings |= {"n": num_generations, "min_p": self.min_p or 0.0, "max_tokens": self.max_completion_length}
+        prompts, images = [prompt for prompt, _ in rows], [image for _, image in rows]
+        if all(image is None for image in images):
+            return Request(prompts, settings, self.longest)
+        features = self.vllm_client.image_features(images)
+        try:
+            placed = list(map(self._place_features, features, prompts))
+        except ValueError as error:  # not as many images as the prompt has places for
+            raise RequestRefused(str(error)) from error
+        return Request(prompts, settings, self.longest, placed)
 
     def ask_ahead(self, prompts: list[list[int]], num_generations: int, step: int) -> None:
-        """Ask the server for these ranks' completions and go on; the same `generate` in training has the answer.
+        """Ask the server for these ranks' completions and return; the same `generate` in training has the answer.
 
         Args:
             prompts: this rank's rows, as for `generate`.
             num_generations: G.
             step: optimizer steps taken.
         """
+        rows = gather_object([(prompt, None) for prompt in prompts])
         if self.accelerator.is_main_process:
-            self.vllm_client.asking_ahead = step
-        try:
-            super().generate(prompts, None, num_generations)
-        except AskedAhead:
-            pass
-        finally:
-            if self.accelerator.is_main_process:
-                self.vllm_client.asking_ahead = None
+            self._ahead = Ahead(self._request(rows[::num_generations], num_generations), step)
+            self._ahead.send(self.vllm_client)
 
     def last_taken(self) -> tuple[int | None, float]:
         """Of the last batch, on the main process: the step at which it was asked for ahead (None: it was not), and the
         seconds that it was waited for."""
         waited, self._waited = self._waited, 0.0
-        taken = self.vllm_client.taken
-        return (None, waited) if taken is None else (taken[0], waited + taken[1])
+        return self._taken, waited
+
+    def ahead_state(self, wait: bool) -> dict[str, Any] | None:
+        """The request that is under way with its answer, for a checkpoint; None without one, and on other processes.
+
+        Args:
+            wait: for the answer, if it is not there yet.
+        """
+        if self._ahead is not None and (wait or self._ahead.done):
+            self._settle()
+        ahead = self._ahead
+        if ahead is None or ahead.answer is None:
+            return None
+        return {"request": vars(ahead.request), "step": ahead.step, "answer": ahead.answer}
+
+    def set_ahead(self, state: dict[str, Any] | None) -> None:
+        """Restore `ahead_state`'s result; None forgets what is under way."""
+        self._ahead = None
+        if state is not None and self.accelerator.is_main_process:
+            self._ahead = Ahead(Request(**state["request"]), state["step"], state["answer"])
+
+    def _settle(self) -> None:
+        """Wait for the request that is under way, whose weights must not change; drop it if it failed."""
+        if self._ahead is not None:
+            self._waited += self._ahead.wait()
+            if self._ahead.answer is None:
+                self._ahead = None
+
+    def _answer_from_ahead(self, request: Request) -> Answer | None:
+        """The answer to this request, if it was asked ahead and training asks for it now."""
+        self._taken = None
+        if self._ahead is None or self._ahead.request != request or not self.model.training:
+            return None
+        self._settle()
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return None
+        self._taken = ahead.step
+        return ahead.answer
 
     def _persist(self, action: Callable[[], T]) -> T:
         """Do it; if the server fails, wait for it, push the weights and do it again, until the time is over."""
@@ -129,56 +196,49 @@ class Generation(VLLMGeneration):
                 self.recoveries += 1
 
     def _wait_for_server(self, deadline: float, cause: RolloutError) -> None:
-        back = None
-        if self.accelerator.is_main_process:
-            back = False
-            while not back and time.monotonic() < deadline:
-                time.sleep(1.0)
-                try:
-                    self.vllm_client.check_server(total_timeout=0.0)
-                    self.vllm_client.prompt_log_probs(self.probe)  # /health answers although the engine is dead
-                    self.vllm_client.close_communicator()
-                    self.vllm_client.init_communicator(device=self.accelerator.device)
-                    back = True
-                except Exception as error:
-                    _logger.info("Still waiting: %s", describe(error))
-        if not self._told_by_main(back):
+        if not self._by_main(partial(self._is_back, deadline)):
             raise ServerLost(
                 f"The vLLM server did not come back within {self.settings.recovery_timeout:g} s ({cause}). Start it "
-                "again and go on with resume_from_checkpoint: auto."
+                "again and resume with resume_from_checkpoint: auto."
             )
 
+    def _is_back(self, deadline: float) -> bool:
+        while time.monotonic() < deadline:
+            time.sleep(1.0)
+            try:
+                self.vllm_client.check_server(total_timeout=0.0)
+                self.vllm_client.prompt_log_probs(self.probe)  # /health answers although the engine is dead
+                self.vllm_client.close_communicator()
+                self.vllm_client.init_communicator(device=self.accelerator.device)
+                return True
+            except Exception as error:
+                _logger.info("Still waiting: %s", describe(error))
+        return False
+
     def _push(self) -> None:
-        if self.accelerator.is_main_process:
-            self._waited += self.vllm_client.settle()  # what is under way has been promised the old weights
+        self._settle()  # what is under way has been promised the old weights
         if self._weight_metadata is None and self.settings.transfer == "nccl":
             self._weight_metadata = [
                 (name, str(parameter.dtype).removeprefix("torch."), list(parameter.shape))
                 for name, parameter in self._iter_named_params()
             ]
-        parameters, problem, served = self._iter_named_params(), None, None
-        if self.accelerator.is_main_process:
-            try:
-                self.vllm_client.update_named_params(self._weight_metadata, parameters)
-            except Exception as error:
-                problem = describe(error)
-        for _ in parameters:  # gathering shards is collective: who stopped early walks to the end with the others
-            pass
-        if self.accelerator.is_main_process and problem is None:
-            try:
-                self.vllm_client.reset_prefix_cache()
-                served = self.vllm_client.prompt_log_probs(self.probe)
-            except Exception as error:
-                problem = describe(error)
-        problem = self._told_by_main(problem)
-        if problem is not None:
-            raise as_error(problem)
-        self._check(served)
+        parameters = self._iter_named_params()
+        if not self.accelerator.is_main_process:
+            _gather(parameters)
+        self._check(self._by_main(partial(self._sent, parameters)))
 
-    def _check(self, served: Tensor | None) -> None:
-        """Compare a probe's log-probabilities, given where this rank asked the engine, with the trained model's."""
-        own = self._trained_log_probs()
-        error = torch.zeros(1) if served is None else (served - own).abs().max()[None]
+    def _sent(self, parameters: Iterator[tuple[str, Tensor]]) -> Tensor:
+        """Send the weights; the probe's log-probabilities under them."""
+        try:
+            self.vllm_client.update_named_params(self._weight_metadata, parameters)
+        finally:
+            _gather(parameters)  # to the end with the others, also where it was stopped early
+        self.vllm_client.reset_prefix_cache()
+        return self.vllm_client.prompt_log_probs(self.probe)
+
+    def _check(self, served: Tensor) -> None:
+        """Compare a probe's log-probabilities by the engine with the trained model's."""
+        error = (served - self._trained_log_probs()).abs().max()[None]
         self.sync_error = float(self.accelerator.gather(error.to(self.accelerator.device)).max())
         if not self.sync_error <= self.settings.tolerance:
             raise SyncError(
@@ -232,10 +292,25 @@ class Generation(VLLMGeneration):
             self.llm.wake_up(tags=["kv_cache"])
         return prompt_log_probs(self.llm, self.probe)
 
-    def _told_by_main(self, value: Any) -> Any:
-        holder = [value]
-        broadcast_object_list(holder, from_process=0)
-        return holder[0]
+    def _by_main(self, action: Callable[[], T]) -> T:
+        """What `action` returns on the main process, on every rank; what it raises there is raised on every rank."""
+        told: list[Any] = [None]
+        if self.accelerator.is_main_process:
+            try:
+                told = [action()]
+            except Exception as error:
+                told = [as_error(error)]
+        broadcast_object_list(told, from_process=0)
+        if isinstance(told[0], Exception):
+            raise told[0]
+        result: T = told[0]
+        return result
+
+
+def _gather(parameters: Iterator[Any]) -> None:
+    """The shards of all that are left: this is collective, so every rank iterates to the end."""
+    for _ in parameters:
+        pass
 
 
 @contextmanager

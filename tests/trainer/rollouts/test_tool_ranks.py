@@ -51,8 +51,8 @@ def assert_whole(ranks):
     return differ
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("config", ["cpu", pytest.param("zero3_cpu", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("config", ["cpu", "zero3_cpu"])
 def test_two_ranks_draw_what_one_draws(config, tmp_path):
     if config == "zero3_cpu":
         pytest.importorskip("deepspeed")

@@ -10,8 +10,8 @@ from trl.chat_template_utils import qwen2_5_chat_template, qwen3_template
 
 from basis_rl.rewards.extract import completion_text
 from basis_rl.tools import ToolResult, calculator
-from basis_rl.trainer import BasisTrainer, turns
-from basis_rl.trainer.rollouts.client import Client
+from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer.rollouts import turns
 from basis_rl.trainer.rollouts.tool_check import end_of_turn, prepare_tokenizer
 from basis_rl.trainer.rollouts.turns import harmless, has_void_turn, parsed
 from examples.quickstart.warm_start import save
@@ -285,31 +285,12 @@ def test_calls_that_make_no_sense_are_errors_that_the_model_sees(tmp_path, monke
     assert all(log["tools/failure_frequency"] == 1.0 for log in trained.state.log_history[:-1])
 
 
-def test_rows_of_a_later_turn_are_asked_for_with_their_own_room(monkeypatch):
-    asked = []
-
-    def generate(self, prompts, **kwargs):
-        asked.append((prompts, kwargs))
-        return {"prompt_ids": prompts, "completion_ids": [[len(p)] for p in prompts], "logprobs": [[[0.5]]],
-                "logprob_token_ids": None}  # fmt: skip
-
-    monkeypatch.setattr("basis_rl.trainer.rollouts.client.VLLMClient.generate", generate)
-    client = object.__new__(Client)
-    client.longest, client.ahead, client.asking_ahead, client.training = 10, None, None, True
-    client._apart = lambda: client
-    result = client.generate([[1] * 4, [1] * 9, [1] * 2], max_tokens=7, temperature=0.5)
-    assert result["completion_ids"] == [[4], [9], [2]]
-    assert result["logprobs"] == [[[0.5]]] * 3
-    assert sorted((len(p[0]), k["max_tokens"]) for p, k in asked) == [(2, 7), (4, 6), (9, 1)]
-    assert all(k["temperature"] == 0.5 for _, k in asked)
-
-
 def test_greedy_rollouts_call_tools_too(tmp_path):
     seen = []
 
     class Greedy(Kept):
-        def later_turns(self, *args):
-            result = super().later_turns(*args)
+        def rollouts_apart(self, *args):
+            result = super().rollouts_apart(*args)
             seen.append(result)
             return result
 

@@ -1,0 +1,21 @@
+"""What may go wrong while a run is under way. Users' mistakes, which are found before it, are ValueErrors."""
+
+
+class NonFiniteGradients(RuntimeError):
+    """Too many optimizer steps in a row had gradients that are not finite. The weights are those before them."""
+
+
+class RolloutError(RuntimeError):
+    """The server did not do what it was asked. Raised on every rank at once."""
+
+
+class RequestRefused(RuntimeError):
+    """The server is well and says that the request is wrong, so that waiting would not help. On every rank at once."""
+
+
+class SyncError(RuntimeError):
+    """The engine has other weights than the trained model. Raised on every rank at once."""
+
+
+class ServerLost(RuntimeError):
+    """The server did not come back in time. Raised on every rank at once."""

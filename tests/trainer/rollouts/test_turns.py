@@ -1,0 +1,96 @@
+"""Turns in step: ranks that have different numbers of rows left generate together, and each gets its own answers."""
+
+from types import SimpleNamespace
+
+import pytest
+from transformers import GenerationConfig
+from trl import GRPOTrainer
+
+from basis_rl.trainer.rollouts import turns
+from tests.support.ranks import Ranks
+
+
+@pytest.fixture
+def two(monkeypatch):
+    ranks = Ranks(2)
+    monkeypatch.setattr(turns, "gather_object", ranks.gather_object)
+    return ranks
+
+
+def rank_of(ranks, rank, use_vllm, longest, asked):
+    """A trainer on one rank, as far as `_turn` needs one; `asked` gets what each rank generates for, and its room."""
+    made = object.__new__(turns.ToolTrainer)
+    made.accelerator, made.use_vllm, made._longest = ranks.accelerator(rank), use_vllm, longest
+    made.vllm_generation = SimpleNamespace(max_completion_length=99, longest=None)
+    made.generation_config = GenerationConfig(max_new_tokens=99)
+    made.asked = asked[rank]
+    return made
+
+
+def generate(self, rows, images, fields, num_generations):
+    assert (images, fields, num_generations) == (None, {}, 1)
+    engine = self.vllm_generation
+    room = engine.max_completion_length if self.use_vllm else self.generation_config.max_new_tokens
+    self.asked.append((rows, room, engine.longest))
+    return [[sum(row)] for row in rows], [[-float(sum(row))] for row in rows] if self.use_vllm else None
+
+
+@pytest.mark.parametrize("use_vllm", [False, True])
+def test_every_rank_gets_the_answers_to_its_own_rows(use_vllm, two, monkeypatch):
+    monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", generate)
+    asked = [[], []]
+    rows = [[[1, 1], [2] * 7, [3] * 8, [4, 4, 4]], [[5]]]  # of which the third has no room left
+
+    def work(rank):
+        made = rank_of(two, rank, use_vllm, 8 - rank, asked)
+        found = made._turn(rows[rank]), made._turn(rows[rank][:1] if rank else []), made._turn([])
+        assert made.vllm_generation.max_completion_length == made.generation_config.max_new_tokens == 99
+        assert made.vllm_generation.longest is None
+        return found
+
+    (first, second, none), (other, alone, nothing) = two.run(work)
+    assert first[0] == [[2], [14], [], [12]]
+    assert first[1] == ([[-2.0], [-14.0], [], [-12.0]] if use_vllm else None)
+    assert other[0] == [[5]]
+    assert (second[0], alone[0]) == ([], [[5]])
+    assert none is nothing is None
+    limits = (7, 8 if use_vllm else None)  # of the shortest prompt, [5]; the longest that any rank allows
+    assert asked[0] == [([[1, 1], [2] * 7], *limits), ([[5]], *limits)]
+    assert asked[1] == [([[4, 4, 4], [5]], *limits), ([[5]], *limits)]
+
+
+def test_a_rank_without_rows_fills_up_and_all_full_rows_generate_nothing(two, monkeypatch):
+    monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", generate)
+    asked = [[], []]
+    rows = [[[1], [2], [3]], []]
+    odd = two.run(lambda rank: rank_of(two, rank, True, 4, asked)._turn(rows[rank]))
+    assert [found[0] for found in odd] == [[[1], [2], [3]], []]
+    assert [each[0][0] for each in asked] == [[[1], [2]], [[3], [1]]], "as many on each rank"
+    asked = [[], []]
+    full = two.run(lambda rank: rank_of(two, rank, True, 2, asked)._turn([[1, 1]]))
+    assert full == [([[]], [[]])] * 2
+    assert asked == [[], []]
+
+
+def test_the_loop_helps_the_others_until_nobody_has_a_row(two, monkeypatch):
+    monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", generate)
+
+    def loop(self, prompts, prompt_ids, rounds):
+        found = [self._generate_single_turn([[k + 1]], None, {}, 1)[0][0][0] for k in range(rounds)]
+        return [1], "completions", found, None, 5, 2, []
+
+    monkeypatch.setattr(GRPOTrainer, "_tool_call_loop", loop)
+    asked = [[], []]
+
+    def work(rank):
+        made = rank_of(two, rank, True, None, asked)
+        made.max_completion_length = 10
+        result = made._tool_call_loop(None, [[1, 1], [1]], 3 if rank else 1)
+        assert made._longest is None, "outside the loop a turn is a rank's own"
+        return result
+
+    for rank, (mask, completions, ids, log_probs, calls, failures, images) in enumerate(two.run(work)):
+        assert ids == ([1, 2, 3] if rank else [1])
+        assert (mask, completions, log_probs, calls, failures, images) == ([1], "completions", None, 5, 2, [])
+    assert [len(each) for each in asked] == [3, 3]
+    assert {limit for each in asked for *_, limit in each} == {12}, "the longest prompt and the completion"
