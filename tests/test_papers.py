@@ -160,7 +160,14 @@ def test_the_settings_of_the_papers_are_all_there():
     assert {command[0] for _, command in ROWS} == {path.name for path in PAPERS.glob("*.yaml")}
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[1][0].removesuffix('.yaml')}: {row[0]}")
+FIRST = {name_of(row): row for row in reversed(ROWS)}  # of each recipe; the other lines change a few keys of it
+
+
+@pytest.mark.parametrize(
+    "row",
+    [row if FIRST[name_of(row)] is row else pytest.param(row, marks=pytest.mark.long) for row in ROWS],
+    ids=lambda row: f"{row[1][0].removesuffix('.yaml')}: {row[0]}",
+)
 def test_check(row, checker, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # no table, no codebook
     monkeypatch.setattr("basis_rl.cli.check.build_rewards", lambda run: [checker])

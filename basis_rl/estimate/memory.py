@@ -177,7 +177,8 @@ def layer_activations(size: ModelSize, setting: Setting) -> float:
         attention += (4 + c) * (size.query + size.key_value)
     token = 2 * (4 + r) * h + copies * c * h + attention + 4 * size.heads + 4 * c * size.intermediate
     length = setting.prompt + setting.completion
-    scores = setting.rows * size.heads * length**2 * (4 + 2 * c) if setting.attention == "eager" else 0
+    # Eager attention keeps the softmax of all scores, in float32 and, where that is another one, in c once more.
+    scores = setting.rows * size.heads * length**2 * (4 + (c if c != 4 else 0)) if setting.attention == "eager" else 0
     return setting.rows * length * token + scores
 
 

@@ -1,6 +1,6 @@
 """The whole of it on a laptop: warm start, value table, BASIS with one rollout a prompt, accuracy before and after.
 
-    python -m examples.quickstart.run [--seed 0] [--output runs/quickstart]
+    python -m examples.quickstart.run [--seed 0] [--output runs/quickstart] [--max_warm_start_steps 3000] [--KEY VALUE]
 
 Each phase is a command that a user types for a larger model; this script only types them.
 """
@@ -39,12 +39,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("runs/quickstart"))
+    parser.add_argument("--max_warm_start_steps", type=int, default=3000, help="fewer: a trial of all phases")
     options, overrides = parser.parse_known_args()
-    print(json.dumps(run(options.seed, options.output, overrides), indent=2))
+    print(json.dumps(run(options.seed, options.output, overrides, options.max_warm_start_steps), indent=2))
 
 
-def run(seed: int, output: Path, overrides: list[str]) -> dict[str, Any]:
-    """All phases; returns the summary that is also written to ``summary.json``."""
+def run(seed: int, output: Path, overrides: list[str], max_warm_start_steps: int) -> dict[str, Any]:
+    """All phases; returns the summary that is also written to ``summary.json``. `overrides` are keys of the recipe."""
     seconds: dict[str, float] = {}
     argv = [RECIPE, "--seed", str(seed), "--output_dir", str(output / "basis")]
     argv += ["--model_name_or_path", str(output / "warm_start"), "--baseline_kwargs.values", str(output / "values")]
@@ -57,7 +58,7 @@ def run(seed: int, output: Path, overrides: list[str]) -> dict[str, Any]:
         texts = [row[0]["content"] for row in train["prompt"][:2000]]
         tokenizer = build_tokenizer([*texts, *["\\boxed{7}", "assistant\n", "user\n"] * len(texts)])
         model = build_model(tokenizer)
-        steps, right = warm_start(model, tokenizer, train)
+        steps, right = warm_start(model, tokenizer, train, max_steps=max_warm_start_steps)
         print(f"{right:.0%} of the answers right after {steps} steps")
         save(model, tokenizer, output / "warm_start")
     with Phase(2, "accuracy before, on problems that no phase trains on", seconds, "evaluation"):

@@ -1,13 +1,14 @@
 """BASIS on simulated rewards, its calibration, its fallback, and rewards that are not 0/1."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 
 from basis_rl.baselines import Basis, BatchMean
-from basis_rl.types import RolloutBatch
+from basis_rl.types import RolloutBatch, RunContext
 from basis_rl.values import ValueTable
 
 
@@ -160,3 +161,27 @@ def test_reward_is_told_apart_by_the_references_value():
     assert found == {
         "reward_from_0.00": 0.5, "reward_from_0.25": 0.5, "reward_from_0.50": 0.5, "reward_from_0.75": 1.0,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("accept", [False, True])
+def test_a_run_that_the_table_was_not_built_for_is_refused(accept):
+    table = ValueTable.from_rewards({"a": [0.0, 1.0]}, provenance={"model": "this"})
+    run = RunContext(prompts={"a": "x"}, provenance={"model": "other"})
+    with nullcontext() if accept else pytest.raises(ValueError, match="built for another run"):
+        Basis(table, accept_mismatch=accept).validate(run)
+
+
+@pytest.mark.parametrize("weighting", ["unb", "vop", "rvg"])
+def test_values_at_the_ends_of_the_range_keep_the_baseline_finite(weighting):
+    """Without smoothing a tilted value may be 1 to the last bit, and its variance 0."""
+    table = ValueTable.from_rewards({f"p{k}": [1.0] * k + [0.0] * (8 - k) for k in range(1, 8)})
+    batch = RolloutBatch(
+        rewards=torch.ones(7),
+        group_ids=torch.arange(7),
+        prompt_ids=table.prompt_ids,
+        action_mask=torch.ones((7, 1), dtype=torch.bool),
+    )
+    result = Basis(table, weighting=weighting, smoothing=0.0).advantages(batch)
+    assert result.baseline.isfinite().all()
+    assert result.metrics["beta"] < 0.5, "all are solved: the policy is far from the reference"
+    assert (result.baseline > 0.7).all()

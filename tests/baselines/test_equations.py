@@ -306,3 +306,35 @@ def test_remax_is_the_reward_less_the_greedy_one():
         assert a == (0.0 if math.isnan(r) or math.isnan(g) else r - g)
     scored = ~batch.rewards.isnan()
     assert result.metrics["undefined"] == pytest.approx(float((scored & greedy.isnan()).sum() / scored.sum()))
+    assert result.metrics["greedy"] == pytest.approx(mean(present(range(len(greedy)), greedy.tolist())))
+    assert result.baseline.tolist() == [0.0 if math.isnan(g) else g for g in greedy.tolist()]
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "batch_mean", "none", "remax"])
+def test_kl_in_the_reward_is_taken_off_the_whole_rollout(name):
+    """The same advantages as of rewards that are lower by the KL of their tokens, the mask's alone."""
+    batch = ragged_batch(2, smallest=2)
+    mask = batch.action_mask.clone()
+    mask[::2, 2:] = False
+    kl = torch.rand(mask.shape, generator=torch.Generator().manual_seed(3))
+    batch = replace(batch, action_mask=mask, greedy_rewards=torch.zeros_like(batch.rewards))
+    lower = [
+        r - sum(k for k, m in zip(ks, ms, strict=True) if m)
+        for r, ks, ms in zip(*map(torch.Tensor.tolist, (batch.rewards, kl, mask)), strict=True)
+    ]
+    found = build_baseline(name).advantages(replace(batch, kl=kl)).values
+    expected = build_baseline(name).advantages(replace(batch, rewards=torch.tensor(lower))).values
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_the_reported_baseline_of_reinforce_pp_is_what_was_subtracted(local):
+    batch = replace(ragged_batch(4, smallest=2), kl=None)
+    result = build_baseline("reinforce_pp_baseline" if local else "reinforce_pp").advantages(batch)
+    rewards, groups = batch.rewards.tolist(), batch.group_ids.tolist()
+    std = result.metrics["batch_std"]
+    for i, (reward, value, baseline) in enumerate(
+        zip(rewards, result.values.tolist(), result.baseline.tolist(), strict=True)
+    ):
+        if not math.isnan(reward) and len(present(group_rows(groups, i), rewards)) > 1:
+            assert (reward - baseline) / (std + 1e-8) == pytest.approx(value, abs=1e-6)

@@ -1,6 +1,7 @@
 """BASIS with history: its equations against plain loops, what it learns, and what it must not look at."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from basis_rl.baselines import BasisHistory
 from basis_rl.functional.history import drift_grid, shift_grid
-from basis_rl.types import RolloutBatch
+from basis_rl.types import RolloutBatch, RunContext
 from basis_rl.values import ValueTable
 
 
@@ -29,6 +30,11 @@ REWARDS = [1.0, 0.0, math.nan, 1.0, 0.0, 1.0]
 
 def sigmoid(x):
     return 1 / (1 + math.exp(-x))
+
+
+def mean_of(values):
+    values = list(values)
+    return sum(values) / len(values)
 
 
 def loop_shift(i, means, rewards, shift_mean, shift_variance):
@@ -178,9 +184,40 @@ def test_a_batch_without_rewards_says_nothing_about_the_drift():
     baseline = BasisHistory(TABLE)
     for step in range(3):
         baseline.update(batch_of([1.0] * 6, IDS, step=step))
-    before = baseline.log_weights.clone()
+    before, spread = baseline.log_weights.clone(), baseline.shift_variance
     baseline.update(batch_of([math.nan] * 6, IDS, step=3))
     assert torch.equal(before, baseline.log_weights)
+    assert baseline.shift_variance == pytest.approx(spread + 0.02), "but the shift has drifted for a step"
+    assert baseline.step == 4
+
+
+def test_a_belief_ages_from_the_batch_that_saw_it_last():
+    baseline = BasisHistory(drift=0.1, prior_variance=2.0)
+    baseline.update(batch_of([1.0, 0.0], ["a", "b"]))
+    for step in (1, 2):
+        baseline.update(batch_of([1.0], ["a"], step=step))
+    _, variance, known = baseline._belief(["a", "b", "new"])
+    seen = baseline.variance[0]
+    assert variance[0].tolist() == pytest.approx([float(seen[0]) + 0.1, float(seen[1]) + 0.3, 2.0])
+    assert known.tolist() == [True, True, False]
+
+
+def test_what_is_reported():
+    baseline = BasisHistory(TABLE)
+    for step in range(6):
+        baseline.update(batch_of([1.0] * 6, IDS, step=step))
+    batch = batch_of([1.0] * 7, [*IDS, "new"], step=6)
+    found = baseline.advantages(batch).metrics
+    assert found["shift"] > 1.0, "everything is solved"
+    assert found["beta"] == pytest.approx(1 / found["shift"])
+    assert found["known"] == pytest.approx(6 / 7)
+    _, variance, _ = baseline._belief(batch.prompt_ids)
+    weights = baseline.log_weights.exp().tolist()
+    deviations = [mean_of(v**0.5 for v in row) for row in variance.tolist()]
+    assert found["uncertainty"] == pytest.approx(sum(w * d for w, d in zip(weights, deviations, strict=True)))
+    still = BasisHistory(TABLE).advantages(batch_of([0.0] * 6, IDS)).metrics
+    assert still["shift"] < 0.2
+    assert still["beta"] == 5.0
 
 
 def test_a_state_of_another_drift_does_not_load():
@@ -196,6 +233,16 @@ def test_without_a_table_it_learns_the_prompts():
     assert values[0] > 0.8
     assert values[1] < 0.2
     assert values[1] < values[2] < values[0]
+
+
+@pytest.mark.parametrize("accept", [False, True])
+def test_a_run_that_the_table_was_not_built_for_is_refused(accept):
+    run = RunContext(prompts={"p0": "x"}, provenance={"model": "other"})
+    table = ValueTable.from_rewards({p: TABLE.rewards(p) for p in IDS}, provenance={"model": "this"})
+    baseline = BasisHistory(table, accept_mismatch=accept)
+    with nullcontext() if accept else pytest.raises(ValueError, match="built for another run"):
+        baseline.validate(run)
+    BasisHistory().validate(run)
 
 
 def test_rewards_in_another_unit():

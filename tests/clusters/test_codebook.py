@@ -65,6 +65,35 @@ def test_embeddings_have_length_one_whatever_the_model_does(tmp_path):
     np.testing.assert_allclose(vectors, Encoder(ENCODER)(texts), atol=1e-5)
 
 
+def test_the_digest_is_that_of_assignments_and_centroids(codebook):
+    turned = dict(reversed(codebook.assignments.items()))
+    assert PromptClusters(turned, centroids=codebook.centroids).digest == codebook.digest
+    moved = {**codebook.assignments, "sum-0": 1 - codebook.assignments["sum-0"]}
+    others = [
+        PromptClusters(moved, centroids=codebook.centroids),
+        PromptClusters(codebook.assignments, centroids=codebook.centroids + 1e-3),
+        PromptClusters(codebook.assignments),
+    ]
+    assert len({codebook.digest, *(other.digest for other in others)}) == 4
+
+
+def test_the_seed_is_that_of_k_means(monkeypatch):
+    import sklearn.cluster
+
+    seeds, original = [], sklearn.cluster.KMeans
+
+    def spy(**settings):
+        seeds.append(settings["random_state"])
+        return original(**settings)
+
+    monkeypatch.setattr(sklearn.cluster, "KMeans", spy)
+    book = PromptClusters.build(PROMPTS, ENCODER, 2, seed=5)
+    assert seeds == [5]
+    assert book.provenance["seed"] == 5
+    assert len(book) == 2
+    assert len(PromptClusters({"a": 4, "b": 4, "c": 1})) == 2
+
+
 def test_nearest_is_the_smallest_distance():
     rng = np.random.default_rng(0)
     centroids, vectors = rng.normal(size=(7, 5)).astype(np.float32), rng.normal(size=(20, 5))
@@ -105,6 +134,7 @@ def test_another_encoder_under_the_same_name_is_refused(codebook, tmp_path):
     ("make", "message"),
     [
         (lambda p: PromptClusters.build(PROMPTS, ENCODER, 16), "number of prompts \\(15\\), got 16"),
+        (lambda p: PromptClusters.build(PROMPTS, ENCODER, 0), "number of prompts \\(15\\), got 0"),
         (lambda p: PromptClusters.build(PROMPTS, str(p)), "could not be loaded"),
         (lambda p: PromptClusters({}), "clusters is empty"),
         (lambda p: PromptClusters.load(p / "nothing"), "basis-rl clusters RECIPE"),

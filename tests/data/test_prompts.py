@@ -1,5 +1,6 @@
 """Datasets in: columns, templates, ids, hold-out, and what a wrong one is answered with."""
 
+import hashlib
 import json
 
 import pytest
@@ -40,6 +41,42 @@ def test_the_id_depends_on_the_problem_alone(path):
     assert plain[0]["prompt_id"] == prompt_id("  What is 0 + 0?\n")
     assert chat[0]["prompt"][0] == {"role": "system", "content": "Be brief."}
     assert load(path, conversational=False, system_prompt="Be brief.")[0]["prompt"].startswith("Be brief.\n\nWhat is 0")
+
+
+def test_an_id_is_16_digits_of_the_texts_hash_and_of_a_conversation_whatever_the_order_of_its_keys():
+    assert prompt_id(" one \n") == hashlib.sha256(b"one").hexdigest()[:16]
+    one, two = [{"role": "user", "content": "x"}], [{"content": "x", "role": "user"}]
+    assert prompt_id(one) == prompt_id(two) != prompt_id([{"role": "system", "content": "x"}])
+
+
+def write(tmp_path, rows):
+    path = tmp_path / "some.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def test_the_first_of_several_equal_problems_stays(tmp_path):
+    rows = [{"problem": "p", "answer": "1"}, {"problem": " p ", "answer": "2"}, {"problem": "q", "answer": "3"}]
+    assert list(load(write(tmp_path, rows))["solution"]) == ["1", "3"]
+
+
+def test_kept_columns_and_limits_are_those_of_the_row(tmp_path):
+    rows = [{"problem": f"p{i // 2}", "answer": i, "level": f"level {i}", "before": f" It is {i}. "} for i in range(10)]
+    path = write(tmp_path, rows)
+    kept = load(path, keep_columns=["level"], max_train_samples=3)
+    assert list(kept["level"]) == ["level 0", "level 2", "level 4"]
+    both = [load(path, keep_columns=["level"], test_fraction=0.4, held_out=held_out) for held_out in (False, True)]
+    for row in [*both[0], *both[1]]:
+        assert row["level"] == f"level {row['solution']}"
+    told = load(path, conversational=False, context_column="before", prompt_template="{prompt}", max_train_samples=1)
+    assert told[0]["prompt"] == "It is 0.\n\np0"
+
+
+def test_golds_that_are_numbers_are_text_without_a_needless_point(tmp_path):
+    rows = [{"problem": f"p{i}", "answer": answer} for i, answer in enumerate([27.0, 2.5, -3.0])]
+    assert list(load(write(tmp_path, rows))["solution"]) == ["27", "2.5", "-3"]
+    rows = [{"problem": "p", "answer": ["1", None]}, {"problem": "q", "answer": ["1", "2"]}]
+    assert list(load(write(tmp_path, rows), on_missing_gold="drop")["solution"]) == ["1, 2"]
 
 
 def test_problems_with_braces_survive_the_template(tmp_path):

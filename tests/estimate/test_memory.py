@@ -78,13 +78,17 @@ def saved_bytes(model, context, padded):
     return sum(size for size, _ in kept.values())
 
 
-CASES = list(itertools.product(CONFIGS, ("float32", "bfloat16", "autocast"), (False, True)))
+CASES = [
+    (name, precision, "sdpa", padded)
+    for name, precision, padded in itertools.product(CONFIGS, ("float32", "bfloat16", "autocast"), (False, True))
+]
+CASES += [("qwen3", precision, "eager", True) for precision in ("float32", "bfloat16", "autocast")]
 
 
-@pytest.mark.parametrize(("name", "precision", "padded"), CASES)
-def test_activations_are_what_autograd_keeps(name, precision, padded):
+@pytest.mark.parametrize(("name", "precision", "attention", "padded"), CASES)
+def test_activations_are_what_autograd_keeps(name, precision, attention, padded):
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    model = AutoModelForCausalLM.from_config(CONFIGS[name], dtype=dtype, attn_implementation="sdpa").train()
+    model = AutoModelForCausalLM.from_config(CONFIGS[name], dtype=dtype, attn_implementation=attention).train()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     low = 2 if precision == "autocast" else 0
     setting = Setting(
@@ -95,7 +99,7 @@ def test_activations_are_what_autograd_keeps(name, precision, padded):
         prompt=PROMPT,
         completion=COMPLETION,
         checkpointing=False,
-        attention="sdpa" if padded else "flash_attention_2",
+        attention=attention if padded else "flash_attention_2",
     )
     size = size_of(name)
     parts = {part.name: part.bytes for part in backward_parts(size, setting)}

@@ -69,6 +69,15 @@ def test_unbiased_when_the_values_are_right_up_to_a_factor(weighting):
     assert (total / 400 - truth).abs().max() < 0.02
 
 
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_one_other_row_is_enough(weighting):
+    values, rewards = torch.tensor([[0.3, 0.6]], dtype=torch.float64), torch.tensor([1.0, 0.5]).double()
+    active = torch.ones_like(values, dtype=torch.bool)
+    refined = refine(values, values * (1 - values), rewards, active, weighting)[0].tolist()
+    assert refined == pytest.approx(loop_refine(values[0].tolist(), rewards.tolist(), [True, True], weighting))
+    assert min(refined) > 0
+
+
 def test_extreme_values_stay_finite():
     values = torch.tensor([[1 - 1e-6, 1e-6, 1e-6]], dtype=torch.float64)
     active = torch.ones_like(values, dtype=torch.bool)

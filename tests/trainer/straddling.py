@@ -1,11 +1,15 @@
 """Run by `test_two_ranks.py` on one or two ranks: trains each baseline on given rollouts and saves the advantages.
 
+Beside that, what else the ranks must agree on: a KL loss of our own, the noise of the gradient, and when to stop.
+
 The rollouts depend only on the global row, so that one rank and two see the same; six rows a rank and groups of four
 make one group straddle the ranks.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -48,27 +52,78 @@ class GivenRollouts(BasisTrainer):
         return local
 
 
-def main(output: Path, model: str) -> None:
+class Noise(GivenRollouts):
+    """Keeps the gradient of each micro-batch of this rank, before it is averaged over ranks: ``(micro-batches, P)``."""
+
+    def __init__(self, *args, **kwargs):
+        self.gradients = []
+        super().__init__(*args, **kwargs)
+
+    def training_step(self, *args, **kwargs):
+        found = {}
+        trained = list(self.model.parameters())
+        hooks = [
+            p.register_hook(lambda g, k=k: found.__setitem__(k, g.clone().flatten())) for k, p in enumerate(trained)
+        ]
+        loss = super().training_step(*args, **kwargs)
+        for hook in hooks:
+            hook.remove()
+        self.gradients.append(torch.cat([found[k] for k in range(len(trained))]))
+        return loss
+
+
+class Stopped(GivenRollouts):
+    """The last rank alone gets a signal in its second step."""
+
+    def training_step(self, *args, **kwargs):
+        last = self.accelerator.process_index == self.accelerator.num_processes - 1
+        if self.state.global_step == 1 and last:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return super().training_step(*args, **kwargs)
+
+
+def train(output: Path, model: str, ranks: int, name: str, cls=GivenRollouts, baseline=None, **settings):
+    shape = {"per_device_train_batch_size": ROWS // ranks, "steps_per_generation": 1, "num_generations": GROUP}
+    trainer = cls(
+        model=model,
+        reward_funcs=reward,
+        args=config(output / f"run-{name}", **{**shape, "max_completion_length": 12, **settings}),
+        train_dataset=sums(),
+        processing_class=tiny_tokenizer(),
+        baseline=baseline or named_baseline(name, sums()),
+    )
+    assert trainer.accelerator.num_processes == ranks
+    trainer.train()
+    return trainer
+
+
+def kl_loss(output: Path, model: str, ranks: int) -> dict:
+    """Weights and logged KL after steps with a KL loss of our own, of which the first one has no gradient.
+
+    By SGD: Adam's steps hardly depend on the size of a gradient.
+    """
+    settings = {"beta": 0.5, "kl_estimator": "k2", "max_steps": 3, "optim": "sgd", "learning_rate": 0.5}
+    trainer = train(output, model, ranks, "none", **settings)
+    weights = torch.cat([p.detach().flatten().clone() for p in trainer.model.parameters()])
+    return {"weights": weights, "kl": [row["kl"] for row in trainer.state.log_history if "kl" in row]}
+
+
+def noise(output: Path, model: str, ranks: int) -> dict:
+    """What is logged of the gradient's noise, and the gradients of all ranks, each scaled to the whole step's."""
+    each = ROWS // ranks // 3
+    shape = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": each, "steps_per_generation": each}
+    settings = {"log_gradient_variance": True, "max_grad_norm": 1e-3, "max_steps": 2, **shape}
+    trainer = train(output, model, ranks, "rloo", Noise, **settings)
+    own = torch.stack(trainer.gradients).reshape(2, each, -1) * each
+    gradients = trainer.accelerator.gather(own.transpose(0, 1).contiguous()).transpose(0, 1).clone()
+    logged = [row for row in trainer.state.log_history if "gradient/variance" in row]
+    return {"gradients": gradients, "logged": logged}
+
+
+def main(output: Path, model: str, ranks: int) -> None:
     results = {}
     for name in [*BASELINES, "tokenwise"]:
-        baseline = Tokenwise() if name == "tokenwise" else named_baseline(name, sums())
-        args = config(
-            output / f"run-{name}",
-            per_device_train_batch_size=ROWS // int(sys.argv[3]),
-            steps_per_generation=1,
-            num_generations=GROUP,
-            max_completion_length=12,
-        )
-        trainer = GivenRollouts(
-            model=model,
-            reward_funcs=reward,
-            args=args,
-            train_dataset=sums(),
-            processing_class=tiny_tokenizer(),
-            baseline=baseline,
-        )
-        assert trainer.accelerator.num_processes == int(sys.argv[3])
-        trainer.train()
+        trainer = train(output, model, ranks, name, baseline=Tokenwise() if name == "tokenwise" else None)
         results[name] = [
             {
                 "advantages": advantages,
@@ -79,10 +134,16 @@ def main(output: Path, model: str) -> None:
             }
             for batch, advantages in trainer.kept
         ]
-        rank = trainer.accelerator.process_index
-    torch.save(results, output / f"rank{rank}.pt")
+    rank = trainer.accelerator.process_index
+    stopped = train(output, model, ranks, "rloo", Stopped, max_steps=4)
+    others = {
+        "kl": kl_loss(output, model, ranks),
+        "noise": noise(output, model, ranks),
+        "stopped": stopped.state.global_step,
+    }
+    torch.save((results, others), output / f"rank{rank}.pt")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
     leave(0)

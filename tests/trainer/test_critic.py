@@ -10,9 +10,9 @@ from peft import LoraConfig
 from basis_rl.baselines import Ppo
 from basis_rl.functional.diagnostics import advantage_metrics
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.critic import FILE_NAME
+from basis_rl.trainer.critic import FILE_NAME, Critic
 from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
-from tests.trainer.test_energies import SETTINGS
+from tests.trainer.test_energies import CASES, SETTINGS
 
 
 def sometimes_unscored(completions, completion_ids, **kwargs):
@@ -116,11 +116,17 @@ def test_learning_is_that_of_a_plain_loop(kind, tmp_path, tiny_path):
         [sum(norms[:4]) / 4, sum(norms[4:]) / 4], rel=1e-3
     )
     assert any(0 < row["baseline/value_clip_fraction"] < 1 for row in logged), "nothing was clipped: nothing is shown"
+    assert trained._critic._kept == {}, "what was learned from is kept no longer"
+    if kind != "head":
+        kept, pad = trained.seen[0][1], trained.processing_class.pad_token_id
+        prompts = slice(0, -int(kept["tokens"]))
+        padding = kept["input_ids"][:, prompts] == pad
+        assert padding.any()
+        assert torch.equal(kept["attention_mask"][:, prompts] == 0, padding)
     assert logged[0]["baseline/critic_learning_rate"] == 3e-3
 
 
-@pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("case", SETTINGS)
+@pytest.mark.parametrize(("case", "lora"), CASES)
 def test_the_head_reads_the_policys_hidden_states(case, lora, tmp_path, tiny_path):
     """Of the policy that sampled, before each token; whichever way TRL scores the batch."""
     seen = []
@@ -143,6 +149,18 @@ def test_the_head_reads_the_policys_hidden_states(case, lora, tmp_path, tiny_pat
     torch.testing.assert_close(found[mask], expected[mask], rtol=0, atol=1e-5)
 
 
+def test_the_module_does_not_depend_on_what_was_drawn_before(tmp_path):
+    """Ranks have drawn other random numbers, and must start with the same module."""
+    trained = build(tmp_path, "ppo", cls=BasisTrainer, max_steps=1)
+    first = copy.deepcopy(trained._critic.module.state_dict())
+    torch.manual_seed(99)
+    after = torch.rand(3)
+    torch.manual_seed(99)
+    again = Critic(trained, trained.baseline).module.state_dict()
+    assert all(torch.equal(first[key], value) for key, value in again.items())
+    assert torch.equal(torch.rand(3), after), "and nothing that is drawn later depends on it"
+
+
 def explained(trained):
     return [row["baseline/explained_variance"] for row in trained.state.log_history if "reward" in row]
 
@@ -158,6 +176,7 @@ def test_what_ppo_explains_of_its_return_is_logged_and_not_what_it_explains_of_t
     assert advantage_metrics(batch, result)["baseline/explained_variance"] != pytest.approx(own, abs=1e-3)
 
 
+@pytest.mark.long
 def test_a_value_model_learns_what_the_prompt_tells(tmp_path, tiny_path):
     baseline = Ppo(critic_model=str(tiny_path), critic_learning_rate=1e-2, critic_epochs=4)
     trained = build(tmp_path, baseline, of_the_prompt, max_steps=60, num_generations=1)
@@ -166,6 +185,7 @@ def test_a_value_model_learns_what_the_prompt_tells(tmp_path, tiny_path):
     assert sum(explained(trained)[-5:]) / 5 > 0.8
 
 
+@pytest.mark.long
 def test_a_head_learns_what_the_hidden_states_tell(tmp_path):
     """The reward is the parity of the first of two tokens: nothing of it before, all of it after, so half of it."""
     trained = build(

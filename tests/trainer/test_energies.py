@@ -37,13 +37,15 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("case", SETTINGS)
+CASES = [*((case, False) for case in SETTINGS), ("no old log-probabilities", True), ("both", True)]
+
+
+@pytest.mark.parametrize(("case", "lora"), CASES)
 def test_energies_equal_a_float64_softmax(case, lora, tmp_path, tiny_path):
     trainer = Keep(
         model=str(tiny_path),
         reward_funcs=parity_reward,
-        args=config(tmp_path, **SETTINGS[case]),
+        args=config(tmp_path, max_steps=1, **SETTINGS[case]),
         train_dataset=sums(),
         baseline=OptimalTokenBaseline(),
         peft_config=LoraConfig(target_modules=["q_proj"], init_lora_weights=False) if lora else None,
@@ -82,8 +84,9 @@ BFLOAT16 = {
 }
 
 
-@pytest.mark.parametrize("spread", [1.0, 100.0, 10_000.0])
-@pytest.mark.parametrize("case", BFLOAT16)
+@pytest.mark.parametrize(
+    ("case", "spread"), [*((case, 100.0) for case in BFLOAT16), ("weights", 1.0), ("autocast", 10_000.0)]
+)
 def test_sums_of_squares_are_in_their_bounds_in_bfloat16(case, spread, tmp_path, tiny_path, monkeypatch):
     # Exactly, not within a tolerance. From nearly flat to certain of every token.
     seen = []

@@ -6,12 +6,20 @@ from datasets import Dataset
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from trl.trainer import utils as trl_utils
 
 from basis_rl.trainer import BasisTrainer
 from tests.support.tiny import config, parity_reward, tiny_tokenizer
 
-ROWS, TOKENS, VOCABULARY = 4, 32, 151_936  # rows are those of one forward pass; the batch has twice as many
-TILE = 32_768  # columns of the logits that TRL's head computes at once
+ROWS, TOKENS, VOCABULARY = 4, 32, 19_000  # rows are those of one forward pass; the batch has twice as many
+TILE = 4096  # columns of the logits that TRL's head computes at once; its own are eight times as many
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """A vocabulary of an eighth of Qwen3's takes as many tiles as the whole one."""
+    assert trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE == 8 * TILE
+    monkeypatch.setattr(trl_utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", TILE)
 
 
 class Storages(TorchDispatchMode):

@@ -1,8 +1,10 @@
 """Evaluation during training: avg@k of each set by name, with its own number of answers, every problem once."""
 
 import json
+import random
 from collections import defaultdict
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -10,7 +12,7 @@ import yaml
 from basis_rl.cli.main import main
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.evaluating import EvalScores
+from basis_rl.trainer.evaluating import EvalScores, random_numbers_kept
 from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
 
 
@@ -20,6 +22,24 @@ def test_a_problem_counts_once_however_often_it_fills_a_batch():
     scores.add(["c", "c", "a", "a"], torch.tensor([1.0, 0.0, 0.0, 0.0]), 2)
     assert scores.take(2) == {"avg@2": pytest.approx((1 + 0 + 0.5) / 3)}
     assert scores.take(2) == {}
+
+
+def test_random_numbers_are_put_back():
+    def draw():
+        return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+    def seeded():
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+
+    seeded()
+    expected = draw()
+    seeded()
+    with random_numbers_kept(torch.device("cpu")):
+        assert draw() == expected
+        draw()
+    assert draw() == expected
 
 
 def test_each_set_has_its_average_under_its_name(tmp_path):

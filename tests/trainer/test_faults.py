@@ -1,5 +1,6 @@
 """Signals that end a run in order, gradients that are not finite, a rank that dies."""
 
+import math
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ import torch
 
 from basis_rl.trainer import BasisTrainer, checkpoint
 from basis_rl.trainer.errors import NonFiniteGradients, RequestRefused, RolloutError
+from basis_rl.trainer.faults import FiniteGradients, StopOnSignal
 from basis_rl.trainer.rollouts.client import Client, as_error
 from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
 
@@ -96,6 +98,87 @@ def test_many_in_a_row_end_the_run_and_leave_good_weights(tmp_path):
     assert all(bool(p.isfinite().all()) for p in trainer.model.parameters())
 
 
+def test_a_finite_step_between_starts_the_count_anew(tmp_path):
+    trainer = build(tmp_path, dict.fromkeys((0, 1, 3, 4), spoil), max_nonfinite_steps=3)
+    trainer.train()
+    assert trainer.state.global_step == 6
+    assert trainer._finite.skipped == 4
+
+
+def test_skipped_steps_are_counted_across_a_resume(tmp_path):
+    """Both counts: a run that is resumed after two bad steps ends at the third, as the uninterrupted one would."""
+    settings = {"save_strategy": "steps", "save_steps": 1, "max_nonfinite_steps": 3}
+    build(tmp_path / "whole", dict.fromkeys((1, 2), spoil), max_steps=3, **settings).train()
+    start = str(tmp_path / "whole" / "checkpoint-3")
+    again = build(tmp_path / "again", {3: spoil}, **settings)
+    with pytest.raises(NonFiniteGradients, match=r"3 steps in a row \(step 4 is the last\)"):
+        again.train(resume_from_checkpoint=start)
+    assert again._finite.skipped == 3
+
+
+class Engine:
+    """As DeepSpeed's: it has stepped before it tells the norm, or has left the step out."""
+
+    def __init__(self, applied):
+        self.parameter, self.applied = torch.nn.Parameter(torch.ones(2)), applied
+        self.parameter.grad = torch.ones(2)
+
+    def parameters(self):
+        return [self.parameter]
+
+    def was_step_applied(self):
+        return self.applied
+
+
+def finite_gradients():
+    logged = []
+    run = SimpleNamespace(
+        args=SimpleNamespace(max_nonfinite_steps=2),
+        state=SimpleNamespace(global_step=7),
+        log_metric=lambda name, value: logged.append((name, value)),
+    )
+    return FiniteGradients(run), logged
+
+
+def test_what_deepspeed_tells_decides():
+    counted, logged = finite_gradients()
+    counted.check(Engine(applied=True), 1.0)
+    assert (counted.skipped, counted.in_a_row, logged) == (0, 0, [])
+    counted.check(Engine(applied=False), -1.0)  # its norm of a step that it left out
+    assert (counted.skipped, counted.in_a_row) == (1, 1)
+    assert logged == [("gradient/skipped_steps", 1.0)]
+    for norm in (math.nan, -1.0):
+        with pytest.raises(NonFiniteGradients, match=r"step 8 are not finite, and DeepSpeed has applied them"):
+            counted.check(Engine(applied=True), norm)
+
+
+@pytest.mark.parametrize("norm", [math.nan, math.inf, -1.0])
+def test_a_norm_that_is_not_finite_drops_the_gradients(norm):
+    counted, _ = finite_gradients()
+    module = torch.nn.Linear(2, 1)
+    module(torch.ones(1, 2)).sum().backward()
+    counted.check(module, norm)
+    assert all(parameter.grad is None for parameter in module.parameters())
+    counted.check(module, None)  # no clipping: nothing is known
+    counted.check(module, norm)
+    with pytest.raises(NonFiniteGradients, match="2 steps in a row"):
+        counted.check(module, norm)
+
+
+def test_a_second_signal_kills_at_once_but_not_the_one_that_comes_twice(monkeypatch):
+    stopping = StopOnSignal(SimpleNamespace())
+    clock, killed = [100.0], []
+    monkeypatch.setattr("basis_rl.trainer.faults.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("basis_rl.trainer.faults.os.kill", lambda pid, number: killed.append(number))
+    monkeypatch.setattr("basis_rl.trainer.faults.signal.signal", lambda number, handler: None)
+    for clock[0] in (100.0, 101.0, 104.0):
+        stopping._ask(signal.SIGTERM, None)
+    assert killed == []
+    clock[0] = 106.0
+    stopping._ask(signal.SIGTERM, None)
+    assert killed == [signal.SIGTERM]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_ends_the_run_with_a_checkpoint(number, tmp_path):
     before = signal.getsignal(number)
@@ -146,7 +229,7 @@ def launch(output, model, who, what):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_agree_on_a_signal_that_one_of_them_got(tmp_path, tiny_path):
     process = launch(tmp_path, tiny_path, 1, "SIGUSR1")
     output, _ = process.communicate(timeout=600)
@@ -165,7 +248,7 @@ def test_ranks_agree_on_a_signal_that_one_of_them_got(tmp_path, tiny_path):
     assert "rank 1 stopped at 8" in output
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_dies_ends_the_others(tmp_path, tiny_path):
     process = launch(tmp_path, tiny_path, 1, "SIGKILL")
     output, _ = process.communicate(timeout=600)

@@ -5,6 +5,13 @@ import pytest
 from basis_rl.baselines import Rloo, build_baseline
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.trainer import BasisConfig, BasisTrainer
+from basis_rl.trainer.preflight import (
+    check_baseline_fits,
+    check_dataset,
+    check_single_turns,
+    required_columns,
+    run_context,
+)
 from basis_rl.values import ValueTable
 from tests.support.tiny import config, parity_reward, sums, table_for, tiny_model, tiny_tokenizer
 
@@ -137,6 +144,72 @@ def test_another_chat_template_is_noticed(tmp_path, tiny_path):
 def test_settings_that_contradict_are_refused(settings, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         config(tmp_path, **settings)
+
+
+def test_ranks_wait_as_long_as_the_server_may_take(tmp_path):
+    patient = {"vllm_request_timeout": 5000.0, "vllm_recovery_timeout": 4000.0, "vllm_server_timeout": 100.0}
+    args = config(tmp_path, use_vllm=True, vllm_mode="server", **patient)
+    assert args.ddp_timeout == 9400
+    assert config(tmp_path, use_vllm=True, vllm_mode="server", **patient, ddp_timeout=99_999).ddp_timeout == 99_999
+    assert config(tmp_path, use_vllm=True, vllm_mode="colocate").ddp_timeout == config(tmp_path).ddp_timeout
+
+
+def test_prefetch_needs_a_server_and_importance_weights(tmp_path):
+    with pytest.raises(ValueError, match="async_prefetch needs a vLLM server"):
+        config(tmp_path, async_prefetch=True)
+    server = {"use_vllm": True, "vllm_mode": "server", "async_prefetch": True}
+    with pytest.raises(ValueError, match="right only with their importance weights"):
+        config(tmp_path, **server, vllm_importance_sampling_correction=False)
+    assert config(tmp_path, **server).async_prefetch
+
+
+def test_estimators_of_kl_have_a_default_for_each_place(tmp_path):
+    assert config(tmp_path).kl_estimator == "k3"
+    assert config(tmp_path, kl_placement="reward").kl_estimator == "k1"
+    assert config(tmp_path, kl_placement="reward", kl_estimator="k2").kl_estimator == "k2"
+
+
+def test_secrets_in_dictionaries_are_not_reported(tmp_path):
+    args = config(tmp_path, model_init_kwargs={"token": "hf_secretsecretsecret", "revision": "r"})
+    assert "hf_secret" not in str(args.to_dict())
+    assert args.to_dict()["model_init_kwargs"]["revision"] == "r"
+    assert args.model_init_kwargs["token"] == "hf_secretsecretsecret"
+
+
+def test_groups_of_the_minimum_and_datasets_of_one_batch_are_enough(tmp_path):
+    args = config(tmp_path, num_generations=2, per_device_train_batch_size=8)
+    check_baseline_fits(Rloo(), args)
+    check_dataset(sums(args.generation_batch_size // 2), args, [parity_reward])
+    with pytest.raises(ValueError, match="has 7 prompts, but one generation batch takes 8"):
+        check_dataset(sums(7), args, [parity_reward])
+
+
+def test_columns_with_a_default_are_not_asked_for():
+    def reward(prompts, completions, solution, level=None, *, source, hint="", **kwargs): ...
+
+    assert required_columns(reward) == {"solution", "source"}
+
+
+def test_what_is_known_of_a_run(tmp_path):
+    tokenizer = tiny_tokenizer()
+    args = config(tmp_path, temperature=0.7, reward_weights=[0.5], chat_template_kwargs={"enable_thinking": False})
+    found = run_context(tiny_model(tokenizer).config, tokenizer, sums(), [parity_reward], args)
+    assert list(found.prompts) == list(sums()["prompt_id"])
+    assert len(set(found.prompts.values())) == 16
+    assert found.provenance["temperature"] == 0.7
+    assert found.provenance["reward"] == "0.5*parity_reward"
+    assert found.provenance["max_completion_length"] == 6
+
+
+@pytest.mark.parametrize("column", ["image", "images"])
+def test_prefetch_takes_neither_images_nor_streams_nor_tools(column):
+    check_single_turns(sums(), {})
+    with pytest.raises(ValueError, match="does not work with images"):
+        check_single_turns(sums().add_column(column, ["x"] * 16), {})
+    with pytest.raises(ValueError, match="a streamed dataset"):
+        check_single_turns(sums().to_iterable_dataset(), {})
+    with pytest.raises(ValueError, match="does not work with tools"):
+        check_single_turns(sums(), {"tools": [len]})
 
 
 def test_args_must_be_ours(tmp_path):

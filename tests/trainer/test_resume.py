@@ -1,6 +1,7 @@
 """A run that is resumed equals the uninterrupted one to the bit: any epoch, any step, between two generations too."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tests.support.tiny import config, named_baseline, parity_reward, sums, tiny
 from tests.trainer.test_state import RunningMean
 
 # 16 prompts, 4 a generation batch, two slices of it used twice: 16 micro-batches an epoch, a generation every 4.
-SHAPE = {"per_device_train_batch_size": 8, "steps_per_generation": 2, "num_iterations": 2, "max_steps": 40}
+SHAPE = {"per_device_train_batch_size": 8, "steps_per_generation": 2, "num_iterations": 2, "max_steps": 20}
 
 
 class Noted(BasisTrainer):
@@ -67,42 +68,70 @@ def whole(tmp_path_factory):
     return folder, run(folder, RunningMean())
 
 
-# The middle of a generation batch, its end, the end of an epoch, the next step, epochs 1 and 2.
-@pytest.mark.parametrize("step", [1, 3, 4, 15, 16, 17, 22, 32, 35, 39])
-def test_a_resumed_run_is_the_uninterrupted_one(step, whole, tmp_path):
-    folder, expected = whole
-    resumed = run(tmp_path, RunningMean(), resume=str(folder / f"checkpoint-{step}"), save_strategy="no")
+def assert_resumes(step, folder, expected, tmp_path, steps):
+    start = str(folder / f"checkpoint-{step}")
+    resumed = run(tmp_path, RunningMean(), resume=start, save_strategy="no", max_steps=steps)
     assert_same_end(expected, resumed)
-    assert resumed.order or step > 36  # the last generation
+    assert resumed.order or step > steps - 4  # the last generation
     assert all(expected.order[batch] == prompts for batch, prompts in resumed.order.items())
+
+
+# The middle of a generation batch, its end, the end of an epoch, the next step.
+@pytest.mark.parametrize("step", [1, 4, 15, 16, 17])
+def test_a_resumed_run_is_the_uninterrupted_one(step, whole, tmp_path):
+    assert_resumes(step, *whole, tmp_path, 20)
+
+
+@pytest.fixture(scope="module")
+def longer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("longer")
+    return folder, run(folder, RunningMean(), max_steps=40)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("step", [3, 22, 32, 35, 39])  # epochs 1 and 2
+def test_a_resumed_run_of_three_epochs_is_the_uninterrupted_one(step, longer, tmp_path):
+    assert_resumes(step, *longer, tmp_path, 40)
 
 
 @pytest.mark.parametrize("name", ["basis_history", "bv_blend", "otb"])
 def test_baselines_with_state_and_token_advantages_resume(name, tmp_path):
-    expected = run(tmp_path / "whole", named_baseline(name, sums()), max_steps=20)
-    for step in (6, 17):
+    expected = run(tmp_path / "whole", named_baseline(name, sums()), max_steps=10)
+    for step in (3, 8):
         start = str(tmp_path / "whole" / f"checkpoint-{step}")
         baseline = named_baseline(name, sums())
-        assert_same_end(expected, run(tmp_path / "again", baseline, resume=start, max_steps=20, save_strategy="no"))
+        assert_same_end(expected, run(tmp_path / "again", baseline, resume=start, max_steps=10, save_strategy="no"))
 
 
 @pytest.mark.parametrize("critic", ["head", "model"])
 def test_a_baseline_that_learns_resumes(critic, tmp_path, tiny_path):
-    kwargs = {"lam": 0.9, "critic_epochs": 2, "critic_warmup_steps": 2}
+    kwargs = {"lam": 0.9, "critic_epochs": 2, "critic_warmup_steps": 1}
     kwargs |= {"critic_model": str(tiny_path), "critic_learning_rate": 1e-3} if critic == "model" else {}
-    expected = run(tmp_path / "whole", Ppo(**kwargs), max_steps=16)
-    for step in (3, 6, 8):
+    expected = run(tmp_path / "whole", Ppo(**kwargs), max_steps=8)
+    for step in (3, 4, 6):
         start = str(tmp_path / "whole" / f"checkpoint-{step}")
-        resumed = run(tmp_path / "again", Ppo(**kwargs), resume=start, max_steps=16, save_strategy="no")
+        resumed = run(tmp_path / "again", Ppo(**kwargs), resume=start, max_steps=8, save_strategy="no")
         assert_same_end(expected, resumed)
 
 
 def test_accumulation_with_a_short_last_step_of_the_epoch(tmp_path):
     shape = {"gradient_accumulation_steps": 3, "num_iterations": 1, "max_steps": 9}  # 8 micro-batches: 3, 3, 2
     expected = run(tmp_path / "whole", RunningMean(), **shape)
-    for step in (1, 3, 5, 7):
+    for step in (1, 5):
         start = str(tmp_path / "whole" / f"checkpoint-{step}")
         assert_same_end(expected, run(tmp_path / "again", RunningMean(), start, save_strategy="no", **shape))
+
+
+def test_metrics_since_the_last_log_survive_a_resume(tmp_path):
+    """Lines of the log are means over three steps here, with a checkpoint after each; the loss is transformers'."""
+    expected = run(tmp_path / "whole", RunningMean(), max_steps=9, logging_steps=3)
+    assert len([row for row in expected.state.log_history if "reward" in row]) == 3
+    for step in (1, 5):
+        start = str(tmp_path / "whole" / f"checkpoint-{step}")
+        resumed = run(tmp_path / "again", RunningMean(), start, max_steps=9, logging_steps=3, save_strategy="no")
+        for old, new in zip(expected.state.log_history, resumed.state.log_history, strict=True):
+            kept = [k for k in old if not re.search("time|second|loss", k)]
+            assert {k: old[k] for k in kept} == {k: new[k] for k in kept}
 
 
 def test_order_without_interruption_is_trls(whole):

@@ -192,7 +192,7 @@ def assert_energies_of_the_whole_model(path, batch, kept):
         first += len(ids)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_gradients_that_are_not_finite_are_counted_and_end_a_sharded_run(tmp_path, tiny_path):
     """DeepSpeed leaves such steps out by itself, and tells only that it did."""
     command = [sys.executable, "-m", "accelerate.commands.launch"]

@@ -4,6 +4,7 @@ import pytest
 
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.progress import _forget_after
+from basis_rl.trainer.spending import Spending
 from tests.support.tiny import config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
 
 
@@ -22,7 +23,7 @@ def train(folder, baseline, resume=None, **settings):
     trainer = Counting(
         model=tiny_model(tokenizer),
         reward_funcs=parity_reward,
-        args=config(folder, save_strategy="steps", save_steps=1, max_steps=8, **settings),
+        args=config(folder, save_strategy="steps", save_steps=1, max_steps=4, **settings),
         train_dataset=sums(),
         eval_dataset=sums(4),
         processing_class=tokenizer,
@@ -34,7 +35,7 @@ def train(folder, baseline, resume=None, **settings):
 
 @pytest.mark.parametrize("name", ["batch_mean", "remax"])
 def test_counts_are_those_of_what_was_sampled(name, tmp_path):
-    log, lengths = train(tmp_path / "whole", name, eval_strategy="steps", eval_steps=4)
+    log, lengths = train(tmp_path / "whole", name, eval_strategy="steps", eval_steps=2)
     calls = 2 if name == "remax" else 1
     for row in log[:-1]:
         drawn = lengths[: calls * -(-row["step"] // 2)]  # a batch serves two steps
@@ -44,7 +45,7 @@ def test_counts_are_those_of_what_was_sampled(name, tmp_path):
     assert len(lengths[0]) == 16
     assert name != "remax" or len(lengths[1]) == 4, "one greedy rollout a prompt"
     resumed, _ = train(
-        tmp_path / "again", name, str(tmp_path / "whole" / "checkpoint-5"), eval_strategy="steps", eval_steps=4
+        tmp_path / "again", name, str(tmp_path / "whole" / "checkpoint-3"), eval_strategy="steps", eval_steps=2
     )
     for old, new in zip(log, resumed, strict=True):
         assert all(old[key] == new[key] for key in ("step", "num_rollouts", "num_rollout_tokens"))
@@ -58,7 +59,27 @@ def test_evaluations_do_not_change_the_training(tmp_path):
         log, _ = train(tmp_path / name, "batch_mean", **settings)
         logs.append([(row["step"], row["loss"], row["grad_norm"], row.get("reward")) for row in log if "loss" in row])
     assert logs[0] == logs[1]
-    assert len({loss for _, loss, *_ in logs[0]}) > 4
+    assert len({loss for _, loss, *_ in logs[0]}) > 2
+
+
+def test_seconds_go_on_where_they_were(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("basis_rl.trainer.spending.time.perf_counter", lambda: clock[0])
+    first = Spending()
+    first.draw(4, 30)
+    first.draw(2, 5)
+    clock[0] = 107.5
+    assert first.seconds == 7.5
+    assert first.drawn == (6, 35)
+    state = first.state_dict()
+    clock[0] = 1000.0
+    second = Spending()
+    second.load_state_dict(state)
+    clock[0] = 1002.0
+    second.draw(1, 1)
+    assert second.seconds == 9.5
+    assert second.drawn == (7, 36)
+    assert list(second.metrics().values()) == [7, 36, 9.5]
 
 
 def test_a_line_that_a_kill_cut_short_does_not_stop_a_resume(tmp_path):

@@ -1,10 +1,13 @@
 """The stability metrics: the gradient's noise against gradients taken one by one, rollout mismatch, difficulties."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from accelerate import DistributedType
 
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.stability import log_rollout_mismatch, rollout_weights
+from basis_rl.trainer.stability import GradientMonitor, log_rollout_mismatch, rollout_weights
 from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
 
 
@@ -89,6 +92,35 @@ def test_rollout_mismatch_by_hand(tmp_path):
     assert found["rollout/log_ppl_gap"] == pytest.approx(sum(abs(sum(r) / len(r)) for r in rows) / 3, abs=1e-6)
     assert found["rollout/masked"] == pytest.approx(1 / 3)
     assert rollout_weights(mismatched()).tolist() == [[pytest.approx(w)] * 4 for w in (0.8, 0.0, 1.1)]
+
+
+def test_tool_output_is_no_part_of_the_mismatch(tmp_path):
+    """As if it were padding, though the engine gives it a log-probability."""
+    trainer = build(BasisTrainer, tmp_path)
+    tool_mask = torch.tensor([[1, 0, 1, 1], [1, 1, 1, 1], [0, 1, 1, 0]])
+    plain = mismatched()
+    log_rollout_mismatch(trainer, {**plain, "completion_mask": plain["completion_mask"] * tool_mask})
+    log_rollout_mismatch(trainer, {**plain, "tool_mask": tool_mask})
+    log_rollout_mismatch(trainer, plain)
+    for key in ("rollout/kl", "rollout/log_ppl_gap", "rollout/masked"):
+        expected, found, other = trainer._metrics["train"][key]
+        assert found == expected
+        assert found != other or key == "rollout/masked"
+
+
+def test_a_rollout_with_some_weights_of_0_is_not_silenced(tmp_path):
+    trainer = build(BasisTrainer, tmp_path)
+    weights = torch.tensor([[0.0, 1.0, 0.0, 1.0], [0.0, 0.0, 1.0, 1.0], [1.0, 1.0, 1.0, 0.0]])
+    log_rollout_mismatch(trainer, {**mismatched(), "importance_sampling_ratio": weights})
+    assert trainer._metrics["train"]["rollout/masked"][-1] == pytest.approx(1 / 3)  # the second: padding aside
+
+
+@pytest.mark.parametrize("kind", [DistributedType.DEEPSPEED, DistributedType.FSDP, DistributedType.NO])
+def test_sharded_or_scaled_gradients_are_refused(kind):
+    args = SimpleNamespace(fp16=kind == DistributedType.NO)
+    run = SimpleNamespace(accelerator=SimpleNamespace(distributed_type=kind), args=args)
+    with pytest.raises(ValueError, match="log_gradient_variance does not work with"):
+        GradientMonitor(run)
 
 
 def test_nothing_is_logged_where_the_engine_gives_no_log_probabilities(tmp_path):

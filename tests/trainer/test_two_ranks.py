@@ -1,4 +1,4 @@
-"""Two ranks on CPU under `accelerate launch`, a group across both: the advantages are one rank's to the bit."""
+"""Two ranks on CPU under `accelerate launch`, a group across both, against one: advantages to the bit, and the rest."""
 
 import os
 import subprocess
@@ -9,25 +9,26 @@ import pytest
 import torch
 
 from basis_rl.baselines import BASELINES, LearnedBaseline
+from tests.trainer.straddling import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def launch(ranks: int, output: Path, model: Path) -> list[dict]:
-    output.mkdir()
-    launcher = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
-    launcher += ["--num_processes", str(ranks), "--main_process_port", "0"]
-    script = ["-m", "tests.trainer.straddling", str(output), str(model), str(ranks)]
-    command = [sys.executable, *(launcher if ranks > 1 else []), *script]
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, tiny_path):
+    """What one rank (this process) and two have found: ``(results, others)`` of each rank."""
+    one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
+    command += ["--num_processes", "2", "--main_process_port", "0"]
+    command += ["-m", "tests.trainer.straddling", str(two), str(tiny_path), "2"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "CI": "1"})
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return [torch.load(output / f"rank{rank}.pt", weights_only=False) for rank in range(ranks)]
+    main(one, str(tiny_path), 1)
+    return [torch.load(path, weights_only=False) for path in (one / "rank0.pt", two / "rank0.pt", two / "rank1.pt")]
 
 
-@pytest.mark.slow
-def test_advantages_do_not_depend_on_the_number_of_ranks(tmp_path, tiny_path):
-    (one,) = launch(1, tmp_path / "one", tiny_path)
-    two = launch(2, tmp_path / "two", tiny_path)
+def test_advantages_do_not_depend_on_the_number_of_ranks(runs):
+    one, *two = [results for results, _ in runs]
     assert set(one) == {*BASELINES, "tokenwise"}
     for name, batches in one.items():
         assert len(batches) == 2
@@ -46,3 +47,31 @@ def test_advantages_do_not_depend_on_the_number_of_ranks(tmp_path, tiny_path):
                     else:  # a module learns from gradients that are summed in another order
                         same = torch.allclose(got, value, rtol=0, atol=1e-4)
                     assert same, f"{name}, batch {step}: {key} differs between one rank and two"
+
+
+def test_a_kl_loss_of_our_own_is_that_of_one_rank(runs):
+    one, *two = [others["kl"] for _, others in runs]
+    assert one["kl"][0] == pytest.approx(0.0, abs=1e-6)
+    assert one["kl"][-1] > 1e-6, "it has moved away from the reference"
+    for rank in two:
+        torch.testing.assert_close(rank["weights"], one["weights"], rtol=0, atol=1e-5)
+        assert rank["kl"] == pytest.approx(one["kl"], rel=1e-3, abs=1e-7) or not rank["kl"]
+    assert two[0]["kl"]
+
+
+def test_the_noise_of_the_gradient_is_that_of_the_micro_batches_of_all_ranks(runs):
+    for _, others in runs[:2]:  # the first rank logs
+        found = others["noise"]
+        assert len(found["logged"]) == 2
+        for row, gradients in zip(found["logged"], found["gradients"].double(), strict=True):
+            assert len(gradients) == 4
+            mean = gradients.mean(dim=0)
+            variance = ((gradients - mean) ** 2).sum() / (4 - 1) / 4  # of the mean, unbiased
+            assert row["gradient/variance"] == pytest.approx(float(variance), rel=1e-3)
+            assert row["gradient/signal"] == pytest.approx(float(mean @ mean), rel=1e-3)
+            assert row["gradient/total_power"] == pytest.approx(float((gradients**2).sum(dim=1).mean()), rel=1e-3)
+            assert row["gradient/variance"] > 0
+
+
+def test_all_stop_when_one_of_them_got_a_signal(runs):
+    assert [others["stopped"] for _, others in runs] == [2, 2, 2]

@@ -99,6 +99,55 @@ def test_prompts_that_cannot_be_scored_are_left_out_and_counted(capsys):
     assert "1 of 6 prompts are left out" in capsys.readouterr().out
 
 
+def test_a_rollout_without_one_of_its_scores_has_the_others_and_one_without_any_none():
+    def first(completion_ids, **kwargs):
+        return [None if sum(ids) % 3 == 0 else 1.0 for ids in completion_ids]
+
+    def second(completion_ids, **kwargs):
+        return [None if sum(ids) % 2 == 0 else 3.0 for ids in completion_ids]
+
+    sums_of_tokens = []
+
+    def noted(completion_ids, **kwargs):
+        sums_of_tokens.extend(sum(ids) for ids in completion_ids)
+        return [None] * len(completion_ids)
+
+    settings = {"reward_funcs": [first, second, noted], "reward_weights": [2.0, 1.0, 5.0]}
+    table = build_table(model_source(), plan(12, num_rollouts=4, **settings))
+    expected = [2.0 * (s % 3 != 0) + 3.0 * (s % 2 != 0) for s in sums_of_tokens if s % 6]
+    assert sorted(r for p in table.prompt_ids for r in table.rewards(p)) == sorted(expected)
+    assert len(expected) < len(sums_of_tokens) == 48, "some have no score at all"
+
+
+@pytest.mark.parametrize("conversational", [True, False])
+def test_rewards_are_called_as_in_training(conversational):
+    seen = {}
+
+    def spy(**given):
+        seen.update(given)
+        return [0.0 if i % 2 else 1.0 for i, _ in enumerate(given["completions"])]
+
+    dataset = sums(3) if conversational else sums(3).map(lambda row: {"prompt": row["prompt"][0]["content"]})
+    table = build_table(model_source(100), plan(3, dataset=dataset, reward_funcs=[spy], num_rollouts=2))
+    assert sorted(seen["solution"]) == ["1", "1", "3", "3", "5", "5"]
+    completion = seen["completions"][0]
+    assert (completion[0]["role"] == "assistant") if conversational else isinstance(completion, str)
+    assert {"prompts", "completion_ids", "trainer_state", "log_extra", "log_metric", "prompt_id"} <= set(seen)
+    assert table.provenance["tokens"] >= sum(len(ids) for ids in seen["completion_ids"])
+    truncated = sum(len(ids) == SAMPLING.max_new_tokens for ids in seen["completion_ids"])
+    assert table.provenance["truncated"] >= truncated > 0
+
+
+def test_the_seed_and_the_golds_are_part_of_what_is_built():
+    one, two = (build_table(model_source(), plan(seed=seed)) for seed in (0, 1))
+    assert rewards(one) != rewards(two)
+    other = sums(6).map(lambda row: {"solution": f"{row['solution']}0"})
+    asked = [plan(), plan(dataset=other)]
+    source = model_source()
+    identities = [each.identity(source.config, source.tokenizer, source.name)["dataset"] for each in asked]
+    assert identities[0] != identities[1]
+
+
 class Killed(BaseException):
     """Ends a build at a place of our choosing, as a kill would."""
 
@@ -312,8 +361,15 @@ def test_the_card_says_how_and_how_to_load(tmp_path):
     assert "Rewards of 3 to 8 rollouts" in text
     assert "off by 0.625 (p^3 (1 - p) - (1 - p)^3 p)" in text
     assert f"| Rollouts in all | {table.provenance['rollouts']} |" in text
+    cut = table.provenance["truncated"] / table.provenance["rollouts"]
+    assert f"({cut:.1%}) |" in text
+    pushed = {"model": "owner/name", "generation_kwargs": '{"stop": "|"}'}
+    of_hub = card(ValueTable.from_rewards({"a": [1.0]}, provenance=pushed), "x/y")
+    assert "base_model: owner/name" in of_hub
+    assert '| Further settings | {"stop": "\\|"} |' in of_hub, "a bar would end the cell"
     moved = ValueTable.from_rewards(
         {"a": [1.0]}, provenance={**table.provenance, "model": str(tmp_path / "secret" / "m")}
     )
     assert "secret" not in moved.card("x/y")
+    assert "base_model" not in moved.card("x/y")
     assert json.dumps(table.provenance)

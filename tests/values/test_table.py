@@ -2,13 +2,22 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from basis_rl.rollout import Sampling
 from basis_rl.types import RunContext
 from basis_rl.values import ValueTable
-from basis_rl.values.provenance import mismatches, model_revision, reward_identity
+from basis_rl.values.provenance import (
+    fingerprint,
+    mismatches,
+    model_revision,
+    rendered_prompt,
+    reward_identity,
+    run_provenance,
+)
 
 REWARDS = {"a": [0.0, 1.0, 1.0, 1.0], "b": [0.0, 0.0], "c": [1.0]}
 
@@ -68,6 +77,8 @@ def test_saving_never_replaces_something_else(tmp_path):
         ({}, {}, "at least one prompt"),
         ({"a": []}, {}, "no scored rollout"),
         ({"a": [2.0]}, {"reward_range": (0.0, 1.0)}, "must hold all rewards"),
+        ({"a": [-1.0]}, {"reward_range": (0.0, 1.0)}, "must hold all rewards"),
+        ({"a": [1.0]}, {"reward_range": (1.0, 1.0)}, "must hold all rewards"),
     ],
 )
 def test_impossible_tables(rewards, kwargs, message):
@@ -157,3 +168,93 @@ def test_reward_identity():
     assert reward_identity([plain, versioned]) == "plain + versioned[2]"
     assert reward_identity([plain], [0.5]) == "0.5*plain"
     assert reward_identity([plain], [1.0]) == "plain"
+
+
+def test_the_range_holds_all_rewards_and_is_0_to_1_where_it_can_be():
+    def found(*rewards):
+        return ValueTable.from_rewards({"a": list(rewards)}).reward_range
+
+    assert found(0.0, 1.0) == found(0.2, 0.9) == found(1.0) == (0.0, 1.0)
+    assert found(0.0, 2.0) == (0.0, 2.0)
+    assert found(-1.0, 0.5) == (-1.0, 0.5)
+    assert found(3.0, 3.0) == (3.0, 4.0)
+
+
+def test_means_and_values_are_on_the_scale_of_the_range(tmp_path):
+    """Those of a table whose rewards are in another unit are the same, after a trip to the disk too."""
+    rewards = {"a": [0.0, 0.5, 1.0], "b": [0.25, 1.0]}
+    plain = ValueTable.from_rewards(rewards, reward_range=(0.0, 1.0))
+    scaled = ValueTable.from_rewards({p: [4 * r - 3 for r in rs] for p, rs in rewards.items()}, reward_range=(-3, 1))
+    loaded = ValueTable.load(scaled.save(tmp_path / "t"))
+    assert loaded.reward_range == (-3, 1)
+    betas = torch.tensor([0.3, 2.0, torch.inf])
+    for table in (scaled, loaded):
+        torch.testing.assert_close(table.means, plain.means)
+        torch.testing.assert_close(table.tilt(["b", "a"], 0.5)(betas), plain.tilt(["b", "a"], 0.5)(betas))
+    values = plain.tilt(["a", "b"], 0.5)(torch.tensor([torch.inf]))[0][0]
+    assert values.tolist() == pytest.approx([(0.5 + 1.5) / 4, (0.5 + 1.25) / 3])
+
+
+def test_the_digest_is_that_of_ids_rewards_and_range(tmp_path):
+    table = ValueTable.from_rewards(REWARDS)
+    turned = ValueTable.from_rewards(dict(reversed(REWARDS.items())), provenance={"model": "m"})
+    assert ValueTable.load(table.save(tmp_path / "t")).digest == turned.digest == table.digest
+    changed = {**REWARDS, "a": [1.0 - r for r in REWARDS["a"]]}
+    others = [
+        ValueTable.from_rewards(changed),
+        ValueTable.from_rewards(REWARDS, reward_range=(0.0, 2.0)),
+        ValueTable.from_rewards({f"{p}x": rs for p, rs in REWARDS.items()}),
+    ]
+    assert len({table.digest, *(other.digest for other in others)}) == 4
+
+
+def test_another_template_is_told_once():
+    """Each prompt is rendered otherwise then, which says nothing more."""
+    table = ValueTable.from_rewards(REWARDS, fingerprints={"a": "other"}, provenance={"chat_template": "t1"})
+    with pytest.raises(ValueError, match="chat_template: table") as told:
+        table.check(context(chat_template="t2"))
+    assert "rendered otherwise" not in str(told.value)
+    ValueTable.from_rewards(REWARDS, fingerprints={"a": "fa", "b": "fb"}).check(context())
+
+
+def test_the_revision_is_that_of_all_of_a_large_file_that_is_read(tmp_path):
+    """Its name, its size, and a MiB at each end."""
+    large = bytes(3 << 20)
+    path = tmp_path / "model.safetensors"
+    seen = set()
+    for content in (large, large + b"0", b"1" + large[1:], large[:-1] + b"1"):
+        path.write_bytes(content)
+        seen.add(model_revision(str(tmp_path)))
+    path.rename(tmp_path / "other.safetensors")
+    assert len({*seen, model_revision(str(tmp_path))}) == 5
+
+
+def test_what_identifies_a_run(tiny_path):
+    def reward(): ...
+
+    settings = {"temperature": 0.5, "top_p": 0.75, "top_k": 7, "min_p": 0.125, "repetition_penalty": 1.5}
+    sampling = Sampling(9, **settings, generation_kwargs={"b": 1, "a": 2})
+    config = SimpleNamespace(_name_or_path="owner/name", _commit_hash="c0ffee")
+    tokenizer = SimpleNamespace(chat_template="a template")
+    assert run_provenance(config, tokenizer, [reward], sampling, [0.5]) == {
+        "model": "owner/name",
+        "revision": "c0ffee",
+        "chat_template": fingerprint("a template"),
+        "reward": "0.5*reward",
+        "max_completion_length": 9,
+        **settings,
+        "generation_kwargs": '{"a": 2, "b": 1}',
+    }
+    bare = run_provenance(SimpleNamespace(), SimpleNamespace(), [reward], Sampling(9))
+    assert not {"model", "revision", "chat_template", "min_p"} & set(bare)
+
+
+def test_a_conversation_is_rendered_with_the_templates_settings():
+    def apply(prompt, *, add_generation_prompt, tokenize, **settings):
+        assert add_generation_prompt
+        assert not tokenize
+        return f"{prompt[0]['content']} {settings}"
+
+    tokenizer = SimpleNamespace(apply_chat_template=apply)
+    assert rendered_prompt("as it is", tokenizer, {"a": 1}) == "as it is"
+    assert rendered_prompt([{"role": "user", "content": "x"}], tokenizer, {"a": 1}) == "x {'a': 1}"

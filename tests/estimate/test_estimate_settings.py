@@ -1,0 +1,250 @@
+"""What a run's settings and its launch make of the estimate: each switch by hand, on sizes that are easily reckoned."""
+
+import dataclasses
+import json
+
+import pytest
+import yaml
+from transformers import Qwen3Config, Qwen3MoeConfig
+from trl import ModelConfig
+
+from basis_rl.estimate.footprint import Launch, model_size, planned, read_launch, setting_of
+from basis_rl.estimate.memory import (
+    MAX_LIVE_PARAMETERS,
+    REDUCE_BUCKET,
+    ModelSize,
+    Setting,
+    backward_parts,
+    generation_parts,
+    head_bytes,
+    static_parts,
+    step_parts,
+)
+from tests.support.tiny import config
+
+SIZE = ModelSize(
+    parameters=1000,
+    trainable=1000,
+    trainable_tensors=10,
+    layer_matrices=900,
+    layers=3,
+    hidden=8,
+    intermediate=24,
+    query=8,
+    key_value=4,
+    heads=2,
+    vocabulary=50,
+    qk_norm=False,
+)
+LORA = dataclasses.replace(SIZE, parameters=1100, trainable=100)
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "tie_word_embeddings": False,
+}
+
+
+def named(parts):
+    return {part.name: part.bytes for part in parts}
+
+
+def deepspeed(stage=3, world=4, **settings):
+    return Setting(engine="deepspeed", stage=stage, world=world, low=2, **settings)
+
+
+def test_what_is_in_the_cpus_memory_is_not_counted():
+    held = named(static_parts(SIZE, deepspeed()))
+    assert held["weights"] == held["gradients"] == 500
+    assert "weights" not in named(static_parts(SIZE, deepspeed(offload_parameters=True)))
+    optimizer = named(static_parts(SIZE, deepspeed(offload_optimizer=True)))
+    assert optimizer == {"weights": 500}
+    assert named(static_parts(SIZE, deepspeed(stage=1, offload_optimizer=True)))["gradients"] == 2000
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        (deepspeed(stage=2, reference=True), 2000),
+        (deepspeed(stage=3, reference=True), 500),
+        (Setting(engine="fsdp", world=4, low=2, frozen_bytes=2, reference=True), 500),
+        (Setting(world=4, frozen_bytes=2, reference=True), 2000),
+    ],
+)
+def test_a_reference_model_is_divided_as_the_policys_weights_are(setting, expected):
+    assert named(static_parts(SIZE, setting))["reference model"] == expected
+
+
+def test_the_heads_tile_is_bounded_and_its_gradient_that_of_what_is_trained():
+    def head(size=SIZE, **settings):
+        return head_bytes(size, Setting(rows=2, prompt=3, **settings))
+
+    few = head(completion=5)
+    assert few == 10 * 32768 * 4 + 4 * 50 * 8 + (4 + 4) * 10 * 8
+    many = head(completion=4096)
+    assert many == 4096 * 32768 * 4 + 4 * 50 * 8 + (4 + 4) * 8192 * 8
+    assert head(LORA, completion=5) == few - 4 * 50 * 8, "the head has no gradient"
+    low = {"engine": "deepspeed", "stage": 2, "low": 2, "completion": 5}
+    assert head(**low, head_fp32=True) - head(**low) == 10 * 32768 * 2
+    assert head(**{**low, "stage": 3}) - head(**low) == 2 * 50 * 8, "the gathered head"
+    assert head(engine="fsdp", low=2, completion=5) - head(engine="deepspeed", low=2, completion=5) == 4 * 50 * 8
+
+
+def test_the_larger_of_head_and_layer_counts():
+    name = "LM head, or the layer at work"
+    short, long = Setting(rows=1, completion=1), Setting(rows=1, prompt=10**6, completion=1)
+    assert named(backward_parts(SIZE, short))[name] == head_bytes(SIZE, short)
+    assert named(backward_parts(SIZE, long))[name] > 10 * head_bytes(SIZE, long)
+
+
+def test_deepspeeds_buckets_and_what_it_gathers():
+    bucket, gathered = "DeepSpeed's bucket of gradients", "gathered parameters"
+    parts = named(backward_parts(SIZE, deepspeed(completion=1)))
+    assert (parts[bucket], parts[gathered]) == (2 * REDUCE_BUCKET, 2 * 1000)
+    large = dataclasses.replace(SIZE, parameters=10 * MAX_LIVE_PARAMETERS, trainable=10 * MAX_LIVE_PARAMETERS)
+    assert named(backward_parts(large, deepspeed(completion=1)))[gathered] == 2 * MAX_LIVE_PARAMETERS
+    two = named(backward_parts(SIZE, deepspeed(stage=2, completion=1)))
+    assert two[bucket] == 2 * REDUCE_BUCKET
+    assert gathered not in two
+    assert bucket not in named(backward_parts(SIZE, Setting(completion=1)))
+
+
+def test_deepspeeds_step_turns_gradients_to_float32_a_group_at_a_time():
+    assert named(step_parts(SIZE, deepspeed())) == {"float32 gradients": 4 * 250}
+    assert step_parts(SIZE, deepspeed(offload_optimizer=True)) == []
+    assert step_parts(SIZE, dataclasses.replace(deepspeed(), low=0)) == []
+    assert step_parts(SIZE, Setting(low=2)) == []
+    large = dataclasses.replace(SIZE, parameters=8 * 10**9, trainable=8 * 10**9)
+    assert named(step_parts(large, deepspeed(world=2)))["float32 gradients"] == 4 * 10**9
+    assert named(step_parts(large, deepspeed(stage=2, world=2)))["float32 gradients"] == 16 * 10**9
+
+
+def test_what_generation_holds_beside_its_cache():
+    gathered, copies = "all parameters, gathered", "autocast's copies of the weights"
+    assert named(generation_parts(SIZE, deepspeed(generated=2)))[gathered] == 2000
+    assert gathered not in named(generation_parts(SIZE, deepspeed(generated=2, gather_to_generate=False)))
+    assert gathered not in named(generation_parts(SIZE, deepspeed(stage=2, generated=2)))
+    autocast = Setting(low=2, generated=2)
+    assert named(generation_parts(SIZE, autocast))[copies] == 2 * (900 + 50 * 8)
+    assert named(generation_parts(LORA, autocast))[copies] == 2 * 300, "those of a layer at a time"
+    assert copies not in named(generation_parts(SIZE, Setting(generated=2)))
+
+
+def setting(tmp_path, model=None, launch=None, model_config=None, **settings):
+    model = ModelConfig(model_name_or_path="m", **(model or {}))
+    args = config(tmp_path, **settings)
+    return setting_of(args, model, model_config or Qwen3Config(**SHAPE), launch or Launch(), 7)
+
+
+def test_settings_of_a_run(tmp_path):
+    found = setting(tmp_path, beta=0.1, gradient_checkpointing=True)
+    assert (found.low, found.frozen_bytes, found.trainable_bytes, found.reference) == (0, 4, 4, True)
+    assert (found.rows, found.prompt, found.completion, found.generated) == (8, 7, 6, 16)
+    assert (found.attention, found.checkpointing, found.optimizer_states) == ("sdpa", True, 2.0)
+    assert not setting(tmp_path).reference
+    assert not setting(tmp_path, {"use_peft": True}, beta=0.1).reference, "the policy without its adapter"
+
+
+def test_precisions_of_a_run(tmp_path):
+    assert setting(tmp_path, bf16=True).low == 2
+    with planned(Launch()):
+        args = config(tmp_path)
+    args.fp16 = True
+    assert setting_of(args, ModelConfig(), Qwen3Config(**SHAPE), Launch(), 7).low == 2
+    half = setting(tmp_path, {"dtype": "bfloat16"})
+    assert (half.frozen_bytes, half.trainable_bytes) == (2, 2)
+    lora = setting(tmp_path, {"dtype": "bfloat16", "use_peft": True})
+    assert (lora.frozen_bytes, lora.trainable_bytes) == (2, 4)
+    stored = Qwen3Config(**SHAPE, dtype="bfloat16")
+    assert setting(tmp_path, model_config=stored).frozen_bytes in (2, 4)  # what `dtype: float32` of the recipe says
+    assert setting(tmp_path, {"dtype": "float32"}, model_config=stored).frozen_bytes == 4
+    assert setting(tmp_path, {"attn_implementation": "eager"}).attention == "eager"
+
+
+def test_vllm_leaves_no_cache_to_the_training(tmp_path):
+    args = config(tmp_path)
+    args.use_vllm = True
+    assert setting_of(args, ModelConfig(), Qwen3Config(**SHAPE), Launch(), 7).generated == 0
+
+
+def test_sizes_are_those_of_the_built_model():
+    size = model_size(Qwen3Config(**SHAPE), ModelConfig(model_name_or_path="m"))
+    layer = 16 * 16 + 2 * 16 * 8 + 16 * 16 + 3 * 16 * 48  # projections of queries, keys and values, output, MLP
+    assert size.layer_matrices == 2 * layer
+    assert size.parameters == size.trainable == 2 * (layer + 2 * 16 + 2 * 4) + 16 + 2 * 64 * 16
+    assert (size.query, size.key_value, size.heads, size.qk_norm) == (16, 8, 4, True)
+    adapters = ModelConfig(model_name_or_path="m", use_peft=True, lora_r=4, lora_target_modules=["q_proj", "v_proj"])
+    lora = model_size(Qwen3Config(**SHAPE), adapters)
+    assert lora.trainable == 2 * (4 * 16 + 4 * 16 + 4 * 16 + 4 * 8)
+    assert lora.parameters == size.parameters + lora.trainable
+    experts = Qwen3MoeConfig(**SHAPE, num_experts=2, moe_intermediate_size=16)
+    with pytest.raises(ValueError, match="dense decoders"):
+        model_size(experts, ModelConfig(model_name_or_path="m"))
+
+
+def write(tmp_path, **settings):
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(yaml.safe_dump({"compute_environment": "LOCAL_MACHINE", "num_machines": 1, **settings}))
+    return str(path)
+
+
+def test_a_launch_is_read_from_accelerates_file(tmp_path):
+    zero = {"zero_stage": 2, "offload_optimizer_device": "cpu", "offload_param_device": "none"}
+    path = write(tmp_path, distributed_type="DEEPSPEED", num_processes=4, deepspeed_config=zero)
+    found = read_launch(path)
+    assert (found.engine, found.stage, found.world) == ("deepspeed", 2, 4)
+    assert (found.offload_optimizer, found.offload_parameters) == (True, False)
+    assert str(found) == f"DeepSpeed ZeRO-2 on 4 process(es), from {path}"
+    assert read_launch(path, world_size=16).world == 16
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        read_launch(path, world_size=0)
+    with pytest.raises(ValueError, match="there is no file"):
+        read_launch(str(tmp_path / "none.yaml"))
+    assert read_launch(write(tmp_path, distributed_type="FSDP", num_processes=2)).engine == "fsdp"
+    plain = read_launch(write(tmp_path, distributed_type="MULTI_GPU", num_processes=2))
+    assert str(plain).startswith("DDP on 2")
+
+
+@pytest.mark.parametrize(
+    ("zero", "expected"),
+    [
+        ({"stage": 3, "offload_param": {"device": "cpu"}}, (3, False, True)),
+        ({"offload_optimizer": {"device": "none"}}, (0, False, False)),
+    ],
+)
+def test_a_file_of_deepspeeds_own_goes_before_accelerates(zero, expected, tmp_path):
+    own = tmp_path / "zero.json"
+    own.write_text(json.dumps({"zero_optimization": zero}))
+    settings = {"deepspeed_config_file": str(own), "zero_stage": 2}
+    found = read_launch(write(tmp_path, distributed_type="DEEPSPEED", num_processes=2, deepspeed_config=settings))
+    assert (found.stage, found.offload_optimizer, found.offload_parameters) == expected
+
+
+def test_a_launch_is_read_from_the_environment(monkeypatch):
+    for name in ("WORLD_SIZE", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP"):
+        monkeypatch.delenv(name, raising=False)
+    assert read_launch() == Launch()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert (read_launch().engine, read_launch().world) == ("plain", 2)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    assert read_launch().engine == "fsdp"
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", "cpu")
+    found = read_launch()
+    assert (found.engine, found.stage, found.offload_optimizer, found.offload_parameters) == (
+        "deepspeed",
+        3,
+        False,
+        True,
+    )
+
+
+def test_batches_of_a_planned_run_are_those_of_its_processes(tmp_path):
+    with planned(Launch(world=4)):
+        assert config(tmp_path).generation_batch_size == 4 * 8 * 2
+    assert config(tmp_path).generation_batch_size == 8 * 2

@@ -1,0 +1,236 @@
+"""From a recipe to a run, piece by piece and without a training: what each key comes to."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from basis_rl.baselines import Rloo
+from basis_rl.data import GYM_COLUMN
+from basis_rl.recipe.build import (
+    load_config_and_tokenizer,
+    load_eval_data,
+    load_training_data,
+    model_init_kwargs,
+    server_options,
+)
+from basis_rl.recipe.file import parse_recipe, parse_yaml, split_path
+from basis_rl.recipe.objects import build_recipe_baseline, build_rewards, build_tools
+from tests.support.tiny import tiny_tokenizer
+
+
+class Weighted(Rloo):
+    def __init__(self, weight=1.0):
+        self.weight = weight
+
+
+class Graded:
+    """A reward of one's own, with a parameter."""
+
+    def __init__(self, scale=1.0):
+        self.scale = scale
+
+    def __call__(self, completions, **kwargs):
+        return [self.scale] * len(completions)
+
+
+def counted(text: str) -> str:
+    """A tool without parameters.
+
+    Args:
+        text: what is counted.
+    """
+    return str(len(text))
+
+
+class Repeated:
+    """A tool with one."""
+
+    def __init__(self, times=1):
+        self.times = times
+
+
+HERE = "tests.recipe.test_recipe"
+
+
+@pytest.fixture
+def parsed(tmp_path, tiny_path):
+    """Parses a recipe with changes, and arguments."""
+    rows = [{"question": f"{i} + 1 =", "answer": str(i + 1), "level": f"level {i % 2}"} for i in range(30)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    def parse(*arguments, **changes):
+        settings = {
+            "model_name_or_path": str(tiny_path),
+            "output_dir": str(tmp_path / "out"),
+            "dataset_name": str(tmp_path / "rows.jsonl"),
+            "reward_funcs": ["tests.support.tiny.parity_reward"],
+            "use_cpu": True,
+            "bf16": False,
+            "report_to": "none",
+            **changes,
+        }
+        path = tmp_path / "recipe.yaml"
+        path.write_text(yaml.safe_dump({key: value for key, value in settings.items() if value is not None}))
+        return parse_recipe([str(path), *arguments])
+
+    return parse
+
+
+def test_the_recipes_path_may_stand_anywhere():
+    assert split_path(["--a", "1", "--config", "r.yaml", "--b", "2"]) == ("r.yaml", ["--a", "1", "--b", "2"])
+    assert split_path(["r.yaml", "--a", "1"]) == ("r.yaml", ["--a", "1"])
+    assert split_path(["--a", "1"]) == (None, ["--a", "1"])
+    with pytest.raises(ValueError, match="--config needs the path"):
+        split_path(["--a", "1", "--config"])
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e-6", 1e-6), ("-2E+3", -2000.0), ("1.5e2", 150.0), ("e5", "e5")])
+def test_numbers_without_a_point(text, value):
+    assert parse_yaml(text) == value
+
+
+def test_entries_of_dictionaries_are_put_beside_those_that_are_there(parsed):
+    given = {"reward_kwargs": {"overlong": {"cache": 1, "other": 2}, "format": {"form": "box"}}}
+    arguments = ["--reward_kwargs.overlong.cache", "5", "--baseline_kwargs.eps=1e-3", "--num_generations", "4"]
+    found = parsed(*arguments, **given, baseline_kwargs={"old": True})
+    assert found.run.reward_kwargs == {"overlong": {"cache": 5, "other": 2}, "format": {"form": "box"}}
+    assert found.run.baseline_kwargs == {"old": True, "eps": 1e-3}
+    assert found.args.num_generations == 4
+    assert found.resolved["num_generations"] == 4
+    assert found.resolved["reward_kwargs"] == found.run.reward_kwargs
+    assert parsed("--dataset_kwargs.size", "7").data.dataset_kwargs == {"size": 7}
+    assert parsed("--baseline", "baseline_kwargs").run.baseline == "baseline_kwargs"
+
+
+def test_unknown_keys_and_options_are_named(parsed):
+    with pytest.raises(ValueError, match=r"Unknown key 'beselin' in .*recipe.yaml\. Did you mean 'baseline'"):
+        parsed(beselin="rloo")
+    with pytest.raises(ValueError, match="Unknown option '--beselin'"):
+        parsed("--beselin", "rloo")
+
+
+def test_the_recipes_environment_wins(parsed, monkeypatch):
+    monkeypatch.setenv("A_SETTING_OF_OURS", "outside")
+    parsed(env={"A_SETTING_OF_OURS": "inside"})
+    assert os.environ["A_SETTING_OF_OURS"] == "inside"
+
+
+def test_secrets_are_not_in_what_is_saved(parsed):
+    given = {"model_init_kwargs": {"token": "hf_secretsecretsecret", "attn_implementation": "sdpa"}}
+    assert "hf_secret" not in json.dumps(parsed(**given).resolved)
+
+
+def test_single_names_are_lists(parsed):
+    found = parsed(reward_funcs="math_verify", tools="calculator", eval_benchmarks="a,b=c")
+    assert (found.run.reward_funcs, found.run.tools) == (["math_verify"], ["calculator"])
+    assert found.run.eval_benchmarks == ["a", "b=c"]
+    assert parsed(eval_benchmarks=["a,b", "c"]).run.eval_benchmarks == ["a", "b", "c"]
+
+
+def test_rewards_of_ones_own(parsed):
+    (reward,) = build_rewards(parsed(reward_funcs=[f"{HERE}.Graded"], reward_kwargs={"scale": 3.0}))
+    assert reward(["x"]) == [3.0]
+    names = [f"{HERE}.Graded", "tests.support.tiny.parity_reward"]
+    with pytest.raises(ValueError, match="reward_weights has 1 entries for the 2 reward_funcs"):
+        build_rewards(parsed(reward_funcs=names, reward_weights=[1.0]))
+    with pytest.raises(ValueError, match="is a function, which has no parameters to set"):
+        build_rewards(parsed(reward_kwargs={"scale": 3.0}))
+    with pytest.raises(ValueError, match="do not fit"):
+        build_rewards(parsed(reward_funcs=[f"{HERE}.Graded"], reward_kwargs={"scales": 3.0}))
+    with pytest.raises(ValueError, match="is a str, no function"):
+        build_rewards(parsed(reward_funcs=[f"{HERE}.HERE"]))
+
+
+def test_rewards_know_the_length_limit(parsed):
+    (reward,) = build_rewards(parsed(reward_funcs=["overlong"], reward_kwargs={"cache": 16}, max_completion_length=64))
+    ids = [[1] * n for n in (40, 56, 64)]
+    assert reward(prompts=["p"] * 3, completions=["x"] * 3, completion_ids=ids) == pytest.approx([0.0, -0.5, -1.0])
+
+
+def test_tools_of_ones_own(parsed):
+    tools = build_tools(
+        parsed(tools=[f"{HERE}.Repeated", f"{HERE}.counted"], tool_kwargs={f"{HERE}.Repeated": {"times": 4}}).run
+    )
+    assert tools[0].times == 4
+    assert tools[1] is counted or tools[1]("abc") == "3"
+    with pytest.raises(ValueError, match="'pyton' is not among the tools"):
+        build_tools(parsed(tools=["python"], tool_kwargs={"pyton": {}}).run)
+    with pytest.raises(ValueError, match=r"Unknown tool .pyton.\. Did you mean .python."):
+        build_tools(parsed(tools=["pyton"]).run)
+    with pytest.raises(ValueError, match="which has no parameters"):
+        build_tools(parsed(tools=[f"{HERE}.counted"], tool_kwargs={f"{HERE}.counted": {"times": 1}}).run)
+
+
+def test_baselines_of_ones_own(parsed):
+    found = build_recipe_baseline(parsed(baseline=f"{HERE}:Weighted", baseline_kwargs={"weight": 2.0}).run)
+    assert found.weight == 2.0
+    with pytest.raises(ValueError, match="is no subclass"):
+        build_recipe_baseline(parsed(baseline=f"{HERE}:Graded").run)
+    with pytest.raises(ValueError, match="do not fit"):
+        build_recipe_baseline(parsed(baseline=f"{HERE}:Weighted", baseline_kwargs={"wait": 2.0}).run)
+
+
+def test_prompts_are_padded_and_cut_on_the_left(parsed, tiny_path, tmp_path):
+    recipe = parsed()
+    _, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
+    assert (tokenizer.padding_side, tokenizer.truncation_side) == ("left", "left")
+    unpadded = tiny_tokenizer()
+    unpadded.pad_token = None
+    folder = tmp_path / "unpadded"
+    unpadded.save_pretrained(folder)
+    (folder / "config.json").write_text((Path(tiny_path) / "config.json").read_text())
+    recipe = parsed(model_name_or_path=str(folder))
+    with pytest.raises(ValueError, match="holds no weights"):
+        load_config_and_tokenizer(recipe.model, recipe.args)
+    (folder / "model.safetensors").write_bytes((Path(tiny_path) / "model.safetensors").read_bytes())
+    _, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
+    assert tokenizer.pad_token == tokenizer.eos_token is not None
+
+
+def test_columns_that_the_run_reads_are_kept(parsed):
+    tokenizer = tiny_tokenizer()
+    assert "level" not in load_training_data(parsed(), tokenizer).column_names
+    assert "level" in load_training_data(parsed(difficulty_column="level"), tokenizer).column_names
+    gym = {"dataset_name": "reasoning_gym:chain_sum", "dataset_kwargs": {"size": 5, "seed": 0}}
+    assert GYM_COLUMN not in load_training_data(parsed(**gym), tokenizer).column_names
+    scored = parsed(**gym, reward_funcs=["reasoning_gym"])
+    assert GYM_COLUMN in load_training_data(scored, tokenizer).column_names
+
+
+def test_what_training_is_measured_on(parsed, tmp_path):
+    tokenizer = tiny_tokenizer()
+    mine = tmp_path / "mine.json"
+    mine.write_text(json.dumps([{"problem": f"{i} - 1 =", "answer": i - 1} for i in range(8)]))
+    with pytest.raises(ValueError, match="eval_benchmarks needs eval_strategy"):
+        load_eval_data(parsed(eval_benchmarks=[str(mine)]), tokenizer)
+    assert load_eval_data(parsed(test_fraction=0.3), tokenizer) is None
+    evaluated = {"eval_strategy": "steps", "eval_steps": 1, "test_fraction": 0.3}
+    held_out = load_eval_data(parsed(**evaluated), tokenizer)
+    trained = load_training_data(parsed(**evaluated), tokenizer)
+    assert not set(held_out["prompt_id"]) & set(trained["prompt_id"])
+    assert len(held_out) + len(trained) == 30
+    sets = load_eval_data(parsed(**evaluated, eval_benchmarks=[str(mine)], max_eval_samples=3), tokenizer)
+    assert {name: len(each) for name, each in sets.items()} == {"mine": 3, "held_out": len(held_out)}
+    assert sets["held_out"]["prompt_id"] == held_out["prompt_id"]
+
+
+def test_what_the_model_is_loaded_with(parsed):
+    found = model_init_kwargs(parsed(dtype="bfloat16", model_init_kwargs={"revision": "r", "variant": "v"}))
+    assert found == {"revision": "r", "attn_implementation": None, "dtype": "bfloat16", "variant": "v"}
+    assert model_init_kwargs(parsed("--model_init_kwargs", '{"variant": "w"}'))["variant"] == "w"
+
+
+def test_the_server_of_a_recipe(parsed, tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
+    given = {"serve_devices": "1", "serve_args": "--a 1 --b 'x y'", "vllm_max_model_length": 99}
+    found = server_options(parsed(**given, model_revision="abc"), 8123, tmp_path / "log")
+    assert (found.port, found.devices, found.extra, found.max_model_len) == (8123, "1", ["--a", "1", "--b", "x y"], 99)
+    assert (found.revision, found.dtype) == ("abc", "float32")
+    assert server_options(parsed(dtype="float16"), 1, tmp_path / "log").dtype == "float16"
+    assert server_options(parsed(model_revision="main"), 1, tmp_path / "log").revision is None
+    low = parsed()
+    low.args.bf16 = True
+    assert server_options(low, 1, tmp_path / "log").dtype == "bfloat16"

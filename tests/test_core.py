@@ -1,0 +1,114 @@
+"""What everything stands on: batches and their rows, folders of artefacts, names that people give."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+import torch
+
+from basis_rl import artefacts
+from basis_rl.names import did_you_mean, import_object
+from basis_rl.types import RolloutBatch
+
+BATCH = RolloutBatch(
+    rewards=torch.arange(4.0),
+    group_ids=torch.tensor([0, 0, 1, 1]),
+    prompt_ids=["a", "a", "b", "b"],
+    action_mask=torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 0]]).bool(),
+    energies=torch.arange(12.0).reshape(4, 3),
+    greedy_rewards=torch.tensor([0.5, 0.5, 0.7, 0.7]),
+    prompt_texts=["A", "A", "B", "B"],
+    step=3,
+)
+
+
+def test_rows_of_a_batch_keep_all_that_belongs_to_them():
+    part = BATCH.take(torch.tensor([3, 0]), tokens=2)
+    assert part.rewards.tolist() == [3.0, 0.0]
+    assert part.group_ids.tolist() == [1, 0]
+    assert (part.prompt_ids, part.prompt_texts) == (["b", "a"], ["B", "A"])
+    assert part.action_mask.tolist() == [[True, True], [True, True]]
+    assert part.energies.tolist() == [[9.0, 10.0], [0.0, 1.0]]
+    assert part.greedy_rewards.tolist() == pytest.approx([0.7, 0.5])
+    assert part.kl is None
+    assert part.step == 3
+    assert BATCH.take(torch.tensor([1])).energies.shape == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"group_ids": torch.zeros(3)}, "group_ids must be"),
+        ({"prompt_ids": ["a"]}, "1 prompt_ids for 4 rewards"),
+        ({"prompt_texts": ["a"]}, "prompt_texts must be 4"),
+        ({"energies": torch.zeros(4, 2)}, "energies must be"),
+        ({"kl": torch.zeros(3, 3)}, "kl must be"),
+        ({"greedy_rewards": torch.zeros(2)}, "greedy_rewards must be"),
+        ({"action_mask": torch.ones(3, 3).bool()}, "action_mask has 3 rows"),
+    ],
+)
+def test_fields_of_another_shape_are_refused(changes, message):
+    with pytest.raises(AssertionError, match=message):
+        replace(BATCH, **changes)
+
+
+def write(path, value=1, **metadata):
+    return artefacts.write_folder(path, {"main.parquet": pa.table({"x": [value]})}, {"format": 1, **metadata})
+
+
+def test_a_folder_is_replaced_whole_and_a_crash_leaves_the_old_one(tmp_path, monkeypatch):
+    write(tmp_path / "a", 1)
+    assert json.loads((write(tmp_path / "a", 2, note="new") / "metadata.json").read_text())["note"] == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+    def crash(table, path):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(artefacts.pq, "write_table", crash)
+    with pytest.raises(OSError, match="disk full"):
+        write(tmp_path / "a", 3)
+    assert json.loads((tmp_path / "a" / "metadata.json").read_text())["note"] == "new"
+
+
+def test_the_old_folder_stays_until_the_new_one_is_in_its_place(tmp_path, monkeypatch):
+    write(tmp_path / "a", note="old")
+    rename = artefacts.Path.rename
+
+    def crash(path, target):
+        if path.name.endswith(".part"):
+            raise OSError("killed here")
+        return rename(path, target)
+
+    monkeypatch.setattr(artefacts.Path, "rename", crash)
+    with pytest.raises(OSError, match="killed here"):
+        write(tmp_path / "a", note="new")
+    assert any(json.loads(path.read_text())["note"] == "old" for path in tmp_path.glob("*/metadata.json"))
+
+
+def test_what_is_no_artefact_of_the_kind_is_left_alone_and_not_opened(tmp_path):
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(ValueError, match="is not a thing; it is left alone"):
+        artefacts.check_destination(tmp_path / "mine", "main.parquet", "thing")
+    write(tmp_path / "a")
+    artefacts.check_destination(tmp_path / "a", "main.parquet", "thing")
+    artefacts.check_destination(tmp_path / "not there yet", "main.parquet", "thing")
+    with pytest.raises(ValueError, match=r"has no other\.parquet"):
+        artefacts.open_folder(tmp_path / "a", "other.parquet", "thing", newest=1, build="x")
+    with pytest.raises(ValueError, match=r"written by a newer basis-rl \(format 2\)"):
+        artefacts.open_folder(write(tmp_path / "b", format=2), "main.parquet", "thing", newest=1, build="x")
+    folder, metadata = artefacts.open_folder(tmp_path / "a", "main.parquet", "thing", newest=1, build="x")
+    assert (folder, metadata["format"]) == (tmp_path / "a", 1)
+
+
+def test_names(tmp_path, monkeypatch):
+    assert did_you_mean("rlo", ["rloo", "grpo"]) == " Did you mean 'rloo'?"
+    assert did_you_mean("something", ["rloo"]) == ""
+    assert import_object("json:dumps", "thing") is import_object("json.dumps", "thing") is json.dumps
+    (tmp_path / "mine_here.py").write_text("x = 7\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    assert import_object("mine_here:x", "thing") == 7
+    with pytest.raises(ValueError, match="The thing 'mine_here:y' cannot be imported"):
+        import_object("mine_here:y", "thing")

@@ -1,0 +1,61 @@
+"""The global batch and a rank's part of it, without a training."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from basis_rl.data import prompt_id
+from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id, total_rewards
+
+ROWS = [{"prompt": [{"role": "user", "content": f"question {i // 2}"}], "prompt_id": f"id {i // 2}"} for i in range(4)]
+MASK = torch.tensor([[1, 1, 1], [1, 0, 1], [1, 0, 0], [0, 0, 0]])
+
+
+def test_rewards_are_weighed_and_missing_only_where_no_function_has_one():
+    nan = math.nan
+    found = total_rewards(torch.tensor([[1.0, 2.0], [nan, 2.0], [1.0, nan], [nan, nan]]), torch.tensor([0.5, 3.0]))
+    assert found[:3].tolist() == [6.5, 6.0, 0.5]
+    assert found[3].isnan()
+
+
+def test_an_id_is_the_rows_own_or_the_prompts_hash():
+    assert row_prompt_id({"prompt_id": 7, "prompt": "x"}) == "7"
+    assert row_prompt_id({"prompt_id": None, "prompt": "x"}) == row_prompt_id({"prompt": "x"}) == prompt_id("x")
+
+
+@pytest.mark.parametrize("with_texts", [False, True])
+def test_a_batch_has_all_that_was_given_and_nothing_outside_the_mask(with_texts):
+    numbers = 1.0 + torch.arange(12.0).reshape(4, 3)
+    fields = {name: numbers + k for k, name in enumerate(("energies", "kl", "rollout_weights", "values"))}
+    batch = gather_batch(
+        Accelerator(cpu=True),
+        rewards=torch.tensor([1.0, math.nan, 0.0, 1.0], dtype=torch.float64),
+        inputs=ROWS,
+        action_mask=MASK,
+        num_generations=2,
+        step=5,
+        greedy_rewards=torch.tensor([0.5, 0.5, 1.0, 1.0]),
+        with_texts=with_texts,
+        **fields,
+    )
+    assert batch.rewards.dtype == torch.float32
+    assert batch.group_ids.tolist() == [0, 0, 1, 1]
+    assert batch.prompt_ids == ["id 0", "id 0", "id 1", "id 1"]
+    assert batch.prompt_texts == ([f"question {i // 2}" for i in range(4)] if with_texts else None)
+    assert torch.equal(batch.action_mask, MASK.bool())
+    for name, values in fields.items():
+        assert torch.equal(getattr(batch, name), values * MASK), name
+    assert batch.greedy_rewards.tolist() == [0.5, 0.5, 1.0, 1.0]
+    assert batch.step == 5
+
+
+def test_a_rank_takes_its_own_rows_as_wide_as_its_tokens():
+    accelerator = SimpleNamespace(process_index=1, device=torch.device("cpu"))
+    assert local_rows(torch.arange(6.0).double(), accelerator, rows=2, tokens=9).tolist() == [2.0, 3.0]
+    wide = torch.arange(24.0).reshape(6, 4).double()
+    found = local_rows(wide, accelerator, rows=2, tokens=3)
+    assert torch.equal(found, wide[2:4, :3].float())
+    assert found.dtype == torch.float32
