@@ -94,3 +94,18 @@ def test_the_loop_helps_the_others_until_nobody_has_a_row(two, monkeypatch):
         assert (mask, completions, log_probs, calls, failures, images) == ([1], "completions", None, 5, 2, [])
     assert [len(each) for each in asked] == [3, 3]
     assert {limit for each in asked for *_, limit in each} == {12}, "the longest prompt and the completion"
+
+
+@pytest.mark.parametrize("conversational", [False, True])
+def test_a_rollout_of_one_turn_has_the_form_of_its_prompt(conversational):
+    made = object.__new__(turns.ToolTrainer)
+    made.tools = None
+    made.processing_class = SimpleNamespace(batch_decode=lambda ids, skip_special_tokens: [f"{row}" for row in ids])
+    made._tokenize_prompts = lambda prompts: ([[1], [2]], None, {})
+    made._generate_single_turn = lambda prompt_ids, images, fields, number: ([[5, 6], [7]], None)
+    prompts = ["a", "b"]
+    said = ["[5, 6]", "[7]"]
+    if conversational:
+        prompts = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        said = [[{"role": "assistant", "content": text}] for text in said]
+    assert made.rollouts_apart(prompts) == (said, [[5, 6], [7]], 3)
