@@ -111,9 +111,10 @@ def test_seeds_are_those_of_the_caller_or_apart():
         }
 
 
-def test_what_fails_is_asked_again(quick):
+@pytest.mark.parametrize("status", [500, 429, 408])
+def test_what_fails_is_asked_again(status, quick):
     with FakeServer() as fake:
-        fake.before = lambda number, body: 500 if number % 3 == 0 else None
+        fake.before = lambda number, body: status if number % 3 == 0 else None
         assert dict(sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING, num_samples=3, concurrency=4)) == expected()
     assert len(fake.requests) > len(TOKENS)
 
@@ -147,6 +148,22 @@ def test_one_that_is_sick_does_not_take_the_others_down(quick):
         sick.before = lambda number, body: 500
         found = dict(sample_servers([sick.url, stays.url], TOKENIZER, TOKENS, SAMPLING, num_samples=3, concurrency=8))
     assert found == expected()
+
+
+def test_a_prompt_that_fails_at_one_server_again_and_again_waits_for_the_other(quick):
+    often = threading.Event()
+
+    def at_sick(number, body):
+        if number >= 6:  # more than are allowed where there is no other server
+            often.set()
+        return 500
+
+    with FakeServer() as busy, FakeServer() as sick:
+        busy.before, sick.before = lambda number, body: None if often.wait(60) else 500, at_sick
+        urls = [busy.url, sick.url]
+        found = dict(sample_servers(urls, TOKENIZER, TOKENS[:2], SAMPLING, num_samples=3, concurrency=1))
+    assert found == expected(tokens=TOKENS[:2])
+    assert often.is_set()
 
 
 def test_a_server_that_comes_back_is_waited_for(quick):
