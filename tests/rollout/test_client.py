@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -164,6 +165,20 @@ def test_a_prompt_that_fails_at_one_server_again_and_again_waits_for_the_other(q
         found = dict(sample_servers(urls, TOKENIZER, TOKENS[:2], SAMPLING, num_samples=3, concurrency=1))
     assert found == expected(tokens=TOKENS[:2])
     assert often.is_set()
+
+
+def test_a_failure_long_ago_does_not_shorten_the_patience(quick, monkeypatch):
+    clock = SimpleNamespace(now=1.0)
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def before(number, body):
+        clock.now += 100.0 if number == 10 else 0.0
+        return 500 if number in (1, 15) else None
+
+    with FakeServer() as fake:
+        fake.before = before
+        found = dict(sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING, num_samples=3, concurrency=1, patience=60))
+    assert found == expected()
 
 
 def test_a_server_that_comes_back_is_waited_for(quick):
