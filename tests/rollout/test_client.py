@@ -105,6 +105,7 @@ def test_seeds_are_those_of_the_caller_or_apart():
         dict(sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING, num_samples=64))
         starts = sorted(body["seed"] for body in fake.requests)
         assert all(later - earlier >= 64 for earlier, later in itertools.pairwise(starts))
+        assert starts[-1] < 2**53, "a number of JSON"
         fake.requests.clear()
         dict(sample_servers([fake.url], TOKENIZER, TOKENS[:3], SAMPLING, seeds=[7, 5, 9]))
         assert {tuple(body["prompt"]): body["seed"] for body in fake.requests} == {
@@ -201,12 +202,13 @@ def test_a_server_that_comes_back_is_waited_for(quick):
 
 
 def test_a_server_that_is_gone_for_good_is_said_so_and_what_came_is_kept(quick):
-    found = []
+    found, began = [], time.monotonic()
     with FakeServer() as fake:
         fake.before = lambda number, body: fake.stop() if number == 10 else None
         results = sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING, num_samples=3, concurrency=1, patience=0.5)
         with pytest.raises(ServersLost, match=rf"No vLLM server is left at {fake.url}: none within 0.5 s"):
             found.extend(results)
+    assert time.monotonic() - began < 25
     assert 9 <= len(found) < len(TOKENS)
     assert dict(found).items() <= expected().items()
 
