@@ -13,6 +13,7 @@ import pytest
 
 from basis_rl.rollout import Completion, Sampling, ServersLost, client, sample_servers
 from basis_rl.rollout.client import request_seed
+from basis_rl.rollout.probe import ServerFacts, ask_server
 from tests.support.fake_vllm import FakeServer, completion
 from tests.support.tiny import tiny_tokenizer
 
@@ -277,3 +278,21 @@ def test_what_cannot_work_is_one_message(case):
         given = {"urls": [fake.url], "tokens": TOKENS, **changes}
         with pytest.raises(ValueError, match=message):
             dict(sample_servers(given["urls"], TOKENIZER, given["tokens"], SAMPLING, **settings))
+
+
+def test_a_server_says_what_it_serves_and_the_shortest_context():
+    class Several(FakeServer):
+        def get(self, path):
+            return {"data": self.cards} if path == "/v1/models" else None
+
+    with Several() as fake:
+        fake.cards = [{"id": "a", "root": "r", "max_model_len": 64}, {"id": "b", "root": "r", "max_model_len": 32}]
+        assert ask_server(fake.url) == ServerFacts(("a", "r", "b"), 32)
+        fake.cards = [{"id": "a"}]
+        assert ask_server(fake.url) == ServerFacts(("a",), None)
+        fake.cards = "nothing of the kind"
+        with pytest.raises(ValueError, match="is no vLLM server"):
+            ask_server(fake.url)
+        fake.healthy = False
+        with pytest.raises(OSError, match="503"):
+            ask_server(fake.url)
