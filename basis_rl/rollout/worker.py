@@ -1,4 +1,4 @@
-"""vLLM's own side: what runs inside its workers (``--worker-extension-cls``), and its engine in the trainer's process."""
+"""vLLM's side: what runs inside its workers (``--worker-extension-cls``), and its engine in the trainer's process."""
 
 from __future__ import annotations
 
