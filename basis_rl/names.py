@@ -1,4 +1,4 @@
-"""Names that people give: the nearest known one for a misspelt one, the object behind a dotted path."""
+"""Names that people give: options with their help, the nearest known name, the object behind a dotted path."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import field
 from typing import Any
 
 
@@ -29,3 +30,10 @@ def import_object(name: str, what: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"The {what} '{name}' cannot be imported: {error}") from error
+
+
+def option(default: Any, text: str, factory: Callable[[], Any] | None = None) -> Any:
+    """A field of a dataclass that is an option of a command: its default (or what makes it), and its help."""
+    if factory is not None:
+        return field(default_factory=factory, metadata={"help": text})
+    return field(default=default, metadata={"help": text})

@@ -1,17 +1,21 @@
-"""What do advantages and energies cost, and how does it grow?   python -m benchmarks.advantage_cost [--quick]
+"""What do advantages and energies cost, and how does it grow?
 
-Each registered baseline on batches of 512 to 65,536 rollouts of 64 tokens, eight a prompt, one core; sizes and
-baselines alternate, a figure is the median of five rounds. Energies of a vocabulary of 151,936: TRL's fused head, which
-our trainer reads, against a softmax of all logits, alternating. Bytes are the most that torch had allocated at one
-time, by its profiler, beyond what was there before.
+    python -m benchmarks.advantage_cost [--parts all basis] [--quick]
 
-The system's allocator maps large arrays anew at each call, which costs time for every page: baselines are measured once
-more in a process whose allocator keeps its memory, which tells their own growth.
+- ``all``: each registered baseline on batches of 512 to 65,536 rollouts of 64 tokens, eight per prompt, one core; sizes
+  and baselines alternate, a figure is the median of five rounds. Energies of a vocabulary of 151,936: TRL's fused head,
+  which our trainer reads, against a softmax of all logits, alternating. The system's allocator maps large arrays anew
+  at each call, which costs time for every page: baselines are measured once more in a process whose allocator keeps its
+  memory, which tells their own growth.
+- ``basis``: BASIS with one rollout per prompt, 512, 4,096 and 65,536 of them alternating, many rounds: the spread.
+
+Bytes are the most that torch had allocated at one time, by its profiler, beyond what was there before.
+
+Results: ``benchmarks/results/advantage_cost.json`` (``all``) and ``basis_speed.json`` (``basis``).
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -25,17 +29,19 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
 from basis_rl.baselines import BASELINES, Baseline, build_baseline
 from basis_rl.functional.energy import logit_gradient_energy
 from basis_rl.types import RolloutBatch
 from basis_rl.values import ValueTable
-from benchmarks.common import one_thread, peak_bytes, save
+from benchmarks.common import one_thread, parser_of, peak_bytes, save
+from benchmarks.trainers import random_model
 
 SIZES, TOKENS, GROUP, ROUNDS = (512, 2_048, 8_192, 65_536), 64, 8, 5
 VOCABULARY = 151_936
+BASIS_ROUNDS = {512: 61, 4096: 21, 65_536: 7}  # by number of rollouts
 KEEPING = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}  # bytes
 
 
@@ -44,14 +50,14 @@ def growth_exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
     return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
 
 
-def alternating(works: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each of `works`, called in turn `rounds` times after a round that is not counted."""
+def alternating(works: dict[str, Callable[[], Any]], rounds: int, warm_up: bool = True) -> dict[str, list[float]]:
+    """Seconds of each of `works`, called in turn `rounds` times; with `warm_up` after a round that is not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in works}
-    for round_ in range(rounds + 1):
+    for round_ in range(-warm_up, rounds):
         for name, work in works.items():
             began = time.perf_counter()
             work()
-            if round_:
+            if round_ >= 0:
                 seconds[name].append(time.perf_counter() - began)
     return seconds
 
@@ -124,12 +130,7 @@ def naive_energies(model: Qwen3ForCausalLM, hidden: Tensor, tokens: Tensor) -> T
 
 def measure_energies(rows: int, length: int, vocabulary: int, rounds: int) -> dict[str, Any]:
     """Time and bytes of a scoring pass with energies from the fused head, and from a softmax of all logits."""
-    torch.manual_seed(0)
-    shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "head_dim": 16}
-    config = Qwen3Config(
-        vocab_size=vocabulary, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False, **shape
-    )
-    model = Qwen3ForCausalLM(config).eval()
+    model = random_model(vocabulary, 64, 1, 4, inner=2).eval()
     ids = torch.randint(0, vocabulary, (rows, length))
     targets = torch.randint(0, vocabulary, (rows, length))
 
@@ -160,12 +161,26 @@ def measure_energies(rows: int, length: int, vocabulary: int, rounds: int) -> di
     }
 
 
-def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """The benchmark; what it has found."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="seconds: too small to tell anything")
-    quick = parser.parse_args(argv).quick
-    one_thread()
+def measure_basis(rounds: dict[int, int]) -> dict[str, dict[str, Any]]:
+    """BASIS with one rollout per prompt, by number of rollouts, so many rounds of each: seconds, their median, their 10
+    and 90 % quantiles, bytes."""
+    works = {str(n): partial(baselines(n)["basis"].advantages, batch(n, 1, group=1)) for n in rounds}
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for round_ in range(max(rounds.values())):
+        due = {name: work for name, work in works.items() if round_ < rounds[int(name)]}
+        for name, times in alternating(due, 1, warm_up=round_ == 0).items():
+            seconds[name] += times
+    found: dict[str, dict[str, Any]] = {}
+    for name, times in seconds.items():
+        ordered = sorted(times)
+        spread = [ordered[len(ordered) // 10], ordered[-1 - len(ordered) // 10]]
+        found[name] = {"seconds": times, "median": median(times), "spread": spread}
+        found[name]["peak_bytes"] = peak_bytes(works[name])
+    return found
+
+
+def every_baseline(quick: bool) -> dict[str, Any]:
+    """The part ``all``, printed."""
     sizes = (64, 128, 256) if quick else SIZES
     rounds = 1 if quick else ROUNDS
     found, keeping = measure_baselines(sizes, rounds), keeping_memory(sizes, rounds)
@@ -180,9 +195,36 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         print(f"energies, {side}: {sides['median'][side]:.3f} s, {sides['peak_bytes'][side] / 1e6:.1f} MB")
     print(f"fused / naive: {sides['ratio']['median']:.2f}; all logits: {sides['logits_bytes'] / 1e6:.0f} MB")
     results = {"sizes": list(sizes), "tokens": TOKENS, "group": GROUP, "baselines": found, "energies": sides}
-    results["baselines, memory kept"] = keeping
-    if not quick:
-        save("advantage_cost", results)
+    return {**results, "baselines, memory kept": keeping}
+
+
+def basis(quick: bool) -> dict[str, Any]:
+    """The part of that name, printed."""
+    found = measure_basis({64: 3, 128: 2} if quick else BASIS_ROUNDS)
+    base = next(iter(found.values()))["median"]
+    for n, entry in found.items():
+        low, high = (1e3 * t for t in entry["spread"])
+        print(
+            f"{n:>6} rollouts x 230 betas: {1e3 * entry['median']:8.2f} ms (10 to 90 %: {low:.2f} to {high:.2f}), "
+            f"{entry['median'] / base:6.1f} x the first, peak {entry['peak_bytes'] / int(n):.0f} bytes per rollout"
+        )
+    return {"results": found}
+
+
+PARTS = {"all": ("advantage_cost", every_baseline), "basis": ("basis_speed", basis)}
+
+
+def main(argv: list[str] | None = None) -> dict[str, dict[str, Any]]:
+    """The benchmark; what it has found, by part."""
+    parser = parser_of(__doc__, PARTS)
+    options = parser.parse_args(argv)
+    one_thread()
+    results = {}
+    for part in options.parts:
+        name, measure = PARTS[part]
+        results[part] = measure(options.quick)
+        if not options.quick:
+            save(name, results[part])
     return results
 
 

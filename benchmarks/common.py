@@ -1,4 +1,4 @@
-"""What every benchmark says about itself, and where its numbers go."""
+"""What every benchmark and study says about itself, and where its numbers go."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import os
 import platform
 import re
 import subprocess
-import tempfile
-import time
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
@@ -28,7 +26,8 @@ def commit() -> str | None:
         return done.stdout.strip()
 
     try:
-        changed = git("status", "--porcelain", "--", "basis_rl", "examples", "benchmarks/*.py", "pyproject.toml")
+        code = ("basis_rl", "examples", "benchmarks/*.py", "studies/*.py", "pyproject.toml")
+        changed = git("status", "--porcelain", "--", *code)
         return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None
@@ -53,79 +52,21 @@ def machine() -> dict[str, Any]:
     }
 
 
+def parser_of(doc: str | None, parts: Iterable[str] = ()) -> argparse.ArgumentParser:
+    """The options that every script has: ``--help``, which says what `doc` does, and ``--quick``; ``--parts`` where it
+    has `parts`."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="seconds, to see that it runs: its numbers mean nothing")
+    if names := list(parts):
+        parser.add_argument("--parts", nargs="+", choices=names, default=names, help="all by default")
+    return parser
+
+
 def one_thread() -> None:
     """Numbers and seconds that do not depend on how many cores are free."""
     import torch
 
     torch.set_num_threads(1)
-
-
-def rounded(value: Any) -> Any:
-    """`value` with four significant digits in every float; NaN, which JSON does not know, as None."""
-    if isinstance(value, float):
-        return None if value != value else float(f"{value:.4g}")
-    if isinstance(value, dict):
-        return {key: rounded(each) for key, each in value.items()}
-    return [rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
-
-
-def places(parser: argparse.ArgumentParser, name: str, output: str = "runs that are done stay here") -> None:
-    """Options of where a study puts what it makes; `placed` fills in what is not given."""
-    parser.add_argument("--output", type=Path, help=f"{output} (runs/{name})")
-    parser.add_argument("--results", type=Path, help="folder of the plots and the raw numbers (benchmarks/results)")
-    parser.set_defaults(study=name)
-
-
-def placed(options: argparse.Namespace, whole: argparse.Namespace | None = None) -> argparse.Namespace:
-    """`options` with the places that were not asked for.
-
-    Everything of a ``--quick`` run is put in a temporary folder, since its numbers mean nothing. `whole` are the
-    options of the whole study: the results of others stay in the output folder, so that no part replaces the study's.
-    """
-    where = {"output": None, "results": None}
-    quick = getattr(options, "quick", False)
-    part = whole is not None and {**vars(options), **where} != {**vars(whole), **where}
-    runs = Path("runs") / options.study
-    options.output = options.output or (Path(tempfile.mkdtemp(prefix=f"{runs.name}-")) if quick else runs)
-    options.results = options.results or (options.output if quick or part else RESULTS)
-    return options
-
-
-def kept(file: Path, settings: dict[str, Any], make: Callable[[], dict[str, Any]] | None) -> tuple[Any, bool]:
-    """The run in `file`, made and written if it is not there; and whether it was made now. ``(None, False)`` if it is
-    not there and `make` is None. Beside the run the file says of which settings it is, and when, where and by which
-    code it was made (`origins`).
-
-    Raises:
-        SystemExit: the run in `file` has other settings.
-    """
-    settings = json.loads(json.dumps(settings))
-    if not file.is_file():
-        if make is None:
-            return None, False
-        print(f"{file.stem} ...", flush=True)
-        origin, began, found = machine(), time.perf_counter(), make()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps({"settings": settings, "machine": origin, **found}))
-        partial.replace(file)
-        print(f"{file.stem}: {time.perf_counter() - began:.0f} s", flush=True)
-        return found, True
-    there = json.loads(file.read_text())
-    if there.pop("settings") != settings:
-        raise SystemExit(f"{file} is of other settings: give another --output, or remove it.")
-    there.pop("machine", None)
-    return there, False
-
-
-def origins(files: Iterable[Path]) -> list[dict[str, Any] | None]:
-    """`machine` as it was for the runs in `files` (those of `kept`), each different one once; None for runs that do not
-    say. It belongs beside results that are made of kept runs: `save` dates the results, not the runs."""
-    found: list[dict[str, Any] | None] = []
-    for origin in (json.loads(file.read_text()).get("machine") for file in files):
-        if origin not in found:
-            found.append(origin)
-    return found
 
 
 def save(name: str, results: dict[str, Any], folder: Path = RESULTS) -> None:

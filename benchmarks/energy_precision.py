@@ -1,9 +1,13 @@
-"""How exact are the energies of the fused head, in float32 and in bfloat16?   python -m benchmarks.energy_precision
+"""How exact are the energies of the fused head, in float32 and in bfloat16?
+
+    python -m benchmarks.energy_precision [--quick]
 
 Against ``w = 1 - 2 pi(y) + sum_v pi(v)^2`` from a float64 softmax of float64 logits. ``head``: logits of the hidden
 states and weights that the fused head multiplies, so that its own rounding is left; ``all``: logits of the float32
 model, so that the rounding of weights and hidden states counts too. Tokens are drawn from the float32 model's policy,
 and its head is scaled so that the policy is nearly flat, peaked, or certain of most tokens.
+
+Results: ``benchmarks/results/energy_precision.json``.
 """
 
 from __future__ import annotations
@@ -13,11 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
 from basis_rl.functional.energy import logit_gradient_energy
-from benchmarks.common import one_thread, save
+from benchmarks.common import one_thread, parser_of, save
+from benchmarks.trainers import random_model
 
 VOCABULARIES, ROWS, LENGTH = (32_768, 151_936), 8, 64  # one tile of the fused head, and five
 SPREADS = {"flat": 0.5, "peaked": 4.0, "certain": 30.0}  # standard deviation of the logits of a token
@@ -30,20 +35,10 @@ PRECISIONS = {
 }
 
 
-def random_model(vocabulary: int, spread: float) -> Qwen3ForCausalLM:
+def spread_model(vocabulary: int, spread: float) -> Qwen3ForCausalLM:
     """A small Qwen3 whose head gives logits of about that spread."""
-    config = Qwen3Config(
-        vocab_size=vocabulary,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        tie_word_embeddings=False,
-    )
-    model = Qwen3ForCausalLM(config).eval()
-    model.lm_head.weight.data.normal_(std=spread / config.hidden_size**0.5)  # hidden states have a mean square of 1
+    model = random_model(vocabulary, 128, 2, 4, inner=2).eval()
+    model.lm_head.weight.data.normal_(std=spread / 128**0.5)  # hidden states have a mean square of 1
     return model
 
 
@@ -62,8 +57,7 @@ def exact(hidden: Tensor, weight: Tensor, tokens: Tensor | None = None) -> tuple
 @torch.no_grad()
 def measure(vocabulary: int, spread: float) -> dict[str, dict[str, float]]:
     """Errors over ``ROWS x LENGTH`` tokens, the same ones for each precision."""
-    torch.manual_seed(0)
-    reference = random_model(vocabulary, spread)
+    reference = spread_model(vocabulary, spread)
     inputs = torch.randint(vocabulary, (ROWS, LENGTH))
     hidden = reference.model(inputs).last_hidden_state.flatten(0, 1)
     tokens, of_float32_model, _ = exact(hidden, reference.lm_head.weight)
@@ -95,11 +89,12 @@ def measure(vocabulary: int, spread: float) -> dict[str, dict[str, float]]:
     return results
 
 
-def main() -> None:
-    """Measure, print and save."""
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """The benchmark; what it has found."""
+    quick = parser_of(__doc__).parse_args(argv).quick
     one_thread()
     results: dict[str, Any] = {}
-    for vocabulary in VOCABULARIES:
+    for vocabulary in (300,) if quick else VOCABULARIES:
         for kind, spread in SPREADS.items():
             rows = results[f"{vocabulary}, {kind}"] = measure(vocabulary, spread)
             print(f"\nvocabulary {vocabulary:,}, {kind}: mean energy, mean and largest error; sum pi^2")
@@ -110,7 +105,9 @@ def main() -> None:
                     f"sum pi^2 from {row['sum pi^2, min']:.3g} to {row['sum pi^2, max']:.6g}, "
                     f"off by {row['sum pi^2, head, relative']:.1e} of it"
                 )
-    save("energy_precision", {"tokens": ROWS * LENGTH, "results": results})
+    if not quick:
+        save("energy_precision", {"tokens": ROWS * LENGTH, "results": results})
+    return results
 
 
 if __name__ == "__main__":

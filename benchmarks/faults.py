@@ -1,15 +1,18 @@
 """What does each fault cost? Injected at random moments into real runs.
 
-    python -m benchmarks.faults [REPEATS] [FAULT ...]
+    python -m benchmarks.faults [REPEATS [FAULT ...]] [--quick]
 
 A model of 0.4M parameters, two CPU cores, checkpoints every 3 steps. "Lost" are optimizer steps before the
 last checkpoint that was due and yet had to be done again; "wrong" counts runs whose final weights are not those of the
-uninterrupted run (transformers generation: to the bit), or that trained on samples of other weights than the policy's
+uninterrupted run (transformers generation: to the bit), or that trained on rollouts of other weights than the policy's
 (vLLM: ``rollout/kl`` above 1e-6, since its sampling is not repeatable).
+
+Results: ``benchmarks/results/faults.json``.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
@@ -24,25 +27,90 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from transformers import TrainerCallback
 
 from basis_rl.rollout.server import Server
-from basis_rl.trainer import checkpoint
-from benchmarks.common import RESULTS, save
-from tests.support.served import save_model, server
+from basis_rl.trainer import BasisTrainer, checkpoint
+from basis_rl.trainer.errors import ServerLost
+from benchmarks.common import RESULTS, one_thread, parser_of, save
+from tests.support.served import save_model, server, trainer
+from tests.trainer.test_state import RunningMean
 
 STEPS, SAVE_EVERY = 24, 3
 Outcome = dict[str, Any]
 
 
+class Told(TrainerCallback):
+    """Writes the number of the last whole step where the disturber looks."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            part = Path(args.output_dir) / "step.part"
+            part.write_text(str(state.global_step))
+            part.rename(part.with_name("step"))
+
+
+class Spoilt(BasisTrainer):
+    """One step's gradient is not finite."""
+
+    at = -1
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().training_step(*args, **kwargs)
+        if self.state.global_step == self.at:
+            next(p for p in self.model.parameters() if p.grad is not None).grad.view(-1)[0] = torch.nan
+        return loss
+
+
+def disturbed(folder: Path, model: Path, given: dict[str, Any]) -> int:
+    """The run that is disturbed, in a process of its own: resumes if there is a checkpoint, trains as `given` says, and
+    leaves step, log and weights in `folder`; the exit code."""
+    one_thread()
+    folder.mkdir(parents=True, exist_ok=True)
+    served = {
+        "use_vllm": given["url"] is not None,
+        "vllm_request_timeout": given.get("request_timeout", 60.0),
+        "vllm_recovery_timeout": given.get("recovery_timeout", 200.0),
+    }
+    trained = trainer(
+        folder,
+        model,
+        given["url"],
+        RunningMean(),
+        Spoilt,
+        num_generations=2,
+        steps_per_generation=2 if given["url"] is None else 1,
+        max_completion_length=48,
+        max_steps=given["steps"],
+        save_strategy="steps",
+        save_steps=given["save_every"],
+        save_total_limit=2,
+        **served,
+    )
+    trained.at = given.get("spoil", -1)
+    trained.add_callback(Told())
+    (folder / f"pid{trained.accelerator.process_index}").write_text(str(os.getpid()))
+    try:
+        trained.train(resume_from_checkpoint="auto")
+    except ServerLost:
+        return 69
+    if trained.stop_on_signal.stopped:
+        return 75
+    trained.save_model(str(folder / "final"))
+    if trained.accelerator.is_main_process:
+        (folder / "history.json").write_text(json.dumps(trained.state.log_history))
+    return 0
+
+
 class Run:
-    """One `benchmarks.faults_run` process, or several ranks of it, and how far it has come."""
+    """One process of `disturbed`, or several ranks of it, and how far it has come."""
 
     def __init__(self, folder: Path, model: Path, url: str | None = None, ranks: int = 1, **settings: Any) -> None:
         self.folder = folder
         launcher = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
         launcher += ["--num_processes", str(ranks), "--main_process_port", "0"]
         given = json.dumps({"url": url, "steps": STEPS, "save_every": SAVE_EVERY, **settings})
-        command = [sys.executable, *(launcher if ranks > 1 else []), "-m", "benchmarks.faults_run"]
+        command = [sys.executable, *(launcher if ranks > 1 else []), "-m", "benchmarks.faults", "--run"]
         self.log = open(folder.with_suffix(".log"), "ab")  # noqa: SIM115
         self.process = subprocess.Popen(
             [*command, str(folder), str(model), given], stdout=self.log, stderr=self.log, start_new_session=True
@@ -86,7 +154,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def resumed(folder: Path, model: Path, expected: dict[str, torch.Tensor], ranks: int = 1) -> Outcome:
-    """Go on from the newest whole checkpoint and compare with the uninterrupted run."""
+    """Resume from the newest whole checkpoint and compare with the uninterrupted run."""
     again = Run(folder, model, ranks=ranks)
     code = again.done()
     return {"resumed": code == 0, "wrong": code != 0 or not same(expected, again.weights())}
@@ -156,7 +224,7 @@ def _served(run: Run, code: int) -> Outcome:
 
 
 def server_killed(folder: Path, model: Path, moment: float, running: list[Server]) -> Outcome:
-    """The generation server dies and is back some seconds later: the run is to go on."""
+    """The generation server dies and is back some seconds later: the run is to continue."""
     run = Run(folder, model, running[-1].url)
     run.until(moment)
     os.killpg(running[-1].process.pid, signal.SIGKILL)  # type: ignore[union-attr]
@@ -179,7 +247,7 @@ def server_frozen(folder: Path, model: Path, moment: float, running: list[Server
 
 
 def server_gone(folder: Path, model: Path, moment: float, running: list[Server]) -> Outcome:
-    """The generation server stays away: the run is to end in order, and to go on when started again."""
+    """The generation server stays away: the run is to end in order, and to resume when started again."""
     run = Run(folder, model, running[-1].url, recovery_timeout=3.0)
     run.until(moment)
     os.killpg(running[-1].process.pid, signal.SIGKILL)  # type: ignore[union-attr]
@@ -193,12 +261,33 @@ def server_gone(folder: Path, model: Path, moment: float, running: list[Server])
 
 ALONE = (trainer_killed, killed_while_saving, stop_signal, gradients_spoilt)
 SERVED = (server_killed, server_frozen, server_gone)
+FAULTS = (*ALONE, rank_killed, *SERVED)
 
 
-def main() -> None:
-    """Measure, print and save."""
-    repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    chosen = sys.argv[2:] or [fault.__name__ for fault in (*ALONE, rank_killed, *SERVED)]
+def main(argv: list[str] | None = None) -> dict[str, list[Outcome]]:
+    """The benchmark; the outcomes of each fault."""
+    parser = parser_of(__doc__)
+    parser.add_argument("repeats", nargs="?", type=int, default=5, help="of each fault (5)")
+    parser.add_argument("faults", nargs="*", default=[fault.__name__ for fault in FAULTS], help="all by default")
+    parser.add_argument("--run", nargs=3, help=argparse.SUPPRESS)  # of `Run`: folder, model, settings
+    options = parser.parse_args(argv)
+    if options.run:
+        sys.exit(disturbed(Path(options.run[0]), Path(options.run[1]), json.loads(options.run[2])))
+    if options.quick:
+        options.repeats, options.faults = 1, ["stop_signal"]
+    results = measure(options.repeats, options.faults)
+    for name, outcomes in results.items():
+        lost, wrong = sum(o["lost"] for o in outcomes), sum(o["wrong"] for o in outcomes)
+        print(f"{name:20} {len(outcomes)} times, lost before the last checkpoint: {lost}, wrong: {wrong}")
+    if not options.quick:  # beside the outcomes of other faults that were measured before
+        path = RESULTS / "faults.json"
+        before = json.loads(path.read_text())["results"] if path.is_file() else {}
+        save("faults", {"results": {**before, **results}})
+    return results
+
+
+def measure(repeats: int, chosen: Sequence[str]) -> dict[str, list[Outcome]]:
+    """Each of the `chosen` faults, so many times at random moments."""
     os.environ["OMP_NUM_THREADS"] = "1"
     draw = random.Random(0)
     results: dict[str, list[Outcome]] = {}
@@ -236,17 +325,7 @@ def main() -> None:
         finally:
             for one in running:
                 one.stop()
-    report(results)
-
-
-def report(results: dict[str, list[Outcome]]) -> None:
-    """Print the table and save it, beside the outcomes of other faults that were measured before."""
-    path = RESULTS / "faults.json"
-    before = json.loads(path.read_text())["results"] if path.is_file() else {}
-    for name, outcomes in results.items():
-        lost, wrong = sum(o["lost"] for o in outcomes), sum(o["wrong"] for o in outcomes)
-        print(f"{name:20} {len(outcomes)} times, lost before the last checkpoint: {lost}, wrong: {wrong}")
-    save("faults", {"results": {**before, **results}})
+    return results
 
 
 if __name__ == "__main__":

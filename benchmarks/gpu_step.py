@@ -1,6 +1,8 @@
-"""Where does a step's time go on a GPU, and what do baselines and energies add?   python -m benchmarks.gpu_step
+"""Where does a step's time go on a GPU, and what do baselines and energies add?
 
-A Qwen3 of 0.6B parameters with random weights, bfloat16, a vocabulary of 151,936, completions of 1,024 to 4,096 tokens;
+    python -m benchmarks.gpu_step [--device cpu --quick]
+
+A Qwen3 of 0.6B parameters with random weights, bfloat16, a vocabulary of 151,936, rollouts of 1,024 to 4,096 tokens;
 one GPU. Sides alternate; a figure is the median of the rounds.
 
 - ``parts``: generation of 32 tokens after 16 (transformers), the scoring pass without and with energies from the fused
@@ -11,12 +13,11 @@ one GPU. Sides alternate; a figure is the median of the rounds.
   one update a batch, for which TRL needs no scoring pass: `otb` has one for its energies, the others have none.
 - ``precision``: energies in bfloat16, without and with an fp32 head, against float64.
 
-``--device cpu --quick`` runs all of it on a tiny model in seconds, to see that it works.
+Results: ``benchmarks/results/gpu_step.json``. ``--device cpu --quick`` runs all of it on a tiny model in seconds.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import gc
 import tempfile
@@ -28,27 +29,23 @@ from statistics import median
 from typing import Any
 
 import torch
-from datasets import Dataset
 from torch import Tensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
-from trl import GRPOConfig, GRPOTrainer
+from transformers import Qwen3ForCausalLM
+from trl import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from basis_rl import BasisConfig, BasisTrainer
 from basis_rl.functional.energy import logit_gradient_energy
 from benchmarks.advantage_cost import baselines, batch, naive_energies
-from benchmarks.common import save
+from benchmarks.common import parser_of, save
 from benchmarks.energy_precision import exact
-from benchmarks.training import StepClock, parity, quiet
-from examples.quickstart.warm_start import build_tokenizer
+from benchmarks.trainers import TRL, StepClock, random_model, tokenizer, trainer_of
 
-TRL = "TRL"
 SIDES = (TRL, "grpo", "none", "batch_mean", "reinforce_pp", "otb")
 
 
 @dataclass(frozen=True)
 class Scale:
-    """What is measured: the model's shape, lengths of a completion, rows of a forward pass, rollouts of a batch."""
+    """What is measured: the model's shape, lengths of a rollout, rows of a forward pass, rollouts of a batch."""
 
     vocabulary: int = 151_936
     hidden: int = 1024
@@ -116,17 +113,9 @@ def told(seconds: Sequence[float], peaks: Sequence[int]) -> dict[str, Any]:
     return {"median": median(seconds), "seconds": list(seconds), "peak_bytes": max(peaks) if peaks else None}
 
 
-def build_model(scale: Scale, device: torch.device, tokenizer: Any = None) -> Qwen3ForCausalLM:
+def build_model(scale: Scale, device: torch.device, **settings: Any) -> Qwen3ForCausalLM:
     """A Qwen3 with random weights in bfloat16, always the same."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=scale.vocabulary, hidden_size=scale.hidden, intermediate_size=3 * scale.hidden,
-        num_hidden_layers=scale.layers, num_attention_heads=scale.heads, num_key_value_heads=max(1, scale.heads // 2),
-        head_dim=scale.hidden // scale.heads, tie_word_embeddings=False,
-        pad_token_id=tokenizer.pad_token_id if tokenizer else 0,
-        eos_token_id=tokenizer.eos_token_id if tokenizer else 1,
-    )  # fmt: skip
-    model: Any = Qwen3ForCausalLM(config)
+    model: Any = random_model(scale.vocabulary, scale.hidden, scale.layers, scale.heads, **settings)
     return model.to(device, torch.bfloat16)
 
 
@@ -182,7 +171,7 @@ def parts(scale: Scale, device: torch.device) -> dict[str, Any]:
 
 
 def advantages(scale: Scale, device: torch.device) -> dict[str, Any]:
-    """Seconds of each baseline for a batch of completions of each length, tensors brought from and to the device."""
+    """Seconds of each baseline for a batch of rollouts of each length, tensors brought from and to the device."""
     clock, found = Clock(device), {}
     for length in scale.lengths:
         rows = batch(scale.rollouts, length)
@@ -198,22 +187,13 @@ def advantages(scale: Scale, device: torch.device) -> dict[str, Any]:
     return found
 
 
-def trainer_of(side: str, scale: Scale, device: torch.device, folder: str) -> GRPOTrainer:
+def build_trainer(side: str, scale: Scale, device: torch.device, folder: str) -> GRPOTrainer:
     """A fresh trainer of `side` for four generation batches."""
-    tokenizer = build_tokenizer(["1 + 2 ="] * 10, vocab_size=300)
-    make = GRPOTrainer if side == TRL else partial(BasisTrainer, baseline=side)
-    args = (GRPOConfig if side == TRL else BasisConfig)(
-        output_dir=folder, per_device_train_batch_size=scale.rows,
-        gradient_accumulation_steps=scale.rollouts // scale.rows,
-        num_generations=8, max_completion_length=scale.step_length, max_steps=4, logging_steps=1, num_iterations=1,
-        save_strategy="no", report_to="none", use_cpu=device.type == "cpu", bf16=device.type == "cuda",
-        gradient_checkpointing=False, disable_tqdm=True,
-    )  # fmt: skip
-    return quiet(
-        make(
-            model=build_model(scale, device, tokenizer), reward_funcs=parity, args=args, processing_class=tokenizer,
-            train_dataset=Dataset.from_dict({"prompt": [f"{i} + 1 =" for i in range(256)]}),
-        )
+    reads = tokenizer()
+    return trainer_of(
+        side, build_model(scale, device, tokenizer=reads), reads, folder, per_device_train_batch_size=scale.rows,
+        gradient_accumulation_steps=scale.rollouts // scale.rows, max_completion_length=scale.step_length, max_steps=4,
+        num_iterations=1, use_cpu=device.type == "cpu", bf16=device.type == "cuda",
     )  # fmt: skip
 
 
@@ -226,7 +206,7 @@ def steps(scale: Scale, device: torch.device) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(scale.rounds):
             for side in SIDES:
-                trainer, began = trainer_of(side, scale, device, folder), StepClock(clock.now)
+                trainer, began = build_trainer(side, scale, device, folder), StepClock(clock.now)
                 trainer.add_callback(began)
                 _, peak = clock(trainer.train)
                 seconds[side].append((began.began[3] - began.began[1]) / 2)
@@ -272,9 +252,8 @@ def describe(device: torch.device) -> str:
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Measure, print and save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--quick", action="store_true", help="a tiny model: to see that it works")
     options = parser.parse_args(argv)
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():

@@ -1,9 +1,13 @@
-"""What does generating ahead gain?   python -m benchmarks.prefetch   (two cores, vLLM's CPU build)
+"""What does generating ahead gain?
+
+    python -m benchmarks.prefetch [--quick]      (two cores, vLLM's CPU build)
 
 A Qwen3 of some millions of parameters with random weights, BASIS-like batches without a table (`batch_mean`): the real
 vLLM server on one core, the trainer on the other, as they would be on GPUs of their own. With and without
 `async_prefetch` in one run, alternating; a figure is the median step of a round, a ratio that of two neighbouring
 rounds. `bound` is what a perfect overlap would give: max(generation, rest) over their sum, from the side without.
+
+Results: ``benchmarks/results/prefetch.json``.
 """
 
 from __future__ import annotations
@@ -11,23 +15,33 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
 from datasets import Dataset
-from transformers import Qwen3Config, Qwen3ForCausalLM, TrainerCallback
-from transformers.trainer_callback import PrinterCallback
+from transformers import TrainerCallback
 
 from basis_rl import BasisConfig, BasisTrainer
 from basis_rl.rollout.server import Server, ServerOptions
-from benchmarks.common import one_thread, save
-from benchmarks.training import parity
-from examples.quickstart.warm_start import build_tokenizer
+from benchmarks.common import one_thread, parser_of, save
+from benchmarks.trainers import parity, quiet, random_model, tokenizer
 
 ROUNDS, STEPS, WARM = 5, 12, 3
 ROWS, TOKENS = 32, 64
+
+
+@contextmanager
+def on_core(number: int) -> Iterator[None]:
+    """Keep this thread, and what it starts, on one core."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {number})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 class Clock(TrainerCallback):
@@ -56,27 +70,13 @@ class Timed(BasisTrainer):
 
 def write_model(folder: Path) -> str:
     """A small Qwen3 with random weights and its tokenizer; their folder."""
-    torch.manual_seed(0)
-    tokenizer = build_tokenizer(["1 + 2 ="] * 10, vocab_size=300)
-    config = Qwen3Config(
-        vocab_size=8_192,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    reads = tokenizer()
+    random_model(8_192, 256, 4, 4, tokenizer=reads, max_position_embeddings=512).save_pretrained(folder)
+    reads.save_pretrained(folder)
     return str(folder)
 
 
-def seconds(ahead: bool, model: str, url: str, folder: str) -> dict[str, list[float]]:
+def seconds(ahead: bool, model: str, url: str, folder: str, max_steps: int) -> dict[str, list[float]]:
     """Seconds of each step but the first ones, and what of them generation took."""
     clock = Clock()
     args = BasisConfig(
@@ -91,7 +91,7 @@ def seconds(ahead: bool, model: str, url: str, folder: str) -> dict[str, list[fl
         per_device_train_batch_size=ROWS,
         gradient_accumulation_steps=1,
         max_completion_length=TOKENS,
-        max_steps=STEPS,
+        max_steps=max_steps,
         learning_rate=1e-6,
         logging_steps=1,
         save_strategy="no",
@@ -109,8 +109,7 @@ def seconds(ahead: bool, model: str, url: str, folder: str) -> dict[str, list[fl
         baseline="batch_mean",
         callbacks=[clock],
     )
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
+    quiet(trainer).train()
     steps = [after - before for before, after in zip(clock.times, clock.times[1:], strict=False)]
     logs = [row for row in trainer.state.log_history if "rollout/kl" in row]
     return {
@@ -120,23 +119,23 @@ def seconds(ahead: bool, model: str, url: str, folder: str) -> dict[str, list[fl
     }
 
 
-def main() -> None:
-    """Measure, print and save."""
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """The benchmark; what it has found."""
+    quick = parser_of(__doc__).parse_args(argv).quick
+    count, steps = (1, WARM + 2) if quick else (ROUNDS, STEPS)
     one_thread()
     os.environ["OMP_NUM_THREADS"] = "1"
     rounds: dict[str, list[dict[str, list[float]]]] = {"plain": [], "ahead": []}
     with tempfile.TemporaryDirectory() as name:
         model = write_model(Path(name) / "model")
         extra = ("--max-num-seqs", str(ROWS), "--kv-cache-memory-bytes", str(64 << 20))
-        os.sched_setaffinity(0, {0})  # what it starts inherits this
         options = ServerOptions(
             model, port=0, dtype="float32", max_model_len=256, log=Path(name) / "server.log", extra=extra
         )
-        with Server(options) as server:
-            os.sched_setaffinity(0, {1})
-            for _ in range(ROUNDS):
+        with on_core(0), Server(options) as server, on_core(1):
+            for _ in range(count):
                 for side, kept in rounds.items():
-                    kept.append(seconds(side == "ahead", model, server.url, name))
+                    kept.append(seconds(side == "ahead", model, server.url, name, steps))
     step = {side: median(t for one in kept for t in one["step"]) for side, kept in rounds.items()}
     generating = {side: median(t for one in kept for t in one["generating"]) for side, kept in rounds.items()}
     for side in rounds:
@@ -147,9 +146,12 @@ def main() -> None:
     )
     rest = step["plain"] - generating["plain"]
     bound = max(generating["plain"], rest) / step["plain"]
-    spread = f"from {found[0]:.3f} to {found[-1]:.3f} over {ROUNDS} rounds"
+    spread = f"from {found[0]:.3f} to {found[-1]:.3f} over {count} rounds"
     print(f"ahead / plain: {median(found):.3f}, {spread}; bound {bound:.3f}")
-    save("prefetch", {"rows": ROWS, "tokens": TOKENS, "seconds": rounds, "ratios": found, "bound": bound})
+    results = {"rows": ROWS, "tokens": TOKENS, "seconds": rounds, "ratios": found, "bound": bound}
+    if not quick:
+        save("prefetch", results)
+    return results
 
 
 if __name__ == "__main__":

@@ -1,10 +1,14 @@
-"""How fast is a value table built, beside vLLM generating the same tokens?   python -m benchmarks.value_table_speed
+"""How fast is a value table built, beside vLLM generating the same tokens?
+
+    python -m benchmarks.value_table_speed [--quick]
 
 One server. In turns: its bare requests, whose answers nobody reads, and `build_table` with the same requests, which
-decodes, grades every completion by Math-Verify and writes shards. Server, client and grading share the processor: what
+decodes, grades every rollout by Math-Verify and writes shards. Server, client and grading share the processor: what
 we add takes from generation. The model is random and small; a larger one makes generation slower, and nothing else.
 Beside the seconds, the engine's share of the processor time while a table is built: on a machine that others use too,
 the ratio is noise, and that share still says what a build adds.
+
+Results: ``benchmarks/results/value_table_speed.json``.
 """
 
 from __future__ import annotations
@@ -32,12 +36,12 @@ from basis_rl.rollout.client import _body, request_seed
 from basis_rl.rollout.server import Server, ServerOptions
 from basis_rl.values.build import TablePlan, build_table
 from basis_rl.values.sources import ServerSource
-from benchmarks.common import save
+from benchmarks.common import parser_of, save
 from tests.support.served import save_model
 
 
 class Graded:
-    """Math-Verify on a number made of the completion's tokens, few of which are the same; a random model boxes none."""
+    """Math-Verify on a number made of the rollout's tokens, few of which are the same; a random model boxes none."""
 
     __name__ = "graded"
 
@@ -151,14 +155,16 @@ def measure(url: str, server: int, model: Path, options: argparse.Namespace) -> 
     return {"rows": rows, "graded": graded.calls}
 
 
-def main() -> None:
-    """Measure, print and save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """The benchmark; what it has found."""
+    parser = parser_of(__doc__)
     parser.add_argument("--prompts", type=int, default=48)
     parser.add_argument("--rollouts", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.prompts, options.rollouts, options.tokens, options.repeats = 4, 2, 16, 1
     with tempfile.TemporaryDirectory() as temporary:
         model = save_model(Path(temporary) / "model", tied=False)
         engine = ("--max-num-seqs", "128", "--kv-cache-memory-bytes", str(64 << 20))
@@ -173,8 +179,10 @@ def main() -> None:
         values = sorted(row[key] for row in found["rows"])
         medians[key] = median(values)
         print(f"{key}: median {medians[key]:.3f}, from {values[0]:.3f} to {values[-1]:.3f} ({len(values)} pairs)")
-    load = os.getloadavg()
-    save("value_table_speed", {"settings": vars(options), "medians": medians, "load": load, **found})
+    results = {"settings": vars(options), "medians": medians, "load": os.getloadavg(), **found}
+    if not options.quick:
+        save("value_table_speed", results)
+    return results
 
 
 if __name__ == "__main__":

@@ -1,59 +1,55 @@
-"""The import rules of the design: no upward import, one importer for each heavy library."""
+"""The plan of the package: no upward import, no circle of files, heavy libraries in few hands, short functions."""
 
 import ast
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).resolve().parents[1] / "basis_rl"
 
-# A layer may import the layers named before it in its own list.
-BELOW = {
-    "sandbox": [],
-    "types": [],
-    "functional": ["types"],
-    "rewards": ["sandbox"],
-    "rollout": [],
-    "tools": ["sandbox"],
-    "data": [],
-    "artefacts": [],
-    "values": ["types", "functional", "rewards", "rollout", "data", "artefacts"],
-    "clusters": ["types", "artefacts"],
-    "baselines": ["types", "functional", "values", "clusters"],
-    "report": ["types", "functional", "rewards", "rollout", "data", "values", "clusters", "baselines"],
-    "trainer": [
-        "types",
-        "functional",
-        "rewards",
-        "rollout",
-        "tools",
-        "data",
-        "values",
-        "clusters",
-        "baselines",
-        "report",
-    ],
-    "evaluation": ["types", "functional", "rewards", "rollout", "data", "values", "clusters", "baselines"],
+# Each layer with those that it imports, all of them above it in this table: what is used, and nothing more.
+IMPORTS = {
+    "types": set(),
+    "names": set(),
+    "artefacts": set(),
+    "sandbox": set(),
+    "rollout": set(),
+    "data": set(),
+    "functional": {"types"},
+    "rewards": {"names", "sandbox"},
+    "tools": {"sandbox"},
+    "values": {"types", "functional", "rewards", "rollout", "data", "artefacts"},
+    "clusters": {"types", "artefacts"},
+    "baselines": {"types", "names", "functional", "values", "clusters"},
+    "evaluation": {"names", "functional", "rewards", "rollout", "data", "values"},
+    "report": set(),
+    "hub": set(),
+    "trainer": {
+        *{"types", "names", "artefacts", "functional", "rewards", "rollout", "tools", "data", "values", "clusters"},
+        *{"baselines", "report", "hub"},
+    },
+    "estimate": {"trainer"},
+    "recipe": {"names", "rewards", "rollout", "tools", "data", "clusters", "baselines", "evaluation", "hub", "trainer"},
+    "cli": set(),
 }
-TOP = {"recipe", "recipe_file", "recipe_objects", "cli", "__init__", "__main__"}
-ONLY_IMPORTER = {
-    "math_verify": "rewards",
-    "vllm": "rollout",
-    "sentence_transformers": "clusters",
-    "sklearn": "clusters",
+TOP = {"__init__", "__main__"}
+ONLY_IMPORTERS = {
+    "math_verify": {"rewards"},
+    "vllm": {"rollout"},
+    "sentence_transformers": {"clusters"},
+    "sklearn": {"clusters"},
+    "trl": {"trainer", "estimate", "recipe"},
+    "deepspeed": set(),
 }
+LONGEST_FUNCTION = 60
 
 
 def layer_of(path):
-    part = path.relative_to(PACKAGE).parts[0]
-    return part.removesuffix(".py")
-
-
-def imports(path):
-    package = ["basis_rl", *path.relative_to(PACKAGE).parts[:-1]]
-    return imported(path.read_text(), package)
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def imported(source, package):
-    """Full names of all that `source`, a module of `package`, imports; relative imports resolved."""
+    """Full names of all that `source`, a module of `package`, imports anywhere in it; relative imports resolved."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom):
             above = package[: len(package) + 1 - node.level] if node.level else []
@@ -63,44 +59,102 @@ def imported(source, package):
             yield from (alias.name for alias in node.names)
 
 
+def module_of(path):
+    parts = ["basis_rl", *path.relative_to(PACKAGE).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imports(path):
+    package = ["basis_rl", *path.relative_to(PACKAGE).parts[:-1]]
+    return list(imported(path.read_text(), package))
+
+
+def files_imported(path):
+    """The modules of the package that a file imports, by their longest name that is one."""
+    for name in imports(path):
+        parts = name.split(".")
+        found = next((n for i in range(len(parts), 1, -1) if (n := ".".join(parts[:i])) in FILES), None)
+        if found is not None:
+            yield found
+
+
+def circles(graph):
+    """The sets of nodes that reach each other, by what each can reach."""
+
+    def reach(start):
+        seen, open_ = set(), list(graph[start])
+        while open_:
+            node = open_.pop()
+            if node not in seen:
+                seen.add(node)
+                open_ += graph[node]
+        return seen
+
+    reached = {node: reach(node) for node in graph}
+    return {frozenset(o for o in reached[n] if n in reached[o]) for n in graph if n in reached[n]}
+
+
 def test_relative_and_package_imports_are_seen():
     source = "from basis_rl import trainer\nfrom ..trainer import x\nfrom . import table\nimport vllm.engine\n"
     names = ["basis_rl.trainer", "basis_rl.trainer.x", "basis_rl.values.table", "vllm.engine"]
     assert list(imported(source, ["basis_rl", "values"])) == names
+    guarded = "if TYPE_CHECKING:\n    from basis_rl.trainer.trainer import BasisTrainer\n"
+    assert list(imported(guarded, ["basis_rl"])) == ["basis_rl.trainer.trainer.BasisTrainer"]
 
 
-def files():
-    return list(PACKAGE.rglob("*.py"))
+def test_circles_are_found():
+    assert circles({"a": ["b"], "b": ["c"], "c": []}) == set()
+    assert circles({"a": ["b"], "b": ["c"], "c": ["b"], "d": ["d"]}) == {frozenset("bc"), frozenset("d")}
+
+
+def test_no_circle_of_files():
+    # A package's own __init__ hands names on; a file that imports from it does not import what stands beside it there.
+    graph = {name: list(files_imported(path)) for name, path in FILES.items()}
+    assert circles(graph) == set()
 
 
 def test_every_file_has_a_layer():
-    assert {layer_of(path) for path in files()} <= set(BELOW) | TOP
+    assert {layer_of(path) for path in FILES.values()} == set(IMPORTS) | TOP
 
 
-def test_no_upward_import():
-    for path in files():
-        layer = layer_of(path)
-        if layer in TOP:
-            continue
+def test_the_table_goes_upwards():
+    above = []
+    for layer, used in IMPORTS.items():
+        assert used <= set(above), layer
+        above.append(layer)
+
+
+@pytest.mark.parametrize("layer", [layer for layer in IMPORTS if layer != "cli"])  # the top may use everything
+def test_a_layer_imports_what_the_table_says_and_nothing_else(layer):
+    used = {
+        name.split(".")[1]
+        for path in FILES.values()
+        if layer_of(path) == layer
+        for name in imports(path)
+        if name.startswith("basis_rl.") and name != "basis_rl.__version__"
+    }
+    assert used - {layer} == IMPORTS[layer]
+
+
+def test_nothing_imports_the_command_line():
+    for path in FILES.values():
+        if layer_of(path) not in {"cli", "__main__"}:
+            assert not any(name.startswith("basis_rl.cli") for name in imports(path)), path
+
+
+def test_heavy_libraries_have_their_importers():
+    for path in FILES.values():
         for name in imports(path):
-            if name.startswith("basis_rl.") and name != "basis_rl.__version__":
-                target = name.split(".")[1]
-                assert target == layer or target in BELOW[layer], f"{path}: {layer} imports {name}"
+            owners = ONLY_IMPORTERS.get(name.split(".")[0])
+            assert owners is None or layer_of(path) in owners, f"{path} imports {name}"
 
 
-def test_heavy_libraries_have_one_importer():
-    for path in files():
-        for name in imports(path):
-            owner = ONLY_IMPORTER.get(name.split(".")[0])
-            assert owner is None or layer_of(path) == owner, f"{path} imports {name}"
-
-
-def test_only_the_trainer_and_the_top_import_trl():
-    for path in files():
-        if any(name.split(".")[0] == "trl" for name in imports(path)):
-            assert layer_of(path) in {"trainer", "recipe"}, path
-
-
-def test_files_are_short():
-    for path in files():
-        assert len(path.read_text().splitlines()) <= 400, path
+def test_functions_are_short():
+    for path in FILES.values():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = node.end_lineno - node.lineno + 1
+                assert lines < LONGEST_FUNCTION, f"{path}:{node.lineno} {node.name} has {lines} lines"

@@ -22,6 +22,8 @@ from basis_rl.functional.returns import total_return
 from basis_rl.functional.segments import segment_count
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 
+TokenLevel = Literal["never", "with_kl", "always"]
+
 
 class Baseline(ABC):
     """How the advantage of a rollout is estimated: ``A = (r - b) / s``.
@@ -36,6 +38,9 @@ class Baseline(ABC):
         uses_own_reward: whether ``b_i`` depends on ``r_i``. If it does, the gradient is biased (by a factor such as
             ``1 - 1/G`` for a group mean), which is a choice to be made knowingly.
         reads_kl: whether it takes a KL penalty in the reward (``batch.kl``), by `basis_rl.functional.returns`.
+        token_level: when its advantages are ``(N, T)``, one of each token: never, only with KL in the reward, or
+            always. Objectives that would average them away are refused with it. An object's own may depend on its
+            parameters.
     """
 
     requires: frozenset[str] = frozenset()
@@ -43,6 +48,7 @@ class Baseline(ABC):
     min_group_size: ClassVar[int] = 1
     uses_own_reward: ClassVar[bool] = False
     reads_kl: ClassVar[bool] = False
+    token_level: TokenLevel = "never"
 
     @property
     def parameters(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from basis_rl.values.table import ValueTable
 Calibration = Literal["common", "likelihood", "literal"]
 
 # Elements of a (beta, rollout) block: small enough for the cache, and memory stays O(N) whatever the grid. Measured in
-# benchmarks/basis_speed.py.
+# benchmarks/advantage_cost.py.
 _BLOCK = 1 << 14
 
 

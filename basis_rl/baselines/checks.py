@@ -105,6 +105,21 @@ def _check_shape_and_zeros(make: Callable[[], Baseline], ids: list[str]) -> None
         raise _fail(baseline, f"returns metrics that are not plain numbers: {bad}")
 
 
+def _check_token_level(make: Callable[[], Baseline], ids: list[str]) -> None:
+    baseline = make()
+    batch = example_batch(baseline, ids)
+    kl = torch.full(batch.action_mask.shape, 0.1) * batch.action_mask
+    for placed, given in (("out", None), *((("", kl),) if baseline.reads_kl else ())):
+        tokens = baseline.advantages(replace(batch, kl=given)).values.ndim == 2
+        declared = baseline.token_level == "always" or (baseline.token_level == "with_kl" and given is not None)
+        if tokens != declared:
+            raise _fail(
+                baseline,
+                f"says token_level = '{baseline.token_level}', but returns advantages of "
+                f"{'tokens' if tokens else 'rollouts'} with{placed} KL in the reward",
+            )
+
+
 def _check_all_unscored(make: Callable[[], Baseline], ids: list[str]) -> None:
     baseline = make()
     batch = example_batch(baseline, ids)
@@ -283,6 +298,7 @@ def _same(a: Advantages, b: Advantages) -> bool:
 
 _CHECKS = (
     _check_shape_and_zeros,
+    _check_token_level,
     _check_all_unscored,
     _check_one_scored_row,
     _check_no_side_effect,

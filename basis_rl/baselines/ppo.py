@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from basis_rl.baselines.base import LearnedBaseline, Learning, TokenLoss, scorable_rows
+from basis_rl.baselines.base import LearnedBaseline, Learning, TokenLevel, TokenLoss, scorable_rows
 from basis_rl.baselines.critic import ValueHead, load_value_model, value_model_parameters
 from basis_rl.functional.gae import clipped_value_loss, explained_variance, gae
 from basis_rl.types import Advantages, RolloutBatch
@@ -59,6 +59,7 @@ class Ppo(LearnedBaseline):
     scope: ClassVar[Literal["batch", "group"]] = "batch"
     uses_own_reward: ClassVar[bool] = True  # by whitening, in the mean that it subtracts
     reads_kl: ClassVar[bool] = True
+    token_level: TokenLevel = "always"
 
     def __init__(
         self,

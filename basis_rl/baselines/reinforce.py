@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import Baseline, scorable_rows
+from basis_rl.baselines.base import Baseline, TokenLevel, scorable_rows
 from basis_rl.functional.returns import reward_to_go
 from basis_rl.functional.segments import group_mean, segment_count
 from basis_rl.types import Advantages, RolloutBatch
@@ -34,6 +34,7 @@ class ReinforcePP(Baseline):
     scope: ClassVar[Literal["batch", "group"]] = "batch"
     uses_own_reward: ClassVar[bool] = True
     reads_kl: ClassVar[bool] = True
+    token_level: TokenLevel = "with_kl"
 
     def __init__(self, over: Over = "samples", eps: float = 1e-8) -> None:
         if over not in ("samples", "tokens"):

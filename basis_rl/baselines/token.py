@@ -28,7 +28,7 @@ class EnergyBaseline(Baseline):
 
     Where one rollout of a group outlives the others, Eq. 8 gives ``B_t = G_t`` and its tail learns nothing
     (``tail="zero"``); ``"last"`` keeps the last baseline that was shared: less bias, more variance. They are nearly
-    even (`benchmarks.otb_tail`), so the default is the paper's; take ``"last"`` where long answers are rewarded.
+    even (`studies.otb.tail`), so the default is the paper's; take ``"last"`` where long answers are rewarded.
 
     The own weight makes the bias more than a group mean's: a rare action has a high energy, and pulls its baseline to
     itself.
@@ -54,6 +54,7 @@ class EnergyBaseline(Baseline):
             raise ValueError(f"{type(self).__name__}: max_rollout_weight must be positive, got {max_rollout_weight}.")
         self.tail: Tail = tail
         self.max_rollout_weight = max_rollout_weight
+        self.token_level = "never" if self.accumulation == "total" else "always"
         needs = set() if self.length_energy else {"energies"}
         self.requires = frozenset(needs | ({"rollout_weights"} if max_rollout_weight is not None else set()))
 
@@ -120,6 +121,6 @@ class Opo(EnergyBaseline):
     def __init__(self, form: Literal["sequence", "token"] = "sequence", tail: Tail = "zero") -> None:
         if form not in ("sequence", "token"):
             raise ValueError(f"Opo: form must be sequence or token, got '{form}'.")
-        super().__init__(tail)
         self.form = form
         self.accumulation = "total" if form == "sequence" else "cumulative"
+        super().__init__(tail)

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import io
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from basis_rl.baselines import BaselineError, check_baseline
 from basis_rl.cli import check_run, check_site
 from basis_rl.cli.main import report
 from basis_rl.estimate.footprint import Launch, planned, read_launch
 from basis_rl.names import import_object
+from basis_rl.objectives import Objective, ObjectiveError, TrlObjective, check_objective
 from basis_rl.recipe.build import load_config_and_tokenizer, load_eval_data, load_training_data
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
 from basis_rl.recipe.objects import build_recipe_baseline, build_rewards, build_tools
 from basis_rl.trainer.config import with_objective
-from basis_rl.trainer.preflight import check_baseline_fits, check_dataset, check_eval_data, check_golds, run_context
+from basis_rl.trainer.preflight import (
+    check_baseline_fits,
+    check_dataset,
+    check_eval_data,
+    check_golds,
+    check_pair,
+    run_context,
+)
 from basis_rl.trainer.rollouts.tool_check import as_functions, check_tools
 
 _IN_ORDER = "The recipe is in order."
@@ -51,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
     """The options that are no keys of a recipe."""
     result = argparse.ArgumentParser(
         prog="basis-rl check",
-        usage="basis-rl check RECIPE.yaml [options] [--key value ...], or basis-rl check module:Class",
+        usage="basis-rl check RECIPE.yaml [options] [--key value ...], or basis-rl check module:name",
         description="Everything that training checks before its first step, without the model's weights, and what the "
         "run would need. `basis-rl train --help` lists the keys of a recipe, which are options here too.",
         allow_abbrev=False,
@@ -66,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """All that training checks before its first step, without the model's weights; then what would happen.
 
-    ``basis-rl check module:Class`` runs the conformance matrix on somebody's own baseline instead.
+    ``basis-rl check module:name`` runs the conformance checks on somebody's own baseline or objective instead.
     """
     options, rest = parser().parse_known_args(list(argv))
     found = Findings()
@@ -77,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
         launch = read_launch(options.accelerate_config, options.world_size)
         with planned(launch):
             check(parse_recipe(rest), launch, options.gpu_memory, shlex.join(rest), found)
-    except (ValueError, OSError, BaselineError) as error:
+    except (ValueError, OSError, BaselineError, ObjectiveError) as error:
         found.show_warnings()
         return report(error)
     found.show_warnings()
@@ -97,14 +107,23 @@ def check_quietly(recipe: Recipe) -> None:
 
 
 def conform(name: str) -> str:
-    """Run `check_baseline` on ``module:Class``, a class that is built without arguments, or a function that builds one.
+    """Check what stands at ``module:name``: an objective, or a baseline's class or a function that builds one.
 
     Raises:
-        BaselineError: the first promise of the contract that it breaks.
+        ValueError: an objective without declarations.
+        BaselineError, ObjectiveError: a promise of the contract that it breaks.
     """
-    make = import_object(name, "baseline")
-    passed = check_baseline(make)
-    return f"{name} keeps the contract: {', '.join(passed)}."
+    found = import_object(name, "baseline or objective")
+    return f"{name} keeps the contract: {', '.join(_check_of(found)(found))}."
+
+
+def _check_of(found: Any) -> Callable[[Any], list[str]]:
+    """The conformance checks of its kind; a baseline is built without arguments."""
+    parameters = inspect.signature(found).parameters.values() if callable(found) else ()
+    required = [each for each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
+    if isinstance(found, (Objective, TrlObjective)) or (inspect.isfunction(found) and len(required) == 1):
+        return check_objective
+    return check_baseline
 
 
 def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: str, found: Findings) -> None:
@@ -123,8 +142,9 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     artefact, baseline = check_site.build_baseline(recipe.run)
     rewards = build_rewards(recipe)
     tools = build_tools(recipe.run)
-    args = with_objective(recipe.args, recipe.run.objective)
+    args, objective = with_objective(recipe.args, recipe.run.objective)
     check_baseline_fits(baseline, args)
+    check_pair(baseline, objective, args)
     config, tokenizer = load_config_and_tokenizer(recipe.model, args)
     found.show("Configuration", check_run.configuration(recipe, args, launch, found.warn))
 

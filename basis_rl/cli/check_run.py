@@ -10,8 +10,9 @@ from datasets import Dataset
 
 from basis_rl.estimate.footprint import Launch
 from basis_rl.recipe.keys import Recipe
+from basis_rl.rewards.base import GoldChecker, required_columns
 from basis_rl.trainer import BasisConfig
-from basis_rl.trainer.preflight import required_columns, with_tools
+from basis_rl.trainer.preflight import with_tools
 from basis_rl.values.provenance import rendered_prompt
 
 Warn = Callable[[str], None]
@@ -141,7 +142,7 @@ def prompts(texts: Sequence[str], lengths: Sequence[int], tokenizer: Any) -> str
 
 def golds(loaded: Dataset, scored: Dataset, rewards: Sequence[Any], warn: Warn) -> str:
     """What the gold self-check found."""
-    if not any(hasattr(reward, "check_golds") for reward in rewards):
+    if not any(isinstance(reward, GoldChecker) for reward in rewards):
         return "No reward function here can check the golds (0 problems dropped)."
     dropped = len(loaded) - len(scored)
     if dropped:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from basis_rl.cli.main import report
 from basis_rl.clusters import PromptClusters
-from basis_rl.clusters.codebook import check_destination, default_num_clusters
+from basis_rl.clusters.codebook import KIND, default_num_clusters
 from basis_rl.data import problem_text
 from basis_rl.recipe.build import load_config_and_tokenizer, load_training_data
 from basis_rl.recipe.file import parse_recipe
@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
         output = run.clusters_output or (run.baseline_kwargs or {}).get("clusters")
         if not isinstance(output, str):
             raise ValueError("Where should it go? Set `clusters` in baseline_kwargs, or --clusters_output FOLDER.")
-        check_destination(Path(output))
+        KIND.check_destination(Path(output))
         _, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
         dataset = load_training_data(recipe, tokenizer)
         prompts = {row["prompt_id"]: problem_text(row["prompt"]) for row in dataset}

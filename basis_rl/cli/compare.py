@@ -11,7 +11,7 @@ from basis_rl.report.compare import Comparison, compare_runs
 from basis_rl.report.page import headline, write_report
 from basis_rl.report.tables import Table, tables
 
-USAGE = """The runs at one number of responses: learning curves, final table, differences. Runs that differ in the seed
+USAGE = """The runs at one number of rollouts: learning curves, final table, differences. Runs that differ in the seed
 alone become one line with its spread."""
 
 
@@ -19,7 +19,7 @@ def main(argv: Sequence[str]) -> int:
     """Read the runs, print the tables and write the report."""
     parser = argparse.ArgumentParser(prog="basis-rl compare", description=USAGE)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="output_dir of a run, or a folder that holds runs")
-    parser.add_argument("--budget", type=float, help="responses; default: as many as every run has sampled")
+    parser.add_argument("--budget", type=float, help="rollouts; default: as many as every run has sampled")
     parser.add_argument("--reference", metavar="NAME", help="setting to compare with; default: the first")
     parser.add_argument("--output", type=Path, default=Path("report"), help="folder of the report; default: report")
     options = parser.parse_args(argv)

@@ -4,48 +4,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, NoReturn
-
-from transformers import HfArgumentParser
 
 from basis_rl.cli.main import LOST, STOPPED, fail, report
 from basis_rl.evaluation.arguments import EvalArguments
 from basis_rl.evaluation.benchmarks import BENCHMARKS
 from basis_rl.evaluation.plan import Plan
-from basis_rl.names import did_you_mean
 from basis_rl.recipe.build import load_parts
+from basis_rl.recipe.file import Parser
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rollout import ServersLost
 from basis_rl.rollout.server import ServerError
 
 
-class _Parser(HfArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
-
-
-def parser() -> HfArgumentParser:
+def parser() -> Parser:
     """The options, `EvalArguments`; dashes and underscores are the same."""
-    types: Any = EvalArguments  # a dataclass, which HfArgumentParser's annotation does not admit
-    return _Parser(
-        types,
+    return Parser(
+        EvalArguments,
         prog="basis-rl eval MODEL",
         allow_abbrev=False,
-        description="Sample a model on benchmarks, grade with Math-Verify, keep every answer, and report avg@k, pass@k "
-        "and maj@k with bootstrap intervals over problems. The same command again goes on where it ended.",
+        description="Sample a model on benchmarks, grade with Math-Verify, keep every rollout, and report avg@k, "
+        "pass@k and maj@k with bootstrap intervals over problems. The same command again resumes where it ended.",
         epilog=f"Benchmarks: {', '.join(BENCHMARKS)}; the path of a file (.json, .jsonl, .parquet, .csv); NAME=SOURCE, "
         "such as math500=data/math500.jsonl, where SOURCE may also be a Hub id or reasoning_gym:NAME.",
     )
-
-
-def _parse(words: list[str]) -> Any:
-    keys = parser()
-    flags = {flag for action in keys._actions for flag in action.option_strings}
-    for word in words:
-        flag = word.split("=")[0]
-        if flag.startswith("--") and flag not in flags:
-            raise ValueError(f"Unknown option '{flag}'.{did_you_mean(flag, flags)}")
-    return keys.parse_args_into_dataclasses(words, look_for_args_file=False)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -60,15 +41,17 @@ def main(argv: Sequence[str]) -> int:
                 "basis-rl eval runs in one process: start it without accelerate launch, and for several GPUs with "
                 "--backend vllm --vllm_args='--data-parallel-size N'."
             )
-        (options,) = _parse(words)
+        keys = parser()
+        keys.check_flags(words)
+        (options,) = keys.parse_args_into_dataclasses(words, look_for_args_file=False)
         config, tokenizer = load_parts(options.model, options.revision, options.trust_remote_code)
         reward = MathVerifyReward(num_workers=options.num_workers)
         plan = Plan(options, config, tokenizer, reward)
     except (ValueError, OSError) as error:
         return report(error)
-    kept = f"The answers so far are in {options.folder}; the same command goes on."
+    kept = f"The rollouts so far are in {options.folder}; the same command resumes."
     try:
-        print(f"\n{plan.run()}\n\nAnswers and results are in {options.folder}.", flush=True)
+        print(f"\n{plan.run()}\n\nRollouts and results are in {options.folder}.", flush=True)
         return 0
     except (ServerError, ServersLost) as error:
         return fail(f"{error} {kept}", LOST)

@@ -15,12 +15,12 @@ COMMANDS = {
     "train": "train a model by a recipe",
     "serve": "start a vLLM server as training needs it",
     "values": "build the value table that BASIS needs, from rollouts of the reference model",
-    "compare": "compare runs at the same number of responses: curves, final table, one HTML file",
+    "compare": "compare runs at the same number of rollouts: curves, final table, one HTML file",
     "sweep": "train a recipe with several baselines and seeds, and compare them",
     "clusters": "build the prompt codebook that BV-Blend needs, from a sentence encoder and K-means",
-    "eval": "measure a model on benchmarks: avg@k, pass@k, maj@k, every answer kept",
+    "eval": "measure a model on benchmarks: avg@k, pass@k, maj@k, every rollout kept",
     "push": "push a run's folder to the Hub: after an evaluation, or where the push at its end has failed",
-    "check": "check a recipe before anything is spent, or module:Class, a baseline of your own",
+    "check": "check a recipe before anything is spent, or module:name, a baseline or an objective of your own",
 }
 _OWN_HELP = ("serve", "compare", "sweep", "eval", "push", "check")
 # Exit codes beside 0 and 2 (a message about what was asked for); the numbers are those of sysexits.h.
@@ -40,7 +40,7 @@ SIGTERM, SIGUSR1 or a file STOP in output_dir end training at the next step with
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0, or 2 for a message about what was asked for."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # TRL still says `gradient_checkpointing`, and transformers warns of it: nothing that a user could mend.
+    # TRL still says `gradient_checkpointing`, and transformers warns of it: nothing that a user could fix.
     warnings.filterwarnings("ignore", message=".*gradient_checkpointing.* is deprecated", category=FutureWarning)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE.format(commands="\n".join(f"  {name:8} {text}" for name, text in COMMANDS.items())))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from basis_rl.cli.main import LOST, fail, report
-from basis_rl.hub.card import load_facts
+from basis_rl.hub.card import load_facts, save_facts
 from basis_rl.hub.repository import Hub, Push, files_of_run
 from basis_rl.hub.results import BASE_FILE_NAME, FILE_NAME, results_of
 from basis_rl.trainer.publish import by_hand, write_readme
@@ -36,7 +36,9 @@ def main(argv: Sequence[str]) -> int:
         name = arguments.repo_id or facts.hub_model_id or folder.absolute().name
         hub = Hub(name=name, private=arguments.private or None, revision=arguments.revision)
         name = hub.connect() or name
-        write_readme(replace(facts, hub_model_id=name, model_name=name.split("/")[-1]), folder)
+        facts = replace(facts, hub_model_id=name, model_name=name.split("/")[-1])
+        save_facts(facts, folder)
+        write_readme(facts, folder)
     except (ValueError, OSError) as error:
         return report(error)
     push = Push(message="Model, card and results", files=files_of_run(folder), by_hand=by_hand(folder))

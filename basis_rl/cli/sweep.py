@@ -25,7 +25,7 @@ from basis_rl.cli.sweep_plan import Planned, launcher_processes, plan
 from basis_rl.report.runs import flatten, what_counts
 
 USAGE = """Trains a recipe with several baselines and seeds, one run after the other, each in a process of its own and
-all with the same number of responses; then compares them. Called again, it skips what is finished and goes on with the
+all with the same number of rollouts; then compares them. Called again, it skips what is finished and goes on with the
 rest (from a checkpoint, where the recipe saves any).
 
 A baseline may have settings of its own: --baselines basis,rloo:num_generations=4,basis:baseline_kwargs.weighting=vop.
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("recipe", metavar="RECIPE")
     parser.add_argument("--baselines", required=True, help="NAME[:KEY=VALUE]...,NAME...")
     parser.add_argument("--seeds", default="0", help="default: 0")
-    parser.add_argument("--budget", type=float, help="responses of each run; default: those of the recipe")
+    parser.add_argument("--budget", type=float, help="rollouts of each run; default: those of the recipe")
     parser.add_argument("--group-size", type=int, help="rollouts a prompt, for baselines that need a group; default 8")
     parser.add_argument("--output", type=Path, help="folder; default: the recipe's output_dir with -sweep")
     parser.add_argument("--launcher", default="", help='such as "accelerate launch --config_file FILE"')

@@ -1,4 +1,4 @@
-"""Which runs a sweep consists of: one recipe, several baselines, seeds and settings, the same number of responses."""
+"""Which runs a sweep consists of: one recipe, several baselines, seeds and settings, the same number of rollouts."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def plan(
     group_size: int | None = None,
     processes: int = 1,
 ) -> list[Planned]:
-    """The runs, seed by seed and each with all baselines. All of them draw the same number of responses.
+    """The runs, seed by seed and each with all baselines. All of them draw the same number of rollouts.
 
     - A baseline that needs a group, where the recipe has one rollout a prompt, gets `group_size` of them (default 8):
-      as many responses a batch, of fewer prompts. Evaluation stays as the recipe has it.
+      as many rollouts a batch, of fewer prompts. Evaluation stays as the recipe has it.
     - Parameters of the recipe's ``baseline_kwargs`` that another baseline does not have are left out.
-    - ``max_steps`` follows from the number of responses, in which the greedy ones of `remax` count.
+    - ``max_steps`` follows from the number of rollouts, in which the greedy ones of `remax` count.
 
     Args:
         recipe: path.
@@ -82,12 +82,12 @@ def plan(
         seeds: of the runs.
         output: folder of the sweep; default: the recipe's ``output_dir`` with ``-sweep``.
         overrides: ``--key value`` for all runs; ``--key a,b`` makes a run of each.
-        budget: responses of each run; default: those of the recipe.
+        budget: rollouts of each run; default: those of the recipe.
         group_size: rollouts a prompt for baselines that need a group.
         processes: of a launcher; settings of the recipe are those of one.
 
     Raises:
-        ValueError: a setting that is wrong, or a number of responses that is not known.
+        ValueError: a setting that is wrong, or a number of rollouts that is not known.
     """
     common, grid = _split_grid(overrides)
     base = _parse([recipe, *common], processes)
@@ -118,7 +118,7 @@ def launcher_processes(launcher: str) -> int:
     """How many processes ``accelerate launch ...`` or ``torchrun ...`` starts, by its options or its config file.
 
     Raises:
-        ValueError: it does not say, and a number of responses could not be kept.
+        ValueError: it does not say, and a number of rollouts could not be kept.
     """
     words = shlex.split(launcher)
     found: dict[str, str] = {}
@@ -215,7 +215,7 @@ def _adapt(
     batches = total // drawn
     steps = int(batches * updates)
     if steps < 1:
-        raise ValueError(f"{entry.name}: {total:,} responses are less than one optimizer step.")
+        raise ValueError(f"{entry.name}: {total:,} rollouts are less than one optimizer step.")
     if math.ceil(base.args.max_steps / updates) != batches:
         arguments += ["--max_steps", str(steps)]
         notes.append(f"max_steps {steps}")
@@ -223,19 +223,19 @@ def _adapt(
 
 
 def _batch(recipe: Recipe, kind: type[Baseline] | None) -> tuple[int, float]:
-    """Responses of a generation batch, and optimizer steps on it."""
+    """Rollouts of a generation batch, and optimizer steps on it."""
     args = recipe.args
-    responses = args.generation_batch_size
+    rollouts = args.generation_batch_size
     if kind is not None and "greedy_rewards" in kind.requires:
-        responses += args.generation_batch_size // args.num_generations
-    return responses, args.steps_per_generation * args.num_iterations / args.gradient_accumulation_steps
+        rollouts += args.generation_batch_size // args.num_generations
+    return rollouts, args.steps_per_generation * args.num_iterations / args.gradient_accumulation_steps
 
 
 def _total(base: Recipe, kind: type[Baseline] | None) -> int:
     if base.args.max_steps <= 0:
         raise ValueError(
-            "The recipe counts epochs, in which one rollout a prompt and several are not as many responses. Give "
-            "--budget RESPONSES, or max_steps in the recipe."
+            "The recipe counts epochs, in which one rollout a prompt and several are not as many rollouts. Give "
+            "--budget ROLLOUTS, or max_steps in the recipe."
         )
-    responses, updates = _batch(base, kind)
-    return math.ceil(base.args.max_steps / updates) * responses
+    rollouts, updates = _batch(base, kind)
+    return math.ceil(base.args.max_steps / updates) * rollouts

@@ -24,7 +24,6 @@ from basis_rl.trainer.errors import NonFiniteGradients, ServerLost, SyncError
 from basis_rl.trainer.preflight import on_main_process
 from basis_rl.trainer.progress import ProgressLines
 from basis_rl.trainer.publish import PLOT
-from basis_rl.trainer.run_file import begin_run_file, finish_run_file
 from basis_rl.trainer.state import load_baseline
 
 
@@ -84,11 +83,10 @@ def train(recipe: Recipe) -> int:
 def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
     """Train and save; returns the exit code."""
     output = Path(recipe.args.output_dir)
-    if trainer.accelerator.is_main_process:
-        output.mkdir(parents=True, exist_ok=True)
-        (output / "recipe.yaml").write_text(yaml.safe_dump(recipe.resolved, sort_keys=False))
-        begin_run_file(output, trainer, recipe.run.baseline)
     describe(recipe, trainer)
+    if trainer.accelerator.is_main_process:
+        trainer.publisher.save_facts()
+        (output / "recipe.yaml").write_text(str(trainer.record.recipe))
     for bar in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(bar)
     trainer.add_callback(ProgressLines)
@@ -104,7 +102,7 @@ def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
     trainer.save_state()
     if trainer.accelerator.is_main_process:
         plot_training(trainer.state.log_history, output / PLOT, title=output.name)
-        finish_run_file(output)
+        trainer.publisher.save_facts()
     if recipe.args.push_to_hub:
         pushed = trainer.push_to_hub()
     else:

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from huggingface_hub import get_token
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM
 
 from basis_rl.cli.main import LOST, STOPPED, fail, report
-from basis_rl.evaluation.sources import check_served
+from basis_rl.evaluation.sources import check_served, declared_ends
 from basis_rl.recipe.build import load_config_and_tokenizer, load_training_data, model_init_kwargs, server_options
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
@@ -27,10 +27,9 @@ from basis_rl.rollout.server import Server, ServerError
 from basis_rl.trainer.preflight import check_dataset, check_golds, sampling_of
 from basis_rl.values import ValueTable
 from basis_rl.values.build import TablePlan, assemble, build_table
-from basis_rl.values.card import describe
 from basis_rl.values.shards import Shards
 from basis_rl.values.sources import ModelSource, ServerSource, Source
-from basis_rl.values.table import check_destination
+from basis_rl.values.table import KIND
 
 
 def main(argv: Sequence[str]) -> int:
@@ -57,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     if table is None:
         print(f"Part {job.shard[0]} of {job.shard[1]} is done. The table is made by the last part, or the next call.")
         return 0
-    print(f"Value table: {job.output}\n{describe(table)}")
+    print(f"Value table: {job.output}\n{table.describe()}")
     return job.push(table)
 
 
@@ -132,10 +131,7 @@ class Job:
             return ModelSource(model.to(device), self.tokenizer, run.values_batch_size)
         for url in urls:
             check_served(url, name)
-        try:
-            ends = GenerationConfig.from_pretrained(name, revision=self.recipe.model.model_revision)
-        except OSError:  # many checkpoints have none
-            ends = GenerationConfig.from_model_config(self.config)
+        ends = declared_ends(name, self.config, self.tokenizer, self.recipe.model.model_revision)
         timeout, patience = args.vllm_request_timeout, args.vllm_recovery_timeout
         return ServerSource(urls, self.config, self.tokenizer, ends, timeout=timeout, patience=patience)
 
@@ -161,7 +157,7 @@ def prepare(recipe: Recipe) -> Job:
     if not where:
         raise ValueError("Where should the table go? Set `values` in baseline_kwargs, or --values_output FOLDER.")
     output = Path(where)
-    check_destination(output)
+    KIND.check_destination(output)
     if run.values_serve and run.values_servers:
         raise ValueError("values_serve starts a server, values_servers names some that run: set one of the two.")
     shard = _shard(run.values_shard)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import hashlib
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from basis_rl import artefacts
+from basis_rl.artefacts import Kind, versions
 from basis_rl.clusters.encoder import PROBE, Encoder
 
-_ASSIGNMENTS, _CENTROIDS, _FORMAT, _WHAT = "clusters.parquet", "centroids.parquet", 1, "prompt codebook"
-_BUILD = "basis-rl clusters RECIPE"
+KIND = Kind("prompt codebook", "clusters.parquet", 1, "basis-rl clusters RECIPE")
+_CENTROIDS = "centroids.parquet"
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 
 
@@ -97,7 +96,7 @@ class PromptClusters:
             "inertia": float(fitted.inertia_),
             "probe": model([PROBE])[0].tolist(),
             "date": datetime.date.today().isoformat(),
-            "versions": {name: version(name) for name in ("sentence-transformers", "scikit-learn")},
+            "versions": versions("sentence-transformers", "scikit-learn"),
         }
         centroids = fitted.cluster_centers_.astype(np.float32)
         return cls(dict(zip(prompts, fitted.labels_, strict=True)), centroids=centroids, provenance=provenance)
@@ -135,7 +134,7 @@ class PromptClusters:
             if difference > 1e-2:  # another precision or device is well below, another model above
                 raise ValueError(
                     f"The encoder '{name}' is not the one that the prompt codebook ({self.source}) was built with: its "
-                    f"embedding of a fixed sentence is {difference:.3f} off. Build the codebook anew: `{_BUILD}`."
+                    f"embedding of a fixed sentence is {difference:.3f} off. Build the codebook anew: `{KIND.command}`."
                 )
             self._encoder = encoder
         return self._encoder
@@ -173,13 +172,11 @@ class PromptClusters:
 
     def save(self, path: str | Path) -> Path:
         """Write the folder `path`, replacing a codebook that is there."""
-        path = Path(path)
-        check_destination(path)
         clusters = pa.table({"prompt_id": list(self.assignments), "cluster": list(self.assignments.values())})
-        tables = {_ASSIGNMENTS: clusters}
+        tables = {KIND.main_file: clusters}
         if self.centroids is not None:
             tables[_CENTROIDS] = pa.table({"centroid": [row.tolist() for row in self.centroids]})
-        return artefacts.write_folder(path, tables, {"format": _FORMAT, "provenance": self.provenance})
+        return KIND.write(Path(path), tables, {"provenance": self.provenance})
 
     @classmethod
     def load(cls, path_or_hub_id: str | Path, *, revision: str | None = None) -> PromptClusters:
@@ -188,10 +185,8 @@ class PromptClusters:
         Raises:
             ValueError: neither a codebook's folder nor a repository that can be read.
         """
-        folder, metadata = artefacts.open_folder(
-            path_or_hub_id, _ASSIGNMENTS, _WHAT, newest=_FORMAT, build=_BUILD, revision=revision
-        )
-        table = pq.read_table(folder / _ASSIGNMENTS).to_pydict()
+        folder, metadata = KIND.open(path_or_hub_id, revision)
+        table = pq.read_table(folder / KIND.main_file).to_pydict()
         centroids = None
         if (folder / _CENTROIDS).is_file():
             centroids = np.asarray(pq.read_table(folder / _CENTROIDS).to_pydict()["centroid"], np.float32)
@@ -204,18 +199,13 @@ class PromptClusters:
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
         """Upload the codebook as a dataset repository and return its address."""
-        return artefacts.push_folder(self.save, repo_id, _WHAT, private=private, token=token)
+        return KIND.push(self.save, repo_id, private=private, token=token)
 
 
 def default_num_clusters(prompts: int, rollouts: int = 512) -> int:
     """K for P prompts and N rollouts a batch: N / 16, but at most P / 25.
 
     With BV-Blend's decay of 0.9 a cluster's history is little more than its last batch, which should hold some 16
-    rollouts; clusters of fewer than 25 prompts overfit (`benchmarks.bv_blend_study`, on MATH's training problems).
+    rollouts; clusters of fewer than 25 prompts overfit (`studies.bv_blend_study`, on MATH's training problems).
     """
     return max(1, min(rollouts // 16, prompts // 25))
-
-
-def check_destination(path: Path) -> None:
-    """Raise ValueError if a codebook saved at `path` would replace something that is not a codebook."""
-    artefacts.check_destination(path, _ASSIGNMENTS, _WHAT)

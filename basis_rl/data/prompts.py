@@ -7,13 +7,14 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, DatasetInfo, load_dataset
 
 from basis_rl.data.rows import bare_problem, gold_text
+from basis_rl.names import option
 
 PROMPT_COLUMNS = ("prompt", "problem", "question", "Problem", "Question")
 # A column of answers before one of worked solutions; a dot goes into a column of records.
@@ -35,57 +36,39 @@ FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "cs
 class DataArguments:
     r"""Where the problems come from, and how they are put to the model."""
 
-    dataset_name: str = field(
-        default="",
-        metadata={"help": "Hub id, path of a .json, .jsonl, .parquet or .csv file, or `reasoning_gym:NAME`."},
+    dataset_name: str = option("", "Hub id, path of a .json, .jsonl, .parquet or .csv file, or `reasoning_gym:NAME`.")
+    dataset_config: str | None = option(None, "Configuration name of a Hub dataset.")
+    dataset_train_split: str = option("train", "Split to train on.")
+    dataset_kwargs: dict[str, Any] | str = option(
+        None, "Arguments of the reasoning-gym generator (size, seed, ...), as JSON.", factory=dict
     )
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration name of a Hub dataset."})
-    dataset_train_split: str = field(default="train", metadata={"help": "Split to train on."})
-    dataset_kwargs: dict[str, Any] | str = field(
-        default_factory=dict, metadata={"help": "Arguments of the reasoning-gym generator (size, seed, ...), as JSON."}
+    prompt_column: str | None = option(
+        None, f"Column of the problem; default: the first of {', '.join(PROMPT_COLUMNS)}."
     )
-    prompt_column: str | None = field(
-        default=None, metadata={"help": f"Column of the problem; default: the first of {', '.join(PROMPT_COLUMNS)}."}
+    solution_column: str | None = option(
+        None, f"Column of the gold; default: the first of {', '.join(SOLUTION_COLUMNS)}."
     )
-    solution_column: str | None = field(
-        default=None, metadata={"help": f"Column of the gold; default: the first of {', '.join(SOLUTION_COLUMNS)}."}
+    solution_pattern: str | None = option(
+        None,
+        r"Regular expression whose first group is the gold, e.g. 'Answer:\s*(.+)'. Without one, GSM8K's "
+        "mark '#### 72' is recognised.",
     )
-    solution_pattern: str | None = field(
-        default=None,
-        metadata={
-            "help": r"Regular expression whose first group is the gold, e.g. 'Answer:\s*(.+)'. Without one, GSM8K's "
-            "mark '#### 72' is recognised."
-        },
+    solution_list: str = option(
+        "all", "What a gold that is a list means: 'all' of its answers are asked for, or 'any' one is right."
     )
-    solution_list: str = field(
-        default="all",
-        metadata={
-            "help": "What a gold that is a list means: 'all' of its answers are asked for, or 'any' one is right."
-        },
+    context_column: str | None = option(None, "Column of a text that goes before the problem, where it is not empty.")
+    strip_instructions: bool = option(
+        True, "Take known instructions on the form of the answer (DAPO's, verl's) out of the problem."
     )
-    context_column: str | None = field(
-        default=None, metadata={"help": "Column of a text that goes before the problem, where it is not empty."}
+    on_missing_gold: str = option("error", "What to do with problems that have no gold at all: 'error' or 'drop'.")
+    prompt_template: str = option(
+        "{prompt}\n\nPlease reason step by step, and put your final answer within \\boxed{}.",
+        "What the model is asked; `{prompt}` stands for the problem.",
     )
-    strip_instructions: bool = field(
-        default=True,
-        metadata={"help": "Take known instructions on the form of the answer (DAPO's, verl's) out of the problem."},
-    )
-    on_missing_gold: str = field(
-        default="error", metadata={"help": "What to do with problems that have no gold at all: 'error' or 'drop'."}
-    )
-    prompt_template: str = field(
-        default="{prompt}\n\nPlease reason step by step, and put your final answer within \\boxed{}.",
-        metadata={"help": "What the model is asked; `{prompt}` stands for the problem."},
-    )
-    system_prompt: str | None = field(default=None, metadata={"help": "System message of the conversation."})
-    keep_columns: list[str] | None = field(
-        default=None, metadata={"help": "Further columns to keep as they are, for reward functions."}
-    )
-    max_train_samples: int | None = field(default=None, metadata={"help": "Keep only the first so many problems."})
-    test_fraction: float = field(
-        default=0.0,
-        metadata={"help": "Share of the problems held out from training, chosen by a hash of the problem."},
-    )
+    system_prompt: str | None = option(None, "System message of the conversation.")
+    keep_columns: list[str] | None = option(None, "Further columns to keep as they are, for reward functions.")
+    max_train_samples: int | None = option(None, "Keep only the first so many problems.")
+    test_fraction: float = option(0.0, "Share of the problems held out from training, chosen by a hash of the problem.")
 
 
 def prompt_id(prompt: str | Sequence[Mapping[str, Any]]) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from basis_rl.data import DataArguments
+from basis_rl.names import option
 
 MOST_NEW_TOKENS = 32_768
 
@@ -20,57 +21,38 @@ class EvalArguments:
         ValueError: options that contradict each other, or out of their range.
     """
 
-    model: str = field(default="", metadata={"help": "Hub id or folder; may be given without the flag."})
-    benchmarks: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Names, paths of files, or NAME=SOURCE; separated by commas or spaces."},
+    model: str = option("", "Hub id or folder; may be given without the flag.")
+    benchmarks: list[str] = option(
+        None, "Names, paths of files, or NAME=SOURCE; separated by commas or spaces.", factory=list
     )
-    output: str | None = field(
-        default=None, metadata={"help": "Folder for answers and results; default: runs/eval/MODEL."}
+    output: str | None = option(None, "Folder for rollouts and results; default: runs/eval/MODEL.")
+    compare: str | None = option(None, "Folder of another evaluation: paired comparison with it, with p-values.")
+    backend: str = option("transformers", "transformers (this process) or vllm.")
+    vllm_urls: str | None = option(None, "Servers that run already, by commas; default: one is started, and stopped.")
+    vllm_args: str = option("", "Further arguments of vLLM for the server that is started.")
+    request_timeout: float | None = option(
+        None, "Seconds that vLLM may take for all rollouts of a problem; default: by their length."
     )
-    compare: str | None = field(
-        default=None, metadata={"help": "Folder of another evaluation: paired comparison with it, with p-values."}
+    num_rollouts: int | None = option(None, "Rollouts per problem; default: that of the benchmark, 32 or 1.")
+    temperature: float | None = option(None, "Default: that of the benchmark. 0 is greedy.")
+    top_p: float | None = option(None, "Default: that of the benchmark; 1 where temperature is given.")
+    top_k: int = option(0, "0: off.")
+    min_p: float | None = option(None, "Default: off.")
+    repetition_penalty: float = option(1.0, "1: off.")
+    max_new_tokens: int | None = option(None, f"Default: what the context leaves, at most {MOST_NEW_TOKENS}.")
+    prompt_template: str = option(
+        DataArguments.prompt_template, "What the model is asked; `{prompt}` stands for the problem."
     )
-    backend: str = field(default="transformers", metadata={"help": "transformers (this process) or vllm."})
-    vllm_urls: str | None = field(
-        default=None, metadata={"help": "Servers that run already, by commas; default: one is started, and stopped."}
-    )
-    vllm_args: str = field(default="", metadata={"help": "Further arguments of vLLM for the server that is started."})
-    request_timeout: float | None = field(
-        default=None,
-        metadata={"help": "Seconds that vLLM may take for all answers to a problem; default: by their length."},
-    )
-    num_samples: int | None = field(
-        default=None, metadata={"help": "Answers a problem; default: that of the benchmark, 32 or 1."}
-    )
-    temperature: float | None = field(default=None, metadata={"help": "Default: that of the benchmark. 0 is greedy."})
-    top_p: float | None = field(
-        default=None, metadata={"help": "Default: that of the benchmark; 1 where temperature is given."}
-    )
-    top_k: int = field(default=0, metadata={"help": "0: off."})
-    min_p: float | None = field(default=None, metadata={"help": "Default: off."})
-    repetition_penalty: float = field(default=1.0, metadata={"help": "1: off."})
-    max_new_tokens: int | None = field(
-        default=None, metadata={"help": f"Default: what the context leaves, at most {MOST_NEW_TOKENS}."}
-    )
-    prompt_template: str = field(
-        default=DataArguments.prompt_template,
-        metadata={"help": "What the model is asked; `{prompt}` stands for the problem."},
-    )
-    system_prompt: str | None = field(default=None, metadata={"help": "System message of the conversation."})
-    chat_template_kwargs: str = field(
-        default="{}", metadata={"help": "Of the chat template, as JSON: '{\"enable_thinking\": false}'."}
-    )
-    limit: int | None = field(default=None, metadata={"help": "Only the first so many problems of each benchmark."})
-    on_invalid_gold: str = field(
-        default="error", metadata={"help": "Problems whose gold cannot be right: 'error' or 'drop'."}
-    )
-    dtype: str = field(default="auto", metadata={"help": "Of the weights; auto is the checkpoint's own."})
-    batch_size: int = field(default=64, metadata={"help": "transformers: completions generated at a time."})
-    num_workers: int = field(default=2, metadata={"help": "Processes that grade."})
-    seed: int = field(default=0, metadata={"help": "Of the sampling."})
-    revision: str | None = field(default=None, metadata={"help": "Of the model on the Hub."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
+    system_prompt: str | None = option(None, "System message of the conversation.")
+    chat_template_kwargs: str = option("{}", "Of the chat template, as JSON: '{\"enable_thinking\": false}'.")
+    limit: int | None = option(None, "Only the first so many problems of each benchmark.")
+    on_invalid_gold: str = option("error", "Problems whose gold cannot be right: 'error' or 'drop'.")
+    dtype: str = option("auto", "Of the weights; auto is the checkpoint's own.")
+    batch_size: int = option(64, "transformers: completions generated at a time.")
+    num_workers: int = option(2, "Processes that grade.")
+    seed: int = option(0, "Of the sampling.")
+    revision: str | None = option(None, "Of the model on the Hub.")
+    trust_remote_code: bool = option(False, "Run code that comes with the model.")
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -84,7 +66,7 @@ class EvalArguments:
             raise ValueError(f"on_invalid_gold must be 'error' or 'drop', got '{self.on_invalid_gold}'.")
         if self.vllm_urls and self.backend != "vllm":
             raise ValueError("vllm_urls needs --backend vllm.")
-        for name in ("num_samples", "max_new_tokens", "limit", "batch_size"):
+        for name in ("num_rollouts", "max_new_tokens", "limit", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
@@ -97,7 +79,7 @@ class EvalArguments:
 
     @property
     def folder(self) -> Path:
-        """Where answers and results go."""
+        """Where rollouts and results go."""
         return Path(self.output or f"runs/eval/{Path(self.model).name}")
 
     @property

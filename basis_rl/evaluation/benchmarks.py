@@ -22,7 +22,7 @@ class Benchmark:
 
     Args:
         data: where the problems are (fields of `DataArguments`; columns that are not named are found).
-        num_samples: answers a problem; their mean is avg@n.
+        num_rollouts: per problem; their mean is avg@n.
         temperature: 0 is greedy.
         top_p: of the sampling.
         level_column: the column by whose values results are broken down.
@@ -30,15 +30,15 @@ class Benchmark:
     """
 
     data: Mapping[str, Any]
-    num_samples: int = 1
+    num_rollouts: int = 1
     temperature: float = 0.0
     top_p: float = 1.0
     level_column: str | None = None
     gold: Sequence[tuple[str, str]] = field(default=())
 
 
-# Small sets: the mean of many samples. These settings are the ones most models publish their figures with.
-_SAMPLED: Mapping[str, Any] = {"num_samples": 32, "temperature": 0.6, "top_p": 0.95}
+# Small sets: the mean of many rollouts. These settings are the ones most models publish their figures with.
+_SAMPLED: Mapping[str, Any] = {"num_rollouts": 32, "temperature": 0.6, "top_p": 0.95}
 SAMPLED_TEMPERATURE, SAMPLED_TOP_P = _SAMPLED["temperature"], _SAMPLED["top_p"]
 _LEVELS = ("level", "difficulty", "subfield")
 

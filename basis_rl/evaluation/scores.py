@@ -1,4 +1,4 @@
-"""From graded answers to what is reported of a benchmark, and to what is said of two models."""
+"""From graded rollouts to what is reported of a benchmark, and to what is said of two models."""
 
 from __future__ import annotations
 
@@ -8,46 +8,47 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basis_rl.evaluation.answers import Answer, counts
+from basis_rl.evaluation.rollouts import GradedRollout, counts
 from basis_rl.evaluation.votes import count_votes
 from basis_rl.functional.passk import Paired, bootstrap_interval, compare_paired, majority_at_k, pass_at_k
+from basis_rl.text import markdown_table
 
-Answers = Mapping[str, Sequence[Answer]]
+Rollouts = Mapping[str, Sequence[GradedRollout]]
 _LEVEL = 0.95
 
 
-def score(answers: Answers, equivalent: Callable[[list[tuple[str, str]]], list[bool]]) -> dict[str, Any]:
-    """Everything that is reported of the answers to one benchmark, n samples a problem.
+def score(rollouts: Rollouts, equivalent: Callable[[list[tuple[str, str]]], list[bool]]) -> dict[str, Any]:
+    """Everything that is reported of the rollouts of one benchmark, n per problem.
 
     ``avg@n`` is the mean reward; ``pass@k`` and ``maj@k`` are there for k = 1 (pass only), 2, 4, ... up to n. Each is
     ``{"value", "low", "high"}`` with a 95 % bootstrap interval over problems. ``truncated``, ``no_answer`` and
-    ``unscored`` are shares of the answers; ``levels`` has ``avg@n`` of each level of difficulty.
+    ``unscored`` are shares of the rollouts; ``levels`` has ``avg@n`` of each level of difficulty.
 
     Args:
-        answers: by problem, the same number of each.
+        rollouts: by problem, the same number of each.
         equivalent: see `count_votes`.
     """
-    n, right = counts(answers)
-    samples = int(n[0])
-    assert bool((n == samples).all()), "problems have different numbers of samples"
-    rows = [row for group in answers.values() for row in group]
-    average = f"avg@{samples}"
+    n, right = counts(rollouts)
+    each = int(n[0])
+    assert bool((n == each).all()), "problems have different numbers of rollouts"
+    rows = [row for group in rollouts.values() for row in group]
+    average = f"avg@{each}"
     result: dict[str, Any] = {
-        "num_problems": len(answers),
-        "num_samples": samples,
+        "num_problems": len(rollouts),
+        "num_rollouts": each,
         average: _with_interval(right / n),
-        "pass@k": {str(k): _with_interval(pass_at_k(samples, right, k)) for k in _powers(samples)},
+        "pass@k": {str(k): _with_interval(pass_at_k(each, right, k)) for k in _powers(each)},
         "truncated": _share(row.truncated for row in rows),
         "no_answer": _share(row.answer is None for row in rows),
         "unscored": _share(row.reward is None for row in rows),
         "mean_tokens": sum(row.tokens for row in rows) / len(rows),
     }
-    if samples > 1:
-        votes = count_votes([[row.answer for row in group] for group in answers.values()], equivalent)
-        correct = torch.tensor([[row.reward == 1.0 for row in group] for group in answers.values()])
-        ks = [k for k in _powers(samples) if k > 1]
+    if each > 1:
+        votes = count_votes([[row.answer for row in group] for group in rollouts.values()], equivalent)
+        correct = torch.tensor([[row.reward == 1.0 for row in group] for group in rollouts.values()])
+        ks = [k for k in _powers(each) if k > 1]
         result["maj@k"] = {str(k): _with_interval(majority_at_k(votes, correct, k)) for k in ks}
-    levels = [group[0].level for group in answers.values()]
+    levels = [group[0].level for group in rollouts.values()]
     if any(level is not None for level in levels):
         result["levels"] = {
             str(level): {
@@ -59,11 +60,11 @@ def score(answers: Answers, equivalent: Callable[[list[tuple[str, str]]], list[b
     return result
 
 
-def compare(before: Answers, after: Answers) -> Paired:
+def compare(before: Rollouts, after: Rollouts) -> Paired:
     """Compare two models on the problems of one benchmark (`compare_paired`): after - before.
 
     Raises:
-        ValueError: they have not answered the same problems.
+        ValueError: they were not asked the same problems.
     """
     if set(before) != set(after):
         raise ValueError(
@@ -76,41 +77,57 @@ def compare(before: Answers, after: Answers) -> Paired:
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """The results of several benchmarks as Markdown: percent, with the interval and what they were drawn with."""
-    lines = [
-        "| benchmark | problems | score | 95 % interval | pass@k | maj@k | truncated | no answer | tokens | sampling |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+    head = [
+        "benchmark",
+        "problems",
+        "score",
+        "95 % interval",
+        "pass@k",
+        "maj@k",
+        "truncated",
+        "no answer",
+        "tokens",
+        "sampling",
     ]
+    rows, lines = [], []
     for name, result in results.items():
-        n, drawn = result["num_samples"], result["settings"]
+        n, drawn = result["num_rollouts"], result["settings"]
         average = result[f"avg@{n}"]
         greedy = drawn["temperature"] == 0
         sampling = "greedy" if greedy else f"T {drawn['temperature']:g}, top-p {drawn['top_p']:g}"
-        lines.append(
-            f"| {name} | {result['num_problems']} | avg@{n} {_percent(average['value'])} | {_interval(average)} "
-            f"| {_largest(result['pass@k']) if n > 1 else '-'} | {_largest(result.get('maj@k', {}))} "
-            f"| {_percent(result['truncated'])} | {_percent(result['no_answer'])} | {result['mean_tokens']:.0f} "
-            f"| {sampling}, at most {drawn['max_new_tokens']} tokens |"
-        )
-    for name, result in results.items():
-        if "levels" in result:
-            average = f"avg@{result['num_samples']}"
-            parts = [
-                f"{level}: {_percent(r[average]['value'])} of {r['num_problems']}"
-                for level, r in result["levels"].items()
+        rows.append(
+            [
+                name,
+                result["num_problems"],
+                f"avg@{n} {_percent(average['value'])}",
+                f"{_percent(average['low'])} to {_percent(average['high'])}",
+                _largest(result["pass@k"]) if n > 1 else "-",
+                _largest(result.get("maj@k", {})),
+                _percent(result["truncated"]),
+                _percent(result["no_answer"]),
+                f"{result['mean_tokens']:.0f}",
+                f"{sampling}, at most {drawn['max_new_tokens']} tokens",
             ]
-            lines += ["", f"{name} by level: {', '.join(parts)}."]
-    return "\n".join(lines)
+        )
+        levels = result.get("levels", {}).items()
+        parts = [f"{level}: {_percent(r[f'avg@{n}']['value'])} of {r['num_problems']}" for level, r in levels]
+        lines += ["", f"{name} by level: {', '.join(parts)}."] if parts else []
+    return "\n".join([markdown_table(rows, head), *lines])
 
 
 def comparison_table(compared: Mapping[str, Paired], before: str, after: str) -> str:
     """Paired comparisons as Markdown, in percentage points."""
-    lines = [f"| {after} - {before} | problems | difference | 95 % interval | p |", "|---|---|---|---|---|"]
-    for name, paired in compared.items():
-        lines.append(
-            f"| {name} | {paired.num_problems} | {100 * paired.difference:+.1f} "
-            f"| {100 * paired.low:+.1f} to {100 * paired.high:+.1f} | {paired.p_value:.2g} |"
-        )
-    return "\n".join(lines)
+    rows = [
+        [
+            name,
+            paired.num_problems,
+            f"{100 * paired.difference:+.1f}",
+            f"{100 * paired.low:+.1f} to {100 * paired.high:+.1f}",
+            f"{paired.p_value:.2g}",
+        ]
+        for name, paired in compared.items()
+    ]
+    return markdown_table(rows, [f"{after} - {before}", "problems", "difference", "95 % interval", "p"])
 
 
 def _powers(n: int) -> list[int]:
@@ -130,10 +147,6 @@ def _share(flags: Any) -> float:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
-
-
-def _interval(result: Mapping[str, float]) -> str:
-    return f"{_percent(result['low'])} to {_percent(result['high'])}"
 
 
 def _largest(results: Mapping[str, Mapping[str, float]]) -> str:

@@ -1,63 +1,13 @@
-"""Where the completions of an evaluation come from: this process, or vLLM servers."""
+"""What an evaluation, or the building of a value table, must know of a model that servers have."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from basis_rl.evaluation.runner import Generate
-from basis_rl.rollout import Completion, Sampling, end_tokens, sample, sample_servers
-from basis_rl.rollout.client import request_seed, served_model
-
-
-def from_model(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, seed: int = 0, batch_size: int = 64
-) -> Generate:
-    """Transformers in this process. The seed is that of the whole call: samples depend on what is drawn together."""
-
-    def generate(
-        prompts: Sequence[Sequence[int]], keys: Sequence[str], sampling: Sampling, num_samples: int
-    ) -> Iterator[tuple[int, list[Completion]]]:
-        torch.manual_seed(seed)
-        return sample(model, tokenizer, prompts, sampling, num_samples=num_samples, batch_size=batch_size)
-
-    return generate
-
-
-def from_servers(
-    urls: Sequence[str],
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    seed: int = 0,
-    stop_token_ids: Sequence[int] = (),
-    timeout: float | None = None,
-) -> Generate:
-    """vLLM servers (`sample_servers`); each problem has a seed of its own, by its id.
-
-    All requests are sent at once and wait within vLLM, which counts as well: `timeout`, in seconds for all samples of a
-    problem, is by default half a second a token of the longest answer, and no less than half an hour.
-    """
-
-    def generate(
-        prompts: Sequence[Sequence[int]], keys: Sequence[str], sampling: Sampling, num_samples: int
-    ) -> Iterator[tuple[int, list[Completion]]]:
-        seeds = [request_seed(seed, key) for key in keys]
-        ends = list(stop_token_ids)
-        return sample_servers(
-            urls,
-            tokenizer,
-            prompts,
-            sampling,
-            num_samples=num_samples,
-            seeds=seeds,
-            stop_token_ids=ends,
-            timeout=timeout or max(1800.0, 0.5 * sampling.max_new_tokens),
-        )
-
-    return generate
+from basis_rl.rollout import end_tokens
+from basis_rl.rollout.client import served_model
 
 
 def declared_ends(name: str, config: object, tokenizer: PreTrainedTokenizerBase, revision: str | None) -> list[int]:

@@ -1,4 +1,4 @@
-"""The model card: facts of a run in, Markdown with YAML front matter out."""
+"""The record of a run (``run.json``), and the model card from it: Markdown with YAML front matter."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from basis_rl.artefacts import write_whole
 from basis_rl.hub.citations import citations
 from basis_rl.hub.results import Result
+from basis_rl.text import render
 
-FILE_NAME, FACTS = "README.md", "card.json"
+FILE_NAME, FACTS = "README.md", "run.json"
 _HUB_ID = re.compile(r"[\w.\-]+/[\w.\-]+")
 
 
@@ -36,17 +38,21 @@ class Artefact:
         source: Hub id or path that it was loaded from.
         sha256: over its content, see `ValueTable.digest`.
         provenance: how it was made.
+        rollouts: that it was built from: what it cost once.
     """
 
     kind: str
     source: str
     sha256: str
     provenance: Mapping[str, Any]
+    rollouts: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What a card says of a run. All of it is public: nothing here may hold a secret.
+    """What is known of a run: what its card says, and what tells it apart from others in a comparison.
+
+    All of it is public: nothing here may hold a secret.
 
     Attributes:
         model_name: the title.
@@ -63,6 +69,8 @@ class RunFacts:
         objective: name of the policy objective.
         reward: `reward_identity`: reward functions and their versions.
         settings: further rows of the training table, label to value.
+        compared: settings that count whether given or by default: ``num_generations``, ``rollouts_per_batch``,
+            ``rollouts_per_update``, ``learning_rate``.
         step: optimizer steps done.
         max_steps: of the whole run.
         rollouts: sampled in training.
@@ -74,6 +82,7 @@ class RunFacts:
         command: that started the run.
         library: that loads the model: ``transformers``, or ``peft`` for an adapter.
         tags: of the card.
+        finished: whether it was trained to its end.
     """
 
     model_name: str
@@ -90,6 +99,7 @@ class RunFacts:
     objective: str
     reward: str
     settings: Mapping[str, str] = field(default_factory=dict)
+    compared: Mapping[str, float] = field(default_factory=dict)
     step: int
     max_steps: int
     rollouts: int
@@ -101,6 +111,7 @@ class RunFacts:
     command: str | None = None
     library: str = "transformers"
     tags: Sequence[str] = ()
+    finished: bool = False
 
 
 def is_hub_id(name: str) -> bool:
@@ -109,9 +120,9 @@ def is_hub_id(name: str) -> bool:
 
 
 def save_facts(facts: RunFacts, folder: str | Path) -> Path:
-    """Write the facts as ``card.json``, from which `load_facts` makes the card again once there are more results."""
+    """Write the facts as ``run.json``; `load_facts` reads them for a new card, `basis_rl.report` to compare runs."""
     path = Path(folder) / FACTS
-    path.write_text(json.dumps(asdict(facts), indent=2, default=str) + "\n")
+    write_whole(path, json.dumps(asdict(facts), indent=2, default=str) + "\n")
     return path
 
 
@@ -142,15 +153,14 @@ def model_card(facts: RunFacts, results: Sequence[Result] = (), *, curves: str |
         results: of evaluations, the base model's too. Only the trained model's own go into the metadata.
         curves: file name of the plot beside it.
     """
-    sections = [
-        _introduction(facts),
-        _evaluation(facts, results),
-        _training(facts, curves),
-        _reproduction(facts),
-        _limitations(facts, results),
-        _citation(facts),
-    ]
-    return ModelCard(f"---\n{card_data(facts, results).to_yaml()}\n---\n\n" + "\n\n".join(sections) + "\n")
+    text = render(
+        Path(__file__).with_name("card.md.jinja"),
+        facts=facts,
+        results=sorted(results, key=lambda r: (r.benchmark, r.metric, not r.is_base)),
+        curves=curves,
+        citations=citations(facts.baseline, facts.objective),
+    )
+    return ModelCard(f"---\n{card_data(facts, results).to_yaml()}\n---\n\n{text}")
 
 
 def card_data(facts: RunFacts, results: Sequence[Result] = ()) -> ModelCardData:
@@ -184,123 +194,9 @@ def _eval_result(result: Result) -> EvalResult:
         metric_args={
             "interval": [round(result.low, 6), round(result.high, 6)],
             "problems": result.problems,
-            "samples": result.samples,
+            "rollouts": result.rollouts,
             "temperature": result.temperature,
             "top_p": result.top_p,
             "max_tokens": result.max_tokens,
         },
     )
-
-
-def _introduction(facts: RunFacts) -> str:
-    base = f"[{facts.base_model}](https://huggingface.co/{facts.base_model})" if facts.base_on_hub else facts.base_model
-    lines = [
-        f"# {facts.model_name}",
-        "",
-        f"{base}, trained by reinforcement learning with verifiable rewards: baseline `{facts.baseline}`, objective "
-        f"`{facts.objective}`, {facts.rollouts:,} rollouts in {facts.step:,} optimizer steps, with basis-rl on "
-        "[TRL](https://github.com/huggingface/trl).",
-    ]
-    if facts.step < facts.max_steps:
-        lines += ["", f"**Not the end of its training:** step {facts.step:,} of {facts.max_steps:,}."]
-    if facts.license is None:
-        lines += ["", "License: not known to this run. That of the base model applies; look it up before use."]
-    if facts.hub_model_id:
-        lines += [
-            "",
-            "```python",
-            "from transformers import pipeline",
-            "",
-            f'generate = pipeline("text-generation", model="{facts.hub_model_id}", device_map="auto")',
-            'messages = [{"role": "user", "content": "What is 12 * 13?"}]',
-            'print(generate(messages, max_new_tokens=1024, return_full_text=False)[0]["generated_text"])',
-            "```",
-        ]
-    return "\n".join(lines)
-
-
-def _evaluation(facts: RunFacts, results: Sequence[Result]) -> str:
-    if not results:
-        return "## Evaluation\n\nNot evaluated on a benchmark. The mean reward in training is no measure of one."
-    rows = [
-        [
-            result.benchmark,
-            f"{facts.base_model} (base)" if result.is_base else f"**{facts.model_name}**",
-            result.metric,
-            f"{100 * result.value:.1f}",
-            f"{100 * result.low:.1f} to {100 * result.high:.1f}",
-            f"{result.problems:,}",
-            f"{result.samples:,}",
-            "0 (greedy)" if result.temperature == 0 else f"{result.temperature:g}, top-p {result.top_p:g}",
-            f"{result.max_tokens:,}",
-            f"{100 * result.truncated:.1f}",
-        ]
-        for result in sorted(results, key=lambda r: (r.benchmark, r.metric, not r.is_base))
-    ]
-    head = ["benchmark", "model", "metric", "%", "95 % interval", "problems", "samples each", "temperature"]
-    text = "Intervals are over problems: they do not tell how much another training seed would change."
-    return f"## Evaluation\n\n{_table([*head, 'max tokens', 'truncated, %'], rows)}\n\n{text}"
-
-
-def _training(facts: RunFacts, curves: str | None) -> str:
-    parameters = ", ".join(f"{key} = {value}" for key, value in facts.baseline_parameters.items())
-    rows = [
-        ["baseline", f"`{facts.baseline}`" + (f" ({parameters})" if parameters else "")],
-        ["objective", f"`{facts.objective}`"],
-        ["reward", facts.reward],
-        *([["data", facts.data]] if facts.data else []),
-        ["rollouts", f"{facts.rollouts:,}"],
-        ["optimizer steps", f"{facts.step:,} of {facts.max_steps:,}"],
-        *([["mean reward, first and last log", _pair(facts.reward_curve)]] if facts.reward_curve else []),
-        *([key, value] for key, value in facts.settings.items()),
-        ["seed", str(facts.seed)],
-        ["hardware", facts.hardware],
-    ]
-    parts = ["## Training", _table(["", ""], rows)]
-    if curves:
-        parts.append(f"![Reward and the baseline's error over the optimizer steps]({curves})")
-    for artefact in facts.artefacts:
-        made = ", ".join(
-            f"{key} {value}" for key, value in artefact.provenance.items() if value not in (None, "", "{}")
-        )
-        parts.append(
-            f"The {artefact.kind} that the baseline read: `{artefact.source}`, sha256 `{artefact.sha256}`. "
-            f"Made with: {made or 'not known'}."
-        )
-    return "\n\n".join(parts)
-
-
-def _reproduction(facts: RunFacts) -> str:
-    parts = ["## Reproduction"]
-    if facts.command:
-        parts.append(f"```sh\n{facts.command}\n```")
-    parts.append(f"```yaml\n{facts.recipe.rstrip()}\n```")
-    parts.append(", ".join(f"{name} {version}" for name, version in facts.versions.items()) + ".")
-    return "\n\n".join(parts)
-
-
-def _limitations(facts: RunFacts, results: Sequence[Result]) -> str:
-    points = [
-        f"Trained for one reward, {facts.reward}, and for nothing else. What it does not look at was not checked: for "
-        "a reward of the final answer, the reasoning before it.",
-        "Other tasks, languages and longer outputs than in training were not looked at, nor was safety; what the base "
-        "model does badly there is to be expected here too.",
-        "One run with one seed.",
-    ]
-    if not results:
-        points.append("No benchmark has been run on it.")
-    return "## Limitations\n\n" + "\n".join(f"- {point}" for point in points)
-
-
-def _citation(facts: RunFacts) -> str:
-    entries = "\n\n".join(citations(facts.baseline, facts.objective))
-    return f"## Citation\n\n```bibtex\n{entries}\n```"
-
-
-def _pair(values: tuple[float, float]) -> str:
-    return f"{values[0]:.3f}, {values[1]:.3f}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)

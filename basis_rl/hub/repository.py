@@ -6,10 +6,9 @@ import json
 import logging
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,10 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
 )
 from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils import filter_repo_objects
 
 _logger = logging.getLogger(__name__)
-# Codes of 4xx that another attempt may mend: timeout, conflict with another commit, too early, too many requests.
+# Codes of 4xx that another attempt may fix: timeout, conflict with another commit, too early, too many requests.
 _PASSING = {408, 409, 412, 425, 429}
 _LONGEST_WAIT = 300.0
 # Of output_dir: what is no part of the model, or not for others (a server's log names hosts and arguments).
@@ -81,7 +81,7 @@ class Hub:
     repo_id: str | None = None
     pushed: set[str] = field(default_factory=set)
     _running: dict[Future[CommitInfo | None], Push] = field(default_factory=dict)
-    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "push_to_hub"))
+    _queue: HfApi = field(default_factory=HfApi, repr=False)  # its one thread
 
     @property
     def url(self) -> str:
@@ -113,7 +113,7 @@ class Hub:
                 if is_refusal(error):
                     raise ValueError(
                         f"push_to_hub: the Hub refuses '{self.name}': {one_line(error)}\nLog in (`hf auth login`, or "
-                        "HF_TOKEN) with a token that may write there, mend hub_model_id, or set push_to_hub: false and "
+                        "HF_TOKEN) with a token that may write there, fix hub_model_id, or set push_to_hub: false and "
                         "push when the run is over: `basis-rl push OUTPUT_DIR OWNER/NAME`."
                     ) from error
                 if attempt == 0:
@@ -132,7 +132,7 @@ class Hub:
     def submit(self, push: Push) -> Future[CommitInfo | None]:
         """Do `push` after those that wait already. Its result is None if it failed; it raises nothing."""
         self._running = {future: other for future, other in self._running.items() if not future.done()}
-        future = self._thread.submit(self._push, push)
+        future = self._queue.run_as_future(self._push, push)
         self._running[future] = push
         return future
 
@@ -227,7 +227,7 @@ def model_of_checkpoint(folder: Path) -> dict[str, Path | bytes]:
 
 def _paths(folder: Path, ignore: list[str]) -> dict[str, Path]:
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return {name: folder / name for name in names if not any(fnmatch(name, pattern) for pattern in ignore)}
+    return {name: folder / name for name in filter_repo_objects(names, ignore_patterns=ignore)}
 
 
 def _files_in(api: HfApi, repo_id: str, folder: str, revision: str | None) -> list[str]:

@@ -22,11 +22,11 @@ class Result:
         low: lower end of the 95 % interval over problems.
         high: its upper end.
         problems: how many.
-        samples: answers to each.
+        rollouts: of each.
         temperature: 0 is greedy.
         top_p: of the sampling.
-        max_tokens: of an answer.
-        truncated: share of the answers that reached it.
+        max_tokens: of a rollout.
+        truncated: share of the rollouts that reached it.
         dataset: Hub id of the problems.
         is_base: the base model's.
     """
@@ -37,7 +37,7 @@ class Result:
     low: float
     high: float
     problems: int
-    samples: int
+    rollouts: int
     temperature: float
     top_p: float
     max_tokens: int
@@ -73,11 +73,11 @@ def results_of(path: Path, *, is_base: bool = False) -> list[Result]:
 
 
 def _results(name: str, entry: Mapping[str, Any], is_base: bool) -> Iterator[Result]:
-    samples, settings = int(entry["num_samples"]), entry["settings"]
-    found = {f"avg@{samples}": entry[f"avg@{samples}"]}
+    rollouts, settings = int(entry["num_rollouts"]), entry["settings"]
+    found = {f"avg@{rollouts}": entry[f"avg@{rollouts}"]}
     for metric in ("pass@k", "maj@k"):
         largest = max(entry.get(metric) or {}, key=int, default=None)
-        if largest is not None and samples > 1:
+        if largest is not None and rollouts > 1:
             found[metric.replace("k", largest)] = entry[metric][largest]
     for metric, numbers in found.items():
         yield Result(
@@ -87,7 +87,7 @@ def _results(name: str, entry: Mapping[str, Any], is_base: bool) -> Iterator[Res
             low=float(numbers["low"]),
             high=float(numbers["high"]),
             problems=int(entry["num_problems"]),
-            samples=samples,
+            rollouts=rollouts,
             temperature=float(settings["temperature"]),
             top_p=float(settings["top_p"]),
             max_tokens=int(settings["max_new_tokens"]),

@@ -100,15 +100,25 @@ def take_dictionaries(argv: list[str], config: dict[str, Any]) -> list[str]:
     return rest
 
 
-class _Parser(TrlParser):
+class Parser(TrlParser):
+    """Options from dataclasses; what is wrong is a ValueError."""
+
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
 
+    def check_flags(self, words: Sequence[str]) -> None:
+        """Raise ValueError for an option that is not known, with the nearest one that is."""
+        flags = {flag for action in self._actions for flag in action.option_strings}
+        for word in words:
+            flag = word.split("=")[0]
+            if flag.startswith("--") and flag not in flags:
+                raise ValueError(f"Unknown option '{flag}'.{did_you_mean(flag, flags)}")
 
-def parser() -> TrlParser:
+
+def parser() -> Parser:
     """The parser of all keys that a recipe or the command line may hold."""
     types = (RunArguments, DataArguments, ModelConfig, BasisConfig)
-    return _Parser(types, prog="basis-rl", allow_abbrev=False)
+    return Parser(types, prog="basis-rl", allow_abbrev=False)
 
 
 def parse_recipe(argv: Sequence[str]) -> Recipe:
@@ -121,7 +131,6 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
         ValueError: no such file, unknown key ("did you mean"), value of a wrong type, settings that contradict.
     """
     keys = parser()
-    flags = {flag for action in keys._actions for flag in action.option_strings}
     path, rest = split_path(list(argv))
     config = read(path) if path else {}
     for name, value in (config.pop("env", None) or {}).items():
@@ -131,10 +140,7 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
         if key not in known:
             raise ValueError(f"Unknown key '{key}' in {path}.{did_you_mean(key, known)}")
     arguments = take_dictionaries(rest, config)
-    for token in arguments:
-        flag = token.split("=")[0]
-        if flag.startswith("--") and flag not in flags:
-            raise ValueError(f"Unknown option '{flag}'.{did_you_mean(flag, flags)}")
+    keys.check_flags(arguments)
     keys.set_defaults_with_config(**{k: v for k, v in config.items() if k not in DICT_KEYS})
     run, data, model, args = keys.parse_args_into_dataclasses(arguments, look_for_args_file=False)
     for key in DICT_KEYS:

@@ -22,7 +22,9 @@ class RunArguments:
 
     baseline: str = field(default="grpo", metadata={"help": "Name of the baseline, or module:Class."})
     baseline_kwargs: dict[str, Any] | None = field(default=None, metadata={"help": "Its parameters (JSON)."})
-    objective: str | None = field(default=None, metadata={"help": "Name of the policy objective; default: loss_type."})
+    objective: str | None = field(
+        default=None, metadata={"help": "Name of the policy objective, or module:function; default: loss_type."}
+    )
     reward_funcs: list[str] = field(
         default_factory=lambda: ["math_verify"],
         metadata={

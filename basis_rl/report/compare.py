@@ -1,7 +1,7 @@
-"""Runs at one and the same number of responses: curves, final values, differences.
+"""Runs at one and the same number of rollouts: curves, final values, differences.
 
-A logged value is the mean over the responses since the value before it: it stands for all of them, the interval
-``(x_{i-1}, x_i]``. A mean over any window of responses follows from that exactly, and so does a comparison at a budget
+A logged value is the mean over the rollouts since the value before it: it stands for all of them, the interval
+``(x_{i-1}, x_i]``. A mean over any window of rollouts follows from that exactly, and so does a comparison at a budget
 that lies between two logged values: an interval that the window cuts counts by the part that lies inside.
 """
 
@@ -31,7 +31,7 @@ _T = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups of runs that all have sampled `budget` responses, and what a reader must know of those left out."""
+    """Groups of runs that all have sampled `budget` rollouts, and what a reader must know of those left out."""
 
     groups: list[Group]
     reference: Group
@@ -41,7 +41,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric of one group; K bins of equal numbers of responses, the last one ending at the budget.
+    """One metric of one group; K bins of equal numbers of rollouts, the last one ending at the budget.
 
     Attributes:
         x: axis -> ``(K,)``, mean over the runs of what was spent at the middle of each bin.
@@ -63,7 +63,7 @@ def compare_runs(
 
     Args:
         folders: of runs, or of folders that hold some.
-        budget: responses; default: as many as every run has sampled.
+        budget: rollouts; default: as many as every run has sampled.
         reference: label of the group that the others are compared with; default: the first.
 
     Raises:
@@ -80,21 +80,21 @@ def compare_runs(
     if not runs:
         raise ValueError("\n".join(notes))
     if budget is not None and budget <= 0:
-        raise ValueError(f"The budget must be positive, got {budget:g} responses.")
-    shortest = min(runs, key=lambda run: run.responses)
-    goal = shortest.responses if budget is None else float(budget)
-    longest = max(run.responses for run in runs)
+        raise ValueError(f"The budget must be positive, got {budget:g} rollouts.")
+    shortest = min(runs, key=lambda run: run.rollouts)
+    goal = shortest.rollouts if budget is None else float(budget)
+    longest = max(run.rollouts for run in runs)
     if goal > longest:
-        raise ValueError(f"No run has sampled {goal:,.0f} responses; the longest has {longest:,.0f}.")
+        raise ValueError(f"No run has sampled {goal:,.0f} rollouts; the longest has {longest:,.0f}.")
     if budget is None and not shortest.finished and longest > goal:
         notes.append(
             f"The budget is what '{shortest.path.name}' has sampled, which is not finished. --budget leaves it out."
         )
-    kept = [run for run in runs if run.responses >= goal]
-    short = [f"'{run.path.name}' ({run.responses:,.0f})" for run in runs if run.responses < goal]
+    kept = [run for run in runs if run.rollouts >= goal]
+    short = [f"'{run.path.name}' ({run.rollouts:,.0f})" for run in runs if run.rollouts < goal]
     if short:
-        notes.append(f"Left out, with fewer responses than the budget: {', '.join(short)}.")
-    longer = [run.path.name for run in kept if run.benchmarks and run.responses > goal]
+        notes.append(f"Left out, with fewer rollouts than the budget: {', '.join(short)}.")
+    longer = [run.path.name for run in kept if run.benchmarks and run.rollouts > goal]
     if longer:
         notes.append(f"Benchmarks are of the final model, which has sampled more than the budget: {', '.join(longer)}.")
     groups = group_runs(kept)
@@ -114,7 +114,7 @@ def _reference(groups: Sequence[Group], name: str | None) -> Group:
 
 
 def window_mean(x: np.ndarray, y: np.ndarray, low: float, high: float) -> float:
-    """Mean over the responses in ``(low, high]`` of values ``y_i`` that stand for ``(x_{i-1}, x_i]``, ``x_{-1} = 0``.
+    """Mean over the rollouts in ``(low, high]`` of values ``y_i`` that stand for ``(x_{i-1}, x_i]``, ``x_{-1} = 0``.
 
     NaN where no value stands for any of them.
     """
@@ -136,8 +136,8 @@ def last_until(run: Run, key: str, budget: float) -> float:
     return float(measured[-1]) if len(measured) else math.nan
 
 
-def responses_to(run: Run, target: float, budget: float, key: str = "reward") -> float:
-    """Responses after which the mean over the window that ends there, a tenth of the budget, reaches `target`.
+def rollouts_to(run: Run, target: float, budget: float, key: str = "reward") -> float:
+    """Rollouts after which the mean over the window that ends there, a tenth of the budget, reaches `target`.
 
     Looked at after each logged value, from the first whole window on; NaN if it is not reached within the budget.
     """
@@ -150,7 +150,7 @@ def responses_to(run: Run, target: float, budget: float, key: str = "reward") ->
 
 
 def curve(group: Group, key: str, budget: float) -> Curve | None:
-    """A metric binned over responses; None where no run of the group logged it.
+    """A metric binned over rollouts; None where no run of the group logged it.
 
     At most 50 bins, and no more than values were logged.
     """
@@ -178,12 +178,12 @@ def points(group: Group, key: str, budget: float) -> Curve | None:
     return Curve(_places(group, places), np.array(y))
 
 
-def _places(group: Group, responses: np.ndarray) -> dict[str, np.ndarray]:
+def _places(group: Group, rollouts: np.ndarray) -> dict[str, np.ndarray]:
     spent = {
-        what: np.mean([[run.spent(what, r) for r in responses] for run in group.runs], axis=0)
-        for what in ("num_response_tokens", "seconds", "step")
+        what: np.mean([[run.spent(what, r) for r in rollouts] for run in group.runs], axis=0)
+        for what in ("num_rollout_tokens", "seconds", "step")
     }
-    return {"num_responses": responses, **spent}
+    return {"num_rollouts": rollouts, **spent}
 
 
 def _quiet_mean(y: np.ndarray) -> np.ndarray:

@@ -13,17 +13,17 @@ from basis_rl import __version__
 from basis_rl.report.compare import Comparison
 from basis_rl.report.plots import DARK, LIGHT, marker, plots, png, svg
 from basis_rl.report.tables import Table, runs_table, settings_table, tables
-from basis_rl.report.template import MARKERS, TEMPLATE
+from basis_rl.text import escape_markdown, markdown_table, render
 
 METHOD = [
-    "All runs are cut at the same number of responses sampled for training; the greedy ones of ReMax count. A value "
+    "All runs are cut at the same number of rollouts sampled for training; the greedy ones of ReMax count. A value "
     "table's are extra, and shown where they are.",
-    "A logged value is the mean over the responses since the value before it, and counts by the part of them that "
+    "A logged value is the mean over the rollouts since the value before it, and counts by the part of them that "
     "lies in a window or within the budget.",
-    "Curves: means over bins of equal numbers of responses (at most 50, and no other smoothing), drawn at the middle "
+    "Curves: means over bins of equal numbers of rollouts (at most 50, and no other smoothing), drawn at the middle "
     "of the bin, over tokens, seconds and steps where the run was then. Evaluations are drawn as they were measured. "
     "Over several seeds: the mean, and a band from the lowest to the highest.",
-    "Value table included: the curve begins after the responses of its table, the whole table or (dashed) what falls "
+    "Value table included: the curve begins after the rollouts of its table, the whole table or (dashed) what falls "
     "to one run when the runs of this comparison share it.",
     "Time is wall-clock time of training with its evaluations and checkpoints, on the machines of the runs.",
 ]
@@ -50,7 +50,7 @@ def headline(comparison: Comparison) -> str:
     runs = sum(len(group.runs) for group in comparison.groups)
     return (
         f"{runs} run{'s' if runs > 1 else ''}, {len(comparison.groups)} "
-        f"setting{'s' if len(comparison.groups) > 1 else ''}, {comparison.budget:,.0f} responses each; "
+        f"setting{'s' if len(comparison.groups) > 1 else ''}, {comparison.budget:,.0f} rollouts each; "
         f"differences to '{comparison.reference.label}'"
     )
 
@@ -80,25 +80,17 @@ def markdown(comparison: Comparison, folder: Path) -> str:
     return "\n\n".join(text) + "\n"
 
 
-def escape_markdown(text: str) -> str:
-    """Text in a line or a table's cell, taken as it is."""
-    text = re.sub(r"([\\`*_\[\]|#])", r"\\\1", " ".join(text.split()))
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
 def _markdown_table(table: Table) -> str:
-    head = "| " + " | ".join(escape_markdown(title) for title in table.columns) + " |"
-    lines = [head, "|" + "---|" * len(table.columns)]
-    for row in table.rows:
-        cells = [escape_markdown(cell) for cell in row.cells]
-        lines.append("| " + " | ".join(f"**{c}**" if i in row.strong else c for i, c in enumerate(cells)) + " |")
-    caption = f"\n\n{escape_markdown(table.caption)}" if table.caption else ""
-    return f"## {table.title}\n\n" + "\n".join(lines) + caption
+    rows = [[escape_markdown(cell) for cell in row.cells] for row in table.rows]
+    for cells, row in zip(rows, table.rows, strict=True):
+        for i in row.strong:
+            cells[i] = f"**{cells[i]}**"
+    text = markdown_table(rows, [escape_markdown(title) for title in table.columns])
+    return f"## {table.title}\n\n{text}" + (f"\n\n{escape_markdown(table.caption)}" if table.caption else "")
 
 
 def html(comparison: Comparison) -> str:
     """The report as one page. Whatever comes from a file is escaped by the template."""
-    from jinja2 import Environment
     from markupsafe import Markup
 
     sections: dict[str, list[dict[str, Any]]] = {}
@@ -118,8 +110,9 @@ def html(comparison: Comparison) -> str:
     for group in comparison.groups:
         for run in group.runs:
             versions.update(run.record.get("versions", {}))
-    template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(TEMPLATE)
-    return template.render(
+    return render(
+        Path(__file__).with_name("page.html.jinja"),
+        html=True,
         headline=headline(comparison),
         notes=comparison.notes,
         first=first,
@@ -128,7 +121,6 @@ def html(comparison: Comparison) -> str:
         sections=sections,
         recipes=recipes,
         groups=groups,
-        markers=MARKERS,
         method=METHOD,
         light=list(enumerate(LIGHT)),
         dark=list(enumerate(DARK)),

@@ -23,17 +23,17 @@ DARK = ("#4ba3dc", "#f08243", "#2cc59b", "#e193bd", "#9bd3f5", "#f2b632", "#b8b8
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _LINES = ("-", "--", "-.", ":")
 _GRID, _INK = "#d0d0d0", "#000000"
-# Not an axis that was logged: responses, and those of the value table.
+# Not an axis that was logged: rollouts, and those of the value table.
 TABLE = "with_table"
 
 _AXES = {
-    "num_responses": "responses",
-    "num_response_tokens": "response tokens",
+    "num_rollouts": "rollouts",
+    "num_rollout_tokens": "rollout tokens",
     "seconds": "time",
     "step": "step",
-    TABLE: "responses, value table included",
+    TABLE: "rollouts, value table included",
 }
-_LEARNING = ("num_responses", "num_response_tokens", "seconds")
+_LEARNING = ("num_rollouts", "num_rollout_tokens", "seconds")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Plot:
     name: str
     title: str
     key: str
-    x: str = "num_responses"
+    x: str = "num_rollouts"
     log: bool = False
     percent: bool = False
     measured: bool = False
@@ -71,8 +71,8 @@ def plots(comparison: Comparison) -> list[Plot]:
         Plot("gradient_variance", "variance of the gradient", "gradient/variance", log=True),
         Plot("gradient_signal", "signal |g|²", "gradient/signal", log=True),
         Plot("gradient_power", "total power", "gradient/total_power", log=True),
-        Plot("length", "tokens a response", "completions/mean_length"),
-        Plot("truncated", "truncated responses", "completions/clipped_ratio", percent=True),
+        Plot("length", "tokens per rollout", "completions/mean_length"),
+        Plot("truncated", "truncated rollouts", "completions/clipped_ratio", percent=True),
         Plot("entropy", "entropy", "entropy"),
         Plot("kl", "KL to the reference", "kl"),
     ]
@@ -130,9 +130,9 @@ def _draw(
                 _line(axis, found.x[plot.x] / scale, found, index, label=group.label)
                 continue
             whole, share = table_price(group, uses)
-            _line(axis, found.x["num_responses"] + whole, found, index, label=group.label)
+            _line(axis, found.x["num_rollouts"] + whole, found, index, label=group.label)
             if share < whole:
-                _line(axis, found.x["num_responses"] + share, found, index, linestyle="--", band=False)
+                _line(axis, found.x["num_rollouts"] + share, found, index, linestyle="--", band=False)
         _dress(axis, plot, unit)
         if legend:
             handles, labels = axis.get_legend_handles_labels()
@@ -184,7 +184,7 @@ def _dress(axis: Any, plot: Plot, unit: str) -> None:
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
     axis.xaxis.set_major_locator(ticker.MaxNLocator(5))
-    if plot.x in ("num_responses", "num_response_tokens", TABLE):
+    if plot.x in ("num_rollouts", "num_rollout_tokens", TABLE):
         axis.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
     axis.set_xlim(left=0)
     if plot.log and _positive(axis):

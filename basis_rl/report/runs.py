@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import yaml
 
+from basis_rl.artefacts import read_lines
 from basis_rl.report.curves import read_log
 
-# Share of responses whose advantage is not exactly 0: those that teach something.
+# Share of rollouts whose advantage is not exactly 0: those that teach something.
 EFFECTIVE = "advantages/effective"
 _METRICS, _RECIPE, _RECORD = "metrics.jsonl", "recipe.yaml", "run.json"
+_FACTS = ("baseline", "objective", "seed")
 # Where a run writes, how it is watched and started: nothing that changes what it learns.
 _BESIDE = {
     "env",
@@ -55,7 +57,7 @@ class Run:
         path: the folder.
         rows: what was logged, one row a step, steps increasing.
         recipe: its ``recipe.yaml``, dictionaries flattened to ``baseline_kwargs.values``; empty if there is none.
-        record: its ``run.json`` (`basis_rl.trainer.run_file`); empty if there is none.
+        record: its ``run.json`` (`basis_rl.hub.card.RunFacts`); empty if there is none.
         benchmarks: accuracy of its final model (``results.json`` of ``basis-rl eval``) by benchmark and ``avg@n``.
     """
 
@@ -75,35 +77,35 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The recipe, and settings that count although they may be defaults."""
-        return {**self.recipe, **self.record.get("settings", {})}
+        """Settings that count although they may be defaults, and what the recipe says."""
+        known = {key: self.record[key] for key in _FACTS if key in self.record} | self.record.get("compared", {})
+        return known | {key: value for key, value in self.recipe.items() if value is not None}
 
-    def spent(self, what: str, responses: float) -> float:
-        """How much of a cumulative count (``seconds``, ``num_response_tokens``, ``step``) went by until `responses`.
+    def spent(self, what: str, rollouts: float) -> float:
+        """How much of a cumulative count (``seconds``, ``num_rollout_tokens``, ``step``) went by until `rollouts`.
 
-        Linear between the rows, from 0 at no responses; NaN where it was not logged.
+        Linear between the rows, from 0 at no rollouts; NaN where it was not logged.
         """
         found: dict[float, float] = {0.0: 0.0}
         for row in self.rows:
             if isinstance(row.get(what), int | float):
-                found[float(row["num_responses"])] = float(row[what])
+                found[float(row["num_rollouts"])] = float(row[what])
         if len(found) == 1:
             return math.nan
-        return float(np.interp(responses, list(found), list(found.values())))
+        return float(np.interp(rollouts, list(found), list(found.values())))
 
     @property
     def table(self) -> dict[str, Any] | None:
-        """The value table that was used: ``id`` and ``responses``, its price; None without one."""
-        found: dict[str, Any] | None = self.record.get("value_table")
-        return found
+        """The value table that was used: ``source``, ``sha256`` and ``rollouts``, its price; None without one."""
+        return next((each for each in self.record.get("artefacts", ()) if each["kind"] == "value table"), None)
 
     @property
-    def responses(self) -> float:
-        """Responses sampled until the last row."""
-        return float(self.rows[-1]["num_responses"])
+    def rollouts(self) -> float:
+        """Rollouts sampled until the last row."""
+        return float(self.rows[-1]["num_rollouts"])
 
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
-        """``(x, y)``: the finite values of a metric and the responses after which they were logged, x increasing.
+        """``(x, y)``: the finite values of a metric and the rollouts after which they were logged, x increasing.
 
         Values at one and the same x (several updates on one batch) are averaged.
         """
@@ -111,7 +113,7 @@ class Run:
         for row in self.rows:
             value = row.get(key)
             if isinstance(value, int | float) and math.isfinite(value):
-                places.setdefault(float(row["num_responses"]), []).append(float(value))
+                places.setdefault(float(row["num_rollouts"]), []).append(float(value))
         xs = sorted(places)
         return np.array(xs), np.array([np.mean(places[x]) for x in xs])
 
@@ -154,17 +156,17 @@ def read_run(folder: Path) -> Run:
     """The run in `folder`; it may still be going on, or have been killed and resumed.
 
     Raises:
-        ValueError: nothing is logged yet, or not by how many responses.
+        ValueError: nothing is logged yet, or not by how many rollouts.
     """
-    text = (folder / _METRICS).read_text() if (folder / _METRICS).is_file() else None
-    rows = merge_rows(read_log(folder) if text is None else _parse(text))
+    logged = read_lines(folder / _METRICS) if (folder / _METRICS).is_file() else read_log(folder)
+    rows = merge_rows([row for row in logged if isinstance(row.get("step"), int)])
     if not any(row.get("reward") is not None for row in rows):
         raise ValueError(f"'{folder}' has not logged a reward yet.")
-    rows = [row for row in rows if row.get("num_responses") is not None]
+    rows = [row for row in rows if row.get("num_rollouts") is not None]
     if not rows:
         raise ValueError(
-            f"'{folder}' was logged without `num_responses`, by another trainer or by an older basis-rl: runs cannot "
-            "be compared at the same number of responses. Train it again."
+            f"'{folder}' was logged without `num_rollouts`, by another trainer or by an older basis-rl: runs cannot "
+            "be compared at the same number of rollouts. Train it again."
         )
     for row in rows:
         if row.get("advantages/zero") is not None:
@@ -180,23 +182,11 @@ def _benchmarks(folder: Path) -> dict[str, float]:
     for path in (folder / "results.json", folder / "eval" / "results.json"):
         content = json.loads(path.read_text()) if path.is_file() else {}
         for name, entry in content.items() if isinstance(content, dict) else ():
-            if isinstance(entry, dict) and "num_samples" in entry:
-                metric = f"avg@{entry['num_samples']}"
+            if isinstance(entry, dict) and "num_rollouts" in entry:
+                metric = f"avg@{entry['num_rollouts']}"
                 if isinstance(entry.get(metric), dict):
                     found[f"{name} {metric}"] = float(entry[metric]["value"])
     return found
-
-
-def _parse(text: str) -> list[dict[str, Any]]:
-    rows = []
-    for line in text.splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:  # a line that is being written, or that a kill cut short
-            continue
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
-            rows.append(row)
-    return rows
 
 
 def merge_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from basis_rl.report.compare import (
     last_until,
     mean_until,
     over_seeds,
-    responses_to,
+    rollouts_to,
 )
 from basis_rl.report.runs import EFFECTIVE, Group, Run, differing
 
@@ -76,7 +76,7 @@ def final_table(comparison: Comparison) -> Table:
     if len(accuracies) > 1:
         columns.append(_Column("avg", lambda run: fmean(column.value(run) for column in accuracies), _THREE))
     columns += [
-        _Column("response tokens", lambda run: run.spent("num_response_tokens", budget), compact),
+        _Column("rollout tokens", lambda run: run.spent("num_rollout_tokens", budget), compact),
         _Column("steps", lambda run: run.spent("step", budget), "{:,.0f}".format, compared=False),
     ]
     rows, uses = [], table_uses(comparison)
@@ -89,7 +89,7 @@ def final_table(comparison: Comparison) -> Table:
         if group is not comparison.reference:
             rows.append(_differences(group, comparison.reference, columns, len(lead), len(price)))
     caption = (
-        f"Every run at {budget:,.0f} responses. Reward: mean over the last tenth of them. Evaluation: the last one "
+        f"Every run at {budget:,.0f} rollouts. Reward: mean over the last tenth of them. Evaluation: the last one "
         "within the budget. "
         + ("Benchmarks (avg@n): of the final model. " if names else "")
         + "After ±, the standard deviation over the seeds. Δ: the 95 % interval over the seeds in "
@@ -97,43 +97,43 @@ def final_table(comparison: Comparison) -> Table:
         "interval, and its difference may be chance."
     )
     titles = ["setting", "G", "runs", *(column.title for column in columns)]
-    titles += ["responses of the value table"] if uses else []
-    return Table("At the same number of responses", titles, rows, caption)
+    titles += ["rollouts of the value table"] if uses else []
+    return Table("At the same number of rollouts", titles, rows, caption)
 
 
 def cost_table(comparison: Comparison) -> Table:
-    """Responses until the reference's reward at the end is reached, without and with the price of the value table."""
+    """Rollouts until the reference's reward at the end is reached, without and with the price of the value table."""
     budget, reference = comparison.budget, comparison.reference
     target = over_seeds([mean_until(run, "reward", budget, END) for run in reference.runs]).mean
     unit, scale = time_unit(max(r.spent("seconds", budget) for g in comparison.groups for r in g.runs))
     uses, rows = table_uses(comparison), []
     for index, group in enumerate(comparison.groups):
-        reached = [responses_to(run, target, budget) for run in group.runs]
+        reached = [rollouts_to(run, target, budget) for run in group.runs]
         count = sum(not math.isnan(r) for r in reached)
         seconds = [run.spent("seconds", r) for run, r in zip(group.runs, reached, strict=True) if not math.isnan(r)]
         mean, (whole, share) = over_seeds(reached).mean, table_price(group, uses)
         shown = [NONE if math.isnan(mean) else f"{mean + extra:,.0f}" for extra in (0.0, whole, share)]
         time = f"{fmean(seconds) / scale:.1f}" if seconds else NONE
         rows.append(Row([group.label, f"{count} of {len(group.runs)}", time, *shown], index))
-    titles = ["setting", "runs that reach it", f"time ({unit})", "responses"]
+    titles = ["setting", "runs that reach it", f"time ({unit})", "rollouts"]
     titles += ["with the whole table", "with its share of the table"]
     caption = (
-        f"Responses until the reward (mean over a window of a tenth of the budget) is at {target:.3f}, the end of "
+        f"Rollouts until the reward (mean over a window of a tenth of the budget) is at {target:.3f}, the end of "
         f"'{reference.label}'; mean over the runs that get there. A value table is sampled once, before training: "
         "charged to one run as a whole, or shared by the runs of this comparison that used the same one. Its own time "
         "and tokens are in no table here."
     )
-    return Table("Responses to the reference's reward", titles, rows, caption)
+    return Table("Rollouts to the reference's reward", titles, rows, caption)
 
 
 def table_uses(comparison: Comparison) -> dict[str, int]:
-    """How many of the runs used each value table, by its id."""
-    return Counter(run.table["id"] for group in comparison.groups for run in group.runs if run.table)
+    """How many of the runs used each value table, by its hash."""
+    return Counter(run.table["sha256"] for group in comparison.groups for run in group.runs if run.table)
 
 
 def table_price(group: Group, uses: Mapping[str, int]) -> tuple[float, float]:
-    """Responses of the value tables of a group's runs: the mean of a run, and the mean of its share; 0 without one."""
-    whole = [(run.table["responses"], uses[run.table["id"]]) if run.table else (0, 1) for run in group.runs]
+    """Rollouts of the value tables of a group's runs: the mean of a run, and the mean of its share; 0 without one."""
+    whole = [(run.table["rollouts"], uses[run.table["sha256"]]) if run.table else (0, 1) for run in group.runs]
     return fmean(price for price, _ in whole), fmean(price / users for price, users in whole)
 
 
@@ -149,7 +149,7 @@ _DIAGNOSTICS: list[tuple[str, str, float, Callable[[float], str]]] = [
     ("gradient: total power", "gradient/total_power", 1.0, "{:.3g}".format),
     ("entropy at the end", "entropy", END, "{:.3f}".format),
     ("KL at the end", "kl", END, "{:.3g}".format),
-    ("tokens a response", "completions/mean_length", END, "{:.1f}".format),
+    ("tokens per rollout", "completions/mean_length", END, "{:.1f}".format),
     ("truncated", "completions/clipped_ratio", END, "{:.1%}".format),
 ]
 
@@ -166,7 +166,7 @@ def diagnostics_table(comparison: Comparison) -> Table | None:
     rows = [Row([group.label, *_cells(group, columns)], i) for i, group in enumerate(comparison.groups)]
     caption = (
         "Means over the budget; 'at the end', tokens and truncated: over its last tenth. Effective signal: share of "
-        "responses whose advantage is not exactly 0. Gradient: per optimizer step, before clipping, with "
+        "rollouts whose advantage is not exactly 0. Gradient: per optimizer step, before clipping, with "
         "log_gradient_variance: true."
     )
     return Table("Baseline, gradient, policy", ["setting", *(column.title for column in columns)], rows, caption)
@@ -186,13 +186,12 @@ def runs_table(comparison: Comparison) -> Table:
     rows = []
     for index, group in enumerate(comparison.groups):
         for run in group.runs:
-            machine = run.record.get("machine", {})
-            where = " x ".join(str(machine[key]) for key in ("processes", "device") if key in machine) or NONE
-            table = f"{run.table['id']}, {run.table['source']}" if run.table else NONE
+            where = run.record.get("hardware", NONE)
+            table = f"{run.table['sha256']}, {run.table['source']}" if run.table else NONE
             state = "finished" if run.finished else "not finished"
-            cells = [group.label, plain(run.seed), str(run.path), f"{run.responses:,.0f}", state, where, table]
+            cells = [group.label, plain(run.seed), str(run.path), f"{run.rollouts:,.0f}", state, where, table]
             rows.append(Row(cells, index))
-    return Table("Runs", ["setting", "seed", "folder", "responses", "state", "machine", "value table"], rows)
+    return Table("Runs", ["setting", "seed", "folder", "rollouts", "state", "machine", "value table"], rows)
 
 
 def plain(value: object) -> str:

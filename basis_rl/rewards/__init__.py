@@ -1,5 +1,6 @@
 """Verifiable rewards."""
 
+from basis_rl.rewards.base import Reward, RewardError, check_reward
 from basis_rl.rewards.choice import ChoiceReward
 from basis_rl.rewards.code.reward import CodeReward
 from basis_rl.rewards.exact import ExactReward
@@ -21,6 +22,9 @@ __all__ = [
     "MathVerifyReward",
     "OverlongReward",
     "ReasoningGymReward",
+    "Reward",
+    "RewardError",
+    "check_reward",
     "gold_answer",
     "last_boxed",
 ]

@@ -1,11 +1,11 @@
-"""The reward of multiple-choice questions: which letter does the completion settle on?"""
+"""The reward of multiple-choice questions: which letter does the rollout settle on?"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
 from typing import Any
 
+from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
 from basis_rl.rewards.extract import completion_text, last_boxed
 
 _RULES = 1
@@ -28,12 +28,12 @@ _OTHER = re.compile(  # behind one letter, another one: "(A) or (B)", "\text{A},
 )
 
 
-class ChoiceReward:
-    r"""1.0 if the letter that the completion settles on is the gold one, else 0.0.
+class ChoiceReward(Reward):
+    r"""1.0 if the letter that the rollout settles on is the gold one, else 0.0.
 
     The letter is that of the last balanced ``\boxed{...}`` (``B``, ``(B)``, ``\text{B}``, ``B. Paris``); in a
-    completion without a box, that of the last statement "Answer: (B)", "the answer is B", "the correct option is B".
-    A box or statement that names several letters, or none, is wrong; so is a completion without either.
+    rollout without a box, that of the last statement "Answer: (B)", "the answer is B", "the correct option is B".
+    A box or statement that names several letters, or none, is wrong; so is a rollout without either.
 
     A reward function as TRL knows them; it reads the dataset's ``solution`` column: a letter in any of these forms, or
     with `gold_index` the number of the option. A rollout whose gold is neither is not scored (None).
@@ -60,21 +60,15 @@ class ChoiceReward:
         self.version = f"rules {_RULES}, {letters}{', any case' if ignore_case else ''}"
 
     def __call__(
-        self,
-        prompts: Sequence[Any],
-        completions: Sequence[str | list[dict[str, str]]],
-        solution: Sequence[str],
-        log_metric: Callable[[str, float], None] | None = None,
-        **kwargs: Any,
-    ) -> list[float | None]:
+        self, prompts: Column, completions: Completions, solution: Column, log_metric: LogMetric = None, **kwargs: Any
+    ) -> Scores:
         chosen = [self.choice(completion_text(completion)) for completion in completions]
         golds = [self.gold(cell) for cell in solution]
-        if log_metric is not None and chosen:
-            log_metric("reward/choice/no_answer", chosen.count(None) / len(chosen))
+        log_shares(log_metric, "choice", {"no_answer": chosen.count(None)}, len(chosen))
         return [None if gold is None else float(letter == gold) for letter, gold in zip(chosen, golds, strict=True)]
 
     def choice(self, text: str) -> str | None:
-        """The letter that a completion settles on, a capital; None if there is none, or more than one."""
+        """The letter that a rollout settles on, a capital; None if there is none, or more than one."""
         boxed = last_boxed(text)
         if boxed is not None:
             return self._boxed(boxed)
@@ -97,12 +91,9 @@ class ChoiceReward:
         boxed = last_boxed(text)
         return self._boxed(text if boxed is None else boxed)
 
-    def check_golds(self, solution: Sequence[Any]) -> list[int]:
+    def check_golds(self, solution: Column) -> list[int]:
         """Indices of the golds that name no option."""
         return [i for i, cell in enumerate(solution) if self.gold(cell) is None]
-
-    def close(self) -> None:
-        """Nothing to end: there is no process."""
 
     def _boxed(self, content: str) -> str | None:
         match = _BOXED.match(content)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Sequence
 from typing import Any
 
-from basis_rl.rewards.answers import AnswerIn, check_where, take_answer
-from basis_rl.rewards.extract import completion_text
+from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
+from basis_rl.rewards.extract import AnswerIn, check_where, completion_text, take_answer
 
 _RULES = 1
 _ENDS = " \t\n.,;:!?"
 _QUOTES = (('"', '"'), ("'", "'"), ("“", "”"), ("‘", "’"), ("`", "`"))
 
 
-class ExactReward:
-    """1.0 if the completion's answer is the gold string, after the same normalisation of both, else 0.0.
+class ExactReward(Reward):
+    """1.0 if the rollout's answer is the gold string, after the same normalisation of both, else 0.0.
 
     A reward function as TRL knows them; it reads the dataset's ``solution`` column: a string, or a list of strings any
     of which is right. The gold is taken as it is, not looked for in a text. A rollout without a gold, or with one of
@@ -50,17 +49,11 @@ class ExactReward:
         self.version = f"rules {_RULES}, {answer_in}, but for {' '.join(ignored) or 'nothing'}"
 
     def __call__(
-        self,
-        prompts: Sequence[Any],
-        completions: Sequence[str | list[dict[str, str]]],
-        solution: Sequence[Any],
-        log_metric: Callable[[str, float], None] | None = None,
-        **kwargs: Any,
-    ) -> list[float | None]:
+        self, prompts: Column, completions: Completions, solution: Column, log_metric: LogMetric = None, **kwargs: Any
+    ) -> Scores:
         answers = [take_answer(completion_text(completion), self.answer_in) for completion in completions]
-        if log_metric is not None and answers:
-            log_metric("reward/exact/no_answer", answers.count(None) / len(answers))
-        rewards: list[float | None] = []
+        log_shares(log_metric, "exact", {"no_answer": answers.count(None)}, len(answers))
+        rewards: Scores = []
         for answer, cell in zip(answers, solution, strict=True):
             golds = self._golds(cell)
             rewards.append(float(answer is not None and self.normal(answer) in golds) if golds else None)
@@ -79,12 +72,9 @@ class ExactReward:
             text = " ".join(text.split())
         return text.casefold() if self.ignore_case else text
 
-    def check_golds(self, solution: Sequence[Any]) -> list[int]:
+    def check_golds(self, solution: Column) -> list[int]:
         """Indices of the golds of which the normalisation leaves nothing."""
         return [i for i, cell in enumerate(solution) if not self._golds(cell)]
-
-    def close(self) -> None:
-        """Nothing to end: there is no process."""
 
     def _golds(self, cell: Any) -> set[str]:
         cells = cell if isinstance(cell, (list, tuple)) else [cell]

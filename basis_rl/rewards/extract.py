@@ -1,9 +1,12 @@
-"""Finding the answer in a completion, in one pass over its characters."""
+"""Finding the answer in a rollout, in one pass over its characters."""
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
+from typing import Literal, get_args
+
+AnswerIn = Literal["box", "tag", "hashes", "last_line", "whole"]
 
 _TOKENS = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 
@@ -45,6 +48,39 @@ def last_boxed(text: str) -> str | None:
     return text[last[0] : last[1]].strip() if last else None
 
 
+def take_answer(text: str, where: AnswerIn) -> str | None:
+    r"""The answer of a rollout, None where it gives none; the last one where it gives several.
+
+    Args:
+        text: the rollout.
+        where: ``box``: the last balanced ``\boxed{...}``; ``tag``: the last ``<answer>...</answer>``; ``hashes``: the
+            rest of the line after the last ``####``; ``last_line``: the last line that is not empty; ``whole``: all of
+            the text. The last two begin after ``</think>``, if there is one.
+    """
+    if where == "box":
+        return last_boxed(text)
+    if where == "tag":
+        end = text.rfind("</answer>")
+        start = text.rfind("<answer>", 0, max(end, 0))
+        return text[start + len("<answer>") : end].strip() if start >= 0 else None
+    if where == "hashes":
+        _, mark, rest = text.rpartition("####")
+        answer = rest.partition("\n")[0].strip() if mark else ""
+        return answer or None
+    visible = text.rpartition("</think>")[2].strip()
+    return (visible.rpartition("\n")[2].strip() if where == "last_line" else visible) or None
+
+
+def check_where(reward: str, where: str) -> None:
+    """Refuse an unknown `AnswerIn`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if where not in get_args(AnswerIn):
+        raise ValueError(f"{reward}: answer_in must be one of {', '.join(get_args(AnswerIn))}, got {where!r}.")
+
+
 def plain_number(answer: str) -> Fraction | None:
     r"""The exact value of an answer that is one numeral, None if it is anything else.
 
@@ -69,7 +105,7 @@ def _decimal(text: str | None) -> Fraction | None:
 
 
 def completion_text(completion: str | list[dict[str, str]]) -> str:
-    """The text to grade: the completion itself, or the last assistant message of a conversation."""
+    """The text to grade: the rollout itself, or the last assistant message of a conversation."""
     if isinstance(completion, str):
         return completion
     for message in reversed(completion):

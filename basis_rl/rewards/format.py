@@ -1,22 +1,22 @@
-"""The reward of a completion's form: is the thought closed, is the answer where it belongs?"""
+"""The reward of a rollout's form: is the thought closed, is the answer where it belongs?"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores
 from basis_rl.rewards.extract import completion_text, last_boxed
-from basis_rl.rewards.workers.calls import Calls, check_limits, log_limits
+from basis_rl.rewards.workers.calls import Calls, check_limits
 
 Form = Literal["think", "think_box", "think_answer", "box", "answer"]
 _RULES = 1
 _MEMORY_BYTES = 1 << 30
 
 
-class FormatReward:
-    r"""1.0 if the completion has the form that is asked for, else 0.0. What the answer is does not matter.
+class FormatReward(Reward):
+    r"""1.0 if the rollout has the form that is asked for, else 0.0. What the answer is does not matter.
 
     - ``think``: ``<think>thought</think>visible text``, with each tag once, nothing before it, and neither part blank;
     - ``think_box``: the same, with a ``\boxed{...}`` that is not blank in the visible text;
@@ -31,11 +31,11 @@ class FormatReward:
 
     Args:
         form: one of the above; default ``think_box``.
-        pattern: instead, a regular expression for all of the completion, white space at its ends aside; ``.`` matches
+        pattern: instead, a regular expression for all of the rollout, white space at its ends aside; ``.`` matches
             line ends too.
-        opened_by_prompt: the chat template ends with ``<think>``, so completions have no opening tag.
+        opened_by_prompt: the chat template ends with ``<think>``, so rollouts have no opening tag.
         num_workers: processes (of this rank) for `pattern`.
-        timeout: seconds of CPU time for one completion with `pattern`.
+        timeout: seconds of CPU time for one rollout with `pattern`.
 
     Raises:
         ValueError: unknown form, form and pattern, a pattern that is no regular expression.
@@ -65,20 +65,17 @@ class FormatReward:
             except (re.error, TypeError) as error:
                 raise ValueError(f"format: pattern {pattern!r} is no regular expression: {error}.") from error
             scorer = Path(__file__).with_name("pattern_scorer.py")
-            self._calls = Calls(f"{scorer}:matches", num_workers, timeout, _MEMORY_BYTES)
+            self._calls = Calls("format", f"{scorer}:matches", num_workers, timeout, _MEMORY_BYTES)
         opened = ", opened by the prompt" if opened_by_prompt and pattern is None else ""
         self.version = f"rules {_RULES}, {self.form if pattern is None else repr(pattern)}{opened}"
 
     def __call__(
-        self, prompts: Sequence[Any], completions: Sequence[str | list[dict[str, str]]], **kwargs: Any
-    ) -> list[float | None]:
+        self, prompts: Column, completions: Completions, log_metric: LogMetric = None, **kwargs: Any
+    ) -> Scores:
         texts = [completion_text(completion).strip() for completion in completions]
         if self._calls is None:
             return [float(has_form(text, self.form, self.opened_by_prompt)) for text in texts]
-        scores = self._calls.run([([text, self.pattern], {}) for text in texts])
-        log_limits("format", scores, kwargs.get("log_metric"))
-        over = ("timeout", "memory")
-        return [0.0 if score.status in over else score.value for score in scores]
+        return [score.value for score in self._calls.run([([text, self.pattern], {}) for text in texts], log_metric)]
 
     def close(self) -> None:
         """End the processes, if there are any; they also end with the object, and with the program."""
@@ -87,7 +84,7 @@ class FormatReward:
 
 
 def has_form(text: str, form: Form, opened_by_prompt: bool = False) -> bool:
-    """Whether a completion has a form of `FormatReward`, in one pass."""
+    """Whether a rollout has a form of `FormatReward`, in one pass."""
     if form.startswith("think"):
         start = 0 if opened_by_prompt else len("<think>")
         thought, end, visible = text[start:].partition("</think>")

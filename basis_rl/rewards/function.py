@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
+from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
 from basis_rl.rewards.extract import completion_text
-from basis_rl.rewards.workers.calls import Calls, FunctionError, check_limits, log_limits, trl_signature
+from basis_rl.rewards.workers.calls import Calls, FunctionError, check_limits, trl_signature
 
 OnError = Literal["raise", "unscored"]
 
 
-class FunctionReward:
-    """What a function says of each completion: ``f(completion: str, **row) -> float | None``, one completion a call.
+class FunctionReward(Reward):
+    """What a function says of each rollout: ``f(completion: str, **row) -> float | None``, one rollout per call.
 
     The function runs in processes of its own, with limits: it may hang, run out of memory or crash. It is given the
-    completion's text (of a conversation the last assistant message), and by name those columns of its row that it has
-    parameters for, all with ``**row``; ``prompt`` is one of them. None leaves the completion unscored.
+    rollout's text (of a conversation the last assistant message), and by name those columns of its row that it has
+    parameters for, all with ``**row``; ``prompt`` is one of them. None leaves the rollout unscored.
 
     It is imported when this object is made, so that what cannot be imported is known before anything is spent. The
     workers have a minimal environment and the working directory on their path; they are not shut off from network and
@@ -33,15 +33,15 @@ class FunctionReward:
     Args:
         function: ``module:name`` or ``module.name``.
         num_workers: processes (of this rank).
-        timeout: seconds of CPU time for one completion; so a loaded machine changes no score.
+        timeout: seconds of CPU time for one rollout; so a loaded machine changes no score.
         wall_timeout: seconds by the clock, for functions that wait for something; default: ten times `timeout`.
         memory_bytes: address space beyond what its imports take.
         over_limit: score of a call that ran out of time or memory; None leaves it unscored.
-        on_error: ``raise`` ends the run with the function's traceback; ``unscored`` counts it and goes on, but raises
+        on_error: ``raise`` ends the run with the function's traceback; ``unscored`` counts it and continues, but raises
             where every call of a batch failed.
 
     Raises:
-        ValueError: the function cannot be imported, takes no completion, or a parameter is out of its range.
+        ValueError: the function cannot be imported, takes no rollout, or a parameter is out of its range.
         FunctionError: when called: see `on_error`.
     """
 
@@ -64,44 +64,39 @@ class FunctionReward:
             raise ValueError(f"{function}: on_error must be 'raise' or 'unscored', got {on_error!r}.")
         self.function, self.over_limit, self.on_error = function, over_limit, on_error
         self.__name__ = re.split("[.:]", function)[-1]
-        self._calls = Calls(function, num_workers, timeout, memory_bytes, wall_timeout=wall_timeout)
+        limits = (num_workers, timeout, memory_bytes, wall_timeout, over_limit)
+        self._calls = Calls(self.__name__, function, *limits)
         known = self._calls.describe()
         if not known["first"] or known["asynchronous"]:
-            raise ValueError(f"'{function}' must be a plain function whose first parameter is the completion's text.")
+            raise ValueError(f"'{function}' must be a plain function whose first parameter is the rollout's text.")
         self._wanted: set[str] | None = None if known["any"] else set(known["parameters"])
         self.version = f"{known['version']}, over limit {over_limit}"
         self.__signature__ = trl_signature([name for name in known["required"] if name != "prompt"])
 
     def __call__(
         self,
-        prompts: Sequence[Any],
-        completions: Sequence[str | list[dict[str, str]]],
-        completion_ids: Sequence[Sequence[int]] | None = None,
+        prompts: Column,
+        completions: Completions,
+        completion_ids: Column | None = None,
         trainer_state: Any = None,
         log_extra: Any = None,
-        log_metric: Callable[[str, float], None] | None = None,
+        log_metric: LogMetric = None,
         environments: Any = None,
-        **columns: Sequence[Any],
-    ) -> list[float | None]:
+        **columns: Column,
+    ) -> Scores:
         rows = {"prompt": prompts, **columns}
         wanted = [name for name in rows if self._wanted is None or name in self._wanted]
-        scores = self._calls.run(
-            [
-                ([completion_text(completion)], {name: rows[name][i] for name in wanted})
-                for i, completion in enumerate(completions)
-            ]
-        )
+        texts = [completion_text(completion) for completion in completions]
+        calls = [([text], {name: rows[name][i] for name in wanted}) for i, text in enumerate(texts)]
+        scores = self._calls.run(calls, log_metric)
         failed = [score.detail for score in scores if score.status == "error"]
         if failed and (self.on_error == "raise" or len(failed) == len(scores)):
             raise FunctionError(
-                f"The reward function '{self.function}' failed on {len(failed)} of {len(scores)} completions. The "
+                f"The reward function '{self.function}' failed on {len(failed)} of {len(scores)} rollouts. The "
                 f"first one:\n{failed[0]}"
             )
-        log_limits(self.__name__, scores, log_metric)
-        if log_metric is not None and scores:
-            log_metric(f"reward/{self.__name__}/error", len(failed) / len(scores))
-        over = ("timeout", "memory")
-        return [self.over_limit if score.status in over else score.value for score in scores]
+        log_shares(log_metric, self.__name__, {"error": len(failed)}, len(scores))
+        return [score.value for score in scores]
 
     def close(self) -> None:
         """End the processes; they also end with the object, and with the program."""

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from basis_rl.rewards.answers import AnswerIn, check_where, take_answer
-from basis_rl.rewards.extract import completion_text
-from basis_rl.rewards.workers.calls import Calls, FunctionError, check_limits, log_limits
+from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
+from basis_rl.rewards.extract import AnswerIn, check_where, completion_text, take_answer
+from basis_rl.rewards.workers.calls import Calls, FunctionError, check_limits
 
 _RULES = 1
 
 
-class ReasoningGymReward:
+class ReasoningGymReward(Reward):
     r"""What reasoning-gym's scorer of the problem (``score_answer``) gives the answer, a number in [0, 1].
 
     A reward function as TRL knows them; it reads the column ``reasoning_gym``, which data sets
@@ -70,34 +69,30 @@ class ReasoningGymReward:
         self.threshold = threshold
         self.version = f"reasoning-gym {installed}, rules {_RULES}, {answer_in}, threshold {threshold}"
         scorer = Path(__file__).with_name("gym_scorer.py")
-        self._calls = Calls(f"{scorer}:gym_score", num_workers, timeout, memory_bytes, shut_in=True)
+        self._calls = Calls("reasoning_gym", f"{scorer}:gym_score", num_workers, timeout, memory_bytes, shut_in=True)
         self._calls.describe()
 
     def __call__(
         self,
-        prompts: Sequence[Any],
-        completions: Sequence[str | list[dict[str, str]]],
-        reasoning_gym: Sequence[str | dict[str, Any]],
-        log_metric: Callable[[str, float], None] | None = None,
+        prompts: Column,
+        completions: Completions,
+        reasoning_gym: Column,
+        log_metric: LogMetric = None,
         **kwargs: Any,
-    ) -> list[float | None]:
+    ) -> Scores:
         answers = [take_answer(completion_text(completion), self.answer_in) for completion in completions]
         references = [cell if isinstance(cell, str) else json.dumps(cell) for cell in reasoning_gym]
-        pairs = zip(answers, references, strict=True)
-        asked = list(dict.fromkeys((answer, ref) for answer, ref in pairs if answer is not None))
-        scores = self._calls.run([([answer, ref], {}) for answer, ref in asked])
+        pairs = list(zip(answers, references, strict=True))
+        asked = [pair for pair in dict.fromkeys(pairs) if pair[0] is not None]
+        scores = self._calls.run([([answer, ref], {}) for answer, ref in asked], log_metric)
         failed = [score.detail for score in scores if score.status == "error"]
         if failed:
             raise FunctionError(
                 f"reasoning_gym: {len(failed)} answers could not be scored. The first one:\n{failed[0]}"
             )
-        log_limits("reasoning_gym", scores, log_metric)
-        if log_metric is not None and answers:
-            log_metric("reward/reasoning_gym/no_answer", answers.count(None) / len(answers))
-        rewards: dict[Any, float | None] = {}
-        for pair, score in zip(asked, scores, strict=True):
-            rewards[pair] = 0.0 if score.status in ("timeout", "memory") else self._reward(score.value)
-        return [rewards.get(pair, 0.0) for pair in zip(answers, references, strict=True)]
+        log_shares(log_metric, "reasoning_gym", {"no_answer": answers.count(None)}, len(answers))
+        rewards = {pair: self._reward(score.value) for pair, score in zip(asked, scores, strict=True)}
+        return [rewards.get(pair, 0.0) for pair in pairs]
 
     def close(self) -> None:
         """End the processes; they also end with the object, and with the program."""

@@ -68,7 +68,7 @@ def gym_score(answer: str, reference: str) -> float:
     if known.get("question_sha256") not in (None, made):
         raise ValueError(
             f"entry {known.get('index')} of reasoning-gym's '{known['dataset']}' is another one than that of the data: "
-            "those are of another version of reasoning-gym. Make them anew."
+            "those are of another version of reasoning-gym. Generate them again."
         )
     try:
         return float(dataset.score_answer(answer, entry))

@@ -1,12 +1,13 @@
-"""The soft punishment of completions that come near the length limit (DAPO)."""
+"""The soft punishment of rollouts that come near the length limit (DAPO)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
+from basis_rl.rewards.base import Column, LogMetric, Reward, Scores, log_shares
 
-class OverlongReward:
+
+class OverlongReward(Reward):
     r"""DAPO's soft overlong punishment (Yu et al. 2025, arXiv 2503.14476, Eq. 13), in [-1, 0], to be added to a reward:
 
     .. math::
@@ -17,10 +18,10 @@ class OverlongReward:
             -1 & |y| > L_{max}
         \end{cases}
 
-    with :math:`|y|` the completion's tokens. A completion that the limit cut off has :math:`|y| = L_{max}` and gets -1.
+    with :math:`|y|` the rollout's tokens. A rollout that the limit cut off has :math:`|y| = L_{max}` and gets -1.
     DAPO has L_max 20480, L_cache 4096; a factor other than 1 is this function's entry of ``reward_weights``.
 
-    Leaving truncated completions out of the loss altogether ("overlong filtering") is TRL's
+    Leaving truncated rollouts out of the loss altogether ("overlong filtering") is TRL's
     ``mask_truncated_completions``; with it this punishment reaches only those that ended in time.
 
     Metric: ``reward/overlong/share``, the share of rollouts that are punished.
@@ -48,18 +49,10 @@ class OverlongReward:
         self.version = f"{self.max_completion_length}, cache {self.cache}"
 
     def __call__(
-        self,
-        prompts: Sequence[Any],
-        completions: Sequence[Any],
-        completion_ids: Sequence[Sequence[int]],
-        log_metric: Callable[[str, float], None] | None = None,
-        **kwargs: Any,
-    ) -> list[float]:
+        self, prompts: Column, completions: Column, completion_ids: Column, log_metric: LogMetric = None, **kwargs: Any
+    ) -> Scores:
         free = self.max_completion_length - self.cache
-        rewards = [-min(1.0, max(0, len(ids) - free) / self.cache) for ids in completion_ids]
-        if log_metric is not None and rewards:
-            log_metric("reward/overlong/share", sum(reward < 0 for reward in rewards) / len(rewards))
-        return rewards
-
-    def close(self) -> None:
-        """Nothing to end: there is no process."""
+        log_shares(
+            log_metric, "overlong", {"share": sum(len(ids) > free for ids in completion_ids)}, len(completion_ids)
+        )
+        return [-min(1.0, max(0, len(ids) - free) / self.cache) for ids in completion_ids]

@@ -43,7 +43,7 @@ def build_reward(name: str, params: Mapping[str, Any], known: Mapping[str, Any] 
     if not name.startswith(POOL) and name not in REWARDS:
         raise ValueError(
             f"Unknown reward function '{name}'.{did_you_mean(name, REWARDS)} Known: {', '.join(REWARDS)}. "
-            "Others are dotted paths: my_lib.rewards.mine (in TRL's form), or pool:my_lib.rewards:mine (one completion "
+            "Others are dotted paths: my_lib.rewards.mine (in TRL's form), or pool:my_lib.rewards:mine (one rollout "
             "per call)."
         )
     cls = FunctionReward if name.startswith(POOL) else REWARDS[name]

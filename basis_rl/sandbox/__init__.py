@@ -13,7 +13,7 @@ __all__ = ["Isolation", "Policy", "environment", "isolation", "python_paths", "r
 
 
 def __getattr__(name: str) -> Any:
-    # The launcher imports its modules from here, for every sandbox anew: dataclasses and pathlib would cost it as much
+    # The launcher imports its modules from here, for every sandbox again: dataclasses and pathlib would cost it as much
     # as all the rest.
     if name in __all__:
         module = "folders" if name == "remove_folder" else "policy"

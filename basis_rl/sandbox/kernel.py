@@ -46,6 +46,14 @@ def prctl(option: int, value: int = 0, third: int = 0) -> None:
     checked(_libc.prctl(option, *arguments), f"prctl {option}")
 
 
+def pidfd(pid: int) -> int | None:
+    """A descriptor that becomes readable when the process ends; None where the system has none."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
 def unshare(flags: int) -> None:
     checked(_libc.unshare(flags), "unshare")
 

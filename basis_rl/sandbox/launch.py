@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from basis_rl.sandbox import kernel, landlock, seccomp
 from basis_rl.sandbox.folders import remove_folder, used_bytes
 
-_CANNOT_START = 126
+CANNOT_START = 126
 _COUNT_SECONDS, _LOOK_SECONDS = 0.05, 0.25
 _STUBBORN_SECONDS = 5.0
 _OPEN_FILES = 512
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> NoReturn:
 
 def _give_up(error: Exception) -> NoReturn:
     os.write(2, f"sandbox: {type(error).__name__}: {error}\n".encode())
-    os._exit(_CANNOT_START)
+    os._exit(CANNOT_START)
 
 
 class _Ended(BaseException):
@@ -86,11 +86,11 @@ class _Monitor:
         if os.getpid() != os.getsid(0):
             with contextlib.suppress(PermissionError):  # leads its group already
                 os.setsid()
-        self.owner_end = _pidfd(self.plan["owner"])
+        self.owner_end = kernel.pidfd(self.plan["owner"])
         if self._owner_has_died():
             raise ProcessLookupError("who asked for this has died")
         signal.signal(signal.SIGTERM, _end)
-        own = _pidfd(os.getpid())
+        own = kernel.pidfd(os.getpid())
         inside, outside = os.pipe()
         if self.namespaces:
             enter_user_namespace()
@@ -114,7 +114,7 @@ class _Monitor:
 
     def _watch(self) -> None:
         ends = select.poll()
-        descriptors = [_pidfd(self.child), self.owner_end]
+        descriptors = [kernel.pidfd(self.child), self.owner_end]
         for descriptor in descriptors:
             if descriptor is not None:
                 ends.register(descriptor, select.POLLIN)
@@ -128,7 +128,7 @@ class _Monitor:
             if self._owner_has_died():
                 self.kill_everything()
                 self.remove_temporary()
-                os._exit(_CANNOT_START)
+                os._exit(CANNOT_START)
             if self.counted and _count(os.getpid()) - 1 - self.namespaces > self.processes:
                 self._stop(f"more than {self.processes} processes and threads")
                 break
@@ -213,7 +213,7 @@ def _init(plan: dict[str, Any], command: list[str], monitor: int | None, report:
         mount_inside(plan["mechanisms"], plan["folder"])
         kernel.die_with_parent()
         if monitor is not None and select.select([monitor], [], [], 0)[0]:
-            os._exit(_CANNOT_START)  # it has died before it was asked to tell
+            os._exit(CANNOT_START)  # it has died before it was asked to tell
         child = os.fork()
         if child == 0:
             os.setsid()
@@ -314,13 +314,6 @@ def _leave_pipes(*, errors: bool = False) -> None:
     for descriptor in (0, 1, 2) if errors else (0, 1):
         os.dup2(null, descriptor)
     os.close(null)
-
-
-def _pidfd(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return None
 
 
 def _tree(root: int) -> list[int]:

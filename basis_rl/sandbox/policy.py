@@ -7,7 +7,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from subprocess import run
@@ -48,11 +48,11 @@ class Policy:
     """
 
     memory_bytes: int
-    cpu_seconds: float | None
     file_bytes: int
     processes: int | None
-    folder: str | None
     readable: tuple[str, ...] | None
+    cpu_seconds: float | None = None
+    folder: str | None = None
     folder_bytes: int = 1 << 30
     temporary: bool = False
 
@@ -95,6 +95,11 @@ class Isolation:
             processes=namespaces or seccomp,
             mechanisms=given,
         )
+
+    @property
+    def complete(self) -> bool:
+        """Whether all four promises hold."""
+        return self.network and self.writes and self.reads and self.processes
 
     def __str__(self) -> str:
         promises = {
@@ -139,19 +144,8 @@ def sandboxed(command: Sequence[str], policy: Policy, mechanisms: Iterable[str] 
         mechanisms: of `isolation`, to use fewer than there are.
     """
     given = isolation().mechanisms if mechanisms is None else tuple(mechanisms)
-    plan = {
-        "memory_bytes": policy.memory_bytes,
-        "cpu_seconds": policy.cpu_seconds,
-        "file_bytes": policy.file_bytes,
-        "processes": policy.processes,
-        "folder": None if policy.folder is None else os.path.realpath(policy.folder),
-        "folder_bytes": policy.folder_bytes,
-        "readable": policy.readable,
-        "temporary": policy.temporary,
-        "owner": os.getpid(),
-        "mechanisms": given,
-        "landlock": _landlock(given),
-    }
+    folder = None if policy.folder is None else os.path.realpath(policy.folder)
+    plan = {**asdict(policy), "folder": folder, "owner": os.getpid(), "mechanisms": given, "landlock": _landlock(given)}
     return [*_python("launch"), json.dumps(plan), *command]
 
 
@@ -168,17 +162,19 @@ def environment(folder: str | None, **variables: str) -> dict[str, str]:
     return {**passed, **dict.fromkeys(_ONE_THREAD, "1"), **fixed, **variables}
 
 
-def python_paths(*more: str) -> tuple[str, ...]:
+def python_paths(*more: str, own_modules: bool = True) -> tuple[str, ...]:
     """What a Python of this very environment reads: interpreter, libraries, packages, modules on ``sys.path``.
 
     An entry of ``sys.path`` that holds the home folder (the home folder itself, ``/``) is left out: name what is needed
-    of it in `more`.
+    of it in `more`. Without `own_modules` so are all of its entries that do not belong to the interpreter or to the
+    installed packages: the working directory, and this package where it is not installed with the others.
     """
     homes = {Path.home().resolve(), *Path.home().resolve().parents, Path("/")}
     found = [Path(sys.prefix), Path(sys.base_prefix), Path(sys.exec_prefix), Path(sys.executable).resolve().parent]
     found += [Path(path) for path in sysconfig.get_paths().values()]
     found += [Path(path) for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path]
-    found += [Path(path or ".") for path in sys.path]
+    if own_modules:
+        found += [Path(path or ".") for path in sys.path] + [Path(__file__).parents[1]]
     kept = [path.resolve() for path in found if path.exists() and path.resolve() not in homes]
-    kept += [Path(path) for path in _SYSTEM] + [Path(__file__).resolve().parents[1], *map(Path, more)]
+    kept += [Path(path) for path in (*_SYSTEM, *more)]
     return tuple(dict.fromkeys(str(path) for path in kept if path.exists()))

@@ -43,7 +43,7 @@ def _exit_code(attempt: Callable[[], int]) -> int:
     if child == 0:
         try:
             code = attempt()
-        except BaseException:  # a fork must not go on as the parent, and its code says that it failed
+        except BaseException:  # a fork must not continue as the parent, and its code says that it failed
             code = _FAILED
         os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) % 256

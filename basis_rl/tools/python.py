@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
+from basis_rl.sandbox import Policy, isolation, python_paths, remove_folder
+from basis_rl.sandbox.run import Bounds, Finished, run
 from basis_rl.tools.base import ToolBroken, ToolResult
-from basis_rl.tools.limited import Finished, run_limited
 from basis_rl.tools.threads import DaemonThreads
 
-_MARK = "\x02begun\x03"
+_MARK = b"\x02begun\x03"
 _RUNNER = Path(__file__).with_name("runner.py").read_text()
-_START_SECONDS = 60.0
 _ATTEMPTS = 3
 _MOST_CODE = 200_000
 _MOST_OUTPUT = 4 << 20
@@ -39,7 +38,7 @@ class PythonTool:
 
     Args:
         timeout: seconds of wall time and of CPU time that a program may take, the interpreter's start aside.
-        memory_mb: of address space a process.
+        memory_mb: of address space per process.
         max_chars: of the answer; what is longer loses its middle.
         num_workers: programs at a time, on this rank; default: the machine's cores, shared among its ranks.
         processes: threads and processes that a program may have at a time.
@@ -61,19 +60,17 @@ class PythonTool:
         processes: int = 32,
         require_isolation: bool = True,
     ) -> None:
-        workers = num_workers if num_workers is not None else _fair_share()
+        workers = num_workers if num_workers is not None else fair_share()
         if timeout <= 0 or memory_mb < 64 or max_chars < 100 or workers < 1 or processes < 1:
             raise ValueError(
                 "PythonTool needs timeout > 0, memory_mb >= 64, max_chars >= 100, num_workers >= 1 and processes >= 1, "
                 f"got {timeout}, {memory_mb}, {max_chars}, {workers}, {processes}."
             )
         self.timeout, self.memory_mb, self.max_chars, self.processes = timeout, memory_mb, max_chars, processes
-        from basis_rl.sandbox import isolation, python_paths
-
-        self._readable = libraries(python_paths())
+        self._readable = python_paths(own_modules=False)
+        self._bounds = Bounds(seconds=timeout, output_bytes=_MOST_OUTPUT, kept_bytes=4 * max_chars, mark=_MARK)
         self.isolation = isolation()
-        whole = all(getattr(self.isolation, what) for what in ("network", "writes", "reads", "processes"))
-        if require_isolation and not whole:
+        if require_isolation and not self.isolation.complete:
             raise ValueError(
                 f"The tool 'python' runs programs that a model wrote, and this machine does not isolate them: "
                 f"{self.isolation}. Run where the kernel has Landlock, seccomp and user namespaces (a container may "
@@ -113,18 +110,17 @@ class PythonTool:
             return ToolResult(f"Error: the program has {len(code)} characters; {_MOST_CODE} is the most.", failed=True)
         for attempt in range(_ATTEMPTS):
             time.sleep(attempt)
-            finished = self._attempt(code)
-            if isinstance(finished, Finished) and finished.begun:
+            try:
+                finished = self._attempt(code)
+            except OSError as error:
+                why = str(error)
+                continue
+            if finished.begun:
                 return self._answer(finished)
-        raise ToolBroken(
-            f"The sandbox of the Python tool does not start: {finished.head.decode(errors='replace')[-500:]}"
-            if isinstance(finished, Finished)
-            else f"The sandbox of the Python tool does not start: {finished}"
-        )
+            why = finished.head.decode(errors="replace")[-500:]
+        raise ToolBroken(f"The sandbox of the Python tool does not start: {why}")
 
-    def _attempt(self, code: str) -> Finished | OSError:
-        from basis_rl.sandbox import Policy, environment, remove_folder, sandboxed
-
+    def _attempt(self, code: str) -> Finished:
         folder = tempfile.mkdtemp(prefix="python-tool-")
         try:
             policy = Policy(
@@ -137,19 +133,8 @@ class PythonTool:
                 folder_bytes=_MOST_FILES,
                 temporary=True,
             )
-            return run_limited(
-                sandboxed([sys.executable, "-I", "-c", _RUNNER, _MARK], policy),
-                given=code.encode("utf-8", "replace"),
-                environment=environment(folder),
-                folder=folder,
-                mark=_MARK.encode(),
-                timeout=self.timeout,
-                start_timeout=_START_SECONDS,
-                keep_bytes=4 * self.max_chars,
-                most_bytes=_MOST_OUTPUT,
-            )
-        except OSError as error:
-            return error
+            command = [sys.executable, "-I", "-c", _RUNNER, _MARK.decode()]
+            return run(command, policy, code.encode("utf-8", "replace"), self._bounds, subprocess.STDOUT)
         finally:
             remove_folder(folder)
 
@@ -170,11 +155,9 @@ class PythonTool:
 
 
 def _text(finished: Finished) -> str:
-    if finished.written <= len(finished.head) + len(finished.tail):
-        return (finished.head + finished.tail).decode("utf-8", "replace")
     left_out = finished.written - len(finished.head) - len(finished.tail)
-    parts = (finished.head.decode("utf-8", "replace"), finished.tail.decode("utf-8", "replace"))
-    return f"\n... {left_out} bytes left out ...\n".join(parts)
+    middle = f"\n... {left_out} bytes left out ...\n".encode() if left_out else b""
+    return (finished.head + middle + finished.tail).decode("utf-8", "replace")
 
 
 def shortened(text: str, most: int) -> str:
@@ -185,14 +168,7 @@ def shortened(text: str, most: int) -> str:
     return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
 
 
-def libraries(paths: Sequence[str]) -> tuple[str, ...]:
-    """Those of `paths` that a program needs: not the working directory nor other modules of the trainer's."""
-    needed = [Path(path).resolve() for path in (sys.prefix, sys.base_prefix, *sysconfig.get_paths().values())]
-    own = [Path(path or ".").resolve() for path in sys.path] + [Path(__file__).resolve().parents[1]]
-    dropped = {str(path) for path in own if not any(path == root or root in path.parents for root in needed)}
-    return tuple(path for path in paths if path not in dropped)
-
-
-def _fair_share() -> int:
+def fair_share() -> int:
+    """Programs that run at a time on this rank: the cores, shared among the ranks of this machine, at least 2."""
     ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     return max(2, len(os.sched_getaffinity(0)) // ranks)

@@ -1,6 +1,6 @@
 """`BasisTrainer` and `BasisConfig`: the only files that touch TRL's private methods."""
 
-from basis_rl.trainer.config import OBJECTIVES, BasisConfig
+from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.trainer import BasisTrainer
 
-__all__ = ["OBJECTIVES", "BasisConfig", "BasisTrainer"]
+__all__ = ["BasisConfig", "BasisTrainer"]

@@ -12,22 +12,8 @@ from trl import GRPOConfig
 
 from basis_rl.functional.kl import ESTIMATORS
 from basis_rl.hub.redact import redact
-from basis_rl.names import did_you_mean
+from basis_rl.objectives import AnyObjective, Objective, TrlObjective, build_objective, objective_name
 from basis_rl.trainer.builds import break_abandoned_locks
-
-# name -> TRL's (loss_type, importance_sampling_level). gpg is dapo's average over tokens, without ratio and clip.
-OBJECTIVES: dict[str, tuple[str, str]] = {
-    "grpo": ("grpo", "token"),
-    "gspo": ("grpo", "sequence"),
-    "dr_grpo": ("dr_grpo", "token"),
-    "dapo": ("dapo", "token"),
-    "gpg": ("dapo", "token"),
-    "bnpo": ("bnpo", "token"),
-    "cispo": ("cispo", "token"),
-    "sapo": ("sapo", "token"),
-    "luspo": ("luspo", "sequence"),
-    "vespo": ("vespo", "token"),
-}
 
 
 class _One(int):
@@ -179,24 +165,22 @@ class BasisConfig(GRPOConfig):
             )
 
 
-def with_objective(args: BasisConfig, objective: str | None) -> BasisConfig:
-    """A copy of `args` whose loss is `objective` (`OBJECTIVES`); `args` itself if it is None.
+def with_objective(args: BasisConfig, objective: str | AnyObjective | None) -> tuple[BasisConfig, AnyObjective]:
+    """The objective as an object, and a copy of `args` that names its loss; None is the one that `args` names.
 
     Raises:
         ValueError: unknown name, or `args` already names another loss.
     """
     if objective is None:
-        return args
-    if objective not in OBJECTIVES:
-        hint = did_you_mean(objective, OBJECTIVES)
-        raise ValueError(f"Unknown objective '{objective}'.{hint} Known: {', '.join(OBJECTIVES)}.")
+        return args, TrlObjective(args.loss_type, args.importance_sampling_level)
+    found = build_objective(objective)
     defaults = {f.name: f.default for f in dataclasses.fields(GRPOConfig)}
     changed = copy.copy(args)
-    for name, value in zip(("loss_type", "importance_sampling_level"), OBJECTIVES[objective], strict=True):
-        current = getattr(args, name)
+    for name in ("loss_type", "importance_sampling_level"):
+        current, own = getattr(args, name), isinstance(found, Objective)
+        value = defaults[name] if own else getattr(found, name)
         if current not in (defaults[name], value):
-            raise ValueError(
-                f"objective='{objective}' means {name}='{value}', but {name}='{current}' is set. Drop one."
-            )
+            means = "is no loss of TRL's" if own else f"means {name}='{value}'"
+            raise ValueError(f"objective='{objective_name(found)}' {means}, but {name}='{current}' is set. Drop one.")
         setattr(changed, name, value)
-    return changed
+    return changed, found

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,12 +14,10 @@ from transformers.integrations import deepspeed
 
 from basis_rl.baselines import LearnedBaseline
 from basis_rl.trainer.evaluating import random_numbers_kept
+from basis_rl.trainer.ports import LearningRun
 from basis_rl.trainer.scoring import HiddenStates
 from basis_rl.trainer.shards import load_module, load_optimizer, policy_is_sharded, shard, whole, whole_tensor
 from basis_rl.types import RolloutBatch
-
-if TYPE_CHECKING:
-    from basis_rl.trainer.trainer import BasisTrainer
 
 FILE_NAME = "baseline_module.pt"
 
@@ -36,7 +34,7 @@ class Critic:
     takes in one pass over a generation batch.
     """
 
-    def __init__(self, trainer: BasisTrainer, baseline: LearnedBaseline) -> None:
+    def __init__(self, trainer: LearningRun, baseline: LearnedBaseline) -> None:
         self.trainer, self.baseline = trainer, baseline
         self.hidden = HiddenStates(trainer) if baseline.reads_hidden_states else None
         args, device = trainer.args, trainer.accelerator.device
@@ -140,13 +138,13 @@ class Critic:
         """Drop what is kept of generation batches from `step` on."""
         self._kept = {kept: inputs for kept, inputs in self._kept.items() if kept < step}
 
-    def state(self) -> dict[int, dict[str, Tensor]]:
-        """What this rank keeps of batches that are not learned from yet, for a checkpoint between two generations."""
-        return self._kept
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank keeps of batches that are not learned from yet. `save` has weights and optimizer."""
+        return {"kept": self._kept}
 
-    def load_state(self, state: dict[int, dict[str, Tensor]]) -> None:
-        """Restore `state`'s result."""
-        self._kept = dict(state)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`'s result."""
+        self._kept = dict(state["kept"])
 
     def save(self, folder: str | Path) -> None:
         """Write weights and optimizer into a checkpoint folder, whole. Collective."""

@@ -17,24 +17,24 @@ class EvalScores:
     """Rewards of one evaluation, by problem.
 
     TRL's ``eval_reward`` is the mean of the means of the batches, of which the last may be smaller and, on several
-    ranks, filled up with problems from the start. Here each problem has its first `num_samples` rewards, and no others.
+    ranks, filled up with problems from the start. Here each problem has its first `num_rollouts` rewards, no others.
     """
 
     def __init__(self) -> None:
         self.rewards: dict[str, list[float]] = {}
 
-    def add(self, prompt_ids: Sequence[str], rewards: Tensor, num_samples: int) -> None:
+    def add(self, prompt_ids: Sequence[str], rewards: Tensor, num_rollouts: int) -> None:
         """Take in a batch of all ranks: ``(N,)`` names and rewards; NaN (not scored) counts 0, as a wrong answer."""
         for name, reward in zip(prompt_ids, rewards.tolist(), strict=True):
             of_problem = self.rewards.setdefault(name, [])
-            if len(of_problem) < num_samples:
+            if len(of_problem) < num_rollouts:
                 of_problem.append(0.0 if math.isnan(reward) else reward)
 
-    def take(self, num_samples: int) -> dict[str, float]:
+    def take(self, num_rollouts: int) -> dict[str, float]:
         """``{"avg@k": mean over problems}``, empty where nothing was added; and start anew."""
         means = [sum(rewards) / len(rewards) for rewards in self.rewards.values()]
         self.rewards = {}
-        return {f"avg@{num_samples}": sum(means) / len(means)} if means else {}
+        return {f"avg@{num_rollouts}": sum(means) / len(means)} if means else {}
 
 
 def of_set(metrics: dict[str, Any], name: str) -> dict[str, Any]:

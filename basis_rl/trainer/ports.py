@@ -9,7 +9,9 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import TrainerState
 
+from basis_rl.baselines import Baseline
 from basis_rl.trainer.config import BasisConfig
+from basis_rl.trainer.spending import Spending
 
 
 class Run(Protocol):
@@ -68,6 +70,38 @@ class Stateful(Protocol):
         """Restore `state_dict`'s result."""
 
 
+class Stop(Protocol):
+    """Whether a signal has ended the run."""
+
+    @property
+    def stopped(self) -> bool: ...
+
+
+class RecordedRun(Run, Protocol):
+    """What the record of a run tells (`basis_rl.trainer.facts`)."""
+
+    @property
+    def baseline(self) -> Baseline: ...
+
+    @property
+    def reward_funcs(self) -> list[Any]: ...
+
+    @property
+    def train_dataset(self) -> Any: ...
+
+    @property
+    def spending(self) -> Spending: ...
+
+    @property
+    def stop_on_signal(self) -> Stop: ...
+
+    @property
+    def hub_model_id(self) -> str | None: ...
+
+    @property
+    def is_deepspeed_enabled(self) -> bool: ...
+
+
 class Engine(Protocol):
     """What draws the rollouts of a run with vLLM, as far as requests may be asked ahead."""
 
@@ -113,3 +147,67 @@ class GeneratingRun(Run, Protocol):
     def scores_apart(
         self, rows: Sequence[Any], prompts: list[Any], rollouts: list[Any], token_ids: list[list[int]]
     ) -> Tensor: ...
+
+
+class LossRun(Run, Protocol):
+    """What the loss uses besides: TRL's settings of it, two masks of TRL's, and its scoring pass."""
+
+    beta: float
+    loss_type: str
+
+    @property
+    def epsilon_low(self) -> float: ...
+
+    @property
+    def epsilon_high(self) -> float: ...
+
+    @property
+    def max_completion_length(self) -> int: ...
+
+    @property
+    def current_gradient_accumulation_steps(self) -> int: ...
+
+    @property
+    def top_entropy_quantile(self) -> float: ...
+
+    @property
+    def off_policy_mask_threshold(self) -> float | None: ...
+
+    def get_high_entropy_mask(self, entropies: Tensor, mask: Tensor, threshold: float) -> Tensor: ...
+
+    def get_off_policy_mask(
+        self,
+        advantages: Tensor,
+        per_token_logps: Tensor,
+        sampling_per_token_logps: Tensor,
+        mask: Tensor,
+        off_policy_threshold: float,
+    ) -> Tensor: ...
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any: ...
+
+    def replace_metric(self, name: str, value: float) -> None:
+        """Put a value in place of the last one that TRL has added to a metric."""
+
+
+class PublishedRun(RecordedRun, Protocol):
+    """A run whose files may go to the Hub."""
+
+    @property
+    def record(self) -> Any: ...
+
+
+class TurnsRun(Run, Protocol):
+    """A run whose rollouts may have several turns."""
+
+    generation_config: Any
+    _tokenizer: Any
+
+    @property
+    def use_vllm(self) -> bool: ...
+
+    @property
+    def vllm_generation(self) -> Any: ...
+
+    @property
+    def max_completion_length(self) -> int: ...

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -12,14 +11,14 @@ from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 
 from basis_rl.baselines import BASELINES, Baseline, LearnedBaseline
+from basis_rl.objectives import OBJECTIVES, AnyObjective, objective_name
+from basis_rl.rewards.base import GoldChecker, required_columns
 from basis_rl.rollout import Sampling
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.gather import row_prompt_id
 from basis_rl.types import RunContext
 from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provenance
 
-# What TRL hands to a reward function besides the columns of the dataset.
-_GIVEN = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
 T = TypeVar("T")
 _MOST_DIFFICULTIES = 20
 _COLLECTED = frozenset({"energies", "greedy_rewards", "prompt_texts", "rollout_weights"})
@@ -31,7 +30,7 @@ def check_baseline_fits(baseline: Baseline, args: BasisConfig) -> None:
     Raises:
         ValueError: it cannot, or they are not.
     """
-    name = next((key for key, cls in BASELINES.items() if cls is type(baseline)), type(baseline).__name__)
+    name = _name_of(baseline)
     collected = _COLLECTED | ({"values"} if isinstance(baseline, LearnedBaseline) else set())
     missing = sorted(baseline.requires - collected)
     if missing:
@@ -54,6 +53,40 @@ def check_baseline_fits(baseline: Baseline, args: BasisConfig) -> None:
             f"{args.num_generations}. Set num_generations to {baseline.min_group_size} or more, or take a baseline "
             f"that works with {args.num_generations}: {smaller}."
         )
+
+
+def check_pair(baseline: Baseline, objective: AnyObjective, args: BasisConfig) -> None:
+    """The objective keeps apart what the baseline tells apart.
+
+    Raises:
+        ValueError: the baseline gives an advantage to each token, and the objective averages them away.
+    """
+    by_kl = baseline.token_level == "with_kl"
+    if by_kl and not (args.beta != 0 and args.kl_placement == "reward"):
+        return
+    if baseline.token_level != "never":
+        because = ", with KL in the reward," if by_kl else ""
+        check_token_advantages(f"Baseline '{_name_of(baseline)}'{because}", objective, way_out=by_kl)
+
+
+def check_token_advantages(whose: str, objective: AnyObjective, *, way_out: bool = False) -> None:
+    """Raise ValueError if `objective` averages away the advantages of tokens; with `way_out`, KL can leave the reward.
+
+    Args:
+        whose: the baseline that gives them, as the message calls it.
+    """
+    if objective.token_advantages:
+        return
+    taking = ", ".join(key for key, each in OBJECTIVES.items() if each.token_advantages)
+    raise ValueError(
+        f"{whose} gives an advantage to each token, and objective '{objective_name(objective)}' would average them "
+        f"away: it treats a rollout as a whole. Take one of {taking}, or a baseline with one advantage a rollout"
+        f"{', or kl_placement loss' if way_out else ''}."
+    )
+
+
+def _name_of(baseline: Baseline) -> str:
+    return next((key for key, cls in BASELINES.items() if cls is type(baseline)), type(baseline).__name__)
 
 
 def check_dataset(dataset: Dataset, args: BasisConfig, reward_funcs: Sequence[Any]) -> None:
@@ -130,24 +163,15 @@ def check_single_turns(dataset: Any, given: dict[str, Any]) -> None:
         raise ValueError("async_prefetch does not work with images: leave it out.")
 
 
-def required_columns(func: Callable[..., Any] | str) -> set[str]:
-    """The columns of the dataset that a reward function cannot do without."""
-    if isinstance(func, str) or not callable(func) or hasattr(func, "forward"):
-        return set()
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = inspect.signature(func).parameters.values()
-    return {p.name for p in parameters if p.kind in kinds and p.default is p.empty} - _GIVEN
-
-
 def check_golds(dataset: Dataset, args: BasisConfig, reward_funcs: Sequence[Any]) -> Dataset:
     """The dataset without the problems whose gold does not verify against itself.
 
-    Reward functions that can tell have a method ``check_golds(solution) -> indices``. One rank asks, all are told.
+    Reward functions that can tell are `GoldChecker`s. One rank asks, all are told.
 
     Raises:
         ValueError: there are such problems, and ``on_invalid_gold`` is 'error'.
     """
-    checkers = [func for func in reward_funcs if hasattr(func, "check_golds")]
+    checkers = [func for func in reward_funcs if isinstance(func, GoldChecker)]
     if not checkers or "solution" not in dataset.column_names:
         return dataset
     rows = on_main_process(lambda: _invalid_golds(list(dataset["solution"]), checkers))
@@ -163,7 +187,7 @@ def check_golds(dataset: Dataset, args: BasisConfig, reward_funcs: Sequence[Any]
     return dataset.select([i for i in range(len(dataset)) if i not in dropped])
 
 
-def _invalid_golds(solutions: list[str], checkers: Sequence[Any]) -> list[int]:
+def _invalid_golds(solutions: list[str], checkers: Sequence[GoldChecker]) -> list[int]:
     return sorted({index for checker in checkers for index in checker.check_golds(solutions)})
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from basis_rl.artefacts import read_lines, write_whole
+
 _FILE = "metrics.jsonl"
 _SHOWN = {
     "reward": "reward",
@@ -67,11 +69,5 @@ def _forget_after(path: Path, step: int) -> None:
     """Drop what an earlier run in the same folder logged after `step`: all of it, unless this one resumes."""
     if not path.is_file():
         return
-    kept = []
-    for line in path.read_text().splitlines() if step else []:
-        try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
-        except json.JSONDecodeError:  # the run was killed while it wrote this one
-            continue
-    path.write_text("".join(kept))
+    kept = [json.dumps(row) + "\n" for row in read_lines(path) if row["step"] <= step and step]
+    write_whole(path, "".join(kept))

@@ -2,44 +2,47 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
+from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import CommitInfo
 from transformers.trainer_utils import HubStrategy
-from trl import GRPOTrainer
 
-from basis_rl.hub.card import FILE_NAME, RunFacts, model_card, save_facts
+from basis_rl.hub.card import FILE_NAME, RunFacts, load_facts, model_card, save_facts
 from basis_rl.hub.repository import ONLY_TO_RESUME, Hub, Push, files_of_checkpoint, files_of_run, model_of_checkpoint
 from basis_rl.hub.results import read_results
 from basis_rl.report import plot_training
 from basis_rl.trainer import checkpoint
 from basis_rl.trainer.config import BasisConfig
+from basis_rl.trainer.facts import run_facts
+from basis_rl.trainer.ports import PublishedRun
 from basis_rl.trainer.preflight import on_main_process
-from basis_rl.trainer.record import Record, run_facts, without_secrets
 
-PLOT, ARTEFACTS = "training.png", "artefacts.json"
+PLOT = "training.png"
 _logger = logging.getLogger(__name__)
-_WITH_CHECKPOINTS = (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS)
 
 
-class PublishingTrainer(GRPOTrainer):
-    """What of `BasisTrainer` concerns the Hub, in place of transformers' own pushes.
+class Publisher:
+    """What goes to the Hub during a run and at its end, in place of transformers' own pushes.
 
     Those are not repeated, drop their errors, may come by halves, read a checkpoint while it is being deleted, and take
     the token along in ``training_args.bin``.
+
+    Args:
+        run: whose files they are.
+        args: its settings.
+
+    Raises:
+        ValueError: ``push_to_hub`` is set, and the Hub refuses.
     """
 
-    record: Record
-    _asked_to_push = False
-
-    def _connect(self, args: BasisConfig) -> None:
-        self._hub = Hub(
+    def __init__(self, run: PublishedRun, args: BasisConfig) -> None:
+        self.run = run
+        self.asked = args.push_to_hub
+        self.hub = Hub(
             name=args.hub_model_id or Path(str(args.output_dir)).absolute().name,
             token=args.hub_token,
             private=args.hub_private_repo,
@@ -48,198 +51,113 @@ class PublishingTrainer(GRPOTrainer):
             wait_first=args.hub_retry_wait,
         )
         if args.push_to_hub:
-            self._hub.repo_id = on_main_process(self._hub.connect)
+            self.hub.repo_id = on_main_process(self.hub.connect)
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        args: BasisConfig = self.args
-        self.args: BasisConfig = without_secrets(args)  # they are saved beside the model, and pushed with it
-        try:
-            super()._save(output_dir, state_dict)
-        finally:
-            self.args = args
-
-    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Has been done before the model was loaded."""
-        self.hub_model_id = self._hub.repo_id
-        self.push_in_progress = None
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Not from within transformers' saving, where the checkpoint is not complete yet."""
-
-    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        self._finish_current_push()  # transformers deletes checkpoints in there
-        return super()._finalize_training(*args, **kwargs)
-
-    def _finish_current_push(self) -> None:
+    def finish(self) -> None:
         """Wait for the pushes, all ranks in short collectives, so that no timeout of the process group runs out."""
-        if not (self.args.push_to_hub or self._asked_to_push):
+        if not self.asked:
             return  # no collective without need: at a run's end the other ranks may be gone
-        while not on_main_process(lambda: self._hub.done(timeout=5.0)):
+        while not on_main_process(lambda: self.hub.done(timeout=5.0)):
             pass
 
-    def push_to_hub(
-        self,
-        commit_message: str | None = "End of training",
-        blocking: bool = True,
-        token: str | None = None,
-        revision: str | None = None,
-        private: bool | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Push model, tokenizer, recipe, baseline state, log, evaluation results and card, as one commit.
+    def wait_for_own(self) -> None:
+        """Wait for this rank's pushes: what is being uploaded would be lost with the process."""
+        if self.run.accelerator.is_main_process and not self.hub.done():
+            _logger.warning("Waiting for the push to %s to end.", self.hub.url)
+            self.hub.done(timeout=None)
 
-        With ``hub_strategy`` ``checkpoint`` or ``all_checkpoints`` also those checkpoints whose push was skipped or has
-        failed. Takes the arguments of transformers' `Trainer.push_to_hub`; those of `create_model_card` go on to it.
+    def introduce(self, token: str | None, private: bool | None) -> str | None:
+        """Take what a push by hand was given; the repository's name, as far as the Hub tells it."""
+        self.asked = True
+        self.hub.token, self.hub.private = token or self.hub.token, self.hub.private if private is None else private
+        if self.run.accelerator.is_main_process and self.hub.repo_id is None:
+            self.hub.try_to_connect()
+        return self.hub.repo_id
 
-        Returns:
-            On the main process what the Hub says of the commit (with ``blocking=False`` a future of it). None if the
-            push failed, after `hub_retries` repetitions: a warning says how to push by hand, nothing is raised.
-        """
-        self.callback_handler.on_push_begin(self.args, self.state, self.control)
-        self._asked_to_push = True
-        self._hub.token, self._hub.private = token or self._hub.token, self._hub.private if private is None else private
-        self.save_model(_internal_call=True)
-        if self.is_world_process_zero() and self._hub.repo_id is None:
-            self._hub.try_to_connect()  # for the name that the card tells
-        self.hub_model_id = self._hub.repo_id
-        self.create_model_card(kwargs.pop("model_name", None), **kwargs)
-        pushed: Future[CommitInfo | None] = Future()
-        if self.is_world_process_zero():
-            pushed = push_run(self, commit_message or "End of training", revision)
-        if blocking:
-            self._finish_current_push()
-        if not self.is_world_process_zero():
-            return None
-        return pushed.result() if blocking else pushed
+    def save_facts(
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: Iterable[str] = ()
+    ) -> Path:
+        """Write the record of the run as it stands, ``run.json``, into ``output_dir``; returns that folder."""
+        folder = Path(str(self.run.args.output_dir))
+        folder.mkdir(parents=True, exist_ok=True)
+        name = model_name or self.hub.name.split("/")[-1]
+        save_facts(run_facts(self.run, self.run.record, name, dataset_name, tags), folder)
+        return folder
 
-    def end(self) -> None:
-        """As in transformers, after the pushes that are still running."""
-        self._wait_for_own_pushes()
-        super().end()
-
-    def create_model_card(
-        self,
-        model_name: str | None = None,
-        dataset_name: str | None = None,
-        tags: str | list[str] | None = None,
-    ) -> None:
-        """Write the model card, and the facts in it as ``card.json``, into ``output_dir``, with a plot of the run.
-
-        Without a recipe (`record`) the settings that differ from their defaults are shown. A card that cannot be made
-        is a warning.
-
-        Args:
-            model_name: title; default the repository's or the folder's name.
-            dataset_name: of the training data, if it is on the Hub.
-            tags: further ones.
-        """
-        if not self.is_world_process_zero():
-            return
-        given = {tags} if isinstance(tags, str) else set(tags or [])
-        given |= {*self._tag_names, *(getattr(self.model, "model_tags", None) or [])}
+    def write_card(self, model_name: str | None, dataset_name: str | None, tags: Iterable[str]) -> None:
+        """Write the model card and the record of the run; before a push, a plot too. What fails is a warning."""
         try:
-            write_card(self, model_name or self._hub.name.split("/")[-1], dataset_name, given)
+            folder = self.save_facts(model_name, dataset_name, tags)
+            facts = load_facts(folder)
+            if self.run.args.push_to_hub and facts.reward_curve:
+                plot_training(self.run.state.log_history, folder / PLOT, title=facts.model_name)
+            write_readme(facts, folder)
         except Exception:
-            _logger.warning("The model card could not be written; the run goes on.", exc_info=True)
+            _logger.warning("The model card could not be written; the run continues.", exc_info=True)
 
-    def _wait_for_own_pushes(self) -> None:
-        """What is being uploaded would be lost with the process."""
-        if self.is_world_process_zero() and not self._hub.done():
-            _logger.warning("Waiting for the push to %s to end.", self._hub.url)
-            self._hub.done(timeout=None)
+    def is_due(self, is_last: bool) -> bool:
+        """Whether a save is pushed. With ``hub_strategy`` ``end`` none is.
 
+        While an earlier push is still running, one of ``every_save`` and ``checkpoint`` is passed over, as in
+        transformers, unless ``hub_always_push`` is set or it is the run's last one.
+        """
+        args = self.run.args
+        every = args.hub_always_push or args.hub_strategy == HubStrategy.ALL_CHECKPOINTS or is_last
+        return args.hub_strategy != HubStrategy.END and (every or self.hub.done())
 
-def write_card(trainer: PublishingTrainer, model_name: str, dataset_name: str | None, tags: set[str]) -> None:
-    """``README.md``, ``card.json`` and ``artefacts.json`` in ``output_dir``, and before a push the plot."""
-    folder = Path(str(trainer.args.output_dir))
-    folder.mkdir(parents=True, exist_ok=True)
-    facts = run_facts(trainer, model_name, dataset_name, tags)
-    if trainer.args.push_to_hub and facts.reward_curve:
-        plot_training(trainer.state.log_history, folder / PLOT, title=model_name)
-    write_readme(facts, folder)
-    if facts.artefacts:
-        references = [asdict(artefact) for artefact in facts.artefacts]
-        (folder / ARTEFACTS).write_text(json.dumps(references, indent=2, default=str) + "\n")
+    def push_checkpoint(self, folder: Path) -> None:
+        """Push a save, as ``hub_strategy`` says; `folder` is complete. Files that cannot be read are a warning.
+
+        ``every_save``: the model. ``checkpoint``: also the checkpoint as ``last-checkpoint``, so that a run can be
+        resumed from the Hub. ``all_checkpoints``: each one under its own name.
+        """
+        args = self.run.args
+        place = None if args.hub_strategy == HubStrategy.EVERY_SAVE else _place(args.hub_strategy, folder)
+        try:
+            files = {**files_of_run(Path(str(args.output_dir))), **model_of_checkpoint(folder)}
+            files |= files_of_checkpoint(folder, place) if place else {}
+        except OSError as error:
+            _logger.warning("push_to_hub: '%s' could not be read, and is not pushed: %s", folder, error)
+            return
+        message, command = f"Training in progress, step {self.run.state.global_step}", checkpoint_by_hand(folder, place)
+        self.hub.submit(Push(message=message, files=files, by_hand=command, replaces=place, checkpoint=folder))
+
+    def push_run(self, message: str, revision: str | None) -> Future[CommitInfo | None]:
+        """Push ``output_dir``, then the checkpoints that ``hub_strategy`` promises and that are not there yet."""
+        args, hub = self.run.args, self.hub
+        output_dir = Path(str(args.output_dir))
+        try:
+            files = files_of_run(output_dir)
+        except OSError as error:
+            _logger.warning("push_to_hub: '%s' could not be read, and is not pushed: %s", output_dir, error)
+            files = {}
+        future = hub.submit(Push(message=message, files=files, by_hand=by_hand(output_dir), revision=revision))
+        for folder in self._owed() if args.push_to_hub else []:
+            place = _place(args.hub_strategy, folder)
+            hub.submit(
+                Push(
+                    message=f"{message}, {folder.name}",
+                    files=files_of_checkpoint(folder, place),
+                    by_hand=by_hand(output_dir, folder, place),
+                    replaces=place,
+                    checkpoint=folder,
+                    revision=revision,
+                )
+            )
+        return future
+
+    def _owed(self) -> list[Path]:
+        args, hub = self.run.args, self.hub
+        whole = [path for path in checkpoint.checkpoints(str(args.output_dir)) if checkpoint.is_complete(path)]
+        promised = {HubStrategy.CHECKPOINT: whole[-1:], HubStrategy.ALL_CHECKPOINTS: whole}.get(args.hub_strategy, [])
+        waiting = hub.in_use()
+        return [path for path in promised if path.name not in hub.pushed and path not in waiting]
 
 
 def write_readme(facts: RunFacts, folder: Path) -> None:
     """The card from the facts and what the folder holds by now: a plot, results of evaluations."""
-    save_facts(facts, folder)
     plot = PLOT if (folder / PLOT).is_file() else None
     (folder / FILE_NAME).write_text(str(model_card(facts, read_results(folder), curves=plot)), encoding="utf-8")
-
-
-def push_checkpoint(trainer: PublishingTrainer, folder: Path) -> None:
-    """`submit_checkpoint`; files that cannot be read are a warning."""
-    try:
-        submit_checkpoint(trainer, folder)
-    except OSError as error:
-        _logger.warning("push_to_hub: '%s' could not be read, and is not pushed: %s", folder, error)
-
-
-def submit_checkpoint(trainer: PublishingTrainer, folder: Path) -> None:
-    """Push after a save, as ``hub_strategy`` says; `folder` is complete.
-
-    ``end``: nothing. ``every_save``: the model. ``checkpoint``: also the checkpoint as ``last-checkpoint``, so that a
-    run can go on from the Hub. ``all_checkpoints``: each one under its own name. While an earlier push is still
-    running, a save of the middle two kinds is passed over, as in transformers, unless ``hub_always_push`` is set or
-    it is the run's last one.
-    """
-    args, hub = trainer.args, trainer._hub
-    last = trainer.stop_on_signal.stopped or trainer.state.global_step >= trainer.state.max_steps
-    every = args.hub_always_push or args.hub_strategy == HubStrategy.ALL_CHECKPOINTS or last
-    if args.hub_strategy == HubStrategy.END or not (every or hub.done()):
-        return
-    trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
-    output_dir = Path(str(args.output_dir))
-    files = {**files_of_run(output_dir), **model_of_checkpoint(folder)}
-    kept = None
-    if args.hub_strategy in _WITH_CHECKPOINTS:
-        kept = _place(args.hub_strategy, folder)
-        files |= files_of_checkpoint(folder, kept)
-    message = f"Training in progress, step {trainer.state.global_step}"
-    hub.submit(
-        Push(
-            message=message,
-            files=files,
-            by_hand=checkpoint_by_hand(folder, kept),
-            replaces=kept,
-            checkpoint=folder,
-        )
-    )
-
-
-def push_run(trainer: PublishingTrainer, message: str, revision: str | None) -> Future[CommitInfo | None]:
-    """Push ``output_dir``, then the checkpoints that ``hub_strategy`` promises and that are not there yet."""
-    args, hub = trainer.args, trainer._hub
-    output_dir = Path(str(args.output_dir))
-    try:
-        files = files_of_run(output_dir)
-    except OSError as error:
-        _logger.warning("push_to_hub: '%s' could not be read, and is not pushed: %s", output_dir, error)
-        files = {}
-    future = hub.submit(Push(message=message, files=files, by_hand=by_hand(output_dir), revision=revision))
-    for folder in _owed(trainer) if args.push_to_hub else []:
-        place = _place(args.hub_strategy, folder)
-        hub.submit(
-            Push(
-                message=f"{message}, {folder.name}",
-                files=files_of_checkpoint(folder, place),
-                by_hand=by_hand(output_dir, folder, place),
-                replaces=place,
-                checkpoint=folder,
-                revision=revision,
-            )
-        )
-    return future
-
-
-def _owed(trainer: PublishingTrainer) -> list[Path]:
-    hub, strategy = trainer._hub, trainer.args.hub_strategy
-    whole = [path for path in checkpoint.checkpoints(str(trainer.args.output_dir)) if checkpoint.is_complete(path)]
-    promised = {HubStrategy.CHECKPOINT: whole[-1:], HubStrategy.ALL_CHECKPOINTS: whole}.get(strategy, [])
-    waiting = hub.in_use()
-    return [path for path in promised if path.name not in hub.pushed and path not in waiting]
 
 
 def _place(strategy: HubStrategy | str, folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""What a run has cost so far: responses, their tokens, seconds."""
+"""What a run has cost so far: rollouts, their tokens, seconds."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from collections.abc import Mapping
 class Spending:
     """Counts over a whole run, resumes included; all of it is in every line of the log.
 
-    - ``num_responses``: responses that were sampled for training on all ranks, the greedy ones of `remax` included.
-      A value table's rollouts are not in it, since one table serves many runs.
-    - ``num_response_tokens``: their tokens. TRL's ``num_tokens`` has the prompts' tokens too, and no greedy ones.
+    - ``num_rollouts``: rollouts that were sampled for training on all ranks, the greedy ones of `remax` included.
+      Those of a value table are not in it, since one table serves many runs.
+    - ``num_rollout_tokens``: their tokens. TRL's ``num_tokens`` has the prompts' tokens too, and no greedy ones.
     - ``seconds``: wall-clock time of training with its evaluations and checkpoints. Of a run that was killed, what it
       spent after the checkpoint from which it was resumed is not counted: those steps were done again.
     """
 
     def __init__(self) -> None:
-        self.responses, self.tokens = 0, 0
+        self.rollouts, self.tokens = 0, 0
         self._earlier, self._since = 0.0, time.perf_counter()
 
-    def draw(self, responses: int, tokens: int) -> None:
-        """Count responses of all ranks, and their tokens."""
-        self.responses += responses
+    def draw(self, rollouts: int, tokens: int) -> None:
+        """Count rollouts of all ranks, and their tokens."""
+        self.rollouts += rollouts
         self.tokens += tokens
 
     @property
     def drawn(self) -> tuple[int, int]:
-        """Responses and their tokens."""
-        return self.responses, self.tokens
+        """Rollouts and their tokens."""
+        return self.rollouts, self.tokens
 
     @drawn.setter
     def drawn(self, counts: tuple[int, int]) -> None:
-        self.responses, self.tokens = counts
+        self.rollouts, self.tokens = counts
 
     @property
     def seconds(self) -> float:
@@ -41,14 +41,14 @@ class Spending:
     def metrics(self) -> dict[str, float]:
         """What goes into the log."""
         return {
-            "num_responses": self.responses,
-            "num_response_tokens": self.tokens,
+            "num_rollouts": self.rollouts,
+            "num_rollout_tokens": self.tokens,
             "seconds": round(self.seconds, 3),
         }
 
     def state_dict(self) -> dict[str, float]:
-        return {"responses": self.responses, "tokens": self.tokens, "seconds": self.seconds}
+        return {"rollouts": self.rollouts, "tokens": self.tokens, "seconds": self.seconds}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        self.responses, self.tokens = int(state["responses"]), int(state["tokens"])
+        self.rollouts, self.tokens = int(state["rollouts"]), int(state["tokens"])
         self._earlier, self._since = float(state["seconds"]), time.perf_counter()

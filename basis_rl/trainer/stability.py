@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate import DistributedType
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from basis_rl.trainer.trainer import BasisTrainer
+from basis_rl.trainer.ports import Run
 
 
 class GradientMonitor:
@@ -28,7 +27,7 @@ class GradientMonitor:
         ValueError: gradients are sharded or scaled, so that a parameter's whole gradient is never seen.
     """
 
-    def __init__(self, trainer: BasisTrainer) -> None:
+    def __init__(self, trainer: Run) -> None:
         kind = trainer.accelerator.distributed_type
         if kind in (DistributedType.DEEPSPEED, DistributedType.FSDP) or trainer.args.fp16:
             found = "fp16" if trainer.args.fp16 else kind.value
@@ -62,10 +61,10 @@ class GradientMonitor:
         signal = float(grad_norm) ** 2
         found = {"total_power": total, "signal": signal, "variance": (total - signal) / (n - 1)}
         for name, value in found.items():
-            self.trainer._metrics["train"][f"gradient/{name}"].append(value)
+            self.trainer.log_metric(f"gradient/{name}", value)
 
 
-def log_rollout_mismatch(trainer: BasisTrainer, output: dict[str, Any]) -> None:
+def log_rollout_mismatch(trainer: Run, output: dict[str, Any]) -> None:
     """Log how far the engine that sampled is from the trained policy, where both log-probabilities are there (vLLM).
 
     With ``d_t = log pi_theta(y_t) - log pi_rollout(y_t)`` on action tokens:
@@ -92,7 +91,7 @@ def log_rollout_mismatch(trainer: BasisTrainer, output: dict[str, Any]) -> None:
     if masked:
         found["masked"] = masked[0] / max(1.0, sequences)
     for name, value in found.items():
-        trainer._metrics["train"][f"rollout/{name}"].append(value)
+        trainer.log_metric(f"rollout/{name}", value)
 
 
 def rollout_weights(output: dict[str, Any]) -> Tensor | None:

@@ -1,10 +1,11 @@
-"""What a checkpoint holds beside transformers' files: the baseline's state, and where in a generation batch we are."""
+"""What a checkpoint holds beside transformers' files: the baseline's state, and on each rank that of the parts."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
@@ -12,10 +13,8 @@ from datasets import Dataset
 
 from basis_rl.baselines import Baseline
 from basis_rl.trainer.gather import row_prompt_id
+from basis_rl.trainer.ports import BufferedRun, Stateful
 from basis_rl.types import RolloutBatch
-
-if TYPE_CHECKING:
-    from basis_rl.trainer.trainer import BasisTrainer
 
 FILE_NAME = "baseline_state.pt"
 
@@ -66,66 +65,103 @@ def dataset_identity(dataset: Any) -> str | None:
     return digest.hexdigest()[:16]
 
 
-def save_phase(folder: str | Path, trainer: BasisTrainer) -> None:
-    """Write this rank's place in the run: the micro-batch counter, and between two generations the rollouts in use.
+class Unlearnt:
+    """Generation batches that the baseline has not learnt from: the policy is still being updated on them."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, RolloutBatch]] = []
+
+    def add(self, batch: RolloutBatch, used_up: int) -> None:
+        """Keep a batch until micro-batch `used_up` of the run, the last one that trains on it."""
+        self._waiting.append((used_up, batch))
+
+    def due(self, step: int) -> Iterator[RolloutBatch]:
+        """The batches that are used up after `step` micro-batches, oldest first; they are kept no longer."""
+        while self._waiting and self._waiting[0][0] <= step:
+            yield self._waiting.pop(0)[1]
+
+    def forget(self, index: int) -> None:
+        """Drop the generation batches from number `index` on."""
+        self._waiting = [(used_up, batch) for used_up, batch in self._waiting if batch.step < index]
+
+    @property
+    def newest(self) -> RolloutBatch:
+        return self._waiting[-1][1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"waiting": [(used_up, vars(batch)) for used_up, batch in self._waiting]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._waiting = [(used_up, RolloutBatch(**fields)) for used_up, fields in state["waiting"]]
+
+
+class Place:
+    """Where a rank is in its run: TRL's count of micro-batches, the rollouts in use, the metrics since the last log.
 
     A generation batch may serve several optimizer steps. Its rollouts cannot be drawn again, because the policy that
-    drew them is gone, so they go into the checkpoint.
+    drew them is gone, so between two generations they are part of the state.
     """
-    between = trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) != 0
-    content = {
-        "step": trainer._step,
-        "ranks": trainer.accelerator.num_processes,
-        "generate_every": trainer.args.steps_per_generation * trainer.num_iterations,
-        "skipped_steps": trainer._finite.skipped,
-        "spending": trainer.spending.state_dict(),
-        "rollouts": trainer._buffered_inputs if between else None,
-        "unlearnt": [(used_up, vars(batch)) for used_up, batch in trainer._unlearnt],
-        "critic": trainer._critic.state() if trainer._critic is not None else None,
-        "prefetch": trainer._prefetch.state_dict() if trainer._prefetch is not None else None,
-        "metrics": {mode: dict(values) for mode, values in trainer._metrics.items()},
-    }
+
+    def __init__(self, trainer: BufferedRun) -> None:
+        self.trainer = trainer
+
+    def _shape(self) -> dict[str, int]:
+        every = self.trainer.args.steps_per_generation * self.trainer.num_iterations
+        return {"ranks": self.trainer.accelerator.num_processes, "generate_every": every}
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer, shape = self.trainer, self._shape()
+        between = trainer._step % shape["generate_every"] != 0
+        return {
+            "step": trainer._step,
+            **shape,
+            "rollouts": trainer._buffered_inputs if between else None,
+            "metrics": {mode: dict(values) for mode, values in trainer._metrics.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`'s result.
+
+        Raises:
+            ValueError: it was saved between two generations, by another number of processes or with batches of another
+                shape.
+        """
+        trainer, now = self.trainer, self._shape()
+        other = {key: state[key] for key in now if state[key] != now[key]}
+        if state["rollouts"] is not None and other:
+            raise ValueError(
+                f"The checkpoint was saved in the middle of a generation batch, with {other}; this run has {now}, and "
+                "its rollouts do not fit. Resume with the same number of processes, steps_per_generation and "
+                "num_iterations, or from a checkpoint at the end of a generation batch."
+            )
+        batches = int(state["step"]) // state["generate_every"]
+        trainer._step = batches * now["generate_every"] if other else int(state["step"])
+        trainer._buffered_inputs = send_to_device(state["rollouts"], trainer.accelerator.device)
+        for mode, values in state["metrics"].items():
+            trainer._metrics[mode].update(values)
+
+
+def save_parts(folder: str | Path, rank: int, parts: Mapping[str, Stateful]) -> None:
+    """Write the state of this rank's parts into a checkpoint folder."""
     Path(folder).mkdir(parents=True, exist_ok=True)
-    torch.save(content, _phase_file(folder, trainer))
+    torch.save({name: part.state_dict() for name, part in parts.items()}, _parts_file(folder, rank))
 
 
-def load_phase(folder: str | Path, trainer: BasisTrainer) -> None:
-    """Restore `save_phase`'s result; a checkpoint of TRL's own trainer has none and starts a generation batch.
+def load_parts(folder: str | Path, rank: int, parts: Mapping[str, Stateful]) -> None:
+    """Restore `save_parts`'s result; a rank that the saving run did not have takes the first one's.
 
-    Raises:
-        ValueError: the checkpoint was saved between two generations, by another number of processes or with batches of
-            another shape.
+    A checkpoint of TRL's own trainer has none: the run then starts with a generation batch. A part that the saving run
+    did not have stays as it was built.
     """
-    path = _phase_file(folder, trainer)
-    if not path.is_file():
-        path = _phase_file(folder, trainer, rank=0)
+    path = _parts_file(folder, rank)
+    path = path if path.is_file() else _parts_file(folder, 0)
     if not path.is_file():
         return
     content = torch.load(path, weights_only=True, map_location="cpu")  # "cpu:0", a rank's device, it does not know
-    now = {
-        "ranks": trainer.accelerator.num_processes,
-        "generate_every": trainer.args.steps_per_generation * trainer.num_iterations,
-    }
-    other = {key: content[key] for key in now if content[key] != now[key]}
-    if content["rollouts"] is not None and other:
-        raise ValueError(
-            f"'{folder}' was saved in the middle of a generation batch, with {other}; this run has {now}, and "
-            "its rollouts do not fit. Resume with the same number of processes, steps_per_generation and "
-            "num_iterations, or from a checkpoint at the end of a generation batch."
-        )
-    batches = int(content["step"]) // content["generate_every"]
-    trainer._step = batches * now["generate_every"] if other else int(content["step"])
-    trainer._finite.skipped = int(content["skipped_steps"])
-    trainer.spending.load_state_dict(content.get("spending") or trainer.spending.state_dict())
-    trainer._buffered_inputs = send_to_device(content["rollouts"], trainer.accelerator.device)
-    trainer._unlearnt = [(used_up, RolloutBatch(**fields)) for used_up, fields in content["unlearnt"]]
-    if trainer._critic is not None:
-        trainer._critic.load_state(content.get("critic") or {})
-    if trainer._prefetch is not None and content.get("prefetch") and not other:
-        trainer._prefetch.load_state_dict(content["prefetch"])
-    for mode, values in content["metrics"].items():
-        trainer._metrics[mode].update(values)
+    for name, part in parts.items():
+        if name in content:
+            part.load_state_dict(content[name])
 
 
-def _phase_file(folder: str | Path, trainer: BasisTrainer, rank: int | None = None) -> Path:
-    return Path(folder) / f"phase_{trainer.accelerator.process_index if rank is None else rank}.pt"
+def _parts_file(folder: str | Path, rank: int) -> Path:
+    return Path(folder) / f"phase_{rank}.pt"

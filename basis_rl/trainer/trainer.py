@@ -2,51 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from accelerate import PartialState
 from accelerate.utils import gather_object
 from datasets import Dataset
+from huggingface_hub import CommitInfo
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from trl import GRPOTrainer
 
 from basis_rl.baselines import Baseline, LearnedBaseline, build_baseline
 from basis_rl.functional.diagnostics import advantage_metrics, mean_by
+from basis_rl.objectives import AnyObjective, objective_name
 from basis_rl.trainer import checkpoint
 from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.critic import Critic
-from basis_rl.trainer.energies import EnergyRecorder
 from basis_rl.trainer.errors import NonFiniteGradients, ServerLost, SyncError
 from basis_rl.trainer.evaluating import EvalScores, of_set, random_numbers_kept
+from basis_rl.trainer.facts import Record, without_secrets
 from basis_rl.trainer.faults import FiniteGradients, StopOnSignal
 from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id, total_rewards
-from basis_rl.trainer.loss import kl_in_reward, kl_loss, no_kl, without_old_log_probs
+from basis_rl.trainer.loss import PolicyLoss, kl_in_reward
+from basis_rl.trainer.ports import Stateful
 from basis_rl.trainer.preflight import (
     check_baseline_fits,
     check_dataset,
     check_eval_data,
     check_golds,
+    check_pair,
     check_single_turns,
+    check_token_advantages,
     on_main_process,
     run_context,
 )
-from basis_rl.trainer.publish import PublishingTrainer, push_checkpoint
-from basis_rl.trainer.record import Record
+from basis_rl.trainer.publish import Publisher
 from basis_rl.trainer.rollouts.greedy import greedy_rewards
 from basis_rl.trainer.rollouts.prefetch import Prefetch
 from basis_rl.trainer.rollouts.sampler import EpochSampler
-from basis_rl.trainer.rollouts.turns import ToolTrainer
-from basis_rl.trainer.scoring import ScoringPass
+from basis_rl.trainer.rollouts.tool_check import as_functions, check_tools
+from basis_rl.trainer.rollouts.turns import Turns, parsed, reading_calls
+from basis_rl.trainer.scoring import EnergyRecorder, ScoringPass
 from basis_rl.trainer.spending import Spending
 from basis_rl.trainer.stability import GradientMonitor, log_rollout_mismatch, rollout_weights
-from basis_rl.trainer.state import dataset_identity, load_baseline, load_phase, save_baseline, save_phase
+from basis_rl.trainer.state import (
+    Place,
+    Unlearnt,
+    dataset_identity,
+    load_baseline,
+    load_parts,
+    save_baseline,
+    save_parts,
+)
 from basis_rl.types import RolloutBatch
 
 
-class BasisTrainer(ToolTrainer, PublishingTrainer):
+class BasisTrainer(GRPOTrainer):
     """PPO/GRPO training with a pluggable baseline.
 
     For each generation batch the rewards of all ranks are gathered, the baseline turns them into advantages
@@ -58,16 +76,19 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
         args: a `BasisConfig`.
         train_dataset: columns ``prompt``, those that the reward functions read, and optionally ``prompt_id``.
         baseline: a registered name (`basis_rl.baselines.BASELINES`) or an object.
-        objective: a name of `basis_rl.trainer.OBJECTIVES`; None leaves the loss to `args` (TRL's default is ``dapo``).
+        objective: a registered name (`basis_rl.objectives.OBJECTIVES`), ``module:function``, or an object; None leaves
+            the loss to `args` (TRL's default is ``dapo``).
         **kwargs: everything else that `GRPOTrainer` takes. `tools` may be objects too (`basis_rl.tools.PythonTool`).
 
     Raises:
-        ValueError: before training starts, where something does not fit: baseline and group size, dataset and columns,
-            golds that do not verify against themselves, a value table that was built for another run.
+        ValueError: before training starts, where something does not fit: baseline and group size, baseline and
+            objective, dataset and columns, golds that do not verify against themselves, a value table that was built
+            for another run.
     """
 
     _tag_names = ("trl", "basis-rl")
     _name = "BASIS"
+    generation_config: Any
 
     def __init__(
         self,
@@ -77,7 +98,7 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
         train_dataset: Dataset | None = None,
         *,
         baseline: str | Baseline = "grpo",
-        objective: str | None = None,
+        objective: str | AnyObjective | None = None,
         **kwargs: Any,
     ) -> None:
         if args is None:
@@ -85,106 +106,121 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
             args = BasisConfig(f"{name.rstrip('/').split('/')[-1]}-BASIS")
         if not isinstance(args, BasisConfig):
             raise ValueError(f"args must be a BasisConfig, got {type(args).__name__}; it takes the same settings.")
-        self._objective = objective
-        args = with_objective(args, objective)
+        args, self.objective = with_objective(args, objective)
         self.baseline = build_baseline(baseline) if isinstance(baseline, str) else baseline
-        funcs = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs] if reward_funcs is not None else []
-        check_baseline_fits(self.baseline, args)
-        if isinstance(train_dataset, Dataset):
-            check_dataset(train_dataset, args, funcs)
-            train_dataset = check_golds(train_dataset, args, funcs)
-            check_dataset(train_dataset, args, funcs)
-        if kwargs.get("eval_dataset") is not None:
-            kwargs["eval_dataset"] = check_eval_data(kwargs["eval_dataset"], args, funcs)
-
-        if args.async_prefetch:
-            check_single_turns(train_dataset, kwargs)
-
-        self._connect(args)
-        self._generation_batch = 0
-        self.spending = Spending()
-        self._unlearnt: list[tuple[int, RolloutBatch]] = []
-        self._last_step: tuple[int, int, Any, tuple[int, int]] = (0, 0, None, (0, 0))
-        self._rewards_per_func: Tensor | None = None
-        self._scored: list[Tensor] | None = None
-        self._eval_scores, self._eval_name = EvalScores(), ""
+        train_dataset, kwargs = self._checked(args, reward_funcs, train_dataset, kwargs)
+        self.publisher = Publisher(self, args)
+        # What the methods below read while TRL's constructor runs.
+        self.policy_loss, self.turns = PolicyLoss(self, self.objective), Turns(self)
         self._scoring: list[ScoringPass] = []
         with _vllm(args) if args.use_vllm else nullcontext():
             super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
-        self.record = Record.of(self.model.config, args)
-        self._energies = EnergyRecorder(self) if "energies" in self.baseline.requires else None
+        self._build_parts()
+        if type(self.baseline).validate is not Baseline.validate:
+            known = (self.model.config, self._tokenizer, self.train_dataset, self.reward_funcs, self.args)
+            self.baseline.validate(run_context(*known, tools=self.tools))
+
+    def _checked(
+        self, args: BasisConfig, reward_funcs: Any, dataset: Dataset | None, kwargs: dict[str, Any]
+    ) -> tuple[Dataset | None, dict[str, Any]]:
+        """Dataset and further arguments of TRL's trainer, checked before a model is loaded."""
+        funcs = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs] if reward_funcs is not None else []
+        check_baseline_fits(self.baseline, args)
+        check_pair(self.baseline, self.objective, args)
+        if isinstance(dataset, Dataset):
+            check_dataset(dataset, args, funcs)
+            dataset = check_golds(dataset, args, funcs)
+            check_dataset(dataset, args, funcs)
+        if kwargs.get("eval_dataset") is not None:
+            kwargs["eval_dataset"] = check_eval_data(kwargs["eval_dataset"], args, funcs)
+        if args.async_prefetch:
+            check_single_turns(dataset, kwargs)
+        tools = as_functions(kwargs.get("tools"))
+        check_tools(tools, kwargs.get("processing_class"), dataset, args, PartialState().num_processes)
+        return dataset, {**kwargs, "tools": tools} if tools else kwargs
+
+    def _build_parts(self) -> None:
+        """What `BasisTrainer` adds to TRL's trainer, in components that see it through `basis_rl.trainer.ports`."""
+        args, requires = self.args, self.baseline.requires
+        self.record = Record.of(self.model.config, args, objective_name(self.objective))
+        self.spending, self._eval_scores, self._eval_name = Spending(), EvalScores(), ""
+        self._energies = EnergyRecorder(self) if "energies" in requires else None
         self._critic = Critic(self, self.baseline) if isinstance(self.baseline, LearnedBaseline) else None
         hidden = self._critic.hidden if self._critic is not None else None
         self._scoring = [each for each in (self._energies, hidden) if each is not None]
         self._monitor = GradientMonitor(self) if args.log_gradient_variance else None
         self._finite = FiniteGradients(self)
         self._prefetch = Prefetch(self) if args.async_prefetch else None
+        self._place, self._unlearnt = Place(self), Unlearnt()
+        self._generation_batch = 0
+        self._last_step: tuple[int, int, Any, tuple[int, int]] = (0, 0, None, (0, 0))
+        self._rewards_per_func: Tensor | None = None
         self.dataset_identity = dataset_identity(self.train_dataset)
         self.stop_on_signal = StopOnSignal(self)
         self.add_callback(_UpdateBaseline(self))
         self.add_callback(self.stop_on_signal)
-        if type(self.baseline).validate is not Baseline.validate:
-            known = (self.model.config, self._tokenizer, self.train_dataset, self.reward_funcs, self.args)
-            context = run_context(*known, tools=self.tools)
-            self.baseline.validate(context)
 
     def log_metric(self, name: str, value: float) -> None:
         """Add a value to a metric of the mode (training or evaluation) that the model is in; the log has their mean."""
         self._metrics["train" if self.model.training else "eval"][name].append(value)
 
-    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        for scoring in self._scoring:
-            model = scoring.listen(model)
-        result = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
-        if self._scored is not None:
-            self._scored.append(result[0])
-        return result
+    def replace_metric(self, name: str, value: float) -> None:
+        """Put a value in place of the last one that TRL has added to a metric."""
+        self._metrics["train" if self.model.training else "eval"][name][-1] = value
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        loss: Tensor = super().training_step(*args, **kwargs)
-        if self._monitor is not None:
-            self._monitor.count()
-        return loss
+    # Rollouts.
 
-    def _get_grad_norm(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        norm = super()._get_grad_norm(model, *args, **kwargs)
-        self._finite.check(model, norm)
-        if self._monitor is not None:
-            self._monitor.close(norm)
-        return norm
+    def _generate(self, prompts: list[Any]) -> Any:
+        with reading_calls():
+            return super()._generate(prompts)
 
-    def _own_kl_loss(self) -> bool:
-        return self.beta != 0.0 and self.args.kl_placement == "loss" and self.args.kl_estimator != "k3"
-
-    def _kl_in_reward(self) -> bool:
-        return self.beta != 0.0 and self.args.kl_placement == "reward"
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        loss = self._policy_loss(model, inputs)
-        learned = self.baseline if isinstance(self.baseline, LearnedBaseline) and self.model.training else None
-        return loss * 0.0 if learned and learned.policy_waits(self._generation_batch - 1) else loss
-
-    def _policy_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        if self._objective == "gpg":
-            inputs = without_old_log_probs(inputs)
-        if not self._own_kl_loss() and not self._kl_in_reward():
-            loss: Tensor = super()._compute_loss(model, inputs)
-            return loss
-        own, self._scored = self._own_kl_loss(), []
-        with no_kl(self):
-            loss = super()._compute_loss(model, inputs)
-        (log_probs,), self._scored = self._scored, None  # the one scoring pass of the loss, with its graph
-        return loss + kl_loss(self, inputs, log_probs) if own else loss
-
-    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
-        self._rewards_per_func = super()._calculate_rewards(*args, **kwargs)
-        return self._rewards_per_func
-
-    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
-        result = super()._generate_single_turn(*args, **kwargs)
+    def _generate_single_turn(self, prompt_ids: Any, images: Any, fields: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.turns.running and not (images or fields):
+            result: Any = self.turns.turn(prompt_ids)
+            assert result is not None
+        else:
+            result = super()._generate_single_turn(prompt_ids, images, fields, *args, **kwargs)
         if self._prefetch is not None and self.model.training:
             self._prefetch.after_generation()
         return result
+
+    def _tool_call_loop(self, prompts: Any, prompt_ids: list[list[int]], *args: Any) -> tuple[Any, ...]:
+        return self.turns.loop(super()._tool_call_loop, super()._generate_single_turn, prompts, prompt_ids, *args)
+
+    def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
+        self.turns.take_answers(tool_messages)
+        suffix: list[int] = super()._get_tool_suffix_ids(tool_messages)
+        return suffix
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any) -> Tensor:
+        if self.tools:
+            self.turns.log(completions)
+        rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, *args)
+        self._rewards_per_func = rewards
+        return rewards
+
+    def rollouts_apart(self, prompts: list[Any]) -> tuple[list[Any], list[list[int]], int]:
+        """One rollout of each prompt, all turns, without a trace in the logs: the rollouts, their token ids, and how
+        many tokens are the model's own."""
+        prompt_ids, images, fields = self._tokenize_prompts(prompts)
+        completion_ids, _ = self._generate_single_turn(prompt_ids, images, fields, 1)
+        if not self.tools:
+            rollouts = self.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
+            if not isinstance(prompts[0], str):
+                rollouts = [[{"role": "assistant", "content": text}] for text in rollouts]
+            return rollouts, completion_ids, sum(map(len, completion_ids))
+        first = [[parsed(self._tokenizer, ids, prompt_ids[i], self.tools)] for i, ids in enumerate(completion_ids)]
+        mask, rollouts, ids, *_ = self._tool_call_loop(prompts, prompt_ids, completion_ids, first, None, None, {})
+        return rollouts, ids, sum(map(sum, mask))
+
+    def scores_apart(
+        self, rows: Sequence[Any], prompts: list[Any], rollouts: list[Any], token_ids: list[list[int]]
+    ) -> Tensor:
+        """``(N, F)`` of all ranks' rollouts; what reward functions log is dropped."""
+        logs = {name: copy.deepcopy(getattr(self, name)) for name in ("_pending_extra_logs", "_pending_metrics")}
+        with patch.multiple(self, **logs):
+            scores: Tensor = super()._calculate_rewards(rows, prompts, rollouts, token_ids)
+        return scores
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         with ExitStack() as recordings:
@@ -194,35 +230,16 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
         if self.model.training:  # in evaluation there is nothing to learn, and a table need not know the prompts
             log_rollout_mismatch(self, output)
             if self.use_vllm:
-                self._metrics["train"]["rollout/sync_error"].append(self.vllm_generation.sync_error)
+                self.log_metric("rollout/sync_error", self.vllm_generation.sync_error)
             output["advantages"] = self._advantages(inputs, output)
-            self.drop_void(output)
+            if self.tools and self.args.filter_void_turns:
+                self.turns.drop_void(output)
         else:
             assert self._rewards_per_func is not None
             names = gather_object([row_prompt_id(row) for row in inputs])
             rewards = total_rewards(self._rewards_per_func, self.reward_weights)
             self._eval_scores.add(names, rewards, self.num_generations_eval)
         return output
-
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        """As in transformers, with ``avg@k`` of each set (k: ``num_generations_eval``), and each set's metrics apart:
-        ``eval_NAME_reward``. The training that follows is the same as without it: random numbers are put back."""
-        self._eval_scores, self._eval_name = EvalScores(), metric_key_prefix.removeprefix("eval").removeprefix("_")
-        with random_numbers_kept(self.accelerator.device):
-            metrics: dict[str, float] = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        return metrics
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if not self.model.training:
-            metrics = self._metrics["eval"]
-            metrics.update({key: [value] for key, value in self._eval_scores.take(self.num_generations_eval).items()})
-            named = of_set(metrics, self._eval_name)
-            metrics.clear()
-            metrics.update(named)
-        logs.update(self.spending.metrics())  # in place, as TRL adds its own: `evaluate` returns them
-        super().log(logs, start_time)
 
     def _advantages(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Tensor:
         """This rank's advantages; the whole batch's go into the logs."""
@@ -238,7 +255,7 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
             energies=self._energies.take(output) if self._energies else None,
             rollout_weights=rollout_weights(output) if "rollout_weights" in self.baseline.requires else None,
             values=self._critic.values(output, self._generation_batch) if self._critic else None,
-            kl=kl_in_reward(self, output) if self._kl_in_reward() else None,
+            kl=kl_in_reward(self, output),
             greedy_rewards=greedy_rewards(self, inputs) if "greedy_rewards" in self.baseline.requires else None,
             with_texts="prompt_texts" in self.baseline.requires,
         )
@@ -251,19 +268,21 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
                 f"{name} returned advantages of shape {tuple(result.values.shape)} for a batch of (N, T) = "
                 f"{tuple(batch.action_mask.shape)}. `basis_rl.baselines.check_baseline` tells what else it breaks."
             )
+        if result.values.ndim == 2:
+            check_token_advantages(name, self.objective)
         if not bool(result.values.isfinite().all()):
             raise ValueError(f"{name} returned advantages that are not finite in generation batch {batch.step}.")
         own = {f"baseline/{key}": value for key, value in result.metrics.items()}  # of a name that both have, its own
         self._log_advantages(batch, result.values, advantage_metrics(batch, result) | own)
         self._log_difficulty(inputs, batch.rewards)
         used_up = self._step + self.args.steps_per_generation * self.num_iterations
-        self._unlearnt.append((used_up, batch))
+        self._unlearnt.add(batch, used_up)
         self._generation_batch += 1
         return local_rows(result.values, self.accelerator, len(inputs), mask.shape[1])
 
     def _log_advantages(self, batch: RolloutBatch, values: Tensor, metrics: dict[str, float]) -> None:
         for key, value in metrics.items():
-            self._metrics["train"][key].append(value)
+            self.log_metric(key, value)
         if self.num_generations == 1:  # TRL's is always 1.0 then; `advantages/zero` is the true one
             self._metrics["train"].pop("frac_reward_zero_std", None)
         if values.ndim == 2:
@@ -278,15 +297,43 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
         if column is None:
             return
         for name, value in mean_by(gather_object([str(row[column]) for row in inputs]), rewards).items():
-            self._metrics["train"][f"reward/{column}/{name}"].append(value)
+            self.log_metric(f"reward/{column}/{name}", value)
+
+    # Loss and gradient.
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        for scoring in self._scoring:
+            model = scoring.listen(model)
+        result = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+        self.policy_loss.scored(*result[:2])
+        return result
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        loss: Tensor = super().training_step(*args, **kwargs)
+        if self._monitor is not None:
+            self._monitor.count()
+        return loss
+
+    def _get_grad_norm(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        norm = super()._get_grad_norm(model, *args, **kwargs)
+        self._finite.check(model, norm)
+        if self._monitor is not None:
+            self._monitor.close(norm)
+        return norm
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        loss = self.policy_loss(super()._compute_loss, model, inputs)
+        learned = self.baseline if isinstance(self.baseline, LearnedBaseline) and self.model.training else None
+        return loss * 0.0 if learned and learned.policy_waits(self._generation_batch - 1) else loss
+
+    # The run: baseline and critic learn, epochs, evaluation, log.
 
     def _learn(self) -> None:
         """Let the baseline learn from the batches that are used up: the policy was updated on all of them."""
-        while self._unlearnt and self._unlearnt[0][0] <= self._step:
-            _, batch = self._unlearnt.pop(0)
+        for batch in self._unlearnt.due(self._step):
             self.baseline.update(batch)
             for key, value in self._critic.learn(batch).items() if self._critic else ():
-                self._metrics["train"][f"baseline/{key}"].append(value)
+                self.log_metric(f"baseline/{key}", value)
         self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
@@ -309,17 +356,17 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
                 lost = not isinstance(error, NonFiniteGradients)
                 if lost and self.args.save_strategy != "no" and self.state.global_step > 0:
                     self._save_last_step()
-                self._finish_current_push()  # together: launchers kill the others when the first one ends
+                self.publisher.finish()  # together: launchers kill the others when the first one ends
                 raise
             finally:
-                self._wait_for_own_pushes()
+                self.publisher.wait_for_own()
 
     def _save_last_step(self) -> None:
         """A checkpoint of the last whole optimizer step, though a later generation has failed."""
         if self._prefetch is not None:
             self._prefetch.drop()
         self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn = self._last_step
-        self._unlearnt = [(used_up, batch) for used_up, batch in self._unlearnt if batch.step < self._generation_batch]
+        self._unlearnt.forget(self._generation_batch)
         if self._critic is not None:
             self._critic.forget(self._generation_batch)
         self._save_checkpoint(self.model_wrapped, trial=None)
@@ -343,6 +390,40 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
             seed=self.args.seed,
         )
 
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """As in transformers, with ``avg@k`` of each set (k: ``num_generations_eval``), and each set's metrics apart:
+        ``eval_NAME_reward``. The training that follows is the same as without it: random numbers are put back."""
+        self._eval_scores, self._eval_name = EvalScores(), metric_key_prefix.removeprefix("eval").removeprefix("_")
+        with random_numbers_kept(self.accelerator.device):
+            metrics: dict[str, float] = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        return metrics
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if not self.model.training:
+            metrics = self._metrics["eval"]
+            metrics.update({key: [value] for key, value in self._eval_scores.take(self.num_generations_eval).items()})
+            named = of_set(metrics, self._eval_name)
+            metrics.clear()
+            metrics.update(named)
+        logs.update(self.spending.metrics())  # in place, as TRL adds its own: `evaluate` returns them
+        super().log(logs, start_time)
+
+    # Checkpoints.
+
+    def _parts(self) -> dict[str, Stateful]:
+        """What has state of its own on each rank, beside model, optimizer and baseline."""
+        parts: dict[str, Stateful | None] = {
+            "place": self._place,
+            "unlearnt": self._unlearnt,
+            "spending": self.spending,
+            "gradients": self._finite,
+            "critic": self._critic,
+            "prefetch": self._prefetch,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
+
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         super().save_model(output_dir, _internal_call=_internal_call)
         if _internal_call and self.args.should_save:
@@ -351,7 +432,7 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
-        save_phase(output_dir, self)
+        save_parts(output_dir, self.accelerator.process_index, self._parts())
         if self._critic is not None:
             self._critic.save(output_dir)
 
@@ -369,19 +450,104 @@ class BasisTrainer(ToolTrainer, PublishingTrainer):
         if self.args.should_save:
             checkpoint.finish(folder)
             best = self.state.best_model_checkpoint
-            checkpoint.rotate(folder.parent, limit, [*([best] if best else []), *self._hub.in_use()])
+            checkpoint.rotate(folder.parent, limit, [*([best] if best else []), *self.publisher.hub.in_use()])
         if self.args.push_to_hub and self.is_world_process_zero():
-            push_checkpoint(self, folder)
+            last = self.stop_on_signal.stopped or self.state.global_step >= self.state.max_steps
+            if self.publisher.is_due(last):
+                self.callback_handler.on_push_begin(self.args, self.state, self.control)
+                self.publisher.push_checkpoint(folder)
 
     def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint_folder)
         if checkpoint_folder is not None:
             self._generation_batch = load_baseline(checkpoint_folder, self.baseline, self.dataset_identity)
-            self._unlearnt = []
-            load_phase(checkpoint_folder, self)
+            load_parts(checkpoint_folder, self.accelerator.process_index, self._parts())
             if self._critic is not None:
                 self._critic.load(checkpoint_folder)
             self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)
+
+    # The Hub.
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        args: BasisConfig = self.args
+        self.args: BasisConfig = without_secrets(args)  # they are saved beside the model, and pushed with it
+        try:
+            super()._save(output_dir, state_dict)
+        finally:
+            self.args = args
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Has been done before the model was loaded."""
+        self.hub_model_id = self.publisher.hub.repo_id
+        self.push_in_progress = None
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Not from within transformers' saving, where the checkpoint is not complete yet."""
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        self.publisher.finish()  # transformers deletes checkpoints in there
+        return super()._finalize_training(*args, **kwargs)
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Push model, tokenizer, recipe, baseline state, log, evaluation results and card, as one commit.
+
+        With ``hub_strategy`` ``checkpoint`` or ``all_checkpoints`` also those checkpoints whose push was skipped or has
+        failed. Takes the arguments of transformers' `Trainer.push_to_hub`; those of `create_model_card` go on to it.
+
+        Returns:
+            On the main process what the Hub says of the commit (with ``blocking=False`` a future of it). None if the
+            push failed, after `hub_retries` repetitions: a warning says how to push by hand, nothing is raised.
+        """
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        self.save_model(_internal_call=True)
+        self.hub_model_id = self.publisher.introduce(token, private)  # for the name that the card tells
+        self.create_model_card(kwargs.pop("model_name", None), **kwargs)
+        pushed: Future[CommitInfo | None] = Future()
+        if self.is_world_process_zero():
+            pushed = self.publisher.push_run(commit_message or "End of training", revision)
+        if blocking:
+            self.publisher.finish()
+        if not self.is_world_process_zero():
+            return None
+        return pushed.result() if blocking else pushed
+
+    def _finish_current_push(self) -> None:
+        self.publisher.finish()
+
+    def end(self) -> None:
+        """As in transformers, after the pushes that are still running."""
+        self.publisher.wait_for_own()
+        super().end()
+
+    def create_model_card(
+        self,
+        model_name: str | None = None,
+        dataset_name: str | None = None,
+        tags: str | list[str] | None = None,
+    ) -> None:
+        """Write the model card and the record of the run, ``run.json``, into ``output_dir``, with a plot of the run.
+
+        Without a recipe (`record`) the settings that differ from their defaults are shown. A card that cannot be made
+        is a warning.
+
+        Args:
+            model_name: title; default the repository's or the folder's name.
+            dataset_name: of the training data, if it is on the Hub.
+            tags: further ones.
+        """
+        if not self.is_world_process_zero():
+            return
+        given = {tags} if isinstance(tags, str) else set(tags or [])
+        given |= {*self._tag_names, *(getattr(self.model, "model_tags", None) or [])}
+        self.publisher.write_card(model_name, dataset_name, given)
 
 
 def _vllm(args: BasisConfig) -> AbstractContextManager[None]:

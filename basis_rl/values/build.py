@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from transformers import TrainerState
 from basis_rl.rollout import Completion, Sampling, prompt_tokens
 from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provenance
 from basis_rl.values.shards import Record, Shards
-from basis_rl.values.sources import Source, ahead
+from basis_rl.values.sources import Request, Source, ahead
 from basis_rl.values.table import ValueTable
 
 _SCORED_TOGETHER = 16
@@ -66,7 +67,7 @@ class TablePlan:
     def __post_init__(self) -> None:
         if self.num_rollouts < 1 or not 0 <= self.early_exit < self.num_rollouts:
             raise ValueError(
-                f"A value table needs at least one rollout a prompt and an early exit after fewer than all, got "
+                f"A value table needs at least one rollout per prompt and an early exit after fewer than all, got "
                 f"{self.num_rollouts} and {self.early_exit}."
             )
         if len(set(self.ids)) < len(self.ids):
@@ -217,32 +218,34 @@ class _Build:
 
     def _records(self, mine: list[list[int]], part: int) -> Iterator[Record]:
         """The records of one part that are missing; a chunk is drawn whole, as it was the first time."""
-        count = self.plan.parts[part]
         chunks = [[i for i in chunk if part == 0 or self.ids[i] not in self.certain] for chunk in mine]
         chunks = [chunk for chunk in chunks if any((self.ids[i], part) not in self.done for i in chunk)]
-        given = (chunks, self.prompts, self.ids, self.plan.sampling)
-        with closing(
-            ahead(
-                lambda stop: self.source.draw(*given, count=count, part=part, seed=self.plan.seed, stop=stop),
-                _SCORED_TOGETHER,
-            )
-        ) as drawn:
+        request = Request(
+            chunks=chunks,
+            prompts=self.prompts,
+            ids=self.ids,
+            sampling=self.plan.sampling,
+            count=self.plan.parts[part],
+            part=part,
+            seed=self.plan.seed,
+        )
+        with closing(ahead(partial(self.source.draw, request), _SCORED_TOGETHER)) as drawn:
             for ready in drawn:
-                missing = [(i, answers) for i, answers in ready if (self.ids[i], part) not in self.done]
+                missing = [(i, rollouts) for i, rollouts in ready if (self.ids[i], part) not in self.done]
                 scores = iter(self._score(missing))
-                for i, answers in missing:
+                for i, rollouts in missing:
                     yield Record(
                         prompt_id=self.ids[i],
                         part=part,
-                        rewards=[next(scores) for _ in answers],
-                        tokens=sum(len(answer.token_ids) for answer in answers),
-                        truncated=sum(answer.truncated for answer in answers),
+                        rewards=[next(scores) for _ in rollouts],
+                        tokens=sum(len(rollout.token_ids) for rollout in rollouts),
+                        truncated=sum(rollout.truncated for rollout in rollouts),
                     )
 
     def _score(self, drawn: Sequence[tuple[int, list[Completion]]]) -> list[float]:
-        """``(sum of answers,)`` weighted rewards, NaN where no function has one."""
-        by_prompt = [(self.plan.dataset[i], answers) for i, answers in drawn]
-        rows = [(row, answer) for row, answers in by_prompt for answer in answers]
+        """``(sum of rollouts,)`` weighted rewards, NaN where no function has one."""
+        by_prompt = [(self.plan.dataset[i], rollouts) for i, rollouts in drawn]
+        rows = [(row, rollout) for row, rollouts in by_prompt for rollout in rollouts]
         if not rows:
             return []
         conversational = not isinstance(rows[0][0]["prompt"], str)
@@ -250,7 +253,7 @@ class _Build:
         given |= {
             "prompts": [row["prompt"] for row, _ in rows],
             "completions": [[{"role": "assistant", "content": a.text}] if conversational else a.text for _, a in rows],
-            "completion_ids": [answer.token_ids for _, answer in rows],
+            "completion_ids": [rollout.token_ids for _, rollout in rows],
         }
         hooks = {"trainer_state": TrainerState(), "log_extra": _ignore, "log_metric": _ignore}
         columns = [[torch.nan if r is None else r for r in f(**given, **hooks)] for f in self.plan.reward_funcs]

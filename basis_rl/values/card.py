@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import yaml
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from basis_rl.values.table import ValueTable
+from basis_rl.text import render
 
 _SHOWN = {
     "model": "Model",
     "revision": "Revision",
     "chat_template": "Chat template (hash)",
     "reward": "Reward",
-    "num_rollouts": "Rollouts a prompt",
+    "num_rollouts": "Rollouts per prompt",
     "early_exit": "Early exit after",
     "max_completion_length": "Longest completion (tokens)",
     "temperature": "Temperature",
@@ -36,11 +36,16 @@ _SHOWN = {
 }
 
 
-def describe(table: ValueTable, width: int = 40) -> str:
-    """The distribution of the mean rewards as text: a histogram of ten bins, and the shares at both ends."""
-    means = table.means
+def describe(means: Tensor, reward_range: tuple[float, float], width: int = 40) -> str:
+    """The distribution of the mean rewards as text: a histogram of ten bins, and the shares at both ends.
+
+    Args:
+        means: ``(P,)``, see `ValueTable.means`.
+        reward_range: what 0 and 1 stand for.
+        width: of the longest bar.
+    """
     counts = torch.histc(means, bins=10, min=0, max=1).long().tolist()
-    lines = [f"{len(table)} prompts, mean reward {float(means.mean()):.3f} (as a share of {table.reward_range})"]
+    lines = [f"{len(means)} prompts, mean reward {float(means.mean()):.3f} (as a share of {reward_range})"]
     for i, count in enumerate(counts):
         bar = "#" * round(width * count / max(counts))
         lines.append(f"  {i / 10:.1f} - {(i + 1) / 10:.1f}  {count:7d}  {bar}")
@@ -49,61 +54,40 @@ def describe(table: ValueTable, width: int = 40) -> str:
     return "\n".join(lines)
 
 
-def card(table: ValueTable, repo_id: str, license: str | None = None) -> str:
+def card(
+    repo_id: str, counts: Sequence[int], description: str, known: Mapping[str, Any], license: str | None = None
+) -> str:
     """The README of a dataset repository: front matter, how the table was built, its distribution, how to load it.
 
     Args:
-        table: what it is about.
         repo_id: where it will be.
+        counts: scored rollouts of each of the P prompts.
+        description: `describe`.
+        known: provenance of the table.
         license: an identifier of the Hub's; None leaves it to the owner.
     """
-    known = table.provenance
-    sizes = {len(table.rewards(prompt_id)) for prompt_id in table.prompt_ids}
+    name = _name(known)
     front: dict[str, Any] = {
         **({"license": license} if license else {}),
-        "pretty_name": f"Value table of {_name(known)}",
+        "pretty_name": f"Value table of {name}",
         "tags": ["basis-rl", "value-table", "reinforcement-learning", "rlvr"],
-        "size_categories": [_size_category(len(table))],
+        "size_categories": [_size_category(len(counts))],
         "configs": [{"config_name": "default", "data_files": "rewards.parquet"}],
         **({"base_model": known["model"]} if _on_hub(known.get("model")) else {}),
     }
-    rows = {label: _shown(key, known) for key, label in _SHOWN.items() if known.get(key) not in (None, "", "{}")}
-    facts = "\n".join(f"| {label} | {text} |" for label, text in rows.items() if text)
-    counts = f"{min(sizes)}" if len(sizes) == 1 else f"{min(sizes)} to {max(sizes)}"
-    return f"""---
-{yaml.safe_dump(front, sort_keys=False).rstrip()}
----
-
-# Value table of {_name(known)}
-
-Rewards of {counts} rollouts of the reference model for each of {len(table)} prompts, drawn once. [BASIS], a
-baseline for reinforcement learning with verifiable rewards, reads from them what each prompt is worth.
-
-| | |
-|---|---|
-{facts}
-
-{_early_exit(known)}## Distribution of the mean rewards
-
-```
-{describe(table)}
-```
-
-## Load it
-
-```python
-from basis_rl.values import ValueTable
-
-table = ValueTable.load("{repo_id}")
-```
-
-In a recipe: `baseline: basis` and `baseline_kwargs: {{values: {repo_id}}}`. Training refuses a table of another model,
-chat template, reward or way of sampling. Without basis-rl, `datasets.load_dataset("{repo_id}")` has the columns
-`prompt_id` (16 hex digits of the SHA-256 of the problem), `fingerprint` (of the rendered prompt) and `rewards`.
-
-[BASIS]: Gong, Xu, Ye, Quinzan, Livieri and Shi, "Batchwise Advantage Estimation from Single-Rollout Information
-Sharing for LLM Reasoning", 2026.
-"""
+    rows = [(label, _shown(key, known)) for key, label in _SHOWN.items() if known.get(key) not in (None, "", "{}")]
+    return render(
+        Path(__file__).with_name("card.md.jinja"),
+        front=yaml.safe_dump(front, sort_keys=False).rstrip(),
+        name=name,
+        repo_id=repo_id,
+        prompts=len(counts),
+        rollouts=f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}",
+        rows=[row for row in rows if row[1]],
+        exit_after=known.get("early_exit"),
+        planned=known.get("num_rollouts"),
+        description=description,
+    )
 
 
 def _shown(key: str, known: Mapping[str, Any]) -> str:
@@ -113,18 +97,7 @@ def _shown(key: str, known: Mapping[str, Any]) -> str:
         return f"{known[key]} ({known[key] / known['rollouts']:.1%})"
     if key == "early_exit":
         return f"{known[key]} rollouts" if known[key] else ""
-    return f"{known[key]}".replace("|", "\\|")
-
-
-def _early_exit(known: Mapping[str, Any]) -> str:
-    m, n = known.get("early_exit"), known.get("num_rollouts")
-    if not m or not n:
-        return ""
-    return (
-        f"Prompts whose first {m} rewards were all 0 or all 1 have no more than these. The mean reward of a prompt "
-        f"with success probability p is therefore off by {(n - m) / n:.3g} (p^{m} (1 - p) - (1 - p)^{m} p) "
-        "on average.\n\n"
-    )
+    return str(known[key])
 
 
 def _name(known: Mapping[str, Any]) -> str:

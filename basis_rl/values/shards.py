@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import math
 import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from basis_rl.artefacts import differences, lock, read_lines
 
 _PATTERN = "shard-*.jsonl"
 _SYNC_SECONDS = 1.0
@@ -43,14 +43,7 @@ class Record:
 
     def line(self) -> dict[str, Any]:
         """As it is written."""
-        rewards = [None if math.isnan(reward) else reward for reward in self.rewards]
-        return {
-            "prompt_id": self.prompt_id,
-            "part": self.part,
-            "rewards": rewards,
-            "tokens": self.tokens,
-            "truncated": self.truncated,
-        }
+        return {**asdict(self), "rewards": [None if math.isnan(reward) else reward for reward in self.rewards]}
 
 
 class Shards:
@@ -71,20 +64,22 @@ class Shards:
         self.folder = folder
         self.identity: dict[str, Any] = json.loads(json.dumps(identity))
         for path in sorted(folder.glob(_PATTERN)):
-            begun = next(self._lines(path, "identity"), None)
-            differences = [] if begun is None else _differences(begun["identity"], self.identity)
-            if differences:
+            begun = next((line for line in read_lines(path) if "identity" in line), None)
+            differing = [] if begun is None else differences(begun["identity"], self.identity)
+            if differing:
                 raise ValueError(
                     f"'{folder}' holds the results of a build that was begun otherwise:\n  "
-                    + "\n  ".join(differences)
-                    + "\nSet these back to go on with it, or delete the folder to begin anew."
+                    + "\n  ".join(differing)
+                    + "\nSet these back to resume it, or delete the folder to begin anew."
                 )
 
     def records(self) -> Iterator[Record]:
         """All that is finished, of all processes; each key once."""
         seen: set[tuple[str, int]] = set()
         for path in sorted(self.folder.glob(_PATTERN)):
-            for line in self._lines(path, "prompt_id"):
+            for line in read_lines(path):
+                if "prompt_id" not in line:
+                    continue
                 rewards = [math.nan if reward is None else reward for reward in line.pop("rewards")]
                 record = Record(**line, rewards=rewards)
                 if record.key not in seen:
@@ -102,7 +97,7 @@ class Shards:
         path = self.folder / f"shard-{shard:05d}-of-{of:05d}.jsonl"
         writer = Writer(path)
         try:
-            if next(self._lines(path, "identity"), None) is None:
+            if not any("identity" in line for line in read_lines(path)):
                 writer.write({"identity": self.identity})
             yield writer
         finally:
@@ -117,20 +112,12 @@ class Shards:
             yield False
             return
         with file:
-            _lock(file.fileno(), wait=True)
+            lock(file.fileno(), wait=True)
             yield any(self.folder.glob(_PATTERN))
 
     def remove(self) -> None:
         """Delete the folder: the table is saved."""
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _lines(self, path: Path, key: str) -> Iterator[dict[str, Any]]:
-        with suppress(FileNotFoundError), path.open("rb") as file:  # merged and gone in the meantime
-            for line in file:
-                with suppress(ValueError):
-                    found = json.loads(line)
-                    if isinstance(found, dict) and key in found:
-                        yield found
 
 
 class Writer:
@@ -139,7 +126,7 @@ class Writer:
     def __init__(self, path: Path) -> None:
         self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
-            if not _lock(self.file, wait=False):
+            if not lock(self.file, wait=False):
                 raise ValueError(
                     f"Another process is writing '{path}'. Wait for it, or give each its own part: --values_shard 0/2, "
                     "1/2."
@@ -170,20 +157,3 @@ class Writer:
     def _sync(self) -> None:
         os.fsync(self.file)
         self.synced = time.monotonic()
-
-
-def _lock(file: int, *, wait: bool) -> bool:
-    """Whether the file is ours now; True as well where the file system has no locks."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError as error:
-        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
-    return True
-
-
-def _differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{key}: begun with {json.dumps(begun.get(key))}, now {json.dumps(now.get(key))}"
-        for key in sorted(set(begun) | set(now))
-        if begun.get(key) != now.get(key)
-    ]

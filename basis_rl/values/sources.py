@@ -6,16 +6,44 @@ import queue
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from basis_rl.rollout import Completion, Sampling, end_tokens, sample, sample_servers
 from basis_rl.rollout.client import request_seed
 
 T = TypeVar("T")
 Rollouts = Iterator[tuple[int, list[Completion]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Rollouts that are wanted of a `Source`.
+
+    Attributes:
+        chunks: indices of prompts that are drawn together, see `Source.chunks`.
+        prompts: tokens of all prompts.
+        ids: their ids.
+        sampling: how rollouts are drawn.
+        count: of each prompt.
+        part: of the build: what a prompt's second part draws is not what its first one has drawn.
+        seed: of the build.
+    """
+
+    chunks: Sequence[Sequence[int]]
+    prompts: Sequence[Sequence[int]]
+    ids: Sequence[str]
+    sampling: Sampling
+    count: int
+    part: int
+    seed: int
+
+    def seed_of(self, *indices: int) -> int:
+        """Of the rollouts of these prompts, drawn together."""
+        return request_seed(self.seed, self.part, *(self.ids[i] for i in indices))
 
 
 class Source(Protocol):
@@ -35,19 +63,8 @@ class Source(Protocol):
         """Indices of the prompts in chunks that are drawn together, for at most `count` rollouts of each."""
         ...
 
-    def draw(
-        self,
-        chunks: Sequence[Sequence[int]],
-        prompts: Sequence[Sequence[int]],
-        ids: Sequence[str],
-        sampling: Sampling,
-        *,
-        count: int,
-        part: int,
-        seed: int,
-        stop: threading.Event,
-    ) -> Rollouts:
-        """`count` rollouts of each prompt in `chunks`; ends early, without what is not finished, when `stop` is set."""
+    def draw(self, request: Request, stop: threading.Event) -> Rollouts:
+        """The rollouts of each prompt; ends early, without what is not finished, when `stop` is set."""
         ...
 
 
@@ -77,32 +94,20 @@ class ModelSource:
         size = max(1, self.batch_size // count)
         return [order[start : start + size] for start in range(0, len(order), size)]
 
-    def draw(
-        self,
-        chunks: Sequence[Sequence[int]],
-        prompts: Sequence[Sequence[int]],
-        ids: Sequence[str],
-        sampling: Sampling,
-        *,
-        count: int,
-        part: int,
-        seed: int,
-        stop: threading.Event,
-    ) -> Rollouts:
+    def draw(self, request: Request, stop: threading.Event) -> Rollouts:
         device = self.model.device
-        for chunk in chunks:
+        for chunk in request.chunks:
             if stop.is_set():
                 return
-            rows = [prompts[i] for i in chunk]
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
-                torch.manual_seed(request_seed(seed, part, *(ids[i] for i in chunk)))
+                torch.manual_seed(request.seed_of(*chunk))
                 found = sample(
                     self.model,
                     self.tokenizer,
-                    rows,
-                    sampling,
-                    num_samples=count,
-                    batch_size=count * len(chunk),
+                    [request.prompts[i] for i in chunk],
+                    request.sampling,
+                    num_samples=request.count,
+                    batch_size=request.count * len(chunk),
                     stop=stop,
                 )
                 drawn = list(found)
@@ -117,7 +122,7 @@ class ServerSource:
         urls: of the servers; all serve the same model.
         config: configuration of that model.
         tokenizer: its tokenizer.
-        generation_config: names further end tokens; None if the checkpoint has none.
+        ends: tokens that end a completion; None: the tokenizer's.
         timeout: see `sample_servers`.
         patience: see `sample_servers`.
     """
@@ -129,38 +134,27 @@ class ServerSource:
         urls: Sequence[str],
         config: Any,
         tokenizer: PreTrainedTokenizerBase,
-        generation_config: GenerationConfig | None = None,
+        ends: Sequence[int] | None = None,
         *,
         timeout: float = 1800.0,
         patience: float = 600.0,
     ) -> None:
         self.urls, self.config, self.tokenizer = list(urls), config, tokenizer
-        self.ends = end_tokens(generation_config, tokenizer)
+        self.ends = end_tokens(None, tokenizer) if ends is None else list(ends)
         self.timeout, self.patience = timeout, patience
 
     def chunks(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
         return [[index] for index in range(len(prompts))]
 
-    def draw(
-        self,
-        chunks: Sequence[Sequence[int]],
-        prompts: Sequence[Sequence[int]],
-        ids: Sequence[str],
-        sampling: Sampling,
-        *,
-        count: int,
-        part: int,
-        seed: int,
-        stop: threading.Event,
-    ) -> Rollouts:
-        indices = [index for chunk in chunks for index in chunk]
+    def draw(self, request: Request, stop: threading.Event) -> Rollouts:
+        indices = [index for chunk in request.chunks for index in chunk]
         found = sample_servers(
             self.urls,
             self.tokenizer,
-            [prompts[i] for i in indices],
-            sampling,
-            num_samples=count,
-            seeds=[request_seed(seed, part, ids[i]) for i in indices],
+            [request.prompts[i] for i in indices],
+            request.sampling,
+            num_samples=request.count,
+            seeds=[request.seed_of(i) for i in indices],
             stop_token_ids=self.ends,
             timeout=self.timeout,
             patience=self.patience,

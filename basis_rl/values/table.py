@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from basis_rl import artefacts
+from basis_rl.artefacts import Kind
 from basis_rl.functional.tilt import tilt_bernoulli, tilt_samples
 from basis_rl.types import RunContext
-from basis_rl.values.card import card
+from basis_rl.values.card import card, describe
 from basis_rl.values.provenance import mismatches
 
-_REWARDS, _FORMAT, _WHAT = "rewards.parquet", 1, "value table"
+KIND = Kind("value table", "rewards.parquet", 1, "basis-rl values RECIPE")
 _REBUILD = "Build a table for this run with `basis-rl values RECIPE`"
 
 
@@ -170,16 +170,15 @@ class ValueTable:
 
     def save(self, path: str | Path) -> Path:
         """Write the folder `path`, replacing a table that is there."""
-        path = Path(path)
-        check_destination(path)
         columns = {
             "prompt_id": self.prompt_ids,
             "fingerprint": [self.fingerprints.get(prompt_id) for prompt_id in self.prompt_ids],
             "rewards": [rs.tolist() for rs in self._rewards],
         }
         types = {"prompt_id": pa.string(), "fingerprint": pa.string(), "rewards": pa.list_(pa.float64())}
-        metadata = {"format": _FORMAT, "reward_range": self.reward_range, "provenance": self.provenance}
-        return artefacts.write_folder(path, {_REWARDS: pa.table(columns, schema=pa.schema(types.items()))}, metadata)
+        table = pa.table(columns, schema=pa.schema(types.items()))
+        metadata = {"reward_range": self.reward_range, "provenance": self.provenance}
+        return KIND.write(Path(path), {KIND.main_file: table}, metadata)
 
     @classmethod
     def load(cls, path_or_hub_id: str | Path, *, revision: str | None = None) -> ValueTable:
@@ -188,10 +187,8 @@ class ValueTable:
         Raises:
             ValueError: neither a table's folder nor a repository that can be read.
         """
-        folder, metadata = artefacts.open_folder(
-            path_or_hub_id, _REWARDS, _WHAT, newest=_FORMAT, build="basis-rl values RECIPE", revision=revision
-        )
-        table = pq.read_table(folder / _REWARDS).to_pydict()
+        folder, metadata = KIND.open(path_or_hub_id, revision)
+        table = pq.read_table(folder / KIND.main_file).to_pydict()
         fingerprints = zip(table["prompt_id"], table["fingerprint"], strict=True)
         low, high = metadata["reward_range"]
         return cls(
@@ -202,6 +199,14 @@ class ValueTable:
             source=str(path_or_hub_id),
         )
 
+    def describe(self) -> str:
+        """The distribution of the mean rewards as text."""
+        return describe(self.means, self.reward_range)
+
+    def card(self, repo_id: str, license: str | None = None) -> str:
+        """The README of the dataset repository `repo_id`."""
+        return card(repo_id, self._count.int().tolist(), self.describe(), self.provenance, license)
+
     def push_to_hub(
         self, repo_id: str, *, private: bool | None = None, token: str | None = None, license: str | None = None
     ) -> str:
@@ -209,15 +214,10 @@ class ValueTable:
 
         def save(path: Path) -> Path:
             folder = self.save(path)
-            (folder / "README.md").write_text(card(self, repo_id, license))
+            (folder / "README.md").write_text(self.card(repo_id, license))
             return folder
 
-        return artefacts.push_folder(save, repo_id, _WHAT, private=private, token=token)
-
-
-def check_destination(path: Path) -> None:
-    """Raise ValueError if a table saved at `path` would replace something that is not a table."""
-    artefacts.check_destination(path, _REWARDS, _WHAT)
+        return KIND.push(save, repo_id, private=private, token=token)
 
 
 def _default_range(rewards: np.ndarray) -> tuple[float, float]:

@@ -45,11 +45,20 @@ VARIANTS += [
 @pytest.mark.parametrize(("name", "kwargs"), VARIANTS, ids=lambda v: v if isinstance(v, str) else None)
 def test_registered_baselines_conform(name, kwargs):
     passed = check_baseline(lambda: build_baseline(name, **kwargs), IDS)
-    assert len(passed) == 12
+    assert len(passed) == 13
 
 
 def test_every_registered_baseline_is_in_the_matrix():
     assert {name for name, _ in VARIANTS} == set(BASELINES)
+
+
+def test_what_has_advantages_of_tokens():
+    levels = {(name, str(kwargs)): build_baseline(name, **kwargs).token_level for name, kwargs in VARIANTS}
+    always = {name for (name, _), level in levels.items() if level == "always"}
+    with_kl = {name for (name, _), level in levels.items() if level == "with_kl"}
+    assert always == {"otb", "isolated_energy", "ppo", "opo"}
+    assert with_kl == {"reinforce_pp", "reinforce_pp_baseline"}
+    assert build_baseline("opo").token_level == "never"  # form="token" alone has them
 
 
 class NoisyState(Rloo):
@@ -113,6 +122,25 @@ class LooseState(Rloo):
         pass
 
 
+class TokensUndeclared(Ppo):
+    token_level = "never"
+
+
+class TokensOnlyWithKl(Ppo):
+    token_level = "with_kl"
+
+
+class RolloutsDeclaredAsTokens(Rloo):
+    token_level = "always"
+
+
+class NoTokensWithKl(CenterScale):
+    token_level = "with_kl"
+
+    def center(self, rewards, group_ids):
+        return torch.zeros_like(rewards)
+
+
 class LearnsFromPadding(Ppo):
     def loss(self, predicted, batch):
         found = super().loss(predicted, batch)
@@ -128,6 +156,10 @@ class LossOfTheBatch(Ppo):
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
+        (TokensUndeclared, "says token_level = 'never', but returns advantages of tokens without KL"),
+        (TokensOnlyWithKl, "says token_level = 'with_kl', but returns advantages of tokens without KL"),
+        (RolloutsDeclaredAsTokens, "says token_level = 'always', but returns advantages of rollouts without KL"),
+        (NoTokensWithKl, "says token_level = 'with_kl', but returns advantages of rollouts with KL in the reward"),
         (LearnsFromPadding, "learns from tokens that are no actions"),
         (LossOfTheBatch, "a loss of a rollout that depends on which others are there"),
         (NoisyState, "changes its state in `advantages`"),

@@ -10,7 +10,6 @@ from basis_rl.baselines import BasisHistory
 from basis_rl.functional.history import drift_grid, shift_grid
 from basis_rl.types import RolloutBatch
 from basis_rl.values import ValueTable
-from benchmarks.history_mse import DRIFTS, simulate
 
 
 def batch_of(rewards, ids, groups=None, step=0):
@@ -219,20 +218,3 @@ def test_rewards_in_another_unit():
 def test_parameters_out_of_range(params, message):
     with pytest.raises(ValueError, match=message):
         BasisHistory(**params)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("d", "share"), [(0.5, 0.33), (1.5, 0.65)])
-def test_beats_the_group_mean_of_eight_late_in_training(d, share):
-    result = simulate(DRIFTS["sqrt"], d, tilt=2.5, seed=0)
-    assert result["basis_history"]["last"] <= share * result["group mean of 8"]["last"]
-    assert result["basis_history"]["last"] < result["basis"]["last"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tilt", [0.0, 2.5])
-def test_pays_where_no_prompt_drifts(tilt):
-    result = simulate(DRIFTS["sqrt"], 0.0, tilt=tilt, seed=0)
-    assert result["basis_history"]["first"] <= result["basis"]["first"]
-    assert result["basis_history"]["last"] <= 0.6 * result["basis"]["last"]
-    assert result["basis_history"]["last"] <= 0.75 * result["basis_history, drift 0.003"]["last"]

@@ -1,6 +1,6 @@
 """Stands in for a launcher: ``python stand_in.py -m basis_rl train RECIPE --key value ...`` writes a run's folder.
 
-Batches of 16 responses, each for two steps. A run whose baseline's name is in the file ``broken`` of the sweep's folder
+Batches of 16 rollouts, each for two steps. A run whose baseline's name is in the file ``broken`` of the sweep's folder
 fails half-way.
 """
 
@@ -26,12 +26,12 @@ def main(recipe, *overrides):
     every = 16 + (16 // settings["num_generations"] if baseline == "remax" else 0)
     rows = []
     for step in range(1, steps + 1):
-        rows.append({"step": step, "reward": 0.1 * step, "num_responses": every * -(-step // 2), "seconds": 1.0 * step})
+        rows.append({"step": step, "reward": 0.1 * step, "num_rollouts": every * -(-step // 2), "seconds": 1.0 * step})
         print(f"step {step}/{steps}  reward {0.1 * step}", flush=True)
         if fails and step == steps // 2:
             break
     write_rows(folder, rows)
-    record = {"settings": {"num_generations": settings["num_generations"]}, "finished": not fails}
+    record = {"compared": {"num_generations": settings["num_generations"]}, "finished": not fails}
     (folder / "run.json").write_text(json.dumps(record))
     if fails:
         sys.exit("RuntimeError: out of luck")

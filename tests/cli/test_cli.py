@@ -115,7 +115,9 @@ def test_value_table_then_basis_with_one_rollout(recipe, tmp_path, capsys):
     assert main(["train", path]) == 0
     record = json.loads((tmp_path / "out" / "run.json").read_text())
     assert record["finished"]
-    assert (record["value_table"]["id"], record["value_table"]["responses"]) == (table.digest, 4 * len(table))
+    (artefact,) = record["artefacts"]
+    assert (artefact["kind"], artefact["source"]) == ("value table", "values")
+    assert (artefact["sha256"], artefact["rollouts"]) == (table.digest, 4 * len(table))
     # The same table, another prompt: refused, with both sides and the way out.
     assert main(["check", path, "--prompt_template", "Q {prompt}"]) == 2
     assert re.search(r"rendered otherwise.*table \w{16}, run \w{16}.*accept_mismatch", capsys.readouterr().err, re.S)

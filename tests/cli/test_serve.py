@@ -94,29 +94,32 @@ def test_train_starts_a_server_of_its_own_starts_it_again_when_it_dies_and_stops
 
 
 @pytest.mark.slow
-def test_serve_prints_how_to_train_and_ends_with_its_parent_or_a_signal(model, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(signal.SIGTERM, 0), pytest.param(signal.SIGKILL, -signal.SIGKILL, marks=pytest.mark.long)],
+)
+def test_serve_prints_how_to_train_and_ends_with_its_parent_or_a_signal(number, expected, model, tmp_path):
     port = free_port()
     command = [sys.executable, "-m", "basis_rl", "serve", str(model), "--port", str(port), "--dtype", "float32"]
     command += ["--max-model-len", "128", *ENGINE]
-    for number, expected in ((signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)):
-        with (tmp_path / "log").open("w+") as log:
-            process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
-            deadline = time.monotonic() + 300
-            while "Ready at" not in (tmp_path / "log").read_text() and time.monotonic() < deadline:
-                if process.poll() is not None:
-                    break
-                time.sleep(0.1)
-            text = (tmp_path / "log").read_text()
-            assert re.search(rf"Ready at http://127.0.0.1:{port}.*\n.*--vllm_server_base_url", text), text[-2000:]
-            facts = ask_server(f"http://127.0.0.1:{port}")
-            assert str(model) in facts.models
-            assert facts.max_model_len == 128
-            family = psutil.Process(process.pid).children(recursive=True)
-            assert len(family) >= 2
-            process.send_signal(number)
-            assert process.wait(60) == expected
-            _, alive = psutil.wait_procs(family, timeout=120)
-            assert alive == [], "nothing is left, also when `basis-rl serve` itself was killed"
+    with (tmp_path / "log").open("w+") as log:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+        deadline = time.monotonic() + 300
+        while "Ready at" not in (tmp_path / "log").read_text() and time.monotonic() < deadline:
+            if process.poll() is not None:
+                break
+            time.sleep(0.1)
+        text = (tmp_path / "log").read_text()
+        assert re.search(rf"Ready at http://127.0.0.1:{port}.*\n.*--vllm_server_base_url", text), text[-2000:]
+        facts = ask_server(f"http://127.0.0.1:{port}")
+        assert str(model) in facts.models
+        assert facts.max_model_len == 128
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 2
+        process.send_signal(number)
+        assert process.wait(60) == expected
+        _, alive = psutil.wait_procs(family, timeout=120)
+        assert alive == [], "nothing is left, also when `basis-rl serve` itself was killed"
 
 
 def test_a_recipe_that_serves_must_use_the_server(model, tmp_path, capsys):

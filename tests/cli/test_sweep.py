@@ -1,4 +1,4 @@
-"""Sweeps: the same responses for every baseline, checks before anything runs, what is finished is not done again."""
+"""Sweeps: the same rollouts for every baseline, checks before anything runs, what is finished is not done again."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def stand_in(monkeypatch):
     return f"{sys.executable} {Path(__file__).with_name('stand_in.py')}"
 
 
-def responses(run):
+def rollouts(run):
     """Drawn in a run: batch by batch, as the trainer would."""
     args = run.recipe.args
     batches = args.max_steps * args.gradient_accumulation_steps / (args.steps_per_generation * args.num_iterations)
@@ -47,21 +47,21 @@ def responses(run):
     return batches * (args.generation_batch_size + greedy)
 
 
-def test_every_baseline_draws_the_same_number_of_responses(recipe):
+def test_every_baseline_draws_the_same_number_of_rollouts(recipe):
     names = [name for name in BASELINES if name not in ("basis", "bv_blend")]
     runs = {run.recipe.run.baseline: run for run in plan(recipe(), names, [0])}
     assert list(runs) == names
     for name, run in runs.items():
-        assert responses(run) == 96, name
+        assert rollouts(run) == 96, name
         assert run.recipe.args.generation_batch_size == 16
         assert run.recipe.args.num_generations == (8 if BASELINES[name].min_group_size > 1 else 1)
     assert runs["remax"].recipe.args.max_steps == 6
     budgeted = plan(recipe(), ["rloo:num_generations=4", "none", "remax"], [0], budget=160, group_size=2)
-    assert [responses(run) for run in budgeted] == [160, 160, 160]
+    assert [rollouts(run) for run in budgeted] == [160, 160, 160]
     assert [run.recipe.args.num_generations for run in budgeted] == [4, 1, 1]
     assert plan(recipe(), ["rloo"], [0], group_size=2)[0].recipe.args.num_generations == 2
     other = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "steps_per_generation": 8}
-    assert [responses(run) for run in plan(recipe(**other, num_iterations=3), ["none", "rloo"], [0])] == [64, 64]
+    assert [rollouts(run) for run in plan(recipe(**other, num_iterations=3), ["none", "rloo"], [0])] == [64, 64]
 
 
 def test_a_launcher_with_several_processes_has_larger_batches(recipe, tmp_path):
@@ -71,7 +71,7 @@ def test_a_launcher_with_several_processes_has_larger_batches(recipe, tmp_path):
     assert launcher_processes(f"accelerate launch --config_file={config} --num_processes 4") == 4
     assert launcher_processes("") == 1
     (run,) = plan(recipe(per_device_train_batch_size=2), ["rloo"], [0], budget=96, processes=4)
-    assert responses(run) == 96
+    assert rollouts(run) == 96
     assert "--max_steps" not in run.argv, "12 steps of 2 x 4 ranks"
     assert run.recipe.resolved["per_device_train_batch_size"] == 2
 
@@ -127,8 +127,8 @@ BAD = {
     "a group that does not divide": (["none", "rloo:num_generations=5"], {}, [], "divisible by num_generations"),
     "a missing table": (["none", "basis"], {}, [], "basis-seed0: Baseline 'basis' needs the parameter 'values'"),
     "a group of one": (["rloo:num_generations=1"], {}, [], "rloo-num_generations=1-seed0: .* needs at least 2"),
-    "epochs": (["none", "rloo"], {"max_steps": None, "num_train_epochs": 1}, [], "counts epochs.* --budget RESPONSES"),
-    "too small a budget": (["none"], {}, ["--budget", "4"], "4 responses are less than one optimizer step"),
+    "epochs": (["none", "rloo"], {"max_steps": None, "num_train_epochs": 1}, [], "counts epochs.* --budget ROLLOUTS"),
+    "too small a budget": (["none"], {}, ["--budget", "4"], "4 rollouts are less than one optimizer step"),
     "a seed": (["none"], {}, ["--seed", "3"], "--seed is set by the sweep for each run; give --seeds"),
     "seeds that are none": (["none"], {}, ["--seeds", "0, 1"], "--seeds must be whole numbers"),
     "no such launcher": (["none"], {}, ["--launcher", "acelerate launch"], "there is no program 'acelerate'"),
@@ -155,7 +155,7 @@ def test_a_failure_is_reported_at_the_end_and_costs_nothing_else(recipe, stand_i
     said = capsys.readouterr().out
     for seed in (0, 1):
         assert f"FAILED: rloo-seed{seed}: RuntimeError: out of luck" in said
-    assert "4 runs, 2 settings, 96 responses each; differences to 'none'" in said
+    assert "4 runs, 2 settings, 96 rollouts each; differences to 'none'" in said
     assert (out / "report" / "report.html").is_file()
     assert "step 12/12" in (out / "none-seed0" / "train.log").read_text()
 
@@ -170,7 +170,7 @@ def test_a_failure_is_reported_at_the_end_and_costs_nothing_else(recipe, stand_i
         for name in ("none", "rloo", "remax")
         for seed in (0, 1)
     }
-    assert "6 runs, 3 settings, 96 responses each" in said
+    assert "6 runs, 3 settings, 96 rollouts each" in said
 
     assert main(["sweep", recipe(learning_rate=5e-4), *arguments]) == 2
     assert re.search(
@@ -200,11 +200,11 @@ def test_two_real_runs_one_of_them_interrupted(recipe, tmp_path, capsys):
     done = read_run(first)
     assert done.finished
     assert [row["step"] for row in done.rows] == sorted({row["step"] for row in done.rows})
-    assert done.rows[-1]["num_responses"] == 200 / 2 * 16
-    assert read_run(second).rows[-1]["num_responses"] == read_run(second).rows[-1]["step"] / 2 * (16 + 8)
+    assert done.rows[-1]["num_rollouts"] == 200 / 2 * 16
+    assert read_run(second).rows[-1]["num_rollouts"] == read_run(second).rows[-1]["step"] / 2 * (16 + 8)
     record = json.loads((second / "run.json").read_text())
-    assert record["settings"]["num_generations"] == 2
+    assert record["compared"]["num_generations"] == 2
     assert record["versions"]["trl"]
-    assert "2 runs, 2 settings, 1,584 responses each" in capsys.readouterr().out
+    assert "2 runs, 2 settings, 1,584 rollouts each" in capsys.readouterr().out
     assert main(arguments) == 0
     assert "2 of them finished" in capsys.readouterr().out

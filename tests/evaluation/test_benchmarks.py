@@ -123,15 +123,15 @@ def test_the_registry_asks_the_hub_for_what_is_documented(monkeypatch):
     assert (loaded["math500"]["prompt"], loaded["math500"]["solution"], loaded["math500"]["level"]) == ("P", "33", "2")
     olympiad = loaded["olympiadbench"]
     assert (olympiad["prompt"], olympiad["solution"], olympiad["level"]) == ("C\n\nP", "3, 4", "A")
-    assert {n for n, b in BENCHMARKS.items() if b.num_samples == 32} == {"aime24", "aime25", "amc23", "hmmt25"}
-    assert all((b.temperature == 0) == (b.num_samples == 1) for b in BENCHMARKS.values())
+    assert {n for n, b in BENCHMARKS.items() if b.num_rollouts == 32} == {"aime24", "aime25", "amc23", "hmmt25"}
+    assert all((b.temperature == 0) == (b.num_rollouts == 1) for b in BENCHMARKS.values())
 
 
 def test_names_and_sources():
     assert find_benchmark("some/where/my.parquet")[0] == "my"
     assert find_benchmark("sums=reasoning_gym:chain_sum")[1].data == {"dataset_name": "reasoning_gym:chain_sum"}
     aime = find_benchmark("aime24=mine.json")[1]
-    assert (aime.num_samples, aime.data) == (32, {"dataset_name": "mine.json"})
+    assert (aime.num_rollouts, aime.data) == (32, {"dataset_name": "mine.json"})
     with pytest.raises(ValueError, match=r"Unknown benchmark 'math50'. Did you mean 'math500'"):
         find_benchmark("math50")
 

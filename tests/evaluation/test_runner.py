@@ -1,15 +1,16 @@
 """An evaluation from prompts to scores with planted answers: what is kept, resumed, refused, scored and compared."""
 
 import json
+from math import comb
 from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
 
-from basis_rl.evaluation.answers import Answer, AnswerFile, read_answers
 from basis_rl.evaluation.benchmarks import Benchmark, Problems
-from basis_rl.evaluation.runner import prepare
+from basis_rl.evaluation.rollouts import GradedRollout, RolloutFile, read_rollouts
+from basis_rl.evaluation.runner import Evaluation
 from basis_rl.evaluation.scores import compare, score, table
 from basis_rl.functional.passk import bootstrap_interval, majority_at_k, pass_at_k
 from basis_rl.rewards import MathVerifyReward
@@ -46,11 +47,11 @@ def problems():
 
 def evaluation(folder: Path, **settings):
     sampling = Sampling(16, temperature=settings.pop("temperature", 1.0))
-    n = settings.pop("num_samples", N)
-    return prepare(problems(), tiny_tokenizer(), sampling, n, folder, {"model": "m", **settings}, {})
+    n = settings.pop("num_rollouts", N)
+    return Evaluation(problems(), tiny_tokenizer(), sampling, n, folder, {"model": "m", **settings}, {})
 
 
-def say(prompts, keys, sampling, num_samples):
+def say(prompts, keys, sampling, num_rollouts):
     """The planted answers, the last problem first; the second answer to each is cut off."""
     for index in reversed(range(len(prompts))):
         texts = SAID[int(keys[index].removeprefix("id"))]
@@ -61,10 +62,10 @@ def test_every_answer_is_kept_with_what_was_found_in_it(tmp_path, reward):
     evaluation(tmp_path).run(say, reward)
     lines = [json.loads(line) for line in (tmp_path / "planted.jsonl").read_text().splitlines()]
     assert len(lines) == 24
-    row = next(r for r in lines if r["prompt_id"] == "id1" and r["sample"] == 1)
+    row = next(r for r in lines if r["prompt_id"] == "id1" and r["rollout"] == 1)
     assert row == {
         "prompt_id": "id1",
-        "sample": 1,
+        "rollout": 1,
         "level": "easy",
         "prompt": "p1",
         "completion": r"\boxed{5.0}",
@@ -107,8 +108,8 @@ class Killed(BaseException):
 
 
 def test_what_was_answered_before_a_kill_is_not_asked_again(tmp_path, reward):
-    def dies(prompts, keys, sampling, num_samples):
-        for answered, result in enumerate(say(prompts, keys, sampling, num_samples)):
+    def dies(prompts, keys, sampling, num_rollouts):
+        for answered, result in enumerate(say(prompts, keys, sampling, num_rollouts)):
             if answered == 3:
                 raise Killed
             yield result
@@ -120,9 +121,9 @@ def test_what_was_answered_before_a_kill_is_not_asked_again(tmp_path, reward):
         file.write("".join(path.read_text().splitlines(True)[:2]).replace("id5", "id0") + '{"prompt_id": "id0", "sam')
     asked = []
 
-    def goes_on(prompts, keys, sampling, num_samples):
+    def goes_on(prompts, keys, sampling, num_rollouts):
         asked.extend(keys)
-        return say(prompts, keys, sampling, num_samples)
+        return say(prompts, keys, sampling, num_rollouts)
 
     assert not evaluation(tmp_path / "killed").is_complete()
     again = evaluation(tmp_path / "killed").run(goes_on, reward)
@@ -130,7 +131,7 @@ def test_what_was_answered_before_a_kill_is_not_asked_again(tmp_path, reward):
     assert asked == ["id0", "id1", "id2"]
     assert evaluation(tmp_path / "killed").is_complete()
     assert {**again, "seconds": None, "date": None} == {**whole, "seconds": None, "date": None}
-    assert read_answers(path) == read_answers(tmp_path / "whole" / "planted.jsonl")
+    assert read_rollouts(path) == read_rollouts(tmp_path / "whole" / "planted.jsonl")
 
 
 def test_answers_of_other_settings_are_left_alone(tmp_path, reward):
@@ -142,13 +143,13 @@ def test_answers_of_other_settings_are_left_alone(tmp_path, reward):
 
 
 def test_greedy_copies_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="all 4 answers to a problem would be the same"):
+    with pytest.raises(ValueError, match="all 4 rollouts of a problem would be the same"):
         evaluation(tmp_path, temperature=0.0)
 
 
 def answers(rewards):
     return {
-        f"id{p}": [Answer(f"id{p}", k, None, "p", "c", "a", "g", r, False, 1) for k, r in enumerate(row)]
+        f"id{p}": [GradedRollout(f"id{p}", k, None, "p", "c", "a", "g", r, False, 1) for k, r in enumerate(row)]
         for p, row in enumerate(rewards)
     }
 
@@ -164,6 +165,18 @@ def test_models_are_compared_problem_by_problem():
         compare(before, {key: after[key] for key in list(after)[:5]})
 
 
+@pytest.mark.parametrize(("n", "ks"), [(6, [1, 2, 4, 6]), (7, [1, 2, 4, 7]), (8, [1, 2, 4, 8]), (1, [1])])
+def test_k_are_the_powers_of_two_and_the_number_of_rollouts(n, ks):
+    right = torch.tensor([0, 1, 2]).clamp(max=n)
+    result = score(answers([[1.0] * int(c) + [0.0] * (n - int(c)) for c in right]), lambda pairs: [True] * len(pairs))
+    assert list(map(int, result["pass@k"])) == ks
+    assert list(map(int, result.get("maj@k", {}))) == [k for k in ks if n > 1 and k > 1]
+    for k in ks:
+        assert result["pass@k"][str(k)]["value"] == pytest.approx(float(pass_at_k(n, right, k).mean()))
+        of_k = [comb(n - int(c), k) / comb(n, k) for c in right]
+        assert result["pass@k"][str(k)]["value"] == pytest.approx(1 - sum(of_k) / 3)
+
+
 def test_what_could_not_be_graded_is_wrong_and_counted():
     result = score(answers([[1.0, None], [None, 0.0]]), lambda pairs: [False] * len(pairs))
     assert result["avg@2"]["value"] == 1 / 4
@@ -172,7 +185,7 @@ def test_what_could_not_be_graded_is_wrong_and_counted():
 
 def test_text_with_line_separators_comes_back(tmp_path):
     text = "a\u2028b\x85c\nd \\boxed{1} é \ud800"
-    file = AnswerFile(tmp_path, "odd", {})
+    file = RolloutFile(tmp_path, "odd", {})
     file.resume([], 1)
-    file.append([Answer("id", 0, None, text, text, "1", "1", 1.0, False, 3)])
+    file.append([GradedRollout("id", 0, None, text, text, "1", "1", 1.0, False, 3)])
     assert file.read()["id"][0].completion == text

@@ -29,7 +29,7 @@ def evaluation(value: float) -> dict[str, object]:
     interval = {"value": value, "low": value - 0.04, "high": value + 0.04}
     settings = {"temperature": 0.0, "top_p": 1.0, "max_new_tokens": 2048}
     settings["source"] = {"dataset_name": "HuggingFaceH4/MATH-500"}
-    entry = {"num_problems": 500, "num_samples": 1, "avg@1": interval, "pass@k": {"1": interval}}
+    entry = {"num_problems": 500, "num_rollouts": 1, "avg@1": interval, "pass@k": {"1": interval}}
     return {"math500": {**entry, "truncated": 0.1, "settings": settings}}
 
 

@@ -2,13 +2,15 @@
 
 import inspect
 import json
+import re
+from dataclasses import replace
 
 import pytest
 from huggingface_hub import ModelCard, metadata_load
 
 from basis_rl.baselines import BASELINES
 from basis_rl.hub.card import Artefact, License, RunFacts, load_facts, model_card, save_facts
-from basis_rl.hub.citations import PAPERS, citations
+from basis_rl.hub.citations import citations, papers
 from basis_rl.hub.redact import redact, redact_command
 from basis_rl.hub.results import read_results
 from tests.support.hub_endpoint import check_card
@@ -45,7 +47,7 @@ def entry(value, samples):
     numbers = {"value": value, "low": value - 0.05, "high": value + 0.05}
     more = {"pass@k": {"1": numbers, "8": {**numbers, "value": 0.9}, "16": {**numbers, "value": 0.95}}}
     settings = {"temperature": 0.6, "top_p": 0.95, "max_new_tokens": 4096, "source": {"dataset_name": "a/b"}}
-    shared = {"num_problems": 30, "num_samples": samples, "truncated": 0.125, "settings": settings}
+    shared = {"num_problems": 30, "num_rollouts": samples, "truncated": 0.125, "settings": settings}
     return {**shared, **more, f"avg@{samples}": numbers}
 
 
@@ -83,7 +85,7 @@ def test_every_fact_is_in_the_text(results):
     text = model_card(FACTS, results, curves="training.png").text
     facts = ["51,200", "weighting = unb", "alice/table", "ab" * 32, "num_rollouts 32", FACTS.reward, "8 x H200", "7"]
     facts += [FACTS.recipe, FACTS.command, "training.png", "trl 1.16.0", "0.250, 0.750", "1e-06, constant", "17,000"]
-    facts += [PAPERS["basis"], PAPERS["gspo"], PAPERS["trl"], "## Limitations"]
+    facts += [papers()["basis"], papers()["gspo"], papers()["trl"], "## Limitations"]
     rows = [line for line in text.splitlines() if line.startswith("| aime24")]
     assert [[cell.strip() for cell in row.split("|")][2:5] for row in rows] == [
         ["Qwen/Qwen3-4B (base)", "avg@16", "40.0"],
@@ -95,6 +97,26 @@ def test_every_fact_is_in_the_text(results):
         assert all(text in row for text in ("30", "16", "0.6, top-p 0.95", "4,096", "12.5", " to ")), row
     for fact in facts:
         assert fact in text, fact
+
+
+def columns(text):
+    """For each table of a Markdown text, in how many columns its lines fall."""
+    blocks = re.findall(r"(?:^\|.*\n)+", text, re.M)
+    return [{len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()} for block in blocks]
+
+
+def test_a_bar_in_a_fact_stays_in_its_cell(results):
+    odd = {
+        "reward": "a|b",
+        "hardware": "8 x |H200|",
+        "settings": {"x|y": "1|2"},
+        "model_name": "m|n",
+        "baseline": "b|c",
+    }
+    text = model_card(replace(FACTS, **odd), results).text
+    assert columns(text) == [{11}, {3}]
+    for cell in ("**m\\|n**", "a\\|b", "8 x \\|H200\\|", "x\\|y | 1\\|2", "`b\\|c`"):
+        assert cell in text, cell
 
 
 def test_what_is_not_known_is_said_and_left_out_of_the_metadata():
@@ -111,9 +133,9 @@ def test_what_is_not_known_is_said_and_left_out_of_the_metadata():
 def test_facts_survive_the_file(tmp_path):
     save_facts(FACTS, tmp_path)
     assert str(model_card(load_facts(tmp_path))) == str(model_card(FACTS))
-    with pytest.raises(ValueError, match=r"no card\.json"):
+    with pytest.raises(ValueError, match=r"no run\.json"):
         load_facts(tmp_path / "nowhere")
-    (tmp_path / "card.json").write_text('{"license": null, "artefacts": [], "reward_curve": null, "odd": 1}')
+    (tmp_path / "run.json").write_text('{"license": null, "artefacts": [], "reward_curve": null, "odd": 1}')
     with pytest.raises(ValueError, match="another version"):
         load_facts(tmp_path)
 
@@ -129,7 +151,7 @@ def test_every_baseline_has_its_paper_and_tells_its_parameters():
         assert len(citations(name)) == 2, name
         baseline = named_baseline(name, sums())
         assert set(baseline.parameters) == set(inspect.signature(cls).parameters), name
-    assert citations("MyBaseline") == [PAPERS["trl"]]
+    assert citations("MyBaseline") == [papers()["trl"]]
     assert len(citations("grpo", "grpo")) == 2
 
 

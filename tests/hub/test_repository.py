@@ -19,6 +19,12 @@ from tests.support.hub_endpoint import HubEndpoint
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN, READER = "hf_AliceMayWriteHere0001", "hf_AliceMayOnlyRead0002"
 STRATEGIES = ["end", "every_save", "checkpoint", "all_checkpoints"]
+FAST = ("checkpoint", "flaky", "dead", "wrong-token")
+
+
+def named(names):
+    """Parameters: what only the long launch has is for `make test-all`."""
+    return [pytest.param(name, marks=[] if name in FAST else pytest.mark.long) for name in names]
 
 
 def job(name, folder, **args):
@@ -55,9 +61,21 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("hub")
 
 
+class Launches:
+    """Runs of one process each, started when the first of their names is asked for: name -> what came of it."""
+
+    def __init__(self, launch):
+        self.launch, self.found = launch, {}
+
+    def __getitem__(self, name):
+        if name not in self.found:
+            self.found |= self.launch(name in FAST)
+        return self.found[name]
+
+
 @pytest.fixture(scope="module")
 def ran(hub, folder, tiny_path):
-    """All runs that need one process, in one process: name -> what came of it; ``stderr`` is what they said."""
+    """The runs: name -> what came of it; ``stderr`` of each is what all of its process said."""
 
     def third_is_there():
         first, third = (folder / "slow" / f"checkpoint-{step}" for step in (1, 3))
@@ -76,9 +94,17 @@ def ran(hub, folder, tiny_path):
     }
     history = {"baseline": "basis_history"}
     jobs = [
-        job("end", folder, hub_strategy="end", model_init_kwargs={"token": TOKEN}),
+        job("end", folder, hub_strategy="end"),
         job("every_save", folder, hub_strategy="every_save"),
-        job("checkpoint", folder, hub_strategy="checkpoint", hub_private_repo=True, hub_revision="dev", **history),
+        job(
+            "checkpoint",
+            folder,
+            hub_strategy="checkpoint",
+            hub_private_repo=True,
+            hub_revision="dev",
+            model_init_kwargs={"token": TOKEN},
+            **history,
+        ),
         job("all_checkpoints", folder, hub_strategy="all_checkpoints"),
         job("flaky", folder, hub_strategy="checkpoint"),
         job("dead", folder, hub_retries=1),
@@ -91,9 +117,14 @@ def ran(hub, folder, tiny_path):
         job("no good name", folder),
         job("bob/theirs", folder),
     ]
-    done = python(hub, folder / "home", "-m", "tests.hub.pushing", tiny_path, *map(json.dumps, jobs))
-    outcome = json.loads(done.stdout.splitlines()[-1])
-    return {**outcome, "stderr": done.stderr, "faults": faults}
+
+    def launch(fast):
+        chosen = [json.dumps(job) for job in jobs if (job["name"] in FAST) == fast]
+        done = python(hub, folder / "home", "-m", "tests.hub.pushing", tiny_path, *chosen)
+        outcome = json.loads(done.stdout.splitlines()[-1])
+        return {name: {**came, "stderr": done.stderr} for name, came in outcome.items()} | {"faults": faults}
+
+    return Launches(launch)
 
 
 def trained(folder, name):
@@ -108,11 +139,12 @@ def sent(hub, name, path, revision="main"):
     return hub.files(f"models/alice/{name}", revision)[path]
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", named(STRATEGIES))
 def test_model_tokenizer_card_and_baseline_state_arrive(name, ran, hub, folder):
+    assert ran[name]["pushed"]
     revision = "dev" if name == "checkpoint" else "main"
     files = hub.files(f"models/alice/{name}", revision)
-    there = {"model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "README.md", "card.json"}
+    there = {"model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "README.md", "run.json"}
     assert there | {"training.png", "baseline_state.pt"} <= set(files)
     (folder / "pulled.safetensors").write_bytes(files["model.safetensors"])
     assert same(load_file(folder / "pulled.safetensors"), trained(folder, name))
@@ -123,7 +155,9 @@ def test_model_tokenizer_card_and_baseline_state_arrive(name, ran, hub, folder):
     assert f"alice/{name}" in card.text
 
 
+@pytest.mark.long
 def test_every_strategy_pushes_what_it_says(ran, hub):
+    assert all(ran[name]["pushed"] for name in STRATEGIES)
     steps = {
         name: hub.messages(f"models/alice/{name}", "dev" if name == "checkpoint" else "main") for name in STRATEGIES
     }
@@ -140,33 +174,37 @@ def test_every_strategy_pushes_what_it_says(ran, hub):
     assert folders["all_checkpoints"] == {"checkpoint-1", "checkpoint-2"}
 
 
-def test_pushed_checkpoints_are_whole(ran, hub, folder):
-    for name, revision in (("checkpoint", "dev"), ("all_checkpoints", "main"), ("flaky", "main"), ("slow", "main")):
-        commits = hub.repos[f"models/alice/{name}"].branches[revision]
-        seen = 0
-        for commit in commits:
-            for place in {path.split("/")[0] for path in commit.files if "checkpoint" in path.split("/")[0]}:
-                files = {path.removeprefix(f"{place}/") for path in commit.files if path.startswith(f"{place}/")}
-                whole = {"model.safetensors", "optimizer.pt", "rng_state.pth", "phase_0.pt", "baseline_state.pt"}
-                assert whole | {"trainer_state.json"} <= files
-                assert "INCOMPLETE" not in files
-                steps = json.loads(commit.files[f"{place}/trainer_state.json"].data)["global_step"]
-                assert place in ("last-checkpoint", f"checkpoint-{steps}")
-                seen += 1
-        assert seen
+@pytest.mark.parametrize("name", named(["checkpoint", "all_checkpoints", "flaky", "slow"]))
+def test_pushed_checkpoints_are_whole(name, ran, hub):
+    assert ran[name]["pushed"]
+    commits = hub.repos[f"models/alice/{name}"].branches["dev" if name == "checkpoint" else "main"]
+    seen = 0
+    for commit in commits:
+        for place in {path.split("/")[0] for path in commit.files if "checkpoint" in path.split("/")[0]}:
+            files = {path.removeprefix(f"{place}/") for path in commit.files if path.startswith(f"{place}/")}
+            whole = {"model.safetensors", "optimizer.pt", "rng_state.pth", "phase_0.pt", "baseline_state.pt"}
+            assert whole | {"trainer_state.json"} <= files
+            assert "INCOMPLETE" not in files
+            steps = json.loads(commit.files[f"{place}/trainer_state.json"].data)["global_step"]
+            assert place in ("last-checkpoint", f"checkpoint-{steps}")
+            seen += 1
+    assert seen
 
 
+@pytest.mark.long
 def test_rotation_waits_for_the_upload(ran, hub, folder):
+    assert ran["slow"]["pushed"]
     places = {path.split("/")[0] for path in hub.files("models/alice/slow") if path.startswith("checkpoint-")}
     assert places == {f"checkpoint-{step}" for step in (1, 2, 3, 4)}
     assert ran["faults"]["slow"].hit == 2
 
 
 def test_no_token_is_sent_or_saved(ran, hub, folder):
-    arguments = torch.load(folder / "end" / "training_args.bin", weights_only=False)
+    assert ran["checkpoint"]["pushed"]
+    arguments = torch.load(folder / "checkpoint" / "training_args.bin", weights_only=False)
     assert arguments.hub_token is None
     assert "token" not in arguments.model_init_kwargs
-    assert arguments.hub_model_id == "end"
+    assert arguments.hub_model_id == "checkpoint"
     content = [
         blob.data for repo in hub.repos.values() for b in repo.branches.values() for c in b for blob in c.files.values()
     ]
@@ -186,29 +224,32 @@ def test_what_fails_for_a_while_arrives(ran, hub, folder):
     assert "last-checkpoint/optimizer.pt" in hub.files("models/alice/flaky")
 
 
-@pytest.mark.parametrize("name", ["dead", "revoked", "down"])
+@pytest.mark.parametrize("name", named(["dead", "revoked", "down"]))
 def test_what_fails_for_good_is_a_warning(name, ran, hub, folder):
     assert ran[name]["step"] == 2
     assert ran[name]["pushed"] is None
-    assert f"basis-rl push {folder / name}" in ran["stderr"]
+    assert f"basis-rl push {folder / name}" in ran[name]["stderr"]
     weights = load_file(folder / name / "model.safetensors")
     assert same(weights, trained(folder, name))
     assert list(hub.files(f"models/alice/{name}")) == [".gitattributes"] if name != "down" else True
 
 
+@pytest.mark.long
 def test_only_what_may_pass_is_repeated(ran):
+    assert ran["revoked"]["pushed"] is ran["dead"]["pushed"] is None
     # Pushed: the last save and the end of the training, and the first save, where none was on its way.
     assert 2 <= ran["faults"]["revoked"].hit <= 3
     assert 4 <= ran["faults"]["dead"].hit <= 6
 
 
+@pytest.mark.long
 def test_a_hub_that_comes_back_gets_everything(ran, hub):
-    assert "the Hub cannot be reached" in ran["stderr"]
+    assert "the Hub cannot be reached" in ran["late"]["stderr"]
     assert "last-checkpoint/optimizer.pt" in hub.files("models/alice/late")
     assert "alice/late" in sent(hub, "late", "README.md").decode()
 
 
-@pytest.mark.parametrize("name", ["wrong-token", "read-only", "no good name", "bob/theirs"])
+@pytest.mark.parametrize("name", named(["wrong-token", "read-only", "no good name", "bob/theirs"]))
 def test_a_refusal_is_one_message_before_anything_is_spent(name, ran, folder):
     error = ran[name]["error"]
     assert f"the Hub refuses '{name}'" in error
@@ -240,25 +281,30 @@ def test_a_pulled_checkpoint_is_found_by_auto(tmp_path):
 @pytest.fixture(scope="module")
 def pulled(ran, hub, folder, tiny_path):
     """What another machine makes of it: `tests.hub.pulling`."""
+    assert all(ran[name]["pushed"] for name in ("end", "checkpoint", "slow"))
     done = python(hub, folder / "other", "-m", "tests.hub.pulling", tiny_path, folder, token=TOKEN)
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.long
 def test_models_load_from_the_hub(pulled, folder):
     assert pulled["generated"] > 0
     assert same(load_file(folder / "from_hub" / "model.safetensors"), trained(folder, "end"))
 
 
+@pytest.mark.long
 def test_a_pulled_checkpoint_goes_on_as_if_never_stopped(pulled, folder):
     assert pulled["resumed_from"] == 2
     assert same(trained(folder, "resumed"), trained(folder, "slow"))
 
 
+@pytest.mark.long
 def test_tables_and_codebooks_come_back_as_they_were(pulled):
     assert pulled["table"][0] == pulled["table"][1]
     assert pulled["clusters"][0] == pulled["clusters"][1]
 
 
+@pytest.mark.long
 def test_recipe_evaluation_and_artefacts_are_on_the_card(pulled, hub, folder):
     assert pulled["codes"] == [0, 0]
     card = ModelCard(sent(hub, "cli", "README.md").decode())
@@ -277,7 +323,7 @@ def test_recipe_evaluation_and_artefacts_are_on_the_card(pulled, hub, folder):
         assert text in card.text, text
     recipe = sent(hub, "cli", "recipe.yaml").decode()
     assert recipe.strip() in card.text
-    (reference,) = json.loads(sent(hub, "cli", "artefacts.json"))
+    (reference,) = json.loads(sent(hub, "cli", "run.json"))["artefacts"]
     assert reference["source"] == "alice/table"
     assert reference["sha256"] == pulled["table"][0]
     assert {"results.json", "base_results.json", "metrics.jsonl", "training.png"} <= set(hub.files("models/alice/cli"))

@@ -30,8 +30,8 @@ def write_run(
         row = {
             "step": step,
             "reward": level * step / steps + rng.uniform(-0.05, 0.05),
-            "num_responses": per_step * step,
-            "num_response_tokens": 10 * per_step * step,
+            "num_rollouts": per_step * step,
+            "num_rollout_tokens": 10 * per_step * step,
             "seconds": 2.0 * step,
             "advantages/zero": 0.25,
             **metrics,
@@ -41,9 +41,9 @@ def write_run(
     write_rows(folder, rows)
     settings = {"baseline": baseline, "seed": seed, "output_dir": str(folder), "learning_rate": 1e-6, **(recipe or {})}
     (folder / "recipe.yaml").write_text(yaml.safe_dump(settings))
-    record: dict[str, Any] = {"settings": {"seed": seed, "num_generations": 2}, "finished": finished}
+    record: dict[str, Any] = {"seed": seed, "compared": {"num_generations": 2}, "finished": finished}
     if table:
-        record["value_table"] = {"id": table, "source": "values", "responses": 1000}
+        record["artefacts"] = [{"kind": "value table", "sha256": table, "source": "values", "rollouts": 1000}]
     (folder / "run.json").write_text(json.dumps(record))
     return rows
 

@@ -1,4 +1,4 @@
-"""Comparison at one number of responses, against sums over single responses; groups, budgets, differences, messages."""
+"""Comparison at one number of rollouts, against sums over single rollouts; groups, budgets, differences, messages."""
 
 import json
 import math
@@ -18,16 +18,16 @@ from basis_rl.report.compare import (
     last_until,
     mean_until,
     points,
-    responses_to,
+    rollouts_to,
     window_mean,
 )
 from basis_rl.report.runs import Group, Run, find_runs, group_runs, merge_rows, read_run
-from basis_rl.report.tables import cost_table, final_table, table_price, table_uses
+from basis_rl.report.tables import _Column, _differences, cost_table, final_table, table_price, table_uses
 from tests.report.folders import write_rows, write_run
 
 
 def one_by_one(x, y):
-    """The value that stands for each response, response after response."""
+    """The value that stands for each rollout, rollout after rollout."""
     values, before = [], 0
     for place, value in zip(x, y, strict=True):
         values += [value] * round(place - before)
@@ -35,7 +35,7 @@ def one_by_one(x, y):
     return values
 
 
-def test_window_means_are_means_over_single_responses():
+def test_window_means_are_means_over_single_rollouts():
     rng = random.Random(0)
     x = np.cumsum([rng.randint(1, 40) for _ in range(30)]).astype(float)
     y = np.array([rng.random() for _ in x])
@@ -46,7 +46,7 @@ def test_window_means_are_means_over_single_responses():
     assert math.isnan(window_mean(x, y, x[-1], x[-1] + 5))
 
 
-def test_curves_are_cut_at_the_same_responses_wherever_they_were_logged(tmp_path):
+def test_curves_are_cut_at_the_same_rollouts_wherever_they_were_logged(tmp_path):
     write_run(tmp_path / "a", baseline="rloo", per_step=64, steps=30)
     write_run(tmp_path / "b", baseline="grpo", per_step=50, steps=41)
     found = compare_runs([tmp_path / "a", tmp_path / "b"], budget=1000)
@@ -59,21 +59,21 @@ def test_curves_are_cut_at_the_same_responses_wherever_they_were_logged(tmp_path
         assert bins <= len(run.series("reward")[0])
         assert fmean(drawn.mean) == pytest.approx(fmean(singles[:1000]))
         width = 1000 / bins
-        np.testing.assert_allclose(drawn.x["num_responses"], (np.arange(bins) + 0.5) * width)
-        per_step = run.rows[0]["num_responses"]
-        np.testing.assert_allclose(drawn.x["seconds"], drawn.x["num_responses"] / per_step * 2.0)
+        np.testing.assert_allclose(drawn.x["num_rollouts"], (np.arange(bins) + 0.5) * width)
+        per_step = run.rows[0]["num_rollouts"]
+        np.testing.assert_allclose(drawn.x["seconds"], drawn.x["num_rollouts"] / per_step * 2.0)
         assert mean_until(run, "reward", 1000, 0.1) == pytest.approx(fmean(singles[900:1000]))
         assert run.spent("seconds", 1000) == pytest.approx(1000 / per_step * 2.0)
 
 
-def test_responses_until_a_reward(tmp_path):
+def test_rollouts_until_a_reward(tmp_path):
     write_run(tmp_path / "a", steps=40, per_step=10, level=0.8)
     run = read_run(tmp_path / "a")
     singles = one_by_one(*run.series("reward"))
-    reached = responses_to(run, 0.5, 400)
+    reached = rollouts_to(run, 0.5, 400)
     expected = next(n for n in range(40, 401, 10) if fmean(singles[n - 40 : n]) >= 0.5)
     assert reached == expected
-    assert math.isnan(responses_to(run, 2.0, 400))
+    assert math.isnan(rollouts_to(run, 2.0, 400))
 
 
 def test_a_run_that_rises_reaches_its_own_end(tmp_path):
@@ -82,7 +82,7 @@ def test_a_run_that_rises_reaches_its_own_end(tmp_path):
         run = read_run(tmp_path / str(steps))
         for step, row in enumerate(run.rows):
             row["reward"] = 0.1 + 0.8 * (1 - math.exp(-step / 50))
-        assert not math.isnan(responses_to(run, mean_until(run, "reward", 512 * steps, 0.1), 512 * steps))
+        assert not math.isnan(rollouts_to(run, mean_until(run, "reward", 512 * steps, 0.1), 512 * steps))
 
 
 def test_evaluations_are_found_by_any_name_and_avg_goes_before_reward():
@@ -100,8 +100,8 @@ def test_the_budget_is_what_every_run_has_unless_one_is_given(tmp_path):
     assert any("'short' has sampled, which is not finished" in note for note in found.notes)
     found = compare_runs(both, budget=1000)
     assert [run.path.name for group in found.groups for run in group.runs] == ["long"]
-    assert found.notes == ["Left out, with fewer responses than the budget: 'short' (640)."]
-    with pytest.raises(ValueError, match="No run has sampled 5,000 responses; the longest has 1,920"):
+    assert found.notes == ["Left out, with fewer rollouts than the budget: 'short' (640)."]
+    with pytest.raises(ValueError, match="No run has sampled 5,000 rollouts; the longest has 1,920"):
         compare_runs(both, budget=5000)
 
 
@@ -116,7 +116,7 @@ def test_evaluations_count_up_to_the_budget_and_keep_their_places(tmp_path):
     assert last_until(group.runs[0], "eval_reward", 14 * 64) == pytest.approx(0.10)
     assert math.isnan(last_until(group.runs[0], "eval_reward", 64))
     drawn = points(group, "eval_reward", 14 * 64)
-    np.testing.assert_allclose(drawn.x["num_responses"], [5 * 64, 10 * 64])
+    np.testing.assert_allclose(drawn.x["num_rollouts"], [5 * 64, 10 * 64])
     np.testing.assert_allclose(drawn.mean, [0.55, 0.60])
 
 
@@ -152,7 +152,7 @@ def test_without_recipes_runs_have_the_names_of_their_folders(tmp_path):
 def test_a_run_of_a_script_is_read_from_its_trainer_state(tmp_path):
     rows = write_run(tmp_path / "made", steps=6)
     (tmp_path / "script").mkdir()
-    log = [*rows, {"step": 6, "train_runtime": 3.0, "num_responses": 6 * 64}]
+    log = [*rows, {"step": 6, "train_runtime": 3.0, "num_rollouts": 6 * 64}]
     (tmp_path / "script" / "trainer_state.json").write_text(json.dumps({"log_history": log}))
     run = read_run(tmp_path / "script")
     assert run.finished
@@ -162,7 +162,7 @@ def test_a_run_of_a_script_is_read_from_its_trainer_state(tmp_path):
 def test_steps_that_a_resume_repeats_replace_the_earlier_ones(tmp_path):
     rows = write_run(tmp_path / "a", steps=10)
     again = [{**row, "reward": 7.0} for row in rows[6:]]
-    evaluation = {"step": 5, "eval_reward": 0.3, "num_responses": 5 * 64}
+    evaluation = {"step": 5, "eval_reward": 0.3, "num_rollouts": 5 * 64}
     merged = merge_rows([*rows[:5], evaluation, *rows[5:9], *again])
     assert [row["step"] for row in merged] == list(range(1, 11))
     assert [row["reward"] for row in merged] == [row["reward"] for row in rows[:6]] + [7.0] * 4
@@ -170,6 +170,36 @@ def test_steps_that_a_resume_repeats_replace_the_earlier_ones(tmp_path):
     path = tmp_path / "a" / "metrics.jsonl"
     path.write_text(path.read_text() + '{"step": 11, "rewa')
     assert read_run(tmp_path / "a").rows[-1]["step"] == 10
+
+
+def test_keys_that_the_repeated_steps_have_not_logged_are_gone():
+    first = [{"step": step, "reward": 0.1, "num_rollouts": 8 * step} for step in range(1, 9)]
+    first[6] |= {"eval_reward": 0.9, "baseline/beta": 3.0}
+    again = [{"step": step, "reward": 0.2, "num_rollouts": 8 * step} for step in (6, 7)]
+    merged = merge_rows([*first, *again])
+    assert merged == [*first[:5], *again], "neither old keys of step 7 nor step 8, which is not done again yet"
+
+
+def table_of(left, right, spread):
+    """The final table of two settings whose reward lies at these levels, over two seeds each."""
+    column = lambda run: {"a": left, "b": right}[run.path.name[0]] + spread * run.seed * (run.path.name[0] == "b")  # noqa: E731
+    runs = {name: [Run(Path(f"{name}{s}"), [], {"seed": s, "baseline": name}) for s in (0, 1)] for name in "ab"}
+    groups = {name: Group(name, each, {}) for name, each in runs.items()}
+    columns = [_Column("x", column, "{:.3f}".format), _Column("y", column, "{:.3f}".format, compared=False)]
+    return _differences(groups["b"], groups["a"], columns, 3, 1)
+
+
+def test_differences_have_their_sign_and_are_bold_only_where_the_interval_leaves_out_zero():
+    row = table_of(0.5, 0.4, 0.0002)
+    half = 12.706 * 0.0001
+    assert row.cells == ["Δ vs a", "", "", f"−0.100 [−{0.0999 + half:.3f}, −{0.0999 - half:.3f}]", "", ""]
+    assert (row.strong, row.group) == ({3}, None)
+    assert table_of(0.4, 0.5, 0.0002).cells[3] == f"+0.100 [+{0.1001 - half:.3f}, +{0.1001 + half:.3f}]"
+    assert table_of(0.4, 0.5, 0.0002).strong == {3}
+    row = table_of(0.5, 0.49, 0.01)
+    half = 12.706 * 0.005
+    assert row.cells[3] == f"−0.005 [−{0.005 + half:.3f}, +{half - 0.005:.3f}]"
+    assert row.strong == set()
 
 
 def test_differences_over_the_same_seeds_are_paired_and_others_are_not(tmp_path):
@@ -207,7 +237,7 @@ def test_the_price_of_a_table_is_charged_whole_and_shared(tmp_path):
     assert numbers[2] - numbers[0] == pytest.approx(1000 / 3, abs=1)
     assert cells["batch_mean"][3] == cells["batch_mean"][4]
     final = final_table(found)
-    at = final.columns.index("responses of the value table")
+    at = final.columns.index("rollouts of the value table")
     assert {row.cells[0]: row.cells[at] for row in final.rows if row.group is not None} == {
         "basis": "1,000",
         "basis_history": "1,000",
@@ -218,7 +248,7 @@ def test_the_price_of_a_table_is_charged_whole_and_shared(tmp_path):
 def test_benchmarks_of_final_models_are_columns_with_their_mean(tmp_path):
     for name, value in (("rloo", 0.25), ("grpo", 0.5)):
         write_run(tmp_path / name, baseline=name)
-        entry = {"num_samples": 32, "avg@32": {"value": value, "low": 0, "high": 1}}
+        entry = {"num_rollouts": 32, "avg@32": {"value": value, "low": 0, "high": 1}}
         results = {"aime24": entry, "amc23": {**entry, "avg@32": {"value": value + 0.1}}, "note": "none"}
         (tmp_path / name / "results.json").write_text(json.dumps(results))
     table = final_table(compare_runs([tmp_path], reference="rloo"))
@@ -235,8 +265,8 @@ def test_messages(tmp_path):
     with pytest.raises(ValueError, match="There is no folder"):
         compare_runs([tmp_path / "nowhere"])
     rows = write_run(tmp_path / "old")
-    write_rows(tmp_path / "old", [{k: v for k, v in row.items() if k != "num_responses"} for row in rows])
-    with pytest.raises(ValueError, match=r"logged without `num_responses`"):
+    write_rows(tmp_path / "old", [{k: v for k, v in row.items() if k != "num_rollouts"} for row in rows])
+    with pytest.raises(ValueError, match=r"logged without `num_rollouts`"):
         compare_runs([tmp_path / "old"])
     write_run(tmp_path / "good", baseline="grpo")
     write_run(tmp_path / "begun", baseline="opo", steps=0)

@@ -74,9 +74,9 @@ def test_parts_of_one_plot_do_not_meet_those_of_another(page):
 
 def test_a_run_has_one_colour_everywhere(page):
     plots = dict(re.findall(r'aria-label="([^"]+)">(<svg.*?</svg>)', page, re.S))
-    assert {"reward over responses", "calibrated β", "variance of the gradient", "evaluation over time"} <= set(plots)
+    assert {"reward over rollouts", "calibrated β", "variance of the gradient", "evaluation over time"} <= set(plots)
     drawn = {title: set(re.findall(r"var\(--run-(\d)\)", svg)) for title, svg in plots.items()}
-    assert drawn["reward over responses"] == {"0", "1"}
+    assert drawn["reward over rollouts"] == {"0", "1"}
     assert drawn["calibrated β"] == {"0"}, "only basis has a beta"
     assert drawn["variance of the gradient"] == {"1"}
     legend = re.search(r'<ul class="legend">.*?</ul>', page, re.S)[0]
@@ -101,7 +101,7 @@ def test_markdown_and_its_plots(runs, tmp_path):
 def test_the_command(runs, tmp_path, capsys):
     assert main(["compare", str(runs), "--output", str(tmp_path / "r"), "--reference", "basis", "--budget", "700"]) == 0
     said = capsys.readouterr().out
-    assert "700 responses each; differences to 'basis'" in said
+    assert "700 rollouts each; differences to 'basis'" in said
     assert (tmp_path / "r" / "report.html").stat().st_size > 10_000
     assert main(["compare", str(tmp_path)]) == 2
     assert "is no run and holds none" in capsys.readouterr().err

@@ -5,7 +5,7 @@ import unicodedata
 import pytest
 
 from basis_rl.rewards import ExactReward
-from basis_rl.rewards.answers import take_answer
+from basis_rl.rewards.extract import take_answer
 from tests.rewards.growth import grows_linearly
 
 TEXT = "<think>x #### 1\n<answer>2</answer></think>\nSo <answer> 3 </answer> is\n#### 4\n\\boxed{5} or\nsix \n\n"

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from basis_rl.rewards import FunctionError, FunctionReward
-from basis_rl.trainer.preflight import required_columns
+from basis_rl.rewards.base import required_columns
 
 HERE = "tests.rewards.user_functions"
 

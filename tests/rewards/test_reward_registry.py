@@ -121,6 +121,7 @@ def test_parameters_are_sorted_to_their_rewards():
     assert split_params(["a"], {}) == {"a": {}}
     assert split_params(["a"], {"a": {"x": 1}}) == {"a": {"x": 1}}
     assert split_params(["a"], {"a": 1}) == {"a": {"a": 1}}
+    assert split_params(["a", "b.a"], {"a": {"x": 1}, "b.a": {"y": 2}}) == {"a": {"x": 1}, "b.a": {"y": 2}}
     assert split_params(["a"], {"x": {"y": 1}}) == {"a": {"x": {"y": 1}}}
 
 

@@ -33,6 +33,12 @@ BOX, ANSWER = r"so \boxed{1}", "<answer>1</answer>"
         (r"<think>a</think>\boxed{1", {"think"}),
         ("<think>a</think><answer> </answer>", {"think"}),
         ("<think>a</think></answer><answer>1</answer>", {"think"}),
+        ("<answer>1</answer>2</answer>", set()),
+        ("<answer>1</answer></answer>", set()),
+        ("<think>a</think><answer>1</answer> 2</answer>", {"think"}),
+        ("</answer><answer>1</answer>", set()),
+        ("<answer>1<answer>2</answer>", set()),
+        ("<answer>1", set()),
         ("", set()),
         (ANSWER, {"answer"}),
     ],
@@ -80,7 +86,7 @@ def test_parameters_out_of_range(parameters, message):
         FormatReward(**parameters)
 
 
-@pytest.mark.parametrize(("longest", "cache"), [(20480, 4096), (100, 30), (7, 7), (1, 1), (6, None)])
+@pytest.mark.parametrize(("longest", "cache"), [(20480, 4096), (100, 30), (7, 7), (1, 1), (6, None), (3, None)])
 def test_overlong_is_trls_and_the_equation(longest, cache):
     from trl.rewards import get_soft_overlong_punishment
 

@@ -1,5 +1,8 @@
 """Every promise of the sandbox, tried from inside, with each of its mechanisms, as root and as an ordinary user."""
 
+from dataclasses import replace
+from functools import cache
+
 import pytest
 
 from basis_rl.sandbox import Isolation, isolation
@@ -13,10 +16,16 @@ NOT_BY_NAMESPACES = {
 }  # fmt: skip
 
 
+@cache
+def attacked(user, kind):
+    """What came of all attacks; once for both tests that look at it."""
+    return own(user, kind=kind, attacks=str(ATTACKS), policy={})
+
+
 @pytest.mark.parametrize("user", USERS)
 @pytest.mark.parametrize("kind", kinds())
 def test_nothing_gets_out(kind, user):
-    report = own(user, kind=kind, attacks=str(ATTACKS), policy={})
+    report = attacked(user, kind)
     inside = report["inside"]
     assert report["code"] == 0, report["errors"]
     assert (report["uid"] == 65534) == (user == "nobody")
@@ -33,7 +42,7 @@ def test_nothing_gets_out(kind, user):
 @pytest.mark.parametrize("user", USERS)
 @pytest.mark.parametrize("kind", kinds())
 def test_what_is_harmless_still_works_and_what_is_ours_is_not_there(kind, user):
-    report = own(user, kind=kind, attacks=str(ATTACKS), policy={})
+    report = attacked(user, kind)
     inside = report["inside"]
     assert inside["harmless"] == ["notes 2"]
     assert inside["open"] == [0, 1, 2]
@@ -59,6 +68,9 @@ def test_isolation_says_what_the_mechanisms_give():
     assert full.reads
     assert full.processes
     assert "NOT promised" not in str(full)
+    assert full.complete
+    for missing in ("network", "writes", "reads", "processes"):
+        assert not replace(full, **{missing: False}).complete
     bare = Isolation.by(["rlimits"])
     assert [bare.network, bare.writes, bare.reads, bare.processes] == [False] * 4
     assert "NOT promised here: no network" in str(bare)

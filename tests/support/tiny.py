@@ -83,6 +83,7 @@ class Tokenwise(Baseline):
     """REINFORCE spelled per token: the same gradient as `none`, through the ``(N, T)`` path."""
 
     scope = "group"
+    token_level = "always"
 
     def advantages(self, batch):
         values = torch.nan_to_num(batch.rewards)[:, None] * batch.action_mask

@@ -92,7 +92,7 @@ class Kept(BasisTrainer):
                 "ids": self.completion_lists,
                 "mask": output["completion_mask"] * output["tool_mask"],
                 "advantages": local.clone(),
-                "batch": self._unlearnt[-1][1],
+                "batch": self._unlearnt.newest,
             }
         )
         return local

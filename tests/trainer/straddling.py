@@ -40,11 +40,11 @@ class GivenRollouts(BasisTrainer):
 
     def _advantages(self, inputs, output):
         local = super()._advantages(inputs, output)
-        width = torch.tensor([self._unlearnt[-1][1].action_mask.shape[1]])
+        width = torch.tensor([self._unlearnt.newest.action_mask.shape[1]])
         wide = local
         if local.ndim == 2:
             wide = torch.nn.functional.pad(local, (0, int(width) - local.shape[1]))
-        self.kept.append((self._unlearnt[-1][1], self.accelerator.gather(wide).clone()))
+        self.kept.append((self._unlearnt.newest, self.accelerator.gather(wide).clone()))
         return local
 
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
-from basis_rl.trainer import OBJECTIVES, BasisTrainer
+from basis_rl.objectives import OBJECTIVES
+from basis_rl.trainer import BasisTrainer
 from tests.support.tiny import config, parity_reward, sums
 
 
@@ -36,7 +37,7 @@ class RecordingBasis(Recording, BasisTrainer):
 
 
 def trl_config(ours, objective):
-    loss_type, level = OBJECTIVES[objective]
+    loss = OBJECTIVES[objective]
     names = [
         "output_dir",
         "per_device_train_batch_size",
@@ -48,7 +49,9 @@ def trl_config(ours, objective):
     names += ["max_completion_length", "max_steps", "learning_rate", "lr_scheduler_type", "logging_steps", "report_to"]
     names += ["save_strategy", "use_cpu", "bf16", "gradient_checkpointing", "disable_tqdm", "steps_per_generation"]
     return GRPOConfig(
-        **{name: getattr(ours, name) for name in names}, loss_type=loss_type, importance_sampling_level=level
+        **{name: getattr(ours, name) for name in names},
+        loss_type=loss.loss_type,
+        importance_sampling_level=loss.importance_sampling_level,
     )
 
 

@@ -24,7 +24,7 @@ class Keep(BasisTrainer):
         probs = logits.softmax(-1)[:, -tokens:]
         chosen = probs.gather(-1, output["completion_ids"][..., None])[..., 0]
         local = super()._advantages(inputs, output)
-        self.kept = (self._unlearnt[-1][1], 1 - 2 * chosen + (probs**2).sum(-1), (probs**2).sum(-1))
+        self.kept = (self._unlearnt.newest, 1 - 2 * chosen + (probs**2).sum(-1), (probs**2).sum(-1))
         return local
 
 
@@ -92,7 +92,7 @@ def test_sums_of_squares_are_in_their_bounds_in_bfloat16(case, spread, tmp_path,
         seen.append((log_probs, sum_squared_probs))
         return logit_gradient_energy(log_probs, sum_squared_probs)
 
-    monkeypatch.setattr("basis_rl.trainer.energies.logit_gradient_energy", keep)
+    monkeypatch.setattr("basis_rl.trainer.scoring.logit_gradient_energy", keep)
     monkeypatch.setattr("trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE", 64)  # several tiles, as in a large vocabulary
     trainer = BasisTrainer(
         model=str(tiny_path),

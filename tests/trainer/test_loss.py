@@ -1,17 +1,21 @@
-"""What the trainer adds to TRL's loss: GPG is plain REINFORCE; KL in the loss and in the reward."""
+"""The policy's loss against plain loops and TRL's code: own objectives, KL in the loss and in the reward."""
 
 from contextlib import nullcontext
 
 import pytest
 import torch
 from peft import LoraConfig
+from trl import GRPOTrainer
 
 from basis_rl.baselines import ReinforcePP, build_baseline
+from basis_rl.functional.objectives import AGGREGATIONS, OF_LOSS_TYPE
+from basis_rl.objectives import OBJECTIVES, LossOutputs, TrlObjective, objective
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.loss import kl_loss, no_kl
+from basis_rl.trainer.loss import kl_loss, no_kl, without_old_log_probs
+from tests.support.loss_run import FakeRun, micro_batch
 from tests.support.tiny import config, parity_reward, sums
 
-LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo"]
+GPG = OBJECTIVES["gpg"]
 
 
 def build(cls, tmp_path, model, baseline="dr_grpo", objective=None, peft_config=None, **settings):
@@ -24,6 +28,239 @@ def build(cls, tmp_path, model, baseline="dr_grpo", objective=None, peft_config=
         objective=objective,
         peft_config=peft_config,
     )
+
+
+def same(found, expected, atol=1e-12):
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=atol)
+    assert expected[1].abs().max() > 1e-4, "zeros would prove nothing"
+
+
+def kl_by_hand(run, inputs, estimator, ratio=None):
+    """``(4, 6)``: the KL estimate of each token, by a plain loop."""
+    ref, found = inputs["ref_per_token_logps"], torch.zeros(4, 6).double()
+    for i in range(4):
+        for t in range(6):
+            d = run.log_probs[i, t] - ref[i, t]
+            estimate = d * d / 2 if estimator == "k2" else (-d).exp() - 1 + d
+            found[i, t] = estimate if ratio is None else estimate * ratio[i, t]
+    return found
+
+
+def total_by_hand(run, per_token, inputs, aggregation):
+    """The loss of a micro-batch from the losses of its tokens, by a plain loop."""
+    mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+    rows = [[per_token[i, t] for t in range(6) if mask[i, t]] for i in range(4)]
+    accumulation = run.current_gradient_accumulation_steps if run.model.training else 1
+    if aggregation == "token_mean":
+        step_tokens = float(inputs["num_items_in_batch"])
+        if run.model.training:  # a generation batch is divided into this many micro-batches, a step takes some of them
+            step_tokens = step_tokens / run.args.steps_per_generation * accumulation
+        return sum(sum(row) for row in rows) / step_tokens
+    if aggregation == "rollout_mean":
+        value = sum(sum(row) / len(row) for row in rows) / 4
+    elif aggregation == "rollout_sum":
+        value = sum(sum(row) for row in rows) / 4
+    elif aggregation == "micro_batch_mean":
+        value = sum(sum(row) for row in rows) / sum(len(row) for row in rows)
+    else:
+        value = sum(sum(row) for row in rows) / (4 * run.max_completion_length)
+    return value / accumulation
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("tools", [False, True], ids=["", "tools"])
+@pytest.mark.parametrize("estimator", [None, "k2", "k3"])
+def test_gpg_is_the_plain_loop(estimator, tools, accumulation, training):
+    settings = {} if estimator is None else {"beta": 0.3, "kl_estimator": estimator}
+    run = FakeRun(GPG, training=training, accumulation=accumulation, **settings)
+    inputs = micro_batch(tools=tools)
+    ratio = (run.log_probs - run.log_probs.detach()).exp()
+    per_token = -ratio * inputs["advantages"][:, None]
+    if estimator is not None:  # k3 takes the ratio's gradient, as TRL's does (use_bias_correction_kl)
+        per_token = per_token + 0.3 * kl_by_hand(run, inputs, estimator, ratio if estimator == "k3" else None)
+    same(run.loss(inputs), run.with_gradients(total_by_hand(run, per_token, inputs, "token_mean")))
+
+
+@pytest.mark.parametrize("tokens", [False, True], ids=["", "tokens"])
+@pytest.mark.parametrize("vllm", [None, "token", "sequence"])
+@pytest.mark.parametrize("settings", [{}, {"beta": 0.3}, {"beta": 0.3, "use_bias_correction_kl": False},
+                                      {"entropy_coef": 0.1}, {"top_entropy_quantile": 0.4},
+                                      {"off_policy_mask_threshold": 0.1},
+                                      {"beta": 0.3, "entropy_coef": 0.1, "top_entropy_quantile": 0.4,
+                                       "off_policy_mask_threshold": 0.1}], ids=str)  # fmt: skip
+def test_gpg_is_trls_loss_without_ratios(settings, vllm, tokens):
+    """To the value: what gpg was before objectives were objects, `dapo` whose batch has no old log-probabilities."""
+    inputs = micro_batch(tools=True, tokens=tokens, vllm=vllm)
+    aux = torch.tensor(0.7, dtype=torch.float64)
+    run, trls = (FakeRun(of, accumulation=2, aux=aux, vllm=vllm is not None, **settings)
+                 for of in (GPG, OBJECTIVES["dapo"]))  # fmt: skip
+    expected = trls.with_gradients(trls.trl_loss(trls.model, without_old_log_probs(inputs)))
+    same(run.loss(inputs), expected)
+    kept = {key: value for key, value in trls.metrics.items() if not key.startswith("clip_ratio")}
+    assert set(run.metrics) == set(kept)
+    assert {"entropy", "aux_loss"} <= set(kept)
+    for key, value in kept.items():
+        assert run.metrics[key] == pytest.approx(value, rel=1e-9), key
+    assert (run.beta, run.loss_type) == (trls.beta, trls.loss_type)
+
+
+def test_the_masks_and_weights_of_that_test_act():
+    inputs, plain = micro_batch(vllm="token"), micro_batch()
+    base = FakeRun(GPG).loss(plain)[1]
+    for settings in ({"top_entropy_quantile": 0.4}, {"off_policy_mask_threshold": 0.1}):
+        assert not torch.allclose(FakeRun(GPG, **settings).loss(inputs)[1], FakeRun(GPG).loss(inputs)[1])
+    assert not torch.allclose(FakeRun(GPG, vllm=True).loss(inputs)[1], base)
+
+
+def ppo(aggregation, **metrics):
+    @objective(token_advantages=True)
+    def loss(inputs):
+        low, high = 1 - inputs.settings.epsilon_low, 1 + inputs.settings.epsilon_high
+        ratio = inputs.ratio if inputs.settings.delta is None else inputs.ratio.clamp(max=inputs.settings.delta)
+        losses = [r * inputs.token_advantages for r in (ratio, inputs.ratio.clamp(low, high))]
+        named = {name: make(inputs).detach() for name, make in metrics.items()}
+        return LossOutputs(per_token=-torch.minimum(*losses), aggregation=aggregation, metrics=named)
+
+    return loss
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo"])
+@pytest.mark.parametrize("settings", [{}, {"beta": 0.3}, {"beta": 0.3, "kl_estimator": "k2"},
+                                      {"beta": 0.3, "use_bias_correction_kl": False}, {"beta": 0.3, "delta": 1.5},
+                                      {"entropy_coef": 0.1, "epsilon_high": 0.3, "off_policy_mask_threshold": 0.1}],
+                         ids=str)  # fmt: skip
+def test_an_own_objective_is_trls_where_it_is_the_same(settings, loss_type, training):
+    """PPO's clip as somebody's own function, with every aggregation that TRL has for it."""
+    inputs = micro_batch(tools=True, vllm="token")
+    kinds = ppo(OF_LOSS_TYPE[loss_type]), TrlObjective(loss_type)
+    own, trls = (FakeRun(kind, accumulation=2, training=training, vllm=True, **settings) for kind in kinds)
+    same(own.loss(inputs), trls.loss(inputs))
+    for key in ("kl", "entropy", "policy_loss"):
+        assert own.metrics.get(key, []) == pytest.approx(trls.metrics.get(key, []), rel=1e-9), key
+    assert not any(key.startswith("clip_ratio") for key in own.metrics)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("tools", [False, True], ids=["", "tools"])
+@pytest.mark.parametrize("loss_type", OF_LOSS_TYPE)
+def test_our_aggregation_of_the_kl_is_trls(loss_type, tools, training):
+    """TRL's own KL term, k3, against the same estimate through our `kl_loss`, on ragged rollouts."""
+    settings = {"beta": 0.3, "use_bias_correction_kl": False, "accumulation": 2, "training": training}
+    run, ours = FakeRun(TrlObjective(loss_type), **settings), FakeRun(TrlObjective(loss_type), **settings)
+    inputs = micro_batch(tools=tools)
+    with no_kl(ours):
+        loss = ours.trl_loss(ours.model, inputs)
+    loss = loss + kl_loss(ours, inputs, ours.log_probs, OF_LOSS_TYPE[loss_type])
+    same(ours.with_gradients(loss), run.loss(inputs))
+    assert ours.metrics["kl"] == pytest.approx(run.metrics["kl"])
+    assert run.metrics["kl"][0] > 0.1
+
+
+@pytest.mark.parametrize("tools", [False, True], ids=["", "tools"])
+@pytest.mark.parametrize("loss_type", OF_LOSS_TYPE)
+def test_k2_in_the_loss_is_the_plain_loop(loss_type, tools):
+    inputs = micro_batch(tools=tools)
+    run = FakeRun(TrlObjective(loss_type), beta=0.3, kl_estimator="k2", accumulation=3)
+    without = FakeRun(TrlObjective(loss_type), accumulation=3)
+    kl = kl_by_hand(without, inputs, "k2")
+    added = 0.3 * total_by_hand(without, kl, inputs, OF_LOSS_TYPE[loss_type])
+    expected = without.with_gradients(without.trl_loss(without.model, inputs) + added)
+    same(run.loss(inputs), expected)
+    mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
+    assert run.metrics["kl"] == [pytest.approx(kl[mask].mean().item())]
+
+
+def test_kl_in_the_reward_leaves_the_loss_alone():
+    inputs = micro_batch()
+    for kind in (OBJECTIVES["dapo"], GPG):
+        found = FakeRun(kind, beta=0.3, kl_placement="reward").loss(inputs)
+        same(found, FakeRun(kind).loss(inputs))
+
+
+def test_trls_own_loss_is_called_as_it_is():
+    inputs, kept = micro_batch(), []
+    run = FakeRun(OBJECTIVES["gspo"], beta=0.3)
+    run.policy_loss(lambda model, given: kept.append((model, given, run.beta)) or torch.zeros(()), run.model, inputs)
+    assert kept == [(run.model, inputs, 0.3)]
+
+
+def test_metrics_of_an_own_objective():
+    """Of tokens the mean over action tokens, of scalars as they are."""
+    made = {"ratio": lambda given: given.ratio, "longest": lambda given: given.mask.sum(1).max()}
+    run, inputs = FakeRun(ppo("rollout_mean", **made)), micro_batch(tools=True)
+    run.loss(inputs)
+    mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
+    ratio = (run.log_probs - inputs["old_per_token_logps"]).exp().detach()[mask].mean().item()
+    assert run.metrics["objective/ratio"] == [pytest.approx(ratio)]
+    assert run.metrics["objective/longest"] == [4.0]  # rollouts of 6, 3, 5, 1 tokens, less the tools' 2, 0, 1, 0
+    assert "policy_loss" not in run.metrics
+
+
+def keeping(seen, **declared):
+    @objective(token_advantages=True, **declared)
+    def loss(inputs):
+        seen.append(inputs)
+        return LossOutputs(per_token=-inputs.ratio * inputs.token_advantages, aggregation="token_mean")
+
+    return loss
+
+
+def test_what_an_own_objective_is_given():
+    seen, inputs = [], micro_batch(tools=True, vllm="sequence")
+    inputs["sampling_per_token_logps"][0, 0] = torch.nan  # vLLM gives none for some tokens
+    settings = {"epsilon": 0.1, "epsilon_high": 0.3, "delta": 4.0}
+    run = FakeRun(keeping(seen), **settings)
+    run.loss(inputs)
+    mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
+    (given,) = seen
+    assert torch.equal(given.mask, mask)
+    assert torch.equal(given.advantages, inputs["advantages"])
+    old = inputs["old_per_token_logps"]
+    sampled = inputs["sampling_per_token_logps"].clone()
+    sampled[0, 0] = old[0, 0]
+    for name, value in (("log_probs", run.log_probs), ("old_log_probs", old), ("entropy", run.entropy),
+                        ("rollout_log_probs", sampled)):  # fmt: skip
+        assert torch.equal(getattr(given, name), torch.where(mask, value, 0.0)), name
+    assert given.rollout_weights is None, "the trainer multiplies by them"
+    found = given.settings
+    assert (found.epsilon_low, found.epsilon_high, found.delta, found.max_completion_length) == (0.1, 0.3, 4.0, 9)
+
+
+def test_weights_are_multiplied_by_whom_the_objective_declares():
+    seen, inputs = [], micro_batch(vllm="sequence")
+    run = FakeRun(keeping(seen, weighs_rollouts=True), vllm=True)
+    found = run.loss(inputs)
+    expected = inputs["importance_sampling_ratio"].expand(4, 6) * inputs["completion_mask"]
+    assert torch.equal(seen[0].rollout_weights, expected)
+    without = {key: value for key, value in inputs.items() if key != "importance_sampling_ratio"}
+    same(found, FakeRun(keeping([])).loss(without))
+
+
+def test_without_a_change_of_the_policy_the_ratio_is_1():
+    seen, inputs = [], micro_batch(old=False)
+    FakeRun(keeping(seen)).loss(inputs)
+    assert (seen[0].ratio == 1).all()
+    assert seen[0].rollout_log_probs is None
+    assert not seen[0].old_log_probs.requires_grad
+
+
+def test_a_failed_scoring_pass_leaves_nothing_behind():
+    run = FakeRun(GPG)
+
+    def fails(model, inputs):
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run.policy_loss(fails, run.model, micro_batch())
+    assert (run.beta, run.loss_type) == (run.args.beta, "dapo")
+    assert run.policy_loss._recorded is None
+
+
+def test_aggregations_of_these_tests_are_all():
+    assert {OF_LOSS_TYPE[name] for name in ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")} == set(AGGREGATIONS)
 
 
 class Checked(BasisTrainer):
@@ -70,22 +307,18 @@ def test_gpg_is_plain_reinforce(tmp_path, tiny_path):
     assert_same(gradients, 4, atol=1e-6)  # the value differs (a ratio of 1 has no log), the gradient is the point
 
 
-@pytest.mark.parametrize("loss_type", LOSSES)
-def test_our_aggregation_of_the_kl_is_trls(loss_type, tmp_path, tiny_path):
-    class OwnK3(Checked):
-        def other(self, model, inputs):
-            self._scored = []
-            with no_kl(self):
-                loss = super(Checked, self)._compute_loss(model, inputs)
-            (log_probs,), self._scored = self._scored, None
-            return loss + kl_loss(self, inputs, log_probs)
+def test_own_objective_in_training_is_trls_of_the_same_formula(tmp_path, tiny_path):
+    """Several updates a batch, so that ratios move; TRL's `dapo` through TRL's own code beside it."""
 
-    settings = {"loss_type": loss_type, "beta": 0.3, "use_bias_correction_kl": False, "max_steps": 3}
-    trainer = build(OwnK3, tmp_path, tiny_path, **settings, gradient_accumulation_steps=2, steps_per_generation=4)
+    class AsTrl(Checked):
+        def other(self, model, inputs):
+            return GRPOTrainer._compute_loss(self, model, inputs)
+
+    settings = {"beta": 0.1, "entropy_coef": 0.01, "num_iterations": 3, "gradient_accumulation_steps": 2}
+    trainer = build(AsTrl, tmp_path, tiny_path, objective=ppo("token_mean"), max_steps=6, **settings)
     trainer.seen = []
     trainer.train()
-    assert_same(trainer.seen, 6, atol=1e-5)
-    assert any(row.get("kl", 0) > 0 for row in trainer.state.log_history)
+    assert_same(trainer.seen, 12, atol=1e-6)
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3"])

@@ -30,6 +30,15 @@ class NeedsMore(Rloo):
 CASES = {
     "unknown baseline": ({"baseline": "rlo"}, "Did you mean 'rloo'"),
     "unknown objective": ({"objective": "gsp"}, "Unknown objective 'gsp'. Did you mean 'gspo'"),
+    "undeclared objective": (
+        {"objective": "tests.support.tiny:parity_reward"},
+        r"'tests.support.tiny:parity_reward' does not declare .*objective\(token_advantages=True\)",
+    ),
+    "own objective and loss_type": (
+        {"objective": "examples.custom_objective:simple", "loss_type": "bnpo"},
+        "'examples.custom_objective:simple' is no loss of TRL's, but loss_type='bnpo' is set. Drop one",
+    ),
+    "tokens averaged away": ({"baseline": "otb", "objective": "luspo"}, "'otb' gives an advantage to each token"),
     "objective against loss_type": ({"objective": "gspo", "loss_type": "bnpo"}, "loss_type='bnpo' is set"),
     "group too small": (
         {"baseline": "rloo", "num_generations": 1},

@@ -175,7 +175,8 @@ def test_rollouts_of_other_ranks_are_refused(whole, tmp_path):
     folder, _ = whole
     shutil.copytree(folder / "checkpoint-3", tmp_path / "checkpoint-3")
     path = tmp_path / "checkpoint-3" / "phase_0.pt"
-    torch.save({**torch.load(path), "ranks": 2}, path)
+    content = torch.load(path)
+    torch.save({**content, "place": {**content["place"], "ranks": 2}}, path)
     with pytest.raises(ValueError, match=r"in the middle of a generation batch, with \{'ranks': 2\}"):
         run(tmp_path, RunningMean(), resume=str(tmp_path / "checkpoint-3"))
 

@@ -1,4 +1,4 @@
-"""Responses, tokens and seconds in the log: counted one by one, over a resume, with ReMax's greedy rollouts."""
+"""Rollouts, tokens and seconds in the log: counted one by one, over a resume, with ReMax's greedy rollouts."""
 
 import pytest
 
@@ -38,8 +38,8 @@ def test_counts_are_those_of_what_was_sampled(name, tmp_path):
     calls = 2 if name == "remax" else 1
     for row in log[:-1]:
         drawn = lengths[: calls * -(-row["step"] // 2)]  # a batch serves two steps
-        assert row["num_responses"] == sum(map(len, drawn))
-        assert row["num_response_tokens"] == sum(map(sum, drawn))
+        assert row["num_rollouts"] == sum(map(len, drawn))
+        assert row["num_rollout_tokens"] == sum(map(sum, drawn))
     assert any("eval_reward" in row for row in log)
     assert len(lengths[0]) == 16
     assert name != "remax" or len(lengths[1]) == 4, "one greedy rollout a prompt"
@@ -47,7 +47,7 @@ def test_counts_are_those_of_what_was_sampled(name, tmp_path):
         tmp_path / "again", name, str(tmp_path / "whole" / "checkpoint-5"), eval_strategy="steps", eval_steps=4
     )
     for old, new in zip(log, resumed, strict=True):
-        assert all(old[key] == new[key] for key in ("step", "num_responses", "num_response_tokens"))
+        assert all(old[key] == new[key] for key in ("step", "num_rollouts", "num_rollout_tokens"))
     assert [row["seconds"] for row in resumed] == sorted(row["seconds"] for row in resumed)
 
 

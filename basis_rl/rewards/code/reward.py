@@ -5,22 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from basis_rl.rewards.code.run import Limits, Program, Verdict
+from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
+from basis_rl.rewards.code.run import Program, Verdict
 from basis_rl.rewards.code.tests import Case, choose, parse_tests
 from basis_rl.rewards.extract import completion_text
 from basis_rl.rewards.workers.calls import check_limits, trl_signature
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
-from basis_rl.sandbox import isolation
+from basis_rl.sandbox import Policy, isolation
 
 _RULES = 1
+_OUTPUT_BYTES = 4 << 20
 
 
-class CodeReward:
-    """1.0 if the completion's Python code passes all tests of its problem, else 0.0.
+class CodeReward(Reward):
+    """1.0 if the rollout's Python code passes all tests of its problem, else 0.0.
 
     The code is the last closed fenced block (three backticks, `python`, `py` or nothing behind them): a whole program,
     or whole functions. The tests are a column of the dataset, in the forms of `parse_tests`: programs that read and
@@ -82,14 +83,17 @@ class CodeReward:
                 f"{tolerance}."
             )
         given = isolation()
-        if not allow_unsafe and not (given.network and given.writes and given.reads and given.processes):
+        if not allow_unsafe and not given.complete:
             raise ValueError(
                 f"code: this machine cannot shut in what a model writes: {given}. Run on Linux 5.13 or newer, with "
                 "Landlock and seccomp, or set allow_unsafe: true where nothing can be lost or read that matters."
             )
         self.column, self.partial, self.max_tests, self.fn_name = column, partial, max_tests, fn_name
         self.num_workers = int(num_workers)
-        self.limits = Limits(timeout, memory_bytes, processes, packages, tolerance)
+        self._policy = Policy(
+            memory_bytes=memory_bytes, cpu_seconds=timeout, file_bytes=_OUTPUT_BYTES, processes=processes, readable=()
+        )
+        self._packages, self._tolerance = packages, tolerance
         kind = "share of" if partial else "all of"
         self.version = (
             f"rules {_RULES}, Python {platform.python_version()}, {kind} {max_tests} tests, {timeout:g} s, "
@@ -101,12 +105,8 @@ class CodeReward:
             raise ValueError(broken)
 
     def __call__(
-        self,
-        prompts: Sequence[Any],
-        completions: Sequence[str | list[dict[str, str]]],
-        log_metric: Callable[[str, float], None] | None = None,
-        **columns: Any,
-    ) -> list[float | None]:
+        self, prompts: Column, completions: Completions, log_metric: LogMetric = None, **columns: Any
+    ) -> Scores:
         for name in (self.column, self.fn_name):
             if name is not None and name not in columns:
                 raise ValueError(f"code: the dataset has no column '{name}'; keep it with keep_columns.")
@@ -125,19 +125,15 @@ class CodeReward:
             broken = self._broken_sandbox()
             if broken:  # or else it was the code that ended in the way of a failed sandbox
                 raise RewardInfrastructureError(broken)
-        if log_metric is not None and results:
-            timeouts = sum("timeout" in verdicts for _, verdicts in results)
-            log_metric("reward/code/no_code", codes.count(None) / len(codes))
-            log_metric("reward/code/timeout", timeouts / len(results))
-            log_metric("reward/code/unscored", sum(reward is None for reward, _ in results) / len(results))
-        return [reward for reward, _ in results]
+        rewards = [reward for reward, _ in results]
+        timeouts = sum("timeout" in verdicts for _, verdicts in results)
+        counts = {"no_code": codes.count(None), "timeout": timeouts, "unscored": rewards.count(None)}
+        log_shares(log_metric, "code", counts, len(results))
+        return rewards
 
-    def check_golds(self, solution: Sequence[Any]) -> list[int]:
+    def check_golds(self, solution: Column) -> list[int]:
         """Indices of the cells that hold no tests; none where the tests are in another column."""
         return [i for i, cell in enumerate(solution) if self.column == "solution" and not self._cases(cell, None)]
-
-    def close(self) -> None:
-        """Nothing to end: processes live for one test."""
 
     def _cases(self, cell: Any, name: str | None) -> list[Case]:
         try:
@@ -154,7 +150,7 @@ class CodeReward:
         if not self.partial and all(case.kind == "assert" and case.name is None for case in cases):
             cases = [Case("assert", "\n".join(case.given for case in cases))]
         verdicts: list[Verdict] = []
-        with Program(code, self.limits) as program:
+        with self._program(code) as program:
             for case in cases:
                 verdicts.append(program.test(case))
                 if verdicts[-1] != "pass" and not self.partial:
@@ -164,9 +160,12 @@ class CodeReward:
         passed = verdicts.count("pass")
         return passed / len(cases) if self.partial else float(passed == len(cases)), verdicts
 
+    def _program(self, code: str) -> Program:
+        return Program(code, self._policy, self._packages, self._tolerance)
+
     def _broken_sandbox(self) -> str:
         """What is wrong when two programs that must pass do not; empty if they do."""
-        with Program("def f(x):\n    return x + 1\nprint(2)\n", self.limits) as program:
+        with self._program("def f(x):\n    return x + 1\nprint(2)\n") as program:
             found = [program.test(Case("stdin", "", "2")), program.test(Case("assert", "assert f(1) == 2"))]
         if found == ["pass", "pass"]:
             return ""

@@ -1,7 +1,7 @@
 r"""Verdicts that need no Math-Verify: the same text, two numerals, single letters.
 
-Each is proved equal to Math-Verify's by tests/rewards/math/test_quick.py, but for what
-`basis_rl.rewards.math.rules.DIFFERENCES` lists.
+Each is proved equal to Math-Verify's by tests/rewards/math/test_quick.py, but for the differences that docs/rewards.md
+lists.
 """
 
 from __future__ import annotations

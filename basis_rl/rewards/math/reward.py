@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
 from basis_rl.rewards.extract import completion_text, last_boxed
 from basis_rl.rewards.math.cache import Pair, Verdict, Verdicts
 from basis_rl.rewards.math.quick import quick_verdict, same_text
 from basis_rl.rewards.math.rules import RULES, refused
 from basis_rl.rewards.math.screen import screened
+from basis_rl.rewards.workers.calls import WALL_CLOCK
 from basis_rl.rewards.workers.failures import FailureMonitor
 from basis_rl.rewards.workers.pool import Outcome, WorkerPool
 from basis_rl.sandbox import Policy, python_paths
 
 _MEMORY_BYTES = 4 << 30
 _METRICS: dict[str, Verdict] = {"screened": "screened", "timeout": "timeout", "infrastructure": "failed"}
-_WALL_CLOCK = 10.0  # times the CPU time: nine of ten processor seconds may go to others
 
 
-class MathVerifyReward:
-    r"""1.0 if the last balanced ``\boxed{...}`` of the completion equals the gold answer, else 0.0.
+class MathVerifyReward(Reward):
+    r"""1.0 if the last balanced ``\boxed{...}`` of the rollout equals the gold answer, else 0.0.
 
-    Equal is what Math-Verify finds equal, but for the few pairs of `basis_rl.rewards.math.rules.DIFFERENCES`
-    (docs/rewards.md). The gold's own text, plain numerals and single letters are compared here (`quick_verdict`), what
-    is far too large or too deep for the gold is wrong unseen (`screened`), and only the rest goes to a worker, each
-    pair once.
+    Equal is what Math-Verify finds equal, but for the few notations that docs/rewards.md lists. The gold's own text,
+    plain numerals and single letters are compared here (`quick_verdict`), what is far too large or too deep for the
+    gold is wrong unseen (`screened`), and only the rest goes to a worker, each pair once.
 
     A reward function as TRL knows them; it reads the dataset's ``solution`` column. The gold is the content of its own
     last ``\boxed{}`` where it has one, else the whole text, and is given to Math-Verify inside a box (bare LaTeX golds
@@ -67,27 +67,15 @@ class MathVerifyReward:
             self.version += f", without {', '.join(self.refused)}"
         worker = Path(__file__).with_name("worker.py")
         # -P: the folder of the script stays off the path, where its files could shadow other modules
-        command = [sys.executable, "-P", str(worker), str(timeout), str(_MEMORY_BYTES)]
-        policy = Policy(
-            memory_bytes=_MEMORY_BYTES,
-            cpu_seconds=None,
-            file_bytes=1 << 26,
-            processes=1,
-            folder=None,
-            readable=python_paths(),
-        )
-        self._pool = WorkerPool(command, num_workers, _WALL_CLOCK * timeout, cpu_timeout=timeout, policy=policy)
+        command = [sys.executable, "-P", str(worker), str(timeout)]
+        policy = Policy(memory_bytes=_MEMORY_BYTES, file_bytes=1 << 26, processes=1, readable=python_paths())
+        self._pool = WorkerPool(command, num_workers, WALL_CLOCK * timeout, cpu_timeout=timeout, policy=policy)
         self._failures = FailureMonitor(name="The grading by Math-Verify")
         self._verdicts = Verdicts()
 
     def __call__(
-        self,
-        prompts: Sequence[Any],
-        completions: Sequence[str | list[dict[str, str]]],
-        solution: Sequence[str | Sequence[str]],
-        log_metric: Callable[[str, float], None] | None = None,
-        **kwargs: Any,
-    ) -> list[float | None]:
+        self, prompts: Column, completions: Completions, solution: Column, log_metric: LogMetric = None, **kwargs: Any
+    ) -> Scores:
         answers = [last_boxed(completion_text(completion)) for completion in completions]
         rows = [
             [] if answer is None else [(gold, answer) for gold in gold_answers(cell)]
@@ -95,14 +83,12 @@ class MathVerifyReward:
         ]
         graded = self._grade([pair for row in rows for pair in row])
         verdicts = [{graded[pair] for pair in row} for row in rows]
-        if log_metric is not None and answers:
-            log_metric("reward/no_box", sum(answer is None for answer in answers) / len(answers))
-            for name, verdict in _METRICS.items():
-                log_metric(f"reward/{name}", sum(verdict in row for row in verdicts) / len(answers))
+        counts = {name: sum(verdict in row for row in verdicts) for name, verdict in _METRICS.items()}
+        log_shares(log_metric, "", {"no_box": answers.count(None), **counts}, len(answers))
         self._record(verdicts)
         return [_reward(row) for row in verdicts]
 
-    def check_golds(self, solution: Sequence[Any]) -> list[int]:
+    def check_golds(self, solution: Column) -> list[int]:
         """Indices of the golds that do not verify against themselves: no answer to them could ever be right.
 
         Of a list of golds none does. Those whose grading failed are not among them.
@@ -157,7 +143,7 @@ class MathVerifyReward:
 def _verdict(outcome: Outcome) -> Verdict:
     if outcome.status == "timeout" or outcome.failed:
         return "failed" if outcome.failed else "timeout"
-    right = outcome.value["verdict"]
+    right = outcome.value.get("verdict", False)  # a grading that fails, for want of memory too, is a wrong answer
     return "no_gold" if right is None else "right" if right else "wrong"
 
 

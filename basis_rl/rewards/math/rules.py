@@ -1,6 +1,7 @@
-r"""What counts as right, as tables: Math-Verify's acceptances that can be switched off, and where this grading differs.
+r"""What counts as right, as a table: Math-Verify's acceptances that can be switched off.
 
-docs/rewards.md shows both; the tests pin every row.
+docs/rewards.md shows it, and where this grading differs from Math-Verify's; tests/rewards/math/test_rules.py pins every
+row of both.
 """
 
 from __future__ import annotations
@@ -45,48 +46,6 @@ QUIRKS: dict[str, Quirk] = {
     "approximation": Quirk("what stands left of an approximation sign", r"\pi", r"\pi \approx 3.14"),
     "ratio": Quirk("a ratio for the fraction", r"\frac{3}{2}", "3:2"),
     "prose": Quirk("a number in text that is no formula", "12", "about 12?"),
-}
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A pair whose verdict here is deliberately not Math-Verify's (None: it does not come to one in time)."""
-
-    gold: str
-    answer: str
-    here: bool
-    math_verify: bool | None
-    why: str
-
-
-DIFFERENCES: dict[str, Difference] = {
-    "scientific": Difference(
-        r"8.7 \times 10^{8}", "870000000", True, False, "Numerals of the same value are equal; it compares floats."
-    ),
-    "e_notation": Difference("1000", "1e3", True, False, "It reads 1e3 as 1 times Euler's number times 3."),
-    "e_product": Difference("1e3", "3e1", False, True, "For the same reason these two are equal to it."),
-    "thin_space": Difference("1000", r"1\,000", True, False, "It reads a thin space between digits as a product."),
-    "thin_space_product": Difference("0", r"1\,000", False, True, "So it takes this for 1 times 000."),
-    "signed_thousands": Difference(
-        "1000", "+1,000", True, False, "It reads a sign before thousands as a list, +1 and 0."
-    ),
-    "decimal_quotient": Difference(
-        "7/3", r"\frac{7}{3.0}", True, False, "It takes the quotient of a decimal for a float, unequal to the fraction."
-    ),
-    "trailing_point": Difference("7", "7.", True, False, "It does not read a decimal point without digits behind it."),
-    "same_text": Difference(
-        "seven ? eight", "seven  ?  eight", True, False, "The gold's own text is right, white space aside."
-    ),
-    "screened": Difference(
-        "2", "(" * 30 + "2" + ")" * 30, False, None, "Its time doubles with every bracket, far beyond any timeout."
-    ),
-    "screened_loop": Difference(
-        r"-\frac{3}{8}",
-        r"-\frac{3}{8" * 31,
-        False,
-        True,
-        "It reads the beginning of a loop that runs on; what is that deep or long is wrong unseen.",
-    ),
 }
 
 

@@ -12,7 +12,6 @@ import importlib.util
 import inspect
 import math
 import os
-import resource
 import runpy
 import sys
 import traceback
@@ -71,19 +70,11 @@ def call(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) 
         return {"error": traceback.format_exc()[-4000:]}
 
 
-def limit_memory(beyond: int) -> None:
-    """Forbid more address space than `beyond` bytes above what the imports have taken."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else 0
-    limit, hard = pages * resource.getpagesize() + beyond, resource.getrlimit(resource.RLIMIT_AS)[1]
-    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
 class Worker:
     """The function, and what came of importing it."""
 
-    def __init__(self, target: str, memory_limit: int) -> None:
-        self.target, self.memory_limit = target, memory_limit
+    def __init__(self, target: str) -> None:
+        self.target = target
         self.function: Callable[..., Any] | None = None
         self.broken = ""
 
@@ -95,7 +86,6 @@ class Worker:
             self.function = load(self.target)
         except BaseException:  # a module that ends the process says so by SystemExit
             self.broken = traceback.format_exc()[-4000:]
-        limit_memory(self.memory_limit)
 
     def answer(self, task: dict[str, Any]) -> dict[str, Any]:
         """To one task."""
@@ -106,5 +96,5 @@ class Worker:
 
 if __name__ == "__main__":
     serve_tasks = runpy.run_path(str(Path(__file__).with_name("serve_tasks.py")))["serve_tasks"]
-    worker = Worker(sys.argv[1], memory_limit=int(sys.argv[3]))
-    serve_tasks(worker.answer, cpu_seconds=float(sys.argv[2]), start=worker.start)
+    worker = Worker(sys.argv[1])
+    serve_tasks(worker.answer, float(sys.argv[2]), int(sys.argv[3]), worker.start)

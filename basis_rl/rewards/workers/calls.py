@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from basis_rl.rewards.base import LogMetric, log_shares
 from basis_rl.rewards.workers.failures import FailureMonitor
-from basis_rl.rewards.workers.pool import WorkerPool
+from basis_rl.rewards.workers.pool import Outcome, WorkerPool
 from basis_rl.sandbox import Policy, python_paths
 
 WALL_CLOCK = 10.0  # times the CPU time: nine of ten processor seconds may go to others
@@ -20,12 +22,13 @@ _THREADS = 16  # numerical libraries start some when they are imported
 
 
 class FunctionError(RuntimeError):
-    """A function that scores completions raised, or returned no number: a bug of it. Holds its traceback."""
+    """A function that scores rollouts raised, or returned no number: a bug of it. Holds its traceback."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """How one call ended; `value` is what the function returned, `detail` the traceback of an ``error``.
+    """How one call ended; `value` is what the function returned, or `Calls.over_limit` for a call that ran out of time
+    or memory; `detail` the traceback of an ``error``.
 
     ``failed`` is not the call's doing (`Outcome.failed`).
     """
@@ -39,35 +42,37 @@ class Calls:
     """A function that is called in up to `num_workers` processes, with JSON arguments, and returns numbers or None.
 
     Args:
+        name: of the reward, in its metrics.
         target: ``module:name`` or ``module.name``, where the working directory is searched too, or
             ``/path/of/file.py:name``.
         num_workers: processes (of this rank), which start with the first call.
         timeout: seconds of CPU time for one call.
         memory_bytes: address space that a worker may take beyond its imports.
         wall_timeout: seconds by the clock, for calls that sleep; default: ten times `timeout`.
+        over_limit: value of a call that ran out of time or memory.
         shut_in: take network, writing and what else this machine can (`basis_rl.sandbox`) from the workers: for
             functions that run what a model wrote.
     """
 
     def __init__(
         self,
+        name: str,
         target: str,
         num_workers: int,
         timeout: float,
         memory_bytes: int,
-        *,
         wall_timeout: float | None = None,
+        over_limit: float | None = 0.0,
+        *,
         shut_in: bool = False,
     ) -> None:
-        self.target = target
+        self.name, self.target, self.over_limit = name, target, over_limit
         worker = Path(__file__).with_name("call_worker.py")
         command = [sys.executable, "-P", str(worker), target, str(timeout), str(int(memory_bytes))]
         policy = Policy(
             memory_bytes=int(memory_bytes) + _IMPORT_BYTES,
-            cpu_seconds=None,
             file_bytes=_FOLDER_BYTES,
             processes=_THREADS,
-            folder=None,
             readable=python_paths(),
             folder_bytes=_FOLDER_BYTES,
         )
@@ -86,30 +91,31 @@ class Calls:
             raise ValueError(f"'{self.target}' cannot be imported:\n{found.get('broken', 'its process died')}")
         return found
 
-    def run(self, calls: Sequence[tuple[Sequence[Any], dict[str, Any]]]) -> list[Score]:
+    def run(self, calls: Sequence[tuple[Sequence[Any], dict[str, Any]]], log_metric: LogMetric = None) -> list[Score]:
         """The scores of ``(args, kwargs)``, in order.
+
+        Logs ``reward/NAME/timeout``, ``.../memory`` and, for ``failed``, ``.../infrastructure``, shares of the calls.
 
         Raises:
             RewardInfrastructureError: too many of the recent calls failed (`FailureMonitor`).
         """
         outcomes = self._pool.run([{"args": list(args), "kwargs": kwargs} for args, kwargs in calls]) if calls else []
-        scores: list[Score] = []
-        for outcome in outcomes:
-            answer = outcome.value
-            if outcome.failed:
-                scores.append(Score("failed"))
-            elif outcome.status == "timeout":
-                scores.append(Score("timeout"))
-            elif "value" in answer:
-                scores.append(Score("ok", answer["value"]))
-            elif "memory" in answer:
-                scores.append(Score("memory"))
-            else:
-                scores.append(Score("error", detail=answer.get("error") or answer.get("broken", "")))
+        scores = [self._score(outcome) for outcome in outcomes]
         why = ", ".join(sorted({outcome.status for outcome in outcomes if outcome.failed}))
-        failed = sum(outcome.failed for outcome in outcomes)
-        self._failures.record(len(outcomes) - failed, failed, why)
+        count = Counter(score.status for score in scores)
+        self._failures.record(len(scores) - count["failed"], count["failed"], why)
+        shares = {"timeout": count["timeout"], "memory": count["memory"], "infrastructure": count["failed"]}
+        log_shares(log_metric, self.name, shares, len(scores))
         return scores
+
+    def _score(self, outcome: Outcome) -> Score:
+        if outcome.failed:
+            return Score("failed")
+        if outcome.status == "timeout" or "memory" in outcome.value:
+            return Score("memory" if outcome.value else "timeout", self.over_limit)
+        if "value" in outcome.value:
+            return Score("ok", outcome.value["value"])
+        return Score("error", detail=outcome.value.get("error") or outcome.value.get("broken", ""))
 
     def close(self) -> None:
         """End the processes; they also end with the object, and with the program."""
@@ -135,11 +141,3 @@ def check_limits(reward: str, num_workers: Any, timeout: Any, memory_bytes: Any)
             f"{reward}: needs a whole num_workers >= 1, timeout > 0 (seconds) and memory_bytes > 0, got "
             f"{num_workers!r}, {timeout!r}, {memory_bytes!r}."
         )
-
-
-def log_limits(name: str, scores: Sequence[Score], log_metric: Callable[[str, float], None] | None) -> None:
-    """Log ``reward/NAME/timeout``, ``.../memory`` and, for ``failed``, ``.../infrastructure``, shares of the calls."""
-    if log_metric is None or not scores:
-        return
-    for metric, status in (("timeout", "timeout"), ("memory", "memory"), ("infrastructure", "failed")):
-        log_metric(f"reward/{name}/{metric}", sum(score.status == status for score in scores) / len(scores))

@@ -12,7 +12,7 @@ class RewardInfrastructureError(RuntimeError):
 class FailureMonitor:
     """Ends a run in which more than a share `limit` of the recent rollouts could not be scored.
 
-    A rollout that is not scored has advantage 0; when there are many, training goes on with a part of its data, and
+    A rollout that is not scored has advantage 0; when there are many, training continues with a part of its data, and
     not a random one. Raised when more than ``limit * max(n, minimum)`` of the last n rollouts failed, n about
     `window`: with the defaults 6 failures in a row, or 51 among 1,000, and never 1 of 10.
 

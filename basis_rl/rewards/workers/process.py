@@ -167,7 +167,7 @@ class WorkerProcess:
             remove_folder(self.folder)
 
     def return_code(self) -> int | None:
-        """Of a process whose output has ended; None if it lives on."""
+        """Of a process whose output has ended; None if it is still alive."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.process.wait(_PATIENCE) if self.ended else None
         return None

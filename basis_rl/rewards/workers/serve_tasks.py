@@ -1,4 +1,4 @@
-"""The loop of a worker process of `WorkerPool`: limits, the clock of CPU time, one answer a task.
+"""The loop of a worker process of `WorkerPool`: limits, the clock of CPU time, one answer per task.
 
 A worker script loads it by its path, so that neither the package nor its folder get onto ``sys.path``, where
 ``math_verify.py`` would shadow the package of that name::
@@ -17,6 +17,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 _ASLEEP = 20.0
@@ -39,19 +40,17 @@ def serve_tasks(
     Args:
         answer: the answer to a task. What it raises is answered as ``{"error": ...}``.
         cpu_seconds: for one task, threads together; None: not limited here.
-        memory_bytes: of address space; None: not limited here.
+        memory_bytes: of address space, beyond what `start` has taken; None: not limited here.
         start: what takes long and need not count for the first task, imports above all.
     """
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a library prints must not end up between the answers
     logging.disable(logging.CRITICAL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if memory_bytes is not None:
-        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        limit = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     if start is not None:
         start()
+    if memory_bytes is not None:
+        _limit_memory(memory_bytes)
     for number in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     out.write('{"ready": true}\n')
@@ -66,6 +65,13 @@ def serve_tasks(
             result = {"error": f"{type(error).__name__}: {error}"[:200]}
         _clock(None)
         out.write(json.dumps(result) + "\n")
+
+
+def _limit_memory(beyond: int) -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else 0
+    limit, hard = pages * resource.getpagesize() + beyond, resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def _clock(cpu_seconds: float | None) -> None:

@@ -6,10 +6,13 @@ import time
 
 import pytest
 
-from basis_rl.rewards import CodeReward, code
+from basis_rl.rewards import CodeReward
+from basis_rl.rewards.code import reward as code_reward
+from basis_rl.rewards.code import run as code_run
 from basis_rl.rewards.code.reward import last_code
 from basis_rl.rewards.code.tests import Case, choose, parse_tests, same_output, same_value
 from basis_rl.rewards.code.values import decode, encode
+from basis_rl.rewards.workers.failures import RewardInfrastructureError
 from basis_rl.sandbox import Isolation, isolation
 from tests.rewards.growth import grows_linearly
 
@@ -21,7 +24,7 @@ ADD_CHECK = {"test": "def check(candidate):\n    for got in map(candidate, [1], 
              "entry_point": "add"}  # fmt: skip
 
 needs_sandbox = pytest.mark.skipif(
-    not all((isolation().network, isolation().writes, isolation().reads, isolation().processes)),
+    not isolation().complete,
     reason="this machine cannot shut in what a model writes",
 )
 
@@ -161,14 +164,24 @@ def test_tests_and_the_functions_name_in_columns_of_their_own():
     reward = CodeReward(num_workers=1, column="tests", fn_name="name")
     cell = [{"input": "[1]\n[2]", "output": "[1, 2]", "testtype": "functional"}]
     text = fenced("def join(a, b):\n    return a + b")
-    assert reward([], [text], solution=["irrelevant"], tests=[cell], name=["join"]) == [1.0]
+    assert reward([], [text] * 2, solution=["irrelevant"] * 2, tests=[cell] * 2, name=["join", "other"]) == [1.0, 0.0]
     assert reward.check_golds(["irrelevant"]) == []
     with pytest.raises(ValueError, match="no column 'tests'"):
         reward([], [text], solution=["x"], name=["join"])
 
 
+@needs_sandbox
+def test_a_sandbox_that_breaks_down_ends_the_run(monkeypatch):
+    reward = CodeReward(num_workers=1)
+    monkeypatch.setattr(code_run, "python", lambda packages: (("/no/such/python",), ()))
+    with pytest.raises(RewardInfrastructureError, match=r"fails the simplest programs \(no sandbox, no sandbox"):
+        reward([], [fenced("x = 1")], solution=[ADD_CALL])
+    with pytest.raises(ValueError, match="fails the simplest programs"):
+        CodeReward()
+
+
 def test_a_machine_without_isolation_is_refused(monkeypatch):
-    monkeypatch.setattr(code, "isolation", lambda: Isolation.by(["rlimits"]))
+    monkeypatch.setattr(code_reward, "isolation", lambda: Isolation.by(["rlimits"]))
     with pytest.raises(ValueError, match=r"cannot shut in what a model writes.*allow_unsafe"):
         CodeReward()
     assert CodeReward(allow_unsafe=True).partial is False
@@ -209,6 +222,10 @@ def test_sameness_of_outputs():
     assert same_output("1  2\n\n3 ", "1 2\n3\n", 0)
     assert not same_output("1 2", "1 2 3", 1)
     assert same_output("0.3333334", "0.3333333", 1e-6)
+    assert same_output("0.0000001", "0.0", 1e-6)
+    assert not same_output("0.001", "0.0", 1e-6)
+    assert same_output("1000000.5", "1000000.0", 1e-6)
+    assert not same_output("1000002.5", "1000000.0", 1e-6)
     assert not same_output("4", "3", 2)
     assert not same_output("nan", "0.5", 1)
 

@@ -116,10 +116,11 @@ def compare(pairs):
 def test_numerals_are_compared_as_math_verify_does():
     texts = numerals((0, 2, 7, 100, 111, 1000, 10080, 333333))
     rng = random.Random(0)
-    assert compare((rng.choice(texts), rng.choice(texts)) for _ in range(500)) < 30
+    assert compare((rng.choice(texts), rng.choice(texts)) for _ in range(120)) < 10
     # Pairs of equal or near value are rare among those, and are what a mistake would hide in.
-    near = [(a, b) for a, b in itertools.product(texts, texts) if abs(plain_number(a) - plain_number(b)) < 0.01]
-    compare(rng.sample(near, 200))
+    by_value = sorted(texts, key=plain_number)
+    places = rng.sample(range(len(texts) - 3), 100)
+    compare((by_value[i], by_value[i + rng.randint(1, 3)]) for i in places)
 
 
 @pytest.mark.long
@@ -150,7 +151,30 @@ def test_other_notations_are_never_taken_for_numerals():
     for text in OTHERS:
         assert plain_number(text) is None
         assert quick_verdict(text, "5") is quick_verdict("5", text) is None
-    compare(itertools.product(OTHERS, numerals((2, 1000))[:60]))
+    compare(itertools.product(OTHERS, numerals((2, 1000))[:60:6]))
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "verdict"),
+    [
+        ("1", "1.000001", None),  # Math-Verify rounds
+        ("1", "1.0000021", False),
+        ("1", "1.0000019", None),
+        ("1/3", "333333/1000000", False),  # without a point both are exact
+        ("1000000000000.1", "1000000000000.2", None),  # what a float may not tell apart
+        ("1000000000000.1", "1000000002000.1", False),
+        ("5", "B", False),
+        ("B", "5", False),
+        ("B", "x^2", None),
+        ("e", "2.718282", None),
+        ("i", "B", None),
+        ("7" * 80, "8" * 80, None),
+        ("7" * 60, "8" * 60, False),
+        ("7", " " * 80 + "7", None),
+    ],
+)
+def test_what_is_near_or_no_numeral_is_left_to_math_verify(gold, answer, verdict):
+    assert quick_verdict(gold, answer) is verdict
 
 
 FORMS = ("{}", "({})", r"\text{{{}}}", r"\text{{({})}}", r"\mathrm{{{}}}", r"\textbf{{{}}}", r"\textbf{{({})}}", " {} ")
@@ -162,7 +186,7 @@ def letters(forms, alphabet=string.ascii_letters):
 
 def test_single_letters_are_compared_as_math_verify_does():
     numbers = ["1", "0", "-3", "0.5", r"\frac{1}{2}", "1,000", "2.718282"]
-    texts = letters(FORMS, "aBcdxXNtTOoeEiI")
+    texts = letters(FORMS, "aBXxeI")
     assert compare([*itertools.product(texts, numbers), *itertools.product(numbers, texts)]) > 0  # e and i are asked
     assert not any(listed(a, b, True) for a, b in itertools.product(texts, texts))
     compare(itertools.product(texts, texts))

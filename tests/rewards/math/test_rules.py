@@ -1,14 +1,57 @@
 """Quirks and differences: every row of the tables, allowed and refused, and the docs that show them."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.math.grading import _RELIES_ON, grade
-from basis_rl.rewards.math.rules import DIFFERENCES, QUIRKS, RULES, refused
+from basis_rl.rewards.math.rules import QUIRKS, RULES, refused
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "rewards.md"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A pair whose verdict here is deliberately not Math-Verify's (None: it does not come to one in time)."""
+
+    gold: str
+    answer: str
+    here: bool
+    math_verify: bool | None
+    why: str
+
+
+DIFFERENCES: dict[str, Difference] = {
+    "scientific": Difference(
+        r"8.7 \times 10^{8}", "870000000", True, False, "Numerals of the same value are equal; it compares floats."
+    ),
+    "e_notation": Difference("1000", "1e3", True, False, "It reads 1e3 as 1 times Euler's number times 3."),
+    "e_product": Difference("1e3", "3e1", False, True, "For the same reason these two are equal to it."),
+    "thin_space": Difference("1000", r"1\,000", True, False, "It reads a thin space between digits as a product."),
+    "thin_space_product": Difference("0", r"1\,000", False, True, "So it takes this for 1 times 000."),
+    "signed_thousands": Difference(
+        "1000", "+1,000", True, False, "It reads a sign before thousands as a list, +1 and 0."
+    ),
+    "decimal_quotient": Difference(
+        "7/3", r"\frac{7}{3.0}", True, False, "It takes the quotient of a decimal for a float, unequal to the fraction."
+    ),
+    "trailing_point": Difference("7", "7.", True, False, "It does not read a decimal point without digits behind it."),
+    "same_text": Difference(
+        "seven ? eight", "seven  ?  eight", True, False, "The gold's own text is right, white space aside."
+    ),
+    "screened": Difference(
+        "2", "(" * 30 + "2" + ")" * 30, False, None, "Its time doubles with every bracket, far beyond any timeout."
+    ),
+    "screened_loop": Difference(
+        r"-\frac{3}{8}",
+        r"-\frac{3}{8" * 31,
+        False,
+        True,
+        "It reads the beginning of a loop that runs on; what is that deep or long is wrong unseen.",
+    ),
+}
 
 # More acceptances, by the quirk that each rests on: (gold, answer).
 MORE = {
@@ -83,7 +126,8 @@ def test_every_quirk_has_a_rule_and_examples():
 
 
 def test_the_reward_refuses_what_is_not_allowed_and_says_so_in_its_version():
-    default, strict = MathVerifyReward(), MathVerifyReward(allow=set(QUIRKS) - {"percent_as_number", "case"})
+    default = MathVerifyReward(num_workers=1)
+    strict = MathVerifyReward(num_workers=1, allow=set(QUIRKS) - {"percent_as_number", "case"})
     golds, answers = ["50", "x", "0.5"], [r"\boxed{50\%}", r"\boxed{X}", r"\boxed{50\%}"]
     assert default([], answers, golds) == [1.0, 1.0, 1.0]
     assert strict([], answers, golds) == [0.0, 0.0, 1.0]
@@ -93,6 +137,17 @@ def test_the_reward_refuses_what_is_not_allowed_and_says_so_in_its_version():
     assert MathVerifyReward(allow="case").refused == tuple(name for name in QUIRKS if name != "case")
     for reward in (default, strict):
         reward.close()
+
+
+def test_nothing_allowed_is_the_strictest_setting_and_none_the_laxest():
+    assert refused([]) == refused(()) == tuple(QUIRKS)
+    assert refused(None) == ()
+    assert refused(list(QUIRKS)) == ()
+    strict = MathVerifyReward(num_workers=1, allow=[])
+    assert strict.refused == tuple(QUIRKS)
+    assert strict.version.endswith(f"without {', '.join(QUIRKS)}")
+    assert strict([], [r"\boxed{x=2}", r"\boxed{X}", r"\boxed{x+x}"], ["2", "x", "2x"]) == [0.0, 0.0, 1.0]
+    strict.close()
 
 
 def test_unknown_names_are_refused_with_the_nearest():
@@ -105,15 +160,20 @@ def test_unknown_names_are_refused_with_the_nearest():
 IN_WORDS = {"2": "2 in 30 brackets", r"-\frac{3}{8}": "the gold 31 times, unclosed"}
 
 
-@pytest.mark.parametrize("name", DIFFERENCES)
-def test_the_differences_are_as_listed(name):
-    row = DIFFERENCES[name]
+@pytest.fixture(scope="module")
+def reward():
     reward = MathVerifyReward(num_workers=1, timeout=3.0)
+    yield reward
+    reward.close()
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_the_differences_are_as_listed(name, reward):
+    row = DIFFERENCES[name]
     assert reward([], [rf"\boxed{{{row.answer}}}"], [row.gold]) == [float(row.here)]
     if row.math_verify is not None:
         assert grade(row.gold, row.answer) is row.math_verify
         assert row.here is not row.math_verify
-    reward.close()
 
 
 def test_the_docs_show_every_row():

@@ -1,0 +1,23 @@
+"""How an advantage becomes a loss: TRL's objectives by name, own ones, and somebody else's."""
+
+from basis_rl.functional.objectives import AGGREGATIONS, Aggregation
+from basis_rl.objectives.base import LossInputs, LossOutputs, LossSettings, Objective, TrlObjective, objective
+from basis_rl.objectives.checks import ObjectiveError, check_objective
+from basis_rl.objectives.registry import OBJECTIVES, AnyObjective, build_objective, objective_name
+
+__all__ = [
+    "AGGREGATIONS",
+    "OBJECTIVES",
+    "Aggregation",
+    "AnyObjective",
+    "LossInputs",
+    "LossOutputs",
+    "LossSettings",
+    "Objective",
+    "ObjectiveError",
+    "TrlObjective",
+    "build_objective",
+    "check_objective",
+    "objective",
+    "objective_name",
+]

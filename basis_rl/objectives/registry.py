@@ -1,0 +1,60 @@
+"""Every objective by its name: the names of YAML recipes and of ``BasisTrainer(objective=...)``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from basis_rl.names import did_you_mean, import_object
+from basis_rl.objectives.base import Objective, TrlObjective
+from basis_rl.objectives.gpg import gpg
+
+AnyObjective = Objective | TrlObjective
+
+OBJECTIVES: dict[str, AnyObjective] = {
+    "grpo": TrlObjective("grpo"),
+    "gspo": TrlObjective("grpo", "sequence"),
+    "dr_grpo": TrlObjective("dr_grpo"),
+    "dapo": TrlObjective("dapo"),
+    "gpg": gpg,
+    "bnpo": TrlObjective("bnpo"),
+    "cispo": TrlObjective("cispo"),
+    "sapo": TrlObjective("sapo"),
+    "luspo": TrlObjective("luspo", "sequence"),
+    "vespo": TrlObjective("vespo"),
+}
+
+
+def objective_name(objective: AnyObjective) -> str:
+    """Its registered name, or its own."""
+    return next((key for key, each in OBJECTIVES.items() if each == objective), objective.name)
+
+
+def build_objective(objective: str | AnyObjective | Callable[..., Any]) -> AnyObjective:
+    """The objective by its registered name, by ``module:function``, or as it is.
+
+    Raises:
+        ValueError: unknown name, or a function that does not declare what it takes.
+    """
+    found: Any = objective
+    if isinstance(objective, str):
+        if objective in OBJECTIVES:
+            return OBJECTIVES[objective]
+        if ":" not in objective:
+            hint = did_you_mean(objective, OBJECTIVES)
+            raise ValueError(
+                f"Unknown objective '{objective}'.{hint} Known: {', '.join(OBJECTIVES)}; your own is 'module:function'."
+            )
+        found = import_object(objective, "objective")
+        if isinstance(found, Objective):
+            return replace(found, name=objective)
+    if isinstance(found, (Objective, TrlObjective)):
+        return found
+    name = objective if isinstance(objective, str) else getattr(objective, "__name__", repr(objective))
+    if callable(found) and not isinstance(found, type):
+        raise ValueError(
+            f"Objective '{name}' does not declare whether each token's own advantage reaches its gradient. Decorate "
+            "the function: @basis_rl.objectives.objective(token_advantages=True), or False."
+        )
+    raise ValueError(f"Objective '{name}' is a {type(found).__name__}, no function from LossInputs to LossOutputs.")

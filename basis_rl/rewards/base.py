@@ -1,0 +1,268 @@
+"""The contract of a reward, and `check_reward`: one matrix, run over every registered reward and over anybody's own."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+Column = Sequence[Any]
+Completions = Sequence[str | list[dict[str, str]]]
+"""Of each row the text, or the messages of a conversation (`basis_rl.rewards.extract.completion_text`)."""
+LogMetric = Callable[[str, float], None] | None
+Scores = list[float | None]
+
+# What TRL hands to a reward function besides the columns of the dataset.
+_GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+
+
+class Reward(Protocol):
+    """A reward function in TRL's form, as a plain function or an object.
+
+    It is called with keywords: ``prompts``, ``completions``, ``completion_ids``, ``trainer_state``, ``log_extra``,
+    ``log_metric`` (maybe ``environments``), and every column of the dataset, a list with an entry for each row; so it
+    has ``**kwargs``. A column that it cannot do without is a parameter without a default (`required_columns`): the
+    trainer refuses a dataset that lacks it, before a model is loaded.
+
+    The result is a list of finite numbers, None for a rollout that cannot be scored (its advantage is 0). A row's score
+    depends on nothing but the row: not on the other rows, their order, or earlier calls.
+
+    Optional, and what the trainer does without:
+
+    - ``version``, a text that changes with what counts as right: without it a value table and a run are taken to have
+      the same reward if its name is the same;
+    - ``check_golds`` (`GoldChecker`): without it no gold is checked before the run;
+    - ``close``: without it nothing is ended. The trainer calls it in no case; whoever built the reward may.
+    """
+
+    __name__: str
+    version: str
+
+    def __call__(self, prompts: Column, completions: Completions, **kwargs: Any) -> Scores: ...
+
+    def close(self) -> None:
+        """End the processes, if there are any; they also end with the object, and with the program."""
+
+
+@runtime_checkable
+class GoldChecker(Protocol):
+    """A reward that knows golds to which no answer could be right."""
+
+    def check_golds(self, solution: Column) -> list[int]:
+        """Indices of these among the cells of the column ``solution``."""
+
+
+class RewardError(AssertionError):
+    """A reward breaks its contract; the message has a line for each broken promise."""
+
+
+def required_columns(reward: Any) -> set[str]:
+    """The columns of the dataset that a reward function cannot do without, by its signature; of a model none."""
+    if isinstance(reward, str) or not callable(reward) or hasattr(reward, "forward"):
+        return set()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(reward).parameters.values()
+    return {p.name for p in parameters if p.kind in kinds and p.default is p.empty} - set(_GIVEN)
+
+
+def log_shares(log_metric: LogMetric, name: str, counts: Mapping[str, int], of: int) -> None:
+    """Log ``reward/NAME/KEY``, or ``reward/KEY`` without a name, as shares of `of` rollouts."""
+    if log_metric is not None and of:
+        for key, count in counts.items():
+            log_metric("/".join(part for part in ("reward", name, key) if part), count / of)
+
+
+_TEXTS = (r"So it is \boxed{1}.", "<think>hm</think> <answer>2</answer>", "The answer is B.", "3", "```\nprint(4)\n```",
+          r"\boxed{5} or \boxed{\frac{1}{2}}")  # fmt: skip
+_CELLS = ("1", "2", "B", "3", '{"inputs": [""], "outputs": ["4"]}', "0.5")
+_STRANGE = ("", " \n", "\x00", "\ud800", "e\u0301\u200b\u202e\u0663\u00b2", "\U0001f642" * 9, r"\boxed{" * 40, "}" * 40)
+_NEEDED = ("signature", "result", "same_twice")
+
+
+def check_reward(make: Any, columns: Mapping[str, Sequence[Any]] | None = None) -> list[str]:
+    """Call a reward with rows that a trainer will give it sooner or later, and see which promises of `Reward` it keeps.
+
+    Args:
+        make: a class, or a function without required parameters, that builds the reward; the reward itself; or a plain
+            function in TRL's form.
+        columns: rows that fit it, ``completions`` among them (texts); columns that it requires and that are not here
+            hold short answers.
+
+    Returns:
+        The names of the promises, all of which it keeps.
+
+    Raises:
+        RewardError: it breaks some of them; all are named.
+        ValueError: `columns` of different lengths.
+    """
+    rows = {"completions": list(_TEXTS), **{name: list(cells) for name, cells in (columns or {}).items()}}
+    if len({len(cells) for cells in rows.values()}) > 1:
+        raise ValueError(f"check_reward needs columns of one length, got { ({k: len(v) for k, v in rows.items()}) }.")
+    name = _safely(lambda: str(getattr(make, "__name__", type(make).__name__)))[0] or "The reward"
+    reward, broken = _safely(lambda: _built(make))
+    if broken is None and not callable(reward):
+        broken = f"is a {type(reward).__name__}, which cannot be called"
+    if broken is not None:
+        raise RewardError(f"{name} {broken}.")
+    checks = _Checks(reward, rows)
+    found = {promise: checks.broken(promise) for promise in ("name", "version", "golds")}
+    for promise in (*_NEEDED, "arguments", "order", "other_rows", "conversations", "strange", "columns"):
+        found[promise] = checks.broken(promise)
+        if found[promise] and promise in _NEEDED:
+            break  # nothing can be said of what follows
+    found["close"] = checks.broken("close")
+    lines = [f"- {promise}: it {message}" for promise, message in found.items() if message]
+    if lines:
+        raise RewardError(f"{name} breaks {len(lines)} of the promises of a reward:\n" + "\n".join(lines))
+    return list(found)
+
+
+def _built(make: Any) -> Any:
+    if inspect.isclass(make):
+        return make()
+    if inspect.isroutine(make):
+        parameters = inspect.signature(make).parameters.values()
+        needed = [p for p in parameters if p.default is p.empty or p.name in _GIVEN]
+        return make if needed else make()
+    return make
+
+
+def _safely(work: Callable[[], Any]) -> tuple[Any, str | None]:
+    """What `work` returns, or in one line what it raises: the code is anybody's, and may raise anything."""
+    try:
+        return work(), None
+    except (Exception, SystemExit) as error:
+        try:
+            said = str(error)
+        except Exception:
+            said = ""
+        return None, f"raises {type(error).__name__}: {said[:200]}".replace("\n", " ")
+
+
+def _same(a: Sequence[float | None], b: Sequence[float | None]) -> bool:
+    return len(a) == len(b) and all(
+        x is y if x is None or y is None else math.isclose(x, y, rel_tol=1e-6) for x, y in zip(a, b, strict=True)
+    )
+
+
+class _Checks:
+    """One method for each promise, which returns how it is broken, an empty text if it is not."""
+
+    def __init__(self, reward: Any, rows: dict[str, list[Any]]) -> None:
+        self.reward, self.rows, self.size = reward, rows, len(rows["completions"])
+        self.scores: Sequence[float | None] = []
+
+    def broken(self, promise: str) -> str:
+        message, raised = _safely(getattr(self, promise))
+        return raised or message
+
+    def name(self) -> str:
+        name = getattr(self.reward, "__name__", None)
+        return "" if name and isinstance(name, str) else f"needs a `__name__`, a text that is not empty, not {name!r}"
+
+    def version(self) -> str:
+        version = getattr(self.reward, "version", "1")
+        return "" if version and isinstance(version, str) else f"has a `version` that is no text, but {version!r}"
+
+    def signature(self) -> str:
+        parameters = inspect.signature(self.reward).parameters.values()
+        if any(p.kind is p.POSITIONAL_ONLY for p in parameters):
+            return "has positional-only parameters, but is called with keywords"
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return f"has no **kwargs, but is given {', '.join(_GIVEN[:-1])} and every column of the dataset"
+        self.rows |= {
+            name: [_CELLS[i % len(_CELLS)] for i in range(self.size)]
+            for name in required_columns(self.reward) - self.rows.keys()
+        }
+        return ""
+
+    def golds(self) -> str:
+        if not hasattr(self.reward, "check_golds"):
+            return ""
+        cells = [*self.rows.get("solution", _CELLS), "", None]
+        found = self.reward.check_golds(cells)
+        if not isinstance(found, list) or any(type(i) is not int or not 0 <= i < len(cells) for i in found):
+            return f"returns from check_golds no list of indices of the {len(cells)} golds, but {str(found)[:100]}"
+        if len(set(found)) < len(found) or self.reward.check_golds(cells) != found:
+            return "returns an index twice from check_golds, or other ones when it is asked again"
+        return ""
+
+    def result(self) -> str:
+        self.scores = self._score()
+        return self._no_scores(self.scores, self.size)
+
+    def same_twice(self) -> str:
+        return "" if _same(self._score(), self.scores) else "scores the same rows otherwise the second time"
+
+    def arguments(self) -> str:
+        given = self._given(self.rows, talk=True)
+        kept = copy.deepcopy(given)
+        self._call(given)
+        changed = [name for name in kept if given[name] != kept[name]]
+        return f"writes into its arguments: {', '.join(changed)}" if changed else ""
+
+    def order(self) -> str:
+        order = [*range(1, self.size, 2), *range(0, self.size, 2)]
+        same = _same(self._score(order), [self.scores[i] for i in order])
+        return "" if same else "scores rows by their position: in another order they have other scores"
+
+    def other_rows(self) -> str:
+        alone = [self._score([i]) for i in range(self.size)]
+        if all(_same(scores, [score]) for scores, score in zip(alone, self.scores, strict=True)):
+            return ""
+        return "scores a row otherwise when other rows are there"
+
+    def conversations(self) -> str:
+        same = _same(self._score(talk=True), self.scores)
+        return "" if same else "scores a conversation's last message otherwise than the same text"
+
+    def strange(self) -> str:
+        for text in _STRANGE:
+            rows = {**{name: cells[:1] for name, cells in self.rows.items()}, "completions": [text]}
+            for talk in (False, True):
+                message, raised = _safely(lambda: self._no_scores(self._call(self._given(rows, talk)), 1))  # noqa: B023
+                if raised or message:
+                    return f"{raised or message} (for the rollout {text[:20]!r})"
+        return ""
+
+    def columns(self) -> str:
+        named = {*required_columns(self.reward), "completions"}
+        rows = {name: cells for name, cells in self.rows.items() if name in named}
+        _, raised = _safely(lambda: self._call(self._given(rows)))
+        return f"{raised}, when it has the columns of its signature only: {sorted(named)}" if raised else ""
+
+    def close(self) -> str:
+        for _ in range(2):
+            getattr(self.reward, "close", lambda: None)()
+        return ""
+
+    def _score(self, order: Sequence[int] | None = None, talk: bool = False) -> Any:
+        order = range(self.size) if order is None else order
+        return self._call(self._given({name: [cells[i] for i in order] for name, cells in self.rows.items()}, talk))
+
+    def _given(self, rows: Mapping[str, list[Any]], talk: bool = False) -> dict[str, Any]:
+        """What TRL hands over, of these rows; as conversations if `talk`."""
+        rows = copy.deepcopy(dict(rows))
+        texts = rows["completions"]
+        given = {"prompts": [f"Question {text[:9]}" for text in texts], **rows}
+        given["completion_ids"] = [list(range(len(text))) for text in texts]
+        if talk:
+            for name, role in (("prompts", "user"), ("completions", "assistant")):
+                given[name] = [[{"role": role, "content": text}] for text in given[name]]
+        return given
+
+    def _call(self, given: Mapping[str, Any]) -> Any:
+        none: Mapping[str, Any] = {"trainer_state": None, "log_extra": lambda *_: None, "log_metric": lambda *_: None}
+        found = self.reward(**none, **given)
+        return asyncio.run(found) if inspect.iscoroutine(found) else found
+
+    def _no_scores(self, scores: Any, size: int) -> str:
+        if not isinstance(scores, list):
+            return f"returns a {type(scores).__name__}, not a list of numbers or None"
+        if len(scores) != size:
+            return f"returns {len(scores)} scores for {size} rows"
+        wrong = [s for s in scores if s is not None and not (isinstance(s, (int, float)) and math.isfinite(s))]
+        return f"returns {str(wrong[0])[:100]!r}, which is neither a finite number nor None" if wrong else ""

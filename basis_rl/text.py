@@ -1,0 +1,34 @@
+"""Text for people: Jinja templates that lie beside the code, and Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def render(template: Path, *, html: bool = False, **values: Any) -> str:
+    """A template filled in; with `html` every value is escaped. A name that is not given is an error."""
+    from jinja2 import Environment, StrictUndefined
+
+    settings: Any = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    environment = Environment(autoescape=html, undefined=StrictUndefined, **settings)
+    environment.filters["table"] = markdown_table
+    return environment.from_string(template.read_text(encoding="utf-8")).render(**values)
+
+
+def markdown_table(rows: Sequence[Sequence[object]], head: Sequence[str]) -> str:
+    """A table of Markdown cells; a ``|`` in one is escaped, a line break becomes a space."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
+
+
+def _cell(value: object) -> str:
+    return " ".join(str(value).splitlines()).replace("|", "\\|")
+
+
+def escape_markdown(text: str) -> str:
+    """Text in a line or a table's cell, taken as it is; `markdown_table` escapes the ``|``."""
+    text = re.sub(r"([\\`*_\[\]#])", r"\\\1", " ".join(text.split()))
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,152 @@
+"""How fast is grading, beside TRL's `accuracy_reward`, and where do they differ?
+
+    python -m benchmarks.reward.speed [--quick]
+
+4,096 rollouts to MATH-500's golds. In turns: TRL's function, ours with nothing remembered (a new object, its workers
+started), ours again with all remembered. Both see the bare golds. TRL grades in its own process, on one core; ours on
+`--workers`. Every difference of verdicts is counted by the reason that `reason` gives; one without a reason fails.
+
+Results: ``benchmarks/results/reward_speed.json``.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import Any
+
+from basis_rl.rewards import MathVerifyReward
+from basis_rl.rewards.extract import last_boxed, plain_number
+from basis_rl.rewards.math.quick import same_text
+from benchmarks.common import save
+from benchmarks.reward.cases import Case, cases, golds_of, reward_parser
+
+REASONS = {
+    "gold not read": "TRL does not score what has a bare LaTeX gold that it cannot read; ours puts golds into a box",
+    "gold misread": "TRL reads the bare gold as something else (a number in it, a product of letters)",
+    "malformed operator": r"TRL reads no \frac12 or \sqrt2 in answers",
+    "no balanced box": "TRL grades a box that is never closed, or, without one, formulas of the text; ours says 0",
+    "several boxes": "TRL joins boxes that stand close together; ours takes the last",
+    "numeral": "numerals of one value are equal to us in every notation",
+    "the gold's own text": "the gold's own text is always right to us",
+}
+
+
+def reason(case: Case, ours: float | None, theirs: float | None, boxed: float | None) -> str | None:
+    """Why the two differ, a key of `REASONS`; `boxed` is TRL's verdict on the same answer when the gold is in a box."""
+    answer = last_boxed(case.completion)
+    if theirs is None:
+        return "gold not read"
+    if answer is None or not answer:
+        return "no balanced box"
+    if boxed == ours:
+        return "gold misread"
+    if re.search(r"\\[dt]?frac\s*\d|\\sqrt\s*\d", answer + case.gold):
+        return "malformed operator"
+    if ours and plain_number(answer) is not None and plain_number(answer) == plain_number(case.gold):
+        return "numeral"
+    if ours and same_text(case.gold, answer):
+        return "the gold's own text"
+    return "several boxes" if case.completion.count(r"\boxed") > 1 else None
+
+
+def timed(work: Callable[[], list[float | None]]) -> tuple[float, list[float | None]]:
+    """Seconds that `work` takes, and what it returns."""
+    began = time.perf_counter()
+    result = work()
+    return time.perf_counter() - began, result
+
+
+def fresh(workers: int) -> MathVerifyReward:
+    """A reward that remembers nothing, its workers started."""
+    reward = MathVerifyReward(num_workers=workers)
+    reward.equivalent([(f"x+{i}", f"{i}+x") for i in range(20 * workers)])
+    return reward
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """The benchmark; what it has found."""
+    options = reward_parser(__doc__, size=4096, rounds=5).parse_args(argv)
+    if options.quick:
+        options.size, options.rounds = 40, 2
+    from trl.rewards import accuracy_reward
+
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    batch = cases(golds_of(options), options.size, options.seed)
+    texts, golds = [case.completion for case in batch], [case.gold for case in batch]
+    talks = [[{"role": "assistant", "content": text}] for text in texts]
+    rows: list[dict[str, float]] = []
+    verdicts: dict[str, list[list[float | None]]] = defaultdict(list)
+    for number in range(options.rounds):
+        row = {}
+        row["trl"], theirs = timed(lambda: accuracy_reward(talks, golds))
+        reward = fresh(options.workers)
+        row["cold"], cold = timed(partial(reward, [], texts, golds))
+        row["warm"], warm = timed(partial(reward, [], texts, golds))
+        reward.close()
+        rows.append(row)
+        verdicts["trl"].append(theirs)
+        verdicts["ours"] += [cold, warm]
+        print(f"round {number}: " + ", ".join(f"{k} {v:.2f} s" for k, v in row.items()), flush=True)
+    stable = {name: all(run == runs[0] for run in runs) for name, runs in verdicts.items()}
+    differences, unexplained = explain(batch, verdicts["ours"][0], verdicts["trl"][0], accuracy_reward)
+    ratios = sorted(row["trl"] / row["cold"] for row in rows)
+    results: dict[str, Any] = {
+        "size": options.size,
+        "workers": options.workers,
+        "seed": options.seed,
+        "seconds": rows,
+        "ratio": {"median": median(ratios), "least": ratios[0], "most": ratios[-1]},
+        "ratio_warm": median(row["trl"] / row["warm"] for row in rows),
+        "same_in_every_round": stable,
+        "kinds": dict(Counter(case.kind for case in batch)),
+        "as_meant": {
+            name: sum((run[0][i] == 1.0) == case.right for i, case in enumerate(batch))
+            for name, run in verdicts.items()
+        },
+        "differences": differences,
+        "unexplained": unexplained,
+    }
+    print(f"ratio TRL / ours: {results['ratio']}, warm {results['ratio_warm']:.0f}; same in every round: {stable}")
+    for name, entry in differences.items():
+        print(f"  {entry['count']:5d} {name}: {REASONS[name]}; e.g. {entry['examples'][0]}")
+    if not options.quick:
+        save("reward_speed", results)
+    if unexplained:
+        raise SystemExit(f"{len(unexplained)} differences without a reason, the first: {unexplained[0]}")
+    return results
+
+
+def explain(batch: list[Case], ours: list[float | None], theirs: list[float | None], trl: Any) -> tuple[Any, Any]:
+    """Differences by reason, with their number and examples, and those that have none."""
+    differ = [i for i in range(len(batch)) if ours[i] != theirs[i]]
+    talks = [[{"role": "assistant", "content": rf"\boxed{{{last_boxed(batch[i].completion) or ''}}}"}] for i in differ]
+    boxed = trl(talks, [rf"\boxed{{{batch[i].gold}}}" for i in differ])
+    found: dict[str, dict[str, Any]] = {}
+    unexplained = []
+    for i, again in zip(differ, boxed, strict=True):
+        name = reason(batch[i], ours[i], theirs[i], again)
+        shown = {
+            "gold": batch[i].gold,
+            "answer": last_boxed(batch[i].completion),
+            "kind": batch[i].kind,
+            "ours": ours[i],
+            "trl": theirs[i],
+        }
+        if name is None:
+            unexplained.append(shown)
+            continue
+        entry = found.setdefault(name, {"why": REASONS[name], "count": 0, "examples": []})
+        entry["count"] += 1
+        if len(entry["examples"]) < 5:
+            entry["examples"].append(shown)
+    return found, unexplained
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""What the runs of `policy_study` say: pure functions of their measurements, and the plot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from studies import drawing
+from studies.training import LAST, levels
+
+COLLAPSE = 0.1  # of accuracy
+
+
+def spent_until(spent: Sequence[float], accuracy: Sequence[float], level: float, last: int = LAST) -> float | None:
+    """What had been spent when the level (`levels`) first was at least `level`, linear between measurements.
+
+    None if it never was.
+    """
+    held = levels(accuracy, last)
+    for i, value in enumerate(held):
+        if value >= level:
+            if i == 0:
+                return float(spent[0])
+            share = (level - held[i - 1]) / (value - held[i - 1])
+            return float(spent[i - 1] + share * (spent[i] - spent[i - 1]))
+    return None
+
+
+def collapsed(accuracy: Sequence[float], drop: float = COLLAPSE, last: int = LAST) -> bool:
+    """Whether the level ends more than `drop` below its maximum."""
+    held = levels(accuracy, last)
+    return max(held) - held[-1] > drop
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, least and largest."""
+    return {"median": median(values), "min": min(values), "max": max(values)}
+
+
+def summary(runs: Sequence[dict[str, Any]], reference: str = "grpo G=8") -> list[dict[str, Any]]:
+    """A line for each objective, learning rate and row, over its seeds.
+
+    ``final``: the level at the end. ``to_reference``: rollouts until the level is the final one of `reference` at the
+    same objective, learning rate and seed, as a share of the budget; ``cpu_to_reference`` the same of its processor
+    seconds; both also ``_with_table``, the whole value table paid by this one run, for rows that have one. The
+    reference's own line tells when it first was where it ends. ``never`` counts the seeds that do not get there; they
+    are in no spread. ``to_best`` and ``never_best``: the same against the reference at that learning rate of several
+    which serves it best (mean final level).
+    """
+    references: dict[tuple[tuple[str, float | None], int], dict[str, Any]] = {
+        (_setting(run), run["seed"]): run for run in runs if run["row"] == reference
+    }
+    best_rate = {objective: best_of(references.values(), objective) for objective, _ in map(_setting, runs)}
+    lines = []
+    for setting, row in dict.fromkeys((_setting(run), run["row"]) for run in runs):
+        own = [run for run in runs if (_setting(run), run["row"]) == (setting, row)]
+        line: dict[str, Any] = {
+            "objective": setting[0],
+            "learning_rate": setting[1],
+            "row": row,
+            "seeds": [run["seed"] for run in own],
+            "start": spread([run["accuracy"][0] for run in own]),
+            "final": spread([levels(run["accuracy"])[-1] for run in own]),
+            "best": spread([max(levels(run["accuracy"])) for run in own]),
+            "collapsed": sum(collapsed(run["accuracy"]) for run in own),
+            "cpu": spread([run["cpu"][-1] for run in own]),
+        }
+        others = [references.get((setting, run["seed"])) for run in own]
+        shares = [shares_of(run, other) for run, other in zip(own, others, strict=True) if other is not None]
+        for name in dict.fromkeys(key for share in shares for key in share):
+            line[name] = spread([share[name] for share in shares if share])
+        best = [references.get(((setting[0], best_rate[setting[0]]), run["seed"])) for run in own]
+        to_best = [shares_of(run, other) for run, other in zip(own, best, strict=True) if other is not None]
+        if any(to_best):
+            line["to_best"] = spread([share["to_reference"] for share in to_best if share])
+        lines.append({**line, "never": shares.count({}), "never_best": to_best.count({})})
+    return lines
+
+
+def best_of(runs: Iterable[dict[str, Any]], objective: str) -> float | None:
+    """The learning rate at which the mean over seeds of the final level is the highest; None unless there are two."""
+    finals: dict[float, list[float]] = {}
+    for run in runs:
+        if run["objective"] == objective:
+            finals.setdefault(run["learning_rate"], []).append(levels(run["accuracy"])[-1])
+    return max(finals, key=lambda rate: float(np.mean(finals[rate]))) if len(finals) > 1 else None
+
+
+def _setting(run: dict[str, Any]) -> tuple[str, float]:
+    return run["objective"], run["learning_rate"]
+
+
+def shares_of(run: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
+    """What `run` had spent when it was where `other` ends, over what that spent; empty if it never was."""
+    final, shares = levels(other["accuracy"])[-1], {}
+    for name, prefix in (("responses", "to_reference"), ("cpu", "cpu_to_reference")):
+        spent = spent_until(run[name], run["accuracy"], final)
+        if spent is None:
+            return {}
+        shares[prefix] = spent / other[name][-1]
+        if run.get("table"):
+            shares[f"{prefix}_with_table"] = (spent + run["table"][name]) / other[name][-1]
+    return shares
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    """`summary` for the terminal."""
+    head = (
+        "objective    rate  row           seeds  final (min to max)       collapsed  share of the budget to G=8's final"
+    )
+    text = [head]
+    for line in lines:
+        final = line["final"]
+        reached = "; ".join(
+            (f"{line[key]['median']:.2f} ({line[key]['min']:.2f} to {line[key]['max']:.2f})" if key in line else "-")
+            + (f", never {line[never]}" if line[never] else "")
+            for key, never in (("to_reference", "never"), ("to_best", "never_best"))
+        )
+        text.append(
+            f"{line['objective']:9} {line['learning_rate']:7.0e}  {line['row']:13} {len(line['seeds']):5}  "
+            f"{final['median']:6.1%} ({final['min']:.1%} to {final['max']:.1%})  {line['collapsed']:9}  {reached}"
+        )
+    return "\n".join(text)
+
+
+def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
+    """Accuracy over rollouts and over processor seconds, an objective a column; below, the calibrated beta."""
+    objectives = list(dict.fromkeys(run["objective"] for run in runs))
+    rows = list(dict.fromkeys(run["row"] for run in runs))
+    columns = len(objectives)
+    with drawing.panels(path, 3, columns, width=4.2, height=2.9) as axes:
+        for column, objective in enumerate(objectives):
+            rollouts, seconds, beta = axes[column::columns]
+            first = "" if column else "held-out accuracy, greedy"
+            drawing.title(rollouts, f"objective {objective}", "rollouts", first)
+            drawing.title(seconds, "", "processor seconds", first)
+            drawing.title(beta, "", "rollouts", "" if column else "calibrated β")
+            for axis in (rollouts, beta):
+                drawing.thousands(axis)
+            for index, row in enumerate(rows):
+                own = [run for run in runs if (run["objective"], run["row"]) == (objective, row)]
+                _band(rollouts, [(run["responses"], run["accuracy"]) for run in own], index, row)
+                _band(seconds, [(run["cpu"], run["accuracy"]) for run in own], index, row)
+                betas = [run["log"] for run in own if row == "basis"]
+                _band(beta, [(log["num_rollouts"], log["baseline/beta"]) for log in betas], index, row)
+        for number, axis in enumerate(axes):
+            if number % columns:
+                axis.sharey(axes[number - number % columns])
+            (drawing.percent if number < 2 * columns else drawing.log_scale)(axis)
+        drawing.beside(axes[columns - 1], axes[0])  # the first objective has all rows
+
+
+def _band(axis: Any, curves: Sequence[tuple[Sequence[float], Sequence[float]]], index: int, label: str) -> None:
+    """`drawing.band` of pairs of x and y, cut to the shortest; x is the seeds' mean too. Nothing if there are none."""
+    if curves:
+        count = min(len(y) for _, y in curves)
+        x = np.mean([x[:count] for x, _ in curves], axis=0)
+        drawing.band(axis, x, [y[:count] for _, y in curves], index, label)
+
+
+def draw_rates(runs: Sequence[dict[str, Any]], rate: float, path: Path) -> None:
+    """The first objective: accuracy over rollouts at the learning rate `rate`, and the level at the end over the
+    rates; mean over the seeds, the least and the largest."""
+    objective = runs[0]["objective"]
+    rates = sorted({run["learning_rate"] for run in runs})
+    with drawing.panels(path, 1, 2, width=5.0, height=3.7) as (left, right):
+        drawing.title(left, f"objective {objective}, learning rate {rate:g}", "rollouts", "held-out accuracy, greedy")
+        drawing.title(right, "at the end, by learning rate", "learning rate", "")
+        for index, row in enumerate(dict.fromkeys(run["row"] for run in runs)):
+            own = [run for run in runs if (run["objective"], run["row"]) == (objective, row)]
+            curves = [run for run in own if run["learning_rate"] == rate]
+            _band(left, [(run["responses"], run["accuracy"]) for run in curves], index, row)
+            ends = {r: [levels(run["accuracy"])[-1] for run in own if run["learning_rate"] == r] for r in rates}
+            if all(ends.values()) and len({len(finals) for finals in ends.values()}) == 1:
+                drawing.band(right, rates, list(zip(*ends.values(), strict=True)), index, row)
+        right.set_xscale("log")
+        right.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        right.minorticks_off()
+        for axis in (left, right):
+            drawing.percent(axis)
+        drawing.beside(right, left)

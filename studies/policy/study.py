@@ -1,0 +1,224 @@
+"""Does one rollout per prompt with BASIS train as well as eight?
+
+    python -m studies.policy.study [--worked] [--budget 12800] [--seeds 0 1 2] [--runs N] [--quick]
+
+The paper of BASIS (Table 1, Figs. 5 to 7) says that it does, and faster. On a small model: sums and differences of
+numbers of one and two digits, the quickstart's model; for each seed ONE warm start and ONE value table, which all its
+runs share. Every run draws the same number of rollouts, as many a step: 64 prompts x 1 or 8 x 8, two inner updates, a
+constant learning rate that is the same for all, no KL, as in the paper. Which rate, decides more than the estimator
+does: the first objective is run at `--rates` as well. With `--worked` the policy writes steps of its own choice before
+it answers (`studies.worked_sums`). Accuracy is greedy, on held-out problems. Seconds are those of this process on a
+processor, measurements left out; the clock's are beside.
+
+Results: ``studies/results/policy_study*.json`` and ``.png``, only of the whole study with the default settings. A run
+whose numbers are in the output folder (``runs/policy_study``) is not made again, so that the command resumes after an
+interruption, or makes `--runs` of them at a time. The summary and the plot are made of what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from basis_rl.cli.main import main as basis_rl
+from basis_rl.data import load_prompts
+from basis_rl.recipe.build import build_trainer
+from basis_rl.recipe.file import parse_recipe
+from basis_rl.rewards import MathVerifyReward
+from benchmarks.common import one_thread, save
+from studies import small_policy, worked_sums
+from studies.policy import report as policy_report
+from studies.runs import Planned, kept, kept_runs, placed, study_parser
+from studies.training import RECIPE, greedy, measured_training, quickstart_model
+
+OBJECTIVES = ("grpo", "gpg", "gspo")
+# A row of the comparison: its name, and what it changes in the recipe. "{values}" is the seed's value table.
+ROWS: dict[str, dict[str, str]] = {
+    "basis": {"baseline": "basis", "baseline_kwargs": '{"values": "{values}"}', "num_generations": "1"},
+    "grpo G=8": {"baseline": "grpo", "baseline_kwargs": "{}", "num_generations": "8"},
+    "none": {"baseline": "none", "baseline_kwargs": "{}", "num_generations": "1"},
+    "batch_mean": {"baseline": "batch_mean", "baseline_kwargs": "{}", "num_generations": "1"},
+    "basis_history": {"baseline": "basis_history", "baseline_kwargs": "{}", "num_generations": "1"},  # without a table
+    "ppo": {"baseline": "ppo", "baseline_kwargs": "{}", "num_generations": "1"},
+}
+ONCE = ("basis_history", "ppo")  # the paper has neither: at the first objective and the common learning rate only
+LOGGED = ("reward", "baseline/beta", "baseline/mse_to_reward", "entropy", "advantages/zero")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """How large the study is.
+
+    Attributes:
+        budget: rollouts of a run.
+        batch: rollouts a step, half of them an update.
+        problems: drawn, a tenth of them held out.
+        prompts: of them trained on.
+        table_rollouts: of each of them, for the value table.
+        every: steps between measurements.
+        held_out: problems that accuracy is measured on.
+        learning_rate: of all rows, where no other is asked for.
+        warm_start: share of right answers, and steps, at which the warm start ends.
+        worked: the policy of `studies.worked_sums` in place of the quickstart's.
+    """
+
+    budget: int = 12_800
+    batch: int = 64
+    problems: int = 20_000
+    prompts: int = 1_536
+    table_rollouts: int = 8
+    every: int = 10
+    held_out: int = 400
+    learning_rate: float = 1e-4
+    warm_start: tuple[float, int] = (0.45, 3000)
+    worked: bool = False
+
+
+def settings(scale: Scale, objective: str, row: str, seed: int, folder: Path) -> list[str]:
+    """The recipe's arguments of one run; those of `ROWS` count."""
+    own = {key: value.replace("{values}", str(folder / "values")) for key, value in ROWS[row].items()}
+    common = {
+        "model_name_or_path": folder / "warm_start",
+        "output_dir": folder / "run",
+        "objective": objective,
+        "seed": seed,
+        "per_device_train_batch_size": scale.batch // 2,
+        "max_steps": 2 * (scale.budget // scale.batch),
+        "learning_rate": scale.learning_rate,
+        "lr_scheduler_type": "constant",
+        "max_completion_length": worked_sums.TOKENS if scale.worked else small_policy.TOKENS,
+        "dataset_kwargs.size": scale.problems,
+        "max_train_samples": scale.prompts,
+        "values_num_rollouts": scale.table_rollouts,
+        "values_batch_size": min(512, scale.prompts * scale.table_rollouts),
+        "eval_strategy": "no",
+        "logging_steps": scale.every,
+        "disable_tqdm": True,
+    }
+    return [RECIPE, *(word for key, value in {**common, **own}.items() for word in (f"--{key}", str(value)))]
+
+
+def prepare(scale: Scale, seed: int, folder: Path) -> dict[str, Any]:
+    """The seed's warm start and its value table, unless they are there: what the table cost."""
+    settings_of = ("problems", "prompts", "table_rollouts", "warm_start", "worked")
+    key = {name: value for name, value in dataclasses.asdict(scale).items() if name in settings_of}
+
+    def make() -> dict[str, Any]:
+        argv = settings(scale, "grpo", "basis", seed, folder)
+        until, max_steps = scale.warm_start
+        data = dataclasses.replace(parse_recipe(argv).data, max_train_samples=None)
+        make_model = worked_sums.worked_model if scale.worked else quickstart_model
+        problems = load_prompts(data, conversational=True)
+        make_model(problems, seed, folder / "warm_start", until=until, max_steps=max_steps)
+        began = time.process_time()
+        if basis_rl(["values", *argv]):
+            raise SystemExit("The value table was not built.")
+        return {"responses": scale.prompts * scale.table_rollouts, "cpu": time.process_time() - began}
+
+    return kept(folder / "prepared.json", key, make)[0]
+
+
+def run(scale: Scale, objective: str, row: str, seed: int, output: Path) -> dict[str, Any]:
+    """Train once; the measurements as columns, and the log's."""
+    folder, uses_table = output / f"seed{seed}", "{values}" in str(ROWS[row])
+    cost = prepare(scale, seed, folder)
+    recipe = parse_recipe(settings(scale, objective, row, seed, folder))
+    everything = dataclasses.replace(recipe.data, max_train_samples=None)
+    held_out = load_prompts(everything, conversational=True, held_out=True)
+    sets = {"held_out": held_out.select(range(min(scale.held_out, len(held_out))))}
+    trainer = build_trainer(recipe)
+    score = greedy(trainer, sets, MathVerifyReward(), recipe.args.max_completion_length)
+    points, log = measured_training(trainer, score, 2 * scale.every)
+    logged = [entry for entry in log if "reward" in entry]
+    return {
+        "responses": [point["responses"] for point in points],
+        "accuracy": [round(point["scores"]["held_out"], 4) for point in points],
+        "cpu": [round(point["cpu"], 2) for point in points],
+        "wall": [round(point["wall"], 2) for point in points],
+        "table": cost if uses_table else None,
+        "log": {
+            key: [round(entry[key], 5) for entry in logged] for key in ("num_rollouts", *LOGGED) if key in logged[0]
+        },
+    }
+
+
+def planned(
+    objectives: list[str], rows: list[str], seeds: list[int], rate: float, rates: list[float]
+) -> list[tuple[str, str, int, float]]:
+    """Objective, row, seed, learning rate: all at `rate`; then the first objective at each of `rates`."""
+    at_one = [(objective, row, seed, rate) for objective in objectives for seed in seeds for row in rows]
+    at_others = [(objectives[0], row, seed, r) for r in rates if r != rate for seed in seeds for row in rows]
+    return [
+        (objective, row, seed, r)
+        for objective, row, seed, r in [*at_one, *at_others]
+        if row not in ONCE or (objective, r) == (objectives[0], rate)
+    ]
+
+
+def asked(scale: Scale, objective: str, row: str, seed: int, rate: float, output: Path) -> Planned:
+    """One of `planned`, with its file in `output`."""
+    own = dataclasses.replace(scale, learning_rate=rate)
+    labels = {"objective": objective, "row": row, "seed": seed, "learning_rate": rate}
+    file = output / f"{objective}-{row.replace(' ', '-')}-{rate:g}-seed{seed}.json"
+    kept_for = {**dataclasses.asdict(own), "recipe": ROWS[row]}
+    return Planned(labels, file, kept_for, partial(run, own, objective, row, seed, output))
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The options; what depends on ``--worked`` by default is filled in."""
+    parser = study_parser(__doc__, "policy_study")
+    parser.add_argument("--budget", type=int, default=Scale.budget, help="rollouts of a run")
+    parser.add_argument("--learning_rate", type=float, default=Scale.learning_rate)
+    parser.add_argument("--rates", type=float, nargs="*", default=[1e-5, 3e-5, 3e-4], help="besides")
+    parser.add_argument(
+        "--start", type=float, help="share of right answers that ends the warm start: 0.45, worked 0.25"
+    )
+    parser.add_argument("--worked", action="store_true", help="a policy that works its sums in steps")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, help="all; worked grpo")
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
+    parser.add_argument("--runs", type=int, help="make at most so many runs, then stop")
+    options = parser.parse_args(argv)
+    if options.start is None:
+        options.start = 0.25 if options.worked else 0.45
+    options.objectives = options.objectives or (["grpo"] if options.worked else list(OBJECTIVES))
+    options.study += "_worked" if options.worked else ""
+    return options
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """The study; what it has found."""
+    options = parse(argv)
+    placed(options, parse(["--worked"] if options.worked else []))
+    scale = Scale(
+        budget=options.budget, learning_rate=options.learning_rate, worked=options.worked,
+        warm_start=(options.start, 3000),
+    )  # fmt: skip
+    if options.quick:
+        scale = Scale(
+            budget=64, batch=16, problems=400, prompts=32, table_rollouts=2, every=2, held_out=20, warm_start=(0.45, 5),
+            worked=options.worked,
+        )  # fmt: skip
+    one_thread()
+    everything = planned(options.objectives, options.rows, options.seeds, scale.learning_rate, options.rates)
+    runs, told = kept_runs([asked(scale, *each, options.output) for each in everything], options.runs)
+    lines = policy_report.summary(runs)
+    print(policy_report.table(lines))
+    results = {**told, "scale": dataclasses.asdict(scale), "runs": runs, "summary": lines}
+    plot = options.results / f"{options.study}.png"
+    policy_report.draw([run for run in runs if run["learning_rate"] == scale.learning_rate], plot)
+    if len({run["learning_rate"] for run in runs}) > 1:
+        policy_report.draw_rates(runs, scale.learning_rate, plot.with_stem(f"{plot.stem}_rates"))
+    save(options.study, results, options.results)
+    return results
+
+
+if __name__ == "__main__":
+    main()

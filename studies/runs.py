@@ -1,0 +1,116 @@
+"""Runs of a study that are kept, and where a study puts what it makes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import machine, parser_of
+
+RESULTS = Path(__file__).with_name("results")
+
+
+def rounded(value: Any) -> Any:
+    """`value` with four significant digits in every float; NaN, which JSON does not know, as None."""
+    if isinstance(value, float):
+        return None if value != value else float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    return [rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def study_parser(doc: str | None, name: str, parts: Iterable[str] = ()) -> argparse.ArgumentParser:
+    """The options that every study has: those of `parser_of`, and where it puts what it makes; `placed` fills in what
+    is not given."""
+    parser = parser_of(doc, parts)
+    parser.add_argument("--output", type=Path, help=f"of kept runs, and of the results of a part (runs/{name})")
+    parser.add_argument("--results", type=Path, help="of plots and raw numbers (studies/results)")
+    parser.set_defaults(study=name)
+    return parser
+
+
+def placed(options: argparse.Namespace, whole: argparse.Namespace | None = None) -> argparse.Namespace:
+    """`options` with the places that were not asked for.
+
+    Everything of a ``--quick`` run is put in a temporary folder, since its numbers mean nothing. `whole` are the
+    options of the whole study: the results of others stay in the output folder, so that no part replaces the study's.
+    """
+    where = {"output": None, "results": None}
+    part = whole is not None and {**vars(options), **where} != {**vars(whole), **where}
+    runs = Path("runs") / options.study
+    options.output = options.output or (Path(tempfile.mkdtemp(prefix=f"{runs.name}-")) if options.quick else runs)
+    options.results = options.results or (options.output if options.quick or part else RESULTS)
+    return options
+
+
+def kept(file: Path, settings: dict[str, Any], make: Callable[[], dict[str, Any]] | None) -> tuple[Any, bool]:
+    """The run in `file`, made and written if it is not there; and whether it was made now. ``(None, False)`` if it is
+    not there and `make` is None. Beside the run the file says of which settings it is, and when, where and by which
+    code it was made (`origins`).
+
+    Raises:
+        SystemExit: the run in `file` has other settings.
+    """
+    settings = json.loads(json.dumps(settings))
+    if not file.is_file():
+        if make is None:
+            return None, False
+        print(f"{file.stem} ...", flush=True)
+        origin, began, found = machine(), time.perf_counter(), make()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps({"settings": settings, "machine": origin, **found}))
+        partial.replace(file)
+        print(f"{file.stem}: {time.perf_counter() - began:.0f} s", flush=True)
+        return found, True
+    there = json.loads(file.read_text())
+    if there.pop("settings") != settings:
+        raise SystemExit(f"{file} is of other settings: give another --output, or remove it.")
+    there.pop("machine", None)
+    return there, False
+
+
+def origins(files: Iterable[Path]) -> list[dict[str, Any] | None]:
+    """`machine` as it was for the runs in `files` (those of `kept`), each different one once; None for runs that do not
+    say. It belongs beside results that are made of kept runs: `save` dates the results, not the runs."""
+    found: list[dict[str, Any] | None] = []
+    for origin in (json.loads(file.read_text()).get("machine") for file in files):
+        if origin not in found:
+            found.append(origin)
+    return found
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run that a study asks for.
+
+    Attributes:
+        labels: what it is called in the results.
+        file: where it is kept.
+        settings: that it is kept for (`kept`).
+        make: makes it.
+    """
+
+    labels: dict[str, Any]
+    file: Path
+    settings: dict[str, Any]
+    make: Callable[[], dict[str, Any]]
+
+
+def kept_runs(planned: Sequence[Planned], at_most: int | None = None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The runs that are there or are made now, each with its labels; and what their results say of them: ``runs made``
+    (`origins`), and how many are ``missing`` because no more than `at_most` are made."""
+    runs, files, made = [], [], 0
+    for plan in planned:
+        found, fresh = kept(plan.file, plan.settings, None if made == at_most else plan.make)
+        made += fresh
+        if found is not None:
+            runs.append({**plan.labels, **found})
+            files.append(plan.file)
+    return runs, {"runs made": origins(files), "missing": len(planned) - len(runs)}

@@ -1,0 +1,235 @@
+"""How near do baselines come to the true value, on simulated rewards?
+
+    python -m studies.simulated_mse [--parts basis history] [--quick]
+
+The paper of BASIS claims that its error is far below the batch mean's, and below that of a group mean of 8 (Sec. 5.1).
+Here the truth is known: prompts with ``p ~ Beta(0.8, 0.9)`` under the reference policy, a table of 32 reference
+rollouts each, rewards of 0 or 1.
+
+- ``basis``: a policy that is tilted by a common beta, which is what BASIS assumes; one reward per prompt, 100 batches a
+  cell, every variant of BASIS. The group mean of 8 sees eight rewards per prompt.
+- ``history``: does history pay? 240 steps of 512 prompts x 1 rollout, of 4,000 prompts. All share a tilt that grows to
+  2.5 logits; beside it each drifts by itself, to a standard deviation of d logits, in one of three ways: ``sqrt`` (its
+  own direction, growing like the square root of time), ``linear``, or a random ``walk``. The last three cases have 128
+  prompts x 4 rollouts a step.
+
+Results: ``studies/results/basis_mse.json`` and ``history_mse.json``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from basis_rl.baselines import Baseline, Basis, BasisHistory, BatchMean
+from basis_rl.types import RolloutBatch
+from basis_rl.values import ValueTable
+from benchmarks.common import one_thread, save
+from studies.runs import placed, study_parser
+
+N_REFERENCE = 32
+VARIANTS: dict[str, dict[str, Any]] = {
+    "basis unb": {},
+    "basis vop": {"weighting": "vop"},
+    "basis rvg": {"weighting": "rvg"},
+    "basis unb, likelihood": {"calibration": "likelihood"},
+    "basis unb, no smoothing (paper)": {"smoothing": 0.0},
+    "basis unb, literal Eq. 6": {"smoothing": 0.0, "calibration": "literal"},
+}
+Drift = Callable[[Tensor, Tensor, float], Tensor]
+# What each prompt has moved, (P,) logits, after a share of the run: from its direction and from where it has walked.
+DRIFTS: dict[str, Drift] = {
+    "sqrt": lambda direction, walked, share: direction * share**0.5,
+    "linear": lambda direction, walked, share: direction * share,
+    "walk": lambda direction, walked, share: walked,
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large the simulation is.
+
+    Attributes:
+        repeats: batches of a cell of ``basis``.
+        sizes: prompts of such a batch.
+        prompts: of a run of ``history``.
+        rollouts: of a step of it.
+        steps: of it.
+        edge: steps at its beginning and at its end that errors are averaged over.
+        seeds: runs of a case.
+    """
+
+    repeats: int = 100
+    sizes: tuple[int, ...] = (64, 512)
+    prompts: int = 4000
+    rollouts: int = 512
+    steps: int = 240
+    edge: int = 60
+    seeds: int = 3
+
+
+QUICK = Scale(repeats=2, sizes=(8,), prompts=64, rollouts=16, steps=4, edge=2, seeds=1)
+
+
+def reference(prompts: int, margin: float) -> tuple[Tensor, list[str], ValueTable]:
+    """Success rates ``(P,)`` under the reference policy, in ``[margin, 1 - margin]``; the prompts' ids; their table."""
+    p = torch.distributions.Beta(0.8, 0.9).sample((prompts,)).double().clamp(margin, 1 - margin)
+    successes = torch.binomial(torch.full_like(p, N_REFERENCE), p).long().tolist()
+    ids = [str(i) for i in range(prompts)]
+    rewards = {i: [1.0] * k + [0.0] * (N_REFERENCE - k) for i, k in zip(ids, successes, strict=True)}
+    return p, ids, ValueTable.from_rewards(rewards)
+
+
+def rolled_out(truth: Tensor, prompt_ids: list[str], group: int = 1, step: int = 0) -> RolloutBatch:
+    """A batch of 0/1 rewards with the true values `truth`, ``(N,)``; groups together."""
+    return RolloutBatch(
+        rewards=torch.bernoulli(truth).float(),
+        group_ids=torch.arange(len(truth)) // group,
+        prompt_ids=prompt_ids,
+        action_mask=torch.ones((len(truth), 1), dtype=torch.bool),
+        step=step,
+    )
+
+
+def run(
+    values_at: Callable[[int], Tensor], prompts: int, steps: int, rollouts: int, group: int
+) -> Iterator[tuple[Tensor, RolloutBatch]]:
+    """True values ``(N,)`` and batch of each step of a simulated run: `group` rollouts per prompt, every prompt once
+    before any comes again.
+
+    Args:
+        values_at: the values of all prompts at a step, ``(P,)``.
+        prompts: how many there are; their ids are their numbers.
+        steps: of the run.
+        rollouts: of a step.
+        group: rollouts per prompt.
+    """
+    order = torch.randperm(prompts)
+    for step in range(steps):
+        values = values_at(step)
+        if len(order) < rollouts // group:
+            order = torch.randperm(prompts)
+        rows, order = order[: rollouts // group].repeat_interleave(group), order[rollouts // group :]
+        yield values[rows], rolled_out(values[rows], [str(row) for row in rows.tolist()], group, step)
+
+
+def error(baseline: Tensor, truth: Tensor) -> float:
+    """Mean squared error of ``(N,)`` baselines to the true values."""
+    return float(((baseline - truth) ** 2).mean())
+
+
+def cell(beta: float | None, prompts: int, repeats: int) -> dict[str, Any]:
+    """Of one true beta (None: the policy of the table) and number of prompts: mean error of each baseline."""
+    errors: dict[str, list[float]] = {name: [] for name in ["batch mean", "group mean of 8", *VARIANTS]}
+    betas: list[float] = []
+    for seed in range(repeats):
+        torch.manual_seed(seed)
+        p, ids, table = reference(prompts, margin=1e-6)
+        truth = torch.sigmoid(torch.logit(p) + (0.0 if beta is None else 1.0 / beta))
+        batch, group = rolled_out(truth, ids), torch.binomial(torch.full_like(truth, 8.0), truth) / 8
+        estimators: dict[str, Baseline] = {"batch mean": BatchMean()}
+        estimators |= {name: Basis(table, **params) for name, params in VARIANTS.items()}
+        for name, estimator in estimators.items():
+            result = estimator.advantages(batch)
+            errors[name].append(error(result.baseline, truth))
+            if name == "basis unb":
+                betas.append(result.metrics["beta"])
+        errors["group mean of 8"].append(error(group, truth))
+    return {
+        "mse": {k: mean(v) for k, v in errors.items()},
+        "sd": {k: stdev(v) for k, v in errors.items()},
+        "beta": betas,
+    }
+
+
+def basis(scale: Scale) -> dict[str, Any]:
+    """The part of that name, printed."""
+    results = {}
+    for prompts in scale.sizes:
+        for beta in (None, 1.0, 0.5, 0.3):
+            key = f"B={prompts}, beta={'infinity' if beta is None else beta}"
+            results[key] = cell(beta, prompts, scale.repeats)
+            mse, chosen = results[key]["mse"], sorted(results[key]["beta"])[scale.repeats // 2]
+            print(f"\n{key}   (median of the chosen beta: {chosen:.2f})")
+            for name, value in mse.items():
+                print(f"  {name:33} {value:.4f}   {value / mse['batch mean']:6.3f} of the batch mean")
+    return {"repeats": scale.repeats, "results": results}
+
+
+def simulate(
+    drift: Drift, d: float, tilt: float, seed: int, group: int = 1, scale: Scale | None = None
+) -> dict[str, dict[str, float]]:
+    """Mean squared error to the true value over the first and the last steps of a run, for each estimator.
+
+    Args:
+        drift: how each prompt moves by itself.
+        d: standard deviation of what it has moved at the end, in logits.
+        tilt: what all have moved together at the end, in logits.
+        seed: of everything that is drawn.
+        group: rollouts per prompt.
+        scale: the whole simulation's by default.
+    """
+    scale = scale or Scale()
+    torch.manual_seed(seed)
+    p, _, table = reference(scale.prompts, margin=1e-4)
+    estimators: dict[str, Baseline] = {
+        "batch mean": BatchMean(),
+        "basis": Basis(table),
+        "basis, likelihood": Basis(table, calibration="likelihood"),
+        "basis_history": BasisHistory(table),
+        "basis_history, no table": BasisHistory(),
+        "basis_history, drift 0.003": BasisHistory(table, drift=0.003),
+        "basis_history, drift 0.003, no table": BasisHistory(drift=0.003),
+    }
+    errors: dict[str, list[float]] = {name: [] for name in [*estimators, "group mean of 8"]}
+    direction, walked = d * torch.randn(scale.prompts).double(), torch.zeros(scale.prompts).double()
+
+    def values_at(step: int) -> Tensor:
+        walked.add_(d / scale.steps**0.5 * torch.randn(scale.prompts).double())
+        common = torch.logit(p) + tilt * (step + 1) / scale.steps
+        return torch.sigmoid(common + drift(direction, walked, (step + 1) / scale.steps))
+
+    for truth, batch in run(values_at, scale.prompts, scale.steps, scale.rollouts, group):
+        errors["group mean of 8"].append(float((truth * (1 - truth) / 8).mean()))  # its expectation, exactly
+        for name, estimator in estimators.items():
+            errors[name].append(error(estimator.advantages(batch).baseline, truth))
+            estimator.update(batch)
+    return {name: {"first": mean(e[: scale.edge]), "last": mean(e[-scale.edge :])} for name, e in errors.items()}
+
+
+def history(scale: Scale) -> dict[str, Any]:
+    """The part of that name, printed."""
+    results: dict[str, Any] = {}
+    cases = [("sqrt", 0.0, 0.0, 1), ("sqrt", 0.0, 2.5, 1), *((k, d, 2.5, 1) for k in DRIFTS for d in (0.5, 1.5))]
+    cases += [("sqrt", 0.0, 2.5, 4), ("sqrt", 1.5, 2.5, 4), ("walk", 1.5, 2.5, 4)]
+    for kind, d, tilt, rollouts in cases:
+        key = f"drift {kind}, d = {d}, common tilt {tilt}" + (f", {rollouts} rollouts" if rollouts > 1 else "")
+        runs = [simulate(DRIFTS[kind], d, tilt, seed, rollouts, scale) for seed in range(scale.seeds)]
+        results[key] = runs
+        print(f"\n{key}   (MSE over the first and the last {scale.edge} steps; the last against the group mean of 8)")
+        group = mean(run["group mean of 8"]["last"] for run in runs)
+        for name in runs[0]:
+            first, last = (mean(run[name][part] for run in runs) for part in ("first", "last"))
+            print(f"  {name:36} {first:.4f}  {last:.4f}   {last / group:.2f}")
+    return {"seeds": scale.seeds, "results": results}
+
+
+PARTS = {"basis": basis, "history": history}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Simulate, print and save."""
+    parser = study_parser(__doc__, "simulated_mse", PARTS)
+    options = placed(parser.parse_args(argv))
+    one_thread()
+    for part in options.parts:
+        save(f"{part}_mse", PARTS[part](QUICK if options.quick else Scale()), options.results)
+
+
+if __name__ == "__main__":
+    main()

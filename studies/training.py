@@ -1,0 +1,147 @@
+"""What the studies that train share: a small model made once for each seed, and accuracy while it is trained."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, TrainerCallback
+
+from basis_rl import BasisTrainer
+from basis_rl.evaluation import accuracy
+from benchmarks.trainers import quiet
+from examples.quickstart.warm_start import save
+from studies.runs import kept
+from studies.small_policy import warm_policy
+
+RECIPE = str(Path(__file__).parents[1] / "examples" / "quickstart" / "basis.yaml")
+LAST = 4  # measurements that make a level
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement during training.
+
+    Attributes:
+        step: optimizer steps so far.
+        responses: rollouts for training so far.
+        cpu: processor seconds of this process so far, all its threads, measurements left out.
+        wall: seconds by the clock so far, measurements left out.
+        scores: what was measured, by set, in [0, 1].
+    """
+
+    step: int
+    responses: int
+    cpu: float
+    wall: float
+    scores: dict[str, float]
+
+
+class Measured(TrainerCallback):
+    """Calls `score` before training and after every `every` optimizer steps; what that costs is not counted."""
+
+    def __init__(self, trainer: BasisTrainer, score: Callable[[Any], dict[str, float]], every: int) -> None:
+        self.trainer, self.score, self.every = trainer, score, every
+        self.points: list[Point] = []
+        self._began = self._now()
+
+    def _now(self) -> tuple[float, float]:
+        return time.process_time(), time.perf_counter()
+
+    def _measure(self, step: int) -> None:
+        cpu, wall = self._now()
+        spent = cpu - self._began[0], wall - self._began[1]
+        model = self.trainer.model
+        scores = self.score(model)
+        model.train()
+        self.points.append(Point(step, self.trainer.spending.drawn[0], *spent, scores))
+        cpu, wall = self._now()
+        self._began = cpu - spent[0], wall - spent[1]
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._began = self._now()
+        self._measure(0)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step % self.every == 0:
+            self._measure(state.global_step)
+
+
+def train_to_the_end(trainer: BasisTrainer) -> None:
+    """Train; the trainer itself ends in order when a signal stops it, after fewer steps than were asked for.
+
+    Raises:
+        SystemExit: a signal stopped the training, which must not count as a run.
+    """
+    trainer.train()
+    if trainer.stop_on_signal.stopped:
+        raise SystemExit("Stopped by a signal; this run is made again by the next call.")
+
+
+def measured_training(
+    trainer: BasisTrainer, score: Callable[[Any], dict[str, float]], every: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Train to the end: the points of `Measured`, and the trainer's log, as JSON can hold them."""
+    measured = Measured(trainer, score, every)
+    quiet(trainer).add_callback(measured)
+    train_to_the_end(trainer)
+    trainer.end()
+    return [asdict(point) for point in measured.points], trainer.state.log_history
+
+
+def greedy(
+    trainer: BasisTrainer, sets: dict[str, Dataset], reward: Any, length: int
+) -> Callable[[Any], dict[str, float]]:
+    """Accuracy of one greedy answer to each problem of each of `sets`."""
+    tokenizer = trainer.processing_class
+
+    def score(model: Any) -> dict[str, float]:
+        return {
+            name: accuracy(model, tokenizer, problems, reward, max_completion_length=length)
+            for name, problems in sets.items()
+        }
+
+    return score
+
+
+def levels(accuracy: Sequence[float], last: int = LAST) -> list[float]:
+    """The mean of each measurement and up to ``last - 1`` before it: a level is known only when it has been held."""
+    return [float(np.mean(accuracy[max(0, i + 1 - last) : i + 1])) for i in range(len(accuracy))]
+
+
+def started(
+    folder: Path,
+    dataset: Dataset,
+    settings: dict[str, Any],
+    make: Callable[[], tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]],
+) -> None:
+    """A warm start in `folder`, made by `make` unless it is there; ``warm_start.json`` says of which problems and
+    settings it is.
+
+    Raises:
+        SystemExit: the model that is there is of other problems or settings, or does not say.
+    """
+    mark = folder / "warm_start.json"
+    problems = hashlib.sha256("".join(dataset["prompt_id"]).encode()).hexdigest()[:16]
+
+    def write() -> dict[str, Any]:
+        if (folder / "config.json").is_file():
+            raise SystemExit(f"{folder} has a model, but no {mark.name}: give another --output, or remove the folder.")
+        save(*make(), folder)
+        return {}
+
+    kept(mark, {"problems": problems, **settings}, write)
+
+
+def quickstart_model(dataset: Dataset, seed: int, folder: Path, *, until: float, max_steps: int) -> None:
+    """The quickstart's model in `folder`, warm-started on `dataset`; the one that is there if it is the same
+    (`started`)."""
+    settings: dict[str, Any] = {"seed": seed, "until": until, "max_steps": max_steps}
+    started(folder, dataset, {"policy": "quickstart", **settings}, partial(warm_policy, dataset, **settings))

