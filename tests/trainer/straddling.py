@@ -14,6 +14,7 @@ import torch
 from basis_rl.__main__ import leave
 from basis_rl.baselines import BASELINES
 from basis_rl.trainer import BasisTrainer
+from examples.custom_objective import simple
 from tests.support.tiny import Tokenwise, config, named_baseline, sums, tiny_tokenizer
 
 ROWS, GROUP = 12, 4
@@ -48,6 +49,48 @@ class GivenRollouts(BasisTrainer):
         return local
 
 
+# Losses that are put together beside TRL's: the KL term that is ours, and objectives that are not TRL's.
+LOSSES = {
+    "k2": {"objective": "grpo", "kl_estimator": "k2"},
+    "k2 over all tokens": {"objective": "dapo", "kl_estimator": "k2"},
+    "gpg": {"objective": "gpg", "kl_estimator": "k2"},
+    "own": {"objective": simple, "entropy_coef": 0.1},
+}
+
+
+def losses(output: Path, model: str) -> dict:
+    """What a few steps with each of `LOSSES` log, and the policy they end with."""
+    results = {}
+    for name, chosen in LOSSES.items():
+        settings = {key: value for key, value in chosen.items() if key != "objective"}
+        trainer = GivenRollouts(
+            model=model,
+            reward_funcs=reward,
+            args=config(
+                output / f"loss-{name}",
+                per_device_train_batch_size=ROWS // int(sys.argv[3]),
+                steps_per_generation=1,
+                num_iterations=2,
+                num_generations=GROUP,
+                max_completion_length=12,
+                max_steps=4,
+                beta=0.5,
+                optim="sgd",
+                learning_rate=1.0,
+                epsilon=0.05,
+                **settings,
+            ),
+            train_dataset=sums(),
+            processing_class=tiny_tokenizer(),
+            baseline="batch_mean",
+            objective=chosen["objective"],
+        )
+        trainer.train()
+        policy = {key: value.detach().clone() for key, value in trainer.model.state_dict().items()}
+        results[name] = {"log": trainer.state.log_history, "policy": policy}
+    return results
+
+
 def main(output: Path, model: str) -> None:
     results = {}
     for name in [*BASELINES, "tokenwise"]:
@@ -80,7 +123,7 @@ def main(output: Path, model: str) -> None:
             for batch, advantages in trainer.kept
         ]
         rank = trainer.accelerator.process_index
-    torch.save(results, output / f"rank{rank}.pt")
+    torch.save((results, losses(output, model)), output / f"rank{rank}.pt")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Two ranks on CPU under `accelerate launch`, a group across both: the advantages are one rank's to the bit."""
+"""Two ranks on CPU under `accelerate launch`, a group across both: advantages are one rank's to the bit, losses too."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from basis_rl.baselines import BASELINES, LearnedBaseline
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def launch(ranks: int, output: Path, model: Path) -> list[dict]:
+def launch(ranks: int, output: Path, model: Path) -> list[tuple[dict, dict]]:
     output.mkdir()
     launcher = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
     launcher += ["--num_processes", str(ranks), "--main_process_port", "0"]
@@ -24,10 +24,34 @@ def launch(ranks: int, output: Path, model: Path) -> list[dict]:
     return [torch.load(output / f"rank{rank}.pt", weights_only=False) for rank in range(ranks)]
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, tiny_path):
+    """What one rank found, and each of two: batches by baseline, and log and policy by loss."""
+    folder = tmp_path_factory.mktemp("ranks")
+    return launch(1, folder / "one", tiny_path)[0], launch(2, folder / "two", tiny_path)
+
+
 @pytest.mark.slow
-def test_advantages_do_not_depend_on_the_number_of_ranks(tmp_path, tiny_path):
-    (one,) = launch(1, tmp_path / "one", tiny_path)
-    two = launch(2, tmp_path / "two", tiny_path)
+def test_losses_do_not_depend_on_the_number_of_ranks(runs):
+    """What each loss logs, and where it leads: the mean over two ranks' tokens, not the mean of their means."""
+    (_, one), two = runs
+    assert len(one) == 4
+    for name, expected in one.items():
+        keys = {"k2": ["kl"], "k2 over all tokens": ["kl"], "gpg": ["kl"], "own": ["kl", "objective/outside"]}[name]
+        for key in keys:
+            logged = [row[key] for row in expected["log"] if key in row]
+            assert len(logged) == 4
+            assert max(logged) > 1e-3
+            for _, rank in two:
+                assert [row[key] for row in rank[name]["log"] if key in row] == pytest.approx(logged, abs=1e-5)
+        for _, rank in two:
+            for key, value in expected["policy"].items():
+                torch.testing.assert_close(rank[name]["policy"][key], value, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_advantages_do_not_depend_on_the_number_of_ranks(runs):
+    (one, _), two = runs
     assert set(one) == {*BASELINES, "tokenwise"}
     for name, batches in one.items():
         assert len(batches) == 2
@@ -35,7 +59,7 @@ def test_advantages_do_not_depend_on_the_number_of_ranks(tmp_path, tiny_path):
             assert expected["group_ids"].tolist() == [0] * 4 + [1] * 4 + [2] * 4
             assert expected["rewards"].isnan().any()
             assert (expected["advantages"] != 0).any(), f"{name}: zeros would prove nothing"
-            for rank in two:
+            for rank, _ in two:
                 for key, value in expected.items():
                     got = rank[name][step][key]
                     exact = not issubclass(BASELINES.get(name, object), LearnedBaseline)
