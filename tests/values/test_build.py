@@ -364,7 +364,7 @@ def test_the_card_says_how_and_how_to_load(tmp_path):
     cut = table.provenance["truncated"] / table.provenance["rollouts"]
     assert f"({cut:.1%}) |" in text
     pushed = {"model": "owner/name", "generation_kwargs": '{"stop": "|"}'}
-    of_hub = card(ValueTable.from_rewards({"a": [1.0]}, provenance=pushed), "x/y")
+    of_hub = ValueTable.from_rewards({"a": [1.0]}, provenance=pushed).card("x/y")
     assert "base_model: owner/name" in of_hub
     assert '| Further settings | {"stop": "\\|"} |' in of_hub, "a bar would end the cell"
     moved = ValueTable.from_rewards(
