@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -50,7 +50,7 @@ def growth_exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
     return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
 
 
-def alternating(works: dict[str, Callable[[], Any]], rounds: int, warm_up: bool = True) -> dict[str, list[float]]:
+def alternating(works: Mapping[str, Callable[[], Any]], rounds: int, warm_up: bool = True) -> dict[str, list[float]]:
     """Seconds of each of `works`, called in turn `rounds` times; with `warm_up` after a round that is not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for round_ in range(-warm_up, rounds):

@@ -70,7 +70,7 @@ def one_thread() -> None:
 
 
 def save(name: str, results: dict[str, Any], folder: Path = RESULTS) -> None:
-    """Write ``benchmarks/results/NAME.json`` (or in another folder), each list of numbers on one line."""
+    """Write ``NAME.json`` in `folder`, each list of numbers on one line."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     text = json.dumps({**machine(), **results}, indent=1)

@@ -119,11 +119,18 @@ def conform(name: str) -> str:
 
 def _check_of(found: Any) -> Callable[[Any], list[str]]:
     """The conformance checks of its kind; a baseline is built without arguments."""
-    parameters = inspect.signature(found).parameters.values() if callable(found) else ()
-    required = [each for each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
-    if isinstance(found, (Objective, TrlObjective)) or (inspect.isfunction(found) and len(required) == 1):
+    if not callable(found):
+        raise ValueError(
+            f"A {type(found).__name__} is no baseline's class, and no objective: there is nothing to check."
+        )
+    if isinstance(found, (Objective, TrlObjective)) or (inspect.isfunction(found) and _reads_one(found)):
         return check_objective
     return check_baseline
+
+
+def _reads_one(function: Callable[..., Any]) -> bool:
+    """Whether a function has one parameter without a default: an objective's form, though not yet declared."""
+    return sum(each.default is each.empty for each in inspect.signature(function).parameters.values()) == 1
 
 
 def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: str, found: Findings) -> None:

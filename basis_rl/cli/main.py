@@ -32,8 +32,8 @@ commands:
 
 A recipe is YAML; every key can be overridden, `--learning_rate 1e-6`, `--baseline_kwargs.weighting vop`.
 Several processes: accelerate launch --config_file accelerate_configs/ddp.yaml -m basis_rl train RECIPE.yaml
-SIGTERM, SIGUSR1 or a file STOP in output_dir end training at the next step with a checkpoint (exit code 75); go on with
---resume_from_checkpoint auto.
+SIGTERM, SIGUSR1 or a file STOP in output_dir end training at the next step with a checkpoint (exit code 75); resume
+with --resume_from_checkpoint auto.
 `basis-rl train --help` lists all keys. BASIS_RL_DEBUG=1 shows tracebacks of errors in a recipe."""
 
 

@@ -25,7 +25,7 @@ from basis_rl.cli.sweep_plan import Planned, launcher_processes, plan
 from basis_rl.report.runs import flatten, what_counts
 
 USAGE = """Trains a recipe with several baselines and seeds, one run after the other, each in a process of its own and
-all with the same number of rollouts; then compares them. Called again, it skips what is finished and goes on with the
+all with the same number of rollouts; then compares them. Called again, it skips what is finished and resumes the
 rest (from a checkpoint, where the recipe saves any).
 
 A baseline may have settings of its own: --baselines basis,rloo:num_generations=4,basis:baseline_kwargs.weighting=vop.
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--baselines", required=True, help="NAME[:KEY=VALUE]...,NAME...")
     parser.add_argument("--seeds", default="0", help="default: 0")
     parser.add_argument("--budget", type=float, help="rollouts of each run; default: those of the recipe")
-    parser.add_argument("--group-size", type=int, help="rollouts a prompt, for baselines that need a group; default 8")
+    parser.add_argument("--group-size", type=int, help="rollouts per prompt, where a baseline needs a group; default 8")
     parser.add_argument("--output", type=Path, help="folder; default: the recipe's output_dir with -sweep")
     parser.add_argument("--launcher", default="", help='such as "accelerate launch --config_file FILE"')
     options, overrides = parser.parse_known_args(argv)
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     sweep = Sweep([*launcher, "-m", "basis_rl", "train"], waiting)
     failed = sweep.run()
     if sweep.stopped:
-        print("Stopped. The same command goes on.")
+        print("Stopped. The same command resumes.")
         return STOPPED
     output = Path(runs[0].recipe.args.output_dir).parent
     done = [run.recipe.args.output_dir for run in runs if run not in failed]

@@ -71,8 +71,8 @@ def plan(
 ) -> list[Planned]:
     """The runs, seed by seed and each with all baselines. All of them draw the same number of rollouts.
 
-    - A baseline that needs a group, where the recipe has one rollout a prompt, gets `group_size` of them (default 8):
-      as many rollouts a batch, of fewer prompts. Evaluation stays as the recipe has it.
+    - A baseline that needs a group, where the recipe has one rollout per prompt, gets `group_size` of them (default 8):
+      as many rollouts per batch, of fewer prompts. Evaluation stays as the recipe has it.
     - Parameters of the recipe's ``baseline_kwargs`` that another baseline does not have are left out.
     - ``max_steps`` follows from the number of rollouts, in which the greedy ones of `remax` count.
 
@@ -83,7 +83,7 @@ def plan(
         output: folder of the sweep; default: the recipe's ``output_dir`` with ``-sweep``.
         overrides: ``--key value`` for all runs; ``--key a,b`` makes a run of each.
         budget: rollouts of each run; default: those of the recipe.
-        group_size: rollouts a prompt for baselines that need a group.
+        group_size: rollouts per prompt for baselines that need a group.
         processes: of a launcher; settings of the recipe are those of one.
 
     Raises:
@@ -234,7 +234,7 @@ def _batch(recipe: Recipe, kind: type[Baseline] | None) -> tuple[int, float]:
 def _total(base: Recipe, kind: type[Baseline] | None) -> int:
     if base.args.max_steps <= 0:
         raise ValueError(
-            "The recipe counts epochs, in which one rollout a prompt and several are not as many rollouts. Give "
+            "The recipe counts epochs, in which one rollout per prompt and several are not as many rollouts. Give "
             "--budget ROLLOUTS, or max_steps in the recipe."
         )
     rollouts, updates = _batch(base, kind)

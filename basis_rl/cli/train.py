@@ -94,7 +94,7 @@ def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
     if trainer.stop_on_signal.stopped:
         if trainer.accelerator.is_main_process:
             kept = newest(output)
-            where = f"Checkpoint: {kept}. Go on with --resume_from_checkpoint auto." if kept else "Nothing is saved."
+            where = f"Checkpoint: {kept}. Resume with --resume_from_checkpoint auto." if kept else "Nothing is saved."
             print(f"Stopped by a signal after step {trainer.state.global_step} of {trainer.state.max_steps}. {where}")
         trainer.end()
         return STOPPED

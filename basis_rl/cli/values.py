@@ -35,14 +35,14 @@ from basis_rl.values.table import KIND
 def main(argv: Sequence[str]) -> int:
     """Sample the recipe's model on its prompts, score, and write the table where the baseline will look for it.
 
-    What is finished is kept in ``OUTPUT.partial``, and the same command goes on from there. SIGTERM and SIGUSR1 end it
+    What is finished is kept in ``OUTPUT.partial``, and the same command resumes from there. SIGTERM and SIGUSR1 end it
     with exit code 75; servers that are lost with 69.
     """
     try:
         job = prepare(parse_recipe(argv))
     except (ValueError, OSError) as error:
         return report(error)
-    kept = f"What is finished is kept in {job.shards.folder}; the same command goes on from there."
+    kept = f"What is finished is kept in {job.shards.folder}; the same command resumes from there."
     try:
         with _interruptible():
             table = job.finished() or job.build()

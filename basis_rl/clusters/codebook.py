@@ -203,7 +203,7 @@ class PromptClusters:
 
 
 def default_num_clusters(prompts: int, rollouts: int = 512) -> int:
-    """K for P prompts and N rollouts a batch: N / 16, but at most P / 25.
+    """K for P prompts and N rollouts per batch: N / 16, but at most P / 25.
 
     With BV-Blend's decay of 0.9 a cluster's history is little more than its last batch, which should hold some 16
     rollouts; clusters of fewer than 25 prompts overfit (`studies.bv_blend_study`, on MATH's training problems).

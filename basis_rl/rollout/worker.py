@@ -1,9 +1,12 @@
-"""Runs inside vLLM's workers (``--worker-extension-cls``): weights from a folder, tied heads included."""
+"""vLLM's side: what runs inside its workers (``--worker-extension-cls``), and its engine in the trainer's process."""
 
 from __future__ import annotations
 
 import uuid
 from typing import Any
+
+import torch
+from torch import Tensor
 
 
 class WeightSync:
@@ -51,3 +54,13 @@ class WeightSync:
             head.tie_weights(embeddings[0])
             head.quant_method.process_weights_after_loading(head)
         return list(heads)
+
+
+def prompt_log_probs(engine: Any, token_ids: list[int]) -> Tensor:
+    """``(L - 1,)`` log-probability of each token but the first, given those before it, as `engine` sees it."""
+    from vllm import SamplingParams
+
+    settings = SamplingParams(temperature=1.0, max_tokens=1, prompt_logprobs=0)
+    (output,) = engine.generate([{"prompt_token_ids": token_ids}], settings, use_tqdm=False)
+    rows = output.prompt_logprobs
+    return torch.tensor([rows[i][token_ids[i]].logprob for i in range(1, len(token_ids))])

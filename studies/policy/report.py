@@ -1,4 +1,4 @@
-"""What the runs of `policy_study` say: pure functions of their measurements, and the plot."""
+"""What the runs of `studies.policy.study` say: pure functions of their measurements, and the plot."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_two_real_runs_one_of_them_interrupted(recipe, tmp_path, capsys):
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 75, output[-2000:]
-    assert "Stopped. The same command goes on." in output
+    assert "Stopped. The same command resumes." in output
     assert list(first.glob("checkpoint-*"))
     assert not second.exists()
 

@@ -215,7 +215,7 @@ def test_the_end_pushes_the_checkpoints_that_are_missing(strategy, owed, tmp_pat
     assert all(f"basis-rl push {run} " in push.by_hand for push in made.pushes)
 
 
-def test_arguments_are_put_back_though_saving_fails():
+def test_arguments_are_put_back_though_saving_fails(tmp_path):
     class Base(BasisTrainer):
         def __init__(self):
             self.args = replace_args
@@ -223,7 +223,7 @@ def test_arguments_are_put_back_though_saving_fails():
     replace_args = SimpleNamespace(hub_token="secret")
     made = Base()
     with pytest.raises(AttributeError):
-        made._save("nowhere")
+        made._save(str(tmp_path))
     assert made.args is replace_args
 
 

@@ -7,11 +7,13 @@ import dataclasses
 import itertools
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from basis_rl.rollout import Completion, Sampling, ServersLost, client, sample_servers
 from basis_rl.rollout.client import request_seed
+from basis_rl.rollout.probe import ServerFacts, ask_server
 from tests.support.fake_vllm import FakeServer, completion
 from tests.support.tiny import tiny_tokenizer
 
@@ -104,6 +106,7 @@ def test_seeds_are_those_of_the_caller_or_apart():
         dict(sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING, num_samples=64))
         starts = sorted(body["seed"] for body in fake.requests)
         assert all(later - earlier >= 64 for earlier, later in itertools.pairwise(starts))
+        assert starts[-1] < 2**53, "a number of JSON"
         fake.requests.clear()
         dict(sample_servers([fake.url], TOKENIZER, TOKENS[:3], SAMPLING, seeds=[7, 5, 9]))
         assert {tuple(body["prompt"]): body["seed"] for body in fake.requests} == {
@@ -111,9 +114,10 @@ def test_seeds_are_those_of_the_caller_or_apart():
         }
 
 
-def test_what_fails_is_asked_again(quick):
+@pytest.mark.parametrize("status", [500, 429, 408])
+def test_what_fails_is_asked_again(status, quick):
     with FakeServer() as fake:
-        fake.before = lambda number, body: 500 if number % 3 == 0 else None
+        fake.before = lambda number, body: status if number % 3 == 0 else None
         assert dict(sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING, num_samples=3, concurrency=4)) == expected()
     assert len(fake.requests) > len(TOKENS)
 
@@ -149,6 +153,36 @@ def test_one_that_is_sick_does_not_take_the_others_down(quick):
     assert found == expected()
 
 
+def test_a_prompt_that_fails_at_one_server_again_and_again_waits_for_the_other(quick):
+    often = threading.Event()
+
+    def at_sick(number, body):
+        if number >= 6:  # more than are allowed where there is no other server
+            often.set()
+        return 500
+
+    with FakeServer() as busy, FakeServer() as sick:
+        busy.before, sick.before = lambda number, body: None if often.wait(60) else 500, at_sick
+        urls = [busy.url, sick.url]
+        found = dict(sample_servers(urls, TOKENIZER, TOKENS[:2], SAMPLING, num_samples=3, concurrency=1))
+    assert found == expected(tokens=TOKENS[:2])
+    assert often.is_set()
+
+
+def test_a_failure_long_ago_does_not_shorten_the_patience(quick, monkeypatch):
+    clock = SimpleNamespace(now=1.0)
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def before(number, body):
+        clock.now += 100.0 if number == 10 else 0.0
+        return 500 if number in (1, 15) else None
+
+    with FakeServer() as fake:
+        fake.before = before
+        found = dict(sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING, num_samples=3, concurrency=1, patience=60))
+    assert found == expected()
+
+
 def test_a_server_that_comes_back_is_waited_for(quick):
     with FakeServer(seconds=0.02) as fake:
 
@@ -169,12 +203,13 @@ def test_a_server_that_comes_back_is_waited_for(quick):
 
 
 def test_a_server_that_is_gone_for_good_is_said_so_and_what_came_is_kept(quick):
-    found = []
+    found, began = [], time.monotonic()
     with FakeServer() as fake:
         fake.before = lambda number, body: fake.stop() if number == 10 else None
         results = sample_servers([fake.url], TOKENIZER, TOKENS, SAMPLING, num_samples=3, concurrency=1, patience=0.5)
         with pytest.raises(ServersLost, match=rf"No vLLM server is left at {fake.url}: none within 0.5 s"):
             found.extend(results)
+    assert time.monotonic() - began < 25
     assert 9 <= len(found) < len(TOKENS)
     assert dict(found).items() <= expected().items()
 
@@ -243,3 +278,21 @@ def test_what_cannot_work_is_one_message(case):
         given = {"urls": [fake.url], "tokens": TOKENS, **changes}
         with pytest.raises(ValueError, match=message):
             dict(sample_servers(given["urls"], TOKENIZER, given["tokens"], SAMPLING, **settings))
+
+
+def test_a_server_says_what_it_serves_and_the_shortest_context():
+    class Several(FakeServer):
+        def get(self, path):
+            return {"data": self.cards} if path == "/v1/models" else None
+
+    with Several() as fake:
+        fake.cards = [{"id": "a", "root": "r", "max_model_len": 64}, {"id": "b", "root": "r", "max_model_len": 32}]
+        assert ask_server(fake.url) == ServerFacts(("a", "r", "b"), 32)
+        fake.cards = [{"id": "a"}]
+        assert ask_server(fake.url) == ServerFacts(("a",), None)
+        fake.cards = "nothing of the kind"
+        with pytest.raises(ValueError, match="is no vLLM server"):
+            ask_server(fake.url)
+        fake.healthy = False
+        with pytest.raises(OSError, match="503"):
+            ask_server(fake.url)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from basis_rl.rollout import weights
 from basis_rl.rollout.weights import default_folder, write_weights
-from basis_rl.rollout.worker import WeightSync
+from basis_rl.rollout.worker import WeightSync, prompt_log_probs
 
 
 def test_weights_are_written_in_shards_and_a_folder_is_whole(tmp_path, monkeypatch):
@@ -111,3 +111,16 @@ def test_a_head_of_its_own_is_left_alone_and_several_embeddings_are_refused(work
 def test_a_worker_is_known_by_its_start():
     one, other = WeightSync(), WeightSync()
     assert one.basis_identity() == one.basis_identity() != other.basis_identity()
+
+
+def test_an_engine_in_this_process_tells_log_probabilities_of_the_tokens_given(monkeypatch):
+    asked = []
+
+    def generate(prompts, settings, use_tqdm):
+        asked.append((prompts, settings["prompt_logprobs"]))
+        rows = [None, *({7: SimpleNamespace(logprob=-9.0), token: SimpleNamespace(logprob=-token)} for token in (5, 6))]
+        return [SimpleNamespace(prompt_logprobs=rows)]
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=dict))
+    assert prompt_log_probs(SimpleNamespace(generate=generate), [4, 5, 6]).tolist() == [-5.0, -6.0]
+    assert asked == [([{"prompt_token_ids": [4, 5, 6]}], 0)]

@@ -28,11 +28,14 @@ def ran(code, given=b"", stderr=subprocess.DEVNULL, **changes):
     return run.run(command, POLICY, given, Bounds(**{**BOUNDS, **changes}), stderr)
 
 
-def test_what_is_given_and_what_it_says(bare):
+def test_what_is_given_and_what_it_says(bare, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
     done = ran("print(sys.stdin.read()[::-1]); sys.stderr.write('no'); sys.exit(3)", b"abc")
     assert (done.how, done.begun, done.returncode, done.head, done.tail) == ("exited", True, 3, b"cba\n", b"")
     assert ran("sys.stderr.write('no')", stderr=subprocess.STDOUT).head == b"no"
-    assert "PYTHONSECRET" not in ran("print(os.environ)").head.decode()
+    seen = ran("print(os.environ)").head
+    assert b"HOME" in seen
+    assert b"hf_secret" not in seen
 
 
 def test_the_two_ends_of_the_output_are_kept_and_the_rest_is_counted(bare):
@@ -54,12 +57,12 @@ def test_who_writes_too_much_is_killed(bare):
 
 
 def test_the_clock_begins_with_the_mark(bare):
-    done = ran("time.sleep(0.5); print('M', end='', flush=True); time.sleep(0.1)", mark=b"M", seconds=0.4)
+    done = ran("time.sleep(1.1); print('M', end='', flush=True)", mark=b"M", seconds=1.0)
     assert (done.how, done.begun, done.head, done.written) == ("exited", True, b"", 0)
     began = time.monotonic()
     done = ran("print('M' + 'so far', flush=True); time.sleep(100)", mark=b"M", seconds=0.3)
     assert (done.how, done.begun, done.head) == ("timeout", True, b"so far\n")
-    done = ran("print('other', flush=True); time.sleep(100)", mark=b"M", start_seconds=0.3)
+    done = ran("print('other', flush=True); time.sleep(100)", mark=b"M", start_seconds=1.5)
     assert (done.how, done.begun, done.head) == ("timeout", False, b"other\n")
     assert ran("time.sleep(100)", seconds=0.3).how == "timeout"
     assert time.monotonic() - began < 20
@@ -78,11 +81,11 @@ def test_who_closes_its_output_is_waited_for(bare):
 FORKED = "if os.fork() == 0:\n    print(os.getpid(), flush=True)\n    time.sleep(100)\ntime.sleep({})"
 
 
-@pytest.mark.parametrize("seconds", [0.2, 100])
+@pytest.mark.parametrize("seconds", [0.5, 100])
 def test_its_children_end_with_it_though_they_hold_the_output(seconds, bare):
     began = time.monotonic()
-    done = ran(FORKED.format(seconds), seconds=5.0 if seconds < 1 else 0.5)
-    assert time.monotonic() - began < 4.0
+    done = ran(FORKED.format(seconds), seconds=20.0 if seconds < 1 else 1.5)
+    assert time.monotonic() - began < 10
     assert done.how == ("exited" if seconds < 1 else "timeout")
     until = time.monotonic() + 10
     while not gone(int(done.head)):

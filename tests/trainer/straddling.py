@@ -18,6 +18,7 @@ import torch
 from basis_rl.__main__ import leave
 from basis_rl.baselines import BASELINES
 from basis_rl.trainer import BasisTrainer
+from examples.custom_objective import simple
 from tests.support.tiny import Tokenwise, config, named_baseline, sums, tiny_tokenizer
 
 ROWS, GROUP = 12, 4
@@ -82,7 +83,9 @@ class Stopped(GivenRollouts):
         return super().training_step(*args, **kwargs)
 
 
-def train(output: Path, model: str, ranks: int, name: str, cls=GivenRollouts, baseline=None, **settings):
+def train(
+    output: Path, model: str, ranks: int, name: str, cls=GivenRollouts, baseline=None, objective=None, **settings
+):
     shape = {"per_device_train_batch_size": ROWS // ranks, "steps_per_generation": 1, "num_generations": GROUP}
     trainer = cls(
         model=model,
@@ -91,21 +94,41 @@ def train(output: Path, model: str, ranks: int, name: str, cls=GivenRollouts, ba
         train_dataset=sums(),
         processing_class=tiny_tokenizer(),
         baseline=baseline or named_baseline(name, sums()),
+        objective=objective,
     )
     assert trainer.accelerator.num_processes == ranks
     trainer.train()
     return trainer
 
 
-def kl_loss(output: Path, model: str, ranks: int) -> dict:
-    """Weights and logged KL after steps with a KL loss of our own, of which the first one has no gradient.
+# Losses that are put together beside TRL's: the KL term that is ours, and objectives that are not TRL's.
+LOSSES = {
+    "k2": {"objective": "grpo", "kl_estimator": "k2"},
+    "k2 over all tokens": {"objective": "dapo", "kl_estimator": "k2"},
+    "gpg": {"objective": "gpg", "kl_estimator": "k2"},
+    "own": {"objective": simple, "entropy_coef": 0.1},
+}
+
+
+def losses(output: Path, model: str, ranks: int) -> dict:
+    """What a few steps with each of `LOSSES` log, and the policy they end with.
 
     By SGD: Adam's steps hardly depend on the size of a gradient.
     """
-    settings = {"beta": 0.5, "kl_estimator": "k2", "max_steps": 3, "optim": "sgd", "learning_rate": 0.5}
-    trainer = train(output, model, ranks, "none", **settings)
-    weights = torch.cat([p.detach().flatten().clone() for p in trainer.model.parameters()])
-    return {"weights": weights, "kl": [row["kl"] for row in trainer.state.log_history if "kl" in row]}
+    results = {}
+    for name, chosen in LOSSES.items():
+        shape = {
+            "num_iterations": 2,
+            "max_steps": 4,
+            "beta": 0.5,
+            "epsilon": 0.05,
+            "optim": "sgd",
+            "learning_rate": 1.0,
+        }
+        trainer = train(output, model, ranks, "batch_mean", **shape, **chosen)
+        policy = {key: value.detach().clone() for key, value in trainer.model.state_dict().items()}
+        results[name] = {"log": trainer.state.log_history, "policy": policy}
+    return results
 
 
 def noise(output: Path, model: str, ranks: int) -> dict:
@@ -137,7 +160,7 @@ def main(output: Path, model: str, ranks: int) -> None:
     rank = trainer.accelerator.process_index
     stopped = train(output, model, ranks, "rloo", Stopped, max_steps=4)
     others = {
-        "kl": kl_loss(output, model, ranks),
+        "losses": losses(output, model, ranks),
         "noise": noise(output, model, ranks),
         "stopped": stopped.state.global_step,
     }

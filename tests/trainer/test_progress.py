@@ -32,7 +32,7 @@ def test_a_resume_keeps_what_was_logged_until_its_checkpoint(tmp_path):
 
 def test_every_metric_is_in_the_file_and_the_main_ones_on_the_line(tmp_path, capsys, monkeypatch):
     now = iter([0.0, 100.0, 100.0 + 3 * 1000.5, 5000.0])
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: next(now)))
     lines, args, state = begin(tmp_path, 2)
     state.global_step = 5
     lines.on_log(args, state, None, {"reward": 0.51239, "loss": None, "kl": 0.0, "odd": 3, "eval_reward": 0.25})

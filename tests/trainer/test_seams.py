@@ -260,6 +260,8 @@ def used(path):
             yield node.attr
         elif isinstance(node, ast.FunctionDef):
             yield node.name
+        elif isinstance(node, ast.keyword) and node.arg:
+            yield node.arg
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
             yield node.value
         elif isinstance(node, ast.AnnAssign | ast.Assign):

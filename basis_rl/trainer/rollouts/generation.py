@@ -286,7 +286,7 @@ class Generation(VLLMGeneration):
         self.llm.reset_prefix_cache()
 
     def _colocated_log_probs(self) -> Tensor:
-        from basis_rl.rollout.colocated import prompt_log_probs
+        from basis_rl.rollout.worker import prompt_log_probs
 
         if self.enable_sleep_mode:  # TRL wakes the cache only when it generates
             self.llm.wake_up(tags=["kv_cache"])

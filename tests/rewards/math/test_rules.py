@@ -146,7 +146,7 @@ def test_nothing_allowed_is_the_strictest_setting_and_none_the_laxest():
     strict = MathVerifyReward(num_workers=1, allow=[])
     assert strict.refused == tuple(QUIRKS)
     assert strict.version.endswith(f"without {', '.join(QUIRKS)}")
-    assert strict([], [r"\boxed{x=2}", r"\boxed{X}", r"\boxed{x+x}"], ["2", "x", "2x"]) == [0.0, 0.0, 1.0]
+    assert strict([], [r"\boxed{x=2}", r"\boxed{X}", r"\boxed{(x-1)(x+1)}"], ["2", "x", "x^2-1"]) == [0.0, 0.0, 1.0]
     strict.close()
 
 

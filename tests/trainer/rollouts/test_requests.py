@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from basis_rl.rollout.worker import WeightSync
 from basis_rl.trainer.errors import RequestRefused, RolloutError, SyncError
 from tests.support.ranks import Ranks
 
@@ -105,6 +106,30 @@ def test_a_probe_that_is_off_on_one_rank_is_an_error_on_every_rank(off, two):
     found = two.run(check)
     assert [type(each) for each in found] == ([SyncError] * 2 if off else [float] * 2)
     assert off or found == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("off", [0.5, 0.0])
+def test_an_engine_in_this_process_is_loaded_tied_anew_and_checked(off, monkeypatch):
+    done, one = [], Ranks(1)
+    parameter = torch.zeros(2)
+    inner = SimpleNamespace(reload_weights=lambda weights_iterator: done.append(dict(weights_iterator)))
+    executor = SimpleNamespace(driver_worker=SimpleNamespace(worker=inner))
+    llm = SimpleNamespace(
+        llm_engine=SimpleNamespace(model_executor=executor), reset_prefix_cache=lambda: done.append("reset")
+    )
+    monkeypatch.setattr(WeightSync, "basis_retie", lambda worker: done.append(worker))
+
+    def sync(rank):
+        made = bare(one.accelerator(rank), mode="colocate", llm=llm, settings=SimpleNamespace(tolerance=0.1))
+        made._iter_named_params = lambda: iter([("p", parameter)])
+        made._colocated_log_probs, made._trained_log_probs = lambda: torch.zeros(3), lambda: torch.full((3,), off)
+        return made.sync_weights()
+
+    (found,) = one.run(sync)
+    assert type(found) is (SyncError if off else type(None))
+    parameter.fill_(1.0)
+    assert done[0]["p"].tolist() == [0.0, 0.0], "a copy: a gathered shard is freed"
+    assert done[1:] == [inner, "reset"]
 
 
 def test_images_come_with_their_prompts(two):

@@ -12,7 +12,7 @@ from basis_rl.rewards.extract import completion_text
 from basis_rl.tools import ToolResult, calculator
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.rollouts import turns
-from basis_rl.trainer.rollouts.tool_check import end_of_turn, prepare_tokenizer
+from basis_rl.trainer.rollouts.tool_check import as_functions, check_tools, end_of_turn, prepare_tokenizer
 from basis_rl.trainer.rollouts.turns import harmless, has_void_turn, parsed
 from examples.quickstart.warm_start import save
 from tests.support.tiny import config, sums, tiny_tokenizer
@@ -345,6 +345,28 @@ def test_what_does_not_fit_is_said_before_the_model_is_loaded(tmp_path):
     ]:
         with pytest.raises(ValueError, match=message):
             build(tmp_path, tools, **more)
+
+
+def test_a_call_with_wrong_arguments_is_not_begun():
+    begun = []
+
+    class Eager(Together):
+        def start(self, *args, **kwargs):
+            begun.append(kwargs)
+
+    (function,) = as_functions([Eager()])
+    with pytest.raises(TypeError, match="unexpected"):
+        function(expression="1", more="2")
+    assert begun == []
+    function(expression="1")
+    assert begun == [{"expression": "1"}]
+
+
+def test_images_and_tools_work_on_one_process(tmp_path):
+    rows = Dataset.from_list([{"prompt": [{"role": "user", "content": "?"}], "image": "x"}])
+    check_tools([calculator], None, rows, config(tmp_path), 1)
+    with pytest.raises(ValueError, match="on one process only"):
+        check_tools([calculator], None, rows, config(tmp_path), 2)
 
 
 def test_a_base_models_turns_end_where_the_template_ends_them(tmp_path):

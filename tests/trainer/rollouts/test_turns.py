@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 from transformers import GenerationConfig
-from trl import GRPOTrainer
 
+from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.rollouts import turns
 from tests.support.ranks import Ranks
 
@@ -17,35 +17,43 @@ def two(monkeypatch):
     return ranks
 
 
-def rank_of(ranks, rank, use_vllm, longest, asked):
-    """A trainer on one rank, as far as `_turn` needs one; `asked` gets what each rank generates for, and its room."""
-    made = object.__new__(turns.ToolTrainer)
-    made.accelerator, made.use_vllm, made._longest = ranks.accelerator(rank), use_vllm, longest
-    made.vllm_generation = SimpleNamespace(max_completion_length=99, longest=None)
-    made.generation_config = GenerationConfig(max_new_tokens=99)
-    made.asked = asked[rank]
+class FakeRun:
+    """A rank of a run; `asked` gets what it generates for, its room, and the most tokens with the prompt."""
+
+    max_completion_length = 10
+
+    def __init__(self, accelerator, use_vllm, asked):
+        self.accelerator, self.use_vllm, self.asked = accelerator, use_vllm, asked
+        self.vllm_generation = SimpleNamespace(max_completion_length=99, longest=None)
+        self.generation_config = GenerationConfig(max_new_tokens=99)
+
+    def generate(self, rows, images, fields, num_generations):
+        assert (images, fields, num_generations) == (None, {}, 1)
+        engine = self.vllm_generation
+        room = engine.max_completion_length if self.use_vllm else self.generation_config.max_new_tokens
+        self.asked.append((rows, room, engine.longest))
+        return [[sum(row)] for row in rows], [[-float(sum(row))] for row in rows] if self.use_vllm else None
+
+
+def within_loop(ranks, rank, use_vllm, longest, asked):
+    """`Turns` of one rank, as within the loop over turns."""
+    run = FakeRun(ranks.accelerator(rank), use_vllm, asked[rank])
+    made = turns.Turns(run)
+    made._longest, made._generate = longest, run.generate
     return made
 
 
-def generate(self, rows, images, fields, num_generations):
-    assert (images, fields, num_generations) == (None, {}, 1)
-    engine = self.vllm_generation
-    room = engine.max_completion_length if self.use_vllm else self.generation_config.max_new_tokens
-    self.asked.append((rows, room, engine.longest))
-    return [[sum(row)] for row in rows], [[-float(sum(row))] for row in rows] if self.use_vllm else None
-
-
 @pytest.mark.parametrize("use_vllm", [False, True])
-def test_every_rank_gets_the_answers_to_its_own_rows(use_vllm, two, monkeypatch):
-    monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", generate)
+def test_every_rank_gets_the_answers_to_its_own_rows(use_vllm, two):
     asked = [[], []]
     rows = [[[1, 1], [2] * 7, [3] * 8, [4, 4, 4]], [[5]]]  # of which the third has no room left
 
     def work(rank):
-        made = rank_of(two, rank, use_vllm, 8 - rank, asked)
-        found = made._turn(rows[rank]), made._turn(rows[rank][:1] if rank else []), made._turn([])
-        assert made.vllm_generation.max_completion_length == made.generation_config.max_new_tokens == 99
-        assert made.vllm_generation.longest is None
+        made = within_loop(two, rank, use_vllm, 8 - rank, asked)
+        found = made.turn(rows[rank]), made.turn(rows[rank][:1] if rank else []), made.turn([])
+        engine = made.run.vllm_generation
+        assert engine.max_completion_length == made.run.generation_config.max_new_tokens == 99
+        assert engine.longest is None
         return found
 
     (first, second, none), (other, alone, nothing) = two.run(work)
@@ -59,34 +67,32 @@ def test_every_rank_gets_the_answers_to_its_own_rows(use_vllm, two, monkeypatch)
     assert asked[1] == [([[4, 4, 4], [5]], *limits), ([[5]], *limits)]
 
 
-def test_a_rank_without_rows_fills_up_and_all_full_rows_generate_nothing(two, monkeypatch):
-    monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", generate)
+def test_a_rank_without_rows_fills_up_and_all_full_rows_generate_nothing(two):
     asked = [[], []]
     rows = [[[1], [2], [3]], []]
-    odd = two.run(lambda rank: rank_of(two, rank, True, 4, asked)._turn(rows[rank]))
+    odd = two.run(lambda rank: within_loop(two, rank, True, 4, asked).turn(rows[rank]))
     assert [found[0] for found in odd] == [[[1], [2], [3]], []]
     assert [each[0][0] for each in asked] == [[[1], [2]], [[3], [1]]], "as many on each rank"
     asked = [[], []]
-    full = two.run(lambda rank: rank_of(two, rank, True, 2, asked)._turn([[1, 1]]))
+    full = two.run(lambda rank: within_loop(two, rank, True, 2, asked).turn([[1, 1]]))
     assert full == [([[]], [[]])] * 2
     assert asked == [[], []]
 
 
-def test_the_loop_helps_the_others_until_nobody_has_a_row(two, monkeypatch):
-    monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", generate)
-
-    def loop(self, prompts, prompt_ids, rounds):
-        found = [self._generate_single_turn([[k + 1]], None, {}, 1)[0][0][0] for k in range(rounds)]
-        return [1], "completions", found, None, 5, 2, []
-
-    monkeypatch.setattr(GRPOTrainer, "_tool_call_loop", loop)
+def test_the_loop_helps_the_others_until_nobody_has_a_row(two):
     asked = [[], []]
 
     def work(rank):
-        made = rank_of(two, rank, True, None, asked)
-        made.max_completion_length = 10
-        result = made._tool_call_loop(None, [[1, 1], [1]], 3 if rank else 1)
-        assert made._longest is None, "outside the loop a turn is a rank's own"
+        run = FakeRun(two.accelerator(rank), True, asked[rank])
+        made = turns.Turns(run)
+
+        def trl_loop(prompts, prompt_ids, rounds):
+            assert made.running
+            found = [made.turn([[k + 1]])[0][0][0] for k in range(rounds)]
+            return [1], "completions", found, None, 5, 2, []
+
+        result = made.loop(trl_loop, run.generate, None, [[1, 1], [1]], 3 if rank else 1)
+        assert not made.running, "outside the loop a turn is a rank's own"
         return result
 
     for rank, (mask, completions, ids, log_probs, calls, failures, images) in enumerate(two.run(work)):
@@ -94,3 +100,18 @@ def test_the_loop_helps_the_others_until_nobody_has_a_row(two, monkeypatch):
         assert (mask, completions, log_probs, calls, failures, images) == ([1], "completions", None, 5, 2, [])
     assert [len(each) for each in asked] == [3, 3]
     assert {limit for each in asked for *_, limit in each} == {12}, "the longest prompt and the completion"
+
+
+@pytest.mark.parametrize("conversational", [False, True])
+def test_a_rollout_of_one_turn_has_the_form_of_its_prompt(conversational):
+    made = object.__new__(BasisTrainer)
+    made.tools = None
+    made.processing_class = SimpleNamespace(batch_decode=lambda ids, skip_special_tokens: [f"{row}" for row in ids])
+    made._tokenize_prompts = lambda prompts: ([[1], [2]], None, {})
+    made._generate_single_turn = lambda prompt_ids, images, fields, number: ([[5, 6], [7]], None)
+    prompts = ["a", "b"]
+    said = ["[5, 6]", "[7]"]
+    if conversational:
+        prompts = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        said = [[{"role": "assistant", "content": text}] for text in said]
+    assert made.rollouts_apart(prompts) == (said, [[5, 6], [7]], 3)
