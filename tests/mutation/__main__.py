@@ -55,6 +55,7 @@ class Workplace:
             "TOKENIZERS_PARALLELISM": "false",
             "TRL_EXPERIMENTAL_SILENCE": "1",
             "MPLBACKEND": "agg",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         }
         self.server = subprocess.Popen(
             [sys.executable, "-m", "tests.mutation.server"],
@@ -73,7 +74,7 @@ class Workplace:
         """Run these tests in the tree as it is."""
         assert self.server.stdin is not None
         assert self.server.stdout is not None
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--basetemp", str(self.temporary)]
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "pytest_timeout", "--basetemp", str(self.temporary)]
         options += ["--ignore=tests/test_mutants.py"]  # which every mutant would fail
         request = {"arguments": [*options, *arguments], "log": str(self.log), "timeout": self.timeout}
         self.server.stdin.write(json.dumps(request) + "\n")
