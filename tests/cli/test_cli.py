@@ -137,15 +137,11 @@ REAL = {
 }
 
 
+OTHERS = [("basis", "math"), ("grpo", "gsm8k"), ("grpo", "math")]
+
+
 @pytest.mark.parametrize(
-    ("estimator", "name"),
-    [
-        ("basis", "gsm8k"),
-        *(
-            pytest.param(*pair, marks=pytest.mark.long)
-            for pair in (("basis", "math"), ("grpo", "gsm8k"), ("grpo", "math"))
-        ),
-    ],
+    ("estimator", "name"), [("basis", "gsm8k"), *(pytest.param(*pair, marks=pytest.mark.long) for pair in OTHERS)]
 )
 def test_real_rows_pass_through(name, estimator, recipe, tmp_path, shared_data, capsys):
     settings = {**REAL[name], "max_train_samples": 48, "dataset_kwargs": None, "prompt_template": None, "max_steps": 3}
