@@ -54,8 +54,11 @@ def test_fields_of_another_shape_are_refused(changes, message):
         replace(BATCH, **changes)
 
 
-def write(path, value=1, **metadata):
-    return artefacts.write_folder(path, {"main.parquet": pa.table({"x": [value]})}, {"format": 1, **metadata})
+THING = artefacts.Kind("thing", "main.parquet", 1, "basis-rl things")
+
+
+def write(path, value=1, kind=THING, **metadata):
+    return kind.write(path, {kind.main_file: pa.table({"x": [value]})}, metadata)
 
 
 def test_a_folder_is_replaced_whole_and_a_crash_leaves_the_old_one(tmp_path, monkeypatch):
@@ -90,15 +93,16 @@ def test_the_old_folder_stays_until_the_new_one_is_in_its_place(tmp_path, monkey
 def test_what_is_no_artefact_of_the_kind_is_left_alone_and_not_opened(tmp_path):
     (tmp_path / "mine").mkdir()
     with pytest.raises(ValueError, match="is not a thing; it is left alone"):
-        artefacts.check_destination(tmp_path / "mine", "main.parquet", "thing")
+        write(tmp_path / "mine")
     write(tmp_path / "a")
-    artefacts.check_destination(tmp_path / "a", "main.parquet", "thing")
-    artefacts.check_destination(tmp_path / "not there yet", "main.parquet", "thing")
+    THING.check_destination(tmp_path / "a")
+    THING.check_destination(tmp_path / "not there yet")
+    other = replace(THING, main_file="other.parquet")
     with pytest.raises(ValueError, match=r"has no other\.parquet"):
-        artefacts.open_folder(tmp_path / "a", "other.parquet", "thing", newest=1, build="x")
+        other.open(tmp_path / "a")
     with pytest.raises(ValueError, match=r"written by a newer basis-rl \(format 2\)"):
-        artefacts.open_folder(write(tmp_path / "b", format=2), "main.parquet", "thing", newest=1, build="x")
-    folder, metadata = artefacts.open_folder(tmp_path / "a", "main.parquet", "thing", newest=1, build="x")
+        THING.open(write(tmp_path / "b", kind=replace(THING, format=2)))
+    folder, metadata = THING.open(tmp_path / "a")
     assert (folder, metadata["format"]) == (tmp_path / "a", 1)
 
 

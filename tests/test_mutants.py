@@ -13,7 +13,8 @@ def test_every_mutant_fits_the_code(tmp_path):
     assert len(table) >= 140
     for mutant in table:
         before = mutant.apply(tmp_path)
-        compile((tmp_path / mutant.path).read_text(), mutant.id, "exec")
+        if mutant.path.endswith(".py"):
+            compile((tmp_path / mutant.path).read_text(), mutant.id, "exec")
         (tmp_path / mutant.path).write_text(before)
         assert all((ROOT / name).exists() for name in mutant.tests), mutant.tests
 

@@ -15,7 +15,7 @@ from tests.support.tiny import named_baseline, sums
 class TokenValues(Baseline):
     """REINFORCE by token, correct; those below break it."""
 
-    reads_kl = False
+    token_level = "always"
 
     def values(self, batch):
         scored = torch.nan_to_num(batch.rewards.double())[:, None]
@@ -43,6 +43,14 @@ class ByColumn(TokenValues):
 
     def values(self, batch):
         return super().values(batch) * (1.0 + torch.arange(batch.action_mask.shape[1]))
+
+
+class SaysTooLittle(TokenValues):
+    token_level = "never"
+
+
+class SaysTooMuch(Rloo):
+    token_level = "always"
 
 
 class WithoutReward(Baseline):
@@ -89,6 +97,8 @@ class NoGradient(Ppo):
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
+        (SaysTooLittle, "says token_level = 'never', but returns advantages of tokens"),
+        (SaysTooMuch, "says token_level = 'always', but returns advantages of rollouts"),
         (InPadding, "0 where the reward is NaN or the mask is 0"),
         (ByWidth, "depends on how far the batch is padded"),
         (ByColumn, "depends on how far the batch is padded"),
@@ -107,7 +117,7 @@ def test_what_is_broken_is_told(broken, message):
 
 
 def test_the_example_that_they_break_conforms():
-    assert len(check_baseline(TokenValues)) == 12
+    assert {"padding", "shape_and_zeros", "token_level"} <= set(check_baseline(TokenValues))
 
 
 @pytest.mark.parametrize("name", BASELINES)

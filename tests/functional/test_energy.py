@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from basis_rl.functional.energy import align, logit_gradient_energy, unalign
+from basis_rl.functional.energy import align, logit_gradient_energy, unalign, weighted_baseline
 from basis_rl.functional.returns import reward_to_go
 
 
@@ -34,6 +34,15 @@ def test_alignment_counts_actions_and_comes_back(seed):
         taken = values[i][mask[i]].tolist()
         assert aligned[i].tolist() == taken + [0.0] * (aligned.shape[1] - len(taken))
     torch.testing.assert_close(unalign(aligned, mask), values * mask)
+
+
+@pytest.mark.parametrize("tail", ["zero", "last"])
+def test_where_nobody_of_the_group_is_alive_the_baseline_is_0(tail):
+    returns, groups = torch.ones(4, 3, dtype=torch.float64), torch.tensor([0, 0, 1, 1])
+    alive = torch.tensor([[1, 0, 0], [1, 0, 0], [1, 1, 1], [1, 1, 0]]).bool()
+    baseline, lonely = weighted_baseline(returns, torch.ones_like(returns), alive, groups, tail)
+    assert baseline.tolist() == [[1.0, 0.0, 0.0]] * 2 + [[1.0, 1.0, 1.0]] * 2
+    assert lonely.tolist() == [[False] * 3] * 2 + [[False, False, True], [False] * 3]
 
 
 def test_reward_to_go_passes_over_tool_output():

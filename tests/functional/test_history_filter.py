@@ -29,6 +29,12 @@ def doubles(values):
     return torch.tensor(values, dtype=torch.float64)
 
 
+def test_shift_grid():
+    grid = shift_grid()
+    assert (float(grid[0]), float(grid[-1]), len(grid)) == (-4.0, 8.0, 241)
+    assert grid.diff().tolist() == pytest.approx([0.05] * 240)
+
+
 def test_drift_grid():
     assert drift_grid().tolist() == pytest.approx([0.0, 0.0004, 0.0016, 0.0064, 0.0256, 0.1024])
 

@@ -54,6 +54,14 @@ def test_smallest_beta_does_not_overflow():
     assert general[0].tolist() == [700.0, 900.0]
 
 
+def test_a_sample_of_no_weight_has_no_say():
+    """Not even in where the exponents start: the largest reward that counts has exponent 0."""
+    samples, weights = torch.tensor([[0.0, 1.0, 700.0]]), torch.tensor([[1.0, 1.0, 0.0]])
+    values, variances = tilt_samples(samples, weights, torch.tensor([0.01, 1.0]))
+    expected = tilt_samples(samples[:, :2], weights[:, :2], torch.tensor([0.01, 1.0]))
+    torch.testing.assert_close((values, variances), expected)
+
+
 def test_infinite_beta_is_the_reference_policy():
     p = torch.tensor([0.0, 0.2, 1.0], dtype=torch.float64)
     infinity = torch.tensor([torch.inf])

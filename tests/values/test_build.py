@@ -273,7 +273,7 @@ def test_another_build_is_not_gone_on_with(changes, named, tmp_path):
 
 @pytest.mark.parametrize("changes", [{"num_rollouts": 0}, {"early_exit": 5}, {"early_exit": -1}])
 def test_numbers_that_make_no_sense(changes):
-    with pytest.raises(ValueError, match="at least one rollout a prompt and an early exit after fewer"):
+    with pytest.raises(ValueError, match="at least one rollout per prompt and an early exit after fewer"):
         plan(**changes)
 
 
