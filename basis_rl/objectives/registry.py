@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from basis_rl.names import did_you_mean, import_object
@@ -47,8 +46,6 @@ def build_objective(objective: str | AnyObjective | Callable[..., Any]) -> AnyOb
                 f"Unknown objective '{objective}'.{hint} Known: {', '.join(OBJECTIVES)}; your own is 'module:function'."
             )
         found = import_object(objective, "objective")
-        if isinstance(found, Objective):
-            return replace(found, name=objective)
     if isinstance(found, (Objective, TrlObjective)):
         return found
     name = objective if isinstance(objective, str) else getattr(objective, "__name__", repr(objective))

@@ -41,7 +41,7 @@ class Reward(Protocol):
     __name__: str
     version: str
 
-    def __call__(self, prompts: Column, completions: Completions, **kwargs: Any) -> Scores: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Scores: ...
 
     def close(self) -> None:
         """End the processes, if there are any; they also end with the object, and with the program."""

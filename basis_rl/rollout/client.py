@@ -75,25 +75,7 @@ def sample_servers(
         ValueError: no server or one that refuses a request (HTTP 4xx), or prompts too long for it.
         ServersLost: all servers are gone for longer than `patience`, or a prompt failed five times.
     """
-    if not urls:
-        raise ValueError("There is no server to sample from: give the URL of one, started with `basis-rl serve MODEL`.")
-    servers = [_Server(url, timeout) for url in urls]
-    longest = max((len(prompt) for prompt in prompts), default=0)
-    away: list[_Away] = []
-    for server in servers:
-        try:
-            limit = server.model().get("max_model_len")
-        except _Away as error:  # it may come back, and the others do without it meanwhile
-            away.append(error)
-            continue
-        if limit is not None and longest + sampling.max_new_tokens > limit:
-            raise ValueError(
-                f"The longest prompt has {longest} tokens; with {sampling.max_new_tokens} for the completion that is "
-                f"more than the {limit} of the server at {server.url}. Start it with --max-model-len "
-                f"{longest + sampling.max_new_tokens}, or drop the long prompts."
-            )
-    if len(away) == len(servers):
-        raise away[0]
+    servers = _servers_for(urls, timeout, max((len(prompt) for prompt in prompts), default=0), sampling.max_new_tokens)
     if seeds is None and seed is not None:
         seeds = [request_seed(seed, index) for index in range(len(prompts))]
     if seeds is not None and len(seeds) != len(prompts):
@@ -102,6 +84,29 @@ def sample_servers(
     body = _body(sampling, num_samples // copies, stop_token_ids)
     at_a_time = concurrency or min(256, max(8, _IN_FLIGHT // num_samples))
     return _completions(_Requests(servers, prompts, body, seeds, at_a_time, patience, stop), tokenizer, copies)
+
+
+def _servers_for(urls: Sequence[str], timeout: float, longest: int, new_tokens: int) -> list[_Server]:
+    """The servers; refuses prompts of `longest` tokens that leave one of them no room for `new_tokens`."""
+    if not urls:
+        raise ValueError("There is no server to sample from: give the URL of one, started with `basis-rl serve MODEL`.")
+    servers = [_Server(url, timeout) for url in urls]
+    away: list[_Away] = []
+    for server in servers:
+        try:
+            limit = server.model().get("max_model_len")
+        except _Away as error:  # it may come back, and the others do without it meanwhile
+            away.append(error)
+            continue
+        if limit is not None and longest + new_tokens > limit:
+            raise ValueError(
+                f"The longest prompt has {longest} tokens; with {new_tokens} for the completion that is more than the "
+                f"{limit} of the server at {server.url}. Start it with --max-model-len {longest + new_tokens}, or drop "
+                "the long prompts."
+            )
+    if len(away) == len(servers):
+        raise away[0]
+    return servers
 
 
 def request_seed(seed: int, *keys: object) -> int:

@@ -137,8 +137,12 @@ REAL = {
 }
 
 
-@pytest.mark.parametrize("name", REAL)
-@pytest.mark.parametrize("estimator", ["basis", "grpo"])
+OTHERS = [("basis", "math"), ("grpo", "gsm8k"), ("grpo", "math")]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "name"), [("basis", "gsm8k"), *(pytest.param(*pair, marks=pytest.mark.long) for pair in OTHERS)]
+)
 def test_real_rows_pass_through(name, estimator, recipe, tmp_path, shared_data, capsys):
     settings = {**REAL[name], "max_train_samples": 48, "dataset_kwargs": None, "prompt_template": None, "max_steps": 3}
     settings["dataset_name"] = str(shared_data / settings["dataset_name"])
@@ -242,6 +246,7 @@ def test_commands(capsys):
     assert "--num_generations" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_exit_code_and_no_traceback_in_a_process_of_its_own(recipe):
     command = [sys.executable, "-m", "basis_rl", "train", recipe(baseline="rlo")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

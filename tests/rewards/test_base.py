@@ -1,13 +1,15 @@
 """`check_reward`: every registered reward keeps every promise, and each way of breaking one is told by its name."""
 
 import functools
+import inspect
 import json
 import sys
 
 import pytest
 
-from basis_rl.rewards.base import RewardError, check_reward
+from basis_rl.rewards.base import RewardError, check_reward, required_columns
 from basis_rl.rewards.registry import REWARDS, build_reward
+from basis_rl.values.provenance import reward_identity
 
 PROMISES = ["name", "version", "golds", "signature", "result", "same_twice", "arguments", "order", "other_rows",
             "conversations", "strange", "columns", "close"]  # fmt: skip
@@ -44,6 +46,9 @@ def test_registered_rewards_keep_every_promise(name):
     params, rows = FITTING[name]
     reward = build_reward(name, params, {"max_completion_length": 10})
     assert check_reward(reward, rows) == PROMISES
+    assert reward.__name__ == (f"{name}_reward" if name in REWARDS else "right")
+    assert reward.version in reward_identity([reward])
+    assert {"prompts", "completions"} <= set(inspect.signature(reward).parameters)
     given = {**rows, "completion_ids": [list(text) for text in rows["completions"]]}
     assert len(set(map(str, reward(prompts=rows["completions"], **given)))) > 1  # the rows do not all score the same
     reward.close()
@@ -51,6 +56,14 @@ def test_registered_rewards_keep_every_promise(name):
 
 def test_every_registered_reward_is_among_them():
     assert {name for name in FITTING if ":" not in name} == set(REWARDS)
+
+
+def test_the_columns_that_a_reward_requires_are_its_parameters_without_a_default():
+    def needs(prompts, completions, solution, level=0, *rest, hint, trainer_state, log_metric=None, **kwargs):
+        return [1.0]
+
+    assert required_columns(needs) == {"solution", "hint"}
+    assert required_columns("org/a-model") == set()
 
 
 def text_of(completion):

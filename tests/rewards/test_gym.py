@@ -1,5 +1,6 @@
 """ReasoningGymReward: the score is reasoning-gym's own, whatever the model writes."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -96,14 +97,14 @@ print(json.dumps([names, sys.ran]))
     assert ran == []
 
 
-def test_without_an_answer_and_with_a_threshold():
+def test_without_an_answer_and_with_a_threshold(reward):
     row = loaded("chain_sum", size=1)[0]
-    binary = ReasoningGymReward(num_workers=1, threshold=1.0)
+    binary = copy.copy(reward)  # whose worker has done its imports
+    binary.answer_in, binary.threshold = "box", 1.0
     texts = [rf"\boxed{{{row['solution']}}}", rf"\boxed{{about {row['solution']}}}", row["solution"]]
     logged = {}
     assert binary([], texts, reasoning_gym=[row["reasoning_gym"]] * 3, log_metric=logged.__setitem__) == [1.0, 0.0, 0.0]
     assert logged["reward/reasoning_gym/no_answer"] == pytest.approx(1 / 3)
-    binary.close()
 
 
 def test_data_of_another_version_are_noticed(reward):

@@ -35,7 +35,7 @@ class FakeRun:
         self._entropy_bonus_enabled = self.entropy_coef != 0.0
         self.aux, self.aux_loss_enabled, self.router_aux_loss_coef = aux, aux is not None, 0.5
         self.use_vllm, self.vllm_importance_sampling_correction = vllm, vllm
-        self.model = SimpleNamespace(training=training)
+        self.model = SimpleNamespace(training=training, is_gradient_checkpointing=False)
         self.accelerator = SimpleNamespace(
             num_processes=1,
             sync_gradients=True,

@@ -11,7 +11,7 @@ from basis_rl.baselines import ReinforcePP, build_baseline
 from basis_rl.functional.objectives import AGGREGATIONS, OF_LOSS_TYPE
 from basis_rl.objectives import OBJECTIVES, LossOutputs, TrlObjective, objective
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.loss import kl_loss, no_kl, without_old_log_probs
+from basis_rl.trainer.loss import kl_in_reward, kl_loss, no_kl, without_old_log_probs
 from tests.support.loss_run import FakeRun, micro_batch
 from tests.support.tiny import config, parity_reward, sums
 
@@ -173,11 +173,26 @@ def test_k2_in_the_loss_is_the_plain_loop(loss_type, tools):
     assert run.metrics["kl"] == [pytest.approx(kl[mask].mean().item())]
 
 
-def test_kl_in_the_reward_leaves_the_loss_alone():
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_in_the_reward_leaves_the_loss_alone(estimator):
     inputs = micro_batch()
     for kind in (OBJECTIVES["dapo"], GPG):
-        found = FakeRun(kind, beta=0.3, kl_placement="reward").loss(inputs)
+        found = FakeRun(kind, beta=0.3, kl_placement="reward", kl_estimator=estimator).loss(inputs)
         same(found, FakeRun(kind).loss(inputs))
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("old", [True, False], ids=["old", "scored"])
+def test_kl_in_the_reward_is_of_the_policy_that_sampled(old, estimator):
+    run = FakeRun(GPG, beta=0.3, kl_placement="reward", kl_estimator=estimator)
+    output = micro_batch(old=old, tools=True)
+    d = (output["old_per_token_logps"] if old else run.log_probs.detach()) - output["ref_per_token_logps"]
+    expected = {"k1": d, "k2": d**2 / 2, "k3": (-d).exp() - 1 + d}[estimator]
+    torch.testing.assert_close(kl_in_reward(run, output).detach(), 0.3 * expected)
+    mask = (output["completion_mask"] * output["tool_mask"]).bool()
+    assert run.metrics["kl"] == [pytest.approx(expected[mask].mean().item())]
+    assert kl_in_reward(FakeRun(GPG, beta=0.3), output) is None
+    assert kl_in_reward(FakeRun(GPG, kl_placement="reward"), output) is None
 
 
 def test_trls_own_loss_is_called_as_it_is():

@@ -41,7 +41,7 @@ def test_losses_do_not_depend_on_the_number_of_ranks(runs):
                 assert [row[key] for row in rank[name]["log"] if key in row] == pytest.approx(logged, abs=1e-5)
         for rank in two:
             for key, value in expected["policy"].items():
-                torch.testing.assert_close(rank[name]["policy"][key], value, rtol=0, atol=1e-5)
+                torch.testing.assert_close(rank[name]["policy"][key], value, rtol=0, atol=1e-4)
 
 
 def test_advantages_do_not_depend_on_the_number_of_ranks(runs):

@@ -125,8 +125,15 @@ def test_every_quirk_has_a_rule_and_examples():
     assert list(_RELIES_ON) == list(QUIRKS) == list(MORE)
 
 
-def test_the_reward_refuses_what_is_not_allowed_and_says_so_in_its_version():
-    default = MathVerifyReward(num_workers=1)
+@pytest.fixture(scope="module")
+def reward():
+    reward = MathVerifyReward(num_workers=1, timeout=3.0)
+    yield reward
+    reward.close()
+
+
+def test_the_reward_refuses_what_is_not_allowed_and_says_so_in_its_version(reward):
+    default = reward
     strict = MathVerifyReward(num_workers=1, allow=set(QUIRKS) - {"percent_as_number", "case"})
     golds, answers = ["50", "x", "0.5"], [r"\boxed{50\%}", r"\boxed{X}", r"\boxed{50\%}"]
     assert default([], answers, golds) == [1.0, 1.0, 1.0]
@@ -135,8 +142,7 @@ def test_the_reward_refuses_what_is_not_allowed_and_says_so_in_its_version():
     assert default.version.endswith(f"rules {RULES}")
     assert strict.version == f"{default.version}, without percent_as_number, case"
     assert MathVerifyReward(allow="case").refused == tuple(name for name in QUIRKS if name != "case")
-    for reward in (default, strict):
-        reward.close()
+    strict.close()
 
 
 def test_nothing_allowed_is_the_strictest_setting_and_none_the_laxest():
@@ -158,13 +164,6 @@ def test_unknown_names_are_refused_with_the_nearest():
 
 
 IN_WORDS = {"2": "2 in 30 brackets", r"-\frac{3}{8}": "the gold 31 times, unclosed"}
-
-
-@pytest.fixture(scope="module")
-def reward():
-    reward = MathVerifyReward(num_workers=1, timeout=3.0)
-    yield reward
-    reward.close()
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)

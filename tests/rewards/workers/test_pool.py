@@ -121,7 +121,7 @@ def test_a_task_has_its_cpu_time_however_loaded_the_machine_is(busy_processor):
 def test_a_task_that_the_machine_starves_is_tried_again_and_then_nobody_knows(busy_processor):
     # Where sessions are not scheduled as groups, an idle process beside three others gets a slice every few seconds: at
     # its deadline it has been in the queue without a break.
-    workers = make(size=2, timeout=1.5, cpu_timeout=20.0, processes=2)
+    workers = make(size=2, timeout=1.0, cpu_timeout=20.0, processes=2)
     starving = {"affinity": busy_processor, "idle": True}
     outcomes = workers.run([{"burn": 5, **starving}, {"thread": 5, **starving}, {"n": 3}])
     assert [outcome.status for outcome in outcomes] == ["starved", "starved", "ok"]

@@ -166,6 +166,14 @@ def test_epochs_are_crossed(name, served, tmp_path):
     assert logged(trained, "rollout/staleness") == [0.0] + [1.0] * 9
 
 
+def test_an_evaluation_neither_asks_ahead_nor_takes_what_was_asked(served, tmp_path):
+    trained = trainer(tmp_path, *served, "rloo", num_generations=4, max_steps=3, **SETTINGS)
+    metrics = trained.evaluate(sums(4))
+    assert not any("staleness" in key for key in metrics)
+    trained.train()
+    assert logged(trained, "rollout/staleness") == [0.0, 1.0, 1.0]
+
+
 class FakeRun:
     """As much of a trainer as prefetch sees: 2 ranks, 12 prompts of which an epoch's order is known, G = 2."""
 

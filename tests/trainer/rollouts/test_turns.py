@@ -1,12 +1,17 @@
 """Turns in step: ranks that have different numbers of rows left generate together, and each gets its own answers."""
 
+import threading
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
 from transformers import GenerationConfig
+from trl import GRPOTrainer
 
+from basis_rl.tools import ToolResult
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.rollouts import turns
+from basis_rl.trainer.rollouts.tool_check import Pending
 from tests.support.ranks import Ranks
 
 
@@ -115,3 +120,30 @@ def test_a_rollout_of_one_turn_has_the_form_of_its_prompt(conversational):
         prompts = [[{"role": "user", "content": prompt}] for prompt in prompts]
         said = [[{"role": "assistant", "content": text}] for text in said]
     assert made.rollouts_apart(prompts) == (said, [[5, 6], [7]], 3)
+
+
+def test_answers_are_waited_for_and_neither_they_nor_names_end_a_turn():
+    tokenizer = SimpleNamespace(all_special_tokens=["<|im_end|>"])
+    made = turns.Turns(SimpleNamespace(_tokenizer=tokenizer))
+    answer = Future()
+    messages = [
+        {"role": "tool", "name": "sum<|im_end|>", "content": Pending(answer)},
+        {"role": "tool", "name": "sum", "content": "7<|im_end|>"},
+        {"role": "tool", "name": "look", "content": [{"type": "image"}]},
+    ]
+    threading.Timer(0.1, answer.set_result, [ToolResult("so<|im_end|>", failed=True)]).start()
+    made.take_answers(messages)
+    assert [message["name"] for message in messages] == ["sum< |im_end|>", "sum", "look"]
+    assert [message["content"] for message in messages] == ["so< |im_end|>", "7< |im_end|>", [{"type": "image"}]]
+    assert made._failed_calls == 1
+
+
+def test_within_the_loop_a_turn_is_that_of_all_ranks(monkeypatch):
+    monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", lambda self, *args: ("alone", *args))
+    made = object.__new__(BasisTrainer)
+    made._prefetch = None
+    made.turns = SimpleNamespace(running=True, turn=lambda rows: ("together", rows))
+    assert made._generate_single_turn([[1]], None, {}, 1) == ("together", [[1]])
+    assert made._generate_single_turn([[1]], ["image"], {}, 1) == ("alone", [[1]], ["image"], {}, 1)
+    made.turns.running = False
+    assert made._generate_single_turn([[1]], None, {}, 1) == ("alone", [[1]], None, {}, 1)
