@@ -6,6 +6,7 @@ import json
 import pytest
 
 from basis_rl.data import DataArguments, load_prompts, problem_text, prompt_id
+from basis_rl.data.prompts import _with_tuples
 from basis_rl.rewards import MathVerifyReward
 
 ROWS = [{"question": f"What is {i} + {i}?", "answer": f"It is\n#### {2 * i}"} for i in range(60)]
@@ -170,6 +171,16 @@ def test_a_list_of_golds_is_all_that_is_asked_for_or_alternatives(tmp_path):
     reward.close()
     with pytest.raises(ValueError, match=r"Row 2 of .* has no gold"):
         load(str(path), solution_list="any")
+
+
+def test_tuples_of_an_entry_are_told_from_lists():
+    entry = {"a": (1, [2, (3.5, None)]), "b": [True, "x"]}
+    written = _with_tuples(entry)
+    assert written == {"a": {"__tuple__": [1, [2, {"__tuple__": [3.5, None]}]]}, "b": [True, "x"]}
+    assert json.loads(json.dumps(written)) == written
+    for value in ({1, 2}, {1: "x"}, object()):
+        with pytest.raises(TypeError, match="is no JSON"):
+            _with_tuples({"a": value})
 
 
 def test_problem_text_is_what_the_user_says():

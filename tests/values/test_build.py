@@ -191,6 +191,30 @@ def test_a_build_that_is_killed_and_resumed_is_the_undisturbed_one(kind, tmp_pat
         assert len(fake.requests) - asked < 12, "what was finished is not asked for again"
 
 
+def test_a_chunk_that_is_half_done_is_finished_and_nothing_is_done_twice(tmp_path):
+    whole = build_table(model_source(16), plan(), tmp_path / "t")  # three prompts are drawn together
+    (file,) = (tmp_path / "t").glob("shard-*.jsonl")
+    identity, *lines = file.read_text().splitlines()
+    file.write_text("\n".join([identity, *lines[::2]]) + "\n")
+    assert rewards(build_table(model_source(16), plan(), tmp_path / "t")) == rewards(whole)
+    names = [json.loads(line)["prompt_id"] for line in file.read_text().splitlines()[1:]]
+    assert sorted(names) == sorted(sums(6)["prompt_id"])
+
+
+def test_a_prompt_without_its_second_part_is_not_finished(tmp_path):
+    asked = plan(2, early_exit=2)
+    certain, open_ = asked.ids
+    shards = Shards(tmp_path, {"seed": 0})
+    with shards.writer() as writer:
+        writer.write(Record(certain, 0, [1.0, 1.0], 2, 0).line())
+        writer.write(Record(open_, 0, [1.0, 0.0], 2, 0).line())
+    prints = dict.fromkeys(asked.ids, "x")
+    assert build.assemble(asked, shards, prints) is None
+    with shards.writer() as writer:
+        writer.write(Record(open_, 1, [0.0, 1.0, 1.0], 3, 0).line())
+    assert rewards(build.assemble(asked, shards, prints)) == {certain: [1.0, 1.0], open_: [1.0, 0.0, 0.0, 1.0, 1.0]}
+
+
 @pytest.mark.parametrize("kind", ["transformers", "vllm"])
 @pytest.mark.parametrize("early_exit", [0, 2])
 def test_parts_make_the_same_table_in_any_order(kind, early_exit, tmp_path):

@@ -1,6 +1,7 @@
 """ValueTable: values, storage, and the runs that it refuses."""
 
 import json
+import math
 import re
 from types import SimpleNamespace
 
@@ -126,6 +127,7 @@ def test_what_one_side_does_not_know_is_no_contradiction():
     table = ValueTable.from_rewards(REWARDS, provenance={"model": "m", "date": "today"})
     table.check(context(temperature=1.0))
     assert mismatches({"revision": "1", "model": "a"}, {"revision": "1", "model": "b"}) == []
+    assert mismatches({"reward": None, "top_k": 3}, {"reward": "f", "top_k": None, "min_p": 0.1}) == []
 
 
 def test_prompts_rendered_otherwise():
@@ -183,16 +185,25 @@ def test_the_range_holds_all_rewards_and_is_0_to_1_where_it_can_be():
 def test_means_and_values_are_on_the_scale_of_the_range(tmp_path):
     """Those of a table whose rewards are in another unit are the same, after a trip to the disk too."""
     rewards = {"a": [0.0, 0.5, 1.0], "b": [0.25, 1.0]}
-    plain = ValueTable.from_rewards(rewards, reward_range=(0.0, 1.0))
-    scaled = ValueTable.from_rewards({p: [4 * r - 3 for r in rs] for p, rs in rewards.items()}, reward_range=(-3, 1))
+    plain = ValueTable.from_rewards(rewards, reward_range=(0.0, 2.0))
+    scaled = ValueTable.from_rewards({p: [4 * r - 3 for r in rs] for p, rs in rewards.items()}, reward_range=(-3, 5))
     loaded = ValueTable.load(scaled.save(tmp_path / "t"))
-    assert loaded.reward_range == (-3, 1)
+    assert loaded.reward_range == (-3, 5)
     betas = torch.tensor([0.3, 2.0, torch.inf])
     for table in (scaled, loaded):
         torch.testing.assert_close(table.means, plain.means)
         torch.testing.assert_close(table.tilt(["b", "a"], 0.5)(betas), plain.tilt(["b", "a"], 0.5)(betas))
     values = plain.tilt(["a", "b"], 0.5)(torch.tensor([torch.inf]))[0][0]
-    assert values.tolist() == pytest.approx([(0.5 + 1.5) / 4, (0.5 + 1.25) / 3])
+    assert values.tolist() == pytest.approx([(0.5 + 0.75) / 4, (0.5 + 0.625) / 3])
+
+
+def test_one_reward_at_an_end_of_the_range_makes_no_table_of_successes():
+    table = ValueTable.from_rewards({"a": [0.0, 0.5, 0.5], "b": [0.25, 1.0]})
+    values, variances = table.tilt(["a"])(torch.tensor([0.5]))
+    weights = [1.0, math.exp(1.0), math.exp(1.0)]  # e^(r / beta)
+    mean = 0.5 * (weights[1] + weights[2]) / sum(weights)
+    assert float(values) == pytest.approx(mean)
+    assert float(variances) == pytest.approx(0.25 * (weights[1] + weights[2]) / sum(weights) - mean**2)
 
 
 def test_the_digest_is_that_of_ids_rewards_and_range(tmp_path):
