@@ -351,6 +351,27 @@ def test_only_one_process_merges(tmp_path):
         assert not ours
 
 
+def test_what_another_process_has_merged_is_not_merged_again(tmp_path):
+    """It waits for the lock on a folder whose shards are gone when it gets it."""
+    shards = Shards(tmp_path, {})
+    with shards.writer() as writer:
+        writer.write(Record("a", 0, [1.0], 1, 0).line())
+    with shards.merging() as ours:
+        assert ours
+        for path in tmp_path.glob("shard-*"):
+            path.unlink()
+    with shards.merging() as ours:
+        assert not ours
+
+
+def test_prompts_of_similar_length_are_drawn_together_as_many_as_fit():
+    source = object.__new__(ModelSource)
+    source.batch_size = 7
+    prompts = [[1] * n for n in (5, 1, 4, 2, 3)]
+    assert source.chunks(prompts, 3) == [[1, 3], [4, 2], [0]]
+    assert source.chunks(prompts, 8) == [[1], [3], [4], [2], [0]], "a prompt has all its rollouts at once"
+
+
 def test_generation_goes_on_while_the_last_is_scored_and_errors_arrive():
     drawn = []
 
