@@ -17,6 +17,7 @@ from basis_rl.estimate.memory import (
     backward_parts,
     generation_parts,
     head_bytes,
+    mask_bytes,
     static_parts,
     step_parts,
 )
@@ -92,6 +93,12 @@ def test_the_heads_tile_is_bounded_and_its_gradient_that_of_what_is_trained():
     assert head(**low, head_fp32=True) - head(**low) == 10 * 32768 * 2
     assert head(**{**low, "stage": 3}) - head(**low) == 2 * 50 * 8, "the gathered head"
     assert head(engine="fsdp", low=2, completion=5) - head(engine="deepspeed", low=2, completion=5) == 4 * 50 * 8
+
+
+def test_a_mask_grows_with_the_square_of_the_length():
+    setting = Setting(rows=2, prompt=3, completion=5)
+    assert mask_bytes(setting, layers=3) == 2 * 8**2 * (1 + 4 * 3)
+    assert mask_bytes(dataclasses.replace(setting, attention="flash_attention_2"), layers=3) == 0
 
 
 def test_the_larger_of_head_and_layer_counts():
