@@ -14,7 +14,7 @@ from basis_rl.values import ValueTable, build
 from basis_rl.values.build import TablePlan, build_table
 from basis_rl.values.provenance import fingerprint
 from basis_rl.values.shards import Record, Shards
-from basis_rl.values.sources import ModelSource, ServerSource, ahead
+from basis_rl.values.sources import ModelSource, Request, ServerSource, ahead
 from tests.support.fake_vllm import FakeServer, completion
 from tests.support.tiny import parity_reward, sums, tiny_model, tiny_tokenizer
 
@@ -177,6 +177,16 @@ def test_early_exit_saves_what_is_certain_and_changes_nothing_else():
     assert len({body["seed"] for body in fake.requests}) == len(fake.requests)
 
 
+def test_what_is_drawn_together_and_by_which_seed():
+    prompts = [[1] * 5, [1], [1] * 3, [1] * 2]
+    assert model_source(7).chunks(prompts, 3) == [[1, 3], [2, 0]]
+    assert model_source(2).chunks(prompts, 3) == [[1], [3], [2], [0]]
+    given = {"chunks": [], "prompts": prompts, "ids": list("abcd"), "sampling": SAMPLING, "count": 1}
+    seeds = [Request(**given, part=part, seed=seed).seed_of(0, 2) for part in (0, 1) for seed in (3, 4)]
+    assert seeds == [request_seed(seed, part, "a", "c") for part in (0, 1) for seed in (3, 4)]
+    assert len(set(seeds)) == 4
+
+
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.83, 1.0])
 def test_the_bias_of_an_early_exit_is_as_stated(p):
     """By enumeration of all outcomes of the rollouts."""
@@ -224,7 +234,7 @@ def test_another_build_is_not_gone_on_with(changes, named, tmp_path):
 
 @pytest.mark.parametrize("changes", [{"num_rollouts": 0}, {"early_exit": 5}, {"early_exit": -1}])
 def test_numbers_that_make_no_sense(changes):
-    with pytest.raises(ValueError, match="at least one rollout a prompt and an early exit after fewer"):
+    with pytest.raises(ValueError, match="at least one rollout per prompt and an early exit after fewer"):
         plan(**changes)
 
 
