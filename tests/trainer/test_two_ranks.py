@@ -38,7 +38,9 @@ def test_losses_do_not_depend_on_the_number_of_ranks(runs):
             assert len(logged) == 4
             assert max(logged) > 1e-3
             for rank in two:
-                assert [row[key] for row in rank[name]["log"] if key in row] == pytest.approx(logged, rel=1e-3, abs=1e-5)
+                assert [row[key] for row in rank[name]["log"] if key in row] == pytest.approx(
+                    logged, rel=1e-3, abs=1e-5
+                )
         for rank in two:
             for key, value in expected["policy"].items():
                 torch.testing.assert_close(rank[name]["policy"][key], value, rtol=0, atol=2e-4)
