@@ -1,6 +1,7 @@
 """Shared by all tests: no network, no telemetry, one thread a process."""
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,3 +63,9 @@ def vllm_server(_vllm_server: tuple[Path, str]) -> tuple[Path, str]:
     model, url = _vllm_server
     push(url, model)
     return model, url
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """The same id in every process: an object's address would keep two of them from sharing the tests."""
+    shown = repr(val)
+    return re.sub(r" at 0x[0-9a-f]+", "", shown) if " at 0x" in shown else None

@@ -21,7 +21,7 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
 )
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import filter_repo_objects
+from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
 _logger = logging.getLogger(__name__)
 # Codes of 4xx that another attempt may fix: timeout, conflict with another commit, too early, too many requests.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,7 +76,8 @@ class LossInputs:
         mask = self.mask.bool()
         given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("mask", "settings")}
         tensors = {name: value for name, value in given.items() if value is not None and value.ndim == 2}
-        return replace(self, mask=mask, **{name: torch.where(mask, x, 0.0) for name, x in tensors.items()})
+        zeroed: dict[str, Any] = {name: torch.where(mask, value, 0.0) for name, value in tensors.items()}
+        return replace(self, mask=mask, **zeroed)
 
 
 @dataclass(frozen=True, kw_only=True)

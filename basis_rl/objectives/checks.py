@@ -133,7 +133,7 @@ def _check_masked_tokens(objective: Objective) -> str | None:
 def _map(inputs: LossInputs, change: Callable[[Tensor], Tensor]) -> LossInputs:
     """`change` made to every ``(M, T)`` tensor but the mask; the log-probabilities are a leaf again."""
     values = {each.name: getattr(inputs, each.name) for each in fields(inputs) if each.name not in ("mask", "settings")}
-    changed = {key: change(x) if x is not None and x.ndim == 2 else x for key, x in values.items()}
+    changed: dict[str, Any] = {key: change(x) if x is not None and x.ndim == 2 else x for key, x in values.items()}
     changed["log_probs"] = changed["log_probs"].detach().requires_grad_()
     return replace(inputs, **changed)
 
@@ -176,7 +176,8 @@ def _check_row_order(objective: Objective) -> str | None:
     inputs = example_inputs(objective)
     order = torch.tensor([3, 0, 4, 2, 1])
     values = {each.name: getattr(inputs, each.name) for each in fields(inputs) if each.name != "settings"}
-    shuffled = objective(replace(inputs, **{key: None if x is None else x[order] for key, x in values.items()}))
+    moved: dict[str, Any] = {key: None if x is None else x[order] for key, x in values.items()}
+    shuffled = objective(replace(inputs, **moved))
     straight = objective(inputs)
     if not _close((straight.per_token * inputs.mask)[order], shuffled.per_token * inputs.mask[order]):
         return "the losses depend on the order of the rollouts"

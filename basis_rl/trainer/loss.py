@@ -13,7 +13,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from basis_rl.functional.kl import Estimator, kl_estimate
 from basis_rl.functional.objectives import OF_LOSS_TYPE, Aggregation, aggregate
 from basis_rl.objectives import AnyObjective, LossInputs, LossSettings, Objective
-from basis_rl.trainer.ports import LossRun
+from basis_rl.trainer.ports import LossRun, ScoringRun
 
 
 class PolicyLoss:
@@ -234,7 +234,7 @@ def kl_loss(
     return run.beta * aggregated(run, inputs, per_token, aggregation)
 
 
-def old_log_probs(run: LossRun, output: dict[str, Any]) -> Tensor:
+def old_log_probs(run: ScoringRun, output: dict[str, Any]) -> Tensor:
     """``(B, T)`` log-probabilities of the policy that sampled: TRL's, or of one scoring pass where TRL made none."""
     if "old_per_token_logps" in output:
         found: Tensor = output["old_per_token_logps"]

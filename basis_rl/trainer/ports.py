@@ -149,7 +149,7 @@ class GeneratingRun(Run, Protocol):
     ) -> Tensor: ...
 
 
-class LossRun(Run, Protocol):
+class LossRun(ScoringRun, Protocol):
     """What the loss uses besides: TRL's settings of it, two masks of TRL's, and its scoring pass."""
 
     beta: float
@@ -183,8 +183,6 @@ class LossRun(Run, Protocol):
         mask: Tensor,
         off_policy_threshold: float,
     ) -> Tensor: ...
-
-    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any: ...
 
     def replace_metric(self, name: str, value: float) -> None:
         """Put a value in place of the last one that TRL has added to a metric."""

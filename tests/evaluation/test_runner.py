@@ -99,7 +99,12 @@ def test_scores_are_those_of_the_estimators(tmp_path, reward):
     assert result["mean_tokens"] == 2.5
     assert result["levels"]["hard"]["num_problems"] == 2
     assert result["levels"]["hard"]["avg@4"]["value"] == 1 / 4
-    assert "| planted | 6 | avg@4 33.3 |" in table({"planted": result})
+    interval = f"{100 * low:.1f} to {100 * high:.1f}"
+    best = {name: f"@4 {100 * result[name]['4']['value']:.1f}" for name in ("pass@k", "maj@k")}
+    row = (
+        f"| planted | 6 | avg@4 33.3 | {interval} | {best['pass@k']} | {best['maj@k']} | 25.0 | 20.8 | 2 | T 1, top-p 1"
+    )
+    assert row in table({"planted": result})
     assert "planted by level: easy: 37.5 of 4, hard: 25.0 of 2." in table({"planted": result})
 
 
@@ -157,6 +162,10 @@ def answers(rewards):
 def test_models_are_compared_problem_by_problem():
     before = answers([[0.0, 0.0], [1.0, 0.0], [0.0, None], [0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     after = answers([[1.0], [1.0], [1.0], [1.0], [1.0], [1.0]])
+    swapped = {key: after[key] for key in reversed(after)} | answers([[0.0]])
+    first = compare(answers([[0.0], [1.0]] * 6), dict(reversed(answers([[0.0], [1.0]] * 6).items())))
+    assert (first.difference, first.low, first.high) == (0.0, 0.0, 0.0), "problem by problem, in whatever order"
+    assert compare(before, swapped).difference == pytest.approx(5 / 6 - 3 / 12)
     shuffled = {key: after[key] for key in reversed(after)}
     result = compare(before, shuffled)
     assert result.difference == pytest.approx(1 - 3 / 12)
@@ -181,6 +190,26 @@ def test_what_could_not_be_graded_is_wrong_and_counted():
     result = score(answers([[1.0, None], [None, 0.0]]), lambda pairs: [False] * len(pairs))
     assert result["avg@2"]["value"] == 1 / 4
     assert result["unscored"] == 1 / 2
+
+
+def test_of_two_lines_of_one_rollout_the_first_counts(tmp_path):
+    file = RolloutFile(tmp_path, "twice", {})
+    file.resume([], 1)
+    rows = [
+        GradedRollout("id", k, None, "p", text, "1", "1", 1.0, False, 3) for k, text in ((1, "b"), (0, "a"), (1, "c"))
+    ]
+    file.append(rows)
+    assert [row.completion for row in file.read()["id"]] == ["a", "b"]
+    assert file.resume(["id", "other"], 2).keys() == {"id"}
+    assert file.resume(["id"], 3) == {} == file.read()
+
+
+def test_one_process_at_a_time_evaluates_into_a_file(tmp_path):
+    one, other = RolloutFile(tmp_path / "new", "n", {}), RolloutFile(tmp_path / "new", "n", {})
+    with one.locked(), pytest.raises(ValueError, match="Another process is writing"), other.locked():
+        pass
+    with other.locked():
+        pass
 
 
 def test_text_with_line_separators_comes_back(tmp_path):

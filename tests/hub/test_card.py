@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import ModelCard, metadata_load
 
 from basis_rl.baselines import BASELINES
-from basis_rl.hub.card import Artefact, License, RunFacts, load_facts, model_card, save_facts
+from basis_rl.hub.card import Artefact, License, RunFacts, is_hub_id, load_facts, model_card, save_facts
 from basis_rl.hub.citations import citations, papers
 from basis_rl.hub.redact import redact, redact_command
 from basis_rl.hub.results import read_results
@@ -97,6 +97,24 @@ def test_every_fact_is_in_the_text(results):
         assert all(text in row for text in ("30", "16", "0.6, top-p 0.95", "4,096", "12.5", " to ")), row
     for fact in facts:
         assert fact in text, fact
+    assert [row.split("|")[5].strip() for row in rows[:2]] == ["35.0 to 45.0", "55.0 to 65.0"]
+    given = {"num_rollouts": 32, "date": None, "note": "", "generation_kwargs": "{}", "seed": 0}
+    made = model_card(replace(FACTS, artefacts=[replace(FACTS.artefacts[0], provenance=given)])).text
+    assert "Made with: num_rollouts 32, seed 0.\n" in made
+
+
+def test_a_name_is_one_of_the_hub_unless_there_is_such_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert [is_hub_id(name) for name in ("a/b", "a", "a/b/c", "/a/b", "a/b c")] == [True, False, False, False, False]
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").touch()
+    assert not is_hub_id("a/b")
+
+
+def test_a_single_rollout_has_neither_pass_nor_majority(tmp_path):
+    (tmp_path / "results.json").write_text(json.dumps({"math500": {**entry(0.5, 1), "maj@k": {}}}))
+    (result,) = read_results(tmp_path)
+    assert (result.metric, result.rollouts, result.is_base) == ("avg@1", 1, False)
 
 
 def columns(text):

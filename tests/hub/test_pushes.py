@@ -61,7 +61,7 @@ class Api:
 
     def list_repo_tree(self, repo_id, folder, **kwargs):
         if self.there is None:
-            raise EntryNotFoundError("none", response=refusal(404).response)
+            raise EntryNotFoundError("none")
         return [RepoFile(path=path, size=1, oid="o") for path in self.there]
 
     def create_commit(self, repo_id, operations, commit_message, revision):

@@ -11,6 +11,7 @@ import pytest
 
 from basis_rl.report.compare import (
     _T,
+    _t,
     compare_runs,
     curve,
     difference,
@@ -21,8 +22,17 @@ from basis_rl.report.compare import (
     rollouts_to,
     window_mean,
 )
-from basis_rl.report.runs import Group, Run, find_runs, group_runs, merge_rows, read_run
-from basis_rl.report.tables import _Column, _differences, cost_table, final_table, table_price, table_uses
+from basis_rl.report.runs import Group, Run, find_runs, group_runs, merge_rows, read_run, what_counts
+from basis_rl.report.tables import (
+    _Column,
+    _differences,
+    compact,
+    cost_table,
+    final_table,
+    table_price,
+    table_uses,
+    time_unit,
+)
 from tests.report.folders import write_rows, write_run
 
 
@@ -115,9 +125,13 @@ def test_evaluations_count_up_to_the_budget_and_keep_their_places(tmp_path):
     (group,) = found.groups
     assert last_until(group.runs[0], "eval_reward", 14 * 64) == pytest.approx(0.10)
     assert math.isnan(last_until(group.runs[0], "eval_reward", 64))
+    assert last_until(group.runs[0], "eval_reward", 10 * 64) == pytest.approx(0.10)
     drawn = points(group, "eval_reward", 14 * 64)
     np.testing.assert_allclose(drawn.x["num_rollouts"], [5 * 64, 10 * 64])
     np.testing.assert_allclose(drawn.mean, [0.55, 0.60])
+    short = Run(Path("short"), [row for row in group.runs[1].rows if row["step"] <= 6])
+    drawn = points(Group("g", [group.runs[0], short], {}), "eval_reward", 14 * 64)
+    np.testing.assert_allclose(drawn.mean, [0.55, 0.10], err_msg="a run says nothing of where it has not measured")
 
 
 def test_runs_that_differ_in_the_seed_alone_are_one_group(tmp_path):
@@ -174,10 +188,51 @@ def test_steps_that_a_resume_repeats_replace_the_earlier_ones(tmp_path):
 
 def test_keys_that_the_repeated_steps_have_not_logged_are_gone():
     first = [{"step": step, "reward": 0.1, "num_rollouts": 8 * step} for step in range(1, 9)]
-    first[6] |= {"eval_reward": 0.9, "baseline/beta": 3.0}
+    for row in first[5:7]:
+        row |= {"eval_reward": 0.9, "baseline/beta": 3.0}
     again = [{"step": step, "reward": 0.2, "num_rollouts": 8 * step} for step in (6, 7)]
     merged = merge_rows([*first, *again])
-    assert merged == [*first[:5], *again], "neither old keys of step 7 nor step 8, which is not done again yet"
+    assert merged == [*first[:5], *again], "neither old keys of steps 6 and 7 nor step 8, which is not done again yet"
+    merged = merge_rows([{"step": 1, "seconds": 1.0, "reward": 0.5}, {"step": 1, "seconds": 2.0, "eval_reward": 0.1}])
+    assert merged == [{"step": 1, "seconds": 2.0, "reward": 0.5, "eval_reward": 0.1}], "what was logged last counts"
+
+
+def test_what_a_row_says_of_its_rollouts(tmp_path):
+    write_run(tmp_path / "a", steps=2, per_step=10)
+    run = read_run(tmp_path / "a")
+    assert [row["advantages/effective"] for row in run.rows] == [0.75, 0.75]
+    both = Run(Path("r"), [{"step": i, "num_rollouts": 8, "loss": loss} for i, loss in ((1, 1.0), (2, 4.0))])
+    assert [values.tolist() for values in both.series("loss")] == [[8.0], [2.5]], "two updates on one batch"
+
+
+def test_a_mean_is_over_the_last_share_of_the_budget():
+    rows = [{"step": i, "num_rollouts": 10 * i, "reward": float(i)} for i in range(1, 11)]
+    run = Run(Path("r"), rows)
+    assert mean_until(run, "reward", 100, 0.1) == 10.0
+    assert mean_until(run, "reward", 100, 0.5) == 8.0
+    assert mean_until(run, "reward", 60) == 3.5
+    assert last_until(run, "reward", 60) == 6.0
+    assert last_until(run, "reward", 59) == 5.0
+
+
+def test_what_is_beside_a_run_makes_no_setting():
+    known = {"baseline": "rloo", "learning_rate": 1e-6, "a.data_seed": 1}
+    beside = ["env", "output_dir", "overwrite_output_dir", "run_name", "project", "seed", "data_seed", "report_to"]
+    beside += ["resume_from_checkpoint", "log_completions", "num_generations_eval", "per_device_eval_batch_size"]
+    beside += ["num_completions_to_print", "disable_tqdm", "push_to_hub", "serve", "serve_devices", "env.HF_HOME"]
+    beside += ["vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_group_port", "save_steps"]
+    beside += ["hub_token", "trackio_space_id", "values_seed", "clusters_num", "logging_steps", "eval_steps"]
+    assert what_counts({**known, **dict.fromkeys(beside, 1)}) == known
+
+
+def test_times_are_in_a_unit_that_is_easy_to_read():
+    assert [time_unit(seconds)[0] for seconds in (179, 180, 5399, 5400)] == ["s", "min", "min", "h"]
+    assert time_unit(7200)[1] == 3600
+    assert [compact(value) for value in (999.4, 1500, 2.5e6, -3e9)] == ["999", "1.5k", "2.5M", "-3G"]
+
+
+def test_quantiles_go_on_as_the_last_one():
+    assert [_t(freedom) for freedom in (0, 1, 2, 30, 31, 1000)] == [12.706, 12.706, 4.303, 2.042, 2.042, 2.042]
 
 
 def table_of(left, right, spread):

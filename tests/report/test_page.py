@@ -3,12 +3,17 @@
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 import yaml
 
+from basis_rl.cli.compare import _plain
 from basis_rl.cli.main import main
-from basis_rl.report.compare import compare_runs
-from basis_rl.report.page import html, write_report
+from basis_rl.report import plots
+from basis_rl.report.compare import Curve, compare_runs
+from basis_rl.report.page import _markdown_table, html, write_report
+from basis_rl.report.plots import _line
+from basis_rl.report.tables import Row, Table
 from tests.report.folders import write_rows, write_run
 
 EVIL = "m:<script>alert(1)</script>|`x`\"'&$\\frac$<img src=https://example.org/x onerror=alert(1)>"
@@ -96,6 +101,64 @@ def test_markdown_and_its_plots(runs, tmp_path):
     assert len(images) >= 8
     assert all((tmp_path / image).read_bytes().startswith(b"\x89PNG") for image in images)
     assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == sorted(i.split("/")[1] for i in images)
+
+
+def test_cells_of_a_markdown_table_are_bold_where_they_are_strong_and_stay_in_their_columns():
+    table = Table("T", ["a", "b|c"], [Row(["x", "1|_2_"], 0, {1}), Row(["y", "3"])], "says <so>")
+    lines = [
+        "## T",
+        "",
+        "| a | b\\|c |",
+        "| --- | --- |",
+        "| x | **1\\|\\_2\\_** |",
+        "| y | 3 |",
+        "",
+        "says &lt;so&gt;",
+    ]
+    assert _markdown_table(table).splitlines() == lines
+
+
+class Axis:
+    """Keeps what is drawn on it."""
+
+    def __init__(self):
+        self.lines, self.bands = [], []
+
+    def plot(self, x, y, **style):
+        self.lines.append((np.asarray(x).tolist(), style["linestyle"]))
+
+    def fill_between(self, x, low, high, **style):
+        self.bands.append((low.tolist(), high.tolist()))
+
+
+def test_the_band_is_from_the_lowest_to_the_highest_run():
+    axis, y = Axis(), np.array([[1.0, 5.0], [2.0, np.nan], [0.0, 4.0]])
+    _line(axis, np.array([1.0, 2.0]), Curve({}, y), 0)
+    assert axis.bands == [([0.0, 4.0], [2.0, 5.0])]
+    _line(axis, np.array([1.0, 2.0]), Curve({}, y[:1]), 0)
+    assert len(axis.bands) == 1, "a single run has none"
+
+
+def test_a_curve_with_its_table_begins_after_the_tables_rollouts(tmp_path, monkeypatch):
+    for seed in (0, 1):
+        write_run(tmp_path / f"basis-{seed}", seed=seed, baseline="basis", table="t")
+    write_run(tmp_path / "rloo")
+    drawn = []
+    monkeypatch.setattr(plots, "_line", lambda axis, x, *args, **style: drawn.append((x[-1], style.get("linestyle"))))
+    found = compare_runs([tmp_path])
+    (plot,) = [each for each in plots.plots(found) if each.x == plots.TABLE]
+    plots.svg(found, plot)
+    middle = found.budget * (1 - 1 / 40)  # of the last of 20 bins
+    assert drawn == [(middle + 1000, None), (middle + 500, "--"), (middle, None)]
+
+
+def test_plain_tables_keep_their_columns():
+    rows = [Row(["a", "1"], 0), Row(["longer", "1,000"], 1)]
+    assert _plain(Table("T", ["s", "rollouts"], rows)).split("\n") == [
+        "s       rollouts",
+        "a              1",
+        "longer     1,000",
+    ]
 
 
 def test_the_command(runs, tmp_path, capsys):

@@ -28,9 +28,9 @@ SETTINGS = {
     "num_iterations": 2,  # the ratios leave 1
     "max_steps": 6,
     "optim": "sgd",
-    "learning_rate": 3.0,
+    "learning_rate": 0.5,
     "lr_scheduler_type": "constant",
-    "epsilon": 0.01,
+    "epsilon": 0.05,
     "logging_steps": 1,
     "use_cpu": True,
     "bf16": False,
@@ -63,7 +63,7 @@ class PlainLoop(BasisTrainer):
             for t in range(width):
                 if inputs["completion_mask"][i, t]:
                     ratio = torch.exp(log_probs[i, t] - old[i, t])
-                    row.append(-(ratio * a - abs(a) * (ratio - 1) ** 2 / 0.02))
+                    row.append(-(ratio * a - abs(a) * (ratio - 1) ** 2 / (2 * self.args.epsilon)))
             loss = loss + sum(row) / len(row) / len(ids)
         return loss
 
@@ -93,7 +93,7 @@ def test_recipe_python_and_a_plain_loop_train_the_same_policy(tmp_path, tiny_pat
     moved = 0.0
     for before, a, b, c in zip(*(m.parameters() for m in (start, trained, python.model, loop.model)), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
-        torch.testing.assert_close(b, c, rtol=0, atol=1e-5)
+        torch.testing.assert_close(b, c, rtol=0, atol=2e-5)
         moved = max(moved, float((before - a).abs().max()))
     assert moved > 1e-2
 

@@ -38,10 +38,12 @@ def test_losses_do_not_depend_on_the_number_of_ranks(runs):
             assert len(logged) == 4
             assert max(logged) > 1e-3
             for rank in two:
-                assert [row[key] for row in rank[name]["log"] if key in row] == pytest.approx(logged, abs=1e-5)
+                assert [row[key] for row in rank[name]["log"] if key in row] == pytest.approx(
+                    logged, rel=1e-3, abs=1e-5
+                )
         for rank in two:
             for key, value in expected["policy"].items():
-                torch.testing.assert_close(rank[name]["policy"][key], value, rtol=0, atol=1e-4)
+                torch.testing.assert_close(rank[name]["policy"][key], value, rtol=0, atol=2e-4)
 
 
 def test_advantages_do_not_depend_on_the_number_of_ranks(runs):
@@ -62,7 +64,7 @@ def test_advantages_do_not_depend_on_the_number_of_ranks(runs):
                     elif exact or key != "advantages":
                         same = torch.equal(got.nan_to_num(7), value.nan_to_num(7))
                     else:  # a module learns from gradients that are summed in another order
-                        same = torch.allclose(got, value, rtol=0, atol=1e-4)
+                        same = torch.allclose(got, value, rtol=0, atol=2e-4)
                     assert same, f"{name}, batch {step}: {key} differs between one rank and two"
 
 

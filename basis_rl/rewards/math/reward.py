@@ -121,7 +121,7 @@ class MathVerifyReward(Reward):
             right = self._quick(pair, check)
             if right is not None:
                 graded[pair] = "right" if right else "wrong"
-            elif not check and screened(*pair) is not None:
+            elif screened(*pair) is not None:
                 graded[pair] = "screened"
             else:
                 asked.append(pair)

@@ -121,6 +121,11 @@ def test_what_is_right_by_any_reading_needs_no_quirk(gold, answer):
     assert grade(gold, answer, list(QUIRKS)) is True
 
 
+def test_the_golds_own_text_rests_on_no_quirk():
+    for quirk in QUIRKS.values():
+        assert grade(quirk.answer, f"  {quirk.answer} ", list(QUIRKS)) is True
+
+
 def test_every_quirk_has_a_rule_and_examples():
     assert list(_RELIES_ON) == list(QUIRKS) == list(MORE)
 

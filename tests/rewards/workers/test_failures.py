@@ -78,8 +78,23 @@ def test_too_many_end_the_run_with_one_error(broken):
         broken([], [rf"\boxed{{x_9{i}}}" for i in range(8)], ["y"] * 8)
 
 
+def test_a_rollout_that_another_of_its_golds_scores_is_no_failure(broken):
+    assert broken([], [r"\boxed{x_9}"] * 8, [["y", "x_9"]] * 8) == [1.0] * 8
+
+
 def test_a_gold_of_which_nothing_is_known_is_kept(broken):
     assert broken.check_golds(["x_1", "x_9", ""]) == []
+
+
+def test_a_gold_is_asked_for_though_it_is_its_own_text_and_an_answer_is_not(broken, monkeypatch):
+    monkeypatch.setattr(broken._pool, "run", lambda tasks: [Outcome("timeout", {})] * len(tasks))
+    assert broken.check_golds(["x_1", "7"]) == [0]
+    assert broken([], [r"\boxed{x_1}"] * 2, ["x_1", "y"]) == [1.0, 0.0]
+
+
+def test_a_grading_that_raises_is_a_wrong_answer(broken, monkeypatch):
+    monkeypatch.setattr(broken._pool, "run", lambda tasks: [Outcome("ok", {"error": "out of memory"})] * len(tasks))
+    assert broken([], [r"\boxed{x_1}"], ["y"]) == [0.0]
 
 
 def test_a_failed_grading_is_tried_anew_the_next_time(broken, monkeypatch):
