@@ -19,7 +19,16 @@ from pathlib import Path
 from benchmarks.common import save
 from studies.runs import placed, study_parser
 
-QUICK = "--dataset_kwargs.size 400 --max_steps 4 --per_device_train_batch_size 32 --values_num_rollouts 2".split()
+QUICK = [
+    "--dataset_kwargs.size",
+    "400",
+    "--max_steps",
+    "4",
+    "--per_device_train_batch_size",
+    "32",
+    "--values_num_rollouts",
+    "2",
+]
 
 
 def main(argv: list[str] | None = None) -> None:
