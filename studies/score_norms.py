@@ -130,7 +130,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--samples", type=int, default=16, help="answers to each")
     options = placed(parser.parse_args(argv), parser.parse_args([]))
     if options.quick:
-        options.problems, options.samples = 8, 4
+        options.problems, options.samples = 40, 4
     missing = [str(folder) for folder in options.folders if not (folder / "config.json").is_file()]
     if missing:
         made = "`python -m studies.quickstart_seeds` and `python -m studies.policy.study --worked`"

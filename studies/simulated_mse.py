@@ -73,7 +73,7 @@ class Scale:
     seeds: int = 3
 
 
-QUICK = Scale(repeats=2, sizes=(8,), prompts=64, rollouts=16, steps=4, edge=2, seeds=1)
+QUICK = Scale(repeats=2, sizes=(8,), prompts=64, rollouts=32, steps=4, edge=2, seeds=1)
 
 
 def reference(prompts: int, margin: float) -> tuple[Tensor, list[str], ValueTable]:

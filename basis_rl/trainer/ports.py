@@ -200,6 +200,7 @@ class TurnsRun(Run, Protocol):
 
     generation_config: Any
     _tokenizer: Any
+    tools: Any
 
     @property
     def use_vllm(self) -> bool: ...

@@ -48,7 +48,7 @@ from basis_rl.trainer.rollouts.greedy import greedy_rewards
 from basis_rl.trainer.rollouts.prefetch import Prefetch
 from basis_rl.trainer.rollouts.sampler import EpochSampler
 from basis_rl.trainer.rollouts.tool_check import as_functions, check_tools
-from basis_rl.trainer.rollouts.turns import Turns, parsed, reading_calls
+from basis_rl.trainer.rollouts.turns import Turns, reading_calls
 from basis_rl.trainer.scoring import EnergyRecorder, ScoringPass
 from basis_rl.trainer.spending import Spending
 from basis_rl.trainer.stability import GradientMonitor, log_rollout_mismatch, rollout_weights
@@ -209,7 +209,7 @@ class BasisTrainer(GRPOTrainer):
             if not isinstance(prompts[0], str):
                 rollouts = [[{"role": "assistant", "content": text}] for text in rollouts]
             return rollouts, completion_ids, sum(map(len, completion_ids))
-        first = [[parsed(self._tokenizer, ids, prompt_ids[i], self.tools)] for i, ids in enumerate(completion_ids)]
+        first = self.turns.first(prompt_ids, completion_ids)
         mask, rollouts, ids, *_ = self._tool_call_loop(prompts, prompt_ids, completion_ids, first, None, None, {})
         return rollouts, ids, sum(map(sum, mask))
 

@@ -257,7 +257,7 @@ def test_exit_code_and_no_traceback_in_a_process_of_its_own(recipe):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_accelerate_launch_takes_the_same_arguments(recipe, tmp_path):
     launcher = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
     launcher += ["--main_process_port", "0", "-m", "basis_rl"]

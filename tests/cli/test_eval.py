@@ -142,7 +142,10 @@ BAD = {
     "wrong type": (["--limit", "many"], "--limit.* invalid int value: 'many'"),
     "no such file": (["--benchmarks", "nowhere.jsonl"], "there is no file 'nowhere.jsonl'"),
     "too many tokens": (["--max_new_tokens", "5000"], r"leaves \d+ of the context for the answer"),
-    "no room for the prompt": (["--max_new_tokens", "512"], r"leaves 4\d\d of the context for the answer"),
+    "no room for the prompt": (
+        ["--max_new_tokens", "512"],
+        r"leaves 500 of the context for the answer; --max_new_tokens is 512",
+    ),
     "template": (["--prompt_template", "no place"], "prompt_template must hold"),
     "greedy copies": (["--temperature", "0", "--num_rollouts", "4"], "would be the same"),
     "nothing to compare with": (["--compare", "nowhere"], "no rollouts of these benchmarks in 'nowhere'"),

@@ -93,11 +93,46 @@ def test_train_starts_a_server_of_its_own_starts_it_again_when_it_dies_and_stops
         urlopen(f"http://127.0.0.1:{port}/health", timeout=2)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "expected"),
-    [(signal.SIGTERM, 0), pytest.param(signal.SIGKILL, -signal.SIGKILL, marks=pytest.mark.long)],
-)
+class Started:
+    """Stands for `Server`: `ends` tells what becomes of its process."""
+
+    def __init__(self, options, ends):
+        self.options, self.url, self.process = options, f"http://{options.host}:{options.port}", self
+        self.poll, self.closed = ends, False
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.closed = True
+
+
+def interrupted():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("ends", "code", "said"), [(interrupted, 0, "Stopped."), (lambda: 1, 2, "ended by itself")])
+def test_serve_tells_how_to_train_and_how_it_ended(ends, code, said, monkeypatch, capsys):
+    started, before = [], signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("basis_rl.rollout.server.Server", lambda o: started.append(Started(o, ends)) or started[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    words = ["--port", "8123", "--dtype", "float32", "--max-model-len", "64", "--tensor-parallel-size", "4"]
+    try:
+        assert main(["serve", "owner/model", *words]) == code
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    printed = capsys.readouterr()
+    assert "--vllm_mode server --vllm_server_base_url http://127.0.0.1:8123" in printed.out
+    assert said in printed.out + printed.err
+    (server,) = started
+    given = server.options
+    assert (given.model, given.port, given.dtype, given.max_model_len) == ("owner/model", 8123, "float32", 64)
+    assert given.extra == ["--tensor-parallel-size", "4"]
+    assert server.closed
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)])
 def test_serve_prints_how_to_train_and_ends_with_its_parent_or_a_signal(number, expected, model, tmp_path):
     port = free_port()
     command = [sys.executable, "-m", "basis_rl", "serve", str(model), "--port", str(port), "--dtype", "float32"]

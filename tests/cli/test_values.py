@@ -125,6 +125,7 @@ def test_parts_are_merged_by_the_last(recipe, tmp_path, capsys):
     assert "there already" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_signal_ends_it_and_the_same_command_goes_on(recipe, tmp_path, fake):
     path = recipe()
     assert main(["values", path]) == 0

@@ -36,7 +36,10 @@ def right(reward, golds, answers):
     return reward(prompts=[], completions=[rf"So \boxed{{{a}}}" for a in answers], solution=golds)
 
 
-@pytest.mark.parametrize("name", FILES)
+LARGE = ("math500", "minerva", "olympiadbench", "gsm8k")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] * (n in LARGE)) for n in FILES])
 def test_all_golds_of_the_benchmarks_verify(name, reward, shared_data):
     file, size, levels = FILES[name]
     problems = load(f"{name}={shared_data / file}")

@@ -26,7 +26,7 @@ ALL = ["finite", "masked_tokens", "gradient_at_ratio_1", "token_advantages", "ro
 OWN = [name for name, found in OBJECTIVES.items() if isinstance(found, Objective)]
 
 
-@pytest.mark.parametrize("found", [*OWN, simple], ids=str)
+@pytest.mark.parametrize("found", [*OWN, simple])
 def test_own_objectives_keep_the_contract(found):
     assert check_objective(found) == ALL
 

@@ -180,7 +180,7 @@ def test_all_broken_promises_are_told_at_once():
     assert told == ["Broken breaks 4 of the promises of a reward", "- version", "- golds", "- strange", "- close"]
 
 
-@pytest.mark.parametrize("make", [plain, later, Good, Good(), lambda: Good(), lambda: plain], ids=str)
+@pytest.mark.parametrize("make", [plain, later, Good, Good(), lambda: Good(), lambda: plain])
 def test_a_function_a_class_an_object_and_what_builds_one(make):
     assert check_reward(make) == PROMISES
 
@@ -208,7 +208,6 @@ class NeedsMore:
     "odd",
     [None, 3, "x", [], object(), sys, print, len, type, Exception, Hostile(), mute, NeedsMore, lambda: None,
      lambda: 1 / 0],
-    ids=repr,
 )  # fmt: skip
 def test_whatever_it_is_given_is_answered_without_a_traceback(odd):
     with pytest.raises(RewardError) as error:

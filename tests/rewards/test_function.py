@@ -7,6 +7,7 @@ import pytest
 
 from basis_rl.rewards import FunctionError, FunctionReward
 from basis_rl.rewards.base import required_columns
+from basis_rl.rewards.workers.failures import RewardInfrastructureError
 
 HERE = "tests.rewards.user_functions"
 
@@ -51,6 +52,13 @@ def test_hanging_eating_and_dying_calls_do_not_spoil_the_others(moody):
     assert scores == [expected[kind] for kind in kinds]
     shares = {"timeout": 0.2, "memory": 0.1, "infrastructure": 0.1, "error": 0.0}
     assert logged == {f"reward/moody/{kind}": share for kind, share in shares.items()}
+
+
+def test_too_many_calls_whose_process_dies_end_the_run():
+    reward = FunctionReward(f"{HERE}:moody", num_workers=2)
+    with pytest.raises(RewardInfrastructureError, match=r"moody' could not score 6 of the last 7 .*\(crashed\)"):
+        reward(prompts=[], completions=["die"] * 6 + ["fine"])
+    reward.close()
 
 
 def test_what_a_limit_scores_is_the_users_choice():

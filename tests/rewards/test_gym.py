@@ -10,6 +10,7 @@ import pytest
 
 from basis_rl.data import DataArguments, load_prompts
 from basis_rl.rewards import FunctionError, ReasoningGymReward, gym
+from basis_rl.rewards.workers.calls import Score
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
 SCORER = Path(gym.__file__).with_name("gym_scorer.py")
@@ -105,6 +106,11 @@ def test_without_an_answer_and_with_a_threshold(reward):
     logged = {}
     assert binary([], texts, reasoning_gym=[row["reasoning_gym"]] * 3, log_metric=logged.__setitem__) == [1.0, 0.0, 0.0]
     assert logged["reward/reasoning_gym/no_answer"] == pytest.approx(1 / 3)
+
+
+def test_scores_beyond_the_range_are_brought_into_it(reward, monkeypatch):
+    monkeypatch.setattr(reward._calls, "run", lambda calls, log: [Score("ok", float(args[0])) for args, _ in calls])
+    assert reward([], tagged(["1.5", "-0.5", "0.5"]), reasoning_gym=["{}"] * 3) == [1.0, 0.0, 0.5]
 
 
 def test_data_of_another_version_are_noticed(reward):

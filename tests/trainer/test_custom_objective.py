@@ -98,7 +98,7 @@ def test_recipe_python_and_a_plain_loop_train_the_same_policy(tmp_path, tiny_pat
     assert moved > 1e-2
 
     out = tmp_path / "recipe" / "out"
-    assert json.loads((out / "run.json").read_text())["settings"]["objective"] == NAME
+    assert json.loads((out / "run.json").read_text())["objective"] == NAME
     assert f"objective `{NAME}`" in (out / "README.md").read_text()
     log = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     outside = [row["objective/outside"] for row in log if "objective/outside" in row]

@@ -171,12 +171,12 @@ def test_settings_that_are_shown_are_those_that_differ_and_no_secrets(tmp_path):
 
 def test_the_record_of_a_loaded_model(tmp_path):
     args = config(tmp_path, push_to_hub=True, model_license="mit", loss_type="grpo")
-    record = Record.of(SimpleNamespace(_name_or_path="o/m", _commit_hash="c0"), args, None)
+    record = Record.of(SimpleNamespace(_name_or_path="o/m", _commit_hash="c0"), args, "grpo")
     assert (record.model, record.objective, record.commit, record.online) == ("o/m", "grpo", "c0", True)
     assert record.found_license.id == "mit"
     assert record.revision == "c0"
     assert Record.of(SimpleNamespace(), args, "gspo").objective == "gspo"
-    assert Record.of(SimpleNamespace(), args, None).revision is None
+    assert Record.of(SimpleNamespace(), args, "gspo").revision is None
 
 
 @pytest.mark.parametrize("text", ["---\nlicense: mit\n---\n", "no front matter"])

@@ -89,7 +89,7 @@ def test_gpg_is_the_plain_loop(estimator, tools, accumulation, training):
                                       {"entropy_coef": 0.1}, {"top_entropy_quantile": 0.4},
                                       {"off_policy_mask_threshold": 0.1},
                                       {"beta": 0.3, "entropy_coef": 0.1, "top_entropy_quantile": 0.4,
-                                       "off_policy_mask_threshold": 0.1}], ids=str)  # fmt: skip
+                                       "off_policy_mask_threshold": 0.1}])  # fmt: skip
 def test_gpg_is_trls_loss_without_ratios(settings, vllm, tokens):
     """To the value: what gpg was before objectives were objects, `dapo` whose batch has no old log-probabilities."""
     inputs = micro_batch(tools=True, tokens=tokens, vllm=vllm)
@@ -131,7 +131,7 @@ def ppo(aggregation, **metrics):
 @pytest.mark.parametrize("settings", [{}, {"beta": 0.3}, {"beta": 0.3, "kl_estimator": "k2"},
                                       {"beta": 0.3, "use_bias_correction_kl": False}, {"beta": 0.3, "delta": 1.5},
                                       {"entropy_coef": 0.1, "epsilon_high": 0.3, "off_policy_mask_threshold": 0.1}],
-                         ids=str)  # fmt: skip
+                         )  # fmt: skip
 def test_an_own_objective_is_trls_where_it_is_the_same(settings, loss_type, training):
     """PPO's clip as somebody's own function, with every aggregation that TRL has for it."""
     inputs = micro_batch(tools=True, vllm="token")

@@ -44,6 +44,11 @@ class Turns:
         """Whether the loop over turns is on."""
         return self._longest is not None
 
+    def first(self, prompt_ids: list[list[int]], completion_ids: list[list[int]]) -> list[list[dict[str, Any]]]:
+        """The messages of first turns, a list for each rollout."""
+        pairs = zip(prompt_ids, completion_ids, strict=True)
+        return [[parsed(self.run._tokenizer, ids, prefix, self.run.tools)] for prefix, ids in pairs]
+
     def loop(
         self, trl_loop: Callable[..., tuple[Any, ...]], generate: Generate, prompts: Any, prompt_ids: list[list[int]],
         *args: Any,

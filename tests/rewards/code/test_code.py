@@ -156,6 +156,7 @@ def test_share_of_tests_and_rows_that_cannot_be_scored():
     assert got == [1.0, 0.5, 0.5, None, None, None]
     assert logged["reward/code/unscored"] == 0.5
     assert reward.check_golds(cells) == [3]
+    assert reward([], [right], solution=[["assert 1 + 1 == 2"]]) == [None]  # which says nothing of the code
     assert reward([], ["no code", "```python\nopen"], solution=[ADD_CALL] * 2) == [0.0, 0.0]
 
 
@@ -242,6 +243,9 @@ def test_sameness_of_outputs():
         ((1, [2]), [1, [2]], True),
         ({1: "a"}, {"1": "a"}, True),
         ({1: "a"}, {"1": "b"}, False),
+        ({1: "a"}, {"2": "a"}, False),
+        ({1: "a", "1": "a"}, {"1": "a", "2": "a"}, False),
+        ({1: "a"}, {"1": "a", "2": "a"}, False),
         ({1, 2}, [1, 2], False),
         (3, [3], True),
         ("3", 3, False),

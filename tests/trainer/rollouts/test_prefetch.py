@@ -126,7 +126,10 @@ def test_what_cannot_be_used_is_generated_anew(fault, served, tmp_path, monkeypa
     assert max(logged(trained, "rollout/kl")) < 1e-6
 
 
-@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+OTHERS = [pytest.param(mode, marks=pytest.mark.long) for mode in ("token_mask", "sequence_truncate")]
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask", *OTHERS])
 def test_the_weights_of_every_correction_reach_the_baseline(mode, served, tmp_path):
     """Against each mode's definition in a loop, on rollouts whose weights are not 1. Masked sequences are logged."""
     low, high = 0.95, 1.05
@@ -158,7 +161,7 @@ def test_the_weights_of_every_correction_reach_the_baseline(mode, served, tmp_pa
     assert logged(trained, "rollout/masked") == pytest.approx(silenced)
 
 
-@pytest.mark.parametrize("name", ["basis", "ppo"])
+@pytest.mark.parametrize("name", ["basis", pytest.param("ppo", marks=pytest.mark.long)])
 def test_epochs_are_crossed(name, served, tmp_path):
     trained = trainer(tmp_path, *served, name, num_generations=1, max_steps=10, **SETTINGS)
     assert 2 * len(sums()) // 4 < 10

@@ -205,7 +205,7 @@ def test_rollouts_with_a_void_turn_are_out_of_the_loss_but_not_of_the_baseline(t
 
         def keep(self, inputs, scored=scored, filtered=filtered):
             output = scored(self, inputs)
-            batches[filtered] = (output, self._void, self.kept[-1])
+            batches[filtered] = (output, self.turns._void, self.kept[-1])
             return output
 
         monkeypatch.setattr(Kept, "_generate_and_score_completions", keep)
