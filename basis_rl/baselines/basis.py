@@ -1,4 +1,4 @@
-"""BASIS: one rollout a prompt, the whole batch as the baseline (Gong et al. 2026)."""
+"""BASIS: one rollout per prompt, the whole batch as the baseline (Gong et al. 2026)."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class BVBlend(Baseline):
 
     The paper gives `decay` and leaves the rest open. At 0.9 a cluster remembers little more than its last batch: w must
     be small, and a batch should hold some 16 rollouts of each cluster. The `temperature` whose baseline is nearest to
-    the true value is 0.2 at one rollout a prompt, 0.1 at 4, 0.05 at 8 (`studies.bv_blend_study`). The
+    the true value is 0.2 at one rollout per prompt, 0.1 at 4, 0.05 at 8 (`studies.bv_blend_study`). The
     prior is one maximally uncertain 0/1 rollout, forgotten after a batch. delta_N only guards a division. ddof = 0 is
     defined at G = 1.
 

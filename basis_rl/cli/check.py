@@ -22,6 +22,7 @@ from basis_rl.recipe.build import load_config_and_tokenizer, load_eval_data, loa
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
 from basis_rl.recipe.objects import build_recipe_baseline, build_rewards, build_tools
+from basis_rl.rewards import RewardError, check_reward
 from basis_rl.trainer.config import with_objective
 from basis_rl.trainer.preflight import (
     check_baseline_fits,
@@ -76,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """All that training checks before its first step, without the model's weights; then what would happen.
 
-    ``basis-rl check module:name`` runs the conformance checks on somebody's own baseline or objective instead.
+    ``basis-rl check module:name`` runs the conformance checks on somebody's own baseline, objective or reward instead.
     """
     options, rest = parser().parse_known_args(list(argv))
     found = Findings()
@@ -87,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
         launch = read_launch(options.accelerate_config, options.world_size)
         with planned(launch):
             check(parse_recipe(rest), launch, options.gpu_memory, shlex.join(rest), found)
-    except (ValueError, OSError, BaselineError, ObjectiveError) as error:
+    except (ValueError, OSError, BaselineError, ObjectiveError, RewardError) as error:
         found.show_warnings()
         return report(error)
     found.show_warnings()
@@ -107,13 +108,13 @@ def check_quietly(recipe: Recipe) -> None:
 
 
 def conform(name: str) -> str:
-    """Check what stands at ``module:name``: an objective, or a baseline's class or a function that builds one.
+    """Check what stands at ``module:name``: an objective, a reward or its class, a baseline's class or what builds one.
 
     Raises:
         ValueError: an objective without declarations.
-        BaselineError, ObjectiveError: a promise of the contract that it breaks.
+        BaselineError, ObjectiveError, RewardError: promises of the contract that it breaks.
     """
-    found = import_object(name, "baseline or objective")
+    found = import_object(name, "baseline, objective or reward")
     return f"{name} keeps the contract: {', '.join(_check_of(found)(found))}."
 
 
@@ -121,11 +122,21 @@ def _check_of(found: Any) -> Callable[[Any], list[str]]:
     """The conformance checks of its kind; a baseline is built without arguments."""
     if not callable(found):
         raise ValueError(
-            f"A {type(found).__name__} is no baseline's class, and no objective: there is nothing to check."
+            f"A {type(found).__name__} is no baseline's class, no objective and no reward: there is nothing to check."
         )
+    if _takes_completions(found):
+        return check_reward
     if isinstance(found, (Objective, TrlObjective)) or (inspect.isfunction(found) and _reads_one(found)):
         return check_objective
     return check_baseline
+
+
+def _takes_completions(found: Any) -> bool:
+    call: Any = found if inspect.isroutine(found) else getattr(found, "__call__", None)  # noqa: B004
+    try:
+        return "completions" in inspect.signature(call).parameters
+    except (TypeError, ValueError):
+        return False
 
 
 def _reads_one(function: Callable[..., Any]) -> bool:

@@ -1,17 +1,18 @@
-"""`BasisConfig`: TRL's `GRPOConfig`, with one rollout a prompt allowed, and the named objectives."""
+"""`BasisConfig`: TRL's `GRPOConfig`, with one rollout per prompt allowed, and the named objectives."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from trl import GRPOConfig
 
 from basis_rl.functional.kl import ESTIMATORS
 from basis_rl.hub.redact import redact
+from basis_rl.names import option
 from basis_rl.objectives import AnyObjective, Objective, TrlObjective, build_objective, objective_name
 from basis_rl.trainer.builds import break_abandoned_locks
 
@@ -34,66 +35,49 @@ class BasisConfig(GRPOConfig):
         ValueError: settings that contradict each other, from here or from TRL.
     """
 
-    num_generations: int = field(
-        default=8, metadata={"help": "Rollouts a prompt; 1 with a baseline that needs no group."}
+    num_generations: int = option(8, "Rollouts per prompt; 1 with a baseline that needs no group.")
+    kl_placement: str = option("loss", "Where the KL penalty (coefficient: beta) goes: 'loss' or 'reward'.")
+    kl_estimator: str | None = option(
+        None, "k1, k2 or k3; default k3 in the loss (TRL's), k1 in the reward. No k1 loss."
     )
-    kl_placement: str = field(
-        default="loss", metadata={"help": "Where the KL penalty (coefficient: beta) goes: 'loss' or 'reward'."}
+    difficulty_column: str | None = option(None, "Column by whose values (at most 20) the reward is logged apart.")
+    log_gradient_variance: bool = option(
+        False, "Log total power, signal and variance of each step's gradient (data parallelism only)."
     )
-    kl_estimator: str | None = field(
-        default=None, metadata={"help": "k1, k2 or k3; default k3 in the loss (TRL's), k1 in the reward. No k1 loss."}
+    vllm_weight_sync: str = option(
+        "auto", "How weights get to a vLLM server: 'nccl', 'folder' (shared memory), or by the device."
     )
-    difficulty_column: str | None = field(
-        default=None, metadata={"help": "Column by whose values (at most 20) the reward is logged apart."}
+    vllm_sync_folder: str | None = option(
+        None, "Folder for weight_sync 'folder', seen by both sides; default: shared memory."
     )
-    log_gradient_variance: bool = field(
-        default=False,
-        metadata={"help": "Log total power, signal and variance of each step's gradient (data parallelism only)."},
+    vllm_sync_tolerance: float | None = option(
+        None, "Largest log-probability error of vLLM after a sync; default: 1e-3 in fp32, else 1."
     )
-    vllm_weight_sync: str = field(
-        default="auto",
-        metadata={"help": "How weights get to a vLLM server: 'nccl', 'folder' (shared memory), or by the device."},
+    vllm_request_timeout: float = option(1800.0, "Seconds that one request to the vLLM server may take.")
+    vllm_recovery_timeout: float = option(
+        600.0, "Seconds to wait for a vLLM server that failed, before training stops."
     )
-    vllm_sync_folder: str | None = field(
-        default=None, metadata={"help": "Folder for weight_sync 'folder', seen by both sides; default: shared memory."}
+    async_prefetch: bool = option(
+        False,
+        "Generate the next batch on the vLLM server while training on this one: rollouts are one batch "
+        "old, which their importance weights correct.",
     )
-    vllm_sync_tolerance: float | None = field(
-        default=None,
-        metadata={"help": "Largest log-probability error of vLLM after a sync; default: 1e-3 in fp32, else 1."},
+    max_tool_calling_iterations: int | None = option(
+        10, "With tools: how often a rollout's calls are answered, so turns less one."
     )
-    vllm_request_timeout: float = field(
-        default=1800.0, metadata={"help": "Seconds that one request to the vLLM server may take."}
+    filter_void_turns: bool = option(
+        False, "With tools: no loss on rollouts with a turn that neither calls a tool nor boxes an answer."
     )
-    vllm_recovery_timeout: float = field(
-        default=600.0, metadata={"help": "Seconds to wait for a vLLM server that failed, before training stops."}
+    max_nonfinite_steps: int = option(
+        10, "Steps in a row without a finite gradient, each skipped, after which a run ends."
     )
-    async_prefetch: bool = field(
-        default=False,
-        metadata={
-            "help": "Generate the next batch on the vLLM server while training on this one: rollouts are one batch "
-            "old, which their importance weights correct."
-        },
+    on_invalid_gold: str = option(
+        "error", "What to do with problems whose gold does not verify against itself: 'error' or 'drop'."
     )
-    max_tool_calling_iterations: int | None = field(
-        default=10, metadata={"help": "With tools: how often a rollout's calls are answered, so turns less one."}
-    )
-    filter_void_turns: bool = field(
-        default=False,
-        metadata={"help": "With tools: no loss on rollouts with a turn that neither calls a tool nor boxes an answer."},
-    )
-    max_nonfinite_steps: int = field(
-        default=10, metadata={"help": "Steps in a row without a finite gradient, each skipped, after which a run ends."}
-    )
-    on_invalid_gold: str = field(
-        default="error",
-        metadata={"help": "What to do with problems whose gold does not verify against itself: 'error' or 'drop'."},
-    )
-    hub_retries: int = field(default=4, metadata={"help": "Times that a failed push to the Hub is repeated."})
-    hub_retry_wait: float = field(
-        default=5.0, metadata={"help": "Seconds before the first repetition; doubled each time, at most 300."}
-    )
-    model_license: str | None = field(
-        default=None, metadata={"help": "License of the trained model (`apache-2.0`), default: the base model's card."}
+    hub_retries: int = option(4, "Times that a failed push to the Hub is repeated.")
+    hub_retry_wait: float = option(5.0, "Seconds before the first repetition; doubled each time, at most 300.")
+    model_license: str | None = option(
+        None, "License of the trained model (`apache-2.0`), default: the base model's card."
     )
 
     def __post_init__(self) -> None:

@@ -49,7 +49,7 @@ def check_baseline_fits(baseline: Baseline, args: BasisConfig) -> None:
     if args.num_generations < baseline.min_group_size:
         smaller = ", ".join(key for key, cls in BASELINES.items() if cls.min_group_size <= args.num_generations)
         raise ValueError(
-            f"Baseline '{name}' needs at least {baseline.min_group_size} rollouts a prompt, but num_generations is "
+            f"Baseline '{name}' needs at least {baseline.min_group_size} rollouts per prompt, but num_generations is "
             f"{args.num_generations}. Set num_generations to {baseline.min_group_size} or more, or take a baseline "
             f"that works with {args.num_generations}: {smaller}."
         )

@@ -1,4 +1,4 @@
-"""The whole of it on a laptop: warm start, value table, BASIS with one rollout a prompt, accuracy before and after.
+"""The whole of it on a laptop: warm start, value table, BASIS with one rollout per prompt, accuracy before and after.
 
     python -m examples.quickstart.run [--seed 0] [--output runs/quickstart] [--max_warm_start_steps 3000] [--KEY VALUE]
 
@@ -66,7 +66,7 @@ def run(seed: int, output: Path, overrides: list[str], max_warm_start_steps: int
         print(f"held-out accuracy, greedy: {before:.1%}")
     with Phase(3, "value table: what this model earns on each problem (basis-rl values)", seconds, "value_table"):
         command("values", argv)
-    with Phase(4, "BASIS, one rollout a prompt (basis-rl train)", seconds, "training"):
+    with Phase(4, "BASIS, one rollout per prompt (basis-rl train)", seconds, "training"):
         command("train", argv)
     with Phase(5, "accuracy after", seconds, "evaluation"):
         after = held_out_accuracy(recipe, output / "basis")

@@ -134,7 +134,7 @@ def test_no_advantage_without_a_reward_or_a_token(name):
                 silent += 1
                 assert float(values[row] if values.ndim == 1 else values[row, column]) == 0.0
     assert silent > 0
-    assert (values != 0).any() or name == "bv_blend"  # which knows nothing yet at one rollout a prompt
+    assert (values != 0).any() or name == "bv_blend"  # which knows nothing yet at one rollout per prompt
 
 
 def small(rewards, mask, groups):

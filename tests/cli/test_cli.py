@@ -176,7 +176,7 @@ BAD = {
     ),
     "reward parameter": ({"reward_kwargs": {"timeot": 1}}, [], "math_verify has no 'timeot'. Did you mean 'timeout'"),
     "missing column": ({"prompt_column": "text"}, [], "has no column 'text', only"),
-    "group of one": ({"num_generations": 1}, [], "'rloo' needs at least 2 rollouts a prompt"),
+    "group of one": ({"num_generations": 1}, [], "'rloo' needs at least 2 rollouts per prompt"),
     "batch arithmetic": ({"num_generations": 5}, [], "must be divisible by num_generations"),
     "small dataset": ({"max_train_samples": 2}, [], "has 2 prompts, but one generation batch takes 4"),
     "no model": ({"model_name_or_path": None}, [], "model_name_or_path is missing"),

@@ -20,7 +20,7 @@ from tests.cli.test_cli import ROOT, SETTINGS
 
 @pytest.fixture
 def recipe(tmp_path, tiny_path):
-    """Writes a recipe with one rollout a prompt and 16 a batch, and returns its path."""
+    """Writes a recipe with one rollout per prompt and 16 a batch, and returns its path."""
 
     def write(**changes):
         single = {"baseline": "batch_mean", "num_generations": 1, "max_steps": 12}

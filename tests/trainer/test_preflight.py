@@ -49,7 +49,7 @@ CASES = {
     "objective against loss_type": ({"objective": "gspo", "loss_type": "bnpo"}, "loss_type='bnpo' is set"),
     "group too small": (
         {"baseline": "rloo", "num_generations": 1},
-        "'rloo' needs at least 2 rollouts a prompt, but num_generations is 1.*none, batch_mean, .*basis",
+        "'rloo' needs at least 2 rollouts per prompt, but num_generations is 1.*none, batch_mean, .*basis",
     ),
     "field not collected": ({"baseline": NeedsMore()}, r"requires \['hidden_states'\]"),
     "rollout weights without vLLM": (

@@ -43,7 +43,7 @@ def test_counts_are_those_of_what_was_sampled(name, tmp_path):
         assert row["num_rollout_tokens"] == sum(map(sum, drawn))
     assert any("eval_reward" in row for row in log)
     assert len(lengths[0]) == 16
-    assert name != "remax" or len(lengths[1]) == 4, "one greedy rollout a prompt"
+    assert name != "remax" or len(lengths[1]) == 4, "one greedy rollout per prompt"
     resumed, _ = train(
         tmp_path / "again", name, str(tmp_path / "whole" / "checkpoint-3"), eval_strategy="steps", eval_steps=2
     )
