@@ -135,38 +135,36 @@ def check_unbroken(place: Workplace, mutants: list[Mutant]) -> None:
 
 
 def summary(results: dict[str, Result]) -> str:
-    """The Markdown table of what the table's mutants came to; those that were not run are not in it."""
-    table = [mutant for mutant in read_table() if mutant.id in results]
+    """The Markdown table of what the table's mutants came to."""
+    table = read_table()
     lines = [
         "# Mutants",
         "",
-        "Written by `python -m tests.mutation`. A mutant is a fault put into the code by hand (`areas/*.txt`);",
-        "a test that fails kills it. *Area*: killed by the fast tests of its area; *fast*: by others of the fast",
-        "suite; *full*: by a long test only. Equivalent ones, which nothing can tell from the code, are not in the",
-        "shares.",
+        "Written by `python -m tests.mutation`. A mutant is a fault put into the code by hand (`areas/*.txt`); a test",
+        "that fails kills it. *Run*: those that have met the tests so far; *area*: killed by the fast tests of the area;",
+        "*fast*: by others of the fast suite; *full*: by a long test only. Equivalent ones, which nothing can tell from",
+        "the code, are not run.",
         "",
-        "| area | mutants | killed | area | fast | full | survived | equivalent |",
-        "|---|---|---|---|---|---|---|---|",
+        "| area | mutants | equivalent | run | killed | area | fast | full | survived |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for area in [*dict.fromkeys(mutant.area for mutant in table), "all"]:
         own = [mutant for mutant in table if area in (mutant.area, "all")]
-        found = [results[mutant.id] for mutant in own if not mutant.equivalent]
-        by = {
-            suite: sum(r["outcome"] in KILLED and r["suite"] == suite for r in found)
-            for suite in ("area", "fast", "full")
-        }
-        killed = sum(by.values())
-        share = f"{killed} ({killed / max(1, len(found)):.0%})"
-        numbers = [len(own), share, *by.values(), len(found) - killed, len(own) - len(found)]
+        equivalent = sum(bool(mutant.equivalent) for mutant in own)
+        found = [results[mutant.id] for mutant in own if mutant.id in results and not mutant.equivalent]
+        by = [sum(r["outcome"] in KILLED and r["suite"] == suite for r in found) for suite in ("area", "fast", "full")]
+        share = f"{sum(by)} ({sum(by) / len(found):.0%})" if found else "0"
+        numbers = [len(own), equivalent, len(found), share, *by, len(found) - sum(by)]
         lines.append(f"| {area} | {' | '.join(map(str, numbers))} |")
+    outcomes = {mutant.id: results.get(mutant.id, {}) for mutant in table if not mutant.equivalent}
     for title, chosen in (
-        ("Survived", [m for m in table if not m.equivalent and results[m.id]["outcome"] == "survived"]),
-        ("Killed by a long test only", [m for m in table if results[m.id]["suite"] == "full"]),
-        ("Equivalent", [m for m in table if m.equivalent]),
+        ("Survived", [m for m in table if outcomes.get(m.id, {}).get("outcome") == "survived"]),
+        ("Killed by a long test only", [m for m in table if outcomes.get(m.id, {}).get("suite") == "full"]),
     ):
         if chosen:
-            lines += ["", f"## {title}", ""]
-            lines += [f"- `{m.id}`: {m.meaning}{' ' + m.equivalent if m.equivalent else ''}" for m in chosen]
+            lines += ["", f"## {title}", "", *(f"- `{m.id}`: {m.meaning}." for m in chosen)]
+    lines += ["", "## Equivalent", ""]
+    lines += [f"- `{m.id}`: {m.meaning}; but {m.equivalent}." for m in table if m.equivalent]
     return "\n".join(lines) + "\n"
 
 
@@ -221,9 +219,8 @@ def main() -> int:
                 known[mutant.id] = result
                 print(f"{result['outcome']:9} {mutant.id:40} {result['seconds']:6} s  {result['test']}", flush=True)
                 RESULTS.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
-    table = {mutant.id: mutant for mutant in read_table()}
-    known = {name: result for name, result in known.items() if name in table}
-    known |= {name: {"outcome": "equivalent", "suite": ""} for name, m in table.items() if m.equivalent}
+    ids = {mutant.id for mutant in read_table() if not mutant.equivalent}
+    known = {name: result for name, result in known.items() if name in ids}
     RESULTS.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
     RESULTS.with_suffix(".md").write_text(summary(known))
     return int(any(known[mutant.id]["outcome"] == "survived" for mutant in mutants))

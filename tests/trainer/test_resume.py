@@ -77,7 +77,7 @@ def assert_resumes(step, folder, expected, tmp_path, steps):
 
 
 # The middle of a generation batch, its end, the end of an epoch, the next step.
-@pytest.mark.parametrize("step", [1, 4, 15, 16, 17])
+@pytest.mark.parametrize("step", [1, 15, 16])
 def test_a_resumed_run_is_the_uninterrupted_one(step, whole, tmp_path):
     assert_resumes(step, *whole, tmp_path, 20)
 
@@ -89,7 +89,7 @@ def longer(tmp_path_factory):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("step", [3, 22, 32, 35, 39])  # epochs 1 and 2
+@pytest.mark.parametrize("step", [3, 4, 17, 22, 32, 35, 39])  # epochs 1 and 2
 def test_a_resumed_run_of_three_epochs_is_the_uninterrupted_one(step, longer, tmp_path):
     assert_resumes(step, *longer, tmp_path, 40)
 
@@ -108,7 +108,7 @@ def test_a_baseline_that_learns_resumes(critic, tmp_path, tiny_path):
     kwargs = {"lam": 0.9, "critic_epochs": 2, "critic_warmup_steps": 1}
     kwargs |= {"critic_model": str(tiny_path), "critic_learning_rate": 1e-3} if critic == "model" else {}
     expected = run(tmp_path / "whole", Ppo(**kwargs), max_steps=8)
-    for step in (3, 4, 6):
+    for step in (3, 6):
         start = str(tmp_path / "whole" / f"checkpoint-{step}")
         resumed = run(tmp_path / "again", Ppo(**kwargs), resume=start, max_steps=8, save_strategy="no")
         assert_same_end(expected, resumed)
@@ -117,9 +117,8 @@ def test_a_baseline_that_learns_resumes(critic, tmp_path, tiny_path):
 def test_accumulation_with_a_short_last_step_of_the_epoch(tmp_path):
     shape = {"gradient_accumulation_steps": 3, "num_iterations": 1, "max_steps": 9}  # 8 micro-batches: 3, 3, 2
     expected = run(tmp_path / "whole", RunningMean(), **shape)
-    for step in (1, 5):
-        start = str(tmp_path / "whole" / f"checkpoint-{step}")
-        assert_same_end(expected, run(tmp_path / "again", RunningMean(), start, save_strategy="no", **shape))
+    start = str(tmp_path / "whole" / "checkpoint-5")
+    assert_same_end(expected, run(tmp_path / "again", RunningMean(), start, save_strategy="no", **shape))
 
 
 def test_metrics_since_the_last_log_survive_a_resume(tmp_path):
