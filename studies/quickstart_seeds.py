@@ -19,8 +19,7 @@ from pathlib import Path
 from benchmarks.common import save
 from studies.runs import placed, study_parser
 
-QUICK = ("--dataset_kwargs.size", "400", "--max_steps", "4", "--per_device_train_batch_size", "32",
-         "--values_num_rollouts", "2")  # fmt: skip
+QUICK = {"dataset_kwargs.size": 400, "max_steps": 4, "per_device_train_batch_size": 32, "values_num_rollouts": 2}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -32,7 +31,9 @@ def main(argv: list[str] | None = None) -> None:
     for seed in options.seeds:
         output = (options.output if options.quick else Path("runs")) / f"quickstart-seed{seed}"
         command = [sys.executable, "-m", "examples.quickstart.run", "--seed", str(seed), "--output", str(output)]
-        subprocess.run([*command, *(QUICK if options.quick else [])], check=True)
+        for key, value in QUICK.items() if options.quick else ():
+            command += [f"--{key}", str(value)]
+        subprocess.run(command, check=True)
         results.append(json.loads((output / "summary.json").read_text()))
     for row in results:
         gain = 100 * (row["accuracy_after"] - row["accuracy_before"])
