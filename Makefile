@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 help:
 	@echo "make quickstart   install, then train a small model with BASIS on this CPU (about five minutes)"
-	@echo "make test         install, vLLM for CPUs too, then lint, types and tests (some 20 minutes)"
+	@echo "make test         install, vLLM for CPUs too, then lint, types and tests (some ten minutes)"
 	@echo "make test-all     the same and the long ones, as CI does"
 	@echo "make mutants      break the code on purpose and see which tests notice (hours)"
 	@echo "make check        lint and types only; make format formats"
