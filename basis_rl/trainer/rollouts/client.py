@@ -1,4 +1,4 @@
-"""TRL's client of a vLLM server with timeouts, and with weights through a folder where NCCL is not to be had."""
+"""TRL's client of a vLLM server with timeouts, and with weights through a folder where there is no NCCL."""
 
 from __future__ import annotations
 
