@@ -23,15 +23,19 @@ IMPORTS = {
     "clusters": {"artefacts"},
     "baselines": {"types", "names", "functional", "values", "clusters"},
     "objectives": {"names", "functional"},
+    "samplers": {"names", "functional"},
     "evaluation": {"names", "text", "artefacts", "functional", "rewards", "rollout", "data", "values"},
     "report": {"text", "artefacts"},
     "hub": {"text", "artefacts"},
     "trainer": {
         *{"types", "names", "artefacts", "functional", "rewards", "rollout", "tools", "data", "values", "clusters"},
-        *{"baselines", "objectives", "report", "hub"},
+        *{"baselines", "objectives", "samplers", "report", "hub"},
     },
     "estimate": {"trainer"},
-    "recipe": {"names", "rewards", "rollout", "tools", "data", "clusters", "baselines", "evaluation", "hub", "trainer"},
+    "recipe": {
+        *{"names", "rewards", "rollout", "tools", "data", "clusters", "baselines", "samplers", "evaluation", "hub"},
+        "trainer",
+    },
     "cli": set(),
 }
 TOP = {"__init__", "__main__"}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import Baseline, scorable_rows
+from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows
 from basis_rl.functional.blue import WEIGHTINGS, Weighting, cross_entropy, mean_squared_error, refine
 from basis_rl.functional.diagnostics import mean_by
 from basis_rl.functional.tilt import beta_grid
@@ -22,6 +22,7 @@ Calibration = Literal["common", "likelihood", "literal"]
 # Elements of a (beta, rollout) block: small enough for the cache, and memory stays O(N) whatever the grid. Measured in
 # benchmarks/advantage_cost.py.
 _BLOCK = 1 << 14
+_FORGETTING = 0.9
 
 
 class Basis(Baseline):
@@ -88,16 +89,57 @@ class Basis(Baseline):
         self.smoothing, self.epsilon, self.calibration = smoothing, epsilon, calibration
         self.accept_mismatch = accept_mismatch
         self.betas = beta_grid()
+        self.curve = torch.zeros_like(self.betas)  # (K,) cross-entropy of the rewards so far, older ones count less
 
     def validate(self, run: RunContext) -> None:
         self.values.check(run, accept_mismatch=self.accept_mismatch)
 
-    def advantages(self, batch: RolloutBatch) -> Advantages:
-        low, high = self.values.reward_range
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        return self.values.reward_range
+
+    def believed(self, prompt_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the value of each prompt, in reward units. ``(P,), (P,)`` float64.
+
+        The table's value under a beta (Eq. 5), and the variance that n reference rollouts leave in it, to first order:
+        ``(dV/dV_ref)^2 var_ref / (n + 2 smoothing + 1)``, with ``dV/dV_ref = var_beta / var_ref``. The beta is the one
+        whose values explain the rewards of the last batches best (least cross-entropy, each batch counting 0.9 of the
+        next), not Eq. 6's: that one is chosen for the refined baseline, which explains the rewards of a batch even
+        where the values all lie above them. Before the first batch, the reference policy's.
+        """
+        low, high = self.reward_range
+        tilt = self.values.tilt(prompt_ids, self.smoothing)
+        beta = self.betas[int(self.curve.argmin())] if bool(self.curve.any()) else torch.inf
+        values, variances = tilt(torch.tensor([beta, torch.inf], dtype=torch.float64))
+        count = self.values.counts(prompt_ids) + 2 * self.smoothing + 1
+        spread = torch.where(variances[1] > 0, variances[0] ** 2 / (variances[1] * count), 0.0)
+        return low + (high - low) * values[0], (high - low) ** 2 * spread
+
+    def update(self, batch: RolloutBatch) -> None:
+        candidates, _ = self._candidates(batch)
+        block = max(1, _BLOCK // max(1, len(candidates.rewards)))
+        entropies = [candidates.cross_entropy(betas) for betas in self.betas.split(block)]
+        self.curve = _FORGETTING * self.curve + torch.cat(entropies)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"curve": self.curve.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_state_keys(self, state, ("curve",))
+        self.curve = state["curve"].clone()
+
+    def _candidates(self, batch: RolloutBatch) -> tuple[_Candidates, Tensor]:
+        """The batch under any beta, and the reference policy's values ``(N,)``."""
+        low, high = self.reward_range
         rewards = (batch.rewards.double().cpu() - low) / (high - low)
         tilt = self.values.tilt(batch.prompt_ids, self.smoothing)
-        reference, _ = tilt(torch.tensor([torch.inf], dtype=torch.float64))
-        candidates = _Candidates(self, tilt, rewards, self._inside(reference[0]))
+        reference = tilt(torch.tensor([torch.inf], dtype=torch.float64))[0][0]
+        return _Candidates(self, tilt, rewards, self._inside(reference)), reference
+
+    def advantages(self, batch: RolloutBatch) -> Advantages:
+        low, high = self.reward_range
+        candidates, reference = self._candidates(batch)
+        rewards = candidates.rewards
         beta, loss = self._calibrate(candidates)
 
         refined, active = candidates.refine(beta[None])
@@ -112,7 +154,7 @@ class Basis(Baseline):
             "fallback": float((scorable & ~served).sum() / scorable.sum().clamp(min=1)),
             "calibration_loss": loss,
         }
-        quarters = [f"reward_from_{min(3, int(4 * p)) / 4:.2f}" for p in reference[0].tolist()]
+        quarters = [f"reward_from_{min(3, int(4 * p)) / 4:.2f}" for p in reference.tolist()]
         metrics.update(mean_by(quarters, batch.rewards))
         return Advantages(values=values, baseline=baseline, metrics=metrics)
 
@@ -155,11 +197,17 @@ class _Candidates:
     def loss(self, betas: Tensor) -> Tensor:
         """``(K,)`` what calibration minimises; infinity where fewer than two active rollouts have a reward."""
         if self.basis.calibration == "likelihood":
-            values, _, active = self.values(betas)
-            scored = active & ~self.rewards.isnan()
-            losses = cross_entropy(values, self.rewards.clamp(0.0, 1.0), scored)
+            scored = self.common & ~self.rewards.isnan()
+            losses = self.cross_entropy(betas)
         else:
             refined, active = self.refine(betas)
             scored = active & ~self.rewards.isnan()
             losses = mean_squared_error(refined, self.rewards, scored)
         return torch.where(scored.sum(dim=-1) > 1, losses, torch.inf)
+
+    def cross_entropy(self, betas: Tensor) -> Tensor:
+        """``(K,)`` mean cross-entropy of the rewards under the values, over the common set; 0 where none is scored."""
+        values = self.tilt(betas)[0].clamp(self.basis.epsilon, 1 - self.basis.epsilon)
+        scored = self.common & ~self.rewards.isnan()
+        losses = cross_entropy(values, self.rewards.clamp(0.0, 1.0), scored)
+        return torch.where(losses.isinf(), 0.0, losses)

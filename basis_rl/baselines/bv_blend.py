@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -64,6 +64,7 @@ class BVBlend(Baseline):
     """
 
     uses_own_reward = True
+    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     def __init__(
         self,
@@ -153,6 +154,19 @@ class BVBlend(Baseline):
             "group_signal": float((local & scorable).sum() / count),
         }
         return Advantages(values=values, baseline=baseline, metrics=metrics)
+
+    def believed(self, prompt_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the value of each prompt, in reward units. ``(P,), (P,)`` float64.
+
+        Those of the rewards of its cluster: what one prompt of the cluster differs from another is not known, and the
+        variance of rewards bounds it. A cluster without history, or a prompt that the codebook does not know by its id,
+        has the middle of the reward range and `prior_variance`.
+        """
+        low, high = self.reward_range
+        cold = ((low + high) / 2, ((low + high) / 2) ** 2 + self.prior_variance, 0.0)
+        rows = [self.history.get(self.clusters.assignments.get(name, -1), cold) for name in prompt_ids]
+        m1, m2, _ = torch.tensor(rows, dtype=torch.float64).reshape(-1, 3).T
+        return m1.clone(), (m2 - m1**2).clamp(min=0.0)
 
     def update(self, batch: RolloutBatch) -> None:
         rewards = batch.rewards.double().cpu()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from basis_rl.functional.history import (
     shift_grid,
     shift_log_likelihood,
     shift_posterior,
+    sigmoid_variance,
 )
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 from basis_rl.values.table import ValueTable
@@ -111,7 +112,7 @@ class BasisHistory(Baseline):
         if self.values is not None:
             self.values.check(run, accept_mismatch=self.accept_mismatch)
 
-    def _belief(self, prompt_ids: list[str]) -> tuple[Tensor, Tensor, Tensor]:
+    def _belief(self, prompt_ids: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and variance now, ``(D, N)``, and who has a belief of its own, ``(N,)``. Others have the prior."""
         rows = torch.tensor([self._row.get(prompt_id, -1) for prompt_id in prompt_ids], dtype=torch.long)
         known = rows >= 0
@@ -121,6 +122,21 @@ class BasisHistory(Baseline):
         age = self.step - self.last_seen[rows[known]]
         variance[:, known] = self.variance[:, rows[known]] + self.drifts[:, None] * age
         return mean, variance, known
+
+    def believed(self, prompt_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the value of each prompt, in reward units. ``(P,), (P,)`` float64.
+
+        ``x_i ~ N(m_i + s, v_i + u)`` under each drift, s and u being mean and variance of the shift: a mixture over the
+        drifts, ``V_i = sum_d w_d E[sigmoid(x_i^(d))]``. A prompt without a belief of its own has the prior.
+        """
+        mean, variance, _ = self._belief(prompt_ids)
+        weights = self.log_weights.exp()
+        mean, variance = mean + self.shift_mean, variance + self.shift_variance + self.shift_drift
+        values = expected_sigmoid(mean, variance)
+        value = weights @ values
+        spread = weights @ (sigmoid_variance(mean, variance) + values**2) - value**2
+        low, high = self.reward_range
+        return low + (high - low) * value, (high - low) ** 2 * spread.clamp(min=0.0)
 
     def _scaled(self, batch: RolloutBatch) -> Tensor:
         low, high = self.reward_range

@@ -23,6 +23,7 @@ from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
 from basis_rl.recipe.objects import build_recipe_baseline, build_rewards, build_tools
 from basis_rl.rewards import RewardError, check_reward
+from basis_rl.samplers import PromptSampler, SamplerError, build_sampler, check_sampler
 from basis_rl.trainer.config import with_objective
 from basis_rl.trainer.preflight import (
     check_baseline_fits,
@@ -30,6 +31,7 @@ from basis_rl.trainer.preflight import (
     check_eval_data,
     check_golds,
     check_pair,
+    check_sampler_fits,
     run_context,
 )
 from basis_rl.trainer.rollouts.tool_check import as_functions, check_tools
@@ -88,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
         launch = read_launch(options.accelerate_config, options.world_size)
         with planned(launch):
             check(parse_recipe(rest), launch, options.gpu_memory, shlex.join(rest), found)
-    except (ValueError, OSError, BaselineError, ObjectiveError, RewardError) as error:
+    except (ValueError, OSError, BaselineError, ObjectiveError, RewardError, SamplerError) as error:
         found.show_warnings()
         return report(error)
     found.show_warnings()
@@ -108,13 +110,14 @@ def check_quietly(recipe: Recipe) -> None:
 
 
 def conform(name: str) -> str:
-    """Check what stands at ``module:name``: an objective, a reward or its class, a baseline's class or what builds one.
+    """Check what stands at ``module:name``: an objective, a reward or its class, a prompt sampler's class, a baseline's
+    class or what builds one.
 
     Raises:
         ValueError: an objective without declarations.
-        BaselineError, ObjectiveError, RewardError: promises of the contract that it breaks.
+        BaselineError, ObjectiveError, RewardError, SamplerError: promises of the contract that it breaks.
     """
-    found = import_object(name, "baseline, objective or reward")
+    found = import_object(name, "baseline, prompt sampler, objective or reward")
     return f"{name} keeps the contract: {', '.join(_check_of(found)(found))}."
 
 
@@ -122,8 +125,11 @@ def _check_of(found: Any) -> Callable[[Any], list[str]]:
     """The conformance checks of its kind; a baseline is built without arguments."""
     if not callable(found):
         raise ValueError(
-            f"A {type(found).__name__} is no baseline's class, no objective and no reward: there is nothing to check."
+            f"A {type(found).__name__} is no class of a baseline or prompt sampler, no objective and no reward: there "
+            "is nothing to check."
         )
+    if isinstance(found, type) and issubclass(found, PromptSampler):
+        return check_sampler
     if _takes_completions(found):
         return check_reward
     if isinstance(found, (Objective, TrlObjective)) or (inspect.isfunction(found) and _reads_one(found)):
@@ -163,6 +169,7 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     args, objective = with_objective(recipe.args, recipe.run.objective)
     check_baseline_fits(baseline, args)
     check_pair(baseline, objective, args)
+    sampler = build_sampler(recipe.run.prompt_sampler, **(recipe.run.prompt_sampler_kwargs or {}))
     config, tokenizer = load_config_and_tokenizer(recipe.model, args)
     found.show("Configuration", check_run.configuration(recipe, args, launch, found.warn))
 
@@ -173,6 +180,7 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
         found.show("Tools", check_run.tools(tools, args))
     found.show("Batch arithmetic", check_run.arithmetic(args, len(loaded), found.warn))
     check_dataset(loaded, args, rewards)
+    check_sampler_fits(sampler, loaded, args, {})
     found.show("Columns", check_run.columns(loaded, args, rewards))
     texts = check_run.render_prompts(loaded, args, tokenizer, functions)
     lengths = check_run.prompt_lengths(texts, tokenizer)

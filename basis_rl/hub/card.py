@@ -65,7 +65,9 @@ class RunFacts:
         data: the training data in words.
         baseline: registered name, or the class of somebody's own.
         baseline_parameters: what it was built with.
-        artefacts: what it was given.
+        sampler: name of the prompt sampler, or the class of somebody's own.
+        sampler_parameters: what it was built with.
+        artefacts: what the baseline was given.
         objective: name of the policy objective.
         reward: `reward_identity`: reward functions and their versions.
         settings: further rows of the training table, label to value.
@@ -95,6 +97,8 @@ class RunFacts:
     data: str = ""
     baseline: str
     baseline_parameters: Mapping[str, str] = field(default_factory=dict)
+    sampler: str = "uniform"
+    sampler_parameters: Mapping[str, str] = field(default_factory=dict)
     artefacts: Sequence[Artefact] = ()
     objective: str
     reward: str

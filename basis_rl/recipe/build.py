@@ -18,6 +18,7 @@ from basis_rl.evaluation.benchmarks import load_benchmark
 from basis_rl.recipe.keys import Recipe
 from basis_rl.recipe.objects import build_recipe_baseline, build_rewards, build_tools
 from basis_rl.rollout.server import ServerOptions
+from basis_rl.samplers import build_sampler
 from basis_rl.trainer import BasisConfig, BasisTrainer
 
 
@@ -121,6 +122,7 @@ def build_trainer(recipe: Recipe) -> BasisTrainer:
         ValueError: see `parse_recipe`, `BasisTrainer` and the loaders.
     """
     baseline = build_recipe_baseline(recipe.run)
+    sampler = build_sampler(recipe.run.prompt_sampler, **(recipe.run.prompt_sampler_kwargs or {}))
     rewards = build_rewards(recipe)
     tools = build_tools(recipe.run)
     _, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
@@ -137,6 +139,7 @@ def build_trainer(recipe: Recipe) -> BasisTrainer:
         processing_class=tokenizer,
         baseline=baseline,
         objective=recipe.run.objective,
+        prompt_sampler=sampler,
         tools=tools,
         peft_config=get_peft_config(recipe.model),
         quantization_config=get_quantization_config(recipe.model),

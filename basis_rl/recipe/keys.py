@@ -11,10 +11,11 @@ from basis_rl.clusters.codebook import DEFAULT_ENCODER
 from basis_rl.data import DataArguments
 from basis_rl.names import option
 from basis_rl.rewards.registry import REWARDS
+from basis_rl.samplers import SAMPLERS
 from basis_rl.trainer import BasisConfig
 
 # Keys whose values are mappings, which argparse does not know.
-DICT_KEYS = ("baseline_kwargs", "reward_kwargs", "dataset_kwargs", "tool_kwargs")
+DICT_KEYS = ("baseline_kwargs", "reward_kwargs", "dataset_kwargs", "tool_kwargs", "prompt_sampler_kwargs")
 
 
 @dataclass
@@ -24,6 +25,10 @@ class RunArguments:
     baseline: str = option("grpo", "Name of the baseline, or module:Class.")
     baseline_kwargs: dict[str, Any] | None = option(None, "Its parameters (JSON).")
     objective: str | None = option(None, "Name of the policy objective, or module:function; default: loss_type.")
+    prompt_sampler: str = option(
+        "uniform", f"Which prompts are sampled: {', '.join(SAMPLERS)}, or module:Class of your own."
+    )
+    prompt_sampler_kwargs: dict[str, Any] | None = option(None, "Its parameters (JSON): `{correct: true}`.")
     reward_funcs: list[str] = option(
         None,
         f"Any of {', '.join(REWARDS)}; a function of your own in TRL's form (`my_lib.rewards.mine`), or in "

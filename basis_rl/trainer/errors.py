@@ -19,3 +19,7 @@ class SyncError(RuntimeError):
 
 class ServerLost(RuntimeError):
     """The server did not come back in time. Raised on every rank at once."""
+
+
+class SelectionFailed(RuntimeError):
+    """The prompt sampler has no prompts for a generation batch. Raised on every rank at once."""

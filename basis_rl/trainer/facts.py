@@ -23,6 +23,7 @@ from basis_rl.baselines import BASELINES, Baseline
 from basis_rl.clusters import PromptClusters
 from basis_rl.hub.card import Artefact, License, RunFacts, is_hub_id
 from basis_rl.hub.redact import redact
+from basis_rl.samplers.registry import sampler_name
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.ports import RecordedRun
 from basis_rl.values import ValueTable
@@ -109,6 +110,8 @@ def run_facts(
         data=_data(run.train_dataset, dataset_name),
         baseline=baseline_name(run.baseline),
         baseline_parameters={key: _shown(value) for key, value in run.baseline.parameters.items()},
+        sampler=sampler_name(run.sampler),
+        sampler_parameters={key: _shown(value) for key, value in run.sampler.parameters.items()},
         artefacts=artefacts_of(run.baseline),
         objective=record.objective,
         reward=reward_identity(run.reward_funcs, args.reward_weights),

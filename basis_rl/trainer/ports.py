@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import TrainerState
 
 from basis_rl.baselines import Baseline
+from basis_rl.samplers import PromptSampler
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.spending import Spending
 
@@ -84,6 +85,9 @@ class RecordedRun(Run, Protocol):
     def baseline(self) -> Baseline: ...
 
     @property
+    def sampler(self) -> PromptSampler: ...
+
+    @property
     def reward_funcs(self) -> list[Any]: ...
 
     @property
@@ -126,9 +130,19 @@ class PrefetchingRun(Run, Protocol):
     @property
     def stop_on_signal(self) -> Any: ...
 
+    @property
+    def selection(self) -> Any: ...
+
     def epoch_order(self, epoch: int) -> Iterable[int]: ...
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, Any]: ...
+
+
+class SelectingRun(Run, Protocol):
+    """A run whose prompts are drawn by a sampler."""
+
+    train_dataset: Any
+    num_generations: int
 
 
 class GeneratingRun(Run, Protocol):
@@ -147,6 +161,20 @@ class GeneratingRun(Run, Protocol):
     def scores_apart(
         self, rows: Sequence[Any], prompts: list[Any], rollouts: list[Any], token_ids: list[list[int]]
     ) -> Tensor: ...
+
+
+class RefillingRun(GeneratingRun, Protocol):
+    """A run whose groups may be drawn anew."""
+
+    num_generations: int
+    _generation_batch: int
+    _pending_extra_logs: dict[str, list[Any]]
+
+    @property
+    def selection(self) -> Any: ...
+
+    def score_rollouts(self, rows: Any, prompts: Any, rollouts: Any, token_ids: Any) -> Tensor:
+        """``(N, F)`` of all ranks' rollouts; what reward functions log is kept."""
 
 
 class LossRun(ScoringRun, Protocol):

@@ -14,6 +14,8 @@ from basis_rl.baselines import BASELINES, Baseline, LearnedBaseline
 from basis_rl.objectives import OBJECTIVES, AnyObjective, objective_name
 from basis_rl.rewards.base import GoldChecker, required_columns
 from basis_rl.rollout import Sampling
+from basis_rl.samplers import SAMPLERS, PromptSampler
+from basis_rl.samplers.registry import sampler_name
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.gather import row_prompt_id
 from basis_rl.types import RunContext
@@ -83,6 +85,51 @@ def check_token_advantages(whose: str, objective: AnyObjective, *, way_out: bool
         f"away: it treats a rollout as a whole. Take one of {taking}, or a baseline with one advantage a rollout"
         f"{', or kl_placement loss' if way_out else ''}."
     )
+
+
+def check_sampler_fits(sampler: PromptSampler, dataset: Any, args: BasisConfig, given: dict[str, Any]) -> None:
+    """The trainer can do what the prompt sampler needs.
+
+    Raises:
+        ValueError: it cannot: a dataset that cannot be indexed, a correction without known chances, refills where a
+            group has one rollout, is divided between ranks, or is asked for ahead.
+    """
+    if not isinstance(sampler, PromptSampler):
+        raise ValueError(
+            f"prompt_sampler must be a name ({', '.join(SAMPLERS)}), 'module:Class' or an object, got "
+            f"{sampler.__name__ if isinstance(sampler, type) else type(sampler).__name__}."
+        )
+    name = sampler_name(sampler)
+    if sampler.in_dataset_order:
+        return
+    if not isinstance(dataset, Dataset):
+        raise ValueError(
+            f"prompt_sampler '{name}' needs a dataset that can be indexed, not a {type(dataset).__name__}. Load it "
+            "without streaming, or take prompt_sampler 'uniform'."
+        )
+    if sampler.correct and not sampler.known_chances:
+        raise ValueError(f"prompt_sampler '{name}' does not know the chances of its draws, so leave `correct` out.")
+    if sampler.max_refills:
+        _check_refills(name, dataset, args, given)
+
+
+def _check_refills(name: str, dataset: Dataset, args: BasisConfig, given: dict[str, Any]) -> None:
+    if args.num_generations < 2:
+        raise ValueError(
+            f"prompt_sampler '{name}' draws groups anew whose rewards are all equal, and a group of one always is. Set "
+            "num_generations to 2 or more, or take another sampler: variance, frontier."
+        )
+    mine = args.generation_batch_size // PartialState().num_processes
+    if mine % args.num_generations:
+        raise ValueError(
+            f"prompt_sampler '{name}' needs whole groups on each process: {mine} rollouts per process are no multiple "
+            f"of num_generations ({args.num_generations})."
+        )
+    other = [key for key in ("environment_factory", "rollout_func") if given.get(key)]
+    other += ["async_prefetch"] if args.async_prefetch else []
+    other += ["images"] if {"image", "images"} & set(dataset.column_names) else []
+    if other:
+        raise ValueError(f"prompt_sampler '{name}' does not work with {', '.join(other)}: leave one of them out.")
 
 
 def _name_of(baseline: Baseline) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +54,23 @@ def load_baseline(folder: str | Path, baseline: Baseline, dataset: str | None = 
     return int(content["step"])
 
 
-def dataset_identity(dataset: Any) -> str | None:
-    """A hash over the ids of the training prompts in their order; None for a stream, which is not read twice."""
+def prompt_ids_of(dataset: Any) -> list[str] | None:
+    """The ids of the training prompts in their order; None for a stream, which is not read twice."""
     if not isinstance(dataset, Dataset):
         return None
+    if "prompt_id" in dataset.column_names:
+        ids = list(dataset["prompt_id"])
+        if None not in ids:
+            return [str(name) for name in ids]
+    return [row_prompt_id(row) for row in dataset]
+
+
+def dataset_identity(prompt_ids: Sequence[str] | None) -> str | None:
+    """A hash over the ids of the training prompts in their order; None where they are not known."""
+    if prompt_ids is None:
+        return None
     digest = hashlib.sha256()
-    ids = dataset["prompt_id"] if "prompt_id" in dataset.column_names else map(row_prompt_id, dataset)
-    for name in ids:
+    for name in prompt_ids:
         digest.update(f"{name}\n".encode())
     return digest.hexdigest()[:16]
 

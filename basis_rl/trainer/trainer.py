@@ -22,10 +22,11 @@ from trl import GRPOTrainer
 from basis_rl.baselines import Baseline, LearnedBaseline, build_baseline
 from basis_rl.functional.diagnostics import advantage_metrics, mean_by
 from basis_rl.objectives import AnyObjective, objective_name
+from basis_rl.samplers import PromptSampler, build_sampler
 from basis_rl.trainer import checkpoint
 from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.critic import Critic
-from basis_rl.trainer.errors import NonFiniteGradients, ServerLost, SyncError
+from basis_rl.trainer.errors import NonFiniteGradients, SelectionFailed, ServerLost, SyncError
 from basis_rl.trainer.evaluating import EvalScores, of_set, random_numbers_kept
 from basis_rl.trainer.facts import Record, without_secrets
 from basis_rl.trainer.faults import FiniteGradients, StopOnSignal
@@ -38,6 +39,7 @@ from basis_rl.trainer.preflight import (
     check_eval_data,
     check_golds,
     check_pair,
+    check_sampler_fits,
     check_single_turns,
     check_token_advantages,
     on_main_process,
@@ -46,10 +48,12 @@ from basis_rl.trainer.preflight import (
 from basis_rl.trainer.publish import Publisher
 from basis_rl.trainer.rollouts.greedy import greedy_rewards
 from basis_rl.trainer.rollouts.prefetch import Prefetch
+from basis_rl.trainer.rollouts.refill import Refill
 from basis_rl.trainer.rollouts.sampler import EpochSampler
 from basis_rl.trainer.rollouts.tool_check import as_functions, check_tools
 from basis_rl.trainer.rollouts.turns import Turns, reading_calls
 from basis_rl.trainer.scoring import EnergyRecorder, ScoringPass
+from basis_rl.trainer.selection import Selection
 from basis_rl.trainer.spending import Spending
 from basis_rl.trainer.stability import GradientMonitor, log_rollout_mismatch, rollout_weights
 from basis_rl.trainer.state import (
@@ -58,6 +62,7 @@ from basis_rl.trainer.state import (
     dataset_identity,
     load_baseline,
     load_parts,
+    prompt_ids_of,
     save_baseline,
     save_parts,
 )
@@ -78,6 +83,7 @@ class BasisTrainer(GRPOTrainer):
         baseline: a registered name (`basis_rl.baselines.BASELINES`) or an object.
         objective: a registered name (`basis_rl.objectives.OBJECTIVES`), ``module:function``, or an object; None leaves
             the loss to `args` (TRL's default is ``dapo``).
+        prompt_sampler: a registered name (`basis_rl.samplers.SAMPLERS`), ``module:Class``, or an object.
         **kwargs: everything else that `GRPOTrainer` takes. `tools` may be objects too (`basis_rl.tools.PythonTool`).
 
     Raises:
@@ -99,6 +105,7 @@ class BasisTrainer(GRPOTrainer):
         *,
         baseline: str | Baseline = "grpo",
         objective: str | AnyObjective | None = None,
+        prompt_sampler: str | PromptSampler = "uniform",
         **kwargs: Any,
     ) -> None:
         if args is None:
@@ -108,10 +115,12 @@ class BasisTrainer(GRPOTrainer):
             raise ValueError(f"args must be a BasisConfig, got {type(args).__name__}; it takes the same settings.")
         args, self.objective = with_objective(args, objective)
         self.baseline = build_baseline(baseline) if isinstance(baseline, str) else baseline
+        self.sampler = build_sampler(prompt_sampler) if isinstance(prompt_sampler, str) else prompt_sampler
         train_dataset, kwargs = self._checked(args, reward_funcs, train_dataset, kwargs)
         self.publisher = Publisher(self, args)
         # What the methods below read while TRL's constructor runs.
         self.policy_loss, self.turns = PolicyLoss(self, self.objective), Turns(self)
+        self.selection: Selection | None = None
         self._scoring: list[ScoringPass] = []
         with _vllm(args) if args.use_vllm else nullcontext():
             super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
@@ -127,6 +136,7 @@ class BasisTrainer(GRPOTrainer):
         funcs = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs] if reward_funcs is not None else []
         check_baseline_fits(self.baseline, args)
         check_pair(self.baseline, self.objective, args)
+        check_sampler_fits(self.sampler, dataset, args, kwargs)
         if isinstance(dataset, Dataset):
             check_dataset(dataset, args, funcs)
             dataset = check_golds(dataset, args, funcs)
@@ -151,11 +161,16 @@ class BasisTrainer(GRPOTrainer):
         self._monitor = GradientMonitor(self) if args.log_gradient_variance else None
         self._finite = FiniteGradients(self)
         self._prefetch = Prefetch(self) if args.async_prefetch else None
+        ids = prompt_ids_of(self.train_dataset)
+        if not self.sampler.in_dataset_order:
+            assert ids is not None  # checked before the model was loaded
+            self.selection = Selection(self, self.sampler, self.baseline, ids)
+        self._refill = Refill(self) if self.selection is not None and self.sampler.max_refills else None
         self._place, self._unlearnt = Place(self), Unlearnt()
         self._generation_batch = 0
         self._last_step: tuple[int, int, Any, tuple[int, int]] = (0, 0, None, (0, 0))
         self._rewards_per_func: Tensor | None = None
-        self.dataset_identity = dataset_identity(self.train_dataset)
+        self.dataset_identity = dataset_identity(ids)
         self.stop_on_signal = StopOnSignal(self)
         self.add_callback(_UpdateBaseline(self))
         self.add_callback(self.stop_on_signal)
@@ -172,7 +187,16 @@ class BasisTrainer(GRPOTrainer):
 
     def _generate(self, prompts: list[Any]) -> Any:
         with reading_calls():
-            return super()._generate(prompts)
+            if self._refill is not None and self.model.training:
+                return self._refill.generate(self._generate_counted, prompts)
+            return self._generate_counted(prompts)
+
+    def _generate_counted(self, prompts: list[Any]) -> Any:
+        result = super()._generate(prompts)
+        if self.model.training:
+            count = len(prompts) * self.accelerator.num_processes
+            self.spending.draw(count, round(self._metrics["train"]["completions/mean_length"][-1] * count))
+        return result
 
     def _generate_single_turn(self, prompt_ids: Any, images: Any, fields: Any, *args: Any, **kwargs: Any) -> Any:
         if self.turns.running and not (images or fields):
@@ -195,9 +219,15 @@ class BasisTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any) -> Tensor:
         if self.tools:
             self.turns.log(completions)
-        rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, *args)
+        known = self._refill.take() if self._refill is not None and self.model.training else None
+        rewards = super()._calculate_rewards(inputs, prompts, completions, *args) if known is None else known
         self._rewards_per_func = rewards
         return rewards
+
+    def score_rollouts(self, rows: Any, prompts: Any, rollouts: Any, token_ids: Any) -> Tensor:
+        """``(N, F)`` of all ranks' rollouts; what reward functions log is kept."""
+        scores: Tensor = super()._calculate_rewards(rows, prompts, rollouts, token_ids)
+        return scores
 
     def rollouts_apart(self, prompts: list[Any]) -> tuple[list[Any], list[list[int]], int]:
         """One rollout of each prompt, all turns, without a trace in the logs: the rollouts, their token ids, and how
@@ -223,6 +253,10 @@ class BasisTrainer(GRPOTrainer):
         return scores
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if self.selection is not None and self.model.training:
+            inputs = self.selection.rows(self._generation_batch)
+            if self._refill is not None:
+                self._refill.inputs = inputs
         with ExitStack() as recordings:
             for scoring in self._scoring if self.model.training else []:
                 recordings.enter_context(scoring.recording())
@@ -259,8 +293,6 @@ class BasisTrainer(GRPOTrainer):
             greedy_rewards=greedy_rewards(self, inputs) if "greedy_rewards" in self.baseline.requires else None,
             with_texts="prompt_texts" in self.baseline.requires,
         )
-        length = self._metrics["train"]["completions/mean_length"][-1]
-        self.spending.draw(len(batch.prompt_ids), round(length * len(batch.prompt_ids)))
         result = self.baseline.advantages(batch)
         name = type(self.baseline).__name__
         if tuple(result.values.shape) not in {batch.action_mask.shape, batch.rewards.shape}:
@@ -273,12 +305,18 @@ class BasisTrainer(GRPOTrainer):
         if not bool(result.values.isfinite().all()):
             raise ValueError(f"{name} returned advantages that are not finite in generation batch {batch.step}.")
         own = {f"baseline/{key}": value for key, value in result.metrics.items()}  # of a name that both have, its own
-        self._log_advantages(batch, result.values, advantage_metrics(batch, result) | own)
+        values = result.values
+        if self.selection is not None:
+            weights = self.selection.weights(batch.step)
+            if weights is not None:
+                values = values * weights.to(values).reshape(-1, *[1] * (values.ndim - 1))
+            self.selection.log(batch)
+        self._log_advantages(batch, values, advantage_metrics(batch, result) | own)
         self._log_difficulty(inputs, batch.rewards)
         used_up = self._step + self.args.steps_per_generation * self.num_iterations
         self._unlearnt.add(batch, used_up)
         self._generation_batch += 1
-        return local_rows(result.values, self.accelerator, len(inputs), mask.shape[1])
+        return local_rows(values, self.accelerator, len(inputs), mask.shape[1])
 
     def _log_advantages(self, batch: RolloutBatch, values: Tensor, metrics: dict[str, float]) -> None:
         for key, value in metrics.items():
@@ -332,6 +370,8 @@ class BasisTrainer(GRPOTrainer):
         """Let the baseline learn from the batches that are used up: the policy was updated on all of them."""
         for batch in self._unlearnt.due(self._step):
             self.baseline.update(batch)
+            if self.selection is not None:
+                self.selection.update(batch)
             for key, value in self._critic.learn(batch).items() if self._critic else ():
                 self.log_metric(f"baseline/{key}", value)
         self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)
@@ -346,13 +386,14 @@ class BasisTrainer(GRPOTrainer):
             ValueError: no such checkpoint, or one of another run.
             NonFiniteGradients: too many steps in a row without a finite gradient.
             ServerLost: the vLLM server failed and did not come back; a checkpoint has been written.
+            SelectionFailed: the prompt sampler has no prompts for a batch; a checkpoint has been written.
         """
         found = on_main_process(lambda: checkpoint.resolve(resume_from_checkpoint, self.args.output_dir))
         self.spending = Spending()
         with self.stop_on_signal.listening():
             try:
                 return super().train(resume_from_checkpoint=found, **kwargs)
-            except (ServerLost, SyncError, NonFiniteGradients) as error:  # raised on every rank
+            except (ServerLost, SyncError, SelectionFailed, NonFiniteGradients) as error:  # raised on every rank
                 lost = not isinstance(error, NonFiniteGradients)
                 if lost and self.args.save_strategy != "no" and self.state.global_step > 0:
                     self._save_last_step()
@@ -421,6 +462,7 @@ class BasisTrainer(GRPOTrainer):
             "gradients": self._finite,
             "critic": self._critic,
             "prefetch": self._prefetch,
+            "selection": self.selection,
         }
         return {name: part for name, part in parts.items() if part is not None}
 

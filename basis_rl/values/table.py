@@ -93,6 +93,16 @@ class ValueTable:
         """``(P,)`` mean reward of each prompt, on the scale where ``reward_range`` is (0, 1)."""
         return self._mean
 
+    def counts(self, prompt_ids: Sequence[str]) -> Tensor:
+        """``(P,)`` float64: scored reference rollouts of each prompt, which must be in the table."""
+        return self._count[self._rows(prompt_ids)]
+
+    def _rows(self, prompt_ids: Sequence[str]) -> list[int]:
+        try:
+            return [self._row[prompt_id] for prompt_id in prompt_ids]
+        except KeyError as error:
+            raise ValueError(f"prompt_id {error} is not in the value table ({self.source}). {_REBUILD}.") from None
+
     @property
     def digest(self) -> str:
         """SHA-256 over prompt ids, rewards and their range: equal tables have equal ones, wherever they lie."""
@@ -122,10 +132,7 @@ class ValueTable:
             A function from ``betas`` (``(K,)``, positive; infinity is the reference policy) to values and variances,
             each ``(K, N)`` float64, in (0, 1) units. The table is looked up once, not at each call.
         """
-        try:
-            rows = [self._row[prompt_id] for prompt_id in prompt_ids]
-        except KeyError as error:
-            raise ValueError(f"prompt_id {error} is not in the value table ({self.source}). {_REBUILD}.") from None
+        rows = self._rows(prompt_ids)
         if self._binary:
             n, p = self._count[rows], self._mean[rows]
             return partial(tilt_bernoulli, (p * n + smoothing) / (n + 2 * smoothing))

@@ -17,8 +17,8 @@ class Prefetch:
     them by ``pi_theta / pi_rollout``, the first being the policy at the start of training on them, from
     log-probabilities that the server gave with the tokens.
 
-    The prompts of the next batch are read off the sampler's order. A batch that turns out to have other prompts, or
-    whose request failed, is generated as without prefetch.
+    The prompts of the next batch are read off the sampler's order, or drawn by the run's prompt sampler. A batch that
+    turns out to have other prompts, or whose request failed, is generated as without prefetch.
 
     Metrics: ``rollout/staleness``, optimizer steps between the weights that sampled and those that are trained;
     ``rollout/waited``, seconds that the answer was waited for.
@@ -49,6 +49,9 @@ class Prefetch:
     def rows(self, number: int) -> list[dict[str, Any]]:
         """This rank's rows of the generation batch with that index, counted from the start of training."""
         run = self.run
+        if run.selection is not None:
+            drawn: list[dict[str, Any]] = run.selection.rows(number)
+            return drawn
         size = run.args.generation_batch_size
         epoch, place = divmod(number, len(run.train_dataset) * run.num_generations // size)
         if self._order[0] != epoch:

@@ -1,0 +1,175 @@
+"""The contracts: a belief about the value of each prompt, and a sampler that draws prompts by it.
+
+Every rank has the same belief, draws with the same generator and runs the same deterministic code, so a sampler holds
+no collective and does not depend on the world size.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from basis_rl.functional.selection import effective_number, inclusion_probabilities, systematic_sample
+
+# Prompts whose belief is looked at for one batch; of a larger dataset a uniform part, another one for each batch. It
+# bounds the cost of a draw whatever the dataset's size, and a batch is far smaller.
+POOL = 1 << 15
+
+
+@runtime_checkable
+class ValueBelief(Protocol):
+    """What is believed about the value of prompts: the expected reward of the policy's rollouts of each.
+
+    `basis`, `basis_history` and `bv_blend` are beliefs themselves.
+    """
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """``(low, high)``, the least and the largest reward."""
+
+    def believed(self, prompt_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the value of each prompt, in reward units, from the batches before. ``(P,), (P,)``.
+
+        Both are float64; prompts that were never seen have a prior. Must not change the state.
+        """
+
+
+def scaled_belief(belief: ValueBelief, prompt_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """`ValueBelief.believed` on the scale where ``reward_range`` is (0, 1): means in [0, 1], variances >= 0."""
+    low, high = belief.reward_range
+    mean, variance = belief.believed(prompt_ids)
+    return ((mean - low) / (high - low)).clamp(0.0, 1.0), (variance / (high - low) ** 2).clamp(min=0.0)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The prompts of one generation batch.
+
+    Attributes:
+        rows: ``(n,)`` int64, different indices into the candidates.
+        ratio: ``(n,)`` float64, the chance of each under a uniform draw over its chance under this one,
+            ``(n / P) / pi_i``; None where the chances are not known.
+        metrics: scalars that describe the draw.
+    """
+
+    rows: Tensor
+    ratio: Tensor | None
+    metrics: dict[str, float]
+
+
+class PromptSampler(ABC):
+    """Draws the prompts of each generation batch.
+
+    Class attributes:
+        needs_belief: whether `draw` reads a belief.
+        in_dataset_order: leaves the order to the trainer: each epoch all prompts once, shuffled, as in TRL.
+        known_chances: whether draws have a `Draw.ratio`, so that `correct` is possible.
+        max_refills: how often groups that `keeps` refuses are drawn anew before a batch is trained on.
+        correct: weigh advantages by the ratio to a uniform draw, which undoes the change of the objective. An
+            object's own.
+        clip: ``(least, largest)`` ratio that `correct` uses: a prompt that is rarely drawn would else have a large
+            weight when it is.
+    """
+
+    needs_belief: ClassVar[bool] = True
+    in_dataset_order: ClassVar[bool] = False
+    known_chances: ClassVar[bool] = True
+    max_refills: int = 0
+    correct: bool = False
+    clip: tuple[float, float] = (0.1, 10.0)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What the object was built with, for model cards: its attributes that are named like arguments."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters if hasattr(self, name)}
+
+    @abstractmethod
+    def draw(
+        self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: torch.Generator
+    ) -> Draw:
+        """`size` different prompts. The same for equal states, arguments and states of the generator.
+
+        Args:
+            candidates: P prompt ids, P >= size.
+            belief: None only where `needs_belief` is False.
+            size: n >= 1.
+            generator: of all random numbers that are used, on the CPU.
+
+        Raises:
+            ValueError: no such draw is possible; the message says why.
+        """
+
+    def keeps(self, rewards: Tensor) -> Tensor:
+        """``(M, G) -> (M,)`` bool: the groups worth training on; others are drawn anew, `max_refills` times at most."""
+        return torch.ones(rewards.shape[0], dtype=torch.bool)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors, numbers and strings from which `load_state_dict` restores the object exactly."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`'s result.
+
+        Raises:
+            ValueError: on a missing or an unexpected key.
+        """
+        if state:
+            raise ValueError(f"{type(self).__name__} has no state, but one with the keys {sorted(state)} was saved.")
+
+
+def part_of(count: int, size: int, generator: torch.Generator) -> Tensor:
+    """Indices of the candidates whose belief is looked at: all, or a uniform part. ``(min(P, POOL),)``, ascending."""
+    if count <= max(POOL, size):
+        return torch.arange(count)
+    return torch.randperm(count, generator=generator)[: max(POOL, size)].sort().values
+
+
+def correction(value: bool, clip: Sequence[float]) -> tuple[bool, tuple[float, float]]:
+    """`correct` and `clip` of a sampler, checked.
+
+    Raises:
+        ValueError: not ``0 <= least <= 1 <= largest``.
+    """
+    if len(clip) != 2 or not 0 <= clip[0] <= 1 <= clip[1]:
+        raise ValueError(f"clip must be (least, largest) with 0 <= least <= 1 <= largest, got {tuple(clip)}.")
+    return bool(value), (float(clip[0]), float(clip[1]))
+
+
+class WeightedSampler(PromptSampler):
+    """Draws prompts with chances ``pi_i = min(1, c w_i)``, n of them in the mean of every batch exactly n.
+
+    Subclasses give the weights. Of more than 32,768 candidates, each batch looks at a uniform part, and the chances are
+    those of both draws together.
+    """
+
+    @abstractmethod
+    def weights(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """``(P,)`` weights >= 0, at least n of them > 0.
+
+        Args:
+            mean: ``(P,)`` believed values on the scale from 0 to 1.
+            variance: ``(P,)`` of these beliefs.
+        """
+
+    def draw(
+        self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: torch.Generator
+    ) -> Draw:
+        assert belief is not None
+        part = part_of(len(candidates), size, generator)
+        ids = candidates if len(part) == len(candidates) else [candidates[i] for i in part.tolist()]
+        mean, variance = scaled_belief(belief, ids)
+        weights = self.weights(mean, variance)
+        chances = inclusion_probabilities(weights, size)
+        drawn = systematic_sample(chances, generator)
+        metrics = {
+            "believed_solved": float((mean > 0.95).double().mean()),
+            "believed_impossible": float((mean < 0.05).double().mean()),
+            "effective_prompts": effective_number(chances) / len(part),
+        }
+        return Draw(part[drawn], size / len(part) / chances[drawn], metrics)

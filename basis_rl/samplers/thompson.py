@@ -1,0 +1,50 @@
+"""Thompson sampling: a draw from the belief, nearest to a target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from basis_rl.samplers.base import Draw, PromptSampler, ValueBelief, part_of, scaled_belief
+
+
+class Thompson(PromptSampler):
+    """Draws ``v_i ~ N(V_i, sd_i^2)`` from the belief about each prompt, and takes the prompts nearest to `target`.
+
+    Uncertain prompts are tried because their draws reach everywhere; prompts that are firmly believed to be far from
+    the
+    target are not, and a belief that has aged would never be corrected. So the share `explore` of each batch is drawn
+    with equal chances from all prompts. The chances of a draw have no closed form, so `correct` is not possible.
+
+    Args:
+        target: value that a prompt should have, in [0, 1].
+        explore: share of the batch that is drawn uniformly, in (0, 1]; rounded up.
+
+    Raises:
+        ValueError: a parameter out of its range.
+    """
+
+    known_chances = False
+
+    def __init__(self, target: float = 0.4, explore: float = 0.1) -> None:
+        if not 0 <= target <= 1 or not 0 < explore <= 1:
+            raise ValueError(f"Thompson needs 0 <= target <= 1 and 0 < explore <= 1, got {target} and {explore}.")
+        self.target, self.explore = target, explore
+
+    def draw(
+        self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: torch.Generator
+    ) -> Draw:
+        assert belief is not None
+        part = part_of(len(candidates), size, generator)
+        mean, variance = scaled_belief(belief, [candidates[i] for i in part.tolist()])
+        drawn = mean + variance.sqrt() * torch.randn(mean.shape, generator=generator, dtype=torch.float64)
+        distance = (drawn.clamp(0.0, 1.0) - self.target).abs()
+        anyone = torch.randperm(len(part), generator=generator)[: -int(-self.explore * size // 1)]
+        distance[anyone] = -1.0
+        rows = distance.argsort(stable=True)[:size]
+        metrics = {
+            "believed_solved": float((mean > 0.95).double().mean()),
+            "believed_impossible": float((mean < 0.05).double().mean()),
+        }
+        return Draw(part[rows[torch.randperm(size, generator=generator)]], None, metrics)

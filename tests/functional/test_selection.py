@@ -1,0 +1,69 @@
+"""Draws with known chances, against a plain search for the chances and against many draws."""
+
+import pytest
+import torch
+
+from basis_rl.functional.selection import effective_number, inclusion_probabilities, systematic_sample
+
+
+def by_bisection(weights, size):
+    """``c`` such that ``sum_i min(1, c w_i) = size``, found by halving an interval."""
+    low, high = 0.0, size / float(weights[weights > 0].min())
+    for _ in range(200):
+        c = (low + high) / 2
+        low, high = (c, high) if float((c * weights).clamp(max=1).sum()) < size else (low, c)
+    return (high * weights).clamp(max=1)
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 8])
+@pytest.mark.parametrize("power", [0.0, 1.0, 6.0])
+def test_chances_are_those_of_a_plain_search(size, power):
+    weights = torch.linspace(0.2, 2.0, 8, dtype=torch.float64) ** power
+    found = inclusion_probabilities(weights, size)
+    assert torch.allclose(found, by_bisection(weights, size), atol=1e-9)
+    assert float(found.sum()) == pytest.approx(size, abs=1e-9)
+    order = torch.randperm(8)
+    assert torch.allclose(inclusion_probabilities(weights[order], size), found[order])
+    assert torch.allclose(inclusion_probabilities(weights * 1e-300, size), found)
+
+
+def test_prompts_without_weight_are_never_drawn_and_heavy_ones_always():
+    found = inclusion_probabilities(torch.tensor([0.0, 1e9, 1.0, 1.0, 0.0, 1e9]), 3)
+    assert found.tolist() == pytest.approx([0, 1, 0.5, 0.5, 0, 1])
+
+
+def test_weights_far_apart_lose_no_prompt():
+    """1e17 times: a sum of all less the heaviest would be 0."""
+    found = inclusion_probabilities(torch.tensor([1e17, 1.0, 1.0]), 2)
+    assert found.tolist() == pytest.approx([1, 0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        ([1.0, -1.0, 1.0], "1 of 3 weights are negative"),
+        ([1.0, float("nan"), float("inf")], "2 of 3 weights"),
+        ([0.0, 0.0, 1.0], "1 prompts have a positive weight, and a batch takes 2"),
+    ],
+)
+def test_weights_that_make_no_draw_are_refused(weights, said):
+    with pytest.raises(ValueError, match=said):
+        inclusion_probabilities(torch.tensor(weights), 2)
+
+
+def test_a_systematic_sample_has_the_chances_that_it_was_given():
+    chances = inclusion_probabilities(torch.tensor([5.0, 1.0, 2.0, 0.0, 1.0, 0.2]), 3)
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.stack([systematic_sample(chances, generator) for _ in range(8000)])
+    assert all(len(set(row)) == 3 for row in draws.tolist())
+    share = torch.bincount(draws.flatten(), minlength=6) / 8000
+    assert (share - chances).abs().max() < 4 * (0.25 / 8000) ** 0.5
+    assert share[3] == 0
+    first = torch.bincount(draws[:, 0], minlength=6) / 8000  # the order says nothing
+    assert (first - chances / 3).abs().max() < 4 * (0.25 / 8000) ** 0.5
+
+
+def test_the_effective_number_is_that_of_equal_weights():
+    assert effective_number(torch.tensor([2.0, 2.0, 0.0, 2.0])) == pytest.approx(3)
+    assert effective_number(torch.tensor([1.0, 0.0])) == 1
+    assert effective_number(torch.tensor([3.0, 1.0])) == pytest.approx(16 / 10)

@@ -1,0 +1,218 @@
+"""The contract of a prompt sampler: what is in the registry keeps it, and what breaks it is told how, all at once."""
+
+import pytest
+import torch
+
+from basis_rl.samplers import (
+    SAMPLERS,
+    Draw,
+    DropSolved,
+    Dynamic,
+    Frontier,
+    PromptSampler,
+    SamplerError,
+    Spo,
+    Thompson,
+    Uniform,
+    ValueBelief,
+    Variance,
+    WeightedSampler,
+    build_sampler,
+    check_sampler,
+)
+from basis_rl.samplers import base as sampler_base
+from basis_rl.samplers.checks import ExampleBelief, example_beliefs
+from basis_rl.samplers.registry import sampler_name
+
+ALL = ["rows", "determinism", "no_side_effect", "every_prompt", "ratio", "keeps", "state_round_trip"]
+IDS = [f"prompt-{i}" for i in range(16)]
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_registered_samplers_keep_the_contract(name):
+    assert check_sampler(SAMPLERS[name]) == ALL
+    assert sampler_name(build_sampler(name)) == name
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Variance(correct=True),
+        lambda: Frontier(hard=2, easy=1, floor=0.005, bonus=0.5),
+        lambda: Spo(bonus=1.0),
+        lambda: Thompson(target=0.0, explore=0.5),
+        lambda: DropSolved(solved=0.5, floor=0.5),
+    ],
+)
+def test_with_other_parameters_too(make):
+    assert check_sampler(make) == ALL
+
+
+@pytest.mark.parametrize(
+    ("sampler", "formula"),
+    [
+        (Variance(), lambda v: v * (1 - v) + 0.01),
+        (Frontier(), lambda v: (1 - v) * v**0.5 + 0.02),
+        (Frontier(hard=2, easy=1, floor=0.005), lambda v: (1 - v) ** 2 * v + 0.005),
+        (Spo(), lambda v: (v * (1 - v)) ** 0.5 + 0.05),
+        (DropSolved(), lambda v: 1.0 if v <= 0.9 else 0.02),
+    ],
+)
+def test_weights_are_their_formula(sampler, formula):
+    values = torch.linspace(0, 1, 16, dtype=torch.float64)
+    expected = torch.tensor([formula(float(v)) for v in values], dtype=torch.float64)
+    assert torch.allclose(sampler.weights(values, torch.rand(16)), expected)
+
+
+def test_a_bonus_is_for_what_is_uncertain():
+    mean, variance = torch.full((4,), 0.5), torch.tensor([0.0, 0.01, 0.04, 0.09])
+    weights = Variance(bonus=2.0).weights(mean, variance)
+    assert torch.allclose(weights, torch.tensor([0.26, 0.46, 0.66, 0.86]))
+
+
+def test_impossible_and_solved_prompts_do_not_soak_up_the_budget():
+    """15 % impossible, 70 % solved, 15 % at the frontier: the share of each batch that goes to the first."""
+    mean = torch.tensor([0.0] * 15 + [1.0] * 70 + [0.4] * 15)
+    for sampler in (Variance(), Frontier()):
+        weights = sampler.weights(mean, torch.zeros(100))
+        share = weights / weights.sum()
+        assert share[:15].sum() < 0.05
+        assert share[85:].sum() > 0.75
+        assert (weights > 0).all()
+
+
+def test_believed_values_count_on_the_scale_of_the_rewards():
+    """The same belief in other units gives the same draw."""
+    beliefs = example_beliefs()
+    for name in ("variance", "frontier", "spo", "thompson", "drop_solved"):
+        one = build_sampler(name).draw(IDS, beliefs["mixed"], 4, generator())
+        other = build_sampler(name).draw(IDS, beliefs["rewards from -1 to 3"], 4, generator())
+        assert one.rows.tolist() == other.rows.tolist()
+
+
+def test_thompson_takes_the_nearest_of_its_draws():
+    values = torch.linspace(0, 1, 16, dtype=torch.float64)
+    rows = Thompson(target=0.4, explore=0.01).draw(IDS, ExampleBelief(values, torch.zeros(16)), 5, generator()).rows
+    nearest = set((values - 0.4).abs().argsort()[:5].tolist())
+    assert len(nearest & set(rows.tolist())) >= 4  # one of the five is anyone
+    tried = set()
+    for seed in range(40):
+        uncertain = ExampleBelief(values, torch.full((16,), 1.0))
+        tried |= set(Thompson(target=0.4, explore=0.01).draw(IDS, uncertain, 5, generator(seed)).rows.tolist())
+    assert len(tried) == 16
+
+
+def test_dynamic_keeps_groups_with_two_different_rewards():
+    nan = torch.nan
+    rewards = torch.tensor([[0, 1, 0], [1, 1, 1], [0, 0, nan], [nan, nan, nan], [nan, 0.5, 0.25]])
+    assert Dynamic().keeps(rewards).tolist() == [True, False, False, False, True]
+    assert Uniform().keeps(rewards).all()
+
+
+def test_a_large_dataset_is_looked_at_in_part_with_the_right_ratio(monkeypatch):
+    """Chances of both draws together: sums of ratios over many draws are those of a uniform draw."""
+    monkeypatch.setattr(sampler_base, "POOL", 8)
+    values = torch.linspace(0, 1, 16, dtype=torch.float64)
+    belief, looked = ExampleBelief(values, torch.zeros(16)), []
+
+    class Counting(Variance):
+        def weights(self, mean, variance):
+            looked.append(len(mean))
+            return super().weights(mean, variance)
+
+    total = torch.zeros(16, dtype=torch.float64)
+    for seed in range(4000):
+        draw = Counting().draw(IDS, belief, 3, generator(seed))
+        assert len(set(draw.rows.tolist())) == 3
+        total[draw.rows] += draw.ratio
+    assert set(looked) == {8}
+    share = total / 4000 / (3 / 16)
+    assert share.mean() == pytest.approx(1, abs=0.03)
+    assert ((share - 1).abs() < 0.35).all()
+    Counting().draw(IDS, belief, 12, generator())  # a batch that is larger than the part
+    assert looked[-1] == 12
+
+
+class Sevens(PromptSampler):
+    """Breaks most promises."""
+
+    known_chances = False
+    correct = True
+
+    def draw(self, candidates, belief, size, generator):
+        return Draw(torch.zeros(size, dtype=torch.int64), torch.rand(size), {})
+
+
+class Greedy(WeightedSampler):
+    def weights(self, mean, variance):
+        return (mean > 0.5).double()
+
+
+class Lying(Variance):
+    def draw(self, *args):
+        draw = super().draw(*args)
+        return Draw(draw.rows, torch.ones_like(draw.ratio), draw.metrics)
+
+
+class Global(Uniform):
+    def draw(self, candidates, belief, size, generator):
+        return super().draw(candidates, belief, size, torch.default_generator)
+
+
+class Counting(Uniform):
+    drawn = 0
+
+    def draw(self, candidates, belief, size, generator):
+        self.drawn += 1
+        return Draw((super().draw(candidates, belief, size, generator).rows + self.drawn) % 16, torch.ones(size), {})
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (Sevens, "does not draw 4 different prompts"),
+        (Sevens, "does not use the generator"),
+        (Sevens, "a ratio exactly where it says known_chances"),
+        (Greedy, "positive weight"),
+        (Lying, "ratios that are not those of its chances"),
+        (Global, "other random numbers than the generator's"),
+        (Counting, "changes its state in `draw`"),
+    ],
+)
+def test_what_is_broken_is_said(broken, said):
+    with pytest.raises(SamplerError) as error:
+        check_sampler(broken)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "said"),
+    [
+        ("varianse", {}, "Did you mean 'variance'"),
+        ("variance", {"flor": 1}, "Did you mean 'floor'"),
+        ("variance", {"floor": 0}, "floor > 0"),
+        ("frontier", {"easy": 0.0}, "impossible prompts"),
+        ("thompson", {"explore": 0}, "0 < explore <= 1"),
+        ("drop_solved", {"solved": 1.0}, "0 < solved < 1"),
+        ("dynamic", {"max_refills": 0}, "max_refills >= 1"),
+        ("spo", {"clip": [2, 3]}, "least <= 1 <= largest"),
+        ("tests.samplers.test_samplers:IDS", {}, "no subclass of basis_rl.samplers.PromptSampler"),
+        ("tests.samplers.test_samplers:Nobody", {}, "cannot be imported"),
+    ],
+)
+def test_mistakes_are_one_message(name, params, said):
+    with pytest.raises(ValueError, match=said):
+        build_sampler(name, **params)
+
+
+def test_somebodys_own_is_built_by_its_path():
+    assert type(build_sampler("tests.samplers.test_samplers:Lying", floor=0.5)).__name__ == "Lying"
+
+
+def test_a_belief_is_told_by_what_it_has():
+    assert isinstance(example_beliefs()["mixed"], ValueBelief)
+    assert not isinstance(Variance(), ValueBelief)

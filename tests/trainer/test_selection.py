@@ -1,0 +1,354 @@
+"""Prompts drawn by a sampler: by the belief before the batch, the same on all ranks, resumed to the bit, undone."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from datasets import IterableDataset
+
+from basis_rl.baselines import BasisHistory, build_baseline
+from basis_rl.samplers import Draw, Dynamic, Frontier, Uniform, Variance
+from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer.errors import SelectionFailed
+from basis_rl.trainer.rollouts.refill import Refill
+from basis_rl.trainer.selection import Selection
+from tests.support.ranks import Ranks
+from tests.support.tiny import config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
+from tests.trainer.test_resume import assert_same_end
+
+# Two generation batches of 16 rollouts, each used in two optimizer steps.
+SHAPE = {"per_device_train_batch_size": 8, "steps_per_generation": 2, "num_iterations": 1, "max_steps": 6}
+
+
+class Noted(BasisTrainer):
+    """Keeps each batch: its prompts, the belief about all prompts when it was drawn, advantages before and after."""
+
+    def __init__(self, *args, **kwargs):
+        self.batches = []
+        super().__init__(*args, **kwargs)
+
+    def _advantages(self, inputs, output):
+        belief = self.selection.belief.believed(self.selection.prompt_ids) if self.selection else None
+        trained = super()._advantages(inputs, output)
+        sampled = zip(output["completion_ids"], output["completion_mask"], strict=True)
+        self.batches.append(SimpleNamespace(
+            ids=[row["prompt_id"] for row in inputs], belief=belief, trained=trained, batch=self._unlearnt.newest,
+            own=self.baseline.advantages(self._unlearnt.newest).values,
+            recomputed=[float(sum(ids[mask.bool()].tolist()) % 2) for ids, mask in sampled],
+        ))  # fmt: skip
+        return trained
+
+
+def build(folder, baseline="grpo", sampler="variance", dataset=None, reward=parity_reward, **settings):
+    tokenizer = tiny_tokenizer()
+    return Noted(
+        model=tiny_model(tokenizer),
+        reward_funcs=reward,
+        args=config(folder, **{**SHAPE, **settings}),
+        train_dataset=sums() if dataset is None else dataset,
+        processing_class=tokenizer,
+        baseline=named_baseline(baseline, sums()) if isinstance(baseline, str) else baseline,
+        prompt_sampler=sampler,
+    )
+
+
+def run(folder, *args, resume=None, **kwargs):
+    trainer = build(folder, *args, **kwargs)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def logged(trainer, name):
+    return [row[f"sampler/{name}"] for row in trainer.state.log_history if f"sampler/{name}" in row]
+
+
+@pytest.mark.parametrize("baseline", ["basis_history", "basis", "bv_blend", "grpo"])
+def test_batches_are_drawn_by_the_belief_of_the_batches_before(baseline, tmp_path):
+    """Drawn once more by hand: the sampler, the belief when the batch was generated, the generator of its number."""
+    trainer = run(tmp_path, baseline, max_steps=8)
+    assert (trainer.selection.belief is trainer.baseline) == (baseline != "grpo")
+    assert len(trainer.batches) == 4
+    ids = trainer.selection.prompt_ids
+    seen, beliefs = set(), []
+    for number, each in enumerate(trainer.batches):
+        belief = SimpleNamespace(
+            reward_range=(0.0, 1.0),
+            believed=lambda names, each=each: tuple(part[[ids.index(n) for n in names]] for part in each.belief),
+        )
+        generator = torch.Generator().manual_seed((3 << 40) + (number << 8))
+        rows = Variance().draw(ids, belief, 4, generator).rows
+        assert each.ids == [ids[row] for row in rows.tolist() for _ in range(4)]
+        assert each.batch.prompt_ids == each.ids
+        seen |= set(each.ids)
+        beliefs.append(each.belief[0])
+        assert logged(trainer, "coverage")[number] == pytest.approx(len(seen) / 16)
+        assert logged(trainer, "believed")[number] == pytest.approx(float(each.belief[0][rows].mean()))
+        assert logged(trainer, "reward")[number] == pytest.approx(float(each.batch.rewards.mean()))
+    assert not torch.equal(beliefs[1], beliefs[2])  # it learns
+
+
+def test_the_default_is_trls_order_to_the_bit(tmp_path):
+    plain, named = run(tmp_path, sampler="uniform"), run(tmp_path, sampler=Uniform())
+    assert plain.selection is None
+    epoch = list(plain.epoch_order(0))
+    drawn = [name for each in plain.batches for name in each.ids]
+    assert drawn == [sums()["prompt_id"][row] for row in epoch][: len(drawn)]
+    assert_same_end(plain, named)
+
+
+@pytest.mark.parametrize(("baseline", "sampler"), [("grpo", "frontier"), ("basis_history", "thompson")])
+def test_a_resumed_run_is_the_uninterrupted_one(baseline, sampler, tmp_path):
+    """In the middle of a generation batch and at its end; the belief beside the baseline too."""
+    saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 8}
+    whole = run(tmp_path / "whole", baseline, sampler, **saving)
+    for step in (3, 4):
+        start = str(tmp_path / "whole" / f"checkpoint-{step}")
+        again = run(tmp_path / "again", baseline, sampler, resume=start, save_strategy="no", max_steps=8)
+        assert_same_end(whole, again)
+        assert [each.ids for each in again.batches] == [each.ids for each in whole.batches[2:]]
+        assert str(again.selection.state_dict()) == str(whole.selection.state_dict())
+
+
+def test_a_batch_that_was_drawn_ahead_is_not_drawn_again():
+    """As with async_prefetch: the belief has learnt since, and a resumed run has another one."""
+    first, second = fake_selection(), fake_selection()
+    ahead = [row["prompt_id"] for row in first.rows(1)]
+    second.load_state_dict(first.state_dict())
+    second.belief.mean += 5.0
+    assert [row["prompt_id"] for row in second.rows(1)] == ahead
+    fresh = fake_selection()
+    fresh.belief = Believing(torch.linspace(0, 1, 16))
+    assert [row["prompt_id"] for row in fresh.rows(1)] != ahead
+
+
+class Believing:
+    reward_range = (0.0, 1.0)
+
+    def __init__(self, mean):
+        self.mean = mean
+
+    def believed(self, prompt_ids):
+        rows = [int(name) for name in prompt_ids]
+        return self.mean[rows].double().clamp(0, 1), torch.zeros(len(rows), dtype=torch.float64)
+
+
+def fake_selection(rank=0, ranks=1, sampler=None, prompts=16, batch=8, rollouts=2):
+    accelerator = SimpleNamespace(process_index=rank, num_processes=ranks)
+    logged = {}
+    fake = SimpleNamespace(
+        args=SimpleNamespace(generation_batch_size=batch, seed=1), num_generations=rollouts, accelerator=accelerator,
+        train_dataset=[{"prompt_id": str(i)} for i in range(prompts)], log_metric=logged.__setitem__, logged=logged,
+    )  # fmt: skip
+    found = Selection(fake, sampler or Variance(), build_baseline("rloo"), [str(i) for i in range(prompts)])
+    found.belief = Believing(torch.linspace(0, 1, prompts).flip(0) ** 2)
+    return found
+
+
+def test_ranks_have_their_parts_of_one_draw():
+    whole = [row["prompt_id"] for row in fake_selection().rows(3)]
+    parts = [[row["prompt_id"] for row in fake_selection(rank, 4).rows(3)] for rank in range(4)]
+    assert [name for part in parts for name in part] == whole
+    assert whole[0::2] == whole[1::2]
+    assert len(set(whole)) == 4
+
+
+def test_a_correction_gives_the_uniform_mean_again(tmp_path):
+    """Over many draws the weighted mean of a batch is that of all prompts; weights are those of each row."""
+    found = fake_selection(sampler=Variance(correct=True, clip=(0.0, 1e9)), rollouts=1, batch=4)
+    value = torch.arange(16, dtype=torch.float64) ** 2
+    total = 0.0
+    for number in range(4000):
+        rows = [int(row["prompt_id"]) for row in found.rows(number)]
+        total += float((value[rows] * found.weights(number)).mean()) / 4000
+        found._draws.clear()
+    assert total == pytest.approx(float(value.mean()), rel=0.03)
+    clipped = fake_selection(sampler=Variance(correct=True, clip=(0.5, 1.5)))
+    clipped.rows(0)
+    assert float(clipped.weights(0).min()) >= 0.5
+    assert float(clipped.weights(0).max()) <= 1.5
+
+    sampler = Frontier(correct=True, clip=(0.2, 3.0), floor=0.1)
+    for baseline, settings in (("rloo", {}), ("otb", {})):
+        trainer = run(tmp_path, baseline, sampler, **settings)
+        weighed = 0
+        for number, each in enumerate(trainer.batches):
+            belief = SimpleNamespace(reward_range=(0.0, 1.0), believed=lambda names, each=each: each.belief)
+            generator = torch.Generator().manual_seed((3 << 40) + (number << 8))
+            ratio = sampler.draw(trainer.selection.prompt_ids, belief, 4, generator).ratio.clamp(0.2, 3.0)
+            weight = ratio.repeat_interleave(4).reshape(-1, *[1] * (each.own.ndim - 1))
+            width = each.trained.shape[1] if each.trained.ndim == 2 else None
+            expected = each.own * weight if width is None else (each.own * weight)[:, :width]
+            torch.testing.assert_close(each.trained, expected.float())
+            weighed += int((ratio != 1).any())
+        assert weighed > 0
+
+
+def test_without_a_correction_advantages_are_the_baselines(tmp_path):
+    trainer = run(tmp_path, "rloo", "variance", max_steps=2)
+    (each,) = trainer.batches
+    torch.testing.assert_close(each.trained, each.own.float())
+
+
+def test_evaluation_has_its_own_prompts(tmp_path):
+    trainer = build(tmp_path, sampler="frontier", per_device_eval_batch_size=4, num_generations_eval=4)
+    asked = []
+    reward = trainer.reward_funcs[0]
+    trainer.reward_funcs[0] = lambda **kwargs: asked.extend(kwargs["prompt_id"]) or reward(**kwargs)
+    trainer.model.eval()
+    trainer.evaluate(sums(4))
+    assert set(asked) == set(sums(4)["prompt_id"])
+    assert len(asked) == 16
+
+
+class Broken(Variance):
+    """Has prompts for two batches."""
+
+    def draw(self, candidates, belief, size, generator):
+        if torch.is_tensor(belief) or belief.step >= 2:
+            raise ValueError("all weights are 0.")
+        return super().draw(candidates, belief, size, generator)
+
+
+def test_a_sampler_that_fails_ends_the_run_with_a_checkpoint(tmp_path):
+    trainer = build(tmp_path, BasisHistory(), Broken(), save_strategy="steps", save_steps=1000, max_steps=8)
+    with pytest.raises(
+        SelectionFailed, match=r"Prompt sampler 'Broken' has no prompts for generation batch 2: all wei"
+    ):
+        trainer.train()
+    assert (tmp_path / "checkpoint-4" / "trainer_state.json").is_file()
+
+
+class Twice(Variance):
+    def draw(self, *args):
+        return Draw(torch.zeros(4, dtype=torch.int64), None, {})
+
+
+class Never(Variance):
+    def weights(self, mean, variance):
+        return torch.zeros_like(mean)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "settings", "said"),
+    [
+        ("varianse", {}, "Did you mean 'variance'"),
+        (Variance, {}, "prompt_sampler must be a name .* got Variance"),
+        (Twice(), {}, "did not draw 4 different prompts"),
+        (Never(), {}, "0 prompts have a positive weight, and a batch takes 4"),
+        ("dynamic", {"num_generations": 1}, "num_generations to 2 or more"),
+        ("dynamic", {"async_prefetch": True, "use_vllm": True, "vllm_mode": "server"}, "async_prefetch"),
+    ],
+)
+def test_mistakes_are_one_message_before_anything_is_spent(sampler, settings, said, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        build(tmp_path, "none" if settings.get("num_generations") == 1 else "rloo", sampler, **settings)
+
+
+def test_a_dataset_that_cannot_be_indexed_is_refused(tmp_path):
+    stream = IterableDataset.from_generator(lambda: iter(sums()))
+    with pytest.raises(ValueError, match="needs a dataset that can be indexed, not a IterableDataset"):
+        build(tmp_path, dataset=stream)
+
+
+def test_a_correction_without_known_chances_is_refused(tmp_path):
+    class Sure(Variance):
+        known_chances = False
+
+    with pytest.raises(ValueError, match="leave `correct` out"):
+        build(tmp_path, sampler=Sure(correct=True))
+
+
+def test_rewards_out_of_the_beliefs_range_are_told_once(tmp_path, caplog):
+    run(tmp_path, sampler="variance", reward=lambda completions, **_: [3.0] * len(completions))
+    assert caplog.text.count("rewards are outside 0 to 1") == 1
+
+
+# Refills.
+
+
+def rare(completions, prompts, **kwargs):
+    """Right only for every other prompt, and then by the length: groups of the others never have variance."""
+    first = [int(prompt[0]["content"].split()[0]) for prompt in prompts]
+    return [float(n % 2 and len(str(c)) % 2) for n, c in zip(first, completions, strict=True)]
+
+
+def test_groups_without_variance_are_replaced_and_all_rollouts_counted(tmp_path):
+
+    kept = run(tmp_path, "grpo", Dynamic(max_refills=6), reward=rare, max_steps=8)
+    plain = run(tmp_path, "grpo", Dynamic(max_refills=1), reward=lambda completions, **_: [1.0] * len(completions))
+
+    def varied(trainer):
+        return [float((each.batch.rewards.view(-1, 4).std(dim=1) > 0).float().mean()) for each in trainer.batches]
+
+    assert varied(kept) == [1.0] * 4
+    for each in kept.batches:  # what is trained on belongs together: prompt, completion, reward
+        first = [int(sums()["prompt"][sums()["prompt_id"].index(name)][0]["content"].split()[0]) for name in each.ids]
+        assert all(n % 2 for n in first)
+        assert len(set(each.ids)) == 4
+        assert each.batch.rewards.shape == (16,)
+    refills = logged(kept, "refills")
+    assert sum(refills) > 0
+    assert kept.spending.rollouts > 4 * 16
+    assert varied(plain) == [0.0] * 3
+    assert plain.spending.rollouts == 3 * 2 * 16
+    assert logged(plain, "refills") == [1.0] * 3
+
+
+def test_a_refilled_batch_is_scored_as_if_drawn_at_once(tmp_path):
+    """Rewards, completions and prompts of one row stay together, whatever was replaced."""
+
+    trainer = run(tmp_path, "grpo", Dynamic(max_refills=3), max_steps=6)
+    assert sum(logged(trainer, "refills")) > 0
+    for each in trainer.batches:
+        assert each.batch.rewards.tolist() == each.recomputed
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_refills_on_several_ranks_are_those_of_one(ranks):
+    found = refilled(ranks)
+    prompts, rewards = [name for each in found for name in each[0]], found[0][1]
+    assert all(torch.equal(rewards, each[1]) for each in found)
+    by_prompt = {name: set() for name in prompts}
+    for name, reward in zip(prompts, rewards[:, 0].tolist(), strict=True):
+        by_prompt[name].add(reward)
+    assert all(len(values) == 2 for values in by_prompt.values())
+
+
+def refilled(number):
+    """A batch of 8 groups of 2 on so many ranks; prompts below 8 have no variance. What each rank has in the end."""
+
+    ranks = Ranks(number)
+
+    def work(rank):
+        selection = fake_selection(rank, number, Dynamic(max_refills=20), prompts=40, batch=16)
+        run = SimpleNamespace(
+            selection=selection, num_generations=2, accelerator=ranks.accelerator(rank), _generation_batch=0,
+            reward_weights=torch.ones(1), _pending_extra_logs={},
+        )  # fmt: skip
+        selection.run.accelerator = run.accelerator
+        selection.run.train_dataset = [{"prompt_id": str(i), "prompt": str(i)} for i in range(40)]
+
+        def rewards(rows, prompts, completions, ids):
+            assert [row["prompt"] for row in rows] == prompts == [text.split(":")[0] for text in completions]
+            mine = [[float(int(p) >= 8 and k % 2)] for k, p in enumerate(prompts)]
+            return run.accelerator.gather(torch.tensor(mine))
+
+        run.score_rollouts = run.scores_apart = rewards
+        refill = Refill(run)
+        refill.inputs = selection.rows(0)
+        prompts = [row["prompt"] for row in refill.inputs]
+
+        def generate(asked):
+            return ([[int(p)] for p in asked], [[int(p), 1] for p in asked], None, [f"{p}:a" for p in asked], None, {},
+                    None, [])  # fmt: skip
+
+        result = refill.generate(generate, prompts)
+        assert [text.split(":")[0] for text in result[3]] == prompts == [row["prompt"] for row in refill.inputs]
+        assert [ids[0] for ids in result[0]] == [ids[0] for ids in result[1]] == [int(p) for p in prompts]
+        return prompts, refill.take()
+
+    found = ranks.run(work)
+    for each in found:
+        if isinstance(each, Exception):
+            raise each
+    return found
