@@ -19,7 +19,7 @@ from basis_rl.functional.selection import effective_number, inclusion_probabilit
 
 # Prompts whose belief is looked at for one batch; of a larger dataset a uniform part, another one for each batch. It
 # bounds the cost of a draw whatever the dataset's size, and a batch is far smaller.
-POOL = 1 << 15
+POOL = 1 << 14
 
 
 @runtime_checkable
@@ -144,7 +144,7 @@ def correction(value: bool, clip: Sequence[float]) -> tuple[bool, tuple[float, f
 class WeightedSampler(PromptSampler):
     """Draws prompts with chances ``pi_i = min(1, c w_i)``, n of them in the mean of every batch exactly n.
 
-    Subclasses give the weights. Of more than 32,768 candidates, each batch looks at a uniform part, and the chances are
+    Subclasses give the weights. Of more than 16,384 candidates, each batch looks at a uniform part, and the chances are
     those of both draws together.
     """
 
