@@ -203,9 +203,19 @@ def evaluations(groups: Sequence[Group]) -> list[str]:
     return sorted(exact | plain, key=lambda key: (len(key), key))
 
 
+def largest_passes(groups: Sequence[Group]) -> list[str]:
+    """``pass@k`` of each evaluation set, for the largest k that was logged."""
+    keys = {key for group in groups for run in group.runs for row in run.rows for key in row}
+    found: dict[str, int] = {}
+    for key in keys:
+        if match := re.fullmatch(r"(eval_(?:[^/]+_)?pass@)(\d+)", key):
+            found[match[1]] = max(found.get(match[1], 0), int(match[2]))
+    return sorted((f"{name}{k}" for name, k in found.items()), key=lambda key: (len(key), key))
+
+
 def evaluation_name(key: str) -> str:
-    """What is measured, of a key of `evaluations`: the set's name and avg@k."""
-    return re.sub(r"_?reward$", "", key.removeprefix("eval_")).replace("_avg@", " avg@")
+    """What is measured, of a key of `evaluations` or `largest_passes`: the set's name, and avg@k or pass@k."""
+    return re.sub(r"_(avg|pass)@", r" \1@", re.sub(r"_?reward$", "", key.removeprefix("eval_")))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from basis_rl.report.compare import Comparison, Curve, curve, evaluation_name, evaluations, points
+from basis_rl.report.compare import Comparison, Curve, curve, evaluation_name, evaluations, largest_passes, points
 from basis_rl.report.runs import EFFECTIVE
 from basis_rl.report.tables import table_price, table_uses, time_unit
 
@@ -33,6 +33,16 @@ _AXES = {
     "step": "step",
     TABLE: "rollouts, value table included",
 }
+# What the prompt sampler logs: key, title, whether it is a share.
+_PROMPTS = (
+    ("believed", "believed value of the prompts drawn", False),
+    ("reward", "reward of the prompts drawn", False),
+    ("believed_solved", "prompts believed to be solved", True),
+    ("believed_impossible", "prompts believed to be impossible", True),
+    ("effective_prompts", "prompts that a draw is spread over", True),
+    ("coverage", "prompts ever drawn", True),
+    ("refills", "refills of a batch", False),
+)
 _LEARNING = ("num_rollouts", "num_rollout_tokens", "seconds")
 
 
@@ -60,6 +70,8 @@ def plots(comparison: Comparison) -> list[Plot]:
         wanted += [
             Plot(f"{key}_{x}", f"{title} over {_AXES[x]}", key, x, measured=True, section=learning) for x in _LEARNING
         ]
+    for key in largest_passes(comparison.groups):
+        wanted.append(Plot(key, f"evaluation, {evaluation_name(key)}", key, measured=True, section=learning))
     if any(run.table for group in comparison.groups for run in group.runs):
         title = "reward with the value table (dashed: its share)"
         wanted.append(Plot("reward_table", title, "reward", TABLE, section=learning))
@@ -76,6 +88,8 @@ def plots(comparison: Comparison) -> list[Plot]:
         Plot("entropy", "entropy", "entropy"),
         Plot("kl", "KL to the reference", "kl"),
     ]
+    for key, title, percent in _PROMPTS:
+        wanted.append(Plot(f"sampler_{key}", title, f"sampler/{key}", percent=percent, section="Prompts"))
     return [plot for plot in wanted if any(lines(comparison, plot))]
 
 

@@ -16,6 +16,7 @@ from basis_rl.report.compare import (
     difference,
     evaluation_name,
     evaluations,
+    largest_passes,
     last_until,
     mean_until,
     over_seeds,
@@ -65,7 +66,8 @@ def final_table(comparison: Comparison) -> Table:
     """As BASIS Table 1: a row a setting, followed by its differences to the reference."""
     budget = comparison.budget
     unit, seconds = time_unit(max(r.spent("seconds", budget) for g in comparison.groups for r in g.runs))
-    accuracies = [_Column(_title(key), _measured(key, budget), _THREE) for key in evaluations(comparison.groups)]
+    measured = [*evaluations(comparison.groups), *largest_passes(comparison.groups)]
+    accuracies = [_Column(_title(key), _measured(key, budget), _THREE) for key in measured]
     names = dict.fromkeys(name for group in comparison.groups for run in group.runs for name in run.benchmarks)
     accuracies += [_Column(name, _benchmark(name), _THREE) for name in names]
     columns = [

@@ -1,4 +1,4 @@
-"""Evaluation during training: avg@k of each set, every problem counted once."""
+"""Evaluation during training: avg@k and pass@k of each set, every problem counted once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+from basis_rl.functional.passk import pass_at_k
 
 
 class EvalScores:
@@ -31,10 +33,21 @@ class EvalScores:
                 of_problem.append(0.0 if math.isnan(reward) else reward)
 
     def take(self, num_rollouts: int) -> dict[str, float]:
-        """``{"avg@k": mean over problems}``, empty where nothing was added; and start anew."""
-        means = [sum(rewards) / len(rewards) for rewards in self.rewards.values()]
-        self.rewards = {}
-        return {f"avg@{num_rollouts}": sum(means) / len(means)} if means else {}
+        """``avg@n``, the mean over problems, and ``pass@k`` for k = 2, 4, ... up to n; and start anew.
+
+        ``pass@k`` is there where all rewards are 0 or 1, and every problem has n. Empty where nothing was added.
+        """
+        rewards, self.rewards = list(self.rewards.values()), {}
+        if not rewards:
+            return {}
+        found = {f"avg@{num_rollouts}": sum(sum(each) / len(each) for each in rewards) / len(rewards)}
+        graded = all(reward in (0.0, 1.0) for each in rewards for reward in each)
+        if graded and all(len(each) == num_rollouts for each in rewards):
+            right = torch.tensor([sum(each) for each in rewards])
+            ks = {2**i for i in range(1, num_rollouts.bit_length())} | ({num_rollouts} - {1})
+            for k in sorted(k for k in ks if k <= num_rollouts):
+                found[f"pass@{k}"] = float(pass_at_k(num_rollouts, right, k).mean())
+        return found
 
 
 def of_set(metrics: dict[str, Any], name: str) -> dict[str, Any]:

@@ -434,8 +434,9 @@ class BasisTrainer(GRPOTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """As in transformers, with ``avg@k`` of each set (k: ``num_generations_eval``), and each set's metrics apart:
-        ``eval_NAME_reward``. The training that follows is the same as without it: random numbers are put back."""
+        """As in transformers, with ``avg@k`` (k: ``num_generations_eval``) and ``pass@k`` of each set, and each set's
+        metrics apart: ``eval_NAME_reward``. The training that follows is the same as without it: random numbers are put
+        back."""
         self._eval_scores, self._eval_name = EvalScores(), metric_key_prefix.removeprefix("eval").removeprefix("_")
         with random_numbers_kept(self.accelerator.device):
             metrics: dict[str, float] = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)

@@ -68,6 +68,7 @@ def larger_half(completions, completion_ids, **kwargs):
 
 def trainer(folder: Path, model: Path, url: str, baseline: Any, cls: type = BasisTrainer, **settings: Any) -> Any:
     peft_config, reward = settings.pop("peft_config", None), settings.pop("reward_funcs", larger_half)
+    sampler = settings.pop("prompt_sampler", "uniform")
     served = {
         "use_vllm": True,
         "vllm_mode": "server",
@@ -87,5 +88,6 @@ def trainer(folder: Path, model: Path, url: str, baseline: Any, cls: type = Basi
         train_dataset=sums(),
         processing_class=tiny_tokenizer(),
         baseline=named_baseline(baseline, sums()) if isinstance(baseline, str) else baseline,
+        prompt_sampler=sampler,
         peft_config=peft_config,
     )

@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 
 from basis_rl.__main__ import leave
-from basis_rl.baselines import BASELINES
+from basis_rl.baselines import BASELINES, Rloo
+from basis_rl.samplers import Dynamic, Frontier
 from basis_rl.trainer import BasisTrainer
 from examples.custom_objective import simple
 from tests.support.tiny import Tokenwise, config, named_baseline, sums, tiny_tokenizer
@@ -84,7 +85,15 @@ class Stopped(GivenRollouts):
 
 
 def train(
-    output: Path, model: str, ranks: int, name: str, cls=GivenRollouts, baseline=None, objective=None, **settings
+    output: Path,
+    model: str,
+    ranks: int,
+    name: str,
+    cls=GivenRollouts,
+    baseline=None,
+    objective=None,
+    prompt_sampler="uniform",
+    **settings,
 ):
     shape = {"per_device_train_batch_size": ROWS // ranks, "steps_per_generation": 1, "num_generations": GROUP}
     trainer = cls(
@@ -95,6 +104,7 @@ def train(
         processing_class=tiny_tokenizer(),
         baseline=baseline or named_baseline(name, sums()),
         objective=objective,
+        prompt_sampler=prompt_sampler,
     )
     assert trainer.accelerator.num_processes == ranks
     trainer.train()
@@ -143,15 +153,39 @@ def noise(output: Path, model: str, ranks: int) -> dict:
     return {"gradients": gradients, "logged": logged}
 
 
+class Refilled(BasisTrainer):
+    """Keeps the global batches, of rollouts that are really sampled."""
+
+    def __init__(self, *args, **kwargs):
+        self.kept = []
+        super().__init__(*args, **kwargs)
+
+    def _advantages(self, inputs, output):
+        local = super()._advantages(inputs, output)
+        batch = self._unlearnt.newest
+        sums = self.accelerator.gather((output["completion_ids"] * output["completion_mask"]).sum(1))
+        self.kept.append({"prompt_ids": batch.prompt_ids, "rewards": batch.rewards, "sums": sums})
+        return local
+
+
+def refilled(output: Path, model: str, ranks: int) -> dict:
+    """Batches of whole groups on each rank, drawn by the sampler that draws groups without variance anew."""
+    settings = {"num_generations": 2, "max_steps": 3, "seed": 5}
+    trainer = train(output, model, ranks, "rloo", Refilled, prompt_sampler=Dynamic(max_refills=40), **settings)
+    return {"batches": trainer.kept, "rollouts": trainer.spending.rollouts}
+
+
 # One for each optional field of a batch, and for each kind of advantage.
-FEW = ["rloo", "basis", "otb", "ppo", "remax", "bv_blend", "tokenwise"]
-ALL = [*BASELINES, "tokenwise"]
+SELECTED, SAMPLER = "frontier, corrected", Frontier(correct=True)
+FEW = ["rloo", "basis", "otb", "ppo", "remax", "bv_blend", "tokenwise", SELECTED]
+ALL = [*BASELINES, "tokenwise", SELECTED]
 
 
 def main(output: Path, model: str, ranks: int, which: str) -> None:
     results = {}
     for name in FEW if which == "few" else ALL:
-        trainer = train(output, model, ranks, name, baseline=Tokenwise() if name == "tokenwise" else None)
+        own = {"tokenwise": {"baseline": Tokenwise()}, SELECTED: {"baseline": Rloo(), "prompt_sampler": SAMPLER}}
+        trainer = train(output, model, ranks, name, **own.get(name, {}))
         results[name] = [
             {
                 "advantages": advantages,
@@ -167,6 +201,7 @@ def main(output: Path, model: str, ranks: int, which: str) -> None:
     others = {
         "losses": losses(output, model, ranks),
         "noise": noise(output, model, ranks),
+        "refilled": refilled(output, model, ranks),
         "stopped": stopped.state.global_step,
     }
     torch.save((results, others), output / f"rank{rank}.pt")

@@ -1,5 +1,6 @@
 """Evaluation during training: avg@k of each set by name, with its own number of answers, every problem once."""
 
+import itertools
 import json
 import random
 from collections import defaultdict
@@ -20,8 +21,26 @@ def test_a_problem_counts_once_however_often_it_fills_a_batch():
     scores = EvalScores()
     scores.add(["a", "a", "b", "b"], torch.tensor([1.0, 1.0, 0.0, torch.nan]), 2)
     scores.add(["c", "c", "a", "a"], torch.tensor([1.0, 0.0, 0.0, 0.0]), 2)
-    assert scores.take(2) == {"avg@2": pytest.approx((1 + 0 + 0.5) / 3)}
+    assert scores.take(2) == {"avg@2": pytest.approx((1 + 0 + 0.5) / 3), "pass@2": pytest.approx(2 / 3)}
     assert scores.take(2) == {}
+
+
+def test_passes_are_of_right_and_wrong_rollouts_only():
+    """By all subsets; where a reward is neither 0 nor 1 nobody can say which rollouts are right."""
+    rewards = {"a": [1.0, 0.0, 0.0, 0.0, 1.0, 0.0], "b": [0.0] * 6, "c": [1.0] * 6}
+    scores = EvalScores()
+    for name, each in rewards.items():
+        scores.add([name] * 6, torch.tensor(each), 6)
+    found = scores.take(6)
+    assert set(found) == {"avg@6", "pass@2", "pass@4", "pass@6"}
+    for k in (2, 4, 6):
+        subsets = {name: list(itertools.combinations(each, k)) for name, each in rewards.items()}
+        mean = sum(sum(max(s) for s in each) / len(each) for each in subsets.values()) / 3
+        assert found[f"pass@{k}"] == pytest.approx(mean)
+    scores.add(["a", "a"], torch.tensor([1.0, 0.25]), 2)
+    assert set(scores.take(2)) == {"avg@2"}
+    scores.add(["a"], torch.tensor([1.0]), 1)
+    assert set(scores.take(1)) == {"avg@1"}
 
 
 def test_random_numbers_are_put_back():

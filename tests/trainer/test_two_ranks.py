@@ -82,5 +82,22 @@ def test_the_noise_of_the_gradient_is_that_of_the_micro_batches_of_all_ranks(run
             assert row["gradient/variance"] > 0
 
 
+def test_refills_are_the_same_on_all_ranks(runs):
+    """Groups with variance, whose rewards are those of their own rollouts, and the cost of what was thrown away."""
+    for rank, other in ((0, 0), (1, 2), (2, 1)):
+        found, same = runs[rank][1]["refilled"], runs[other][1]["refilled"]
+        assert len(found["batches"]) == 3
+        assert found["rollouts"] == same["rollouts"] > 3 * 12
+        for batch, twin in zip(found["batches"], same["batches"], strict=True):
+            assert batch["prompt_ids"] == twin["prompt_ids"]
+            assert torch.equal(batch["rewards"].nan_to_num(7), twin["rewards"].nan_to_num(7))
+            assert torch.equal(batch["sums"], twin["sums"])
+            assert batch["prompt_ids"][::2] == batch["prompt_ids"][1::2]
+            groups = batch["rewards"].view(-1, 2)
+            assert (groups[:, 0] != groups[:, 1]).all()
+            assert not groups.isnan().any()
+            assert (batch["sums"] % 2 == batch["rewards"]).all()
+
+
 def test_all_stop_when_one_of_them_got_a_signal(runs):
     assert [others["stopped"] for _, others in runs] == [2, 2, 2]

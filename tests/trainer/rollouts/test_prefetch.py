@@ -106,6 +106,29 @@ def test_a_resumed_run_trains_on_the_rollouts_that_were_under_way(served, tmp_pa
         assert torch.equal(again.kept[0][key], whole.kept[2][key])
 
 
+def test_prompts_of_a_sampler_are_asked_for_ahead_and_drawn_once(served, tmp_path):
+    """Batch t + 1 is drawn before update t; what was drawn is trained on, and a resumed run draws nothing anew."""
+    settings = {**SETTINGS, "num_generations": 4, "save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    whole = trainer(tmp_path, *served, "rloo", Keep, prompt_sampler="frontier", **settings)
+    learnt, drawn = [], {}
+    update, draw = whole.selection.update, whole.selection._draw
+
+    def noted(number, *args):
+        drawn[number] = len(learnt)
+        return draw(number, *args)
+
+    whole.selection.update = lambda batch: learnt.append(batch.step) or update(batch)
+    whole.selection._draw = noted
+    whole.train()
+    assert drawn == {0: 0, 1: 0, 2: 1, 3: 2}
+    assert logged(whole, "rollout/staleness") == [0.0, 1.0, 1.0, 1.0]
+    again = trainer(tmp_path, *served, "rloo", Keep, prompt_sampler="frontier", **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    for key in ("prompt_ids", "completion_ids"):
+        assert torch.equal(again.kept[0][key], whole.kept[2][key])
+        assert torch.equal(again.kept[1][key], whole.kept[3][key])
+
+
 @pytest.mark.parametrize("fault", ["the request fails", "other prompts come"])
 def test_what_cannot_be_used_is_generated_anew(fault, served, tmp_path, monkeypatch):
     trained = trainer(tmp_path, *served, "rloo", num_generations=4, max_steps=3, **SETTINGS)
@@ -182,6 +205,7 @@ class FakeRun:
 
     train_dataset = tuple({"prompt": f"{i}"} for i in range(12))
     num_generations, num_iterations, _step = 2, 2, 0
+    selection = None
     state = SimpleNamespace(global_step=0, max_steps=100)
     args = SimpleNamespace(steps_per_generation=3, generation_batch_size=8, gradient_accumulation_steps=3)
 
