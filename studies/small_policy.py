@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from transformers.trainer_callback import PrinterCallback
 from basis_rl import BasisConfig, BasisTrainer
 from basis_rl.baselines import Baseline
 from basis_rl.data import DataArguments, load_prompts
-from basis_rl.rewards import MathVerifyReward
 from basis_rl.rollout import Sampling, prompt_tokens, sample
 from examples.quickstart.warm_start import build_model, build_tokenizer, warm_start
 
@@ -64,9 +63,11 @@ def trainer_for(
     output: Path,
     reward: Any,
     callbacks: Sequence[TrainerCallback] = (),
+    prompt_sampler: str = "uniform",
     **settings: Any,
 ) -> BasisTrainer:
     """`BasisTrainer` with the quickstart's settings: two inner updates a batch, GRPO's objective, lr 3e-4."""
+    chosen: dict[str, Any] = {} if prompt_sampler == "uniform" else {"prompt_sampler": prompt_sampler}
     defaults: dict[str, Any] = {
         "max_completion_length": TOKENS,
         "gradient_accumulation_steps": 1,
@@ -90,6 +91,7 @@ def trainer_for(
         processing_class=tokenizer,
         baseline=baseline,
         objective="grpo",
+        **chosen,
     )
     trainer.remove_callback(PrinterCallback)
     for callback in callbacks:  # after the trainer's own, which lets the baseline learn
@@ -102,16 +104,19 @@ def draw(
     tokenizer: PreTrainedTokenizerFast,
     dataset: Dataset,
     rollouts: int,
-    reward: MathVerifyReward,
-    label: str = "rollouts",
+    reward: Callable[..., Sequence[float | None]],
+    label: str | None = "rollouts",
     tokens: int = TOKENS,
 ) -> np.ndarray:
-    """``(P, rollouts)`` uint8: the 0/1 rewards of that many rollouts of each problem, at temperature 1."""
+    """``(P, rollouts)`` uint8: the 0/1 rewards of that many rollouts of each problem, at temperature 1. Without a
+    `label` there is no progress bar."""
     prompts, golds = list(dataset["prompt"]), list(dataset["solution"])
     ids = [prompt_tokens(prompt, tokenizer, {}) for prompt in prompts]
     rewards = np.zeros((len(prompts), rollouts), dtype=np.uint8)
     drawn = sample(model, tokenizer, ids, Sampling(tokens), num_samples=rollouts, batch_size=2048)
-    for index, completions in tqdm(drawn, total=len(prompts), desc=label, unit="prompt", mininterval=5):
+    for index, completions in tqdm(
+        drawn, total=len(prompts), desc=label, unit="prompt", mininterval=5, disable=label is None
+    ):
         texts = [completion.text for completion in completions]
         scores = reward(prompts=[prompts[index]] * rollouts, completions=texts, solution=[golds[index]] * rollouts)
         assert None not in scores, golds[index]

@@ -13,6 +13,7 @@ from studies.otb import study as otb_study
 from studies.otb import tail
 from studies.policy import study as policy_study
 from studies.reinforce_pp import study as reinforce_pp_study
+from studies.selection import study as selection_study
 from studies.small_policy import problems
 from studies.training import quickstart_model
 from studies.value import study as value_study
@@ -111,6 +112,32 @@ def test_reinforce_pp_study_runs(tmp_path):
     assert set(parts["knights"][0]["accuracy"]) == {"2", "3", "4", "5"}
     assert json.loads((tmp_path / "reinforce_pp_study.json").read_text())["summary"]
     assert (tmp_path / "reinforce_pp_study.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("task", ["mixed", "alike"])
+def test_selection_study_runs_and_resumes(task, tmp_path):
+    asked = ["--quick", "--task", task, "--output", str(tmp_path), "--seeds", "0", "--rates", "1e-3"]
+    asked += ["--samplers", "uniform"]
+    first = selection_study.main([*asked, "--runs", "1"])
+    assert (len(first["runs"]), first["missing"]) == (1, len(selection_study.ROWS) - 1)
+    assert first["runs"][0]["row"] == "grpo G=8"
+    found = selection_study.main(asked)
+    runs = found["runs"]
+    assert {run["row"] for run in runs} == set(selection_study.ROWS)
+    assert runs[0] == first["runs"][0]
+    assert {tuple(run["rollouts"]) for run in runs} == {(0, 32, 64)}
+    judged = selection_study.TASKS[task].judged
+    for name in (judged, f"pass@2 {judged}"):
+        assert len({run["scores"][name][0] for run in runs}) == 1  # one warm start, and the same random numbers
+    for run in runs:
+        assert sum(run["scores"][name][-1] for name in run["scores"] if name.startswith("drawn ")) == 64
+        assert (run["table"] is not None) == (run["row"] == "basis")
+        assert len(run["log"]["entropy"]) == len(run["log"]["num_rollouts"])
+    (cost,) = (run["table"] for run in runs if run["table"])
+    assert cost["rollouts"] == 32 * 2
+    name = "selection_study" + ("" if task == "mixed" else f"_{task}")
+    assert json.loads((tmp_path / f"{name}.json").read_text())["summary"]
+    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_simulations_run(tmp_path):

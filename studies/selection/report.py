@@ -1,0 +1,195 @@
+"""What the runs of `studies.selection.study` say: pure functions of their measurements, and the plot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from studies import drawing
+from studies.policy.report import collapsed, spent_until, spread
+from studies.training import levels
+
+REFERENCE = "grpo G=8"  # with prompts drawn uniformly
+SHARES = (0.5, 0.75, 0.9, 1.0)  # of the level that the reference reaches in the end
+DECIDING = 0.9  # the share that tells which rate suits a row best
+HELD = 2  # measurements that make a level
+
+Run = dict[str, Any]
+
+
+def level_of(run: Run, judged: str) -> list[float]:
+    """Held-out accuracy on the family `judged`, as `levels` of `HELD` measurements."""
+    return levels(run["scores"][judged], HELD)
+
+
+def reached(run: Run, judged: str, level: float) -> float | None:
+    """Rollouts until the accuracy on `judged` is held at `level`; None if it never is."""
+    return spent_until(run["rollouts"], run["scores"][judged], level, HELD)
+
+
+def by_rate(runs: Sequence[Run], row: str, sampler: str) -> dict[float, list[Run]]:
+    """The runs of a row with a sampler, by learning rate."""
+    own = [run for run in runs if (run["row"], run["sampler"]) == (row, sampler)]
+    return {
+        rate: [run for run in own if run["learning_rate"] == rate] for rate in sorted({r["learning_rate"] for r in own})
+    }
+
+
+def reference_level(runs: Sequence[Run], judged: str) -> float | None:
+    """The final level of `REFERENCE` with uniform prompts: of its rates that with the highest median over seeds. None
+    without such runs."""
+    finals = [median(level_of(run, judged)[-1] for run in own) for own in by_rate(runs, REFERENCE, "uniform").values()]
+    return max(finals, default=None)
+
+
+def best_rate(rates: dict[float, list[Run]], judged: str, level: float) -> float:
+    """The learning rate that suits a row best: the one with which its median run holds `level` after the fewest
+    rollouts. Between rates whose median run never does, the one with the highest median final level."""
+
+    def goodness(rate: float) -> tuple[float, float]:
+        spent = median(_never(reached(run, judged, level)) for run in rates[rate])
+        return -spent, median(level_of(run, judged)[-1] for run in rates[rate])
+
+    return max(rates, key=goodness)
+
+
+def _never(spent: float | None) -> float:
+    return math.inf if spent is None else spent
+
+
+def _told(values: Sequence[float]) -> dict[str, float | None]:
+    """`spread`, with None for what is infinite, which JSON does not know."""
+    return {key: value if math.isfinite(value) else None for key, value in spread(values).items()}
+
+
+def line_of(runs: Sequence[Run], judged: str, targets: dict[str, float]) -> dict[str, Any]:
+    """What the runs of one row, sampler and rate say, over their seeds; see `summary`."""
+    line: dict[str, Any] = {
+        "seeds": [run["seed"] for run in runs],
+        "rollouts": spread([run["rollouts"][-1] for run in runs]),
+        "final": {name: spread([levels(run["scores"][name], HELD)[-1] for run in runs]) for name in _shown(runs[0])},
+        "collapsed": sum(collapsed(run["scores"][judged], last=HELD) for run in runs),
+        "entropy": spread([float(np.mean(run["log"]["entropy"][-4:])) for run in runs]),
+        "cpu": spread([run["cpu"][-1] for run in runs]),
+        "to": {},
+    }
+    for name, level in targets.items():
+        spent = [_never(reached(run, judged, level)) for run in runs]
+        line["to"][name] = {**_told(spent), "never": sum(map(math.isinf, spent)), "seeds": [*map(_finite, spent)]}
+    drawn = {key: run["scores"][key][-1] for run in runs[:1] for key in run["scores"] if key.startswith("drawn ")}
+    total = sum(drawn.values()) or 1.0
+    line["drawn"] = {key.removeprefix("drawn "): count / total for key, count in drawn.items()}
+    return line
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _shown(run: Run) -> list[str]:
+    return [name for name in run["scores"] if not name.startswith("drawn ")]
+
+
+def summary(runs: Sequence[Run], judged: str) -> list[dict[str, Any]]:
+    """A line for each row, sampler and learning rate, over its seeds.
+
+    ``final``: each held-out score at the end. ``to``: rollouts until the accuracy on `judged` is held at the share of
+    `SHARES` of `reference_level`: median, least and largest over the seeds, None where that is never, how many never
+    are, and each seed's. ``best``: whether this rate suits the row best (`best_rate` at the share `DECIDING`).
+    ``drawn``: the share of each family among the rollouts of the first seed. ``entropy``: the mean of the last four
+    logged. Without runs of the reference there are no levels, and the best rate is that of the highest final level.
+    """
+    final = reference_level(runs, judged)
+    targets = {} if final is None else {f"{share:g}": share * final for share in SHARES}
+    lines = []
+    for row, sampler in dict.fromkeys((run["row"], run["sampler"]) for run in runs):
+        rates = by_rate(runs, row, sampler)
+        best = best_rate(rates, judged, targets.get(f"{DECIDING:g}", math.inf))
+        for rate, own in rates.items():
+            labels = {"row": row, "sampler": sampler, "learning_rate": rate, "best": rate == best}
+            lines.append({**labels, **line_of(own, judged, targets)})
+    return lines
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    """`summary` for the terminal; a star marks a row's best rate."""
+    if not lines:
+        return "no runs yet"
+    names, shares = [*lines[0]["final"]], [*lines[0]["to"]]
+    columns = "  ".join([*(f"{name:>12}" for name in names), "entropy", *(f"{f'to {s}':>20}" for s in shares)])
+    text = [f"{'row':13}  {'sampler':10}  {'rate':>6}   seeds  {columns}"]
+    for line in lines:
+        cells = [f"{line['final'][name]['median']:12.1%}" for name in names]
+        cells += [f"{line['entropy']['median']:7.2f}", *(f"{_range(line['to'][share]):>20}" for share in shares)]
+        star = "*" if line["best"] else " "
+        head = f"{line['row']:13}  {line['sampler']:10}  {line['learning_rate']:6.0e} {star}"
+        text.append(f"{head} {len(line['seeds']):5}  {'  '.join(cells)}")
+    return "\n".join(text)
+
+
+def _range(to: dict[str, Any]) -> str:
+    """Thousands of rollouts: median, and each seed's."""
+
+    def shown(value: float | None) -> str:
+        return "-" if value is None else f"{value / 1000:.1f}"
+
+    return f"{shown(to['median'])} ({' '.join(map(shown, to['seeds']))})"
+
+
+def draw(runs: Sequence[Run], lines: Sequence[dict[str, Any]], judged: str, samples: int, path: Path) -> None:
+    """Each row at its best rate: accuracy and pass@`samples` on `judged`, the entropy of training, the other families'
+    accuracy; and at all rates the final accuracy on `judged`, mean and range of the seeds."""
+    if not runs:
+        return
+    best = {(line["row"], line["sampler"]): line["learning_rate"] for line in lines if line["best"]}
+    others = [name for name in _shown(runs[0]) if name != judged and not name.startswith("pass@")]
+    shown: list[tuple[str, Callable[[Run], tuple[Sequence[float], Sequence[float]]]]] = [
+        (f"accuracy, {judged} prompts", lambda run: (run["rollouts"], run["scores"][judged])),
+        (f"pass@{samples}, {judged} prompts", lambda run: (run["rollouts"], run["scores"][f"pass@{samples} {judged}"])),
+        ("entropy of a token in training, nats", lambda run: (run["log"]["num_rollouts"], run["log"]["entropy"])),
+        *((f"accuracy, {name} prompts", _score(name)) for name in others),
+    ]
+    with drawing.panels(path, 2, 3, width=4.4, height=3.2) as axes:
+        for axis, (title, curve) in zip(axes, shown, strict=False):
+            drawing.title(axis, f"{title}, own best rate", "rollouts", "")
+            drawing.thousands(axis)
+            for index, (pair, rate) in enumerate(best.items()):
+                curves = [curve(run) for run in by_rate(runs, *pair)[rate]]
+                _band(axis, curves, index, " + ".join(pair))
+            if "entropy" not in title:
+                drawing.percent(axis)
+        _draw_rates(axes[len(shown)], runs, [*best], judged)
+        for axis in axes[len(shown) + 1 :]:
+            axis.set_visible(False)
+        drawing.beside(axes[2], axes[0])
+
+
+def _score(name: str) -> Callable[[Run], tuple[Sequence[float], Sequence[float]]]:
+    return lambda run: (run["rollouts"], run["scores"][name])
+
+
+def _draw_rates(axis: Any, runs: Sequence[Run], rows: Sequence[tuple[str, str]], judged: str) -> None:
+    """The level at the end over the learning rate."""
+    drawing.title(axis, f"final accuracy, {judged} prompts, by rate", "learning rate", "")
+    for index, pair in enumerate(rows):
+        rates = by_rate(runs, *pair)
+        finals = [[level_of(run, judged)[-1] for run in own] for own in rates.values()]
+        if len(finals) > 1 and len({*map(len, finals)}) == 1:
+            drawing.band(axis, [*rates], list(zip(*finals, strict=True)), index, " + ".join(pair))
+    axis.set_xscale("log")
+    axis.set_xticks(sorted({run["learning_rate"] for run in runs}))
+    axis.set_xticklabels([f"{rate:g}" for rate in sorted({run["learning_rate"] for run in runs})])
+    axis.minorticks_off()
+    drawing.percent(axis)
+
+
+def _band(axis: Any, curves: Sequence[tuple[Sequence[float], Sequence[float]]], index: int, label: str) -> None:
+    """`drawing.band` of pairs of x and y, as far as the shortest goes; x is the seeds' mean."""
+    count = min(len(y) for _, y in curves)
+    x = np.mean([x[:count] for x, _ in curves], axis=0)
+    drawing.band(axis, x, [y[:count] for _, y in curves], index, label)

@@ -1,0 +1,263 @@
+"""Does choosing prompts by the value belief pay, and when do estimators differ?
+
+    python -m studies.selection.study [--task alike] [--long] [--rows ...] [--samplers ...] [--runs N] [--quick]
+
+On a task like RLVR (`studies.selection.task`): 68 % of the prompts are nearly solved, 17 % are hard, since they need
+two right choices among strategies of which the favourite is wrong, and 15 % are impossible. Each row of the comparison
+is a baseline with a prompt sampler, trained by `BasisTrainer` from ONE warm start for each seed, at several constant
+learning rates; it is judged at the rate that suits it best. Every step is one update on 64 rollouts, 64 prompts x 1 or
+8 x 8, objective ``grpo``, no KL. A run ends when its budget of rollouts is drawn, those that a sampler throws away
+included; the rollouts of a value table, which only `basis` has, are counted apart. Accuracy and pass@8 are of eight
+rollouts at temperature 1 of each held-out prompt, easy and hard ones. ``--task alike`` has prompts of one difficulty,
+where nothing can be gained by choosing; ``--long`` is four times as long, for the question who collapses.
+
+Results: ``studies/results/selection_study*.json`` and ``.png``, only of the whole study with the default settings. A
+run whose numbers are in the output folder (``runs/selection_study``) is not made again, so that the command resumes
+after an interruption, or makes `--runs` of them at a time. The summary and the plot are made of what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from basis_rl import BasisTrainer
+from basis_rl.baselines import BASELINES, Baseline, build_baseline
+from basis_rl.values import ValueTable
+from benchmarks.common import one_thread, save
+from benchmarks.trainers import quiet
+from studies.runs import Planned, kept, kept_runs, placed, rounded, study_parser
+from studies.selection import report
+from studies.selection.task import TASKS, TOKENS, counting, datasets, reward, warm_model
+from studies.small_policy import draw, trainer_for
+from studies.training import Measured, train_to_the_end
+
+GROUPS, UNIFORM, DYNAMIC, TABLE = report.REFERENCE, "uniform", "dynamic", "basis"
+# The baseline of a row, and its rollouts per prompt.
+ROWS: dict[str, tuple[str, int]] = {
+    GROUPS: ("grpo", 8),
+    "basis_history": ("basis_history", 1),  # without a table
+    "none": ("none", 1),
+    "batch_mean": ("batch_mean", 1),
+    TABLE: ("basis", 1),
+    "ppo": ("ppo", 1),
+    **({"spo": ("spo", 1)} if "spo" in BASELINES else {}),
+}
+SAMPLERS = (UNIFORM, "variance", "frontier", "spo", "thompson", DYNAMIC)
+# The runs that tell most are made first.
+FIRST = (
+    (GROUPS, UNIFORM), ("basis_history", UNIFORM), ("basis_history", "frontier"), ("basis_history", "variance"),
+    ("none", UNIFORM), (GROUPS, "variance"), (GROUPS, DYNAMIC),
+)  # fmt: skip
+RATES, LONG = [3e-4, 1e-3, 3e-3], 4  # LONG: how many times as long
+LOGGED = ("entropy", "reward", "grad_norm", "completions/mean_length", "baseline/beta", "baseline/mse_to_reward")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """How large the study is.
+
+    Attributes:
+        budget: rollouts of a run.
+        batch: rollouts a step.
+        prompts: trained on.
+        table_rollouts: of each of them, for the value table.
+        every: rollouts between measurements.
+        held_out: prompts of each family that accuracy is measured on.
+        samples: rollouts of each of these.
+        warm_start: supervised steps.
+        task: of `TASKS`.
+    """
+
+    budget: int = 25_600
+    batch: int = 64
+    prompts: int = 1_024
+    table_rollouts: int = 8
+    every: int = 2_560
+    held_out: int = 200
+    samples: int = 8
+    warm_start: int = 1_500
+    task: str = "mixed"
+
+
+class MeasuredToTheBudget(Measured):
+    """Measures after every `every` rollouts, of which a step may draw more than a batch, and ends the run when `budget`
+    are drawn."""
+
+    def __init__(self, trainer: BasisTrainer, score: Any, every: int, budget: int) -> None:
+        super().__init__(trainer, score, every)
+        self.budget, self._due = budget, every
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        drawn = self.trainer.spending.drawn[0]
+        if drawn >= self._due:
+            self._measure(state.global_step)
+            self._due = (drawn // self.every + 1) * self.every
+        if drawn >= self.budget:
+            control.should_training_stop = True
+
+
+def prompts_of(scale: Scale) -> tuple[Dataset, dict[str, Dataset]]:
+    """The prompts to train on and the held-out ones, the same for every run."""
+    return datasets(TASKS[scale.task], scale.prompts, scale.held_out)
+
+
+def prepare(scale: Scale, seed: int, folder: Path) -> None:
+    """The seed's warm start, unless it is there."""
+    warm_model(prompts_of(scale)[0], scale.task, seed, folder / "warm_start", scale.warm_start)
+
+
+def loaded(folder: Path) -> tuple[Any, Any]:
+    """Warm-started model and tokenizer."""
+    start = folder / "warm_start"
+    return AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32), AutoTokenizer.from_pretrained(start)
+
+
+def table_cost(scale: Scale, seed: int, folder: Path) -> dict[str, Any]:
+    """The seed's value table in ``values``, unless it is there: what it cost."""
+
+    def make() -> dict[str, Any]:
+        model, tokenizer = loaded(folder)
+        prompts, began = prompts_of(scale)[0], time.process_time()
+        torch.manual_seed(seed)
+        rewards = draw(model, tokenizer, prompts, scale.table_rollouts, reward, None, TOKENS)
+        by_id = dict(zip(prompts["prompt_id"], rewards.astype(float).tolist(), strict=True))
+        ValueTable.from_rewards(by_id, reward_range=(0.0, 1.0)).save(folder / "values")
+        return {"rollouts": rewards.size, "cpu": time.process_time() - began}
+
+    shared = ("prompts", "table_rollouts", "warm_start", "task")
+    settings = {"seed": seed, **{key: getattr(scale, key) for key in shared}}
+    cost: dict[str, Any] = kept(folder / "values.json", settings, make)[0]
+    return cost
+
+
+def scores_of(model: Any, tokenizer: Any, sets: dict[str, Dataset], samples: int) -> dict[str, float]:
+    """Accuracy at temperature 1 on each set, by its name, and the share of its prompts that `samples` rollouts solve,
+    ``pass@samples NAME``. Random numbers are the same in each call, and put back."""
+    scores = {}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for name, prompts in sets.items():
+            rewards = draw(model, tokenizer, prompts, samples, reward, None, TOKENS)
+            scores[name] = float(rewards.mean())
+            scores[f"pass@{samples} {name}"] = float(rewards.max(axis=1).mean())
+    return scores
+
+
+def baseline_of(row: str, folder: Path) -> Baseline:
+    """That of a row; `basis` reads the seed's value table."""
+    settings = {"values": folder / "values"} if row == TABLE else {}
+    return build_baseline(ROWS[row][0], **settings)
+
+
+def run(scale: Scale, row: str, sampler: str, rate: float, seed: int, output: Path) -> dict[str, Any]:
+    """Train once; the measurements as columns, and the log's."""
+    folder = output / f"seed{seed}"
+    prepare(scale, seed, folder)
+    cost = table_cost(scale, seed, folder) if row == TABLE else None
+    (prompts, held_out), drawn = prompts_of(scale), dict.fromkeys(TASKS[scale.task].shares, 0)
+    model, tokenizer = loaded(folder)
+    trainer = trainer_for(
+        model, tokenizer, prompts, baseline_of(row, folder), folder / "run", counting(drawn),
+        prompt_sampler=sampler, num_generations=ROWS[row][1], per_device_train_batch_size=scale.batch,
+        steps_per_generation=1, max_steps=scale.budget // scale.batch, learning_rate=rate, seed=seed,
+        max_completion_length=TOKENS, logging_steps=max(1, scale.every // scale.batch // 4),
+    )  # fmt: skip
+
+    def score(policy: Any) -> dict[str, float]:
+        shares = {f"drawn {family}": float(count) for family, count in drawn.items()}
+        return {**scores_of(policy, tokenizer, held_out, scale.samples), **shares}
+
+    measured = MeasuredToTheBudget(trainer, score, scale.every, scale.budget)
+    quiet(trainer).add_callback(measured)
+    train_to_the_end(trainer)
+    trainer.end()
+    points = measured.points
+    logged = [entry for entry in trainer.state.log_history if "reward" in entry]
+    found = {
+        "rollouts": [point.responses for point in points],
+        "steps": points[-1].step,
+        "cpu": [point.cpu for point in points],
+        "wall": [point.wall for point in points],
+        "scores": {name: [point.scores[name] for point in points] for name in points[0].scores},
+        "table": cost,
+        "log": {key: [entry[key] for entry in logged] for key in ("num_rollouts", *LOGGED) if key in logged[0]},
+    }
+    return {**found, **{key: rounded(found[key]) for key in ("cpu", "wall", "scores", "log")}}
+
+
+def pairs(rows: list[str], samplers: list[str]) -> list[tuple[str, str]]:
+    """Rows with their samplers, those of `FIRST` first. ``dynamic`` looks at a group's variance: groups only."""
+    others = [(row, sampler) for sampler in samplers for row in rows if sampler != DYNAMIC or ROWS[row][1] > 1]
+    wanted = [pair for pair in FIRST if pair[0] in rows and pair[1] in samplers]
+    return [*wanted, *[pair for pair in others if pair not in wanted]]
+
+
+def planned(scale: Scale, options: argparse.Namespace) -> list[Planned]:
+    """Every run that was asked for: of the first row all rates and seeds, then the next."""
+    found = []
+    for row, sampler in pairs(options.rows, options.samplers):
+        for rate in options.rates:
+            for seed in options.seeds:
+                labels = {"row": row, "sampler": sampler, "learning_rate": rate, "seed": seed}
+                file = options.output / f"{row.replace(' ', '-')}-{sampler}-{rate:g}-seed{seed}.json"
+                make = partial(run, scale, row, sampler, rate, seed, options.output)
+                found.append(Planned(labels, file, {**dataclasses.asdict(scale), **labels}, make))
+    return found
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The options; what depends on ``--task`` and ``--long`` by default is filled in."""
+    parser = study_parser(__doc__, "selection_study")
+    parser.add_argument("--task", choices=list(TASKS), default=Scale.task)
+    parser.add_argument("--long", action="store_true", help=f"{LONG} times as many rollouts; the first rows only")
+    parser.add_argument("--budget", type=int, help=f"rollouts of a run ({Scale.budget})")
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), help="all; with --long the first three")
+    parser.add_argument("--samplers", nargs="+", help="names of prompt samplers: " + ", ".join(SAMPLERS))
+    parser.add_argument("--runs", type=int, help="make at most so many runs, then stop")
+    options = parser.parse_args(argv)
+    options.rows = options.rows or list(ROWS)[: 3 if options.long else None]
+    options.samplers = options.samplers or list(SAMPLERS[: 3 if options.long else None])
+    options.budget = options.budget or Scale.budget * (LONG if options.long else 1)
+    parts = (options.task if options.task != Scale.task else "", "long" if options.long else "")
+    options.study = "_".join(["selection_study", *filter(None, parts)])
+    return options
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """The study; what it has found."""
+    options = parse(argv)
+    placed(options, parse(["--task", options.task, *(["--long"] if options.long else [])]))
+    every = Scale.every * (2 if options.long else 1)
+    scale = Scale(budget=options.budget, task=options.task, every=every)
+    if options.quick:
+        scale = Scale(
+            budget=64, batch=16, prompts=32, table_rollouts=2, every=32, held_out=10, samples=2, warm_start=3,
+            task=options.task,
+        )  # fmt: skip
+    one_thread()
+    runs, told = kept_runs(planned(scale, options), options.runs)
+    judged = TASKS[scale.task].judged
+    lines = report.summary(runs, judged)
+    print(report.table(lines))
+    results = {**told, "scale": dataclasses.asdict(scale), "runs": runs, "summary": lines}
+    report.draw(runs, lines, judged, scale.samples, options.results / f"{options.study}.png")
+    save(options.study, results, options.results)
+    return results
+
+
+if __name__ == "__main__":
+    main()

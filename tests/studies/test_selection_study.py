@@ -1,0 +1,199 @@
+"""The selection study's task and report: what a rollout earns, who is held out, and rollouts until a level."""
+
+import random
+from collections import Counter
+from itertools import product
+from types import SimpleNamespace
+
+import pytest
+
+from studies.selection import report, study, task
+from studies.selection.task import HARD, KINDS, NOTHING, TASKS, TOKENS, Problem
+
+
+def without_errors(monkeypatch):
+    """Additions are right, and a strategy that is not accepted always misses."""
+    monkeypatch.setattr(task, "MISTAKE", 0.0)
+    monkeypatch.setattr(task, "MISS", 1.0)
+
+
+@pytest.mark.parametrize("family", ["easy", "hard", "alike"])
+def test_a_demonstration_earns_the_reward_with_accepted_strategies_and_with_no_others(family, monkeypatch):
+    without_errors(monkeypatch)
+    rng = random.Random(0)
+    kinds = {**TASKS["mixed"].kinds, **TASKS["alike"].kinds}[family]
+    for kind in kinds:
+        for strategies in product(range(task.STRATEGIES), repeat=task.PARTS):
+            made = task.problem([kind], rng)
+            (earned,) = task.reward([task.demonstration(made, rng, strategies)], [made.solution])
+            accepted = all(s in of for s, of in zip(strategies, KINDS[kind], strict=True))
+            assert earned == accepted, (kind, strategies)
+            if family == "easy":
+                assert earned
+
+
+def test_the_solution_is_the_last_digit_of_each_part_and_the_reward_reads_what_follows_the_sign():
+    made = Problem("k4", ((4, 2, 5), (9, 9, 9)))
+    assert (made.prompt, made.solution) == ("k4 4 2 5 ; 9 9 9 :", "1 7")
+    texts = ["s1 = 1 7", "= 1 7", "= 0 0 = 1 7", "= 1 7 = 0 0", "= 7 1", "= 1", "= 1 7 7", "1 7", ""]
+    assert task.reward(texts, [made.solution] * len(texts)) == [1, 1, 1, 0, 0, 0, 0, 0, 0]
+
+
+def test_nothing_that_can_be_written_solves_an_impossible_prompt():
+    vocabulary = [*task.build_tokenizer().get_vocab()]
+    assert NOTHING not in vocabulary
+    texts = [
+        "",
+        "=",
+        *(f"= {word}" for word in vocabulary),
+        *(f"= {a} {b}" for a, b in product("0123456789", repeat=2)),
+    ]
+    assert not any(task.reward(texts, [NOTHING] * len(texts)))
+
+
+def test_hard_kinds_refuse_the_favourite_and_no_strategy_is_good_by_itself():
+    for part in range(task.PARTS):
+        served = Counter(s for accepted in HARD.values() for s in accepted[part])
+        assert served == dict.fromkeys(range(1, task.STRATEGIES), 2)
+    assert len(set(HARD.values())) == len(HARD)
+    sizes = {tuple(map(len, KINDS[kind])) for kind in TASKS["alike"].kinds["alike"]}
+    assert len(sizes) == 1  # of one difficulty
+    assert all(0 not in accepted for kind in TASKS["alike"].kinds["alike"] for accepted in KINDS[kind])
+
+
+def test_prompts_are_in_their_shares_and_none_is_both_trained_on_and_held_out():
+    trained, held_out = task.datasets(TASKS["mixed"], 1000, 150)
+    assert Counter(trained["family"]) == {"easy": 680, "hard": 170, "impossible": 150}
+    prompts = [trained["prompt"], *(part["prompt"] for part in held_out.values())]
+    everything = [prompt for part in prompts for prompt in part]
+    assert len(set(everything)) == len(everything) == 1000 + 2 * 150
+    assert len(set(trained["prompt_id"])) == 1000
+    for family, part in held_out.items():
+        assert {prompt.split()[0] for prompt in part["prompt"]} == set(TASKS["mixed"].kinds[family])
+        assert NOTHING not in part["solution"]
+    by_family = {
+        f: {r["prompt"].split()[0] for r in trained if r["family"] == f} for f in ("easy", "hard", "impossible")
+    }
+    assert by_family["impossible"] == by_family["easy"] | by_family["hard"]  # nothing in the text tells them
+    assert {r["family"] for r in trained if r["solution"] == NOTHING} == {"impossible"}
+    again, _ = task.datasets(TASKS["mixed"], 1000, 150)
+    assert again["prompt"] == trained["prompt"]
+    alike, sets = task.datasets(TASKS["alike"], 100, 20)
+    assert (set(alike["family"]), [*sets]) == ({"alike"}, ["alike"])
+
+
+def test_prompts_and_rollouts_are_of_one_length_and_known_words():
+    tokenizer, rng = task.build_tokenizer(), random.Random(1)
+    for kind in KINDS:
+        made = task.problem([kind], rng)
+        shown = f"{task.demonstration(made, rng)} {task.END}"
+        assert len(tokenizer(made.prompt)["input_ids"]) == 9
+        ids = tokenizer(shown)["input_ids"]
+        assert len(ids) == TOKENS
+        assert tokenizer.pad_token_id not in ids
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        assert task.reward([text], [shown.rsplit("= ", 1)[1].removesuffix(f" {task.END}")]) == [1.0]
+
+
+def test_rollouts_of_each_family_are_counted():
+    counts = {"easy": 0, "hard": 0}
+    counted = task.counting(counts)
+    assert counted(completions=["= 1 2", "= 1 2", ""], solution=["1 2"] * 3, family=["easy", "hard", "easy"]) == [
+        1,
+        1,
+        0,
+    ]
+    counted(completions=[""], solution=["1 2"], family=["easy"], prompts=[""])
+    assert counts == {"easy": 3, "hard": 1}
+
+
+def fake_run(row, sampler, rate, seed, accuracy, drawn=None):
+    rollouts = drawn or [100 * i for i in range(len(accuracy))]
+    scores = {"hard": accuracy, "pass@8 hard": accuracy, "easy": accuracy, "drawn easy": [3.0 * r for r in rollouts],
+              "drawn hard": [float(r) for r in rollouts]}  # fmt: skip
+    return {"row": row, "sampler": sampler, "learning_rate": rate, "seed": seed, "rollouts": rollouts,
+            "scores": scores, "cpu": [float(r) for r in rollouts],
+            "log": {"num_rollouts": [1], "entropy": [1.0] * 4 + [0.5] * 4}}  # fmt: skip
+
+
+def rising(end, steps, points=11):
+    """0 up to `end`, which is reached after `steps` measurements and kept."""
+    return [end * min(1.0, i / steps) for i in range(points)]
+
+
+def test_each_row_is_judged_at_its_own_best_rate_against_the_best_level_of_groups():
+    groups = report.REFERENCE
+    runs = [fake_run(groups, "uniform", 1e-3, s, rising(0.8, 8)) for s in (0, 1, 2)]
+    runs += [fake_run(groups, "uniform", 3e-3, s, rising(0.5, 2)) for s in (0, 1, 2)]  # fast, but it ends lower
+    runs += [fake_run("basis_history", "frontier", 1e-3, s, rising(0.8, 8)) for s in (0, 1, 2)]
+    runs += [fake_run("basis_history", "frontier", 3e-3, s, rising(0.8, k)) for s, k in enumerate((4, 4, 5))]
+    runs += [fake_run("none", "uniform", 1e-3, 0, rising(0.3, 8)), fake_run("none", "uniform", 3e-3, 0, rising(0.4, 8))]
+    assert report.reference_level(runs, "hard") == pytest.approx(0.8)
+    lines = {(line["row"], line["learning_rate"]): line for line in report.summary(runs, "hard")}
+    best = {key for key, line in lines.items() if line["best"]}
+    assert best == {(groups, 1e-3), ("basis_history", 3e-3), ("none", 3e-3)}
+    # A line of slope 0.1 per hundred rollouts, held by the mean of two measurements half a hundred later.
+    half = lines[groups, 1e-3]["to"]["0.5"]
+    assert half["median"] == pytest.approx(450)
+    assert lines["basis_history", 3e-3]["to"]["0.5"]["median"] == pytest.approx(250)
+    assert lines["basis_history", 3e-3]["to"]["0.5"]["max"] == pytest.approx(300)
+    never = lines["none", 3e-3]["to"]["0.9"]
+    assert (never["median"], never["never"], never["seeds"]) == (None, 1, [None])
+    assert lines["none", 3e-3]["drawn"] == pytest.approx({"easy": 0.75, "hard": 0.25})
+    assert lines["none", 3e-3]["entropy"]["median"] == 0.5
+    shown = report.table([*lines.values()]).splitlines()
+    assert sum("*" in line for line in shown) == 3
+    assert report.table([]) == "no runs yet"
+
+
+def test_the_median_run_must_reach_the_level_not_the_fastest():
+    groups = report.REFERENCE
+    runs = [fake_run(groups, "uniform", 1e-3, s, rising(0.8, 8)) for s in (0, 1, 2)]
+    runs += [fake_run("none", "uniform", 1e-3, s, rising(0.8, 9)) for s in (0, 1, 2)]
+    lucky = [rising(0.8, 2), rising(0.6, 2), rising(0.6, 2)]
+    runs += [fake_run("none", "uniform", 3e-3, s, accuracy) for s, accuracy in enumerate(lucky)]
+    lines = {(line["row"], line["learning_rate"]): line for line in report.summary(runs, "hard")}
+    assert lines["none", 1e-3]["best"]
+    assert lines["none", 3e-3]["to"]["0.9"]["never"] == 2
+
+
+def test_a_summary_without_groups_has_no_levels():
+    (line,) = report.summary([fake_run("none", "uniform", 1e-3, 0, rising(0.3, 8))], "hard")
+    assert (line["best"], line["to"]) == (True, {})
+
+
+def test_the_runs_that_tell_most_come_first_with_all_their_rates_and_seeds(tmp_path):
+    options = study.parse(["--output", str(tmp_path)])
+    plans = study.planned(study.Scale(), options)
+    pairs = list(dict.fromkeys((plan.labels["row"], plan.labels["sampler"]) for plan in plans))
+    assert pairs[: len(study.FIRST)] == list(study.FIRST)
+    assert {row for row, sampler in pairs if sampler == "dynamic"} == {report.REFERENCE}
+    assert {(row, "uniform") for row in study.ROWS} <= set(pairs)
+    assert len(plans) == len(pairs) * len(options.rates) * len(options.seeds)
+    assert len({plan.file for plan in plans}) == len(plans)
+    each = len(options.rates) * len(options.seeds)
+    for i, pair in enumerate(pairs):
+        assert {(p.labels["row"], p.labels["sampler"]) for p in plans[i * each : (i + 1) * each]} == {pair}
+
+
+def test_the_long_study_and_the_other_task_have_their_own_names():
+    assert study.parse([]).study == "selection_study"
+    assert study.parse(["--task", "alike"]).study == "selection_study_alike"
+    long = study.parse(["--long"])
+    assert (long.study, long.budget) == ("selection_study_long", study.LONG * study.Scale.budget)
+    assert long.rows == ["grpo G=8", "basis_history", "none"]
+
+
+def test_a_run_is_measured_by_rollouts_and_ends_with_its_budget():
+    trainer = SimpleNamespace(model=SimpleNamespace(train=lambda: None), spending=SimpleNamespace(drawn=(0, 0)))
+    measured = study.MeasuredToTheBudget(trainer, lambda model: {"hard": 0.5}, every=100, budget=400)
+    control = SimpleNamespace(should_training_stop=False)
+    measured.on_train_begin()
+    stopped = None
+    for step, drawn in enumerate((64, 128, 192, 330, 390, 450), start=1):  # a refill draws more than a batch
+        trainer.spending.drawn = (drawn, 0)
+        measured.on_step_end(None, SimpleNamespace(global_step=step), control)
+        if control.should_training_stop and stopped is None:
+            stopped = drawn
+    assert [point.responses for point in measured.points] == [0, 128, 330, 450]
+    assert stopped == 450
