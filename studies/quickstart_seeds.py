@@ -2,8 +2,9 @@
 
     python -m studies.quickstart_seeds [--seeds 0 1 2] [--quick]
 
-BASIS with one rollout per prompt, as its paper trains it: the whole quickstart (`examples.quickstart.run`), once for
-each seed; greedy accuracy on held-out problems before and after. The models stay in ``runs/quickstart-seedN``, where
+BASIS with one rollout per prompt, as its paper trains it, and `basis_history` with a prompt sampler and no value table:
+the whole quickstart (`examples.quickstart.run`), once for each seed; greedy accuracy on held-out problems before and
+after. The models stay in ``runs/quickstart-seedN``, where
 `studies.score_norms` reads them.
 
 Results: ``studies/results/quickstart_seeds.json``.
@@ -39,6 +40,7 @@ def main(argv: list[str] | None = None) -> None:
         gain = 100 * (row["accuracy_after"] - row["accuracy_before"])
         print(
             f"seed {row['seed']}: {row['accuracy_before']:.1%} -> {row['accuracy_after']:.1%} (+{gain:.1f} points), "
+            f"without a table {row['accuracy_after_history']:.1%}, "
             f"{row['rollouts']} rollouts, {row['seconds']['total']:.0f} s"
         )
     save("quickstart_seeds", {"results": results}, options.results)

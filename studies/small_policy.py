@@ -64,6 +64,7 @@ def trainer_for(
     reward: Any,
     callbacks: Sequence[TrainerCallback] = (),
     prompt_sampler: str = "uniform",
+    make: Callable[..., BasisTrainer] = BasisTrainer,
     **settings: Any,
 ) -> BasisTrainer:
     """`BasisTrainer` with the quickstart's settings: two inner updates a batch, GRPO's objective, lr 3e-4."""
@@ -83,7 +84,7 @@ def trainer_for(
         "save_strategy": "no",
         "report_to": "none",
     }
-    trainer = BasisTrainer(
+    trainer = make(
         model=model,
         reward_funcs=reward,
         args=BasisConfig(output_dir=str(output), **{**defaults, **settings}),

@@ -23,6 +23,10 @@ def assert_complete(folder, rollouts):
     assert {"torch", "trl", "transformers"} <= set(summary["versions"])
     assert AutoModelForCausalLM.from_pretrained(folder / "basis").config.model_type == "qwen3"
     assert (folder / "basis" / "training.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "history" / "training.png").read_bytes().startswith(b"\x89PNG")
+    drawn = [json.loads(line) for line in (folder / "history" / "metrics.jsonl").open()]
+    coverage = [row["sampler/coverage"] for row in drawn if "sampler/coverage" in row]
+    assert 0 < coverage[0] < coverage[-1] <= 1
     betas = [json.loads(line).get("baseline/beta") for line in (folder / "basis" / "metrics.jsonl").open()]
     assert all(0.01 <= beta <= 5 for beta in betas if beta is not None)
     assert any(beta is not None for beta in betas)
@@ -37,7 +41,7 @@ def test_all_phases_in_twenty_steps(tmp_path, monkeypatch, capsys):
     run.main()
     summary = assert_complete(tmp_path, rollouts=20 // 2 * 32)
     said = capsys.readouterr().out
-    assert all(f"[{phase}/5]" in said for phase in range(1, 6))
+    assert all(f"[{phase}/7]" in said for phase in range(1, 8))
     assert "after 30 steps" in said
     built = json.loads((tmp_path / "values" / "metadata.json").read_text())["provenance"]
     assert summary["rollouts_value_table"] == built["rollouts"] == 2 * len(ValueTable.load(tmp_path / "values"))
@@ -57,3 +61,4 @@ def test_held_out_accuracy_rises_by_15_points(seed, tmp_path):
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     summary = assert_complete(tmp_path, rollouts=120 * 512)
     assert summary["accuracy_after"] - summary["accuracy_before"] >= 0.15
+    assert summary["accuracy_after_history"] - summary["accuracy_before"] >= 0.15

@@ -181,6 +181,8 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     found.show("Batch arithmetic", check_run.arithmetic(args, len(loaded), found.warn))
     check_dataset(loaded, args, rewards)
     check_sampler_fits(sampler, loaded, args, {})
+    if not sampler.in_dataset_order:
+        found.show("Sampling", check_run.sampling(sampler))
     found.show("Columns", check_run.columns(loaded, args, rewards))
     texts = check_run.render_prompts(loaded, args, tokenizer, functions)
     lengths = check_run.prompt_lengths(texts, tokenizer)

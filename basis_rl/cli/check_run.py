@@ -11,6 +11,8 @@ from datasets import Dataset
 from basis_rl.estimate.footprint import Launch
 from basis_rl.recipe.keys import Recipe
 from basis_rl.rewards.base import GoldChecker, required_columns
+from basis_rl.samplers import PromptSampler
+from basis_rl.samplers.registry import sampler_name
 from basis_rl.trainer import BasisConfig
 from basis_rl.trainer.preflight import with_tools
 from basis_rl.values.provenance import rendered_prompt
@@ -48,6 +50,20 @@ def configuration(recipe: Recipe, args: BasisConfig, launch: Launch, warn: Warn)
             "train with DeepSpeed or FSDP."
         )
     return f"  {given}\nNot given, and so: {shown}.\nLaunched as: {launch}."
+
+
+def sampling(sampler: PromptSampler) -> str:
+    """What a prompt sampler does to the objective."""
+    name = sampler_name(sampler)
+    parameters = ", ".join(f"{key} {value}" for key, value in sampler.parameters.items())
+    drawn = f"Prompts are drawn by `{name}`" + (f" ({parameters})" if parameters else "")
+    if sampler.max_refills:
+        return f"{drawn}: groups whose rewards are all equal are drawn anew, {sampler.max_refills} times at most."
+    if sampler.correct:
+        low, high = sampler.clip
+        return f"{drawn}; advantages are weighed by the ratio to a uniform draw, clipped to {low:g} to {high:g}."
+    undo = ", which `prompt_sampler_kwargs: {correct: true}` undoes" if sampler.known_chances else ""
+    return f"{drawn}: training maximises the mean reward over the prompts that it draws, not over all alike{undo}."
 
 
 def arithmetic(args: BasisConfig, problems: int, warn: Warn) -> str:

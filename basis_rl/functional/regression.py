@@ -1,7 +1,7 @@
 """Bayesian logistic regression, learnt online: the value of a prompt that was never sampled, from its features.
 
-``V = sigmoid(w . phi)``, ``w ~ N(m, S)``. All rewards so far are summed up in m and S, by one step of an extended Kalman
-filter per batch, as each prompt's own belief is (`basis_rl.functional.history`).
+``V = sigmoid(w . phi)``, ``w ~ N(m, S)``. All rewards so far are summed up in m and S, by one step of an extended
+Kalman filter per batch, as each prompt's own belief is (`basis_rl.functional.history`).
 """
 
 from __future__ import annotations

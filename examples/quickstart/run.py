@@ -1,4 +1,5 @@
-"""The whole of it on a laptop: warm start, value table, BASIS with one rollout per prompt, accuracy before and after.
+"""The whole of it on a laptop: warm start, value table, BASIS with one rollout per prompt, accuracy before and after;
+then the same without a table, by a belief that learns as it trains and also chooses the prompts.
 
     python -m examples.quickstart.run [--seed 0] [--output runs/quickstart] [--max_warm_start_steps 3000] [--KEY VALUE]
 
@@ -33,6 +34,7 @@ from basis_rl.rewards import MathVerifyReward
 from examples.quickstart.warm_start import build_model, build_tokenizer, save, warm_start
 
 RECIPE = str(Path(__file__).with_name("basis.yaml"))
+WITHOUT_TABLE = str(Path(__file__).with_name("history.yaml"))
 
 
 def main() -> None:
@@ -45,11 +47,11 @@ def main() -> None:
 
 
 def run(seed: int, output: Path, overrides: list[str], max_warm_start_steps: int) -> dict[str, Any]:
-    """All phases; returns the summary that is also written to ``summary.json``. `overrides` are keys of the recipe."""
+    """All phases; returns the summary that is also written to ``summary.json``. `overrides` are keys of the recipes."""
     seconds: dict[str, float] = {}
-    argv = [RECIPE, "--seed", str(seed), "--output_dir", str(output / "basis")]
-    argv += ["--model_name_or_path", str(output / "warm_start"), "--baseline_kwargs.values", str(output / "values")]
-    argv += overrides
+    common = ["--seed", str(seed), "--model_name_or_path", str(output / "warm_start"), *overrides]
+    argv = [RECIPE, "--output_dir", str(output / "basis"), "--baseline_kwargs.values", str(output / "values"), *common]
+    without_table = [WITHOUT_TABLE, "--output_dir", str(output / "history"), *common]
     recipe = parse_recipe(argv)
 
     with Phase(1, "warm start: a small Qwen3 sees sums and their answers", seconds, "warm_start"):
@@ -71,10 +73,16 @@ def run(seed: int, output: Path, overrides: list[str], max_warm_start_steps: int
     with Phase(5, "accuracy after", seconds, "evaluation"):
         after = held_out_accuracy(recipe, output / "basis")
         print(f"held-out accuracy, greedy: {before:.1%} -> {after:.1%}")
+    with Phase(6, "no value table: basis_history, prompts drawn by its belief (basis-rl train)", seconds, "history"):
+        command("train", without_table)
+    with Phase(7, "accuracy after that", seconds, "evaluation"):
+        history = held_out_accuracy(recipe, output / "history")
+        print(f"held-out accuracy, greedy: {before:.1%} -> {history:.1%}, with the value table {after:.1%}")
     table = len(train) * recipe.run.values_num_rollouts
-    summary = summarize(recipe, seed, before, after, seconds, table)
+    summary = {**summarize(recipe, seed, before, after, seconds, table), "accuracy_after_history": history}
     (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    print(f"\nSummary: {output / 'summary.json'}; plot: {output / 'basis' / 'training.png'}")
+    plots = " and ".join(str(output / name / "training.png") for name in ("basis", "history"))
+    print(f"\nSummary: {output / 'summary.json'}; plots: {plots}")
     return summary
 
 
@@ -82,7 +90,7 @@ class Phase:
     """Says what is being done, and adds up how long it took."""
 
     def __init__(self, number: int, what: str, seconds: dict[str, float], key: str) -> None:
-        self.text, self.seconds, self.key = f"\n[{number}/5] {what}", seconds, key
+        self.text, self.seconds, self.key = f"\n[{number}/7] {what}", seconds, key
 
     def __enter__(self) -> None:
         print(self.text, flush=True)

@@ -175,6 +175,50 @@ def prompt_ids(path):
         return load_prompts(parse_recipe([path]).data, conversational=True)["prompt_id"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, None),
+        (
+            {"prompt_sampler": "variance"},
+            "Prompts are drawn by `variance` (floor 0.01, bonus 0.0, correct False, clip (0.1, 10.0)): training "
+            "maximises the mean reward over the prompts that it draws, not over all alike, which "
+            "`prompt_sampler_kwargs: {correct: true}` undoes.",
+        ),
+        (
+            {"prompt_sampler": "frontier", "prompt_sampler_kwargs": {"correct": True, "clip": [0.5, 2]}},
+            "advantages are weighed by the ratio to a uniform draw, clipped to 0.5 to 2.",
+        ),
+        (
+            {"prompt_sampler": "dynamic", "num_generations": 2},
+            "Prompts are drawn by `dynamic` (max_refills 4): groups whose rewards are all equal are drawn anew, 4 times "
+            "at most.",
+        ),
+        ({"prompt_sampler": "thompson"}, "over the prompts that it draws, not over all alike.\n"),
+    ],
+)
+def test_a_sampler_says_what_it_does_to_the_objective(settings, said, check):
+    code, out, _, _ = check(**settings)
+    assert code == 0
+    assert ("== Sampling" in out) == (said is not None)
+    assert said is None or said in out
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"prompt_sampler": "varianse"}, "Unknown prompt sampler 'varianse'. Did you mean 'variance'?"),
+        ({"prompt_sampler": "variance", "prompt_sampler_kwargs": {"flor": 1}}, "Did you mean 'floor'?"),
+        ({"prompt_sampler": "dynamic"}, "Set num_generations to 2 or more"),
+        ({"prompt_sampler_kwargs": [1]}, "prompt_sampler_kwargs must be a mapping"),
+    ],
+)
+def test_what_a_sampler_cannot_do_is_one_message(settings, said, check):
+    code, _, _, error = check(**settings)
+    assert code == 2
+    assert said in error
+
+
 def test_a_table_is_announced_then_described(check, recipe, tmp_path):
     path = str(tmp_path / "values")
     changes = {"baseline": "basis", "baseline_kwargs": {"values": path}, "values_num_rollouts": 7}

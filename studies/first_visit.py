@@ -1,0 +1,223 @@
+"""What can be known of a prompt's value before it is sampled for the first time?
+
+    python -m studies.first_visit [--policies quickstart worked selection] [--seeds 0 1] [--quick]
+
+A policy is trained by `BasisTrainer` (`batch_mean`, one rollout per prompt, 64 prompts a batch, each prompt once).
+Before it learns from a batch, the true value of each of its prompts is measured by 32 further rollouts. Estimators of
+it that have not seen the prompt:
+
+- ``batch mean``: of the other rewards of the batch;
+- ``hidden``: Bayesian logistic regression on the policy's own last hidden state at the end of the prompt, learnt online
+  from the rewards of the batches before (`basis_rl.functional.regression`);
+- ``words``: the same on hashed words and pairs of neighbouring words of the prompt, which need no model.
+
+Errors are mean squared errors to the true value, less what 32 rollouts leave in that; over all batches, and over the
+last third. Results: ``studies/results/first_visit.json``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from basis_rl import BasisTrainer
+from basis_rl.baselines import build_baseline
+from basis_rl.functional.regression import predicted_values, regression_update
+from basis_rl.rewards import MathVerifyReward
+from benchmarks.common import one_thread, save
+from benchmarks.trainers import quiet
+from studies import small_policy, training, worked_sums
+from studies.runs import Planned, kept_runs, placed, study_parser
+from studies.selection import task as selection
+
+POLICIES = ("quickstart", "worked", "selection")
+WORDS = 256  # hashed features
+PRIOR = 4.0  # variance of a logit before anything is known
+KEEP = 0.999  # what a batch leaves of the certainty of those before: the policy moves
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """How large the study is: batches of a run, prompts of each, rollouts that tell a prompt's value, warm start."""
+
+    batches: int = 60
+    prompts: int = 64
+    rollouts: int = 32
+    learning_rate: float = 1e-4
+    warm_start: int = 3000
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A policy to be trained: its problems, its reward, the tokens of a rollout, and what makes its warm start."""
+
+    prompts: Dataset
+    reward: Any
+    tokens: int
+    make: Any
+
+
+def setting(policy: str, scale: Scale, seed: int) -> Setting:
+    """One of `POLICIES`."""
+    count = scale.batches * scale.prompts
+    if policy == "selection":
+        prompts, _ = selection.datasets(selection.TASKS["mixed"], count, 1)
+        steps = min(1_500, scale.warm_start)
+        make = partial(selection.warm_model, prompts, "mixed", seed, steps=steps)
+        return Setting(prompts, selection.reward, selection.TOKENS, make)
+    problems = small_policy.problems(20_000)
+    prompts = problems.select(range(min(count, len(problems))))
+    worked = policy == "worked"
+    until, model = (0.25, worked_sums.worked_model) if worked else (0.45, training.quickstart_model)
+    make = partial(model, problems, seed, until=until, max_steps=scale.warm_start)
+    return Setting(prompts, MathVerifyReward(), worked_sums.TOKENS if worked else small_policy.TOKENS, make)
+
+
+class FirstVisits(BasisTrainer):
+    """Keeps of each prompt, before the policy learns from it: hidden state, reward, measured value."""
+
+    def __init__(self, *args: Any, measure: Any, **kwargs: Any) -> None:
+        self.visits: list[dict[str, Any]] = []
+        self._measure_values = measure
+        super().__init__(*args, **kwargs)
+
+    def _advantages(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Tensor:
+        result = super()._advantages(inputs, output)
+        with torch.no_grad():
+            backbone = self.accelerator.unwrap_model(self.model).base_model
+            ids, mask = output["prompt_ids"], output["prompt_mask"]
+            hidden = backbone(input_ids=ids, attention_mask=mask).last_hidden_state[:, -1]
+        self.visits.append({
+            "hidden": hidden.double().numpy(),
+            "prompts": [row["prompt"] for row in inputs],
+            "rewards": self._unlearnt.newest.rewards.double().numpy(),
+            "values": self._measure_values(self.model, Dataset.from_list(inputs)),
+        })  # fmt: skip
+        self.model.train()
+        return result
+
+
+def words(prompt: Any) -> np.ndarray:
+    """``(WORDS,)`` counts of a prompt's words and pairs of neighbours, hashed, of length 1."""
+    text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    found = text.split()
+    features = np.zeros(WORDS)
+    for name in [*found, *map(" ".join, itertools.pairwise(found))]:
+        features[int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) % WORDS] += 1.0
+    return features / max(1e-9, float(np.linalg.norm(features)))
+
+
+def regression_errors(features: list[np.ndarray], rewards: list[np.ndarray], values: list[np.ndarray]) -> list[float]:
+    """Mean squared error in each batch of predictions from the batches before it."""
+    width = features[0].shape[1] + 1
+    mean, covariance = torch.zeros(width, dtype=torch.float64), PRIOR * torch.eye(width, dtype=torch.float64)
+    errors = []
+    for phi, r, truth in zip(features, rewards, values, strict=True):
+        rows = torch.cat([torch.ones(len(phi), 1, dtype=torch.float64), torch.from_numpy(phi)], dim=1)
+        predicted, _ = predicted_values(mean, covariance, rows)
+        errors.append(float(((predicted.numpy() - truth) ** 2).mean()))
+        mean, covariance = regression_update(mean, covariance / KEEP, rows, torch.from_numpy(r))
+    return errors
+
+
+def run(scale: Scale, policy: str, seed: int, output: Path) -> dict[str, Any]:
+    """Train once and measure; errors by batch."""
+    folder, chosen = output / f"{policy}-seed{seed}", setting(policy, scale, seed)
+    chosen.make(folder / "warm_start")
+    model = AutoModelForCausalLM.from_pretrained(folder / "warm_start", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "warm_start", padding_side="left")
+
+    def measure(policy_now: Any, prompts: Dataset) -> np.ndarray:
+        with torch.random.fork_rng(devices=[]):
+            drawn = small_policy.draw(
+                policy_now, tokenizer, prompts, scale.rollouts, chosen.reward, tokens=chosen.tokens
+            )
+        return drawn.mean(axis=1)
+
+    trainer: Any = small_policy.trainer_for(
+        model, tokenizer, chosen.prompts, build_baseline("batch_mean"), folder / "run", chosen.reward,
+        make=partial(FirstVisits, measure=measure), num_generations=1, per_device_train_batch_size=scale.prompts,
+        steps_per_generation=1, seed=seed, max_steps=scale.batches, learning_rate=scale.learning_rate,
+        max_completion_length=chosen.tokens,
+    )  # fmt: skip
+    training.train_to_the_end(quiet(trainer))
+    trainer.end()
+    return errors_of(trainer.visits, scale.rollouts)
+
+
+def errors_of(visits: list[dict[str, Any]], rollouts: int) -> dict[str, Any]:
+    """Errors of every estimator by batch, and the mean of the values; the noise of the measured values taken off."""
+    rewards, values = ([each[key] for each in visits] for key in ("rewards", "values"))
+    hidden = [each["hidden"] for each in visits]
+    hidden = [h / np.linalg.norm(h, axis=1, keepdims=True) for h in hidden]
+    noise = [float((v * (1 - v)).mean() / (rollouts - 1)) for v in values]
+    others = [(r.sum() - r) / (len(r) - 1) for r in rewards]
+    errors = {
+        "batch mean": [float(((b - v) ** 2).mean()) for b, v in zip(others, values, strict=True)],
+        "hidden": regression_errors(hidden, rewards, values),
+        "words": regression_errors([np.stack([words(p) for p in v["prompts"]]) for v in visits], rewards, values),
+    }
+    return {
+        "errors": {name: [e - n for e, n in zip(each, noise, strict=True)] for name, each in errors.items()},
+        "mean_value": [float(v.mean()) for v in values],
+        "spread": [float(v.std()) for v in values],
+    }
+
+
+def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Mean errors of each run, over all batches and over the last third, as shares of the batch mean's."""
+    lines = []
+    for each in runs:
+        line = {"policy": each["policy"], "seed": each["seed"]}
+        for name, part in (("all", 0.0), ("last third", 2 / 3)):
+            found = {key: float(np.mean(e[int(part * len(e)) :])) for key, e in each["errors"].items()}
+            line[f"batch mean, {name}"] = round(found["batch mean"], 5)
+            line |= {
+                f"{key} / batch mean, {name}": round(found[key] / max(found["batch mean"], 1e-9), 3)
+                for key in ("hidden", "words")
+            }
+        lines.append(line)
+    return lines
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """The study; what it has found."""
+    parser = study_parser(__doc__, "first_visit")
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    options = parser.parse_args(argv)
+    placed(options, parser.parse_args([]))
+    scale = Scale(batches=3, prompts=8, rollouts=4, warm_start=3) if options.quick else Scale()
+    one_thread()
+    planned = [
+        Planned(
+            {"policy": policy, "seed": seed}, options.output / f"{policy}-seed{seed}.json",
+            {**dataclasses.asdict(scale), "policy": policy, "seed": seed},
+            partial(run, scale, policy, seed, options.output),
+        )
+        for seed in options.seeds for policy in options.policies
+    ]  # fmt: skip
+    runs, told = kept_runs(planned)
+    lines = summary(runs)
+    for line in lines:
+        print(line)
+    results = {**told, "scale": dataclasses.asdict(scale), "runs": runs, "summary": lines}
+    save("first_visit", results, options.results)
+    return results
+
+
+if __name__ == "__main__":
+    main()
