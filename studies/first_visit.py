@@ -9,6 +9,7 @@ it that have not seen the prompt:
 - ``batch mean``: of the other rewards of the batch;
 - ``hidden``: Bayesian logistic regression on the policy's own last hidden state at the end of the prompt, learnt online
   from the rewards of the batches before (`basis_rl.functional.regression`);
+- ``start``: the same on the hidden states of the policy before training, which need to be computed once only;
 - ``words``: the same on hashed words and pairs of neighbouring words of the prompt, which need no model.
 
 Errors are mean squared errors to the true value, less what 32 rollouts leave in that; over all batches, and over the
@@ -17,6 +18,7 @@ last third. Results: ``studies/results/first_visit.json``.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import itertools
@@ -93,15 +95,16 @@ class FirstVisits(BasisTrainer):
         self.visits: list[dict[str, Any]] = []
         self._measure_values = measure
         super().__init__(*args, **kwargs)
+        self._before = copy.deepcopy(self.model).eval()
 
     def _advantages(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Tensor:
         result = super()._advantages(inputs, output)
+        inputs_of = {"input_ids": output["prompt_ids"], "attention_mask": output["prompt_mask"]}
         with torch.no_grad():
-            backbone = self.accelerator.unwrap_model(self.model).base_model
-            ids, mask = output["prompt_ids"], output["prompt_mask"]
-            hidden = backbone(input_ids=ids, attention_mask=mask).last_hidden_state[:, -1]
+            models = {"hidden": self.accelerator.unwrap_model(self.model), "start": self._before}
+            states = {name: model.base_model(**inputs_of).last_hidden_state[:, -1] for name, model in models.items()}
         self.visits.append({
-            "hidden": hidden.double().numpy(),
+            **{name: state.double().numpy() for name, state in states.items()},
             "prompts": [row["prompt"] for row in inputs],
             "rewards": self._unlearnt.newest.rewards.double().numpy(),
             "values": self._measure_values(self.model, Dataset.from_list(inputs)),
@@ -161,13 +164,13 @@ def run(scale: Scale, policy: str, seed: int, output: Path) -> dict[str, Any]:
 def errors_of(visits: list[dict[str, Any]], rollouts: int) -> dict[str, Any]:
     """Errors of every estimator by batch, and the mean of the values; the noise of the measured values taken off."""
     rewards, values = ([each[key] for each in visits] for key in ("rewards", "values"))
-    hidden = [each["hidden"] for each in visits]
-    hidden = [h / np.linalg.norm(h, axis=1, keepdims=True) for h in hidden]
+    states = {name: [each[name] for each in visits] for name in ("hidden", "start")}
+    unit = {name: [h / np.linalg.norm(h, axis=1, keepdims=True) for h in each] for name, each in states.items()}
     noise = [float((v * (1 - v)).mean() / (rollouts - 1)) for v in values]
     others = [(r.sum() - r) / (len(r) - 1) for r in rewards]
     errors = {
         "batch mean": [float(((b - v) ** 2).mean()) for b, v in zip(others, values, strict=True)],
-        "hidden": regression_errors(hidden, rewards, values),
+        **{name: regression_errors(features, rewards, values) for name, features in unit.items()},
         "words": regression_errors([np.stack([words(p) for p in v["prompts"]]) for v in visits], rewards, values),
     }
     return {
@@ -187,7 +190,7 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
             line[f"batch mean, {name}"] = round(found["batch mean"], 5)
             line |= {
                 f"{key} / batch mean, {name}": round(found[key] / max(found["batch mean"], 1e-9), 3)
-                for key in ("hidden", "words")
+                for key in ("hidden", "start", "words")
             }
         lines.append(line)
     return lines

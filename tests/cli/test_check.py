@@ -191,8 +191,8 @@ def prompt_ids(path):
         ),
         (
             {"prompt_sampler": "dynamic", "num_generations": 2},
-            "Prompts are drawn by `dynamic` (max_refills 4): groups whose rewards are all equal are drawn anew, 4 times "
-            "at most.",
+            "Prompts are drawn by `dynamic` (max_refills 4): groups whose rewards are all equal are drawn anew, 4 "
+            "times at most.",
         ),
         ({"prompt_sampler": "thompson"}, "over the prompts that it draws, not over all alike.\n"),
     ],
