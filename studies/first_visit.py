@@ -141,7 +141,7 @@ def run(scale: Scale, policy: str, seed: int, output: Path) -> dict[str, Any]:
     folder, chosen = output / f"{policy}-seed{seed}", setting(policy, scale, seed)
     chosen.make(folder / "warm_start")
     model = AutoModelForCausalLM.from_pretrained(folder / "warm_start", dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(folder / "warm_start", padding_side="left")
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder / "warm_start", padding_side="left")
 
     def measure(policy_now: Any, prompts: Dataset) -> np.ndarray:
         with torch.random.fork_rng(devices=[]):
