@@ -104,7 +104,9 @@ class RunContext:
         prompts: id of every training prompt -> fingerprint of the text that the model is given for it.
         provenance: what identifies the run's rollouts and rewards (model, revision, chat template, reward, sampling).
             A key that is unknown is absent.
+        texts: id of every training prompt -> its text (of a conversation, what the user says), or empty.
     """
 
     prompts: Mapping[str, str]
     provenance: Mapping[str, str | float]
+    texts: Mapping[str, str] = field(default_factory=dict)

@@ -20,8 +20,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
-import itertools
 import os
 from functools import partial
 from pathlib import Path
@@ -37,7 +35,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from basis_rl import BasisTrainer
 from basis_rl.baselines import build_baseline
-from basis_rl.functional.regression import predicted_values, regression_update
+from basis_rl.data import problem_text
+from basis_rl.functional.history import expected_sigmoid
+from basis_rl.functional.regression import hashed_words, predicted_logits, regression_update
 from basis_rl.rewards import MathVerifyReward
 from benchmarks.common import one_thread, save
 from benchmarks.trainers import quiet
@@ -46,7 +46,7 @@ from studies.runs import Planned, kept_runs, placed, study_parser
 from studies.selection import task as selection
 
 POLICIES = ("quickstart", "worked", "selection")
-WORDS = 256  # hashed features
+WORDS = 128  # hashed features
 PRIOR = 4.0  # variance of a logit before anything is known
 KEEP = 0.999  # what a batch leaves of the certainty of those before: the policy moves
 
@@ -113,14 +113,9 @@ class FirstVisits(BasisTrainer):
         return result
 
 
-def words(prompt: Any) -> np.ndarray:
-    """``(WORDS,)`` counts of a prompt's words and pairs of neighbours, hashed, of length 1."""
-    text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-    found = text.split()
-    features = np.zeros(WORDS)
-    for name in [*found, *map(" ".join, itertools.pairwise(found))]:
-        features[int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) % WORDS] += 1.0
-    return features / max(1e-9, float(np.linalg.norm(features)))
+def words(prompts: list[Any]) -> np.ndarray:
+    """``(P, WORDS)`` hashed words of prompts."""
+    return hashed_words([problem_text(prompt) for prompt in prompts], WORDS).double().numpy()
 
 
 def regression_errors(features: list[np.ndarray], rewards: list[np.ndarray], values: list[np.ndarray]) -> list[float]:
@@ -130,7 +125,7 @@ def regression_errors(features: list[np.ndarray], rewards: list[np.ndarray], val
     errors = []
     for phi, r, truth in zip(features, rewards, values, strict=True):
         rows = torch.cat([torch.ones(len(phi), 1, dtype=torch.float64), torch.from_numpy(phi)], dim=1)
-        predicted, _ = predicted_values(mean, covariance, rows)
+        predicted = expected_sigmoid(*predicted_logits(mean, covariance, rows))
         errors.append(float(((predicted.numpy() - truth) ** 2).mean()))
         mean, covariance = regression_update(mean, covariance / KEEP, rows, torch.from_numpy(r))
     return errors
@@ -171,7 +166,7 @@ def errors_of(visits: list[dict[str, Any]], rollouts: int) -> dict[str, Any]:
     errors = {
         "batch mean": [float(((b - v) ** 2).mean()) for b, v in zip(others, values, strict=True)],
         **{name: regression_errors(features, rewards, values) for name, features in unit.items()},
-        "words": regression_errors([np.stack([words(p) for p in v["prompts"]]) for v in visits], rewards, values),
+        "words": regression_errors([words(each["prompts"]) for each in visits], rewards, values),
     }
     return {
         "errors": {name: [e - n for e, n in zip(each, noise, strict=True)] for name, each in errors.items()},
@@ -189,7 +184,9 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
             found = {key: float(np.mean(e[int(part * len(e)) :])) for key, e in each["errors"].items()}
             line[f"batch mean, {name}"] = round(found["batch mean"], 5)
             line |= {
-                f"{key} / batch mean, {name}": round(found[key] / max(found["batch mean"], 1e-9), 3)
+                f"{key} / batch mean, {name}": round(
+                    found[key] / found["batch mean"] if found["batch mean"] else float("nan"), 3
+                )
                 for key in ("hidden", "start", "words")
             }
         lines.append(line)

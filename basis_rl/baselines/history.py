@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows
+from basis_rl.baselines.text_prior import TextPrior
 from basis_rl.functional.history import (
     drift_grid,
     expected_sigmoid,
@@ -25,7 +26,17 @@ from basis_rl.functional.history import (
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 from basis_rl.values.table import ValueTable
 
-_STATE = ("prompt_ids", "mean", "variance", "last_seen", "log_weights", "shift_mean", "shift_variance", "step")
+_STATE = (
+    "prompt_ids",
+    "mean",
+    "variance",
+    "last_seen",
+    "log_weights",
+    "shift_mean",
+    "shift_variance",
+    "step",
+    "text_prior",
+)
 _UNKNOWN_SHIFT = 100.0
 # Weights of the drifts remember about 1 / (1 - 0.97) = 33 batches: a run may stand still first and move later.
 _FORGETTING = 0.97
@@ -54,6 +65,9 @@ class BasisHistory(Baseline):
     (Eq. 7) would let the own reward in through the others' values, and gains nothing. Works without a table too
     (``values=None``: every prompt starts at ``N(0, prior_variance)``).
 
+    With ``prior="text"`` a prompt that was never sampled, and is not in the table, starts at what a regression on the
+    words of all prompts so far says (`basis_rl.baselines.text_prior`), in place of ``N(0, prior_variance)``.
+
     Metrics: ``shift``; ``beta = 1 / shift`` within the paper's grid [0.01, 5]; ``uncertainty``, the mean standard
     deviation of the beliefs, in logits; ``known``, the share of rollouts whose prompt has a belief of its own;
     ``drift``, the weighted mean ``sum_d w_d d``.
@@ -66,6 +80,7 @@ class BasisHistory(Baseline):
         drift: variance that a prompt's logit gains a step, beside the common shift, or ``"auto"``.
         shift_drift: variance that the common shift gains a step.
         prior_variance: of a prompt without a table.
+        prior: ``flat`` or ``text``: what is believed about a prompt that was never sampled.
 
     Raises:
         ValueError: a parameter out of its range, or a table that cannot be read.
@@ -80,6 +95,7 @@ class BasisHistory(Baseline):
         drift: float | Literal["auto"] = "auto",
         shift_drift: float = 0.02,
         prior_variance: float = 4.0,
+        prior: Literal["flat", "text"] = "flat",
     ) -> None:
         bad_drift = drift != "auto" if isinstance(drift, str) else not drift >= 0
         if smoothing <= 0 or not 0 < epsilon < 0.5 or bad_drift or shift_drift < 0 or prior_variance <= 0:
@@ -87,6 +103,11 @@ class BasisHistory(Baseline):
                 "basis_history: needs smoothing > 0, 0 < epsilon < 0.5, drift >= 0 or 'auto', shift_drift >= 0 and "
                 f"prior_variance > 0, got {smoothing}, {epsilon}, {drift}, {shift_drift}, {prior_variance}."
             )
+        if prior not in ("flat", "text"):
+            raise ValueError(f"basis_history: prior must be 'flat' or 'text', got '{prior}'.")
+        self.prior = prior
+        self.text_prior = TextPrior(prior_variance) if prior == "text" else None
+        self.requires = frozenset({"prompt_texts"} if prior == "text" else ())
         self.values = values if isinstance(values, ValueTable) or values is None else ValueTable.load(values)
         self.smoothing, self.epsilon, self.accept_mismatch, self.drift = smoothing, epsilon, accept_mismatch, drift
         self.drifts = drift_grid() if isinstance(drift, str) else torch.tensor([drift], dtype=torch.float64)
@@ -111,6 +132,8 @@ class BasisHistory(Baseline):
     def validate(self, run: RunContext) -> None:
         if self.values is not None:
             self.values.check(run, accept_mismatch=self.accept_mismatch)
+        if self.text_prior is not None:
+            self.text_prior.know(run.texts)
 
     def _belief(self, prompt_ids: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and variance now, ``(D, N)``, and who has a belief of its own, ``(N,)``. Others have the prior."""
@@ -118,6 +141,9 @@ class BasisHistory(Baseline):
         known = rows >= 0
         mean = torch.zeros((len(self.drifts), len(rows)), dtype=torch.float64)
         variance = torch.full_like(mean, self.prior_variance)
+        if self.text_prior is not None and not bool(known.all()):
+            new = [name for name, own in zip(prompt_ids, known.tolist(), strict=True) if not own]
+            mean[:, ~known], variance[:, ~known] = self.text_prior(new)
         mean[:, known] = self.mean[:, rows[known]]
         age = self.step - self.last_seen[rows[known]]
         variance[:, known] = self.variance[:, rows[known]] + self.drifts[:, None] * age
@@ -161,7 +187,12 @@ class BasisHistory(Baseline):
         mean, _ = filter_update(mean, variance, total - count * values, count * values * (1 - values))
         return expected_sigmoid(mean + shift, uncertainty).clamp(self.epsilon, 1 - self.epsilon)
 
+    def _know(self, batch: RolloutBatch) -> None:
+        if self.text_prior is not None and batch.prompt_texts is not None:
+            self.text_prior.know(dict(zip(batch.prompt_ids, batch.prompt_texts, strict=True)))
+
     def advantages(self, batch: RolloutBatch) -> Advantages:
+        self._know(batch)
         rewards = self._scaled(batch)
         mean, variance, known = self._belief(batch.prompt_ids)
         likelihood = self._log_likelihood(mean, rewards)
@@ -182,6 +213,7 @@ class BasisHistory(Baseline):
         return Advantages(values=result, baseline=baseline, metrics=metrics)
 
     def update(self, batch: RolloutBatch) -> None:
+        self._know(batch)
         rewards = self._scaled(batch)
         mean, variance, _ = self._belief(batch.prompt_ids)
         likelihood = self._log_likelihood(mean, rewards)
@@ -201,6 +233,8 @@ class BasisHistory(Baseline):
             self._store(prompts, *filter_update(before, spread, residual, information))
             self.log_weights = prequential_update(self.log_weights, predicted, rewards, _FORGETTING)
             self.shift_mean, self.shift_variance = float(shift), float(uncertainty)
+            if self.text_prior is not None:
+                self.text_prior.update(batch.prompt_ids, rewards, self.shift_mean)
         else:
             self.shift_variance += self.shift_drift
         self.step += 1
@@ -226,6 +260,7 @@ class BasisHistory(Baseline):
             "shift_mean": self.shift_mean,
             "shift_variance": self.shift_variance,
             "step": self.step,
+            "text_prior": self.text_prior.state_dict() if self.text_prior is not None else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -235,6 +270,14 @@ class BasisHistory(Baseline):
                 f"The state of BasisHistory was saved with {len(state['log_weights'])} candidates of the drift, not "
                 f"{len(self.drifts)}: give the `drift` that the run was started with."
             )
+        if (state["text_prior"] is None) != (self.text_prior is None):
+            saved = "without" if state["text_prior"] is None else "with"
+            raise ValueError(
+                f"The state of BasisHistory was saved {saved} a prior from the text: give the `prior` that the run was "
+                "started with."
+            )
+        if self.text_prior is not None:
+            self.text_prior.load_state_dict(state["text_prior"])
         self._set_prompts(list(state["prompt_ids"]))
         self.log_weights = state["log_weights"].clone()
         self.mean, self.variance = state["mean"].clone(), state["variance"].clone()

@@ -11,6 +11,7 @@ from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 
 from basis_rl.baselines import BASELINES, Baseline, LearnedBaseline
+from basis_rl.data import problem_text
 from basis_rl.objectives import OBJECTIVES, AnyObjective, objective_name
 from basis_rl.rewards.base import GoldChecker, required_columns
 from basis_rl.rollout import Sampling
@@ -265,10 +266,12 @@ def run_context(
 ) -> RunContext:
     """What `Baseline.validate` may look at. A streamed dataset's prompts are not known beforehand, and left out."""
     prompts: dict[str, str] = {}
+    texts: dict[str, str] = {}
     if isinstance(dataset, Dataset):
         template = with_tools(args, tools)
         for row in dataset:
             prompts[row_prompt_id(row)] = fingerprint(rendered_prompt(row["prompt"], tokenizer, template))
+            texts[row_prompt_id(row)] = problem_text(row["prompt"])
     provenance = run_provenance(
         config,
         tokenizer,
@@ -276,7 +279,7 @@ def run_context(
         sampling_of(args),
         args.reward_weights,
     )
-    return RunContext(prompts=prompts, provenance=provenance)
+    return RunContext(prompts=prompts, provenance=provenance, texts=texts)
 
 
 def with_tools(args: BasisConfig, tools: Sequence[Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,8 @@ class Selection:
     The random numbers of a draw depend on the run's seed and on the number of the batch alone, so a resumed run draws
     as the uninterrupted one; draws that were made ahead are in the checkpoint.
 
-    The belief is the baseline's own where it has one (`ValueBelief`), else that of a `BasisHistory` beside it.
+    The belief is the baseline's own where it has one (`ValueBelief`), else that of a `BasisHistory` beside it,
+    which begins with what the texts of the prompts tell.
 
     Metrics: ``sampler/believed``, the mean believed value of the prompts that were drawn, beside ``sampler/reward``,
     what they got; ``sampler/believed_solved`` and ``sampler/believed_impossible``, shares of all prompts with a
@@ -40,12 +41,19 @@ class Selection:
     """
 
     def __init__(
-        self, run: SelectingRun, sampler: PromptSampler, baseline: Baseline, prompt_ids: Sequence[str]
+        self,
+        run: SelectingRun,
+        sampler: PromptSampler,
+        baseline: Baseline,
+        prompt_ids: Sequence[str],
+        texts: Iterable[str],
     ) -> None:
         self.run, self.sampler = run, sampler
-        self.own_belief = None if isinstance(baseline, ValueBelief) else BasisHistory()
+        self.own_belief = None if isinstance(baseline, ValueBelief) else BasisHistory(prior="text")
         self.belief: ValueBelief = baseline if isinstance(baseline, ValueBelief) else self.own_belief or BasisHistory()
         self.prompt_ids = prompt_ids
+        if self.own_belief is not None and self.own_belief.text_prior is not None:
+            self.own_belief.text_prior.know(dict(zip(prompt_ids, texts, strict=True)))
         self.size = run.args.generation_batch_size // run.num_generations
         self.seen = torch.zeros(len(prompt_ids), dtype=torch.bool)
         self.refills = 0

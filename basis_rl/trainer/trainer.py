@@ -20,6 +20,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
 from basis_rl.baselines import Baseline, LearnedBaseline, build_baseline
+from basis_rl.data import problem_text
 from basis_rl.functional.diagnostics import advantage_metrics, mean_by
 from basis_rl.objectives import AnyObjective, objective_name
 from basis_rl.samplers import PromptSampler, build_sampler
@@ -164,7 +165,8 @@ class BasisTrainer(GRPOTrainer):
         ids = prompt_ids_of(self.train_dataset)
         if not self.sampler.in_dataset_order:
             assert ids is not None  # checked before the model was loaded
-            self.selection = Selection(self, self.sampler, self.baseline, ids)
+            texts = (problem_text(row["prompt"]) for row in self.train_dataset)
+            self.selection = Selection(self, self.sampler, self.baseline, ids, texts)
         self._refill = Refill(self) if self.selection is not None and self.sampler.max_refills else None
         self._place, self._unlearnt = Place(self), Unlearnt()
         self._generation_batch = 0

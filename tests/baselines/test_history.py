@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from basis_rl.baselines import BasisHistory
+from basis_rl.baselines import BasisHistory, check_baseline
 from basis_rl.functional.history import drift_grid, shift_grid
 from basis_rl.types import RolloutBatch, RunContext
 from basis_rl.values import ValueTable
@@ -265,3 +265,68 @@ def test_rewards_in_another_unit():
 def test_parameters_out_of_range(params, message):
     with pytest.raises(ValueError, match=message):
         BasisHistory(**params)
+
+
+TEXTS = {**{f"easy{i}": f"Add the numbers {i} and 2" for i in range(40)},
+         **{f"hard{i}": f"Prove the lemma number {i}" for i in range(40)}}  # fmt: skip
+
+
+def texted(rewards, ids, step=0):
+    return replace(batch_of(rewards, ids, step=step), prompt_texts=[TEXTS[name] for name in ids])
+
+
+def taught():
+    """A belief that has seen half of the prompts once: easy ones right, hard ones wrong."""
+    baseline = BasisHistory(prior="text")
+    for step in range(10):
+        ids = [f"{kind}{2 * step + k}" for kind in ("easy", "hard") for k in range(2)]
+        baseline.update(texted([float(name.startswith("easy")) for name in ids], ids, step))
+    return baseline
+
+
+def test_a_prompt_that_was_never_sampled_is_told_by_its_text():
+    baseline, flat = taught(), BasisHistory()
+    new = ["easy30", "hard30"]
+    batch = texted([1.0, 0.0], new)
+    told = baseline.advantages(batch).baseline
+    assert told[0] > 0.75
+    assert told[1] < 0.25
+    assert "prompt_texts" in baseline.requires
+    assert not flat.requires
+    mean, variance = baseline.believed(new)
+    assert mean[0] > 0.75 > 0.25 > mean[1]
+    assert variance[0] < BasisHistory(prior="text").believed(new)[1][0]
+    assert baseline.believed(["nobody"])[0] == pytest.approx(0.5, abs=0.2)
+
+
+def test_the_texts_of_a_run_are_known_before_their_first_batch():
+    baseline = BasisHistory(prior="text")
+    baseline.validate(RunContext(prompts=dict.fromkeys(TEXTS, "x"), provenance={}, texts=TEXTS))
+    for step in range(10):
+        ids = [f"{kind}{2 * step + k}" for kind in ("easy", "hard") for k in range(2)]
+        baseline.update(batch_of([float(name.startswith("easy")) for name in ids], ids, step=step))
+    same = taught()
+    same.text_prior.know(TEXTS)
+    assert torch.equal(baseline.believed(["easy30", "hard3"])[0], same.believed(["easy30", "hard3"])[0])
+
+
+def test_a_prior_from_the_text_starts_as_wide_as_the_flat_one_and_comes_back():
+    baseline = BasisHistory(prior="text")
+    baseline.text_prior.know(TEXTS)
+    mean, variance = baseline.text_prior(["easy1", "hard1"])
+    assert mean.tolist() == [0, 0]
+    assert variance.tolist() == pytest.approx([4.0, 4.0], rel=1e-2)
+    first, again = taught(), BasisHistory(prior="text")
+    again.load_state_dict(first.state_dict())
+    batch = texted([1.0, 0.0, 1.0], ["easy30", "hard31", "easy1"])
+    assert torch.equal(first.advantages(batch).values, again.advantages(batch).values)
+    with pytest.raises(ValueError, match="saved with a prior from the text"):
+        BasisHistory().load_state_dict(first.state_dict())
+    with pytest.raises(ValueError, match="saved without a prior"):
+        BasisHistory(prior="text").load_state_dict(BasisHistory().state_dict())
+    with pytest.raises(ValueError, match="'flat' or 'text'"):
+        BasisHistory(prior="words")
+
+
+def test_the_prior_from_the_text_keeps_the_contract():
+    check_baseline(lambda: BasisHistory(prior="text"))

@@ -139,7 +139,7 @@ def fake_selection(rank=0, ranks=1, sampler=None, prompts=16, batch=8, rollouts=
         args=SimpleNamespace(generation_batch_size=batch, seed=1), num_generations=rollouts, accelerator=accelerator,
         train_dataset=[{"prompt_id": str(i)} for i in range(prompts)], log_metric=logged.__setitem__, logged=logged,
     )  # fmt: skip
-    found = Selection(fake, sampler or Variance(), build_baseline("rloo"), [str(i) for i in range(prompts)])
+    found = Selection(fake, sampler or Variance(), build_baseline("rloo"), *[[str(i) for i in range(prompts)]] * 2)
     found.belief = Believing(torch.linspace(0, 1, prompts).flip(0) ** 2)
     return found
 
