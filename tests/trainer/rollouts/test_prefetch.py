@@ -184,7 +184,8 @@ def test_the_weights_of_every_correction_reach_the_baseline(mode, served, tmp_pa
     assert logged(trained, "rollout/masked") == pytest.approx(silenced)
 
 
-@pytest.mark.parametrize("name", ["basis", pytest.param("ppo", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["basis", "ppo"])
 def test_epochs_are_crossed(name, served, tmp_path):
     trained = trainer(tmp_path, *served, name, num_generations=1, max_steps=10, **SETTINGS)
     assert 2 * len(sums()) // 4 < 10
