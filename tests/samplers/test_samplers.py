@@ -23,6 +23,7 @@ from basis_rl.samplers import (
 from basis_rl.samplers import base as sampler_base
 from basis_rl.samplers.checks import ExampleBelief, example_beliefs
 from basis_rl.samplers.registry import sampler_name
+from examples.custom_sampler import Harder
 
 ALL = ["rows", "determinism", "no_side_effect", "every_prompt", "ratio", "keeps", "state_round_trip"]
 IDS = [f"prompt-{i}" for i in range(16)]
@@ -46,6 +47,7 @@ def test_registered_samplers_keep_the_contract(name):
         lambda: Spo(bonus=1.0),
         lambda: Thompson(target=0.0, explore=0.5),
         lambda: DropSolved(solved=0.5, floor=0.5),
+        Harder,
     ],
 )
 def test_with_other_parameters_too(make):
