@@ -122,12 +122,12 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
         return "no runs yet"
     names, shares = [*lines[0]["final"]], [*lines[0]["to"]]
     columns = "  ".join([*(f"{name:>12}" for name in names), "entropy", *(f"{f'to {s}':>20}" for s in shares)])
-    text = [f"{'row':13}  {'sampler':10}  {'rate':>6}   seeds  {columns}"]
+    text = [f"{'row':13}  {'sampler':10}  {'rate':>7}   seeds  {columns}"]
     for line in lines:
         cells = [f"{line['final'][name]['median']:12.1%}" for name in names]
         cells += [f"{line['entropy']['median']:7.2f}", *(f"{_range(line['to'][share]):>20}" for share in shares)]
         star = "*" if line["best"] else " "
-        head = f"{line['row']:13}  {line['sampler']:10}  {line['learning_rate']:6.0e} {star}"
+        head = f"{line['row']:13}  {line['sampler']:10}  {line['learning_rate']:7g} {star}"
         text.append(f"{head} {len(line['seeds']):5}  {'  '.join(cells)}")
     return "\n".join(text)
 

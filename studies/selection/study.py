@@ -2,8 +2,8 @@
 
     python -m studies.selection.study [--task alike] [--long] [--rows ...] [--samplers ...] [--runs N] [--quick]
 
-On a task like RLVR (`studies.selection.task`): 68 % of the prompts are nearly solved, 17 % are hard, since they need
-two right choices among strategies of which the favourite is wrong, and 15 % are impossible. Each row of the comparison
+On a task like RLVR (`studies.selection.task`): 66 % of the prompts are nearly solved, 19 % are hard, since they need
+two right choices among strategies of which the likeliest is wrong, and 15 % are impossible. Each row of the comparison
 is a baseline with a prompt sampler, trained by `BasisTrainer` from ONE warm start for each seed, at several constant
 learning rates; it is judged at the rate that suits it best. Every step is one update on 64 rollouts, 64 prompts x 1 or
 8 x 8, objective ``grpo``, no KL. A run ends when its budget of rollouts is drawn, those that a sampler throws away
@@ -60,7 +60,7 @@ FIRST = (
     (GROUPS, UNIFORM), ("basis_history", UNIFORM), ("basis_history", "frontier"), ("basis_history", "variance"),
     ("none", UNIFORM), (GROUPS, "variance"), (GROUPS, DYNAMIC),
 )  # fmt: skip
-RATES, LONG = [3e-4, 1e-3, 3e-3], 4  # LONG: how many times as long
+RATES, LONG = [3e-4, 6e-4, 1.2e-3], 4  # LONG: how many times as long
 LOGGED = ("entropy", "reward", "grad_norm", "completions/mean_length", "baseline/beta", "baseline/mse_to_reward")
 
 

@@ -1,22 +1,24 @@
 """A task like RLVR in small: most prompts nearly solved, some hard, some impossible, and long rollouts that are mostly
 filler.
 
-A prompt has a kind and two parts, each a sum of three digits, ``k7 4 2 5 ; 3 1 9 :``. A rollout works each part off:
-it names a strategy (s0 to s7), then adds digit by digit with random filler words between, and at the end it repeats the
-two results (mod 10), ``s3 f1 f9 f4 f0 f2 2 6 f7 f7 f1 f8 f3 5 1 s5 ... = 1 3``. Only these two digits are verified.
+A prompt has a kind and two parts, each a sum of three digits, ``k7 4 2 5 ; 3 1 9 :``. A rollout works each part off: it
+names a strategy (s0 to s3) and where that starts, then adds digit by digit with random filler words between; at the end
+it repeats the two results (mod 10): ``s3 8 f1 f9 f4 f0 f2 2 0 f7 f7 f1 f8 f3 5 5 s0 4 ... = 5 4``. Only these two are
+verified.
 
 What makes it like RLVR:
 
-1. With a *strategy* that its kind accepts the policy gets a part right, nearly always; with another it gets it wrong,
-   nearly always, since it was taught so. Kinds of easy prompts accept every strategy; a kind of hard prompts accepts,
-   in each of its two parts, two of the seven that are not the warm start's favourite. Two decisions must be right, so
-   that sampling makes one of some twenty rollouts right, and sharpening what is likely makes none. Strategies serve
-   equally many kinds: no strategy is good by itself.
+1. Prompts of easy kinds are right with any strategy, each of which starts at the first digit there. In prompts of hard
+   kinds strategy sK starts K + 1 further, and each of the two parts needs one particular K, which the kind decides and
+   nothing tells. The warm start prefers another one. Two decisions must be right, so that few rollouts are, and
+   sharpening what is likely makes none right. Each strategy serves as many kinds as each other one, so none is good by
+   itself. Nor can the policy do without: it has learned how to go on from a strategy, and hardly ever starts elsewhere.
 2. Impossible prompts look like the others, easy and hard ones in their shares, but have a solution that nothing
    matches, as a wrong label has.
-3. Of the 34 tokens of a rollout 20 are filler, 2 decide, and the others are all but determined by those before.
+3. Of the 36 tokens of a rollout 20 are filler, 2 decide, and the others are all but determined by those before.
 
-`TASKS`: ``mixed``, and ``alike``, where every prompt has the same medium difficulty and there is nothing to select.
+`TASKS`: ``mixed``, and ``alike``, where every prompt has the same medium difficulty (one of its two parts needs one
+particular strategy) and there is nothing to select.
 """
 
 from __future__ import annotations
@@ -38,29 +40,53 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, set_seed
 from examples.quickstart.warm_start import END, PAD, build_model
 from studies.training import started
 
-STRATEGIES, FILLERS, FILLER = 8, 16, 5  # words of each sort; filler words before each addition
-FAVOURITE = 0.4  # probability of s0 in a demonstration, the others share the rest
-MISTAKE, MISS = 0.02, 0.95  # an addition is wrong; the result of a part is, with a strategy that is not accepted
+STRATEGIES, FILLERS, FILLER = 4, 16, 5  # words of each sort; filler words before each addition
+FAVOURITE, NEEDED = 0.45, 0.28  # probability of a part's favourite strategy in a demonstration, and of the right one
+MISTAKE = 0.02  # probability that a digit that a demonstration works out is wrong
 PARTS, DIGITS = 2, 3  # of a prompt; of a part
-TOKENS = PARTS * (1 + (DIGITS - 1) * (FILLER + 2)) + 1 + PARTS + 1  # of a rollout, the end token included
+TOKENS = PARTS * (2 + (DIGITS - 1) * (FILLER + 2)) + 1 + PARTS + 1  # of a rollout, the end token included
 NOTHING = "?"  # the solution of an impossible prompt: no word of the vocabulary
 
-ANY = frozenset(range(STRATEGIES))
-OTHERS = STRATEGIES - 1  # those that are not the favourite
+
+@dataclass(frozen=True)
+class Kind:
+    """What the prompts of a kind have in common.
+
+    Attributes:
+        needs: of each part the strategy that is right, None where each is.
+        favourites: of each part the strategy that the warm start prefers, never the right one.
+    """
+
+    needs: tuple[int | None, ...]
+    favourites: tuple[int, ...]
+
+    def weights(self, part: int) -> list[float]:
+        """Probabilities of the strategies in the demonstrations of a part."""
+        likely = {self.favourites[part]: FAVOURITE}
+        if (need := self.needs[part]) is not None:
+            likely[need] = NEEDED
+        rest = (1 - sum(likely.values())) / (STRATEGIES - len(likely))
+        return [likely.get(strategy, rest) for strategy in range(STRATEGIES)]
+
+    def start(self, part: int, digit: int, strategy: int) -> int:
+        """Where a strategy starts in a part that begins with `digit`."""
+        return (digit + (0 if self.needs[part] is None else 1 + strategy)) % 10
 
 
-def _others(*numbers: int) -> frozenset[int]:
-    """Strategies that are not the favourite, by their number modulo `OTHERS`."""
-    return frozenset(1 + number % OTHERS for number in numbers)
+def _kind(number: int, *needs: int | None) -> Kind:
+    """The favourite of a part is another strategy than the one that it needs; which one, differs from kind to kind."""
+    favourites = ((need or 0) + 1 + (number + part) % (STRATEGIES - 1) for part, need in enumerate(needs))
+    return Kind(needs, tuple(favourite % STRATEGIES for favourite in favourites))
 
 
-# Of each kind the strategies that it accepts in each part. Each of s1 to s7 serves equally many kinds of a family.
-EASY = {f"k{i}": (ANY, ANY) for i in range(4)}
-HARD = {f"k{4 + i}": (_others(i, i + 2), _others(3 * i + 1, 3 * i + 4)) for i in range(OTHERS)}
+EASY = {f"k{i}": _kind(i, None, None) for i in range(4)}
+# Every strategy is the right one of one kind, in each part.
+HARD = {f"k{4 + i}": _kind(i, i, (i + 1) % STRATEGIES) for i in range(STRATEGIES)}
 MEDIUM = {
-    f"m{i}": (_others(*range(OTHERS)) - _others(i), _others(*range(OTHERS)) - _others(3 * i)) for i in range(OTHERS)
+    **{f"m{i}": _kind(i, i, None) for i in range(STRATEGIES)},
+    **{f"m{STRATEGIES + i}": _kind(i, None, i) for i in range(STRATEGIES)},
 }
-KINDS: dict[str, tuple[frozenset[int], frozenset[int]]] = {**EASY, **HARD, **MEDIUM}
+KINDS = {**EASY, **HARD, **MEDIUM}
 
 
 @dataclass(frozen=True)
@@ -79,7 +105,7 @@ class Task:
 
 
 TASKS = {
-    "mixed": Task({"easy": 0.68, "hard": 0.17, "impossible": 0.15}, {"easy": (*EASY,), "hard": (*HARD,)}, "hard"),
+    "mixed": Task({"easy": 0.66, "hard": 0.19, "impossible": 0.15}, {"easy": (*EASY,), "hard": (*HARD,)}, "hard"),
     "alike": Task({"alike": 1.0}, {"alike": (*MEDIUM,)}, "alike"),
 }
 
@@ -97,7 +123,9 @@ class Problem:
 
     @property
     def solution(self) -> str:
-        return " ".join(str(sum(part) % 10) for part in self.parts)
+        kind = KINDS[self.kind]
+        starts = [kind.start(i, part[0], kind.needs[i] or 0) for i, part in enumerate(self.parts)]
+        return " ".join(str((start + sum(part[1:])) % 10) for start, part in zip(starts, self.parts, strict=True))
 
 
 def problem(kinds: Sequence[str], random: Random) -> Problem:
@@ -155,20 +183,18 @@ def counting(counts: dict[str, int]) -> Callable[..., list[float]]:
 
 
 def demonstration(shown: Problem, random: Random, strategies: Sequence[int] | None = None) -> str:
-    """What the warm start is taught to write: strategies at random (or `strategies`), filler, and sums with the errors
-    that these strategies bring."""
-    words, results = list[str](), list[str]()
+    """What the warm start is taught to write: strategies at random (or `strategies`), filler, sums with mistakes."""
+
+    def written(digit: int) -> int:
+        return (digit + (random.randrange(1, 10) if random.random() < MISTAKE else 0)) % 10
+
+    words, results, kind = list[str](), list[str](), KINDS[shown.kind]
     for number, part in enumerate(shown.parts):
-        weights = [FAVOURITE, *[(1 - FAVOURITE) / OTHERS] * OTHERS]
-        strategy = strategies[number] if strategies else random.choices(range(STRATEGIES), weights)[0]
-        accepted = strategy in KINDS[shown.kind][number]
-        words.append(f"s{strategy}")
-        total = part[0]
-        for place, digit in enumerate(part[1:], start=1):
-            last = place == DIGITS - 1
-            total = (total + digit) % 10
-            if random.random() < (MISS if last and not accepted else MISTAKE):
-                total = (total + random.randrange(1, 10)) % 10
+        strategy = strategies[number] if strategies else random.choices(range(STRATEGIES), kind.weights(number))[0]
+        total = written(kind.start(number, part[0], strategy))
+        words += [f"s{strategy}", str(total)]
+        for digit in part[1:]:
+            total = written(total + digit)
             words += [f"f{random.randrange(FILLERS)}" for _ in range(FILLER)]
             words += [str(digit), str(total)]
         results.append(str(total))

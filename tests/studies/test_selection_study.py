@@ -8,33 +8,28 @@ from types import SimpleNamespace
 import pytest
 
 from studies.selection import report, study, task
-from studies.selection.task import HARD, KINDS, NOTHING, TASKS, TOKENS, Problem
-
-
-def without_errors(monkeypatch):
-    """Additions are right, and a strategy that is not accepted always misses."""
-    monkeypatch.setattr(task, "MISTAKE", 0.0)
-    monkeypatch.setattr(task, "MISS", 1.0)
+from studies.selection.task import HARD, KINDS, MEDIUM, NOTHING, TASKS, TOKENS, Problem
 
 
 @pytest.mark.parametrize("family", ["easy", "hard", "alike"])
-def test_a_demonstration_earns_the_reward_with_accepted_strategies_and_with_no_others(family, monkeypatch):
-    without_errors(monkeypatch)
+def test_a_demonstration_earns_the_reward_with_the_strategies_that_its_kind_needs_and_no_others(family, monkeypatch):
+    monkeypatch.setattr(task, "MISTAKE", 0.0)
     rng = random.Random(0)
     kinds = {**TASKS["mixed"].kinds, **TASKS["alike"].kinds}[family]
     for kind in kinds:
         for strategies in product(range(task.STRATEGIES), repeat=task.PARTS):
             made = task.problem([kind], rng)
             (earned,) = task.reward([task.demonstration(made, rng, strategies)], [made.solution])
-            accepted = all(s in of for s, of in zip(strategies, KINDS[kind], strict=True))
-            assert earned == accepted, (kind, strategies)
-            if family == "easy":
-                assert earned
+            right = all(need in (None, s) for s, need in zip(strategies, KINDS[kind].needs, strict=True))
+            assert earned == right, (kind, strategies)
 
 
 def test_the_solution_is_the_last_digit_of_each_part_and_the_reward_reads_what_follows_the_sign():
-    made = Problem("k4", ((4, 2, 5), (9, 9, 9)))
-    assert (made.prompt, made.solution) == ("k4 4 2 5 ; 9 9 9 :", "1 7")
+    parts = ((4, 2, 5), (9, 9, 9))
+    assert KINDS["k6"].needs == (2, 3)  # which add three and four
+    assert Problem("k6", parts).solution == "4 1"
+    made = Problem("k0", parts)
+    assert (made.prompt, made.solution) == ("k0 4 2 5 ; 9 9 9 :", "1 7")
     texts = ["s1 = 1 7", "= 1 7", "= 0 0 = 1 7", "= 1 7 = 0 0", "= 7 1", "= 1", "= 1 7 7", "1 7", ""]
     assert task.reward(texts, [made.solution] * len(texts)) == [1, 1, 1, 0, 0, 0, 0, 0, 0]
 
@@ -51,19 +46,25 @@ def test_nothing_that_can_be_written_solves_an_impossible_prompt():
     assert not any(task.reward(texts, [NOTHING] * len(texts)))
 
 
-def test_hard_kinds_refuse_the_favourite_and_no_strategy_is_good_by_itself():
-    for part in range(task.PARTS):
-        served = Counter(s for accepted in HARD.values() for s in accepted[part])
-        assert served == dict.fromkeys(range(1, task.STRATEGIES), 2)
-    assert len(set(HARD.values())) == len(HARD)
-    sizes = {tuple(map(len, KINDS[kind])) for kind in TASKS["alike"].kinds["alike"]}
-    assert len(sizes) == 1  # of one difficulty
-    assert all(0 not in accepted for kind in TASKS["alike"].kinds["alike"] for accepted in KINDS[kind])
+def test_no_strategy_is_good_by_itself_and_the_favourite_is_never_the_right_one():
+    for kinds in (HARD, MEDIUM):
+        for part in range(task.PARTS):
+            served = Counter(kind.needs[part] for kind in kinds.values() if kind.needs[part] is not None)
+            assert served == dict.fromkeys(range(task.STRATEGIES), 1)
+        needs = [kind.needs for kind in kinds.values()]
+        assert len(set(needs)) == len(needs)
+        assert len({each.count(None) for each in needs}) == 1  # of one difficulty
+    for kind in (*HARD.values(), *MEDIUM.values()):
+        for part, (need, favourite) in enumerate(zip(kind.needs, kind.favourites, strict=True)):
+            weights = kind.weights(part)
+            assert sum(weights) == pytest.approx(1)
+            assert max(weights) == weights[favourite] > weights[favourite - 1]
+            assert need != favourite
 
 
 def test_prompts_are_in_their_shares_and_none_is_both_trained_on_and_held_out():
     trained, held_out = task.datasets(TASKS["mixed"], 1000, 150)
-    assert Counter(trained["family"]) == {"easy": 680, "hard": 170, "impossible": 150}
+    assert Counter(trained["family"]) == {"easy": 660, "hard": 190, "impossible": 150}
     prompts = [trained["prompt"], *(part["prompt"] for part in held_out.values())]
     everything = [prompt for part in prompts for prompt in part]
     assert len(set(everything)) == len(everything) == 1000 + 2 * 150
