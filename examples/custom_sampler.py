@@ -1,6 +1,6 @@
 """A prompt sampler of your own: `prompt_sampler: examples.custom_sampler:Harder`.
 
-    basis-rl check examples.custom_sampler:Harder
+basis-rl check examples.custom_sampler:Harder
 """
 
 from __future__ import annotations

@@ -82,6 +82,28 @@ def test_greedy_rollouts_use_what_is_there():
     assert "self._pending_metrics.clear()" in source(GRPOTrainer._generate_and_score_completions)
 
 
+def test_a_refill_changes_the_callers_prompts():
+    """What `_generate` returns, and that prompts and rows are read again after it, from the lists it was given."""
+    text, generate = source(GRPOTrainer._generate_and_score_completions), source(GRPOTrainer._generate)
+    names = [
+        "prompt_ids",
+        "completion_ids",
+        "tool_mask",
+        "completions",
+        "logprobs",
+        "extra_fields",
+        "images",
+        "tool_images",
+    ]
+    assert f"return {', '.join(names)}" in generate
+    assert "prompts = copy.deepcopy(prompts)" in generate
+    assert text.index("self._generate(prompts)") < text.index(
+        "self._calculate_rewards(inputs, prompts, completions, completion_ids_list)"
+    )
+    assert text.index("self._calculate_rewards(") < text.index("gather_object(prompts)")
+    assert "self._pending_extra_logs.get(column, [None] * len(prompts))" in text
+
+
 def test_the_loss_scores_once_and_falls_back_to_the_present_policy():
     text = source(GRPOTrainer._compute_loss)
     assert text.count("self._get_per_token_logps_and_entropies(") == 1
