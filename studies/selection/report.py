@@ -143,8 +143,8 @@ def _range(to: dict[str, Any]) -> str:
 
 
 def draw(runs: Sequence[Run], lines: Sequence[dict[str, Any]], judged: str, samples: int, path: Path) -> None:
-    """The first `DRAWN` rows, each at its best rate: accuracy and pass@`samples` on `judged`, the entropy of training, the other families'
-    accuracy; and at all rates the final accuracy on `judged`, mean and range of the seeds."""
+    """The first `DRAWN` rows, each at its best rate: accuracy and pass@`samples` on `judged`, the entropy of training,
+    the other families' accuracy; and at all rates the final accuracy on `judged`, mean and range of the seeds."""
     if not runs:
         return
     best = dict([((line["row"], line["sampler"]), line["learning_rate"]) for line in lines if line["best"]][:DRAWN])
