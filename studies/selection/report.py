@@ -18,6 +18,7 @@ REFERENCE = "grpo G=8"  # with prompts drawn uniformly
 SHARES = (0.5, 0.75, 0.9, 1.0)  # of the level that the reference reaches in the end
 DECIDING = 0.9  # the share that tells which rate suits a row best
 HELD = 2  # measurements that make a level
+DRAWN = 8  # rows at most in the plot, those of which runs were made first
 
 Run = dict[str, Any]
 
@@ -142,11 +143,11 @@ def _range(to: dict[str, Any]) -> str:
 
 
 def draw(runs: Sequence[Run], lines: Sequence[dict[str, Any]], judged: str, samples: int, path: Path) -> None:
-    """Each row at its best rate: accuracy and pass@`samples` on `judged`, the entropy of training, the other families'
-    accuracy; and at all rates the final accuracy on `judged`, mean and range of the seeds."""
+    """The first `DRAWN` rows, each at its best rate: accuracy and pass@`samples` on `judged`, the entropy of training,
+    the other families' accuracy; and at all rates the final accuracy on `judged`, mean and range of the seeds."""
     if not runs:
         return
-    best = {(line["row"], line["sampler"]): line["learning_rate"] for line in lines if line["best"]}
+    best = dict([((line["row"], line["sampler"]), line["learning_rate"]) for line in lines if line["best"]][:DRAWN])
     others = [name for name in _shown(runs[0]) if name != judged and not name.startswith("pass@")]
     shown: list[tuple[str, Callable[[Run], tuple[Sequence[float], Sequence[float]]]]] = [
         (f"accuracy, {judged} prompts", lambda run: (run["rollouts"], run["scores"][judged])),
