@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from basis_rl.samplers.base import WeightedSampler, correction
@@ -29,9 +29,9 @@ class _ByValue(WeightedSampler):
         self.floor, self.bonus = floor, bonus
         self.correct, self.clip = correction(correct, clip)
 
+    @abstractmethod
     def of_value(self, mean: Tensor) -> Tensor:
         """``f(V)``, ``(P,) -> (P,)``."""
-        raise NotImplementedError
 
     def weights(self, mean: Tensor, variance: Tensor) -> Tensor:
         return self.of_value(mean) + self.floor + self.bonus * variance.sqrt()
@@ -109,5 +109,5 @@ class DropSolved(_ByValue):
             raise ValueError(f"DropSolved needs 0 < solved < 1 and floor <= 1, got {solved} and {floor}.")
         self.solved = solved
 
-    def weights(self, mean: Tensor, variance: Tensor) -> Tensor:
-        return torch.where(mean <= self.solved, torch.ones_like(mean), torch.full_like(mean, self.floor))
+    def of_value(self, mean: Tensor) -> Tensor:
+        return (1.0 - self.floor) * (mean <= self.solved).to(mean.dtype)

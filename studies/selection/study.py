@@ -78,7 +78,7 @@ class Scale:
 
     Attributes:
         budget: rollouts of a run.
-        batch: rollouts a step.
+        batch: rollouts per step.
         prompts: trained on.
         table_rollouts: of each of them, for the value table.
         every: rollouts between measurements.

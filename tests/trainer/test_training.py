@@ -89,7 +89,7 @@ def test_loss_type_and_level_are_refused_like_the_objective_of_that_name(tmp_pat
 def test_kl_in_the_loss_goes_with_every_objective(name, tmp_path):
     baseline = named(name)
     if baseline.token_level != "always":
-        trainer_for(tmp_path, baseline, objective="gspo", num_generations=4)
+        assert trainer_for(tmp_path, baseline, objective="gspo", num_generations=4).objective is OBJECTIVES["gspo"]
 
 
 class Undeclared(Tokenwise):

@@ -20,7 +20,7 @@ class Refill:
 
     TRL generates, scores the policy on what it has, and rewards it. Here a batch is rewarded as soon as it is
     generated,
-    and its refused groups are generated anew, prompt by prompt in the same places, so that TRL goes on with one batch
+    and its refused groups are generated anew, prompt by prompt in the same places, so that TRL continues with one batch
     as if it had been drawn at once; the rewards are handed to it when it asks. Groups are whole on each rank, and every
     rank draws as many as the one that misses most: generation is collective.
     """
