@@ -10,6 +10,7 @@ import yaml
 from basis_rl.baselines import Rloo
 from basis_rl.data import GYM_COLUMN
 from basis_rl.recipe.build import (
+    build_trainer,
     load_config_and_tokenizer,
     load_eval_data,
     load_training_data,
@@ -221,6 +222,18 @@ def test_what_the_model_is_loaded_with(parsed):
     found = model_init_kwargs(parsed(dtype="bfloat16", model_init_kwargs={"revision": "r", "variant": "v"}))
     assert found == {"revision": "r", "attn_implementation": None, "dtype": "bfloat16", "variant": "v"}
     assert model_init_kwargs(parsed("--model_init_kwargs", '{"variant": "w"}'))["variant"] == "w"
+
+
+def test_what_the_trainer_is_built_with(parsed, monkeypatch):
+    monkeypatch.setattr("basis_rl.recipe.build.BasisTrainer", lambda **given: given)
+    plain = build_trainer(parsed(baseline="rloo"))
+    assert isinstance(plain["baseline"], Rloo)
+    assert (plain["objective"], plain["peft_config"], plain["eval_dataset"], plain["tools"]) == (None, None, None, [])
+    named = {"objective": "gspo", "use_peft": True, "lora_r": 4, "tools": ["calculator"], "test_fraction": 0.3}
+    found = build_trainer(parsed(**named, baseline="rloo", eval_strategy="steps", eval_steps=1))
+    assert (found["objective"], found["peft_config"].r, len(found["tools"])) == ("gspo", 4, 1)
+    assert len(found["train_dataset"]) + len(found["eval_dataset"]) == len(plain["train_dataset"]) == 30
+    assert [reward.__name__ for reward in found["reward_funcs"]] == ["parity_reward"]
 
 
 def test_the_server_of_a_recipe(parsed, tmp_path, monkeypatch):
