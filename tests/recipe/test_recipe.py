@@ -10,6 +10,7 @@ import yaml
 from basis_rl.baselines import Rloo
 from basis_rl.data import GYM_COLUMN
 from basis_rl.recipe.build import (
+    _warn_of_overlap,
     build_trainer,
     load_config_and_tokenizer,
     load_eval_data,
@@ -216,6 +217,14 @@ def test_what_training_is_measured_on(parsed, tmp_path):
     sets = load_eval_data(parsed(**evaluated, eval_benchmarks=[str(mine)], max_eval_samples=3), tokenizer)
     assert {name: len(each) for name, each in sets.items()} == {"mine": 3, "held_out": len(held_out)}
     assert sets["held_out"]["prompt_id"] == held_out["prompt_id"]
+
+
+def test_problems_that_are_trained_on_are_named(parsed, tmp_path, caplog):
+    mine = tmp_path / "mine.json"
+    mine.write_text(json.dumps([{"problem": f"{i} + 1 =", "answer": i + 1} for i in (3, 29, 30)]))
+    tokenizer, recipe = tiny_tokenizer(), parsed(eval_benchmarks=[str(mine)], eval_strategy="steps", eval_steps=1)
+    _warn_of_overlap(load_training_data(recipe, tokenizer), load_eval_data(recipe, tokenizer))
+    assert "2 problems of 'mine' are among the training problems" in caplog.text
 
 
 def test_what_the_model_is_loaded_with(parsed):
