@@ -5,7 +5,7 @@ import json
 
 import pytest
 import yaml
-from transformers import Qwen3Config, Qwen3MoeConfig
+from transformers import MixtralConfig, Qwen2MoeConfig, Qwen3Config
 from trl import ModelConfig
 
 from basis_rl.estimate.footprint import Launch, model_size, planned, read_launch, setting_of
@@ -188,9 +188,14 @@ def test_sizes_are_those_of_the_built_model():
     lora = model_size(Qwen3Config(**SHAPE), adapters)
     assert lora.trainable == 2 * (4 * 16 + 4 * 16 + 4 * 16 + 4 * 8)
     assert lora.parameters == size.parameters + lora.trainable
-    experts = Qwen3MoeConfig(**SHAPE, num_experts=2, moe_intermediate_size=16)
-    with pytest.raises(ValueError, match="dense decoders"):
-        model_size(experts, ModelConfig(model_name_or_path="m"))
+
+
+def test_mixtures_of_experts_are_refused_whatever_their_number_is_called():
+    few = {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "num_experts": 2}
+    assert not hasattr(Qwen2MoeConfig(**few), "num_local_experts")
+    for experts in (Qwen2MoeConfig(**SHAPE, **few), MixtralConfig(**SHAPE, num_local_experts=2)):
+        with pytest.raises(ValueError, match="dense decoders"):
+            model_size(experts, ModelConfig(model_name_or_path="m"))
 
 
 def write(tmp_path, **settings):

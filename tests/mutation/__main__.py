@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 from py_compile import PycInvalidationMode
 from queue import Queue
@@ -140,10 +141,10 @@ def summary(results: dict[str, Result]) -> str:
     lines = [
         "# Mutants",
         "",
-        "Written by `python -m tests.mutation`. A mutant is a fault put into the code by hand (`areas/*.txt`); a",
-        "test that fails kills it. *Run*: those that have met the tests so far; *area*: killed by the fast tests of",
-        "the area; *fast*: by others of the fast suite; *full*: by a long test only. Equivalent ones, which nothing",
-        "can tell from the code, are not run.",
+        f"Written by `python -m tests.mutation` on {date.today()}. A mutant is a fault put into the code by hand",
+        "(`areas/*.txt`); a test that fails kills it. *Run*: those that have met the tests so far; *area*: killed by",
+        "the fast tests of the area; *fast*: by others of the fast suite; *full*: by a long test only. Equivalent",
+        "ones, which nothing can tell from the code, are not run.",
         "",
         "| area | mutants | equivalent | run | killed | area | fast | full | survived |",
         "|---|---|---|---|---|---|---|---|---|",

@@ -10,6 +10,8 @@ import yaml
 from basis_rl.baselines import Rloo
 from basis_rl.data import GYM_COLUMN
 from basis_rl.recipe.build import (
+    _warn_of_overlap,
+    build_trainer,
     load_config_and_tokenizer,
     load_eval_data,
     load_training_data,
@@ -217,10 +219,30 @@ def test_what_training_is_measured_on(parsed, tmp_path):
     assert sets["held_out"]["prompt_id"] == held_out["prompt_id"]
 
 
+def test_problems_that_are_trained_on_are_named(parsed, tmp_path, caplog):
+    mine = tmp_path / "mine.json"
+    mine.write_text(json.dumps([{"problem": f"{i} + 1 =", "answer": i + 1} for i in (3, 29, 30)]))
+    tokenizer, recipe = tiny_tokenizer(), parsed(eval_benchmarks=[str(mine)], eval_strategy="steps", eval_steps=1)
+    _warn_of_overlap(load_training_data(recipe, tokenizer), load_eval_data(recipe, tokenizer))
+    assert "2 problems of 'mine' are among the training problems" in caplog.text
+
+
 def test_what_the_model_is_loaded_with(parsed):
     found = model_init_kwargs(parsed(dtype="bfloat16", model_init_kwargs={"revision": "r", "variant": "v"}))
     assert found == {"revision": "r", "attn_implementation": None, "dtype": "bfloat16", "variant": "v"}
     assert model_init_kwargs(parsed("--model_init_kwargs", '{"variant": "w"}'))["variant"] == "w"
+
+
+def test_what_the_trainer_is_built_with(parsed, monkeypatch):
+    monkeypatch.setattr("basis_rl.recipe.build.BasisTrainer", lambda **given: given)
+    plain = build_trainer(parsed(baseline="rloo"))
+    assert isinstance(plain["baseline"], Rloo)
+    assert (plain["objective"], plain["peft_config"], plain["eval_dataset"], plain["tools"]) == (None, None, None, [])
+    named = {"objective": "gspo", "use_peft": True, "lora_r": 4, "tools": ["calculator"], "test_fraction": 0.3}
+    found = build_trainer(parsed(**named, baseline="rloo", eval_strategy="steps", eval_steps=1))
+    assert (found["objective"], found["peft_config"].r, len(found["tools"])) == ("gspo", 4, 1)
+    assert len(found["train_dataset"]) + len(found["eval_dataset"]) == len(plain["train_dataset"]) == 30
+    assert [reward.__name__ for reward in found["reward_funcs"]] == ["parity_reward"]
 
 
 def test_the_server_of_a_recipe(parsed, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -102,7 +103,7 @@ def test_learning_is_that_of_a_plain_loop(kind, tmp_path, tiny_path):
     norms = []
     for (batch, kept, module, optimizer), expected in zip(trained.seen, after, strict=True):
         other = torch.optim.AdamW(module.parameters(), lr=3e-3, weight_decay=0.0)
-        other.load_state_dict(optimizer.state_dict())
+        other.load_state_dict({**other.state_dict(), "state": optimizer.state_dict()["state"]})  # not its settings
         for part in (0, 1, 0, 1):  # two steps a pass, two passes
             rows = torch.arange(part, 12, 2)
             other.zero_grad()
@@ -124,6 +125,36 @@ def test_learning_is_that_of_a_plain_loop(kind, tmp_path, tiny_path):
         assert padding.any()
         assert torch.equal(kept["attention_mask"][:, prompts] == 0, padding)
     assert logged[0]["baseline/critic_learning_rate"] == 3e-3
+
+
+def test_the_gradients_of_two_ranks_add_up_to_those_of_one(tmp_path):
+    """Though their rows begin at an odd place: each rank learns from its own rows, in the same parts as one rank."""
+    trained = build(tmp_path, "ppo", max_steps=2)
+    trained.train()
+    batch, kept, *_ = trained.seen[0]
+    critic, batch = trained._critic, batch.take(torch.arange(6))
+    critic.optimizer = torch.optim.SGD(critic.parameters, lr=0.0)
+
+    def reduced(rank, ranks):
+        found, rows = [], slice(rank * 6 // ranks, (rank + 1) * 6 // ranks)
+
+        def reduce(value, reduction):
+            assert reduction == "sum"
+            found.append(value.clone())
+            return value
+
+        places = {"num_processes": ranks, "process_index": rank, "device": torch.device("cpu"), "reduce": reduce}
+        accelerator = SimpleNamespace(**places, autocast=trained.accelerator.autocast)
+        critic.trainer = SimpleNamespace(args=trained.args, accelerator=accelerator)
+        critic._kept[batch.step] = {key: value[rows] if value.ndim else value for key, value in kept.items()}
+        critic.learn(batch)
+        return found
+
+    one, first, second = reduced(0, 1), reduced(0, 2), reduced(1, 2)
+    assert len(one) == len(first) == len(second) == 2 * (1 + len(critic.parameters))
+    assert all(float(value.abs().max()) > 0 for value in (one[0], one[-1]))
+    for whole, *parts in zip(one, first, second, strict=True):
+        torch.testing.assert_close(sum(parts), whole, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("case", "lora"), CASES)
@@ -220,6 +251,9 @@ def test_the_policy_waits_while_the_critic_warms_up(tmp_path, tiny_path):
     assert still == [True] * 4 + [False] * 2
     modules = [seen[2].state_dict() for seen in trained.seen]
     assert not torch.equal(modules[0]["outer.bias"], modules[1]["outer.bias"])
+    trained.policy_loss, trained._generation_batch = lambda *args: torch.tensor(3.0), 1  # back in the warm-up
+    for mode, loss in ((True, 0.0), (False, 3.0)):
+        assert float(trained._compute_loss(trained.model.train(mode), {})) == loss, "an evaluation tells its loss"
 
 
 def test_rollouts_are_those_without_a_critic(tmp_path, tiny_path):
@@ -242,6 +276,15 @@ def test_a_module_of_another_shape_is_refused(saved, tmp_path, tiny_path):
     trained = build(tmp_path, Ppo(critic_model=str(tiny_path)), cls=BasisTrainer, max_steps=4)
     with pytest.raises(ValueError, match=r"holds another module than Ppo has now: .* Resume with the baseline_kwargs"):
         trained.train(resume_from_checkpoint=str(saved))
+
+
+def test_a_module_of_another_size_is_refused(saved, tmp_path):
+    content = torch.load(saved / FILE_NAME)
+    name, value = next((name, value) for name, value in content["module"].items() if value.ndim == 2)
+    content["module"][name] = value[:, :-1]
+    torch.save(content, tmp_path / FILE_NAME)
+    with pytest.raises(ValueError, match=rf"holds another module than Ppo has now: '{name}' is \(.*\) there and \("):
+        build(tmp_path, "ppo", cls=BasisTrainer)._critic.load(tmp_path)
 
 
 def test_a_checkpoint_without_the_module_is_refused(saved, tmp_path):

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 from basis_rl.baselines import OptimalTokenBaseline
 from basis_rl.functional.energy import logit_gradient_energy
 from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer.scoring import ScoringPass
 from tests.support.tiny import config, parity_reward, sums
 
 
@@ -58,6 +59,25 @@ def test_energies_equal_a_float64_softmax(case, lora, tmp_path, tiny_path):
     assert (batch.energies[~batch.action_mask] == 0).all()
     assert ((sum_squared > 0) & (sum_squared <= 1)).all()
     assert batch.energies[batch.action_mask].std() > 0
+
+
+class Passes(ScoringPass):
+    def _record(self, model, *args):
+        self._chunks.append(model(*args))
+        return self._chunks[-1]
+
+
+def test_the_first_pass_of_a_recording_is_kept_and_no_other():
+    scoring, model = Passes(None), torch.nn.Identity()
+    assert scoring.listen(model) is model
+    for number in (1.0, 2.0):
+        with scoring.recording():
+            assert float(scoring.listen(model)(torch.tensor(number))) == number
+            assert scoring.listen(model) is model, "the reference model's pass comes second"
+        assert scoring._chunks == [torch.tensor(number)]
+    with scoring.recording():
+        pass
+    assert scoring.listen(model) is model, "the recording is over, though nothing was scored in it"
 
 
 def test_generation_is_not_disturbed(tmp_path, tiny_path):

@@ -71,12 +71,16 @@ def test_each_set_has_its_average_under_its_name(tmp_path):
                 seen[name].append(value)
         return values
 
+    def quarter(completions, **kwargs):
+        return [0.25] * len(completions)
+
     tokenizer, problems = tiny_tokenizer(), sums(40)
     sets = {"few": problems.select(range(20, 25)), "more": problems.select(range(25, 36))}
     settings = {"num_generations": 1, "num_generations_eval": 3, "per_device_eval_batch_size": 6}
+    settings |= {"reward_weights": [0.5, 1.0]}
     trainer = BasisTrainer(
         model=tiny_model(tokenizer),
-        reward_funcs=reward,
+        reward_funcs=[reward, quarter],
         args=config(tmp_path, eval_strategy="steps", eval_steps=2, max_steps=2, **settings),
         train_dataset=problems.select(range(16)),
         eval_dataset=sets,
@@ -88,11 +92,15 @@ def test_each_set_has_its_average_under_its_name(tmp_path):
     for name, dataset in sets.items():
         values = [seen[i] for i in dataset["prompt_id"]]
         assert {len(row) for row in values} == {3}
-        assert logged[f"eval_{name}_avg@3"] == pytest.approx(torch.tensor(values).mean().item())
+        assert logged[f"eval_{name}_avg@3"] == pytest.approx(0.5 * torch.tensor(values).mean().item() + 0.25)
         assert f"eval_{name}_completions/clipped_ratio" in logged
-    assert 0 < logged["eval_more_avg@3"] < 1
+    assert 0.25 < logged["eval_more_avg@3"] < 0.75
     assert "eval_reward" not in logged
     assert trainer.evaluate(sets["few"])["eval_avg@3"] >= 0
+    for mode, place in ((True, "train"), (False, "eval")):  # what is logged goes to the mode that the model is in
+        trainer.model.train(mode)
+        trainer.log_metric("noted", 1.0 + mode)
+        assert trainer._metrics[place]["noted"] == [1.0 + mode]
 
 
 def test_golds_and_columns_of_evaluation_sets_are_checked_before_training(tmp_path):

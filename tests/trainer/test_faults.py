@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import TrainerControl, TrainerState
 
 from basis_rl.trainer import BasisTrainer, checkpoint
 from basis_rl.trainer.errors import NonFiniteGradients, RequestRefused, RolloutError
@@ -141,12 +142,13 @@ def finite_gradients():
 
 
 def test_what_deepspeed_tells_decides():
-    counted, logged = finite_gradients()
-    counted.check(Engine(applied=True), 1.0)
-    assert (counted.skipped, counted.in_a_row, logged) == (0, 0, [])
-    counted.check(Engine(applied=False), -1.0)  # its norm of a step that it left out
-    assert (counted.skipped, counted.in_a_row) == (1, 1)
-    assert logged == [("gradient/skipped_steps", 1.0)]
+    for norm in (-1.0, 0.5, None):  # of a step that it left out; -1 as a rule
+        counted, logged = finite_gradients()
+        counted.check(Engine(applied=True), 1.0)
+        assert (counted.skipped, counted.in_a_row, logged) == (0, 0, [])
+        counted.check(Engine(applied=False), norm)
+        assert (counted.skipped, counted.in_a_row) == (1, 1)
+        assert logged == [("gradient/skipped_steps", 1.0)]
     for norm in (math.nan, -1.0):
         with pytest.raises(NonFiniteGradients, match=r"step 8 are not finite, and DeepSpeed has applied them"):
             counted.check(Engine(applied=True), norm)
@@ -177,6 +179,16 @@ def test_a_second_signal_kills_at_once_but_not_the_one_that_comes_twice(monkeypa
     clock[0] = 106.0
     stopping._ask(signal.SIGTERM, None)
     assert killed == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize("others", [0.0, 1.0])
+def test_a_rank_stops_when_another_one_was_asked(others, tmp_path):
+    accelerator = SimpleNamespace(
+        is_main_process=False, device=torch.device("cpu"), reduce=lambda asked, reduction: asked + others
+    )
+    stopping, control = StopOnSignal(SimpleNamespace(accelerator=accelerator)), TrainerControl()
+    stopping.on_step_end(SimpleNamespace(output_dir=tmp_path, save_strategy="steps"), TrainerState(), control)
+    assert stopping.stopped == control.should_training_stop == control.should_save == bool(others)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

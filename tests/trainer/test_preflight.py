@@ -56,6 +56,13 @@ CASES = {
         {"baseline": build_baseline("otb", max_rollout_weight=2.0)},
         "'otb' requires the weights of the rollout correction .* with use_vllm",
     ),
+    "rollout weights without their correction": (
+        {
+            "baseline": build_baseline("otb", max_rollout_weight=2.0),
+            **{"use_vllm": True, "vllm_mode": "server", "vllm_importance_sampling_correction": False},
+        },
+        "'otb' requires the weights of the rollout correction .* with use_vllm",
+    ),
     "difficulty column": ({"difficulty_column": "level"}, "difficulty_column: .* has no 'level', only"),
     "too many difficulties": (
         {"difficulty_column": "solution", "dataset": sums(30)},

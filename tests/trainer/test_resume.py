@@ -179,9 +179,14 @@ def test_older_checkpoints_go_when_the_new_one_is_complete(tmp_path, monkeypatch
         finish(folder)
 
     monkeypatch.setattr(checkpoint, "finish", spy)
-    run(tmp_path, RunningMean(), max_steps=6, save_steps=2, save_total_limit=1)
+    trained = run(tmp_path, RunningMean(), max_steps=6, save_steps=2, save_total_limit=1)
     assert whole_then == [[], ["checkpoint-2"], ["checkpoint-4"]]
     assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-6"]
+    trained.state.best_model_checkpoint = str(tmp_path / "checkpoint-6")
+    for trained.state.global_step in (7, 8):
+        trained._save_checkpoint(trained.model_wrapped, trial=None)
+    left = [path.name for path in checkpoint.checkpoints(tmp_path)]
+    assert left == ["checkpoint-6", "checkpoint-8"], "the best stays"
 
 
 def test_auto_starts_anew_where_there_is_nothing(tmp_path):

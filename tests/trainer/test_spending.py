@@ -52,6 +52,21 @@ def test_counts_are_those_of_what_was_sampled(name, tmp_path):
     assert [row["seconds"] for row in resumed] == sorted(row["seconds"] for row in resumed)
 
 
+def test_a_second_call_of_train_counts_anew(tmp_path):
+    tokenizer = tiny_tokenizer()
+    trainer = BasisTrainer(
+        model=tiny_model(tokenizer),
+        reward_funcs=parity_reward,
+        args=config(tmp_path, max_steps=2),
+        train_dataset=sums(),
+        processing_class=tokenizer,
+        baseline="batch_mean",
+    )
+    for _ in range(2):
+        trainer.train()
+        assert trainer.spending.drawn[0] == 16
+
+
 def test_evaluations_do_not_change_the_training(tmp_path):
     """Their samples are drawn from random numbers that are put back."""
     logs = []

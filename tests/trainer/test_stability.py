@@ -63,6 +63,35 @@ def test_gradient_variance_is_that_of_the_micro_batches(loss_type, tmp_path):
         assert row["grad_norm"] ** 2 == pytest.approx(row["gradient/signal"], rel=1e-4)
 
 
+def test_the_noise_of_two_ranks_is_that_of_all_their_micro_batches():
+    """Ranks average their gradients, of two micro-batches each; this one sees its own and a sum of powers."""
+    own, others = torch.randn((2, 2, 3), generator=torch.Generator().manual_seed(0))
+    accelerator = SimpleNamespace(
+        distributed_type=DistributedType.MULTI_CPU,
+        num_processes=2,
+        reduce=lambda power, reduction: power + (others**2).sum() if reduction == "sum" else None,
+    )
+    weight, logged = torch.nn.Parameter(torch.zeros(3)), {}
+    run = SimpleNamespace(
+        accelerator=accelerator,
+        args=SimpleNamespace(fp16=False),
+        model=torch.nn.ParameterList([weight]),
+        log_metric=logged.__setitem__,
+    )
+    monitor = GradientMonitor(run)
+    for _ in range(2):  # two steps, so that nothing is left of the first
+        for gradient in own:
+            (weight * gradient).sum().backward()
+            monitor.count()
+        each = 2 * torch.cat([own, others]).double()
+        mean = each.mean(dim=0)
+        monitor.close(float(mean.norm()))
+        assert logged.pop("gradient/total_power") == pytest.approx(float((each**2).sum(dim=1).mean()), rel=1e-5)
+        assert logged.pop("gradient/signal") == pytest.approx(float(mean @ mean), rel=1e-5)
+        variance = ((each - mean) ** 2).sum() / (4 - 1) / 4
+        assert logged.pop("gradient/variance") == pytest.approx(float(variance), rel=1e-4)
+
+
 def test_one_micro_batch_tells_nothing_and_logs_nothing(tmp_path):
     trainer = build(BasisTrainer, tmp_path, log_gradient_variance=True)
     trainer.train()

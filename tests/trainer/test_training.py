@@ -198,8 +198,10 @@ def test_evaluation_does_not_ask_the_baseline(tmp_path):
     assert trainer._generation_batch == 1
 
 
-def test_logged_advantages_are_the_baselines(tmp_path):
-    trainer = trainer_for(tmp_path, "none", log_completions=True)
+@pytest.mark.parametrize("baseline", ["none", Tokenwise()], ids=["rollouts", "tokens"])
+def test_logged_advantages_are_the_baselines(baseline, tmp_path):
+    """Of advantages of tokens, the mean over each rollout's own."""
+    trainer = trainer_for(tmp_path, baseline, log_completions=True)
     trainer.train()
     logged, rewards = list(trainer._logs["advantages"]), list(trainer._logs["rewards"]["parity_reward"])
     assert len(logged) == 16
