@@ -327,10 +327,7 @@ class BasisTrainer(GRPOTrainer):
             self._metrics["train"].pop("frac_reward_zero_std", None)
         if values.ndim == 2:
             values = (values.cpu() * batch.action_mask).sum(dim=1) / batch.action_mask.sum(dim=1).clamp(min=1)
-        logged = self._logs["advantages"]
-        for _ in range(min(len(logged), values.shape[0])):
-            logged.pop()
-        logged.extend(values.tolist())
+        self._logs["advantages"].extend(values.tolist())  # it holds one generation batch: TRL's own are pushed out
 
     def _log_difficulty(self, inputs: list[dict[str, Any]], rewards: Tensor) -> None:
         column = self.args.difficulty_column
