@@ -52,10 +52,12 @@ from studies.small_policy import draw, trainer_for
 from studies.training import Measured, train_to_the_end
 
 GROUPS, UNIFORM, DYNAMIC, TABLE = report.REFERENCE, "uniform", "dynamic", "basis"
+TEXT = "basis_history, text"
 # The baseline of a row, and its rollouts per prompt.
 ROWS: dict[str, tuple[str, int]] = {
     GROUPS: ("grpo", 8),
     "basis_history": ("basis_history", 1),  # without a table
+    TEXT: ("basis_history", 1),  # the same, with the prior from the text that the belief beside other baselines has
     "none": ("none", 1),
     "batch_mean": ("batch_mean", 1),
     TABLE: ("basis", 1),
@@ -165,8 +167,8 @@ def scores_of(model: Any, tokenizer: Any, sets: dict[str, Dataset], samples: int
 
 def baseline_of(row: str, folder: Path) -> Baseline:
     """That of a row; `basis` reads the seed's value table."""
-    settings = {"values": folder / "values"} if row == TABLE else {}
-    return build_baseline(ROWS[row][0], **settings)
+    settings: dict[str, dict[str, Any]] = {TABLE: {"values": folder / "values"}, TEXT: {"prior": "text"}}
+    return build_baseline(ROWS[row][0], **settings.get(row, {}))
 
 
 def run(scale: Scale, row: str, sampler: str, rate: float, seed: int, output: Path) -> dict[str, Any]:
@@ -219,7 +221,7 @@ def planned(scale: Scale, options: argparse.Namespace) -> list[Planned]:
         for rate in options.rates:
             for seed in options.seeds:
                 labels = {"row": row, "sampler": sampler, "learning_rate": rate, "seed": seed}
-                file = options.output / f"{row.replace(' ', '-')}-{sampler}-{rate:g}-seed{seed}.json"
+                file = options.output / f"{row.replace(', ', '-').replace(' ', '-')}-{sampler}-{rate:g}-seed{seed}.json"
                 make = partial(run, scale, row, sampler, rate, seed, options.output)
                 found.append(Planned(labels, file, {**dataclasses.asdict(scale), **labels}, make))
     return found
@@ -233,11 +235,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--budget", type=int, help=f"rollouts of a run ({Scale.budget})")
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--rows", nargs="+", choices=list(ROWS), help="all; with --long the first three")
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), help=f"all; with --long {GROUPS}, basis_history, none")
     parser.add_argument("--samplers", nargs="+", help="names of prompt samplers: " + ", ".join(SAMPLERS))
     parser.add_argument("--runs", type=int, help="make at most so many runs, then stop")
     options = parser.parse_args(argv)
-    options.rows = options.rows or list(ROWS)[: 3 if options.long else None]
+    options.rows = options.rows or ([GROUPS, "basis_history", "none"] if options.long else list(ROWS))
     options.samplers = options.samplers or list(SAMPLERS[: 3 if options.long else None])
     options.budget = options.budget or Scale.budget * (LONG if options.long else 1)
     parts = (options.task if options.task != Scale.task else "", "long" if options.long else "")
