@@ -114,3 +114,28 @@ def kept_runs(planned: Sequence[Planned], at_most: int | None = None) -> tuple[l
             runs.append({**plan.labels, **found})
             files.append(plan.file)
     return runs, {"runs made": origins(files), "missing": len(planned) - len(runs)}
+
+
+def restore(planned: Sequence[Planned], results: Path) -> int:
+    """Put back runs whose files are gone but whose numbers are in the study's `results`; how many.
+
+    Runs take hours and their folder is not part of the project, results are. A run is put back where the results are
+    of the same settings: their ``scale`` and the run's labels together are what it would be kept for.
+    """
+    if not results.is_file():
+        return 0
+    found = json.loads(results.read_text())
+    origins_there = found.get("runs made", [])
+    count = 0
+    for plan in planned:
+        labels = json.loads(json.dumps(plan.labels))
+        there = [run for run in found["runs"] if all(run.get(key) == value for key, value in labels.items())]
+        settings = json.loads(json.dumps(plan.settings))
+        if plan.file.is_file() or len(there) != 1 or {**found["scale"], **labels} != settings:
+            continue
+        columns = {key: value for key, value in there[0].items() if key not in labels}
+        machine_then = origins_there[0] if len(origins_there) == 1 else None
+        plan.file.parent.mkdir(parents=True, exist_ok=True)
+        plan.file.write_text(json.dumps({"settings": settings, "machine": machine_then, **columns}))
+        count += 1
+    return count

@@ -20,8 +20,9 @@ strategies at random give); and favourites of each kind at 34 % and right strate
 rows stayed at 6 %). The rates bracket that at which groups of eight are best: at the end 78, 91 and 12 %.
 
 Results: ``studies/results/selection_study*.json`` and ``.png``, only of the whole study with the default settings. A
-run whose numbers are in the output folder (``runs/selection_study``) is not made again, so that the command resumes
-after an interruption, or makes `--runs` of them at a time. The summary and the plot are made of what is there.
+run whose numbers are in the output folder (``runs/selection_study``) or in those results is not made again, so that
+the command resumes after an interruption, or makes `--runs` of them at a time. The summary and the plot are made of
+what is there.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from basis_rl.baselines import BASELINES, Baseline, build_baseline
 from basis_rl.values import ValueTable
 from benchmarks.common import one_thread, save
 from benchmarks.trainers import quiet
-from studies.runs import Planned, kept, kept_runs, placed, rounded, study_parser
+from studies.runs import RESULTS, Planned, kept, kept_runs, placed, restore, rounded, study_parser
 from studies.selection import report
 from studies.selection.task import TASKS, TOKENS, counting, datasets, reward, warm_model
 from studies.small_policy import draw, trainer_for
@@ -260,7 +261,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             task=options.task,
         )  # fmt: skip
     one_thread()
-    runs, told = kept_runs(planned(scale, options), options.runs)
+    wanted = planned(scale, options)
+    restore(wanted, RESULTS / f"{options.study}.json")
+    runs, told = kept_runs(wanted, options.runs)
     judged = TASKS[scale.task].judged
     lines = report.summary(runs, judged)
     print(report.table(lines))

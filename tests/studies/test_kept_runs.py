@@ -1,5 +1,6 @@
 """Runs that are kept, where a study puts what it makes, and what measuring costs."""
 
+import dataclasses
 import json
 import tempfile
 import time
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from studies import runs as study_runs
-from studies.runs import Planned, kept, kept_runs, origins, placed, study_parser
+from studies.runs import Planned, kept, kept_runs, origins, placed, restore, study_parser
 from studies.training import Measured, measured_training
 
 
@@ -106,3 +107,29 @@ def test_no_more_runs_are_made_than_asked_for_and_those_that_are_there_count_too
     runs, told = kept_runs(everything)
     assert [run["row"] for run in runs] == ["a", "b", "c"]
     assert (made, told["missing"], len(told["runs made"])) == (["b", "a", "c"], 0, 1)
+
+
+def test_runs_come_back_from_the_results_of_the_same_settings(tmp_path):
+    """A folder of runs that is gone; not where scale or labels differ, and not over a file that is there."""
+
+    def plan(folder, seed, **scale):
+        labels = {"row": "none", "seed": seed}
+        made = {"accuracy": [0.1, seed / 10]}
+        return Planned(labels, folder / f"seed{seed}.json", {**scale, **labels}, lambda: made)
+
+    before = [plan(tmp_path / "old", seed, budget=64) for seed in (0, 1)]
+    runs, told = kept_runs(before)
+    results = tmp_path / "study.json"
+    results.write_text(json.dumps({**told, "scale": {"budget": 64}, "runs": runs}))
+
+    def never():
+        raise AssertionError("made again")
+
+    after = [dataclasses.replace(plan(tmp_path / "new", seed, budget=64), make=never) for seed in (0, 1)]
+    assert restore(after, results) == 2
+    again, told_again = kept_runs(after)
+    assert again == runs
+    assert told_again["runs made"] == told["runs made"]
+    assert restore(after, results) == 0
+    assert restore([plan(tmp_path / "other", 0, budget=128), plan(tmp_path / "other", 2, budget=64)], results) == 0
+    assert restore(after, tmp_path / "nothing.json") == 0
