@@ -2,8 +2,9 @@
 
     python -m benchmarks.selection_cost [--prompts 1000000] [--batch 512] [--repeats 20] [--quick]
 
-One core, the belief of `basis_history` about every prompt. The samplers take turns. Results:
-``benchmarks/results/selection_cost.json``.
+One core, the belief of `basis_history` about every prompt. The samplers take turns.
+
+Results: ``benchmarks/results/selection_cost.json``.
 """
 
 from __future__ import annotations

@@ -13,7 +13,9 @@ it that have not seen the prompt:
 - ``words``: the same on hashed words and pairs of neighbouring words of the prompt, which need no model.
 
 Errors are mean squared errors to the true value, less what 32 rollouts leave in that; over all batches, and over the
-last third. Results: ``studies/results/first_visit.json``.
+last third.
+
+Results: ``studies/results/first_visit.json``.
 """
 
 from __future__ import annotations
