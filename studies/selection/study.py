@@ -69,7 +69,7 @@ SAMPLERS = (UNIFORM, "variance", "frontier", "spo", "thompson", DYNAMIC)
 # The runs that tell most are made first.
 FIRST = (
     (GROUPS, UNIFORM), ("basis_history", UNIFORM), ("basis_history", "frontier"), ("basis_history", "variance"),
-    ("none", UNIFORM), (GROUPS, "variance"), (GROUPS, DYNAMIC),
+    ("none", UNIFORM), ("none", "frontier"), (GROUPS, "frontier"), (GROUPS, DYNAMIC),
 )  # fmt: skip
 RATES, LONG = [3e-4, 6e-4, 1.2e-3], 4  # LONG: how many times as long
 LOGGED = ("entropy", "reward", "grad_norm", "completions/mean_length", "baseline/beta", "baseline/mse_to_reward")
