@@ -114,8 +114,13 @@ def test_recipe_python_and_a_plain_loop_train_the_same_policy(tmp_path, tiny_pat
     [
         (NAME, 0, "keeps the contract: finite, masked_tokens, gradient_at_ratio_1, token_advantages"),
         ("examples.custom_baseline:Shrinkage", 0, "keeps the contract: shape_and_zeros"),
+        ("examples.custom_sampler:Harder", 0, "keeps the contract: rows, determinism"),
         ("tests.trainer.test_custom_objective:upside_down", 2, "does not declare"),
-        ("tests.objectives.test_objectives:ALL", 2, "no baseline's class, no objective and no reward"),
+        (
+            "tests.objectives.test_objectives:ALL",
+            2,
+            "no class of a baseline or prompt sampler, no objective",
+        ),
         ("basis_rl.rewards:FormatReward", 0, "keeps the contract: name, version, golds"),
         ("tests.trainer.test_custom_objective:steady", 0, "keeps the contract: name, version, golds"),
         ("tests.trainer.test_custom_objective:shrinking", 2, "result: it"),

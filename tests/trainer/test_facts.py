@@ -13,6 +13,7 @@ from basis_rl.baselines import build_baseline
 from basis_rl.clusters import PromptClusters
 from basis_rl.hub.card import load_facts, save_facts
 from basis_rl.report.runs import Run
+from basis_rl.samplers import Frontier
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.facts import Record, changed_settings, run_facts, without_secrets
 from basis_rl.trainer.spending import Spending
@@ -36,6 +37,7 @@ def run(tmp_path, baseline=None, log=(), stopped=False, step=3, max_steps=5, pro
         accelerator=SimpleNamespace(num_processes=processes),
         model=torch.nn.Linear(1, 1),
         baseline=baseline or build_baseline("rloo"),
+        sampler=Frontier(hard=2.0),
         reward_funcs=[parity_reward],
         train_dataset=sums(6),
         spending=spending,
@@ -54,6 +56,11 @@ def test_each_fact_is_from_its_own_source(tmp_path):
     log = [{"reward": None}, {"reward": 0.25}, {"loss": 1.0}, {"reward": 0.5}, {"reward": 0.75}]
     made = run(tmp_path, log=log, gradient_accumulation_steps=2, steps_per_generation=4, learning_rate=3e-6, seed=7)
     found = facts(made, Record("owner/base", "gspo", commit="abc", license="mit", command="c"), tags={"b", "a"})
+    assert (found.sampler, found.sampler_parameters["hard"], found.sampler_parameters["easy"]) == (
+        "frontier",
+        "2.0",
+        "0.5",
+    )
     assert (found.step, found.max_steps, found.rollouts, found.seed) == (3, 5, 48, 7)
     assert found.reward_curve == (0.25, 0.75)
     assert (found.baseline, found.objective, found.reward) == ("rloo", "gspo", "parity_reward")
