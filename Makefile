@@ -66,7 +66,7 @@ format: install
 
 # Those that need no data of their own.
 bench: install
-	@for name in advantage_cost step_cost energy_precision memory_estimate prefetch value_table_speed faults; do \
+	@for name in advantage_cost step_cost energy_precision memory_estimate prefetch value_table_speed selection_cost faults; do \
 	  $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 # Those of the papers' claims that take minutes; the others, which train many runs, by their own commands.

@@ -33,10 +33,17 @@ def assert_complete(folder, rollouts):
     return summary
 
 
+def test_settings_of_the_first_baseline_are_not_the_seconds():
+    words = ["--baseline_kwargs.weighting", "vop", "--max_steps=4", "--reward_weights", "1", "2", "--baseline=basis"]
+    assert run.pairs(words) == [words[:2], ["--max_steps=4"], words[3:6], words[6:]]
+    assert run.pairs([]) == []
+
+
 def test_all_phases_in_twenty_steps(tmp_path, monkeypatch, capsys):
     arguments = ["--output", str(tmp_path), "--max_warm_start_steps", "30", "--max_steps", "20"]
     arguments += ["--dataset_kwargs.size", "400", "--values_num_rollouts", "2", "--values_batch_size", "128"]
     arguments += ["--per_device_train_batch_size", "16", "--eval_steps", "10"]
+    arguments += ["--baseline_kwargs.weighting", "vop"]
     monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
     run.main()
     summary = assert_complete(tmp_path, rollouts=20 // 2 * 32)

@@ -49,9 +49,11 @@ def main() -> None:
 def run(seed: int, output: Path, overrides: list[str], max_warm_start_steps: int) -> dict[str, Any]:
     """All phases; returns the summary that is also written to ``summary.json``. `overrides` are keys of the recipes."""
     seconds: dict[str, float] = {}
-    common = ["--seed", str(seed), "--model_name_or_path", str(output / "warm_start"), *overrides]
-    argv = [RECIPE, "--output_dir", str(output / "basis"), "--baseline_kwargs.values", str(output / "values"), *common]
-    without_table = [WITHOUT_TABLE, "--output_dir", str(output / "history"), *common]
+    common = ["--seed", str(seed), "--model_name_or_path", str(output / "warm_start")]
+    values = ["--baseline_kwargs.values", str(output / "values")]
+    argv = [RECIPE, "--output_dir", str(output / "basis"), *values, *common, *overrides]
+    of_both = [word for pair in pairs(overrides) if not pair[0].startswith("--baseline") for word in pair]
+    without_table = [WITHOUT_TABLE, "--output_dir", str(output / "history"), *common, *of_both]
     recipe = parse_recipe(argv)
 
     with Phase(1, "warm start: a small Qwen3 sees sums and their answers", seconds, "warm_start"):
@@ -84,6 +86,16 @@ def run(seed: int, output: Path, overrides: list[str], max_warm_start_steps: int
     plots = " and ".join(str(output / name / "training.png") for name in ("basis", "history"))
     print(f"\nSummary: {output / 'summary.json'}; plots: {plots}")
     return summary
+
+
+def pairs(words: list[str]) -> list[list[str]]:
+    """Options with their values: ``--key value ...`` or ``--key=value``."""
+    found: list[list[str]] = []
+    for word in words:
+        if word.startswith("--") or not found:
+            found.append([])
+        found[-1].append(word)
+    return found
 
 
 class Phase:

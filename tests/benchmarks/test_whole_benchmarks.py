@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from basis_rl.baselines import BASELINES
+from basis_rl.samplers import SAMPLERS
 from benchmarks import (
     advantage_cost,
     energy_precision,
@@ -13,6 +14,7 @@ from benchmarks import (
     gpu_step,
     memory_estimate,
     prefetch,
+    selection_cost,
     step_cost,
     value_table_speed,
 )
@@ -96,3 +98,10 @@ def test_a_table_beside_raw_requests_and_batches_ahead():
     found = prefetch.main(["--quick"])
     assert found["ratios"][0] > 0
     assert len(found["seconds"]["ahead"][0]["step"]) == len(found["seconds"]["plain"][0]["step"]) == 1
+
+
+def test_selection_cost_measures_every_sampler():
+    found = selection_cost.main(["--quick"])["milliseconds"]
+    assert found.keys() == {"1000"}
+    assert set(found["1000"]) == set(SAMPLERS)
+    assert all(0 < row["least"] <= row["median"] <= row["largest"] for row in found["1000"].values())

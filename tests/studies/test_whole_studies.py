@@ -8,7 +8,7 @@ import torch
 from basis_rl.functional.tilt import beta_grid
 from basis_rl.recipe.file import parse_recipe
 from benchmarks.common import machine
-from studies import bv_blend_study, cold_start, quickstart_seeds, score_norms, simulated_mse, worked_sums
+from studies import bv_blend_study, cold_start, first_visit, quickstart_seeds, score_norms, simulated_mse, worked_sums
 from studies.otb import study as otb_study
 from studies.otb import tail
 from studies.policy import study as policy_study
@@ -183,3 +183,11 @@ def test_the_quickstart_is_run_and_its_model_has_scores(tmp_path, monkeypatch):
     (found,) = score_norms.main([str(model), "--quick", "--results", str(tmp_path)]).values()
     assert found["power"]["none"] == 1
     assert 0 < found["mean V"] < 1
+
+
+def test_first_visits_are_measured_by_every_estimator(tmp_path):
+    found = first_visit.main(["--quick", "--policies", "selection", "--seeds", "0", "--output", str(tmp_path)])
+    (run,) = found["runs"]
+    assert set(run["errors"]) == {"batch mean", "hidden", "start", "words"}
+    assert all(len(errors) == 3 for errors in run["errors"].values())
+    assert len(found["summary"]) == 1
