@@ -58,9 +58,9 @@ def unshare(flags: int) -> None:
     checked(_libc.unshare(flags), "unshare")
 
 
-def mount(source: str, target: str, kind: str | None, flags: int) -> None:
-    names = [None if name is None else os.fsencode(name) for name in (source, target, kind)]
-    checked(_libc.mount(*names, ctypes.c_ulong(flags), None), f"mount {target}")
+def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    names = [None if name is None else os.fsencode(name) for name in (source, target, kind, options)]
+    checked(_libc.mount(*names[:3], ctypes.c_ulong(flags), names[3]), f"mount {target}")
 
 
 def set_read_only(path: str, *, recursive: bool, on: bool = True) -> None:

@@ -14,6 +14,7 @@ import os
 import resource
 import select
 import signal
+import stat
 import sys
 import time
 from collections.abc import Sequence
@@ -74,6 +75,7 @@ class _Monitor:
         self.mechanisms = set(plan["mechanisms"])
         self.namespaces = "namespaces" in self.mechanisms
         self.folder, self.processes = plan["folder"], plan["processes"]
+        self.looked_at = self.folder is not None and not _in_memory(plan)
         # The kernel counts processes by user. Root it does not count at all, others over all that they run; only in a
         # user namespace of its own is the number that of the sandbox.
         self.exact = self.namespaces and os.getuid() != 0
@@ -119,7 +121,7 @@ class _Monitor:
             if descriptor is not None:
                 ends.register(descriptor, select.POLLIN)
         # Nothing to look after, and the kernel tells of every end: sleep.
-        idle = None not in descriptors and not self.counted and self.folder is None and self.namespaces
+        idle = None not in descriptors and not self.counted and not self.looked_at and self.namespaces
         next_look = 0.0
         while True:
             ends.poll(None if idle else 1000 * (_COUNT_SECONDS if self.counted else _LOOK_SECONDS))
@@ -132,10 +134,10 @@ class _Monitor:
             if self.counted and _count(os.getpid()) - 1 - self.namespaces > self.processes:
                 self._stop(f"more than {self.processes} processes and threads")
                 break
-            if self.folder is not None and time.monotonic() > next_look:
+            if self.looked_at and time.monotonic() > next_look:
                 next_look = time.monotonic() + _LOOK_SECONDS
                 limit = self.plan["folder_bytes"]
-                if used_bytes(self.folder, limit) > limit:
+                if used_bytes(self.folder, limit) + _unlinked_bytes(os.getpid()) > limit:
                     self._stop(f"more than {limit} bytes in its folder")
                     break
         self.kill_everything()
@@ -197,6 +199,11 @@ class _Monitor:
         os.killpg(0, signal.SIGKILL)  # faster than we are: the kernel ends the whole group at once, us too
 
 
+def _in_memory(plan: dict[str, Any]) -> bool:
+    """Whether the folder is a file system of its own. What is in it goes with the command: nobody may want it after."""
+    return plan["folder"] is not None and plan["temporary"] and "sized-folder" in plan["mechanisms"]
+
+
 def enter_user_namespace() -> None:
     """The child will be the first process of a PID namespace, where this user is still itself and nobody else is."""
     user, group = os.getuid(), os.getgid()
@@ -210,7 +217,7 @@ def _init(plan: dict[str, Any], command: list[str], monitor: int | None, report:
     """The first process of the namespace: starts the command and takes in orphans. Nobody inside can signal it."""
     try:
         unshare_the_rest()
-        mount_inside(plan["mechanisms"], plan["folder"])
+        mount_inside(plan["mechanisms"], plan["folder"], plan["folder_bytes"] if _in_memory(plan) else None)
         kernel.die_with_parent()
         if monitor is not None and select.select([monitor], [], [], 0)[0]:
             os._exit(CANNOT_START)  # it has died before it was asked to tell
@@ -234,13 +241,20 @@ def unshare_the_rest() -> None:
     kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS)
 
 
-def mount_inside(mechanisms: Sequence[str], folder: str | None) -> None:
-    """A /proc of the inside only, and everything but the folder read-only."""
+def mount_inside(mechanisms: Sequence[str], folder: str | None, folder_bytes: int | None = None) -> None:
+    """A /proc of the inside only, and everything but the folder read-only; with `folder_bytes` that is a tmpfs.
+
+    A tmpfs counts what a look at the folder's names cannot see: files that are unlinked and still open. It holds one
+    file for each 4096 bytes, as `used_bytes` counts them.
+    """
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     if "private-proc" in mechanisms:
         kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    if folder is not None and folder_bytes is not None:
+        options = f"size={folder_bytes},nr_inodes={2 + folder_bytes // 4096},mode=700"
+        kernel.mount("none", folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
     if "read-only-mounts" in mechanisms:
-        if folder is not None:
+        if folder is not None and folder_bytes is None:
             kernel.mount(folder, folder, None, kernel.MS_BIND)
         kernel.set_read_only("/", recursive=True)
         if folder is not None:
@@ -338,6 +352,19 @@ def _count(root: int) -> int:
         except OSError:
             continue
     return threads
+
+
+def _unlinked_bytes(root: int) -> int:
+    """On disk, of the files without a name that `root` and its descendants have open."""
+    found: dict[tuple[int, int], int] = {}
+    for pid in _tree(root):
+        with contextlib.suppress(OSError):
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):  # closed meanwhile
+                    status = os.stat(f"/proc/{pid}/fd/{name}")
+                    if status.st_nlink == 0 and stat.S_ISREG(status.st_mode):
+                        found[status.st_dev, status.st_ino] = 512 * status.st_blocks
+    return sum(found.values())
 
 
 if __name__ == "__main__":

@@ -38,10 +38,13 @@ class Policy:
             are counted 20 times a second, and all is killed when there are more. None: not limited.
         folder: absolute path of the only place that can be written; it is cwd, and should be HOME and TMPDIR
             (`environment`). None: nothing can be written.
-        folder_bytes: all files of the folder together; looked at 4 times a second, all is killed when there is more.
+        folder_bytes: all files of the folder together. A temporary folder is a tmpfs of that size where there are user
+            namespaces: it is full (ENOSPC), and takes memory. Elsewhere it is looked at 4 times a second, and all is
+            killed when there is more.
         readable: files and folders that can be read and executed (`python_paths`). None: everything but devices and
             other processes.
-        temporary: the folder is removed when the command has ended, or the process that started it has died.
+        temporary: the folder is empty for the command, and removed when the command has ended, or the process that
+            started it has died.
 
     Raises:
         ValueError: a limit that is not positive, a folder that is no absolute path of a folder.
@@ -158,7 +161,8 @@ def environment(folder: str | None, **variables: str) -> dict[str, str]:
     passed = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     if "PYTHONPATH" in passed:  # the working directory is another one inside
         passed["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, passed["PYTHONPATH"].split(os.pathsep)))
-    fixed = {"HOME": home, "TMPDIR": folder or "/tmp", "PYTHONDONTWRITEBYTECODE": "1"}
+    # Otherwise each thread has an arena of its own, which takes 64 MB of addresses: with 14 threads 1 GB is full.
+    fixed = {"HOME": home, "TMPDIR": folder or "/tmp", "PYTHONDONTWRITEBYTECODE": "1", "MALLOC_ARENA_MAX": "2"}
     return {**passed, **dict.fromkeys(_ONE_THREAD, "1"), **fixed, **variables}
 
 

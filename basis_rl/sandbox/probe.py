@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -9,7 +10,7 @@ from collections.abc import Callable
 
 from basis_rl.sandbox import kernel, landlock, launch, seccomp
 
-_PROC, _READ_ONLY, _FAILED = 1, 2, 100
+_PROC, _READ_ONLY, _SIZED, _FAILED = 1, 2, 4, 100
 
 
 def main(arguments: list[str]) -> None:
@@ -35,6 +36,7 @@ def mechanisms() -> list[str]:
         found.append("namespaces")
         found += ["private-proc"] if code & _PROC else []
         found += ["read-only-mounts"] if code & _READ_ONLY else []
+        found += ["sized-folder"] if code & _SIZED else []
     return found
 
 
@@ -91,4 +93,7 @@ def _inside() -> int:
         except OSError:
             continue
         found |= bit
+    with contextlib.suppress(OSError):
+        launch.mount_inside([], "/", 1 << 20)
+        found |= _SIZED
     return found

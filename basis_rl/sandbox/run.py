@@ -87,6 +87,12 @@ def run(
     return follow(process, process.stdout, bounds)
 
 
+def fair_share() -> int:
+    """Processes at a time on this rank: the cores, shared among the ranks of this machine, at least 2."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(2, cores // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+
 def start(
     command: Sequence[str], policy: Policy, stdin: Stream, stdout: Stream, stderr: Stream = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:

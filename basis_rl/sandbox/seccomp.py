@@ -1,9 +1,10 @@
 """A filter of system calls: what a computation never needs is refused, with an errno.
 
 A list of what is refused, not of what is allowed: interpreters and libraries call too much that is harmless. What the
-list is for: no sockets but pairs of connected ones; no looking into or steering other processes; nothing that has been
-the way out of containers (namespaces, mounts, bpf, io_uring, keyrings, ...); and, as far as Landlock and namespaces do
-not see to it, no signals to others, no change of owners and modes, no leaving the process group.
+list is for: no sockets but pairs of connected ones; no looking into or steering other processes, no watching of files;
+no memory that no limit counts; nothing that has been the way out of containers (namespaces, mounts, bpf, io_uring,
+keyrings, ...); and, as far as Landlock and namespaces do not see to it, no signals to others, no change of owners and
+modes, no leaving the process group.
 """
 
 from __future__ import annotations
@@ -38,12 +39,15 @@ _SYSTEM: dict[str, tuple[int | None, int | None]] = {
     "acct": (163, 89), "settimeofday": (164, 170), "clock_settime": (227, 112), "adjtimex": (159, 171),
     "clock_adjtime": (305, 266), "iopl": (172, None), "ioperm": (173, None), "modify_ldt": (154, None),
     "syslog": (103, 116), "vhangup": (153, 58), "fanotify_init": (300, 262), "uselib": (134, None),
+    "inotify_init": (253, None), "inotify_init1": (294, 26), "io_setup": (206, 0),
 }  # fmt: skip
 _SHARED_MEMORY: dict[str, tuple[int | None, int | None]] = {  # and queues: writes that no file system sees
     "mq_open": (240, 180), "mq_unlink": (241, 181), "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195),
     "semget": (64, 190), "semctl": (66, 191), "semop": (65, 193), "semtimedop": (220, 192), "msgget": (68, 186),
     "msgctl": (71, 187), "msgsnd": (69, 189), "msgrcv": (70, 188),
 }  # fmt: skip
+# Files of no folder, which no limit of one counts. Refused as if the kernel had none: libraries fall back on a file.
+_MEMORY_FILES: dict[str, tuple[int | None, int | None]] = {"memfd_create": (319, 279), "memfd_secret": (447, 447)}
 _GROUP: dict[str, tuple[int | None, int | None]] = {"setsid": (112, 157), "setpgid": (109, 154)}
 _METADATA: dict[str, tuple[int | None, int | None]] = {
     "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
@@ -62,14 +66,16 @@ _BY_ARGUMENT: dict[str, tuple[int | None, int | None]] = {
     "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118),
     "sched_setattr": (314, 274), "ioprio_set": (251, 30),
 }  # fmt: skip
-_NUMBERS = _SOCKETS | _PROCESSES | _SYSTEM | _SHARED_MEMORY | _GROUP | _METADATA | _SIGNALS | _BY_ARGUMENT
+_NUMBERS = (
+    _SOCKETS | _PROCESSES | _SYSTEM | _SHARED_MEMORY | _MEMORY_FILES | _GROUP | _METADATA | _SIGNALS | _BY_ARGUMENT
+)
 
 _AUDIT_ARCH = (0xC000003E, 0xC00000B7)
 _X32_BIT = 0x40000000
 _SECCOMP = (317, 277)
 _NEW_NAMESPACES = 0x7E020000
 _TIOCSTI, _FIOSETOWN, _SIOCSPGRP, _FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR = 0x5412, 0x8901, 0x8902, 0x40086602, 0x401C5820
-_F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
+_F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_SETLEASE, _F_NOTIFY = 8, 10, 15, 1024, 1026
 _AF_UNIX, _SOCK_STREAM = 1, 1
 
 _LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
@@ -99,6 +105,7 @@ def refusals(*, namespaces: bool, read_only_mounts: bool, scoped_signals: bool, 
     """
     every = 0xFFFFFFFF
     result = [Refusal(name) for name in (*_SOCKETS, *_PROCESSES, *_SYSTEM, *_SHARED_MEMORY)]
+    result += [Refusal(name, error=errno.ENOSYS) for name in _MEMORY_FILES]
     result += [
         Refusal("clone", ((0, every, "&", _NEW_NAMESPACES),)),
         Refusal("clone3", error=errno.ENOSYS),  # its flags are out of our sight; libraries fall back on clone
@@ -110,7 +117,10 @@ def refusals(*, namespaces: bool, read_only_mounts: bool, scoped_signals: bool, 
         Refusal("setpriority", ((1, every, "!=", 0),)),
         *(Refusal(name, ((0, every, "!=", 0),)) for name in ("prlimit64", "sched_setscheduler", "sched_setparam")),
         *(Refusal(name, ((0, every, "!=", 0),)) for name in ("sched_setattr", "sched_setaffinity")),
+        Refusal("ioprio_set", ((0, every, "!=", 1),)),  # of a process, not of a group or of all that the user runs
         Refusal("ioprio_set", ((1, every, "!=", 0),)),
+        # A lease on a file outside that the command may read holds up whoever opens it for writing; notices tell of it.
+        *(Refusal("fcntl", ((1, every, "==", command),)) for command in (_F_SETLEASE, _F_NOTIFY)),
     ]
     if one_process:
         result += [Refusal(name, error=errno.EAGAIN) for name in ("fork", "vfork", "clone")]

@@ -34,7 +34,7 @@ def evaluate(expression: str) -> Fraction:
     if not isinstance(expression, str):
         raise ValueError(f"The expression must be text, got {type(expression).__name__}.")
     if len(expression) > _MOST_CHARACTERS:
-        raise ValueError(f"The expression has {len(expression)} characters; {_MOST_CHARACTERS} is the most.")
+        raise ValueError(f"The expression has {len(expression)} characters; at most {_MOST_CHARACTERS} are allowed.")
     values: list[Fraction] = []
     waiting: list[str] = []
     operand = True  # what may come next: an operand (a number, a sign, an opening parenthesis), or an operator
@@ -74,7 +74,7 @@ def evaluate(expression: str) -> Fraction:
 
 
 def _apply(values: list[Fraction], waiting: list[str], least: int) -> None:
-    """Do what waits, from the end, as long as it binds at least so strongly; an open parenthesis stops it."""
+    """Apply the waiting operators from the end while they bind at least as strongly; an open parenthesis stops it."""
     while waiting and waiting[-1] != "(" and _STRENGTH[waiting[-1]] >= least:
         symbol = waiting.pop()
         b = values.pop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from basis_rl.sandbox import Policy, isolation, python_paths, remove_folder
-from basis_rl.sandbox.run import Bounds, Finished, run
+from basis_rl.sandbox.run import Bounds, Finished, fair_share, run
 from basis_rl.tools.base import ToolBroken, ToolResult
 from basis_rl.tools.threads import DaemonThreads
 
@@ -28,7 +27,7 @@ _MOST_FILES = 64 << 20
 class PythonTool:
     """Runs each program in a process and a temporary folder of its own, and answers with what it prints.
 
-    Without state: nothing of a call is left for the next, as with the code runners of tool-integrated reasoning
+    It has no state: nothing of a call is left for the next, as with the code runners of tool-integrated reasoning
     (Sandbox Fusion, which OTB's App. F.1 names). The value of the last line is printed too, as in a console. What goes
     wrong is text for the model: a traceback, or that a limit was passed.
 
@@ -94,7 +93,7 @@ class PythonTool:
         """Begin to run a program, as soon as one of the workers is free.
 
         Raises:
-            TypeError: the code is no text.
+            TypeError: the code is not text.
         """
         if not isinstance(code, str):
             raise TypeError(f"code must be text, got {type(code).__name__}")
@@ -107,7 +106,9 @@ class PythonTool:
             ToolBroken: the sandbox did not start, three times.
         """
         if len(code) > _MOST_CODE:
-            return ToolResult(f"Error: the program has {len(code)} characters; {_MOST_CODE} is the most.", failed=True)
+            return ToolResult(
+                f"Error: the program has {len(code)} characters; at most {_MOST_CODE} are allowed.", failed=True
+            )
         for attempt in range(_ATTEMPTS):
             time.sleep(attempt)
             try:
@@ -166,9 +167,3 @@ def shortened(text: str, most: int) -> str:
         return text
     half = most // 2
     return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
-
-
-def fair_share() -> int:
-    """Programs that run at a time on this rank: the cores, shared among the ranks of this machine, at least 2."""
-    ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    return max(2, len(os.sched_getaffinity(0)) // ranks)

@@ -1,4 +1,4 @@
-"""Threads that wait for programs, and that nobody waits for at the end."""
+"""Threads that wait for programs, and that the interpreter does not wait for at its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Job = tuple["Future[Any]", Callable[[], Any]]
 
 
 class DaemonThreads:
-    """As `concurrent.futures.ThreadPoolExecutor`, but a process that ends does not first do all that was asked for."""
+    """As `concurrent.futures.ThreadPoolExecutor`, but a process that ends does not first finish what was submitted."""
 
     def __init__(self, number: int, name: str) -> None:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -23,7 +23,7 @@ class DaemonThreads:
         weakref.finalize(self, _end, self._jobs, number)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Do it when a thread is free."""
+        """Call it when a thread is free."""
         future: Future[T] = Future()
         self._jobs.put((future, work))
         return future

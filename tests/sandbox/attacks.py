@@ -67,6 +67,15 @@ def io_signal():
     os.write(writer, b"x")
 
 
+def tell_of_file(command, kind, path="notes 2"):
+    """Lease it, or be told of what happens in it. One of our own, which nobody else can forbid."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.fcntl(descriptor, command, kind)
+    finally:
+        os.close(descriptor)
+
+
 attacks = {
     "tcp": connect(socket.AF_INET, ("127.0.0.1", target["tcp"])),
     "udp": connect(socket.AF_INET, ("127.0.0.1", target["udp"]), socket.SOCK_DGRAM),
@@ -124,6 +133,16 @@ by_seccomp = {
     "perf": lambda: call(298, 0, 0, 0, 0, 0),
     "shared memory": lambda: call(29, 12345, 4096, 0o1600),
     "x32": lambda: call(0x40000000 + 39),
+    "memory file": lambda: os.memfd_create("x"),
+    "secret memory file": lambda: call(447, 0),
+    "inotify": lambda: call(253),
+    "inotify with flags": lambda: call(294, 0),
+    "lease": lambda: tell_of_file(fcntl.F_SETLEASE, fcntl.F_WRLCK),
+    "lease by a wide number": lambda: call(72, os.open("notes 2", os.O_RDONLY), (1 << 32) + fcntl.F_SETLEASE, 1),
+    "notices of a folder": lambda: tell_of_file(fcntl.F_NOTIFY, fcntl.DN_CREATE, "."),
+    "asynchronous input": lambda: call(206, 8, ctypes.addressof(ctypes.c_long(0))),
+    "io priority of the group": lambda: call(251, 2, 0, 3 << 13),
+    "io priority of the user": lambda: call(251, 3, 0, 3 << 13),
 }
 
 
