@@ -10,15 +10,20 @@ from basis_rl.baselines.base import (
     scorable_rows,
 )
 from basis_rl.baselines.basis import Basis
-from basis_rl.baselines.batch import BatchMean, NoBaseline
+from basis_rl.baselines.batch import BatchMean, NoBaseline, WReinforce
 from basis_rl.baselines.bv_blend import BVBlend
 from basis_rl.baselines.checks import BaselineError, check_baseline
-from basis_rl.baselines.group import DrGrpo, Grpo, Rloo
+from basis_rl.baselines.gdpo import Gdpo
+from basis_rl.baselines.group import DrGrpo, Grpo, MaxRl, Quantile, Rloo
 from basis_rl.baselines.history import BasisHistory
+from basis_rl.baselines.least_variance import LeastVariance
+from basis_rl.baselines.pass_at_k import PassAtK
 from basis_rl.baselines.ppo import Ppo
 from basis_rl.baselines.registry import BASELINES, build_baseline
 from basis_rl.baselines.reinforce import ReinforcePP, ReinforcePPBaseline
 from basis_rl.baselines.remax import ReMax
+from basis_rl.baselines.shrinkage import Ebpo, JamesStein
+from basis_rl.baselines.spo import Spo
 from basis_rl.baselines.token import EnergyBaseline, IsolatedEnergy, Opo, OptimalGlobalBaseline, OptimalTokenBaseline
 
 __all__ = [
@@ -31,21 +36,30 @@ __all__ = [
     "BatchMean",
     "CenterScale",
     "DrGrpo",
+    "Ebpo",
     "EnergyBaseline",
+    "Gdpo",
     "Grpo",
     "IsolatedEnergy",
+    "JamesStein",
     "LearnedBaseline",
     "Learning",
+    "LeastVariance",
+    "MaxRl",
     "NoBaseline",
     "Opo",
     "OptimalGlobalBaseline",
     "OptimalTokenBaseline",
+    "PassAtK",
     "Ppo",
+    "Quantile",
     "ReMax",
     "ReinforcePP",
     "ReinforcePPBaseline",
     "Rloo",
+    "Spo",
     "TokenLoss",
+    "WReinforce",
     "build_baseline",
     "check_baseline",
     "check_state_keys",

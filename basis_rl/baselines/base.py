@@ -13,7 +13,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,10 +33,11 @@ class Baseline(ABC):
     Class attributes:
         requires: optional fields of `RolloutBatch` that it reads: ``{"energies", "greedy_rewards", ...}``. An object's
             own may depend on its parameters.
-        scope: ``"group"`` if a group's result does not depend on other groups, else ``"batch"``.
-        min_group_size: 1 or 2, checked against ``num_generations`` when the trainer is built.
+        min_group_size: how many scored rollouts of a prompt it needs, checked against ``num_generations`` when the
+            trainer is built. An object's own may depend on its parameters.
         uses_own_reward: whether ``b_i`` depends on ``r_i``. If it does, the gradient is biased (by a factor such as
-            ``1 - 1/G`` for a group mean), which is a choice to be made knowingly.
+            ``1 - 1/G`` for a group mean), which is a choice to be made knowingly. An object's own may depend on its
+            parameters.
         reads_kl: whether it takes a KL penalty in the reward (``batch.kl``), by `basis_rl.functional.returns`.
         token_level: when its advantages are ``(N, T)``, one of each token: never, only with KL in the reward, or
             always. Objectives that would average them away are refused with it. An object's own may depend on its
@@ -44,10 +45,9 @@ class Baseline(ABC):
     """
 
     requires: frozenset[str] = frozenset()
-    scope: ClassVar[Literal["batch", "group"]] = "batch"
-    min_group_size: ClassVar[int] = 1
-    uses_own_reward: ClassVar[bool] = False
-    reads_kl: ClassVar[bool] = False
+    min_group_size: int = 1
+    uses_own_reward: bool = False
+    reads_kl: bool = False
     token_level: TokenLevel = "never"
 
     @property
@@ -196,7 +196,7 @@ class CenterScale(Baseline):
     rollouts, gets ``A = 0``; the share of such rows among the scored ones is the metric ``undefined``.
     """
 
-    reads_kl: ClassVar[bool] = True
+    reads_kl: bool = True
     eps: float = 0.0
 
     @abstractmethod

@@ -17,7 +17,7 @@ from basis_rl.functional.tilt import beta_grid
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 from basis_rl.values.table import ValueTable
 
-Calibration = Literal["common", "likelihood", "literal"]
+Calibration = Literal["common", "likelihood", "literal", "none"]
 
 # Elements of a (beta, rollout) block: small enough for the cache, and memory stays O(N) whatever the grid. Measured in
 # benchmarks/advantage_cost.py.
@@ -36,7 +36,9 @@ class Basis(Baseline):
        - ``likelihood`` minimises the cross-entropy of ``r_i`` under ``V_i``, over the same set;
        - ``literal`` is Eq. 6 to the letter: the average runs over the prompts that are active FOR THAT beta. Small
          betas drop all but the hardest prompts, which have almost no variance, so they win and ruin the baseline. It is
-         here to be compared with, not to be used.
+         here to be compared with, not to be used;
+       - ``none`` keeps the reference policy's values, ``beta = infinity``: with ``weighting="none"`` the static
+         baseline of PVPO (arXiv:2508.21104), which does not follow the policy.
 
     A prompt is active if ``epsilon < V_i < 1 - epsilon`` (Eq. 4), where ``V_i`` is the reference policy's value
     (``common``, ``likelihood``) or the value at that beta (``literal``). Others fall back to ``b = 0``, and so does a
@@ -55,7 +57,8 @@ class Basis(Baseline):
 
     Args:
         values: the table, its folder, or its Hub id.
-        weighting: ``unb`` (best linear unbiased), ``vop`` (shrunk towards 0) or ``rvg`` (mean of ratios).
+        weighting: ``unb`` (best linear unbiased), ``vop`` (shrunk towards 0), ``rvg`` (mean of ratios), or ``none``:
+            the table's value at the calibrated beta, the initial estimator of the paper's Figure 2.
         smoothing: pseudo-rollouts at each end of the reward range, >= 0.
         epsilon: activity threshold, in (0, 0.5).
         calibration: how beta is chosen.
@@ -144,12 +147,12 @@ class Basis(Baseline):
 
         refined, active = candidates.refine(beta[None])
         sources = active[0] & ~rewards.isnan()
-        served = active[0] & (sources.sum() - sources.long() > 0)
+        served = active[0] & ((sources.sum() - sources.long() > 0) | (self.weighting == "none"))
         baseline = torch.where(served, low + (high - low) * refined[0], 0.0)
         scorable = scorable_rows(batch)
         values = torch.where(scorable, torch.nan_to_num(batch.rewards.double().cpu() - baseline, nan=0.0), 0.0)
         metrics = {
-            "beta": float(beta),
+            "beta": min(float(beta), float(self.betas[-1])),
             "active": float(active[0].double().mean()),
             "fallback": float((scorable & ~served).sum() / scorable.sum().clamp(min=1)),
             "calibration_loss": loss,
@@ -163,6 +166,8 @@ class Basis(Baseline):
 
     def _calibrate(self, candidates: _Candidates) -> tuple[Tensor, float]:
         """The best beta of the grid and its loss; the largest one where nothing can be learnt from the batch."""
+        if self.calibration == "none":
+            return torch.tensor(torch.inf, dtype=torch.float64), float(candidates.loss(torch.tensor([torch.inf]))[0])
         block = max(1, _BLOCK // max(1, len(candidates.rewards)))
         curve = torch.cat([candidates.loss(betas) for betas in self.betas.split(block)])
         if not bool(curve.isfinite().any()):

@@ -17,6 +17,7 @@ from basis_rl.types import Advantages, RolloutBatch, RunContext
 
 Confidence = Literal["sem", "count", "scale"]
 Map = Literal["exp", "inverse", "linear"]
+Variance = Literal["shrunk", "paper"]
 _STATE = ("cluster", "m1", "m2", "mass")
 _logger = logging.getLogger(__name__)
 
@@ -31,10 +32,18 @@ class BVBlend(Baseline):
         m1 <- (1 - decay) m1 + decay mean_B(r)     m2 <- (1 - decay) m2 + decay mean_B(r^2)     N likewise
         v_hist = max(m2 - m1^2, 0)     u = sqrt(v_hist) / sqrt(N + mass_epsilon) / temperature   (Eqs. 7, 8)
 
+        v_hist <- (N v_hist + N0 V_prior) / (N + N0)                              (not the paper's, see below)
+
     and the confidence is ``w = exp(-u)`` (Eq. 9), ``1 / (1 + u)`` or ``max(0, 1 - u)`` (`mapping`). Algorithm 1's line
     10 lost a bracket; Eq. 8 is what is meant. The order is the point (Algorithm 2): w and the history come from the
     state BEFORE the batch, which learns from it after the policy update. A cluster that was never seen has w = 0 and
     starts afterwards at ``(prior_mass, mean_B, mean_B^2 + prior_variance)``.
+
+    Departure: the last line, ``variance="shrunk"``. The paper's equations to the letter (``variance="paper"``) are
+    unbounded: in a cluster whose batches are all right or all wrong, ``v_hist`` falls tenfold with each, so that w goes
+    to 1 and s to 0, and one odd rollout then gets |A| = 199 after 5 such batches and 1e6 (1 / eps) after 20. Drawn
+    towards the prior by its mass, ``v_hist`` is at least ``N0 V_prior / (N + N0)``. The metric ``advantages/max_abs``
+    of any baseline tells.
 
     With G = 1, ``mu_G = r`` and ``sigma_G = 0``: a cold cluster gives A = 0, and it works once there is history.
 
@@ -57,6 +66,7 @@ class BVBlend(Baseline):
         confidence: ``sem`` (Eq. 8), ``count`` (``u`` without the standard deviation), ``scale`` (without the mass), or
             a number in [0, 1], the fixed w of the ablation.
         mapping: from u to w.
+        variance: ``shrunk`` to the prior, or that of the ``paper``.
         eps: > 0.
 
     Raises:
@@ -75,6 +85,7 @@ class BVBlend(Baseline):
         prior_variance: float = 0.25,
         confidence: Confidence | float = "sem",
         mapping: Map = "exp",
+        variance: Variance = "shrunk",
         eps: float = 1e-6,
     ) -> None:
         if not 0 < decay <= 1 or min(temperature, prior_mass, prior_variance, eps) <= 0:
@@ -89,13 +100,15 @@ class BVBlend(Baseline):
             )
         if mapping not in get_args(Map):
             raise ValueError(f"bv_blend: mapping must be one of {', '.join(get_args(Map))}, got '{mapping}'.")
+        if variance not in get_args(Variance):
+            raise ValueError(f"bv_blend: variance must be one of {', '.join(get_args(Variance))}, got '{variance}'.")
         if isinstance(clusters, (str, Path)):
             clusters = PromptClusters.load(clusters)
         self.clusters = clusters if isinstance(clusters, PromptClusters) else PromptClusters(clusters)
         self.requires = frozenset({"prompt_texts"} if self.clusters.needs_texts else ())
         self.decay, self.temperature, self.eps = decay, temperature, eps
         self.prior_mass, self.prior_variance = prior_mass, prior_variance
-        self.confidence, self.mapping = confidence, mapping
+        self.confidence, self.mapping, self.variance = confidence, mapping, variance
         self.history: dict[int, tuple[float, float, float]] = {}  # cluster -> m1, m2, N
 
     def validate(self, run: RunContext) -> None:
@@ -137,6 +150,8 @@ class BVBlend(Baseline):
         warm = torch.tensor([state is not None for state in known])
         m1, m2, mass = torch.tensor([state or (0.0, 0.0, 0.0) for state in known], dtype=torch.float64).T
         past_variance = (m2 - m1**2).clamp(min=0.0)
+        if self.variance == "shrunk":
+            past_variance = (mass * past_variance + self.prior_mass * self.prior_variance) / (mass + self.prior_mass)
         weight = torch.where(warm, self._weight(past_variance.sqrt(), mass), 0.0)
 
         present = segment_count(rewards, groups) > 0

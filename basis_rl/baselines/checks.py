@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,19 +21,36 @@ from basis_rl.types import Advantages, RolloutBatch
 _TOLERANCE = 1e-5
 
 
+Rewards = Literal["binary", "graded", "negative"]
+
+
 class BaselineError(AssertionError):
-    """A baseline breaks its contract; the message says which promise, and what was seen."""
+    """A baseline breaks its contract; the message says which promises, and what was seen."""
 
 
 def example_batch(
-    baseline: Baseline, prompt_ids: list[str], *, seed: int = 0, step: int = 0, unscored: bool = True
+    baseline: Baseline,
+    prompt_ids: list[str],
+    *,
+    seed: int = 0,
+    step: int = 0,
+    unscored: bool = True,
+    kind: Rewards = "binary",
 ) -> RolloutBatch:
-    """A ragged batch over `prompt_ids`: groups of the baseline's minimum or more, 0/1 rewards, some missing."""
+    """A ragged batch over `prompt_ids`: groups of the baseline's minimum or more, some rewards missing.
+
+    Rewards are 0 or 1, anything between (``graded``), or between -1 and 1 (``negative``).
+
+    Raises:
+        BaselineError: the baseline requires a field that no batch has.
+    """
     generator = torch.Generator().manual_seed(seed)
     sizes = [baseline.min_group_size + i % 3 for i in range(len(prompt_ids))]
     group_ids = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
     n, t = int(group_ids.numel()), 7
     rewards = torch.randint(0, 2, (n,), generator=generator).float()
+    if kind != "binary":
+        rewards = torch.rand(n, generator=generator) * (1.0 if kind == "graded" else 2.0) - float(kind == "negative")
     lengths = torch.randint(1, t + 1, (n,), generator=generator)
     mask = torch.arange(t)[None] < lengths[:, None]
     if unscored:
@@ -45,36 +62,143 @@ def example_batch(
         "kl": 0.1 * torch.randn((n, t), generator=generator) * mask,
         "rollout_weights": torch.rand((n, t), generator=generator) * mask,
         "values": torch.rand((n, t), generator=generator) * mask,
+        "log_probs": -torch.rand((n, t), generator=generator) * mask,
+        "reward_parts": _parts(rewards),
         "greedy_rewards": torch.randint(0, 2, (len(sizes),), generator=generator).float()[group_ids],
         "prompt_texts": [f"What is {prompt_id}?" for prompt_id in ids],
     }
+    unknown = sorted(set(baseline.requires) - set(optional))
+    if unknown:
+        raise _fail(baseline, f"requires {unknown}; a batch can have {sorted(optional)}")
     return RolloutBatch(
         rewards=rewards,
         group_ids=group_ids,
         prompt_ids=ids,
         action_mask=mask,
         step=step,
+        reward_weights=torch.tensor([1.0, 0.5]) if "reward_parts" in baseline.requires else None,
         **{name: optional[name] for name in baseline.requires},
     )
 
 
-def check_baseline(make: Callable[[], Baseline], prompt_ids: list[str] | None = None) -> list[str]:
-    """Run the conformance matrix on the baseline that `make` builds.
+def _parts(rewards: Tensor) -> Tensor:
+    """``(N, 2)`` rewards of two functions, weighed 1 and 0.5, that make up `rewards`."""
+    second = (torch.arange(len(rewards)) % 3).float()
+    return torch.stack([rewards - 0.5 * second, torch.where(rewards.isnan(), torch.nan, second)], dim=1)
+
+
+def check_baseline(make: Any, prompt_ids: list[str] | None = None) -> list[str]:
+    """Run the conformance matrix on the baseline that `make` builds: as it is built, and after some batches.
 
     Args:
-        make: builds a fresh object each time it is called.
-        prompt_ids: ids that the baseline knows, at least 4, if it keeps a table of its own; any names otherwise.
+        make: builds a fresh object each time it is called (a class does), or an object, which is copied.
+        prompt_ids: ids that the baseline knows, at least 4, if it keeps a table of its own; by default those of its
+            value table, if it has one, else any names.
 
     Returns:
-        The names of the checks that were run and passed.
+        The names of the promises, all of which it keeps.
 
     Raises:
-        BaselineError: on the first promise that is broken.
+        BaselineError: it breaks some of them; all are named.
     """
-    ids = prompt_ids or [f"prompt-{i}" for i in range(8)]
+    build = _builder(make)
+    built = build()
+    ids = prompt_ids or list(getattr(getattr(built, "values", None), "prompt_ids", ()))[:8]
+    ids = ids if len(ids) >= 4 else [f"prompt-{i}" for i in range(8)]
+    cases = [
+        _Case(build, ids, "binary", ""),
+        _Case(lambda: _warm(build(), ids), ids, "binary", " (after some batches)"),
+        _Case(build, ids, "graded", " (rewards between 0 and 1)"),
+        _Case(lambda: _warm(build(), ids), ids, "negative", " (after some batches, rewards between -1 and 1)"),
+    ]
+    broken = []
     for check in _CHECKS:
-        check(make, ids)
+        found = next((told for case in cases if (told := _outcome(check, case)) is not None), None)
+        if found is not None:
+            broken.append(f"{check.__name__.removeprefix('_check_')}: {found}")
+        if found is not None and found.startswith("raises"):
+            break  # the same would be told of all that follow
+    if broken:
+        count = f"{len(broken)} of the promises" if len(broken) > 1 else "a promise"
+        raise BaselineError(f"{type(built).__name__} breaks {count} of a baseline:\n- " + "\n- ".join(broken))
     return [check.__name__.removeprefix("_check_") for check in _CHECKS]
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A baseline in some state, and the batches that it is fed."""
+
+    make: Callable[[], Baseline]
+    ids: list[str]
+    kind: Rewards
+    told: str
+
+    def batch(self, baseline: Baseline, **given: Any) -> RolloutBatch:
+        return example_batch(baseline, self.ids, kind=self.kind, **given)
+
+
+def _builder(make: Any) -> Callable[[], Baseline]:
+    """What builds the object anew.
+
+    Raises:
+        BaselineError: nothing does.
+    """
+    if isinstance(make, Baseline):
+        return lambda: copy.deepcopy(make)
+    name = getattr(make, "__name__", type(make).__name__)
+    if not callable(make):
+        raise BaselineError(f"A {type(make).__name__} is no baseline: give a subclass of basis_rl.baselines.Baseline.")
+    try:
+        built = make()
+    except Exception as error:
+        raise BaselineError(
+            f"{name} cannot be built: {type(error).__name__}: {error} (`basis-rl check NAME --ARGUMENT VALUE` gives "
+            "arguments)."
+        ) from error
+    if not isinstance(built, Baseline):
+        raise BaselineError(f"{name} builds a {type(built).__name__}, no subclass of basis_rl.baselines.Baseline.")
+    return make
+
+
+def _warm(baseline: Baseline, ids: list[str]) -> Baseline:
+    """After three batches, the second of which has no reward at all."""
+    for step in range(3):
+        batch = example_batch(baseline, ids, seed=20 + step, step=step)
+        baseline.update(with_rewards(batch, torch.full_like(batch.rewards, torch.nan)) if step == 1 else batch)
+    return baseline
+
+
+def _outcome(check: Callable[[_Case], None], case: _Case) -> str | None:
+    """What is broken; an exception of the object's is that too."""
+    try:
+        check(case)
+    except BaselineError as error:
+        return f"{error}{case.told}"
+    except Exception as error:
+        what = f"raises {type(error).__name__}: {error}{case.told}"
+        return f"{what} (optional fields of a batch are there only if `requires` names them)"
+    return None
+
+
+def with_rewards(batch: RolloutBatch, rewards: Tensor) -> RolloutBatch:
+    """The batch with other rewards ``(N,)``, those of the functions along with them."""
+    parts = None if batch.reward_parts is None else _parts(rewards)
+    return replace(batch, rewards=rewards, reward_parts=parts)
+
+
+def _advantages(baseline: Baseline, batch: RolloutBatch) -> Advantages:
+    found: Any = baseline.advantages(batch)
+    if not isinstance(found, Advantages):
+        raise _fail(baseline, f"returns a {type(found).__name__} from `advantages`, not Advantages")
+    for name in ("values", "baseline"):
+        if not isinstance(getattr(found, name), Tensor):
+            raise _fail(baseline, f"returns {name} that are a {type(getattr(found, name)).__name__}, not a tensor")
+    return found
+
+
+def _some_rows(batch: RolloutBatch) -> range:
+    """Some eight rows, of different groups: what is tried with each is the same."""
+    return range(0, len(batch.rewards), max(1, len(batch.rewards) // 8))
 
 
 def _silent_rows(batch: RolloutBatch) -> Tensor:
@@ -90,10 +214,10 @@ def _close(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=_TOLERANCE, atol=_TOLERANCE)
 
 
-def _check_shape_and_zeros(make: Callable[[], Baseline], ids: list[str]) -> None:
-    baseline = make()
-    batch = example_batch(baseline, ids)
-    result = baseline.advantages(batch)
+def _check_shape_and_zeros(case: _Case) -> None:
+    baseline = case.make()
+    batch = case.batch(baseline)
+    result = _advantages(baseline, batch)
     n, t = batch.action_mask.shape
     for name, tensor in (("values", result.values), ("baseline", result.baseline)):
         if tuple(tensor.shape) not in {(n,), (n, t)}:
@@ -110,12 +234,12 @@ def _check_shape_and_zeros(make: Callable[[], Baseline], ids: list[str]) -> None
         raise _fail(baseline, f"returns metrics that are not plain numbers: {bad}")
 
 
-def _check_token_level(make: Callable[[], Baseline], ids: list[str]) -> None:
-    baseline = make()
-    batch = example_batch(baseline, ids)
+def _check_token_level(case: _Case) -> None:
+    baseline = case.make()
+    batch = case.batch(baseline)
     kl = torch.full(batch.action_mask.shape, 0.1) * batch.action_mask
     for placed, given in (("out", None), *((("", kl),) if baseline.reads_kl else ())):
-        tokens = baseline.advantages(replace(batch, kl=given)).values.ndim == 2
+        tokens = _advantages(baseline, replace(batch, kl=given)).values.ndim == 2
         declared = baseline.token_level == "always" or (baseline.token_level == "with_kl" and given is not None)
         if tokens != declared:
             raise _fail(
@@ -125,32 +249,32 @@ def _check_token_level(make: Callable[[], Baseline], ids: list[str]) -> None:
             )
 
 
-def _check_all_unscored(make: Callable[[], Baseline], ids: list[str]) -> None:
-    baseline = make()
-    batch = example_batch(baseline, ids)
-    result = baseline.advantages(replace(batch, rewards=torch.full_like(batch.rewards, torch.nan)))
+def _check_all_unscored(case: _Case) -> None:
+    baseline = case.make()
+    batch = case.batch(baseline)
+    result = _advantages(baseline, with_rewards(batch, torch.full_like(batch.rewards, torch.nan)))
     if bool((result.values != 0).any()) or not bool(result.baseline.isfinite().all()):
         raise _fail(baseline, "does not give advantage 0 and a finite baseline when no rollout has a reward")
 
 
-def _check_one_scored_row(make: Callable[[], Baseline], ids: list[str]) -> None:
-    baseline = make()
-    batch = example_batch(baseline, ids, unscored=False)
+def _check_one_scored_row(case: _Case) -> None:
+    baseline = case.make()
+    batch = case.batch(baseline, unscored=False)
     rewards = torch.full_like(batch.rewards, torch.nan)
     rewards[0] = 1.0
-    result = baseline.advantages(replace(batch, rewards=rewards))
+    result = _advantages(baseline, with_rewards(batch, rewards))
     if not bool(result.values.isfinite().all()):
         raise _fail(baseline, "returns advantages that are not finite when one rollout alone has a reward")
     if baseline.min_group_size > 1 and bool((result.values != 0).any()):
         raise _fail(baseline, "gives an advantage to the only scored rollout of a group, though it needs two")
 
 
-def _check_no_side_effect(make: Callable[[], Baseline], ids: list[str]) -> None:
-    baseline = make()
-    batch = example_batch(baseline, ids)
+def _check_no_side_effect(case: _Case) -> None:
+    baseline = case.make()
+    batch = case.batch(baseline)
     kept = copy.deepcopy(batch)
     before = _serialized(baseline)
-    first, second = baseline.advantages(batch), baseline.advantages(batch)
+    first, second = _advantages(baseline, batch), _advantages(baseline, batch)
     if _serialized(baseline) != before or not _same(first, second):
         raise _fail(baseline, "changes its state in `advantages` (state belongs in `update`)")
     for name in (
@@ -161,6 +285,8 @@ def _check_no_side_effect(make: Callable[[], Baseline], ids: list[str]) -> None:
         "kl",
         "rollout_weights",
         "values",
+        "log_probs",
+        "reward_parts",
         "greedy_rewards",
     ):
         old, new = getattr(kept, name), getattr(batch, name)
@@ -168,34 +294,34 @@ def _check_no_side_effect(make: Callable[[], Baseline], ids: list[str]) -> None:
             raise _fail(baseline, f"writes into the batch's `{name}`")
 
 
-def _check_row_order(make: Callable[[], Baseline], ids: list[str]) -> None:
-    baseline = make()
-    batch = example_batch(baseline, ids)
+def _check_row_order(case: _Case) -> None:
+    baseline = case.make()
+    batch = case.batch(baseline)
     order = torch.randperm(len(batch.rewards), generator=torch.Generator().manual_seed(1))
-    straight, shuffled = baseline.advantages(batch), baseline.advantages(batch.take(order))
+    straight, shuffled = _advantages(baseline, batch), _advantages(baseline, batch.take(order))
     if not _close(straight.values[order], shuffled.values) or not _close(straight.baseline[order], shuffled.baseline):
         raise _fail(baseline, "depends on the order of the rows (groups are told by `group_ids`, not by position)")
 
 
-def _check_group_names(make: Callable[[], Baseline], ids: list[str]) -> None:
-    baseline = make()
-    batch = example_batch(baseline, ids)
+def _check_group_names(case: _Case) -> None:
+    baseline = case.make()
+    batch = case.batch(baseline)
     renamed = replace(batch, group_ids=1000 - 7 * batch.group_ids)
-    if not _close(baseline.advantages(batch).values, baseline.advantages(renamed).values):
+    if not _close(_advantages(baseline, batch).values, _advantages(baseline, renamed).values):
         raise _fail(baseline, "depends on the numbers in `group_ids`, not only on which rows share one")
 
 
-def _check_padding(make: Callable[[], Baseline], ids: list[str]) -> None:
-    baseline = make()
-    batch = example_batch(baseline, ids)
-    values = baseline.advantages(batch).values
+def _check_padding(case: _Case) -> None:
+    baseline = case.make()
+    batch = case.batch(baseline)
+    values = _advantages(baseline, batch).values
     t = batch.action_mask.shape[1]
     for left, right in ((0, 5), (3, 0)):
         padded: dict[str, Any] = {}
-        for name in ("action_mask", "energies", "kl", "rollout_weights", "values"):
+        for name in ("action_mask", "energies", "kl", "rollout_weights", "values", "log_probs"):
             value: Tensor | None = getattr(batch, name)
             padded[name] = None if value is None else torch.nn.functional.pad(value, (left, right))
-        wide = baseline.advantages(replace(batch, **padded)).values
+        wide = _advantages(baseline, replace(batch, **padded)).values
         if values.ndim == 2:
             if bool((wide[:, :left] != 0).any() or (wide[:, left + t :] != 0).any()):
                 raise _fail(baseline, "gives an advantage to padding")
@@ -204,55 +330,75 @@ def _check_padding(make: Callable[[], Baseline], ids: list[str]) -> None:
             raise _fail(baseline, "depends on how far the batch is padded")
 
 
-def _check_scope(make: Callable[[], Baseline], ids: list[str]) -> None:
-    baseline = make()
-    if baseline.scope != "group":
-        return
-    batch = example_batch(baseline, ids)
-    whole = baseline.advantages(batch).values
-    for group in batch.group_ids.unique():
-        rows = (batch.group_ids == group).nonzero().flatten()
-        if not _close(whole[rows], baseline.advantages(batch.take(rows)).values):
-            raise _fail(baseline, "says scope = 'group', but a group's advantages depend on other groups")
-
-
-def _check_own_reward(make: Callable[[], Baseline], ids: list[str]) -> None:
-    baseline = make()
+def _check_own_reward(case: _Case) -> None:
+    baseline = case.make()
     if baseline.uses_own_reward:
         return
-    batch = example_batch(baseline, ids, unscored=False)
-    before = baseline.advantages(batch).baseline
-    for row in range(len(batch.rewards)):
+    batch = case.batch(baseline, unscored=False)
+    before = _advantages(baseline, batch).baseline
+    for row in _some_rows(batch):
         rewards = batch.rewards.clone()
-        rewards[row] = 1.0 - rewards[row]
-        if not _close(before[row], baseline.advantages(replace(batch, rewards=rewards)).baseline[row]):
+        rewards[row] = 1.0 - rewards[row] if case.kind != "negative" else -rewards[row]
+        if not _close(before[row], _advantages(baseline, with_rewards(batch, rewards)).baseline[row]):
             raise _fail(
                 baseline, "has a baseline that depends on the own reward; say `uses_own_reward = True` if meant"
             )
 
 
-def _check_kl_in_the_reward(make: Callable[[], Baseline], ids: list[str]) -> None:
-    baseline = make()
+def _check_sign(case: _Case) -> None:
+    """A higher own reward gives a higher own advantage, over all rollouts; with history it gives one at all."""
+    if case.kind != "binary":
+        return
+    baseline = case.make()
+    batch = case.batch(baseline, unscored=False)
+    rises = 0.0
+    for row in _some_rows(batch):
+        own = []
+        for reward in (0.0, 1.0):
+            rewards = batch.rewards.clone()
+            rewards[row] = reward
+            own.append(float(_advantages(baseline, with_rewards(batch, rewards)).values[row].double().sum()))
+        rises += own[1] - own[0]
+    if rises < -_TOLERANCE:
+        raise _fail(baseline, "lowers the advantage of a rollout for a higher reward (is it b - r?)")
+    if case.told and rises < _TOLERANCE:
+        raise _fail(baseline, "gives the same advantage whatever the reward: nothing would be learnt")
+
+
+def _check_row_order_of_update(case: _Case) -> None:
+    straight, shuffled = case.make(), case.make()
+    batch = case.batch(straight, seed=5)
+    order = torch.randperm(len(batch.rewards), generator=torch.Generator().manual_seed(2))
+    straight.update(batch)
+    shuffled.update(batch.take(order))
+    after = case.batch(straight, seed=6, step=1)
+    a, b = _advantages(straight, after), _advantages(shuffled, after)
+    if not _close(a.values, b.values) or not _close(a.baseline, b.baseline):
+        raise _fail(straight, "learns something else in `update` from the same rows in another order")
+
+
+def _check_kl_in_the_reward(case: _Case) -> None:
+    baseline = case.make()
     if not baseline.reads_kl:
         return
-    batch = example_batch(baseline, ids, unscored=False)
+    batch = case.batch(baseline, unscored=False)
     kl = 0.1 + 0.1 * torch.arange(batch.action_mask.numel()).reshape(batch.action_mask.shape) * batch.action_mask
-    without = baseline.advantages(replace(batch, kl=None)).values
-    zero = baseline.advantages(replace(batch, kl=torch.zeros_like(kl))).values
+    without = _advantages(baseline, replace(batch, kl=None)).values
+    zero = _advantages(baseline, replace(batch, kl=torch.zeros_like(kl))).values
     if zero.ndim == 2 and without.ndim == 1:
         without = without[:, None] * batch.action_mask
     if not _close(zero, without):
         raise _fail(baseline, "changes its advantages for a KL penalty of 0 in the reward")
-    penalised = baseline.advantages(replace(batch, kl=kl)).values
+    penalised = _advantages(baseline, replace(batch, kl=kl)).values
     if not bool(penalised.isfinite().all()) or _close(penalised, zero):
         raise _fail(baseline, "says reads_kl = True, but a KL penalty in the reward does not change its advantages")
 
 
-def _check_loss_of_rows(make: Callable[[], Baseline], ids: list[str]) -> None:
-    baseline = make()
+def _check_loss_of_rows(case: _Case) -> None:
+    baseline = case.make()
     if not isinstance(baseline, LearnedBaseline):
         return
-    batch = example_batch(baseline, ids)
+    batch = case.batch(baseline)
     predicted = torch.rand(batch.action_mask.shape, generator=torch.Generator().manual_seed(2)).requires_grad_()
     loss = baseline.loss(predicted, batch)
     if loss.per_token.shape != predicted.shape or not bool(loss.per_token[loss.counts].isfinite().all()):
@@ -268,24 +414,24 @@ def _check_loss_of_rows(make: Callable[[], Baseline], ids: list[str]) -> None:
         raise _fail(baseline, "has a loss of a rollout that depends on which others are there")
 
 
-def _check_state_round_trip(make: Callable[[], Baseline], ids: list[str]) -> None:
-    baseline = make()
+def _check_state_round_trip(case: _Case) -> None:
+    baseline = case.make()
     for step in range(3):
-        baseline.update(example_batch(baseline, ids, seed=step, step=step))
+        baseline.update(case.batch(baseline, seed=step, step=step))
     buffer = io.BytesIO()
     torch.save(baseline.state_dict(), buffer)
     buffer.seek(0)
     state = torch.load(buffer, weights_only=True)
-    restored = make()
+    restored = case.make()
     restored.load_state_dict(state)
-    batch = example_batch(baseline, ids, seed=9, step=3)
-    if not _same(baseline.advantages(batch), restored.advantages(batch)):
+    batch = case.batch(baseline, seed=9, step=3)
+    if not _same(_advantages(baseline, batch), _advantages(restored, batch)):
         raise _fail(baseline, "does not come back the same from state_dict and load_state_dict")
     wrong: list[dict[str, Any]] = [{**state, "not_a_key": 1}]
     wrong += [{k: v for k, v in state.items() if k != gone} for gone in state]
     for bad in wrong:
         try:
-            make().load_state_dict(bad)
+            case.make().load_state_dict(bad)
         except ValueError:
             continue
         raise _fail(baseline, f"loads a state with the keys {sorted(bad)} without a ValueError")
@@ -310,8 +456,9 @@ _CHECKS = (
     _check_row_order,
     _check_group_names,
     _check_padding,
-    _check_scope,
     _check_own_reward,
+    _check_sign,
+    _check_row_order_of_update,
     _check_kl_in_the_reward,
     _check_loss_of_rows,
     _check_state_round_trip,

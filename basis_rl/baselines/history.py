@@ -164,6 +164,14 @@ class BasisHistory(Baseline):
         low, high = self.reward_range
         return low + (high - low) * value, (high - low) ** 2 * spread.clamp(min=0.0)
 
+    def expected(self, prompt_ids: Sequence[str]) -> Tensor:
+        """Value of each prompt before the batch, the shift taken at its mean; on the scale from 0 to 1. ``(P,)``.
+
+        Unlike `believed`, which knows next to nothing of the shift before the first batch, and so is near one half.
+        """
+        mean, variance, _ = self._belief(prompt_ids)
+        return self.log_weights.exp() @ expected_sigmoid(mean + self.shift_mean, variance)
+
     def _scaled(self, batch: RolloutBatch) -> Tensor:
         low, high = self.reward_range
         return ((batch.rewards.double().cpu() - low) / (high - low)).clamp(0.0, 1.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,9 +56,8 @@ class Ppo(LearnedBaseline):
         ValueError: a parameter out of its range.
     """
 
-    scope: ClassVar[Literal["batch", "group"]] = "batch"
-    uses_own_reward: ClassVar[bool] = True  # by whitening, in the mean that it subtracts
-    reads_kl: ClassVar[bool] = True
+    uses_own_reward: bool = True  # by whitening, in the mean that it subtracts
+    reads_kl: bool = True
     token_level: TokenLevel = "always"
 
     def __init__(

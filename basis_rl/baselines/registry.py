@@ -7,13 +7,18 @@ from typing import Any
 
 from basis_rl.baselines.base import Baseline
 from basis_rl.baselines.basis import Basis
-from basis_rl.baselines.batch import BatchMean, NoBaseline
+from basis_rl.baselines.batch import BatchMean, NoBaseline, WReinforce
 from basis_rl.baselines.bv_blend import BVBlend
-from basis_rl.baselines.group import DrGrpo, Grpo, Rloo
+from basis_rl.baselines.gdpo import Gdpo
+from basis_rl.baselines.group import DrGrpo, Grpo, MaxRl, Quantile, Rloo
 from basis_rl.baselines.history import BasisHistory
+from basis_rl.baselines.least_variance import LeastVariance
+from basis_rl.baselines.pass_at_k import PassAtK
 from basis_rl.baselines.ppo import Ppo
 from basis_rl.baselines.reinforce import ReinforcePP, ReinforcePPBaseline
 from basis_rl.baselines.remax import ReMax
+from basis_rl.baselines.shrinkage import Ebpo, JamesStein
+from basis_rl.baselines.spo import Spo
 from basis_rl.baselines.token import IsolatedEnergy, Opo, OptimalGlobalBaseline, OptimalTokenBaseline
 from basis_rl.names import did_you_mean
 
@@ -34,6 +39,15 @@ BASELINES: dict[str, type[Baseline]] = {
     "otb": OptimalTokenBaseline,
     "isolated_energy": IsolatedEnergy,
     "ppo": Ppo,
+    "spo": Spo,
+    "james_stein": JamesStein,
+    "ebpo": Ebpo,
+    "quantile": Quantile,
+    "max_rl": MaxRl,
+    "pass_at_k": PassAtK,
+    "w_reinforce": WReinforce,
+    "gdpo": Gdpo,
+    "least_variance": LeastVariance,
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ class ReinforcePP(Baseline):
     counts as much as a short one; ``over="tokens"`` over all action tokens, as common implementations do. ddof = 0,
     ``eps = 1e-8``. Without KL in the reward ``G_t = r`` and there is one value a rollout.
 
+    `reward_clip` = (low, high) clips each reward before anything else, KL not included: the option of common
+    implementations (OpenRLHF clips to (-10, 10)).
+
     Departure: App. B.2 sets the advantage to 0 before the last token. That describes where the reward is put; with
     gamma = 1 the return is the same at every token (Eq. 4), which is what is done here.
 
@@ -31,17 +34,20 @@ class ReinforcePP(Baseline):
         ValueError: a parameter out of its range.
     """
 
-    scope: ClassVar[Literal["batch", "group"]] = "batch"
-    uses_own_reward: ClassVar[bool] = True
-    reads_kl: ClassVar[bool] = True
+    uses_own_reward: bool = True
+    reads_kl: bool = True
     token_level: TokenLevel = "with_kl"
 
-    def __init__(self, over: Over = "samples", eps: float = 1e-8) -> None:
+    def __init__(
+        self, over: Over = "samples", eps: float = 1e-8, reward_clip: tuple[float, float] | None = None
+    ) -> None:
         if over not in ("samples", "tokens"):
             raise ValueError(f"{type(self).__name__}: over must be samples or tokens, got '{over}'.")
         if not eps > 0:
             raise ValueError(f"{type(self).__name__}: eps must be positive, got {eps}: equal returns have std 0.")
-        self.over, self.eps = over, eps
+        if reward_clip is not None and not (len(reward_clip) == 2 and reward_clip[0] < reward_clip[1]):
+            raise ValueError(f"{type(self).__name__}: reward_clip must be (low, high), low < high, got {reward_clip}.")
+        self.over, self.eps, self.reward_clip = over, eps, reward_clip
 
     def reshape(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
         """``(N,)`` what is subtracted from the reward before normalisation; NaN where it is undefined."""
@@ -50,6 +56,8 @@ class ReinforcePP(Baseline):
     def advantages(self, batch: RolloutBatch) -> Advantages:
         mask = batch.action_mask.cpu()
         rewards = batch.rewards.double().cpu()
+        if self.reward_clip is not None:
+            rewards = rewards.clamp(*self.reward_clip)
         local = self.reshape(rewards, batch.group_ids.cpu())
         rows = scorable_rows(batch) & ~local.isnan()
         shifted = torch.where(rows, rewards - local, torch.nan)
@@ -80,7 +88,7 @@ class ReinforcePPBaseline(ReinforcePP):
     separate k2 loss towards the reference (Eq. 8), which is not the baseline's.
     """
 
-    min_group_size: ClassVar[int] = 2
+    min_group_size: int = 2
 
     def reshape(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
         enough = segment_count(rewards, group_ids) >= self.min_group_size

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
-
 import torch
 
 from basis_rl.baselines.base import Baseline, scorable_rows
@@ -22,8 +20,7 @@ class ReMax(Baseline):
     """
 
     requires = frozenset({"greedy_rewards"})
-    scope: ClassVar[Literal["batch", "group"]] = "group"
-    reads_kl: ClassVar[bool] = True
+    reads_kl: bool = True
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
         assert batch.greedy_rewards is not None

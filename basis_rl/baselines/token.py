@@ -29,6 +29,7 @@ class EnergyBaseline(Baseline):
     Where one rollout of a group outlives the others, Eq. 8 gives ``B_t = G_t`` and its tail learns nothing
     (``tail="zero"``); ``"last"`` keeps the last baseline that was shared: less bias, more variance. They are nearly
     even (`studies.otb.tail`), so the default is the paper's; take ``"last"`` where long answers are rewarded.
+    ``"return"`` sets ``B_t = 0`` there, as the authors' code does since February 2026 (verl, ``handle_zero_tail``).
 
     The own weight makes the bias more than a group mean's: a rare action has a high energy, and pulls its baseline to
     itself.
@@ -40,10 +41,9 @@ class EnergyBaseline(Baseline):
         ValueError: a parameter out of its range.
     """
 
-    scope: ClassVar[Literal["batch", "group"]] = "group"
-    min_group_size: ClassVar[int] = 2
-    uses_own_reward: ClassVar[bool] = True
-    reads_kl: ClassVar[bool] = True
+    min_group_size: int = 2
+    uses_own_reward: bool = True
+    reads_kl: bool = True
     accumulation: Accumulation = "cumulative"
     length_energy: ClassVar[bool] = False
 

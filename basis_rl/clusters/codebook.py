@@ -134,7 +134,7 @@ class PromptClusters:
             if difference > 1e-2:  # another precision or device is well below, another model above
                 raise ValueError(
                     f"The encoder '{name}' is not the one that the prompt codebook ({self.source}) was built with: its "
-                    f"embedding of a fixed sentence is {difference:.3f} off. Build the codebook anew: `{KIND.command}`."
+                    f"embedding of a fixed sentence is {difference:.3f} off. Build it again: `{KIND.command}`."
                 )
             self._encoder = encoder
         return self._encoder

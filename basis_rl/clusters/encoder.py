@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from basis_rl.names import require_extra
+
 # Embedded when a codebook is built and when it is used, to tell whether the encoder is still the same.
 PROBE = "What is the sum of the first ten odd numbers?"
 
@@ -25,10 +27,9 @@ class Encoder:
     """
 
     def __init__(self, name_or_path: str, revision: str | None = None, device: str | torch.device = "cpu") -> None:
-        try:
-            from sentence_transformers import SentenceTransformer
-        except ImportError as error:
-            raise ValueError("Embedding prompts needs `pip install basis-rl[clusters]`.") from error
+        require_extra("sentence_transformers", "Embedding prompts")
+        from sentence_transformers import SentenceTransformer
+
         try:
             self.model: Any = SentenceTransformer(name_or_path, revision=revision, device=str(device))
         except Exception as error:

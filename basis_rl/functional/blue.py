@@ -1,4 +1,4 @@
-"""Batchwise refinement of BASIS: a prompt's value from the rewards of the OTHER prompts of the batch.
+"""Batchwise refinement of BASIS: the value of a prompt from the rewards of the OTHER prompts of the batch.
 
 All three rules are leave-one-out sums, total minus own term: O(N) for each beta, no ``N x N`` matrix.
 """
@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-Weighting = Literal["unb", "vop", "rvg"]
+Weighting = Literal["unb", "vop", "rvg", "none"]
 WEIGHTINGS: tuple[str, ...] = get_args(Weighting)
 
 
@@ -22,6 +22,7 @@ def refine(values: Tensor, variances: Tensor, rewards: Tensor, active: Tensor, w
         unb   b_i = V_i * sum_{j in S, j != i} (V_j r_j / var_j) / sum_{j in S, j != i} (V_j^2 / var_j)         Eq. 7
         vop   the same with 1 + in the denominator                                                            Eq. 8
         rvg   b_i = V_i / |S \\ i| * sum_{j in S, j != i} r_j / V_j                                              Eq. 9
+        none  b_i = V_i, the initial value alone
 
     Eq. 3 of the paper's main text lost the square in its denominator; Eq. 7 and the proof in E.1 are right. The own
     reward ``r_i`` is never used, so the policy gradient stays unbiased.
@@ -34,10 +35,12 @@ def refine(values: Tensor, variances: Tensor, rewards: Tensor, active: Tensor, w
         weighting: the rule.
 
     Returns:
-        ``(K, N)`` float64; 0 where a row is not active, or has no other active scored row to learn from.
+        ``(K, N)`` float64; 0 where a row is not active, or (but for ``none``) has no other active scored row.
     """
     assert weighting in WEIGHTINGS, weighting
     active = active.expand_as(values)
+    if weighting == "none":
+        return torch.where(active, values, 0.0)
     sources = active & ~rewards.isnan()
     r = torch.nan_to_num(rewards, nan=0.0)
     if weighting == "rvg":

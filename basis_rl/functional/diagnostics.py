@@ -20,7 +20,8 @@ def advantage_metrics(batch: RolloutBatch, result: Advantages) -> dict[str, floa
       rollouts: a value table that falls to it has aged. Too high for a baseline that contains its own reward, such as
       a group mean or BV-Blend. Left out where all rewards are equal. PPO reports that of its discounted return.
     - ``baseline/at_bounds``: share of rollouts whose baseline is exactly 0 or 1 (BASIS Fig. 3d).
-    - ``advantages/zero``: share of rollouts that teach nothing, every advantage exactly 0; ``advantages/std``.
+    - ``advantages/zero``: share of rollouts that teach nothing, every advantage exactly 0; ``advantages/std``;
+      ``advantages/max_abs``, the largest |A|: a baseline that divides by a small deviation shows here.
     - ``reward/unscored``: share of rollouts, of all, without a reward.
     """
     rewards = batch.rewards.double().cpu()
@@ -54,6 +55,7 @@ def advantage_metrics(batch: RolloutBatch, result: Advantages) -> dict[str, floa
         "baseline/at_bounds": mean(((baseline == 0) | (baseline == 1)).double()),
         "advantages/zero": float(((values * weights) == 0).all(dim=1)[rows].double().mean()),
         "advantages/std": mean((values - center) ** 2) ** 0.5,
+        "advantages/max_abs": float((values * weights).abs().max()),
     }
 
 

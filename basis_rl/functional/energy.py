@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 Accumulation = Literal["cumulative", "isolated", "total"]
-Tail = Literal["zero", "last"]
+Tail = Literal["zero", "last", "return"]
 
 
 def logit_gradient_energy(log_probs: Tensor, sum_squared_probs: Tensor) -> Tensor:
@@ -60,7 +60,8 @@ def weighted_baseline(
 
     Where all weights are 0 (every token certain), the plain mean. Where fewer than two rollouts are alive the equation
     gives ``B_t = G_t``: ``tail="zero"`` does that, and the advantage is 0; ``tail="last"`` keeps the last ``B_t`` that
-    at least two rollouts shared, if there was one.
+    at least two rollouts shared; ``tail="return"`` sets ``B_t = 0``, and the advantage is the return. The last two only
+    in groups where at least two rollouts have a first action.
 
     Args:
         returns: ``(N, A)`` float64, ``G_t``.
@@ -70,8 +71,8 @@ def weighted_baseline(
         tail: see above.
 
     Returns:
-        ``(N, A)`` float64 baseline, 0 where the group has nobody alive; and ``(N, A)`` bool, where the tail rule was
-        used.
+        ``(N, A)`` float64 baseline, 0 where no rollout of the group is alive; and ``(N, A)`` bool, where the tail rule
+        was used.
     """
     groups, index = torch.unique(group_ids, return_inverse=True)
     shape = (groups.numel(), returns.shape[1])
@@ -84,7 +85,9 @@ def weighted_baseline(
     mean = total(returns) / count.clamp(min=1)
     baseline = torch.where(weight > 0, total(weights * returns) / weight.clamp(min=1e-300), mean)
     lonely = count == 1
-    if tail == "last":
+    if tail == "return":
+        baseline = torch.where(lonely & (count[:, :1] > 1), 0.0, baseline)
+    elif tail == "last":
         actions = torch.arange(shape[1])
         last = torch.where(count > 1, actions, -1).cummax(dim=1).values
         shared = (last >= 0) & lonely

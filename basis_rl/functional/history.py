@@ -6,7 +6,7 @@ be integrated out exactly, for each row without that row's own reward. Rewards a
 Bernoulli likelihood is a quasi-likelihood, whose variance ``V (1 - V)`` is the largest that such a reward can have.
 
 How fast a prompt moves by itself is unknown: D filters run beside each other, one for each candidate of the variance
-that a step adds, and are weighed by how well each has predicted (`prequential_update`).
+that each step adds, and are weighted by how well each has predicted (`prequential_update`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def shift_grid() -> Tensor:
 
 
 def drift_grid() -> Tensor:
-    """Candidate variances that a prompt's logit gains a step: 0, then 0.0004 to 0.1024 by factors of 4. ``(D,)``."""
+    """Candidate variances that a prompt's logit gains per step: 0, then 0.0004 to 0.1024 by factors of 4. ``(D,)``."""
     return torch.tensor([0.0, *(0.0004 * 4.0**k for k in range(5))], dtype=torch.float64)
 
 

@@ -17,6 +17,10 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, estimator: Estimator) 
     As a loss only k2 and k3 pull towards the reference: on samples of the policy the expected gradient of k1 is 0, that
     of k2 is the gradient of the reverse KL, that of k3 the gradient of the forward KL (REINFORCE++, App. B.1). In the
     reward all three are values, and k1 is the unbiased one.
+
+    In the loss TRL multiplies k3 by the ratio ``pi / pi_old`` unless ``use_bias_correction_kl`` is False, and so do we,
+    so that a TRL configuration trains the same: the value is then unbiased off-policy, and the gradient at the ratio 1
+    is ``d grad log pi``, that of k2, not the papers' k3. For theirs set ``use_bias_correction_kl: false``.
     """
     difference = log_probs - ref_log_probs
     if estimator == "k1":

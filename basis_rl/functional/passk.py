@@ -1,6 +1,6 @@
 """Estimates from n graded samples of each of P problems: avg@k, pass@k, maj@k, intervals, and paired comparisons.
 
-Problems are the unit: every function gives one number a problem, or resamples problems, never samples.
+Problems are the unit: every function gives one number per problem, or resamples problems, never samples.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def bootstrap_interval(
     width: then there is nothing to resample, which is not certainty.
 
     Args:
-        values: ``(P,)``, one score a problem.
+        values: ``(P,)``, one score per problem.
         level: of the interval, in (0, 1).
         resamples: sets drawn.
         seed: the same seed gives the same interval.

@@ -1,4 +1,4 @@
-"""Bayesian logistic regression, learnt online: what a prompt's text tells of its value before it is sampled.
+"""Bayesian logistic regression, learnt online: what a prompt's text says about its value before it is sampled.
 
 ``V = sigmoid(w . phi + offset)``, ``w ~ N(m, S)``. All rewards so far are summed up in m and S, by one step of an
 extended Kalman filter per batch, as each prompt's own belief is (`basis_rl.functional.history`).

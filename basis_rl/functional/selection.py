@@ -38,10 +38,7 @@ def inclusion_probabilities(weights: Tensor, size: int) -> Tensor:
     left = size - torch.arange(size, dtype=torch.float64)
     fits = left * ordered[:size] <= rest * (1 + 1e-12)  # with k certain ones, the next is not; true of k = n - 1
     certain = int(fits.nonzero()[0])
-    chances = (float(left[certain] / rest[certain]) * w).clamp(max=1.0)
-    if certain:
-        chances[w >= ordered[certain - 1]] = 1.0
-    return chances
+    return (float(left[certain] / rest[certain]) * w).clamp(max=1.0)
 
 
 def systematic_sample(chances: Tensor, generator: torch.Generator) -> Tensor:
@@ -51,7 +48,7 @@ def systematic_sample(chances: Tensor, generator: torch.Generator) -> Tensor:
     length ``pi_i``, and those that the points ``u, u + 1, u + 2, ...`` hit are drawn, with one u uniform in [0, 1).
 
     Args:
-        chances: ``(P,)`` in [0, 1], whose sum is a whole number but for rounding.
+        chances: ``(P,)`` in [0, 1], whose sum is a whole number except for rounding.
         generator: of random numbers.
     """
     size = round(float(chances.sum()))

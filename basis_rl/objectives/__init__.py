@@ -3,7 +3,7 @@
 from basis_rl.functional.objectives import AGGREGATIONS, Aggregation
 from basis_rl.objectives.base import LossInputs, LossOutputs, LossSettings, Objective, TrlObjective, objective
 from basis_rl.objectives.checks import ObjectiveError, check_objective
-from basis_rl.objectives.registry import OBJECTIVES, AnyObjective, build_objective, objective_name
+from basis_rl.objectives.registry import OBJECTIVES, AnyObjective, build_objective, for_token_advantages, objective_name
 
 __all__ = [
     "AGGREGATIONS",
@@ -18,6 +18,7 @@ __all__ = [
     "TrlObjective",
     "build_objective",
     "check_objective",
+    "for_token_advantages",
     "objective",
     "objective_name",
 ]

@@ -8,12 +8,14 @@ from typing import Any
 from basis_rl.names import did_you_mean, import_object
 from basis_rl.objectives.base import Objective, TrlObjective
 from basis_rl.objectives.gpg import gpg
+from basis_rl.objectives.gspo import gspo_token
 
 AnyObjective = Objective | TrlObjective
 
 OBJECTIVES: dict[str, AnyObjective] = {
     "grpo": TrlObjective("grpo"),
     "gspo": TrlObjective("grpo", "sequence"),
+    "gspo_token": gspo_token,
     "dr_grpo": TrlObjective("dr_grpo"),
     "dapo": TrlObjective("dapo"),
     "gpg": gpg,
@@ -28,6 +30,11 @@ OBJECTIVES: dict[str, AnyObjective] = {
 def objective_name(objective: AnyObjective) -> str:
     """Its registered name, or its own."""
     return next((key for key, each in OBJECTIVES.items() if each == objective), objective.name)
+
+
+def for_token_advantages(objective: AnyObjective) -> AnyObjective:
+    """The same objective in the form that takes an advantage of each token: `gspo_token` for ``gspo``, else itself."""
+    return gspo_token if objective == OBJECTIVES["gspo"] else objective
 
 
 def build_objective(objective: str | AnyObjective | Callable[..., Any]) -> AnyObjective:

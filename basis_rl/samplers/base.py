@@ -26,7 +26,7 @@ POOL = 1 << 14
 class ValueBelief(Protocol):
     """What is believed about the value of prompts: the expected reward of the policy's rollouts of each.
 
-    `basis`, `basis_history` and `bv_blend` are beliefs themselves.
+    `basis`, `basis_history`, `bv_blend` and `spo` are beliefs themselves.
     """
 
     @property
@@ -70,11 +70,11 @@ class PromptSampler(ABC):
         needs_belief: whether `draw` reads a belief.
         in_dataset_order: leaves the order to the trainer: each epoch all prompts once, shuffled, as in TRL.
         known_chances: whether draws have a `Draw.ratio`, so that `correct` is possible.
-        max_refills: how often groups that `keeps` refuses are drawn anew before a batch is trained on.
+        max_refills: how often groups that `keeps` refuses are drawn again before a batch is trained on.
         correct: weigh advantages by the ratio to a uniform draw, which undoes the change of the objective. An
             object's own.
-        clip: ``(least, largest)`` ratio that `correct` uses: a prompt that is rarely drawn would else have a large
-            weight when it is.
+        clip: ``(least, largest)`` ratio that `correct` uses: a prompt that is rarely drawn would otherwise have a
+            large weight when it is drawn.
     """
 
     needs_belief: ClassVar[bool] = True
@@ -106,7 +106,7 @@ class PromptSampler(ABC):
         """
 
     def keeps(self, rewards: Tensor) -> Tensor:
-        """``(M, G) -> (M,)`` bool: the groups worth training on; others are drawn anew, `max_refills` times at most."""
+        """``(M, G) -> (M,)`` bool: the groups worth training on; others are drawn again, `max_refills` times."""
         return torch.ones(rewards.shape[0], dtype=torch.bool)
 
     def state_dict(self) -> dict[str, Any]:

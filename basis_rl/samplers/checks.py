@@ -1,4 +1,4 @@
-"""`check_sampler`: one conformance matrix, run over every registered sampler and over anybody's own.
+"""`check_sampler`: one conformance matrix, run over every registered sampler and over yours.
 
 It gives a sampler beliefs that a run will give it sooner or later (nothing known, everything solved, everything
 impossible, reward ranges other than 0 to 1) and says which promises of `basis_rl.samplers.base.PromptSampler` it
@@ -117,7 +117,7 @@ def _check_no_side_effect(make: Callable[[], PromptSampler]) -> None:
 
 
 def _check_every_prompt(make: Callable[[], PromptSampler]) -> None:
-    """Frequencies over many draws: nobody is left out, and the chances that are told are the true ones."""
+    """Frequencies over many draws: no prompt is left out, and the reported chances are the true ones."""
     sampler = make()
     for name in ("mixed", "all solved"):
         count, weight = torch.zeros(len(_IDS)), torch.zeros(len(_IDS), dtype=torch.float64)
@@ -136,7 +136,7 @@ def _check_every_prompt(make: Callable[[], PromptSampler]) -> None:
             expected = weight / _DRAWS / (_SIZE / len(_IDS))  # E[1_i ratio_i] is the uniform chance
             noise = 6 * (1.0 / count.clamp(min=1)).sqrt()
             if bool(((expected - 1).abs() > noise).any()):
-                raise SamplerError(f"tells ratios that are not those of its chances to a uniform draw's ({name})")
+                raise SamplerError(f"returns ratios that do not fit the frequencies of its draws ({name})")
 
 
 def _check_ratio(make: Callable[[], PromptSampler]) -> None:
@@ -171,7 +171,7 @@ def _check_state_round_trip(make: Callable[[], PromptSampler]) -> None:
     restored = make()
     restored.load_state_dict(state)
     if not torch.equal(_draw(sampler, belief).rows, _draw(restored, belief).rows):
-        raise SamplerError("does not come back the same from state_dict and load_state_dict")
+        raise SamplerError("is not restored exactly by state_dict and load_state_dict")
     try:
         make().load_state_dict({**state, "not_a_key": 1})
     except ValueError:

@@ -1,4 +1,4 @@
-"""DAPO's dynamic sampling: groups whose rewards are all equal are drawn anew."""
+"""DAPO's dynamic sampling: groups whose rewards are all equal are drawn again."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def sampler_name(sampler: PromptSampler) -> str:
 
 
 def build_sampler(name: str, **params: Any) -> PromptSampler:
-    """The registered sampler `name`, or somebody's own class as ``module:Class``, built with `params`.
+    """The registered sampler `name`, or your own class as ``module:Class``, built with `params`.
 
     Raises:
         ValueError: unknown name, unknown or missing parameter, or a parameter that the sampler refuses.
@@ -37,7 +37,7 @@ def build_sampler(name: str, **params: Any) -> PromptSampler:
     if ":" in name:
         cls = import_object(name, "prompt sampler")
         if not (isinstance(cls, type) and issubclass(cls, PromptSampler)):
-            raise ValueError(f"'{name}' is no subclass of basis_rl.samplers.PromptSampler.")
+            raise ValueError(f"'{name}' is not a subclass of basis_rl.samplers.PromptSampler.")
     elif name in SAMPLERS:
         cls = SAMPLERS[name]
     else:

@@ -94,7 +94,7 @@ class TablePlan:
         return {name: fingerprint(rendered_prompt(prompt, tokenizer, template)) for name, prompt in prompts}
 
     def identity(self, config: Any, tokenizer: Any, sampler: str) -> dict[str, Any]:
-        """All that decides about the rewards: what a build that is resumed, or is done, must agree with.
+        """Everything that the rewards depend on, with which a build that is resumed or finished must agree.
 
         Args:
             config: of the model; knows where it came from.
@@ -117,7 +117,7 @@ class TablePlan:
 def build_table(
     source: Source, plan: TablePlan, folder: Path | None = None, shard: tuple[int, int] = (0, 1)
 ) -> ValueTable | None:
-    """Rewards of each prompt's rollouts, with their provenance; what an earlier call has finished is not done again.
+    """Rewards of each prompt's rollouts, with their provenance; what an earlier call finished is not repeated.
 
     Prompts none of whose rollouts could be scored are left out, and counted in a line of output.
 

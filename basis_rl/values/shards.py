@@ -70,7 +70,7 @@ class Shards:
                 raise ValueError(
                     f"'{folder}' holds the results of a build that was begun otherwise:\n  "
                     + "\n  ".join(differing)
-                    + "\nSet these back to resume it, or delete the folder to begin anew."
+                    + "\nSet these back to resume it, or delete the folder to start again."
                 )
 
     def records(self) -> Iterator[Record]:
@@ -132,7 +132,7 @@ class Writer:
                     "1/2."
                 )
             size = os.fstat(self.file).st_size
-            if size and os.pread(self.file, 1, size - 1) != b"\n":  # a line cut off: the next one starts anew
+            if size and os.pread(self.file, 1, size - 1) != b"\n":  # a line was cut off: end it
                 self._put(b"\n")
         except BaseException:
             os.close(self.file)

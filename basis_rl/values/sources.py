@@ -86,7 +86,7 @@ class ModelSource:
 
     @staticmethod
     def name_for(batch_size: int) -> str:
-        """`name`, for who has not loaded the model yet."""
+        """`name`, for a caller that has not loaded the model yet."""
         return f"transformers, {batch_size} at a time"
 
     def chunks(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:

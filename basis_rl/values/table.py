@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -105,7 +106,7 @@ class ValueTable:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over prompt ids, rewards and their range: equal tables have equal ones, wherever they lie."""
+        """SHA-256 over prompt ids, rewards and their range: equal tables have equal ones, wherever they are."""
         digest = hashlib.sha256(repr(self.reward_range).encode())
         for prompt_id, row in sorted(self._row.items()):
             digest.update(f"{prompt_id}:{self._rewards[row].tolist()}\n".encode())
@@ -195,15 +196,36 @@ class ValueTable:
             ValueError: neither a table's folder nor a repository that can be read.
         """
         folder, metadata = KIND.open(path_or_hub_id, revision)
+        try:
+            return cls._read(folder, metadata, str(path_or_hub_id))
+        except Exception as error:  # pyarrow has many, and what it reads may be anything
+            said = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:300]
+            raise ValueError(
+                f"The value table '{path_or_hub_id}' is damaged: {said.rstrip('.')}. {_REBUILD}."
+            ) from error
+
+    @classmethod
+    def _read(cls, folder: Path, metadata: Mapping[str, Any], source: str) -> ValueTable:
         table = pq.read_table(folder / KIND.main_file).to_pydict()
-        fingerprints = zip(table["prompt_id"], table["fingerprint"], strict=True)
+        ids, rewards = table["prompt_id"], table["rewards"]
+        if not all(isinstance(name, str) for name in ids):
+            raise ValueError("a prompt_id is no text")
+        if len(set(ids)) < len(ids):
+            twice = next(name for i, name in enumerate(ids) if name in ids[:i])
+            raise ValueError(f"{len(ids) - len(set(ids))} prompt_ids are there twice (first: '{twice}')")
+        for name, row in zip(ids, rewards, strict=True):
+            if not isinstance(row, list) or any(r is not None and (isinstance(r, str) or math.isinf(r)) for r in row):
+                raise ValueError(f"the rewards of prompt_id '{name}' are no finite numbers")
+        if not isinstance(metadata["provenance"], dict):
+            raise ValueError("its provenance is no mapping")
+        fingerprints = zip(ids, table["fingerprint"], strict=True)
         low, high = metadata["reward_range"]
         return cls(
-            dict(zip(table["prompt_id"], table["rewards"], strict=True)),
+            dict(zip(ids, rewards, strict=True)),
             fingerprints={prompt_id: value for prompt_id, value in fingerprints if value is not None},
             provenance=metadata["provenance"],
-            reward_range=(low, high),
-            source=str(path_or_hub_id),
+            reward_range=(float(low), float(high)),
+            source=source,
         )
 
     def describe(self) -> str:

@@ -32,8 +32,9 @@ def batch_at(step, group=4):
 class Loop:
     """Algorithms 1 and 2, every sum written out."""
 
-    def __init__(self, confidence="sem", mapping="exp", decay=0.9):
+    def __init__(self, confidence="sem", mapping="exp", decay=0.9, variance="shrunk"):
         self.buffers, self.confidence, self.mapping, self.decay = {}, confidence, mapping, decay
+        self.variance = variance
 
     def advantages(self, batch):
         rewards, result = batch.rewards.tolist(), []
@@ -50,6 +51,8 @@ class Loop:
             if state:
                 m1, m2, n = state
                 past = max(m2 - m1 * m1, 0.0)
+                if self.variance == "shrunk":
+                    past = (n * past + 1.0 * 0.25) / (n + 1.0)
                 w = self.weight(math.sqrt(past), n)
                 b, v = w * m1 + (1 - w) * mu, w * past + (1 - w) * variance
             result.append((r - b) / (math.sqrt(v) + 1e-6))
@@ -78,9 +81,10 @@ class Loop:
 
 @pytest.mark.parametrize("mapping", ["exp", "inverse", "linear"])
 @pytest.mark.parametrize("confidence", ["sem", "count", "scale", 0.5])
-@pytest.mark.parametrize("group", [1, 4])
-def test_equals_the_algorithms_over_several_batches(confidence, mapping, group):
-    ours, loop = BVBlend(CLUSTERS, confidence=confidence, mapping=mapping), Loop(confidence, mapping)
+@pytest.mark.parametrize(("group", "variance"), [(1, "shrunk"), (4, "shrunk"), (4, "paper")])
+def test_equals_the_algorithms_over_several_batches(confidence, mapping, group, variance):
+    ours = BVBlend(CLUSTERS, confidence=confidence, mapping=mapping, variance=variance)
+    loop = Loop(confidence, mapping, variance=variance)
     for step in range(5):
         batch = batch_at(step, group)
         assert ours.advantages(batch).values.tolist() == pytest.approx(loop.advantages(batch), abs=2e-5)
@@ -93,6 +97,25 @@ def test_a_cold_cluster_is_the_group_alone_and_silent_at_one_rollout():
     result = BVBlend(CLUSTERS).advantages(batch_at(0))
     assert result.metrics["cold"] == 1.0
     assert result.metrics["confidence"] == 0.0
+
+
+def one_odd_rollout(variance, batches, group):
+    """The largest |A| in a batch with one wrong rollout, after `batches` that were all right."""
+    blend = BVBlend(dict.fromkeys(CLUSTERS, 0), variance=variance, temperature={1: 0.2, 8: 0.05}[group])
+    right = batch_at(0, group)
+    right = replace(right, rewards=torch.ones_like(right.rewards))
+    for _ in range(batches):
+        blend.update(right)
+    odd = right.rewards.clone()
+    odd[0] = 0.0
+    return float(blend.advantages(replace(right, rewards=odd)).values.abs().max())
+
+
+@pytest.mark.parametrize("group", [1, 8])
+def test_a_cluster_that_is_always_right_does_not_blow_one_odd_rollout_up(group):
+    assert one_odd_rollout("paper", 20, group) > 1e3
+    for batches in (1, 5, 20, 100):
+        assert one_odd_rollout("shrunk", batches, group) < 15
 
 
 def uniform_groups(values):

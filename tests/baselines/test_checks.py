@@ -171,3 +171,121 @@ def test_a_group_that_is_too_small_has_no_advantage_whatever_its_center():
 def test_states_are_loaded_strictly(state, message):
     with pytest.raises(ValueError, match=message):
         check_state_keys(Rloo(), state, ("a",))
+
+
+class WithState(Rloo):
+    """Remembers one number, correct; those below break it."""
+
+    seen = 0.0
+
+    def update(self, batch):
+        self.seen = self.learnt(batch)
+
+    def learnt(self, batch):
+        return float(batch.rewards.nansum())
+
+    def advantages(self, batch):
+        found = super().advantages(batch)
+        return replace(found, values=self.changed(found.values), baseline=found.baseline)
+
+    def changed(self, values):
+        return values * (1.0 + abs(self.seen))
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        check_state_keys(self, state, ("seen",))
+        self.seen = state["seen"]
+
+
+class TurnsNan(WithState):
+    def learnt(self, batch):
+        return self.seen + float(batch.rewards.nanmean())  # NaN where no rollout has a reward
+
+
+class SilentAfterwards(WithState):
+    def changed(self, values):
+        return values * (self.seen == 0)
+
+
+class LearnsTheFirstRow(WithState):
+    def learnt(self, batch):
+        return float(batch.rewards.nan_to_num() @ torch.arange(len(batch.rewards)).float())
+
+
+class OwnRewardAfterwards(WithState):
+    def advantages(self, batch):
+        found = super().advantages(batch)
+        own = torch.nan_to_num(batch.rewards.double()) * (self.seen != 0)
+        return replace(found, baseline=found.baseline + own)
+
+
+class Flipped(Rloo):
+    def advantages(self, batch):
+        found = super().advantages(batch)
+        return replace(found, values=-found.values)
+
+
+class NegativeFails(Rloo):
+    def advantages(self, batch):
+        found = super().advantages(batch)
+        root = torch.nan_to_num(batch.rewards).sqrt()
+        return replace(found, values=torch.where(found.values != 0, root.double(), found.values))
+
+
+class NoAdvantages(Rloo):
+    def advantages(self, batch):
+        return super().advantages(batch).values
+
+
+class Undeclared(Rloo):
+    def advantages(self, batch):
+        return Advantages(values=batch.energies.sum(dim=1), baseline=batch.rewards)
+
+
+class AsksForMore(Rloo):
+    requires = frozenset({"hidden_states"})
+
+
+class Several(Rloo):
+    token_level = "always"
+    uses_own_reward = False
+
+    def advantages(self, batch):
+        values = -torch.nan_to_num(batch.rewards.double()) * batch.action_mask.any(dim=1)
+        return Advantages(values=values, baseline=torch.nan_to_num(batch.rewards))
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (TurnsNan, "values that are not finite.*after some batches"),
+        (SilentAfterwards, "nothing would be learnt.*after some batches"),
+        (LearnsTheFirstRow, "learns something else in `update` from the same rows in another order"),
+        (OwnRewardAfterwards, "depends on the own reward.*after some batches"),
+        (Flipped, "lowers the advantage of a rollout for a higher reward"),
+        (NegativeFails, "not finite.*rewards between -1 and 1"),
+        (NoAdvantages, "returns a Tensor from `advantages`, not Advantages"),
+        (Undeclared, "raises AttributeError.*only if `requires` names them"),
+        (AsksForMore, r"requires \['hidden_states'\]; a batch can have"),
+        (lambda: 3, "builds a int, no subclass"),
+        (torch.zeros(2), "A Tensor is no baseline"),
+        (None, "A NoneType is no baseline"),
+        (lambda needed: Rloo(), "cannot be built: TypeError"),
+    ],
+)
+def test_what_is_broken_later_or_from_the_start(broken, message):
+    with pytest.raises(BaselineError, match=f"(?s){message}"):
+        check_baseline(broken)
+
+
+def test_the_stateful_example_conforms_as_an_object_too():
+    assert check_baseline(WithState()) == check_baseline(WithState)
+
+
+def test_every_broken_promise_is_told():
+    with pytest.raises(BaselineError) as told:
+        check_baseline(Several)
+    for promise in ("token_level", "one_scored_row", "own_reward", "sign", "kl_in_the_reward"):
+        assert f"- {promise}: " in str(told.value)

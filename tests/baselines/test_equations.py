@@ -97,6 +97,8 @@ def loop_basis(rewards, groups):
     return [r - b for r, b in zip(rewards, best[1], strict=True)]
 
 
+# In test_newer_equations.py.
+NEWER = ("spo", "james_stein", "ebpo", "quantile", "max_rl", "pass_at_k", "w_reinforce", "gdpo", "least_variance")
 TOKEN_NAMES = ("otb", "isolated_energy", "ogb", "opo", "opo token")
 
 LOOPS = {
@@ -110,7 +112,15 @@ LOOPS = {
 
 
 def test_every_baseline_has_a_loop():
-    elsewhere = {"reinforce_pp", "reinforce_pp_baseline", "basis_history", "bv_blend", "remax", "ppo", *TOKEN_NAMES}
+    elsewhere = set(NEWER) | {
+        "reinforce_pp",
+        "reinforce_pp_baseline",
+        "basis_history",
+        "bv_blend",
+        "remax",
+        "ppo",
+        *TOKEN_NAMES,
+    }
     assert set(LOOPS) | elsewhere == {*BASELINES, "opo token"}
 
 
@@ -188,6 +198,8 @@ def loop_token(name, batch, tail, cap):
 
     def baseline(i, a):
         rows = shared(i, a)
+        if len(rows) < 2 and tail == "return" and len(shared(i, 0)) > 1:
+            return 0.0
         if len(rows) < 2 and tail == "last":
             a = max((b for b in range(a) if len(shared(i, b)) > 1), default=a)
             rows = shared(i, a)
@@ -205,7 +217,7 @@ def loop_token(name, batch, tail, cap):
 TOKEN_CASES = [
     (name, tail, cap)
     for name in TOKEN_NAMES
-    for tail in (["zero"] if name in ("ogb", "opo") else ["zero", "last"])
+    for tail in (["zero"] if name in ("ogb", "opo") else ["zero", "last", "return"])
     for cap in ([None] if name.startswith("opo") else [None, 1.3])
 ]
 

@@ -29,8 +29,8 @@ def test_bad_requests_are_named(name, params, message):
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"weighting": "blue"}, "weighting must be one of unb, vop, rvg"),
-        ({"calibration": "mse"}, "calibration must be one of common, likelihood, literal"),
+        ({"weighting": "blue"}, "weighting must be one of unb, vop, rvg, none"),
+        ({"calibration": "mse"}, "calibration must be one of common, likelihood, literal, none"),
         ({"smoothing": -1}, "smoothing >= 0"),
         ({"epsilon": 0.7}, "epsilon"),
     ],

@@ -30,6 +30,9 @@ def batch_of_actions(seed, with_kl):
         kl=torch.randn((12, 6), generator=generator) * 0.1 * mask if with_kl else None,
         rollout_weights=torch.rand((12, 6), generator=generator) * mask,
         values=torch.rand((12, 6), generator=generator) * mask,
+        log_probs=-torch.rand((12, 6), generator=generator) * mask,
+        reward_parts=torch.stack([rewards, rewards + torch.arange(12) % 3], dim=1),
+        reward_weights=torch.tensor([1.0, 0.0]),
         greedy_rewards=torch.rand((12,), generator=generator),
         prompt_texts=[f"question {i // 4}" for i in range(12)],
         step=0,
@@ -52,7 +55,9 @@ def with_tool_output(batch, seed, garbage):
         wide[mask] = values[batch.action_mask]
         return wide
 
-    fields = {name: spread(getattr(batch, name)) for name in ("energies", "kl", "rollout_weights", "values")}
+    fields = {
+        name: spread(getattr(batch, name)) for name in ("energies", "kl", "rollout_weights", "values", "log_probs")
+    }
     return replace(batch, action_mask=mask, **fields)
 
 

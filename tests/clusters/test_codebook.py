@@ -163,7 +163,7 @@ def test_from_the_shell(tmp_path, tiny_path, capsys):
     ]
     arguments += ["--dataset_kwargs", '{"size": 40, "seed": 0}', "--clusters_encoder", ENCODER, "--bf16", "false"]
     assert main(["clusters", *arguments]) == 2
-    assert "Where should it go?" in capsys.readouterr().err
+    assert "Where should the codebook go?" in capsys.readouterr().err
     arguments += ["--clusters_num", "4", "--baseline", "bv_blend", "--baseline_kwargs.clusters", str(tmp_path / "book")]
     assert main(["clusters", *arguments]) == 0
     assert "40 prompts in 4 clusters" in capsys.readouterr().out

@@ -35,7 +35,7 @@ def example(seed, n=23, k=3):
     return values, rewards, active
 
 
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("weighting", [each for each in WEIGHTINGS if each != "none"])
 @pytest.mark.parametrize("seed", range(4))
 def test_refine_equals_plain_loop(weighting, seed):
     values, rewards, active = example(seed)
@@ -45,7 +45,7 @@ def test_refine_equals_plain_loop(weighting, seed):
         torch.testing.assert_close(refined[k], torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("weighting", [each for each in WEIGHTINGS if each != "none"])
 def test_own_reward_is_never_used(weighting):
     values, rewards, active = example(0)
     before = refine(values, values * (1 - values), rewards, active, weighting)
@@ -69,7 +69,7 @@ def test_unbiased_when_the_values_are_right_up_to_a_factor(weighting):
     assert (total / 400 - truth).abs().max() < 0.02
 
 
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("weighting", [each for each in WEIGHTINGS if each != "none"])
 def test_one_other_row_is_enough(weighting):
     values, rewards = torch.tensor([[0.3, 0.6]], dtype=torch.float64), torch.tensor([1.0, 0.5]).double()
     active = torch.ones_like(values, dtype=torch.bool)

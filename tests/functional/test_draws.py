@@ -67,3 +67,11 @@ def test_the_effective_number_is_that_of_equal_weights():
     assert effective_number(torch.tensor([2.0, 2.0, 0.0, 2.0])) == pytest.approx(3)
     assert effective_number(torch.tensor([1.0, 0.0])) == 1
     assert effective_number(torch.tensor([3.0, 1.0])) == pytest.approx(16 / 10)
+
+
+def test_every_pair_can_be_drawn_together():
+    """On a line in a fixed order, neighbours whose chances sum to at most 1 never are."""
+    chances = torch.full((4,), 0.5)
+    generator = torch.Generator().manual_seed(0)
+    pairs = {tuple(sorted(systematic_sample(chances, generator).tolist())) for _ in range(100)}
+    assert len(pairs) == 6

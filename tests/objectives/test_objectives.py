@@ -1,5 +1,6 @@
 """The contract of an objective: what is in the registry keeps it, and what breaks it is told how, all at once."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from basis_rl.objectives import (
     TrlObjective,
     build_objective,
     check_objective,
+    for_token_advantages,
     objective,
     objective_name,
 )
@@ -31,8 +33,57 @@ def test_own_objectives_keep_the_contract(found):
     assert check_objective(found) == ALL
 
 
-def test_gpg_is_an_own_objective():
-    assert OWN == ["gpg"]
+def test_own_objectives():
+    assert OWN == ["gspo_token", "gpg"]
+
+
+def gspo_by_hand(inputs, advantages):
+    """GSPO's loss with one advantage a rollout, its gradient through the ratio of the rollout; mean over rollouts."""
+    low, high = 1 - inputs.settings.epsilon_low, 1 + inputs.settings.epsilon_high
+    losses = []
+    for row in range(len(inputs.mask)):
+        tokens = inputs.mask[row].nonzero().flatten()
+        if len(tokens) == 0:
+            losses.append(torch.zeros(()).double())
+            continue
+        ratio = (inputs.log_probs[row, tokens] - inputs.old_log_probs[row, tokens]).mean().exp()
+        losses.append(-torch.min(ratio * advantages[row], ratio.clamp(low, high) * advantages[row]))
+    return torch.stack(losses).mean()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_gspo_token_is_gspo_where_all_tokens_have_one_advantage(seed):
+    inputs = example_inputs(OBJECTIVES["gspo_token"], seed=seed)
+    mask = inputs.mask
+    outputs = OBJECTIVES["gspo_token"](inputs)
+    loss = ((outputs.per_token * mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
+    expected = gspo_by_hand(inputs, inputs.advantages)
+    torch.testing.assert_close(loss, expected)
+    found = torch.autograd.grad(loss, inputs.log_probs)[0]
+    torch.testing.assert_close(found, torch.autograd.grad(expected, inputs.log_probs)[0])
+
+
+def test_gspo_token_is_the_papers_loop_and_keeps_what_tokens_tell_apart():
+    inputs = example_inputs(OBJECTIVES["gspo_token"], token_advantages=True)
+    mask, settings = inputs.mask, inputs.settings
+    outputs = OBJECTIVES["gspo_token"](inputs)
+    gradient = torch.autograd.grad((outputs.per_token * mask).sum(), inputs.log_probs)[0]
+    for row in range(len(mask)):
+        tokens = mask[row].nonzero().flatten().tolist()
+        steps = [float(inputs.log_probs[row, t].detach() - inputs.old_log_probs[row, t]) for t in tokens]
+        for t in tokens:
+            ratio = math.exp(sum(steps) / len(steps))
+            advantage = float(inputs.advantages[row, t])
+            free = ratio * advantage
+            clipped = min(max(ratio, 1 - settings.epsilon_low), 1 + settings.epsilon_high) * advantage
+            assert float(outputs.per_token[row, t]) == pytest.approx(-min(free, clipped))
+            assert float(gradient[row, t]) == pytest.approx(-free if free <= clipped else 0.0)
+            assert float(outputs.metrics["clipped"][row, t]) == float(clipped < free)
+
+
+def test_only_gspo_has_a_form_for_tokens():
+    assert for_token_advantages(OBJECTIVES["gspo"]) == OBJECTIVES["gspo_token"]
+    assert all(for_token_advantages(each) == each for name, each in OBJECTIVES.items() if name != "gspo")
 
 
 TRLS = [OBJECTIVES[name] for name in OBJECTIVES if name not in OWN]

@@ -108,10 +108,28 @@ def test_thompson_takes_the_nearest_of_its_draws():
     assert len(tried) == 16
 
 
+def test_thompson_draws_with_the_standard_deviation_of_the_belief():
+    """Uncertain prompts are drawn as often as in a plain loop over the same belief."""
+    values = torch.cat([torch.full((8,), 0.9), torch.full((8,), 0.75)]).double()
+    belief = ExampleBelief(values, torch.cat([torch.full((8,), 0.04), torch.zeros(8)]).double())
+    drawn = [Thompson(target=1.0, explore=0.01).draw(IDS, belief, 4, generator(seed)).rows for seed in range(200)]
+    share = float((torch.stack(drawn) < 8).double().mean())
+    plain = []
+    for seed in range(200):
+        noise = torch.randn(16, generator=generator(1000 + seed), dtype=torch.float64)
+        draws = torch.cat([values[:8] + 0.2 * noise[:8], values[8:]]).clamp(0, 1)
+        distance = (draws - 1.0).abs()
+        distance[torch.randint(16, (), generator=generator(seed))] = -1.0
+        plain.append(float((distance.argsort()[:4] < 8).double().mean()))
+    assert share == pytest.approx(sum(plain) / 200, abs=0.03)
+
+
 def test_dynamic_keeps_groups_with_two_different_rewards():
     nan = torch.nan
     rewards = torch.tensor([[0, 1, 0], [1, 1, 1], [0, 0, nan], [nan, nan, nan], [nan, 0.5, 0.25]])
     assert Dynamic().keeps(rewards).tolist() == [True, False, False, False, True]
+    assert Dynamic().keeps(torch.tensor([[nan, 1, 1], [-1, nan, -1]])).tolist() == [False, False]
+    assert not Dynamic.in_dataset_order  # other prompts are drawn in place of refused ones, whatever the order
     assert Uniform().keeps(rewards).all()
 
 
@@ -180,7 +198,7 @@ class Counting(Uniform):
         (Sevens, "does not use the generator"),
         (Sevens, "a ratio exactly where it says known_chances"),
         (Greedy, "positive weight"),
-        (Lying, "ratios that are not those of its chances"),
+        (Lying, "ratios that do not fit the frequencies"),
         (Global, "other random numbers than the generator's"),
         (Counting, "changes its state in `draw`"),
     ],
@@ -202,13 +220,20 @@ def test_what_is_broken_is_said(broken, said):
         ("drop_solved", {"solved": 1.0}, "0 < solved < 1"),
         ("dynamic", {"max_refills": 0}, "max_refills >= 1"),
         ("spo", {"clip": [2, 3]}, "least <= 1 <= largest"),
-        ("tests.samplers.test_samplers:IDS", {}, "no subclass of basis_rl.samplers.PromptSampler"),
+        ("tests.samplers.test_samplers:IDS", {}, "not a subclass of basis_rl.samplers.PromptSampler"),
         ("tests.samplers.test_samplers:Nobody", {}, "cannot be imported"),
     ],
 )
 def test_mistakes_are_one_message(name, params, said):
     with pytest.raises(ValueError, match=said):
         build_sampler(name, **params)
+
+
+def test_a_draw_tells_what_share_is_believed_solved_and_impossible():
+    values = torch.tensor([0.96] * 2 + [0.7] * 6 + [0.3] * 5 + [0.04] * 3, dtype=torch.float64)
+    for sampler in (Variance(), Thompson()):
+        metrics = sampler.draw(IDS, ExampleBelief(values, torch.zeros(16)), 4, generator()).metrics
+        assert (metrics["believed_solved"], metrics["believed_impossible"]) == (2 / 16, 3 / 16)
 
 
 def test_somebodys_own_is_built_by_its_path():

@@ -1,0 +1,106 @@
+"""A baseline chosen for the variance of the gradient, not for its distance to the value, at any number of rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from basis_rl.baselines.base import Baseline, scorable_rows
+from basis_rl.baselines.history import BasisHistory
+from basis_rl.types import Advantages, RolloutBatch, RunContext
+from basis_rl.values.table import ValueTable
+
+
+class LeastVariance(Baseline):
+    """``A_i = r_i - b_i``, ``b_i = c_0 + c_1 V_i + c_2 V_i^2``, the c of least energy-weighted error of the OTHERS.
+
+    The power of a rollout's gradient is ``E[(r - b)^2 |S|^2]``, S its score, least at ``b* = E[r |S|^2] / E[|S|^2]``.
+    That is the value V only where right and wrong rollouts have scores of one size; with rho, the mean of ``|S|^2`` of
+    wrong ones over that of right ones, it is ``V / (V + rho (1 - V))`` (`studies.score_norms`). So the value is bent,
+    alike for all prompts, by what the batch itself shows::
+
+        c^(i) = argmin_c  sum_{j != i} W_j (r_j - c . x_j)^2 + W_mean |c - (0, 1, 0)|^2      x = (1, V, V^2)
+
+    ``W_j = sum_t w_t`` is the rollout's energy, the squared norm of its score in the logits (OTB, Eq. 7), of the same
+    forward pass. ``b = 0`` (`none`), one number (`batch_mean`) and ``b = V`` are members of this family; the second
+    term, one pseudo-rollout, draws small batches to the last. V is what `basis_history` believes before the batch, so
+    that no reward of the batch is in it: ``b_i`` does not depend on ``r_i``. Values are scaled to [0, 1], ``b`` is kept
+    within the range of rewards.
+
+    Not from a paper: what it gains, and where it does not, is in `studies.least_variance`.
+
+    Metrics: ``intercept``, ``slope``, ``curvature``: means of the c.
+
+    Args:
+        values: of `basis_history`: a table, its folder or Hub id, or None.
+        accept_mismatch: see `Basis`.
+
+    Raises:
+        ValueError: see `BasisHistory`.
+    """
+
+    requires = frozenset({"energies"})
+
+    def __init__(self, values: ValueTable | str | Path | None = None, accept_mismatch: bool = False) -> None:
+        self.history = BasisHistory(values, accept_mismatch=accept_mismatch)
+        self.values, self.accept_mismatch = self.history.values, accept_mismatch
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """That of the table; (0, 1) without one."""
+        return self.history.reward_range
+
+    def believed(self, prompt_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """As `BasisHistory.believed`."""
+        return self.history.believed(prompt_ids)
+
+    def validate(self, run: RunContext) -> None:
+        self.history.validate(run)
+
+    def advantages(self, batch: RolloutBatch) -> Advantages:
+        assert batch.energies is not None
+        low, high = self.reward_range
+        scorable = scorable_rows(batch)
+        rewards = torch.where(scorable, (batch.rewards.double().cpu() - low) / (high - low), 0.0)
+        energies = (batch.energies.double().cpu() * batch.action_mask.cpu()).sum(dim=1) * scorable
+        value = self.history.expected(batch.prompt_ids)
+        features = torch.stack([torch.ones_like(value), value, value**2], dim=1)
+        coefficients = _leave_one_out(features, rewards, energies, scorable)
+        scaled = (coefficients * features).sum(dim=1).clamp(0.0, 1.0)
+        baseline = low + (high - low) * scaled
+        values = torch.where(scorable, torch.nan_to_num(batch.rewards.double().cpu() - baseline, nan=0.0), 0.0)
+        means = coefficients.mean(dim=0).tolist()
+        metrics = dict(zip(("intercept", "slope", "curvature"), means, strict=True))
+        return Advantages(values=values, baseline=baseline, metrics=metrics)
+
+    def update(self, batch: RolloutBatch) -> None:
+        self.history.update(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.history.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.history.load_state_dict(state)
+
+
+def _leave_one_out(features: Tensor, rewards: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
+    """``(N, 3)``: for each row the weighted least squares of all others, ridged by one row of mean weight at (0, 1, 0).
+
+    Args:
+        features: ``(N, 3)``.
+        rewards: ``(N,)``.
+        weights: ``(N,)`` >= 0, 0 where the row does not count.
+        counts: ``(N,)`` bool, the rows that count.
+    """
+    outer = weights[:, None, None] * features[:, :, None] * features[:, None, :]
+    moment = (weights * rewards)[:, None] * features
+    others = (counts.sum() - counts.long()).clamp(min=1)
+    ridge = ((weights.sum() - weights) / others).clamp(min=1e-12)
+    left = outer.sum(dim=0) - outer + ridge[:, None, None] * torch.eye(3, dtype=torch.float64)
+    right = moment.sum(dim=0) - moment + ridge[:, None] * torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
+    found: Tensor = torch.linalg.solve(left, right[:, :, None])[:, :, 0]
+    return found

@@ -1,0 +1,141 @@
+"""SPO: one rollout per prompt against a tracker of each prompt's success rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows
+from basis_rl.types import Advantages, RolloutBatch, RunContext
+from basis_rl.values.table import ValueTable
+
+_STATE = ("prompt_ids", "alpha", "beta", "log_prob")
+
+
+class Spo(Baseline):
+    """``A_i = (r_i - v_i - mean) / (std + eps)`` over the batch, ``v = alpha / (alpha + beta)`` (arXiv:2509.13232).
+
+    Each prompt has a Beta tracker of its success rate (Single-stream Policy Optimization, Xu and Ding 2025). After the
+    policy update, those that were seen forget and learn::
+
+        alpha <- rho alpha + sum r     beta <- rho beta + sum (1 - r)     over the prompt's rollouts of the batch
+
+    A prompt of the table starts at ``alpha = N0 v_0``, ``beta = N0 (1 - v_0)`` with ``N0 = 1 / (1 - 0.875) = 8`` and
+    ``v_0 = (sum r + 0.5) / (n + 1)``; others at ``alpha = beta = 0.5``, as in the authors' code. Mean and standard
+    deviation (ddof = 1, ``eps = 1e-8``) are those of ``r - v`` over the scored rollouts.
+
+    `forgetting` is rho, or ``"kl"``: ``rho = 2^(-D / 0.06)`` within [0.875, 0.96], where D says how far the policy has
+    moved on the prompt since it was last seen. Departure: the authors keep each prompt's last rollout and score it
+    again under the policy of today, ``D = mean_t |log pi_then(y_t) - log pi_now(y_t)|``, one more forward pass over as
+    many tokens. A batch has the log-probabilities of its own rollouts only, so D is the change of their mean,
+    ``|mean_t log pi_now(y_t) - mean_t log pi_then(y'_t)|``, over the prompt's rollouts of now and of then. It needs no
+    pass, but two rollouts of one policy differ too, so that rho is too small rather than too large; hence a number is
+    the default, the middle of the paper's interval.
+
+    Rewards are scaled to [0, 1] by the table's range, and clipped; without a table it is (0, 1).
+
+    Metrics: ``tracked``, the mean v; ``known``, the share of rollouts whose prompt has a tracker of its own.
+
+    Args:
+        values: a table, its folder or Hub id, or None.
+        forgetting: rho in (0, 1], or ``"kl"``.
+        normalize: whether to subtract the mean and divide by the deviation; without it ``A = r - v``, whose own reward
+            is excluded.
+        accept_mismatch: see `Basis`.
+
+    Raises:
+        ValueError: a parameter out of its range, or a table that cannot be read.
+    """
+
+    def __init__(
+        self,
+        values: ValueTable | str | Path | None = None,
+        forgetting: float | Literal["kl"] = 0.92,
+        normalize: bool = True,
+        accept_mismatch: bool = False,
+    ) -> None:
+        bad = forgetting != "kl" if isinstance(forgetting, str) else not 0 < forgetting <= 1
+        if bad:
+            raise ValueError(f"spo: forgetting must be a number in (0, 1] or 'kl', got {forgetting!r}.")
+        self.values = values if isinstance(values, ValueTable) or values is None else ValueTable.load(values)
+        self.forgetting, self.normalize, self.accept_mismatch = forgetting, normalize, accept_mismatch
+        self.requires = frozenset({"log_probs"} if forgetting == "kl" else ())
+        self.uses_own_reward = normalize  # by mean and deviation of the batch
+        self.reward_range = self.values.reward_range if self.values else (0.0, 1.0)
+        # alpha, beta and, of rollouts of this run, the mean log-probability of their tokens (NaN before)
+        self.trackers: dict[str, tuple[float, float, float]] = {}
+        if self.values is not None:
+            start = self.values.tilt(self.values.prompt_ids, 0.5)(torch.tensor([torch.inf]))[0][0]
+            for name, v in zip(self.values.prompt_ids, start.tolist(), strict=True):
+                self.trackers[name] = (8.0 * v, 8.0 * (1 - v), float("nan"))
+
+    def validate(self, run: RunContext) -> None:
+        if self.values is not None:
+            self.values.check(run, accept_mismatch=self.accept_mismatch)
+
+    def _tracked(self, prompt_ids: Sequence[str]) -> Tensor:
+        """``(N, 2)`` float64: alpha and beta."""
+        rows = [self.trackers.get(name, (0.5, 0.5))[:2] for name in prompt_ids]
+        return torch.tensor(rows, dtype=torch.float64).reshape(-1, 2)
+
+    def believed(self, prompt_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the value of each prompt, those of its Beta, in reward units. ``(P,), (P,)`` float64."""
+        alpha, beta = self._tracked(prompt_ids).T
+        total, (low, high) = alpha + beta, self.reward_range
+        mean = alpha / total
+        return low + (high - low) * mean, (high - low) ** 2 * mean * (1 - mean) / (total + 1)
+
+    def advantages(self, batch: RolloutBatch) -> Advantages:
+        rewards, scorable = batch.rewards.double().cpu(), scorable_rows(batch)
+        tracked, _ = self.believed(batch.prompt_ids)
+        away = (rewards - tracked)[scorable]
+        center, scale = torch.zeros(()).double(), torch.ones(()).double()
+        if self.normalize and len(away) > 1:
+            center, scale = away.mean(), away.std() + 1e-8
+        baseline = tracked + center
+        values = torch.where(scorable, torch.nan_to_num((rewards - baseline) / scale, nan=0.0), 0.0)
+        known = [name in self.trackers for name in batch.prompt_ids]
+        metrics = {"tracked": float(tracked.mean()), "known": sum(known) / max(1, len(known))}
+        return Advantages(values=values, baseline=baseline, metrics=metrics)
+
+    def update(self, batch: RolloutBatch) -> None:
+        low, high = self.reward_range
+        rewards = ((batch.rewards.double().cpu() - low) / (high - low)).clamp(0.0, 1.0)
+        rows: dict[str, list[int]] = {}
+        for row in scorable_rows(batch).nonzero().flatten().tolist():
+            rows.setdefault(batch.prompt_ids[row], []).append(row)
+        for name, own in rows.items():
+            alpha, beta = self._tracked([name])[0].tolist()
+            rho, log_prob = self._forgets(name, batch, own)
+            total = float(rewards[own].sum())
+            self.trackers[name] = (rho * alpha + total, rho * beta + len(own) - total, log_prob)
+
+    def _forgets(self, name: str, batch: RolloutBatch, rows: list[int]) -> tuple[float, float]:
+        """rho, and the mean log-probability of the rollouts' tokens."""
+        if not isinstance(self.forgetting, str):
+            return self.forgetting, float("nan")
+        assert batch.log_probs is not None
+        mask = batch.action_mask[rows].cpu()
+        now = float(batch.log_probs[rows].double().cpu()[mask].mean())
+        then = self.trackers.get(name, (0.5, 0.5, float("nan")))[2]
+        distance = abs(now - then) if then == then else 0.0
+        return min(0.96, max(0.875, 2.0 ** (-distance / 0.06))), now
+
+    def state_dict(self) -> dict[str, Any]:
+        kept = torch.tensor(list(self.trackers.values()), dtype=torch.float64).reshape(-1, 3)
+        alpha, beta, log_prob = kept.T
+        return {
+            "prompt_ids": list(self.trackers),
+            "alpha": alpha.clone(),
+            "beta": beta.clone(),
+            "log_prob": log_prob.clone(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_state_keys(self, state, _STATE)
+        columns = (state[name].tolist() for name in ("alpha", "beta", "log_prob"))
+        self.trackers = dict(zip(state["prompt_ids"], zip(*columns, strict=True), strict=True))

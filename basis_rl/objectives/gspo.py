@@ -1,0 +1,29 @@
+"""GSPO-token (Zheng et al. 2025, arXiv:2507.18071, Eqs. 13, 14)."""
+
+from __future__ import annotations
+
+import torch
+
+from basis_rl.objectives.base import LossInputs, LossOutputs, objective
+
+
+@objective(token_advantages=True)
+def gspo_token(inputs: LossInputs) -> LossOutputs:
+    """``L_t = -min(s_t A_t, clip(s_t, 1 - e_low, 1 + e_high) A_t)``: GSPO for an advantage of each token.
+
+    ``s_t = sg(s) pi(y_t) / sg(pi(y_t))`` with the rollout's ratio ``s = exp(mean_t (log pi - log pi_old))``, the mean
+    over its tokens, and sg for stopped gradients: each token is clipped by the ratio of the whole rollout, and its
+    gradient passes through its own probability alone. GSPO's passes through s, so that it multiplies the mean of the
+    ``A_t``, and what they tell apart is lost; with one advantage a rollout both have the same value and gradient.
+    Averaged over tokens, then over rollouts. With `delta` the unclipped ``s_t`` is bounded by it, as in TRL's losses.
+
+    Metric: ``clipped``, the share of tokens with the clipped term.
+    """
+    length = inputs.mask.sum(dim=1, keepdim=True).clamp(min=1)
+    log_ratio = ((inputs.log_probs - inputs.old_log_probs) * inputs.mask).sum(dim=1, keepdim=True) / length
+    ratio = torch.exp(log_ratio.detach() + inputs.log_probs - inputs.log_probs.detach())
+    settings = inputs.settings
+    clipped = ratio.clamp(1 - settings.epsilon_low, 1 + settings.epsilon_high) * inputs.token_advantages
+    free = (ratio if settings.delta is None else ratio.clamp(max=settings.delta)) * inputs.token_advantages
+    share = (clipped < free).to(inputs.log_probs).detach()
+    return LossOutputs(per_token=-torch.min(free, clipped), aggregation="rollout_mean", metrics={"clipped": share})
