@@ -45,6 +45,7 @@ class Reward(Protocol):
 
     def close(self) -> None:
         """End the processes, if there are any; they also end with the object, and with the program."""
+        return None
 
 
 @runtime_checkable

@@ -8,7 +8,14 @@ from typing import Literal, get_args
 
 AnswerIn = Literal["box", "tag", "hashes", "last_line", "whole"]
 
-_TOKENS = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_NUMERAL = r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\d,.]*\d)"
+_TOKENS = re.compile(rf"\\(?:boxed|fbox)\s*(?:\{{|(?P<bare>{_NUMERAL}))|\\.|[{{}}]", re.DOTALL)
+# What may stand between boxes that are one answer; a name before the second, y_2 =, may too.
+_BETWEEN = re.compile(
+    r"(?:[\s$*.,;&]|\\[()\[\],;:! ]|\\q?quad(?![a-zA-Z])|\\text\s*\{[\s,]*(?:and|or)?[\s,]*\}|\b(?:and|or)\b"
+    r"|[a-zA-Z](?:_\w|_\{\w+\})?\s*=\s*(?=[$\s]*$))*"
+)
+_LONGEST_BETWEEN = 60
 
 _WIDE = re.compile(r"(?:\\[;: ]|\s)+")
 # Not between digits, where it may part two numbers, nor between letters, where it may cut a command in two.
@@ -31,21 +38,40 @@ def last_boxed(text: str) -> str | None:
     r"""Content of the last balanced ``\boxed{...}`` (or ``\fbox``), None if there is none.
 
     Last = the one that closes last, so the outer one of two nested boxes. A box that is never closed is passed over,
-    ``\{`` and ``\}`` are not braces. Linear in the length of `text`, however many boxes are left open in it.
+    ``\{`` and ``\}`` are not braces, and ``\boxed 5`` is a box of a numeral. Boxes with nothing but commas, ``and``,
+    ``or`` and blanks between them are one answer, the list of their contents: ``\boxed{1} and \boxed{2}`` is ``1, 2``.
+    Linear in the length of `text`, however many boxes are in it.
     """
-    stack: list[int | None] = []  # for each open brace: where the content starts if it opens a box, else None
-    last: tuple[int, int] | None = None
+    stack: list[tuple[int, int] | None] = []  # of each open brace: where its box and its content start, or None
+    boxes: list[tuple[int, int, int, int]] = []  # start, content, end of content, end; those within others left out
     for token in _TOKENS.finditer(text):
         symbol = token.group()
         if symbol == "{":
             stack.append(None)
         elif symbol == "}":
-            start = stack.pop() if stack else None
-            if start is not None:
-                last = (start, token.start())
+            box = stack.pop() if stack else None
+            if box is not None:
+                while boxes and boxes[-1][0] > box[0]:
+                    boxes.pop()
+                boxes.append((*box, token.start(), token.end()))
+        elif token["bare"]:
+            boxes.append((token.start(), token.start("bare"), token.end(), token.end()))
         elif symbol.endswith("{") and len(symbol) > 2:
-            stack.append(token.end())
-    return text[last[0] : last[1]].strip() if last else None
+            stack.append((token.start(), token.end()))
+    return _joined(text, boxes) if boxes else None
+
+
+def _joined(text: str, boxes: list[tuple[int, int, int, int]]) -> str:
+    contents: list[str] = []
+    following: int | None = None
+    for start, content, content_end, end in reversed(boxes):
+        if following is not None:
+            between = following - end
+            if between > _LONGEST_BETWEEN or not _BETWEEN.fullmatch(text, end, following):
+                break
+        contents.append(text[content:content_end].strip())
+        following = start
+    return ", ".join(dict.fromkeys(reversed(contents)))
 
 
 def take_answer(text: str, where: AnswerIn) -> str | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from basis_rl.names import require_extra
 from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
 from basis_rl.rewards.extract import AnswerIn, check_where, completion_text, take_answer
 from basis_rl.rewards.workers.calls import Calls, FunctionError, check_limits
@@ -61,10 +62,8 @@ class ReasoningGymReward(Reward):
         check_limits("reasoning_gym", num_workers, timeout, memory_bytes)
         if threshold is not None and not 0 < threshold <= 1:
             raise ValueError(f"reasoning_gym: threshold must be in (0, 1], got {threshold!r}.")
-        try:
-            installed = version("reasoning-gym")
-        except PackageNotFoundError as error:
-            raise ValueError("The reward reasoning_gym needs `pip install basis-rl[reasoning-gym]`.") from error
+        require_extra("reasoning_gym", "The reward reasoning_gym")
+        installed = version("reasoning-gym")
         self.answer_in: AnswerIn = answer_in
         self.threshold = threshold
         self.version = f"reasoning-gym {installed}, rules {_RULES}, {answer_in}, threshold {threshold}"

@@ -20,7 +20,8 @@ import psutil
 from tqdm import tqdm
 
 from basis_rl.rewards import MathVerifyReward
-from basis_rl.rewards.math.quick import quick_verdict, same_text
+from basis_rl.rewards.math.quick import quick_verdict
+from basis_rl.rewards.math.reading import normal_form
 from basis_rl.rewards.math.screen import screened
 from basis_rl.rewards.workers.pool import WorkerPool
 from benchmarks.common import save
@@ -76,7 +77,7 @@ def mutated(gold: str, rng: random.Random) -> str:
 
 
 def inputs(golds: list[str], n: int, seed: int) -> list[tuple[str, str]]:
-    """``n`` pairs (gold, answer): half of the answers from the grammar, half mutated golds, mostly of the same gold."""
+    """``n`` pairs (gold, answer), normal forms: half of the answers from the grammar, half mutated golds."""
     rng = random.Random(seed)
     pairs = []
     for i in range(n):
@@ -85,7 +86,7 @@ def inputs(golds: list[str], n: int, seed: int) -> list[tuple[str, str]]:
             pairs.append((gold, mutated(gold, rng)))
         else:
             pairs.append((gold, expression(rng, min(60, int(rng.paretovariate(0.8)) + 1))[:4000]))
-    return pairs
+    return [(normal_form(gold), normal_form(answer)) for gold, answer in pairs]
 
 
 class Prober:
@@ -131,8 +132,7 @@ def contradicted(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Answers that are decided by quick rules, and not as Math-Verify decides them."""
     wrong = []
     for entry in found:
-        pair = (entry["gold"], entry["answer"])
-        here = True if same_text(*pair) else quick_verdict(*pair)
+        here = quick_verdict(entry["gold"], entry["answer"])
         if entry["status"] == "ok" and here is not None and here is not entry.get("verdict", False):
             wrong.append({**entry, "here": here})
     return wrong

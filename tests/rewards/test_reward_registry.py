@@ -92,7 +92,7 @@ def test_procedural_problems_come_with_what_their_scorer_needs(tmp_path):
         ("reward_funcs: ['pool:nowhere']", "named `module:function`"),
         (f"reward_funcs: ['pool:{MINE}:right']\nreward_kwargs: {{time: 3}}", "no 'time'.*It has: num_workers"),
         (f"reward_funcs: [{MINE}.gone]", "cannot be imported"),
-        (f"reward_funcs: [{MINE}.NUMBER]", "is a int, no function"),
+        (f"reward_funcs: [{MINE}.NUMBER]", "is a int, not a function"),
         (f"reward_funcs: [{MINE}.in_trl_form]\nreward_kwargs: {{a: 1}}", "is a function, which has no parameters"),
         (f"reward_funcs: [{MINE}.Scaled]\nreward_kwargs: {{factr: 1}}", "do not fit 'tests"),
     ],

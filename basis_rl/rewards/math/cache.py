@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 Pair = tuple[str, str]
-Verdict = Literal["right", "wrong", "screened", "timeout", "no_gold", "failed"]
+Verdict = Literal["right", "wrong", "screened", "timeout", "no_gold", "failed", "misread", "late"]
 
 
 class Verdicts:

@@ -11,55 +11,275 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from latex2sympy2_extended import NormalizationConfig  # type: ignore[import-untyped]
-from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
-from math_verify.grader import is_assignment_relation, is_equation, is_relation
-from sympy import Basic, FiniteSet, Float, Interval, Mul, Rational, Set, Symbol, Tuple  # type: ignore[import-untyped]
+from latex2sympy2_extended import NormalizationConfig, is_expr_of_only_symbols, latex2sympy  # type: ignore[import-untyped]
+from latex2sympy2_extended.latex2sympy2 import normalize_latex  # type: ignore[import-untyped]
+from latex2sympy2_extended.logic import And  # type: ignore[import-untyped]
+from math_verify import parse, verify
+from math_verify.grader import (
+    is_assignment_relation,
+    is_equation,
+    is_relation,
+    should_treat_as_complex,
+    take_last_relation,
+)
+from sympy import (  # type: ignore[import-untyped]
+    Basic,
+    Derivative,
+    Expr,
+    FiniteSet,
+    Float,
+    Interval,
+    MatrixExpr,
+    Mul,
+    Rational,
+    Set,
+    Symbol,
+    Tuple,
+    nan,
+    zoo,
+)
+from sympy.core.function import AppliedUndef  # type: ignore[import-untyped]
 
-_LATEX = LatexExtractionConfig()
-_UNITS_KEPT = [
-    LatexExtractionConfig(normalization_config=NormalizationConfig(malformed_operators=True, nits=True)),
-    ExprExtractionConfig(),
-]
+# Math-Verify's own settings for what is in a box, but for the units of the first.
+_UNITS_KEPT = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
+_UNITS_CUT = NormalizationConfig(units=True, malformed_operators=True, nits=True, boxed="none")
+_COARSE = 0.005  # how far the sides of an approximation sign may be apart, where no numeral says
+_FINE = 1e-3  # how far numbers that are equal when rounded to six decimals
+_OTHER_DIGITS = re.compile(r"(?<!\^)(?<!\^\{)(?<!\^-)(?<!\^\{-)\d|\d\d")  # all but the power of a unit
+# To sympy dv/dt is 0, since v does not depend on t, and E is Euler's number, which has no index: both become symbols.
+_DERIVATIVE = re.compile(r"\\[dt]?frac\s*\{\s*d\s*\\?([a-zA-Z]+)\s*\}\s*\{\s*d\s*\\?([a-zA-Z]+)\s*\}")
+_ENERGY = re.compile(r"(?<![a-zA-Z\\])E\s*_\s*\{?\s*(\w+)\s*\}?")
+_SHORT_UNITS = {"cm", "mm", "dm", "km", "kg", "gm", "ft", "lb", "hr", "yr", "am", "pm", "sq"}
+_SIGNS = re.compile(r"^\s*(?:\\approx(?:eq)?(?![a-zA-Z])|≈)|[€£¥]")
+_APPROXIMATELY = re.compile(r"\\approx(?:eq)?(?![a-zA-Z])|\\simeq(?![a-zA-Z])|≈")
+_NUMERAL = re.compile(r"[-+]?(?:\d+\.(\d*)|[1-9]\d*?(0*)$|0+$)")
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*(?:percent|percentage|pct)\s*\}|\b(?:percent|percentage|pct)\b)")
 _DEGREES = re.compile(r"\\circ|\\degree|°|degree")
 _CURRENCY = re.compile(r"\\\$|[$€£]")
 _BASE = re.compile(r"\d\s*_\s*\{?\s*(?:\\text\{)?\s*(\w+)")
+_WORDS = re.compile(r"\\(?:begin|end|[a-zA-Z]*text[a-zA-Z]*|math[a-z]+|mbox|operatorname)\s*\{[^{}]*\}|\\[a-zA-Z]+")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _LETTERS = re.compile(r"[a-zA-Z]+")
+_CLOSED_AT_INFINITY = re.compile(r"\[\s*[-+]?\s*\\infty|\\infty\s*(?:\\right\s*)?\]")
 
 
-def grade(gold: str, answer: str, refuse: Sequence[str] = ()) -> bool | None:
-    """Whether the answer is right; None when the gold cannot be parsed.
+def grade(gold: str, answer: str, refuse: Sequence[str] = (), check: bool = False) -> bool | None:
+    """Whether the answer is right; None when there is nothing in the gold.
 
     Args:
         gold: content of the gold's box.
         answer: content of the answer's box.
         refuse: quirks, on which a verdict must not rest.
+        check: ask whether the gold can be read at all; its own text is not enough.
     """
-    expected = _parsed(gold)
-    if not expected:
+    if not any(character.isalnum() for character in gold):
         return None
-    if not _equal(expected, _parsed(answer)):
+    expected = _gold_reading(gold)
+    if expected is None:
         return False
-    return gold.split() == answer.split() or not any(_RELIES_ON[name](gold, answer) for name in refuse)
+    for found in _readings(answer):
+        if _equal(expected, found) and (check or _unsound(expected, found, gold, answer) is None):
+            return gold.split() == answer.split() or not any(_RELIES_ON[name](gold, answer) for name in refuse)
+    return False
+
+
+def misread(gold: str) -> bool:
+    """Whether Math-Verify's own reading of a gold lacks what the gold says, so that it is read otherwise here."""
+    read = parse(rf"\boxed{{{gold}}}", parsing_timeout=None)
+    first = next((value for value in read if not isinstance(value, str)), None)
+    return first is not None and first != _gold_reading(gold)
+
+
+def _gold_reading(gold: str) -> Any:
+    """What the gold says, None where it is no formula. Its letters are its own: ``6m`` is no 6."""
+    return next(iter(_readings(gold, letters_are_units=False)), None)
+
+
+def _holds(reading: Any, text: str) -> bool:
+    """Whether the letters of a text, but for those of texts and commands, are in what was read."""
+    if _APPROXIMATELY.search(text):  # of x \\approx 2 the number is meant
+        return True
+    letters = {letter for word in _LETTERS.findall(_WORDS.sub(" ", text)) if len(word) < 3 for letter in word.lower()}
+    held = f"{reading} {_symbols(reading)}".lower()
+    return all(letter in held for letter in letters - {"e", "i"})
 
 
 # Rollouts of one problem come together: its gold is parsed once.
 @lru_cache(maxsize=256)
-def _parsed(text: str) -> list[Any]:
-    # Timeouts off: math_verify's own use SIGALRM handlers, which a computation inside C code outlives. The pool kills.
-    parsed: list[Any] = parse(rf"\boxed{{{text}}}", parsing_timeout=None)
-    return parsed
+def _readings(text: str, letters_are_units: bool = True) -> tuple[Any, ...]:
+    """What a text may say, the likelier first: without its unit, and with all that stands in it.
+
+    It is read as LaTeX or not at all. Math-Verify's other ways (the last number in the text, the last side of a chain
+    that it cannot read) leave out the rest of it.
+    """
+    text = text.strip()
+    whole = _normalized(text, units=True)
+    stripped = _normalized(text)
+    kept = _latex(whole)
+    short = kept if stripped == whole else _latex(stripped)
+    tail = whole[len(_common(whole, stripped)) :].strip()
+    is_unit = bool(tail) and _is_unit(tail, letters=letters_are_units and not _symbols(short))
+    readings = [short, kept] if short is not None and is_unit else [kept]
+    readings = [reading for reading in readings if reading is not None]
+    if not letters_are_units:
+        readings = [reading for reading in readings if _holds(reading, stripped if reading is short else whole)]
+    return tuple(readings)
 
 
-def _equal(expected: list[Any], found: list[Any]) -> bool:
+def _normalized(text: str, units: bool = False) -> str:
+    """As Math-Verify normalizes the content of a box, the units cut off or kept."""
+    text = _DERIVATIVE.sub(r"D_{\1\2}", _ENERGY.sub(r"H_{E\1}", _SIGNS.sub("", text)))
+    return str(normalize_latex(text, _UNITS_KEPT if units else _UNITS_CUT))
+
+
+def _is_unit(tail: str, letters: bool) -> bool:
+    """Whether a tail that Math-Verify cuts off is a unit: a text or a word; a letter or two if `letters` says so.
+
+    The last letter of ``2x^2 + 3y^2 = d`` is none to it.
+    """
+    if _OTHER_DIGITS.search(tail):
+        return False
+    word = "".join(_LETTERS.findall(_COMMAND.sub(" ", tail)))
+    return letters or len(word) > 2 or word.lower() in _SHORT_UNITS or "\\" in tail
+
+
+def _common(one: str, other: str) -> str:
+    end = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return one[:end]
+
+
+def _latex(text: str) -> Any:
+    """The expression of a normalized text, None where it is no LaTeX formula as a whole, or not a number (``1/0``)."""
+    try:
+        # Timeouts off: math_verify's own use SIGALRM handlers, which a computation inside C code outlives. The pool
+        # kills.
+        read = latex2sympy(
+            text, is_real=not should_treat_as_complex(text), convert_degrees=False, normalization_config=None
+        )
+        return None if read in (nan, zoo) or _lost_derivative(read) else read
+    except Exception:  # whatever the parser and sympy raise for what a model wrote
+        return None
+
+
+def _lost_derivative(read: Any) -> bool:
+    r"""Whether one of ``\frac{dv}{dt}`` is in it: 0 to sympy, for which v does not depend on t."""
+    derivatives = read.atoms(Derivative) if isinstance(read, Basic) else ()
+    return any(not derivative.expr.has(*derivative.variables) for derivative in derivatives)
+
+
+def _equal(expected: Any, found: Any) -> bool:
     return bool(verify(expected, found, timeout_seconds=None))
 
 
 def _expression(text: str) -> Any:
     """What the text was parsed to, None if it was not."""
-    return next((value for value in _parsed(text) if not isinstance(value, str)), None)
+    return next(iter(_readings(text)), None)
+
+
+def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
+    """Why an equal answer does not stand for the gold; None where it does.
+
+    ``chain``: a number in a chain of equations is not what the chain ends with (``x = 7 = 8``). ``interval``: one of a
+    single number, or of none, which is no interval to sympy. ``infinity``: an interval that holds infinity, where the
+    gold's is open there, which is one and the same to sympy. ``approximation``: the sides of the sign are not near.
+    ``symbol``: one that is not the gold's (``0 \\cdot a`` is 0 whatever a is). ``near``: equal when rounded to six
+    decimals, but only since both are small.
+    """
+    if not all(_consistent(part) for part in _parts(found)):
+        return "chain"
+    if "[" in answer.replace(r"\sqrt[", "") and not found.has(Interval, Tuple) and found.has(Set):
+        return "interval"
+    if _CLOSED_AT_INFINITY.search(answer) and not _CLOSED_AT_INFINITY.search(gold):
+        return "infinity"
+    if not _approximates(answer):
+        return "approximation"
+    if not _symbols_known(expected, found):
+        return "symbol"
+    return None if _near(_value(expected), _value(found)) else "near"
+
+
+def _parts(expression: Any) -> list[Any]:
+    return list(expression.args) if isinstance(expression, (FiniteSet, Tuple)) else [expression]
+
+
+def _value(expression: Any) -> Any:
+    return take_last_relation(expression).rhs if is_equation(expression) else expression
+
+
+def _consistent(relation: Any) -> bool:
+    """Whether the sides of a chain of equations that are numbers are what its last side is, and it says something."""
+    if not is_equation(relation):
+        return True
+    links = relation._unsorted_args if isinstance(relation, And) else (relation,)
+    sides = [side for link in links for side in (link.lhs, link.rhs)]
+    if all(side == sides[-1] for side in sides):
+        return False  # 0 = 0
+    return all(_equal(sides[-1], side) for side in sides[:-1] if _is_number(side))
+
+
+def _is_number(expression: Any) -> bool:
+    if not isinstance(expression, Expr) or isinstance(expression, MatrixExpr):
+        return False
+    return not expression.free_symbols and not expression.has(AppliedUndef)
+
+
+def _approximates(answer: str) -> bool:
+    """Whether the sides of approximation signs are names, and numbers near one another."""
+    texts = _APPROXIMATELY.split(_SIGNS.sub("", answer))
+    if len(texts) > 1 and is_expr_of_only_symbols(_latex(_normalized(texts[0]))):
+        texts = texts[1:]
+    if len(texts) == 1:
+        return True
+    sides = [_latex(_normalized(text)) for text in texts]
+    numbers = [_number(_value(side)) for side in sides]
+    return all(
+        a is not None and b is not None and abs(a - b) <= _rounding_of(text, abs(a))
+        for a, b, text in zip(numbers, numbers[1:], texts[1:], strict=False)
+    )
+
+
+def _rounding_of(text: str, size: float) -> float:
+    """How far a number of this size may be from what is written behind an approximation sign: half its last digit."""
+    match = _NUMERAL.match(_normalized(text).strip())
+    if match is None:
+        return _COARSE * size
+    if match[1] is not None:
+        return 0.5001 * 10.0 ** -len(match[1])
+    return 0.5001 * 10.0 ** len(match[2] or "")
+
+
+def _number(expression: Any) -> complex | None:
+    try:
+        return complex(expression.evalf()) if _is_number(expression) else None
+    except (TypeError, ValueError, OverflowError, AttributeError, RecursionError):
+        return None
+
+
+def _symbols_known(expected: Any, found: Any) -> bool:
+    if is_relation(expected) and is_relation(found):
+        return _symbols(found) <= _symbols(expected)
+    sides = [[_value(part) for part in _parts(expression)] for expression in (expected, found)]
+    if any(is_relation(part) for side in sides for part in side):
+        return True
+    known, used = ({str(symbol).lower() for part in side for symbol in _symbols(part)} for side in sides)
+    # A word is one symbol in \\text{}, and as many as it has letters outside; E and e may be Euler's number.
+    words = any(isinstance(side, Symbol) and len(side.name) > 1 for side in (expected, found))
+    return used <= known | {"e"} or words
+
+
+def _symbols(expression: Any) -> set[Any]:
+    return set(getattr(expression, "free_symbols", ()))
+
+
+def _near(expected: Any, found: Any) -> bool:
+    a, b = _number(expected), _number(found)
+    if a is None or b is None or not (_has_float(expected) or _has_float(found) or abs(a) < 1e-6 or abs(b) < 1e-6):
+        return True
+    return any(abs(a * by - b) <= _FINE * max(abs(a * by), abs(b)) for by in (1, 100, 0.01))
+
+
+def _has_float(expression: Any) -> bool:
+    return bool(expression.atoms(Float))
 
 
 def _one_sided(pattern: re.Pattern[str]) -> Callable[[str, str], bool]:
@@ -70,7 +290,7 @@ _percent_differs = _one_sided(_PERCENT)
 
 
 def _without_percent_equal(gold: str, answer: str) -> bool:
-    return _equal(_parsed(_PERCENT.sub("", gold)), _parsed(_PERCENT.sub("", answer)))
+    return _equal(_expression(_PERCENT.sub("", gold)), _expression(_PERCENT.sub("", answer)))
 
 
 def _percent_as_number(gold: str, answer: str) -> bool:
@@ -139,7 +359,7 @@ def _list_order(gold: str, answer: str) -> bool:
     if (_kind(gold), _kind(answer)) != ("list", "list") or r"\pm" in gold + answer:  # plus and minus have no order
         return False
     left, right = _elements(gold), _elements(answer)
-    return len(left) == len(right) and not all(_equal([a], [b]) for a, b in zip(left, right, strict=True))
+    return len(left) == len(right) and not all(_equal(a, b) for a, b in zip(left, right, strict=True))
 
 
 def _duplicates(gold: str, answer: str) -> bool:
@@ -163,8 +383,8 @@ def _set_for_relation(gold: str, answer: str) -> bool:
 
 
 def _units(gold: str, answer: str) -> bool:
-    kept = [parse(rf"\boxed{{{text}}}", extraction_config=_UNITS_KEPT, parsing_timeout=None) for text in (gold, answer)]
-    return not _equal(kept[0], kept[1])
+    left, right = (_latex(_normalized(text, units=True)) for text in (gold, answer))
+    return left is None or right is None or not _equal(left, right)
 
 
 def _case(gold: str, answer: str) -> bool:
@@ -184,7 +404,7 @@ def _rounding(gold: str, answer: str) -> bool:
     left, right = _expression(gold), _expression(answer)
     if not isinstance(left, Basic) or not isinstance(right, Basic) or not (left.atoms(Float) | right.atoms(Float)):
         return False
-    return not _equal([_exact(left)], [_exact(right)])
+    return not _equal(_exact(left), _exact(right))
 
 
 def _exact(expression: Any) -> Any:
@@ -193,12 +413,6 @@ def _exact(expression: Any) -> Any:
 
 def _base(gold: str, answer: str) -> bool:
     return _BASE.findall(gold) != _BASE.findall(answer)
-
-
-def _prose(gold: str, answer: str) -> bool:
-    """The answer's expression was not read as LaTeX, but is the first number in the text."""
-    read = parse(rf"\boxed{{{answer}}}", extraction_config=[_LATEX], fallback_mode="no_fallback", parsing_timeout=None)
-    return not read and _expression(answer) is not None
 
 
 _RELIES_ON: dict[str, Callable[[str, str], bool]] = {
@@ -222,5 +436,4 @@ _RELIES_ON: dict[str, Callable[[str, str], bool]] = {
     "base": _base,
     "approximation": _one_sided(re.compile(r"\\approx|≈")),
     "ratio": _one_sided(re.compile(":")),
-    "prose": _prose,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Collection, Sequence
 from importlib.metadata import version
@@ -12,23 +13,29 @@ from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores
 from basis_rl.rewards.extract import completion_text, last_boxed
 from basis_rl.rewards.math.cache import Pair, Verdict, Verdicts
 from basis_rl.rewards.math.quick import quick_verdict, same_text
+from basis_rl.rewards.math.reading import normal_form, refused_reading, text_form
 from basis_rl.rewards.math.rules import RULES, refused
 from basis_rl.rewards.math.screen import screened
 from basis_rl.rewards.workers.calls import WALL_CLOCK
 from basis_rl.rewards.workers.failures import FailureMonitor
 from basis_rl.rewards.workers.pool import Outcome, WorkerPool
 from basis_rl.sandbox import Policy, python_paths
+from basis_rl.sandbox.run import fair_share
 
-_MEMORY_BYTES = 4 << 30
-_METRICS: dict[str, Verdict] = {"screened": "screened", "timeout": "timeout", "infrastructure": "failed"}
+_MEMORY_BYTES, _FOLDER_BYTES = 4 << 30, 64 << 20
+_METRICS: dict[str, Verdict] = {
+    "screened": "screened", "timeout": "timeout", "infrastructure": "failed", "over_budget": "late"
+}  # fmt: skip
+_log = logging.getLogger(__name__)
 
 
 class MathVerifyReward(Reward):
     r"""1.0 if the last balanced ``\boxed{...}`` of the rollout equals the gold answer, else 0.0.
 
-    Equal is what Math-Verify finds equal, but for the few notations that docs/rewards.md lists. The gold's own text,
-    plain numerals and single letters are compared here (`quick_verdict`), what is far too large or too deep for the
-    gold is wrong unseen (`screened`), and only the rest goes to a worker, each pair once.
+    Equal is what Math-Verify finds equal, but for the notations and readings that docs/rewards.md lists. The gold's own
+    text, plain numerals and single letters are compared here (`quick_verdict`), what is far too large or too deep for
+    the gold is wrong unseen (`screened`), what says nothing as a formula too (`refused_reading`), and only the rest
+    goes to a worker, each pair once. Boxes side by side, ``\boxed{1} and \boxed{2}``, are one answer.
 
     A reward function as TRL knows them; it reads the dataset's ``solution`` column. The gold is the content of its own
     last ``\boxed{}`` where it has one, else the whole text, and is given to Math-Verify inside a box (bare LaTeX golds
@@ -38,15 +45,20 @@ class MathVerifyReward(Reward):
     Grading runs in processes without network, rights and secrets (`basis_rl.sandbox`) that are killed when they hang,
     so this never raises for what a model wrote, and never hangs: an answer that takes more than `timeout` seconds of
     CPU time counts as wrong, on a loaded machine no sooner than on an idle one. A rollout is not scored (None; the
-    trainer gives it advantage 0) when no gold of it can be parsed, or when the grading failed: the worker died twice on
-    it, or did not get its CPU time (`Outcome.failed`).
+    trainer gives it advantage 0) when no gold of it can be parsed, when the grading failed (the worker died twice on
+    it, or did not get its CPU time: `Outcome.failed`), or when `batch_timeout` was over before its turn came: nothing
+    is known of it, and it is graded the next time that it comes.
 
-    Metrics, where the trainer passes ``log_metric``: ``reward/no_box``, ``reward/screened``, ``reward/timeout`` and
-    ``reward/infrastructure`` (the grading failed), shares of the rollouts.
+    Metrics, where the trainer passes ``log_metric``: ``reward/no_box``, ``reward/screened``, ``reward/timeout``,
+    ``reward/infrastructure`` (the grading failed) and ``reward/over_budget``, shares of the rollouts.
 
     Args:
-        num_workers: grading processes (of this rank).
+        num_workers: grading processes (of this rank); default: the machine's cores, shared among its ranks, at least 2.
         timeout: seconds of CPU time for one answer.
+        batch_timeout: seconds by the clock for the rollouts of one call, which are otherwise bounded by their number
+            only: 4,096 different answers that all take `timeout` would keep 2 workers busy for 2.8 hours. What is not
+            graded by then is not scored, counted in ``reward/over_budget``, and said in a warning; it is never 0, and
+            never a failure that ends the run. None: no bound. `check_golds` and `equivalent` have none.
         allow: names of the acceptances of Math-Verify that are kept (`basis_rl.rewards.math.rules.QUIRKS`); a verdict
             that rests on another one is wrong. None: all of them.
 
@@ -58,9 +70,20 @@ class MathVerifyReward(Reward):
 
     __name__ = "math_verify_reward"
 
-    def __init__(self, num_workers: int = 2, timeout: float = 5.0, allow: Collection[str] | None = None) -> None:
-        if num_workers < 1 or timeout <= 0:
-            raise ValueError(f"MathVerifyReward needs num_workers >= 1 and timeout > 0, got {num_workers}, {timeout}.")
+    def __init__(
+        self,
+        num_workers: int | None = None,
+        timeout: float = 5.0,
+        allow: Collection[str] | None = None,
+        batch_timeout: float | None = 300.0,
+    ) -> None:
+        workers = fair_share() if num_workers is None else num_workers
+        if workers < 1 or timeout <= 0 or (batch_timeout is not None and batch_timeout <= 0):
+            raise ValueError(
+                "MathVerifyReward needs num_workers >= 1 and timeout > 0, and a batch_timeout > 0 or None, got "
+                f"{num_workers}, {timeout}, {batch_timeout}."
+            )
+        self.batch_timeout = batch_timeout
         self.refused = refused([allow] if isinstance(allow, str) else allow)
         self.version = f"math-verify {version('math-verify')}, rules {RULES}"
         if self.refused:
@@ -68,8 +91,15 @@ class MathVerifyReward(Reward):
         worker = Path(__file__).with_name("worker.py")
         # -P: the folder of the script stays off the path, where its files could shadow other modules
         command = [sys.executable, "-P", str(worker), str(timeout)]
-        policy = Policy(memory_bytes=_MEMORY_BYTES, file_bytes=1 << 26, processes=1, readable=python_paths())
-        self._pool = WorkerPool(command, num_workers, WALL_CLOCK * timeout, cpu_timeout=timeout, policy=policy)
+        policy = Policy(
+            memory_bytes=_MEMORY_BYTES,
+            file_bytes=_FOLDER_BYTES,
+            folder_bytes=_FOLDER_BYTES,
+            processes=1,
+            readable=python_paths(),
+        )
+        wall = WALL_CLOCK * timeout
+        self._pool = WorkerPool(command, workers, wall, cpu_timeout=timeout, policy=policy, fork=True)
         self._failures = FailureMonitor(name="The grading by Math-Verify")
         self._verdicts = Verdicts()
 
@@ -81,23 +111,45 @@ class MathVerifyReward(Reward):
             [] if answer is None else [(gold, answer) for gold in gold_answers(cell)]
             for cell, answer in zip(solution, answers, strict=True)
         ]
-        graded = self._grade([pair for row in rows for pair in row])
+        graded = self._grade([pair for row in rows for pair in row], seconds=self.batch_timeout)
         verdicts = [{graded[pair] for pair in row} for row in rows]
         counts = {name: sum(verdict in row for row in verdicts) for name, verdict in _METRICS.items()}
         log_shares(log_metric, "", {"no_box": answers.count(None), **counts}, len(answers))
+        if counts["over_budget"]:
+            _log.warning(
+                "The grading of %d of %d rollouts was not done in batch_timeout (%g s): they are not scored.",
+                counts["over_budget"], len(answers), self.batch_timeout,
+            )  # fmt: skip
         self._record(verdicts)
         return [_reward(row) for row in verdicts]
 
     def check_golds(self, solution: Column) -> list[int]:
-        """Indices of the golds that do not verify against themselves: no answer to them could ever be right.
+        """Indices of the golds to which no answer could be right: there is nothing in them, or grading them hangs.
 
-        Of a list of golds none does. Those whose grading failed are not among them.
+        Of a list of golds none does. Those whose grading failed are not among them. What else is wrong with golds is
+        logged (`gold_notes`).
         """
+        verdicts = self._gold_verdicts(solution)
+        notes = _notes(verdicts)
+        if notes:
+            shown = "; ".join(f"row {i}, {note}: {str(solution[i])[:80]!r}" for i, note in list(notes.items())[:5])
+            _log.warning("%d of %d golds may not say what they mean: %s.", len(notes), len(verdicts), shown)
+        return [i for i, row in enumerate(verdicts) if row.isdisjoint({"right", "wrong", "misread", "failed"})]
+
+    def gold_notes(self, solution: Column) -> dict[int, str]:
+        """Golds that are graded otherwise than a reader may expect, by their index: why.
+
+        ``prose``: no formula; only its own text is right. ``misread``: Math-Verify alone takes it for something that
+        lacks its numbers or symbols (``2x^2 + 3y^2 = d`` for 3, d being a unit); here it is graded as what it says.
+        """
+        return _notes(self._gold_verdicts(solution))
+
+    def _gold_verdicts(self, solution: Column) -> list[set[Verdict]]:
         golds = [gold_answers(cell) for cell in solution]
         graded = self._grade([(gold, gold) for row in golds for gold in row], check=True)
-        verdicts = [{"wrong" if _is_missing(gold) else graded[gold, gold] for gold in row} for row in golds]
+        verdicts = [{"no_gold" if _is_missing(gold) else graded[gold, gold] for gold in row} for row in golds]
         self._record(verdicts)
-        return [i for i, row in enumerate(verdicts) if row.isdisjoint({"right", "failed"})]
+        return verdicts
 
     def equivalent(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         """Whether the two answers of each pair, contents of boxes, are the same one, by the rules of the grading."""
@@ -113,36 +165,58 @@ class MathVerifyReward(Reward):
         failed = sum("failed" in row and "right" not in row for row in verdicts)
         self._failures.record(len(verdicts) - failed, failed)
 
-    def _grade(self, pairs: Sequence[Pair], check: bool = False) -> dict[Pair, Verdict]:
+    def _grade(self, pairs: Sequence[Pair], check: bool = False, seconds: float | None = None) -> dict[Pair, Verdict]:
         """Verdicts of all pairs. With `check` a worker is asked even where the two are the same text."""
+        forms: dict[Pair, Pair] = {}
         graded: dict[Pair, Verdict] = {}
-        asked: list[Pair] = []
         for pair in dict.fromkeys(pairs):
-            right = self._quick(pair, check)
-            if right is not None:
-                graded[pair] = "right" if right else "wrong"
+            if not check and same_text(*pair):
+                graded[pair] = "right"
             elif screened(*pair) is not None:
                 graded[pair] = "screened"
             else:
+                forms[pair] = (normal_form(pair[0]), normal_form(pair[1]))
+        known = self._grade_forms(dict.fromkeys(forms.values()), check, seconds)
+        return {**graded, **{pair: known[form] for pair, form in forms.items()}}
+
+    def _grade_forms(self, pairs: Collection[Pair], check: bool, seconds: float | None) -> dict[Pair, Verdict]:
+        """Verdicts of pairs of normal forms."""
+        graded: dict[Pair, Verdict] = {}
+        asked: list[Pair] = []
+        for pair in pairs:
+            right = self._quick(pair, check)
+            if right is None:
                 asked.append(pair)
+            else:
+                graded[pair] = "right" if right else "wrong"
         graded.update(self._verdicts.find(asked))
         new = [pair for pair in asked if pair not in graded]
-        options = {"refuse": list(self.refused)} if self.refused else {}
-        outcomes = self._pool.run([{"gold": gold, "answer": answer, **options} for gold, answer in new]) if new else []
+        options: dict[str, Any] = {"refuse": list(self.refused)} if self.refused else {}
+        options |= {"check": True} if check else {}
+        tasks = [{"gold": gold, "answer": answer, **options} for gold, answer in new]
+        outcomes = self._pool.run(tasks, together=[gold for gold, _ in new], seconds=seconds) if new else []
         fresh = {pair: _verdict(outcome) for pair, outcome in zip(new, outcomes, strict=True)}
         # What failed is not the answer's doing, and may go well the next time.
-        self._verdicts.remember({pair: verdict for pair, verdict in fresh.items() if verdict != "failed"})
+        self._verdicts.remember({pair: v for pair, v in fresh.items() if v not in ("failed", "late")})
         return {**graded, **fresh}
 
     def _quick(self, pair: Pair, check: bool) -> bool | None:
-        if not check and same_text(*pair):
+        gold, answer = pair
+        if not check and same_text(text_form(gold), text_form(answer)):
             return True
-        return quick_verdict(*pair, any_case="case" not in self.refused)
+        right = quick_verdict(gold, answer, any_case="case" not in self.refused)
+        if right is None and (refused_reading(answer) or refused_reading(gold)):
+            return False
+        return right
 
 
 def _verdict(outcome: Outcome) -> Verdict:
+    if outcome.status == "over_budget":
+        return "late"
     if outcome.status == "timeout" or outcome.failed:
         return "failed" if outcome.failed else "timeout"
+    if outcome.value.get("misread") and outcome.value.get("verdict"):
+        return "misread"
     right = outcome.value.get("verdict", False)  # a grading that fails, for want of memory too, is a wrong answer
     return "no_gold" if right is None else "right" if right else "wrong"
 
@@ -151,7 +225,12 @@ def _reward(verdicts: set[Verdict]) -> float | None:
     """Of an answer that was graded against several golds; against none if it has no box."""
     if "right" in verdicts:
         return 1.0
-    return None if "failed" in verdicts or verdicts == {"no_gold"} else 0.0
+    return None if verdicts & {"failed", "late"} or verdicts == {"no_gold"} else 0.0
+
+
+def _notes(verdicts: Sequence[set[Verdict]]) -> dict[int, str]:
+    notes: dict[Verdict, str] = {"wrong": "prose", "misread": "misread"}
+    return {i: notes[name] for i, row in enumerate(verdicts) for name in ("misread", "wrong") if name in row}
 
 
 def _is_missing(gold: str) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from basis_rl.names import did_you_mean
 
 # Raised with every change of what counts as right, so that two gradings are never mixed.
-RULES = 3
+RULES = 4
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,6 @@ QUIRKS: dict[str, Quirk] = {
     "base": Quirk("the base of a numeral left out, added or another one", "11_2", "11"),
     "approximation": Quirk("what stands left of an approximation sign", r"\pi", r"\pi \approx 3.14"),
     "ratio": Quirk("a ratio for the fraction", r"\frac{3}{2}", "3:2"),
-    "prose": Quirk("a number in text that is no formula", "12", "about 12?"),
 }
 
 

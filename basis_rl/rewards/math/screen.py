@@ -15,6 +15,7 @@ LIMITS = {
     "length": 2_000,  # characters
     "depth": 24,  # open brackets
     "digits": 1_000,  # in a row
+    "exponent": 100_000,  # of a bracket: (3+4i)^{1000003} is multiplied out
     "size": 1_000_000,  # decimal digits of a power, a factorial or a binomial coefficient of plain numbers
     "chain": 6,  # functions applied to functions, \sin\sin
     "sets": 30,  # unions and intersections
@@ -28,6 +29,8 @@ _EXPONENT = r"[{(]\s*(\d{1,30})\s*[})]"
 _POWER = re.compile(rf"(?<![\d.])(\d{{1,30}})\s*(?:(?:\^|\*\*)\s*{_EXPONENT}|\^\s*(\d)|\*\*\s*(\d{{1,30}}))")
 _FACTORIAL = re.compile(r"(\d{1,30})((?:[\s)}\]]*!)+)")
 _BINOMIAL = re.compile(r"\\[dt]?binom\s*\{\s*(\d{1,30})\s*\}\s*\{\s*(\d{1,30})\s*\}")
+_BRACKET_POWER = re.compile(r"[)\]}|]\s*(?:\^|\*\*)\s*(?:\{[\s(]*(\d{1,30})[\s)]*\}|\(\s*(\d{1,30})\s*\)|(\d{1,30}))")
+_ONE = re.compile(r"\(\s*-?\s*1\s*(?:\\right)?$")
 _MOST_POWERS = 50
 
 
@@ -57,7 +60,9 @@ def measure(name: str, text: str) -> float:
         )
     if name == "sets":
         return len(_SETS.findall(text))
-    return max(_powers(text), _factorials(text), _binomials(text))
+    if name == "exponent":
+        return _bracket_exponents(_reduced(text)[0])
+    return max(_reduced(text)[1], _factorials(text), _binomials(text))
 
 
 def _depth(text: str) -> int:
@@ -72,8 +77,8 @@ def _depth(text: str) -> int:
     return deepest
 
 
-def _powers(text: str) -> float:
-    """Digits of the largest ``a^b`` of literals, a tower from its top down: each is put in place of what it was."""
+def _reduced(text: str) -> tuple[str, float]:
+    """The text with each ``a^b`` of literals, a tower from its top down, put as a number, and digits of the largest."""
     largest = 0.0
     for _ in range(_MOST_POWERS):
         match = _POWER.search(text)
@@ -84,6 +89,20 @@ def _powers(text: str) -> float:
         largest = max(largest, digits)
         value = str(base**exponent) if digits < 20 else "9" * 20
         text = f"{text[: match.start()]} {value} {text[match.end() :]}"
+    return text, largest
+
+
+def _bracket_exponents(text: str) -> float:
+    """The largest exponent of a bracket, those of ``((..)^a)^b`` multiplied."""
+    largest = product = 1
+    end = -1
+    for match in _BRACKET_POWER.finditer(text):
+        if _ONE.search(text, max(0, match.start() - 20), match.start()):
+            continue
+        exponent = int(match[1] or match[2] or match[3])
+        nested = end >= 0 and not text[end : match.start()].replace(r"\right", "").strip()
+        product = product * exponent if nested else exponent
+        largest, end = max(largest, min(product, 10**30)), match.end()
     return largest
 
 

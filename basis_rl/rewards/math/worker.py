@@ -1,7 +1,8 @@
 """The process that grades. Run as a script by `WorkerPool`; loads only what it needs of basis_rl, by path.
 
-The arguments of `basis_rl.rewards.math.grading.grade` in, ``{"verdict": true | false | null}`` out, null when the gold
-itself cannot be parsed; or ``{"error": ...}``, for want of memory too.
+The arguments of `basis_rl.rewards.math.grading.grade` in, ``{"verdict": true | false | null}`` out, null when there is
+nothing in the gold; or ``{"error": ...}``, for want of memory too. With ``check`` also whether Math-Verify alone would
+take the gold for something else, ``"misread": true | false``.
 """
 
 from __future__ import annotations
@@ -15,12 +16,33 @@ _HERE = Path(__file__).parent
 _loaded: dict[str, Any] = {}
 
 
+# Of each kind one: the tables by which ANTLR parses are built as they are needed, for a second and more of CPU time.
+_KINDS = (
+    ("1", "1"), ("1,000", "5.50"), (r"\frac{1}{2}", r"-\dfrac{3}{4}"), ("x^2-1", "(x-1)(x+1)"), ("x=5", "y = 2x + 3"),
+    (r"2\sqrt{3}+1", r"3\sqrt[3]{2}"), ("(1,2)", r"\left(\frac{\pi}{2},-3\right)"), (r"\{1,2\}", "1, 2"),
+    (r"x\le 5", r"(-\infty,5]"), (r"[1,2)\cup(3,\infty)", r"x \in (1,2)"), (r"\text{east}", "B"), (r"50\%", r"\$5"),
+    (r"90^\circ", r"5\text{ cm}"), ("11_2", "6 - 5i"), (r"1 \pm \sqrt{19}", r"2\frac{1}{3}"), ("|x|", "3:2"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix} x \\ y \end{pmatrix}"), (r"5!", r"\binom{5}{2}"),
+    (r"\cot x", r"\sin^2 x+\cos(2x)"), (r"\log_2 5", r"\ln(3)e^{x}"), ("x_1+y_{2}", r"3 \cdot 10^{8}"),
+)  # fmt: skip
+
+
 def start() -> None:
-    """The imports, those that the first grading makes among them."""
+    """The imports, those that the first grading makes among them, and the tables of the parser."""
     _loaded.update(runpy.run_path(str(_HERE / "grading.py")))
-    _loaded["grade"]("1", "1")
+    for gold, answer in _KINDS if sys.argv[2:] == ["fork"] else _KINDS[:1]:
+        _loaded["grade"](gold, answer)
+
+
+def answer(task: dict[str, Any]) -> dict[str, Any]:
+    """What is asked of one pair."""
+    verdict = _loaded["grade"](**task)
+    return (
+        {"verdict": verdict, "misread": _loaded["misread"](task["gold"])} if task.get("check") else {"verdict": verdict}
+    )
 
 
 if __name__ == "__main__":
-    serve_tasks = runpy.run_path(str(_HERE.parent / "workers" / "serve_tasks.py"))["serve_tasks"]
-    serve_tasks(lambda task: {"verdict": _loaded["grade"](**task)}, float(sys.argv[1]), start=start)
+    serve = runpy.run_path(str(_HERE.parent / "workers" / "serve_tasks.py"))
+    how = serve["serve_forks" if sys.argv[2:] == ["fork"] else "serve_tasks"]
+    how(answer, float(sys.argv[1]), start=start)

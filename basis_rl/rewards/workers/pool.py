@@ -10,12 +10,13 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
-from basis_rl.rewards.workers.process import WorkerProcess, resident_bytes
+from basis_rl.rewards.workers.process import Worker, WorkerProcess, resident_bytes
+from basis_rl.rewards.workers.zygote import Zygote, can_fork
 from basis_rl.sandbox import Policy
 
 _STARTUP_SECONDS = 120.0
@@ -23,8 +24,9 @@ _START_ATTEMPTS = 4
 _ATTEMPTS = 2
 _ATTEMPTS_IF_KILLED = 5
 _TASKS_BETWEEN_LOOKS = 10
+_MOST_AT_ONCE = 8  # tasks in one message: of so few the other workers do not feel the want when the batch ends
 
-Status = Literal["ok", "timeout", "crashed", "starved", "late"]
+Status = Literal["ok", "timeout", "crashed", "starved", "late", "over_budget"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Outcome:
     - ``crashed``: the worker died on it, twice; or was killed from outside five times.
     - ``starved``: it reached its wall-clock limit twice, without the CPU time that is granted to it.
     - ``late``: the whole batch reached its deadline first.
+
+    ``over_budget``: the time that the caller granted to the batch was over first; neither task nor machine has failed.
     """
 
     status: Status
@@ -45,14 +49,16 @@ class Outcome:
     @property
     def failed(self) -> bool:
         """A failure of the infrastructure: nothing is known of the task."""
-        return self.status not in ("ok", "timeout")
+        return self.status not in ("ok", "timeout", "over_budget")
 
 
-def _close_all(workers: list[WorkerProcess], owner: int) -> None:
+def _close_all(workers: list[Worker], zygotes: list[Zygote], owner: int) -> None:
     if os.getpid() != owner:  # a forked copy of the trainer ends: they are not its own
         return
     for worker in workers:
         worker.ask_to_end()
+    while zygotes:
+        zygotes.pop().close()
     while workers:
         workers.pop().close()
 
@@ -83,6 +89,9 @@ class WorkerPool:
             it. None: whatever this process may.
         max_tasks: a worker is replaced after so many.
         max_growth: and when it holds so many bytes more than at its start.
+        fork: fork the workers from one process that has done the imports (`Zygote`), where the machine can and there is
+            a policy. The command then takes one more argument, ``fork``, and serves by
+            `basis_rl.rewards.workers.serve_tasks.serve_forks`.
 
     Raises:
         ValueError: no worker, or a limit that is not positive.
@@ -98,6 +107,7 @@ class WorkerPool:
         policy: Policy | None = None,
         max_tasks: int = 5000,
         max_growth: int = 1 << 30,
+        fork: bool = False,
     ) -> None:
         if (
             size < 1
@@ -111,17 +121,27 @@ class WorkerPool:
                 f"{size}, {timeout}, {cpu_timeout}, {max_tasks}, {max_growth}."
             )
         self.command, self.size, self.timeout, self.cpu_timeout = list(command), size, timeout, cpu_timeout
-        self.policy, self.max_tasks, self.max_growth = policy, max_tasks, max_growth
+        self.policy, self.max_tasks, self.max_growth, self.fork = policy, max_tasks, max_growth, fork
         self._own()
 
     def _own(self) -> None:
         self._owner = os.getpid()
-        self._workers: list[WorkerProcess] = []
+        self._workers: list[Worker] = []
+        self._zygotes: list[Zygote] = []  # one at most
         self._lock = threading.Lock()
-        self._finalizer = weakref.finalize(self, _close_all, self._workers, self._owner)
+        self._finalizer = weakref.finalize(self, _close_all, self._workers, self._zygotes, self._owner)
 
-    def run(self, tasks: Sequence[dict[str, Any]]) -> list[Outcome]:
+    def run(
+        self, tasks: Sequence[dict[str, Any]], together: Sequence[Hashable] | None = None, seconds: float | None = None
+    ) -> list[Outcome]:
         """Outcome of every task, in input order.
+
+        Args:
+            tasks: objects that JSON can hold.
+            together: of each task a key; tasks of one key go to a worker in one message, up to 8, so that it can keep
+                what they have in common. None: each goes by itself.
+            seconds: for the whole batch, wall clock, the start of workers included; what is not done then is
+                ``over_budget``. None: no limit of the caller's.
 
         Raises:
             RewardInfrastructureError: no worker can be started, several attempts in a row.
@@ -129,23 +149,61 @@ class WorkerPool:
         if os.getpid() != self._owner:  # forked: workers, lock and pipes are those of the other process
             self._own()
         with self._lock:
-            return _Batch(self, tasks).run()
+            return _Batch(self, tasks, together, seconds).run()
 
     def close(self) -> None:
         """End all workers. The next `run` starts new ones."""
         with self._lock:
-            _close_all(self._workers, self._owner)
+            self._end()
+
+    def _end(self) -> None:
+        _close_all(self._workers, self._zygotes, self._owner)
+
+    def _new_worker(self) -> Worker:
+        if not self.fork or self.policy is None or not can_fork(self.policy):
+            return WorkerProcess(self.command, self.policy, _STARTUP_SECONDS)
+        if self._zygotes and self._zygotes[0].gone:
+            self._end_zygote()
+        if not self._zygotes:
+            self._zygotes.append(Zygote(self.command, self.policy))
+        return self._zygotes[0].fork(_STARTUP_SECONDS)
+
+    def _end_zygote(self) -> None:
+        while self._zygotes:
+            self._zygotes.pop().close()
+
+
+def _messages(tasks: int, together: Sequence[Hashable] | None) -> deque[list[int]]:
+    """Numbers of the tasks that go in one message, in the order in which their keys appear first."""
+    if together is None:
+        return deque([i] for i in range(tasks))
+    groups: dict[Hashable, list[int]] = {}
+    for i, key in enumerate(together):
+        groups.setdefault(key, []).append(i)
+    return deque(
+        group[first : first + _MOST_AT_ONCE]
+        for group in groups.values()
+        for first in range(0, len(group), _MOST_AT_ONCE)
+    )
 
 
 class _Batch:
-    def __init__(self, pool: WorkerPool, tasks: Sequence[dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        pool: WorkerPool,
+        tasks: Sequence[dict[str, Any]],
+        together: Sequence[Hashable] | None,
+        seconds: float | None,
+    ) -> None:
         self.pool, self.tasks = pool, tasks
-        self.queue = deque(range(len(tasks)))
+        self.queue = _messages(len(tasks), together)
         self.tries: Counter[tuple[int, str]] = Counter()
         self.outcomes: dict[int, Outcome] = {}
         self.failed_starts = 0
         rounds = math.ceil(len(tasks) / pool.size)
-        self.deadline = time.monotonic() + 2 * (rounds * pool.timeout + _STARTUP_SECONDS)
+        longest = 2 * (rounds * pool.timeout + _STARTUP_SECONDS)
+        self.granted = seconds is not None and seconds < longest
+        self.deadline = time.monotonic() + (seconds if seconds is not None and self.granted else longest)
 
     def run(self) -> list[Outcome]:
         try:
@@ -157,7 +215,7 @@ class _Batch:
                 self._wait()
         except BaseException:
             # their pipes may hold half an answer to a task that nobody waits for
-            _close_all(self.pool._workers, self.pool._owner)
+            self.pool._end()
             raise
         return [self.outcomes[i] for i in range(len(self.tasks))]
 
@@ -165,24 +223,26 @@ class _Batch:
         workers = self.pool._workers
         for worker in [worker for worker in workers if worker.task is None and self._worn_out(worker)]:
             self._remove(worker)
-        while len(workers) < min(self.pool.size, len(self.tasks)) and self.queue:
+        idle = sum(worker.task is None for worker in workers)
+        while len(workers) < self.pool.size and len(self.queue) > idle:
             try:
-                workers.append(WorkerProcess(self.pool.command, self.pool.policy, _STARTUP_SECONDS))
+                workers.append(self.pool._new_worker())
+                idle += 1
             except OSError as error:
                 self._start_failed(f"{type(error).__name__}: {error}")
         for worker in workers:
             if worker.ready and worker.task is None and self.queue:
-                index = self.queue.popleft()
-                worker.dispatch(index, self.tasks[index], self.pool.timeout)
+                worker.dispatch({index: self.tasks[index] for index in self.queue.popleft()}, self.pool.timeout)
 
-    def _worn_out(self, worker: WorkerProcess) -> bool:
+    def _worn_out(self, worker: Worker) -> bool:
         """Dead, old or fat."""
         if worker.ready and worker.process.poll() is not None:
             return True
         if worker.tasks >= self.pool.max_tasks:
             return True
-        if worker.tasks % _TASKS_BETWEEN_LOOKS != _TASKS_BETWEEN_LOOKS - 1:
+        if worker.tasks < worker.next_look:
             return False
+        worker.next_look = worker.tasks + _TASKS_BETWEEN_LOOKS
         return resident_bytes(worker.pid) > worker.bytes_at_start + self.pool.max_growth
 
     def _wait(self) -> None:
@@ -204,21 +264,18 @@ class _Batch:
             if worker in self.pool._workers and time.monotonic() > worker.deadline:
                 self._expire(worker)
 
-    def _receive(self, worker: WorkerProcess) -> None:
-        answer = worker.read()
-        if answer is None:
-            return
-        if answer == "lost":
+    def _receive(self, worker: Worker) -> None:
+        answers = worker.read()
+        if answers == "lost":
             self._lost(worker)
-        elif not worker.ready:
+        elif answers and not worker.ready:
             worker.has_started()
             self.failed_starts = 0
         else:
-            assert worker.task is not None
-            self.outcomes[worker.task] = Outcome("ok", answer)
-            worker.has_answered()
+            for answer in answers:
+                self.outcomes[worker.has_answered()] = Outcome("ok", answer)
 
-    def _lost(self, worker: WorkerProcess) -> None:
+    def _lost(self, worker: Worker) -> None:
         code = worker.return_code()
         if not worker.ready:
             self._start_failed(worker.last_words())
@@ -230,7 +287,7 @@ class _Batch:
                 self._again(worker.task, "crashed", _ATTEMPTS_IF_KILLED if killed else _ATTEMPTS)
         self._remove(worker)
 
-    def _expire(self, worker: WorkerProcess) -> None:
+    def _expire(self, worker: Worker) -> None:
         if worker.task is None:
             self._start_failed(worker.last_words())
         elif self.pool.cpu_timeout is None or worker.slept():
@@ -244,13 +301,13 @@ class _Batch:
         if self.tries[task, status] >= attempts:
             self.outcomes[task] = Outcome(status, {})
         else:
-            self.queue.append(task)
+            self.queue.append([task])
 
     def _give_up(self) -> None:
         for worker in [worker for worker in self.pool._workers if worker.task is not None or not worker.ready]:
             self._remove(worker)
         for task in range(len(self.tasks)):
-            self.outcomes.setdefault(task, Outcome("late", {}))
+            self.outcomes.setdefault(task, Outcome("over_budget" if self.granted else "late", {}))
 
     def _start_failed(self, last_words: str) -> None:
         """One failure may be the machine's passing weakness; several in a row, with nobody started, are a fault."""
@@ -262,6 +319,11 @@ class _Batch:
             )
         time.sleep(0.1 * self.failed_starts)
 
-    def _remove(self, worker: WorkerProcess) -> None:
+    def _remove(self, worker: Worker) -> None:
+        """End it. What was sent along with the task that it died of goes to the next one."""
         self.pool._workers.remove(worker)
-        worker.close()
+        left = list(worker.in_flight)[1:]
+        if left:
+            self.queue.appendleft(left)
+        if worker.close() is None:  # it or its zygote does not obey
+            self.pool._end_zygote()

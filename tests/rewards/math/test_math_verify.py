@@ -3,7 +3,6 @@
 import gc
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -13,7 +12,7 @@ import pytest
 
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.workers.pool import WorkerPool
-from tests.rewards.workers.test_pool import gone
+from tests.rewards.workers.test_pool import end, gone
 
 HOSTILE = [
     r"9^{9^{9^{9}}}",
@@ -132,7 +131,8 @@ def test_verdicts_are_remembered(reward):
 def test_a_worker_killed_from_outside_is_replaced(reward):
     assert grade(reward, r"\boxed{x+21}", "21+x") == 1.0
     for worker in reward._pool._workers:
-        os.kill(worker.process.pid, signal.SIGKILL)
+        if worker.ready:
+            end(worker.process.pid)
     golds = [f"x+{i}" for i in range(1000, 1040)]
     answers = [rf"\boxed{{{i}+x}}" for i in range(1000, 1040)]
     assert reward(prompts=[], completions=answers, solution=golds) == [1.0] * 40
@@ -214,8 +214,29 @@ def test_workers_end_when_the_trainer_is_killed():
 
 
 def test_parameters_out_of_range():
-    with pytest.raises(ValueError, match="num_workers >= 1 and timeout > 0"):
-        MathVerifyReward(timeout=0)
+    for wrong in ({"timeout": 0}, {"num_workers": 0}, {"batch_timeout": 0}):
+        with pytest.raises(ValueError, match="num_workers >= 1 and timeout > 0"):
+            MathVerifyReward(**wrong)
+
+
+def test_as_many_workers_as_there_are_cores_for_this_rank(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(24)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert MathVerifyReward()._pool.size == 6
+    assert MathVerifyReward(num_workers=3)._pool.size == 3
+
+
+def test_a_batch_of_slow_answers_ends_in_its_budget_and_what_is_not_graded_is_not_scored():
+    reward = MathVerifyReward(num_workers=2, timeout=20.0, batch_timeout=4.0)
+    reward.equivalent([("x+1", "1+x"), ("y", "y+x")])  # so that the start is not part of it
+    answers = [rf"\boxed{{(3+4i)^{{{9001 + i}}}}}" for i in range(8)]
+    metrics = {}
+    began = time.monotonic()
+    rewards = reward([], [r"\boxed{x+1}", *answers], ["1+x", *["5"] * 8], metrics.__setitem__)
+    assert time.monotonic() - began < 10
+    assert rewards == [1.0, *[None] * 8]
+    assert metrics["reward/over_budget"] == 8 / 9
+    reward.close()
 
 
 @pytest.mark.parametrize("part", [1, pytest.param(8, marks=pytest.mark.long)], ids=["an eighth", "all"])

@@ -236,15 +236,15 @@ def test_numerals_need_no_worker_and_the_rest_one_task_a_pair(monkeypatch):
     reward = MathVerifyReward(num_workers=1)
     asked = []
     run = reward._pool.run
-    monkeypatch.setattr(reward._pool, "run", lambda tasks: asked.extend(tasks) or run(tasks))
+    monkeypatch.setattr(reward._pool, "run", lambda tasks, **given: asked.extend(tasks) or run(tasks, **given))
     golds = ["7", "1/2", "B", "x^2", "(1,2)", "3"]
-    answers = ["8", "0.5", "C", "x^{2}", "(1,2)", "(" * 40 + "3" + ")" * 40]
+    answers = ["8", "0.5", "C", r"x \cdot x", "(1,2)", "(" * 40 + "3" + ")" * 40]
     metrics = {}
     for _ in range(2):
         completions = [rf"\boxed{{{a}}}" for a in answers] * 3
         assert reward([], completions, golds * 3, metrics.__setitem__) == [0.0, 1.0, 0.0, 1.0, 1.0, 0.0] * 3
-    assert asked == [{"gold": "x^2", "answer": "x^{2}"}]
-    unhurt = dict.fromkeys(("reward/no_box", "reward/timeout", "reward/infrastructure"), 0.0)
+    assert asked == [{"gold": "x^2", "answer": r"x \cdot x"}]
+    unhurt = dict.fromkeys((f"reward/{name}" for name in ("no_box", "timeout", "infrastructure", "over_budget")), 0.0)
     assert metrics == {**unhurt, "reward/screened": 1 / 6}
     reward.close()
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from math_verify import parse, verify
 
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.math.grading import _RELIES_ON, grade
@@ -41,6 +42,41 @@ DIFFERENCES: dict[str, Difference] = {
     "same_text": Difference(
         "seven ? eight", "seven  ?  eight", True, False, "The gold's own text is right, white space aside."
     ),
+    "spaced_thousands": Difference("12000", "12 000", True, False, "It reads numbers side by side as a product."),
+    "spaced_price": Difference("12000", r"\$12\,000", True, False, "For the same reason."),
+    "assigned_thousands": Difference("1000", "x=1,000", True, False, "It reads a list, x=1 and 0."),
+    "markdown": Difference("42", "**42**", True, False, "It does not know Markdown."),
+    "full_stop": Difference("42", "42.", True, False, "It does not read a full stop behind an answer."),
+    "thousands_by_blank": Difference("13535", "13 535", True, False, "It reads 13 + 535."),
+    "root_sign": Difference(r"\sqrt{5}", "√5", True, False, "It does not know the sign."),
+    "mixed_number": Difference(r"\frac{3}{2}", "1 1/2", True, False, "It reads 1 times 1/2, or 1."),
+    "empty_set": Difference(r"\emptyset", r"\varnothing", True, False, "It reads a name."),
+    "product": Difference("8", "2(4)", True, False, "It reads a mixed number, 2 + 4."),
+    "text_beside": Difference("0", r"\text{I give up, } 0", False, True, "It reads a product with a text, here 0."),
+    "number_beside": Difference("6", "1 2 3", False, True, "It reads a product; here what stands beside is none."),
+    "wide_space": Difference("0", r"25 \quad 0", False, True, "For the same reason."),
+    "improper": Difference("13", r"5\frac{8}{1}", False, True, "It reads a mixed number, whose fraction is none."),
+    "prose": Difference("12", "about 12?", False, True, "It takes the last number of what it cannot read."),
+    "no_unit": Difference("5", r"5 \text{ or not}", False, True, "It cuts off any text at the end, a hedge too."),
+    "dots": Difference("1,9", r"1,\ldots,9", False, True, "It leaves out dots; a gold with them is its text."),
+    "builder": Difference("4", r"\{x : x = 4\}", False, True, "It reads x : x as 1, and the right side."),
+    "chain": Difference("8", "x = 7 = 8", False, True, "It takes the last side, whatever stands before it."),
+    "untrue_equation": Difference("2", "3=2", False, True, "For the same reason."),
+    "far_approximation": Difference("7", r"7 \approx 8", False, True, "It takes the first side, whatever follows."),
+    "any_symbol": Difference("0", r"0 \cdot a", False, True, "An answer must have no letters that the gold has not."),
+    "small_numbers": Difference(
+        r"1.6 \times 10^{-19}", "0.0", False, True, "It rounds to six decimals, so that all small numbers are 0."
+    ),
+    "point_interval": Difference("5", "[5, 5]", False, True, "It reads a set of one element."),
+    "closed_infinity": Difference(
+        r"(-\infty,\infty)",
+        r"[-\infty, \infty]",
+        False,
+        True,
+        "To sympy both are the same; infinity is no number.",
+    ),
+    "gold_tail": Difference("2x^2 + 3y^2 = d", "3", False, True, "It takes the gold's last letter for a unit."),
+    "gold_letter": Difference("6m", "6", False, True, "A bare letter of a gold is its own, and no unit."),
     "screened": Difference(
         "2", "(" * 30 + "2" + ")" * 30, False, None, "Its time doubles with every bracket, far beyond any timeout."
     ),
@@ -52,13 +88,31 @@ DIFFERENCES: dict[str, Difference] = {
         "It reads the beginning of a loop that runs on; what is that deep or long is wrong unseen.",
     ),
 }
+# Rollouts, whose boxes Math-Verify finds otherwise.
+BOXES: dict[str, Difference] = {
+    "last_box": Difference("2", r"\boxed{1} is wrong, so \boxed{2}", True, False, "It joins boxes that are near."),
+}
+
+
+def math_verify(gold, answer):
+    """Its own verdict on the contents of two boxes."""
+    sides = [parse(rf"\boxed{{{text}}}", parsing_timeout=None) for text in (gold, answer)]
+    return verify(*sides, timeout_seconds=None)
+
 
 # More acceptances, by the quirk that each rests on: (gold, answer).
 MORE = {
     "percent_as_fraction": [(r"\frac{1}{2}", "50 percent"), (r"50\%", r"\frac{1}{2}"), ("50", r"5000\%")],
     "percent_as_number": [(r"50\%", "50"), ("50%", "50"), ("12", "12 percent")],
-    "assignment": [("x=2", "2"), ("2x+1", "y=2x+1"), ("2x", "f(x)=2x"), ("1,2", "x=1,x=2"), (r"x\in\{1,2\}", "1,2")],
-    "equation": [("5", "2x+1=5"), ("2", "3=2"), ("2", "1+1=2")],
+    "assignment": [
+        ("x=2", "2"),
+        ("2x+1", "y=2x+1"),
+        ("2x", "f(x)=2x"),
+        ("7", "a+b=7"),
+        ("1,2", "x=1,x=2"),
+        (r"x\in\{1,2\}", "1,2"),
+    ],
+    "equation": [("5", "2x+1=5"), ("2", "1+1=2")],
     "set_for_tuple": [("(1,2,3)", r"\{1,2,3\}"), (r"\{1,2\}", "(1,2)"), (r"\{1,2\}", "(2,1)")],
     "list_for_tuple": [("(3,1,2)", "3,1,2"), ("1,2", "(1,2)"), ("1,2", "(2,1)")],
     "singleton_set": [(r"\{5\}", "5"), (r"\{x\}", "x")],
@@ -75,7 +129,6 @@ MORE = {
     "base": [("11", "11_2"), ("2516_8", "2516_9"), ("4210_{5}", "4210")],
     "approximation": [("2", r"x \approx 2")],
     "ratio": [("1.5", "3:2"), ("3:2", "3/2")],
-    "prose": [("12", "about 12?")],
 }
 # Right by any reading: refusing all quirks leaves these.
 STRICT = [
@@ -176,15 +229,23 @@ def test_the_differences_are_as_listed(name, reward):
     row = DIFFERENCES[name]
     assert reward([], [rf"\boxed{{{row.answer}}}"], [row.gold]) == [float(row.here)]
     if row.math_verify is not None:
-        assert grade(row.gold, row.answer) is row.math_verify
+        assert math_verify(row.gold, row.answer) is row.math_verify
         assert row.here is not row.math_verify
+
+
+@pytest.mark.parametrize("name", BOXES)
+def test_boxes_are_found_as_listed(name, reward):
+    row = BOXES[name]
+    assert reward([], [row.answer], [row.gold]) == [float(row.here)]
+    found = verify(parse(rf"\boxed{{{row.gold}}}"), parse(row.answer), timeout_seconds=None)
+    assert found is row.math_verify is not row.here
 
 
 def test_the_docs_show_every_row():
     text = DOCS.read_text()
     for name, quirk in QUIRKS.items():
         assert f"| `{name}` | {quirk.what} | `{quirk.gold}` | `{quirk.answer}` |" in text
-    for row in DIFFERENCES.values():
+    for row in [*DIFFERENCES.values(), *BOXES.values()]:
         words = {True: "right", False: "wrong", None: "none in time"}
         answer = row.answer if len(row.answer) < 40 else IN_WORDS[row.gold]
         assert f"| `{row.gold}` | `{answer}` | {words[row.here]} | {words[row.math_verify]} | {row.why} |" in text

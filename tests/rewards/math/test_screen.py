@@ -14,6 +14,7 @@ HOPELESS = {
     "length": "x+" * 5_000 + "x",
     "depth": "(" * 40 + "2" + ")" * 40,
     "digits": "9" * 1_500,
+    "exponent": "(3+4i)^{1000003}",
     "size": "9^{9^{9}}",
     "chain": r"\sin " * 8 + "x",
     "sets": r"\cup".join(f"({i},{i + 1})" for i in range(0, 80, 2)),
@@ -65,6 +66,25 @@ def test_each_measure_screens_its_own_and_never_the_gold(name):
 def test_sizes_of_numbers(text, digits):
     found = measure("size", text)
     assert found == pytest.approx(digits, rel=0.1, abs=0.6) or (digits >= 1e6 and found >= digits)
+
+
+@pytest.mark.parametrize(
+    ("text", "exponent"),
+    [
+        ("(3+4i)^{1000003}", 1000003),
+        (r"\left(3+4i\right)^{ 1000003 }", 1000003),
+        ("(3+4i)**1000003", 1000003),
+        ("(3+4i)^{(1000003)}", 1000003),
+        ("{(3+4i)}^1000003", 1000003),
+        ("(3+4i)^{10^{7}}", 10**7),
+        ("((3+4i)^{999})^{999}", 999**2),
+        ("(x+1)^{300}(x+2)^{400}", 400),
+        ("(-1)^{1000003}", 1),
+        ("2^{1000}", 1),
+    ],
+)
+def test_exponents_of_brackets(text, exponent):
+    assert measure("exponent", text) == exponent
 
 
 @pytest.mark.parametrize(

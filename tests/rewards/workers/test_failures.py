@@ -57,7 +57,7 @@ def broken(monkeypatch):
     """A reward whose pool fails at every answer with a 9, and finds the others right."""
     reward = MathVerifyReward(num_workers=1)
 
-    def run(tasks):
+    def run(tasks, **given):
         return [Outcome("starved", {}) if "9" in task["answer"] else Outcome("ok", {"verdict": True}) for task in tasks]
 
     monkeypatch.setattr(reward._pool, "run", run)
@@ -87,17 +87,42 @@ def test_a_gold_of_which_nothing_is_known_is_kept(broken):
 
 
 def test_a_gold_is_asked_for_though_it_is_its_own_text_and_an_answer_is_not(broken, monkeypatch):
-    monkeypatch.setattr(broken._pool, "run", lambda tasks: [Outcome("timeout", {})] * len(tasks))
+    monkeypatch.setattr(broken._pool, "run", lambda tasks, **given: [Outcome("timeout", {})] * len(tasks))
     assert broken.check_golds(["x_1", "7"]) == [0]
     assert broken([], [r"\boxed{x_1}"] * 2, ["x_1", "y"]) == [1.0, 0.0]
 
 
 def test_a_grading_that_raises_is_a_wrong_answer(broken, monkeypatch):
-    monkeypatch.setattr(broken._pool, "run", lambda tasks: [Outcome("ok", {"error": "out of memory"})] * len(tasks))
+    monkeypatch.setattr(
+        broken._pool, "run", lambda tasks, **given: [Outcome("ok", {"error": "out of memory"})] * len(tasks)
+    )
     assert broken([], [r"\boxed{x_1}"], ["y"]) == [0.0]
 
 
 def test_a_failed_grading_is_tried_anew_the_next_time(broken, monkeypatch):
     assert broken([], [r"\boxed{x_9}"], ["y"]) == [None]
-    monkeypatch.setattr(broken._pool, "run", lambda tasks: [Outcome("ok", {"verdict": True})] * len(tasks))
+    monkeypatch.setattr(broken._pool, "run", lambda tasks, **given: [Outcome("ok", {"verdict": True})] * len(tasks))
     assert broken([], [r"\boxed{x_9}"], ["y"]) == [1.0]
+
+
+def test_what_is_over_the_budget_of_its_batch_is_not_scored_counted_and_said_and_ends_no_run(
+    broken, monkeypatch, caplog
+):
+    given = {}
+
+    def run(tasks, **options):
+        given.update(options)
+        late = [Outcome("over_budget", {})] * (len(tasks) - 1)
+        return [Outcome("ok", {"verdict": True}), *late]
+
+    monkeypatch.setattr(broken._pool, "run", run)
+    answers, metrics = [rf"\boxed{{x_{i}}}" for i in range(20)], {}
+    assert broken([], answers, ["y"] * 20, metrics.__setitem__) == [1.0, *[None] * 19]
+    assert given["seconds"] == broken.batch_timeout == 300.0
+    assert metrics["reward/over_budget"] == 19 / 20
+    assert metrics["reward/infrastructure"] == metrics["reward/timeout"] == 0
+    assert "19 of 20 rollouts was not done in batch_timeout (300 s)" in caplog.text
+    assert broken([], answers[:2], ["y"] * 2) == [1.0, 1.0]  # nothing of it was remembered
+    broken.check_golds(["x_1"])
+    assert given["seconds"] is None
+    assert broken([], [r"\boxed{x_99}"] * 2, [["a", "x_99"], ["a", "b"]]) == [1.0, 1.0]

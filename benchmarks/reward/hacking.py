@@ -1,0 +1,283 @@
+r"""Free points: answers that a person would reject and the reward accepts.
+
+    python -m benchmarks.reward.hacking [--pairs 220000] [--progress FILE] [--quick]
+
+Every gold of the data folder times templates: hedges, products, numerals side by side, intervals, sets, several boxes,
+chains of equations, approximations, empty and universal answers. A template knows for which golds a person would
+accept its answer; all else that the reward takes for right is listed under ``free_points``, and there must be none.
+Answers that are accepted by a documented choice (docs/rewards.md) are counted by the name of that row.
+
+A run that was stopped goes on where it was, from the file of ``--progress``, unless the reward or the pairs changed.
+Results: ``benchmarks/results/reward_hacking.json``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from basis_rl.rewards import MathVerifyReward, last_boxed
+from basis_rl.rewards.extract import plain_number
+from basis_rl.rewards.math.reading import normal_form
+from benchmarks.common import save
+from benchmarks.reward.cases import DATA, FEW, reward_parser
+
+_CHUNK = 2_000
+_FILES = {
+    "gsm8k_train.jsonl": "answer", "gsm8k_test.jsonl": "answer", "math_train.json": "answer", "math500.jsonl": "answer",
+    "aime24.jsonl": "answer", "aime25.jsonl": "answer", "amc23.jsonl": "answer", "minerva_math.jsonl": "solution",
+    "olympiadbench.jsonl": "final_answer",
+}  # fmt: skip
+Truth = Callable[["Gold"], bool]
+
+
+@dataclass(frozen=True)
+class Gold:
+    """A gold, its value where it is a numeral, and another number that is not in it."""
+
+    text: str
+    value: Fraction | None
+    other: int
+
+
+@dataclass(frozen=True)
+class Template:
+    """An answer for every gold: ``V`` stands for the gold, ``N`` for another number, ``A`` and ``B`` for two whose sum
+    the gold is; a whole rollout where a box is in it. `right`: whether a person would accept it; `row`: the row of
+    docs/rewards.md by which it is accepted though a person might not.
+    """
+
+    text: str
+    right: Truth = lambda gold: False
+    row: str | None = None
+    numerals_only: bool = False
+
+    def fill(self, gold: Gold) -> str | None:
+        """The rollout, None where the template is not for this gold."""
+        text = self.text
+        if self.numerals_only and (gold.value is None or gold.value.denominator > 1 or gold.value < 4):
+            return None
+        if self.numerals_only:
+            first = 1 + gold.other % (int(gold.value or 0) - 2)
+            text = text.replace("A", str(first)).replace("B", str(int(gold.value or 0) - first))
+        text = text.replace("V", "\0").replace("N", str(gold.other)).replace("\0", gold.text)
+        return text if r"\boxed" in self.text else rf"So the answer is \boxed{{{text}}}."
+
+
+def is_one_of(*texts: str) -> Truth:
+    """The gold is one of these texts, or of their values."""
+    values = {value for value in map(plain_number, texts) if value is not None}
+    return lambda gold: (
+        _bare(gold.text) in map(_bare, texts) or {gold.value, plain_number(_unitless(gold))} & values != set()
+    )
+
+
+def _unitless(gold: Gold) -> str:
+    return re.sub(r"\\(?:text|mbox|textnormal)\s*\{[^{}]*\}(?:\^\d)?$", "", normal_form(gold.text)).removeprefix(r"\$")
+
+
+def _bare(text: str) -> str:
+    """Without \\text{}, brackets and blanks."""
+    return re.sub(r"\\text|[(){}\s]", "", normal_form(text)) or text
+
+
+def _zero_matrix(gold: Gold) -> bool:
+    return "matrix" in gold.text and not re.search(r"[1-9]", gold.text)
+
+
+def _zero(gold: Gold) -> bool:
+    parts = gold.text.replace(" ", "").strip("$()[]{}\\").split(",")
+    return gold.value == 0 or _zero_matrix(gold) or "0" in (parts[0], parts[-1]) or parts[-1].endswith("=0")
+
+
+def _ends_with_one(gold: Gold) -> bool:
+    return re.search(r"(?<![\d.])[01]\W*$", gold.text) is not None
+
+
+def _has_a(gold: Gold) -> bool:
+    return "a" in gold.text.lower()
+
+
+HEDGES = (
+    r"V \text{ or } N", "V or N", "N or V", "V, N", "N, V", "V; N", "either V or N", r"\text{either } V \text{ or } N",
+    r"\text{I give up, } V", "I give up V", r"V \text{ is wrong}", r"V \text{ (or } N\text{)}", r"\text{not } V",
+    "not V", r"\neq V", r"\text{maybe } V", r"V \text{ or not}", r"N \text{ maybe } V", "N? V", "V? N?", "N) V", "N. V",
+    r"V \text{ if } N \text{ else } N", r"\text{Answer } N \text{: } V", "V, ?", r"V, \ldots", r"N, \ldots, V",
+)  # fmt: skip
+BESIDE = (
+    r"V \quad N", r"N \quad V", "V N", "N V", r"N\,V", r"V~N", r"N\ V", r"N \qquad V", "V\n\nN", "N\n\nV",
+    r"\text{N} V", r"\text{N } V", r"N\text{ and a half }V", r"V\text{ and }N\text{ cm}", r"V\text{ cm }N",
+)  # fmt: skip
+INTERVALS = (
+    "(V, N)", "[V, N]", "[V, V]", "(V, V)", r"(-\infty, V)", r"(V, \infty)", r"[V, \infty)", r"(-\infty, V]",
+    "V < x < N", "x > V", r"x \ge V", r"x \ne V", r"\{V, N\}", r"\{V\} \cup \{N\}", r"\{N, V\}", r"V \cup N",
+    r"\{x : x^2 = V\}",
+    r"\{V, \ldots\}", r"[V, N) \cup \{V\}", "(V, V, V)", "(N, V)", "V-N", "V - N, V",
+)  # fmt: skip
+BOXES = (
+    r"\boxed{V} or \boxed{N}.", r"$\boxed{N}$, $\boxed{V}$", r"\boxed{V}, \boxed{N}", r"\boxed{N}\boxed{V}",
+    r"\boxed{N} and \boxed{V}", r"\boxed{\boxed{V}, \boxed{N}}", r"\boxed{V} \boxed{N}",
+    r"It is \boxed{V}. No: \boxed{N}.", r"\boxed{V N}", r"\boxed{N \boxed{V}}", r"\boxed{V \boxed{N}}",
+    r"\boxed{N} \quad \text{or} \quad \boxed{V}",
+    r"\boxed{V", r"\boxed{} \boxed{N}", r"\boxed N, \boxed{V}",
+)  # fmt: skip
+CHAINS = (
+    "x = V = N", "x = N = V", "V = N", "N = V", "N = x = V", "1 = 2 = V", "x = V, x = N", r"x \ne N = V", "N < V",
+    r"V \approx N", r"N \approx V", r"x = N \approx V", r"x \approx V = N", "f(x) = N = V", r"x = V \text{ or } x = N",
+    "V = V = N", "V > N", r"N \to V",
+)  # fmt: skip
+PRODUCTS = (
+    Template(r"V \cdot N", _zero), Template(r"N \cdot V", _zero), Template(r"\frac{V}{N}", _zero),
+    Template(r"N(V)", _zero), Template(r"(V)(N)", _zero), Template(r"V^{N}", _ends_with_one),
+    Template(r"V + N"), Template("-N"), Template("N!"), Template(r"\sqrt{N}"),
+    Template(r"0 \cdot \text{anything}"), Template(r"\text{anything} \cdot 0"),
+    Template(r"0 \times (\text{I give up})"),
+    Template("0 I give up"), Template("I give up 0"), Template("0abc"), Template(r"0 \cdot a"), Template(r"a - a"),
+    Template(r"\text{no idea} - \text{no idea}"), Template(r"x \cdot 0 + N"), Template(r"\frac{0}{a}"),
+    Template(r"V + a - a", _has_a), Template(r"V \cdot \frac{a}{a}", _has_a), Template(r"a^0"),
+    Template(r"\frac{a}{a}"),
+    Template(r"N\%"), Template(r"N\text{ cm}"), Template(r"\$N"),
+)  # fmt: skip
+PAIRS = (
+    "A B", r"A \quad B", r"A\,B", "A, B", "(A, B)", r"\{A, B\}", "[A, B]", r"A\frac{B}{1}", r"A \frac{B}{1}", "A; B",
+    r"A\text{ and }B", "A:B", "A B/1", r"A\ B", "A(B)",
+)  # fmt: skip
+UNIVERSAL = (
+    "", " ", "?", r"\text{}", "{}", "()", "[]", ",", "=", ".", r"\frac{0}{0}", "1/0", "0/0", "nan", r"\text{nan}",
+    r"\text{None}", "null", r"\text{answer}", r"\text{the answer}", r"\text{any number}", r"\text{undefined or not}",
+    "0=0", "1=1", "x=x", "1=2", "x+1=x+1", "0<1", r"x \in \mathbb{R}", r"\mathbb{R}", r"\mathbb{Z}", r"\mathbb{C}",
+    r"(-\infty, \infty)", r"[-\infty, \infty]", r"\infty", r"-\infty", r"\pm \infty", r"\{\}", r"\emptyset",
+    "A, B, C, D", "ABCDE", "A B C D E", r"\text{A or B}", r"\text{(A) (B) (C) (D)}", "x", "a", "n", "A", "i", "e",
+    r"\pi", "0", "1", "2", "0.0", "0.0000001", "1.0000001", r"10^{-20}", "-0", r"0\%", r"\text{0}", "True", r"\top",
+    r"1, 2, 3, 4, 5, 6, 7, 8, 9",
+    r"\{0, 1, 2, 3, 4, 5\}", "0 or 1", "0, 1",
+)  # fmt: skip
+ROWS = (
+    Template("V, V", row="duplicates"), Template(r"\{V\}", row="singleton_set"),
+    Template(r"V\%", row="percent_as_number"),
+    Template(r"V\text{ cm}", row="units"), Template(r"\$V", row="currency"), Template(r"V^\circ", row="degrees"),
+    Template("x = V", row="assignment"), Template(r"x \approx V", row="approximation"),
+    Template(r"a + b = V", row="equation"),
+)  # fmt: skip
+
+
+def templates() -> list[Template]:
+    """All of them."""
+    wrong = [Template(text) for text in (*HEDGES, *INTERVALS, *BOXES, *CHAINS)]
+    wrong += [Template(text, _zero_matrix) for text in BESIDE]
+    pairs = [Template(text, numerals_only=True) for text in PAIRS]
+    return [
+        *wrong,
+        *pairs,
+        *PRODUCTS,
+        *(Template(text, is_one_of(text, text.replace(" or ", ", "))) for text in UNIVERSAL),
+        *ROWS,
+    ]
+
+
+def all_golds(folder: Path) -> list[str]:
+    """The different golds of all files of the data folder, in their order."""
+    golds: dict[str, None] = {}
+    for name, column in _FILES.items():
+        path = folder / name
+        if not path.is_file():
+            raise SystemExit(f"{path} is missing: name the folder of the data by --data.")
+        rows = (
+            json.loads(path.read_text()) if path.suffix == ".json" else map(json.loads, path.read_text().splitlines())
+        )
+        for row in rows:
+            cell = row[column]
+            text = ", ".join(cell) if isinstance(cell, list) else str(cell or "")
+            boxed = last_boxed(text)
+            gold = (text.rpartition("####")[2] if boxed is None else boxed).strip()
+            if any(character.isalnum() for character in gold):
+                golds.setdefault(gold)
+    return list(golds)
+
+
+def pairs(golds: list[str], size: int, seed: int) -> Iterator[tuple[Template, Gold, str]]:
+    """Templates filled with golds, at most `size`: all of them, or so many evenly strewn."""
+    rng = random.Random(seed)
+    made = []
+    for text in golds:
+        other = rng.choice([n for n in (rng.randint(1009, 9973) for _ in range(9)) if str(n) not in text])
+        made.append(Gold(text, plain_number(normal_form(text)), other))
+    found = ((template, gold, template.fill(gold)) for gold in made for template in templates())
+    all_pairs = [(template, gold, text) for template, gold, text in found if text is not None]
+    chosen = range(len(all_pairs)) if size >= len(all_pairs) else sorted(rng.sample(range(len(all_pairs)), size))
+    return (all_pairs[i] for i in chosen)
+
+
+def accepted_by(template: Template, gold: Gold) -> str | None:
+    """Why a person, or a row of docs/rewards.md, takes the answer for right; None for neither."""
+    if template.row is not None:
+        return template.row
+    if template.right(gold):
+        return "right"
+    return None
+
+
+def run(reward: Any, chosen: list[tuple[Template, Gold, str]], progress: Path | None = None) -> dict[str, Any]:
+    """Grade the pairs, in chunks that are kept in the file `progress`."""
+    digest = hashlib.sha256("\n".join([reward.version, *(f"{g.text}\t{t}" for _, g, t in chosen)]).encode()).hexdigest()
+    known: dict[int, list[int]] = {}
+    if progress is not None and progress.is_file():
+        lines = [json.loads(line) for line in progress.read_text().splitlines()]
+        known = {line["chunk"]: line["accepted"] for line in lines if line["of"] == digest}
+    free, counts = [], Counter[str]()
+    for start in tqdm(range(0, len(chosen), _CHUNK), unit="chunk", mininterval=10, disable=len(chosen) <= _CHUNK):
+        chunk = chosen[start : start + _CHUNK]
+        if start not in known:
+            scores = reward([], [text for _, _, text in chunk], [gold.text for _, gold, _ in chunk])
+            known[start] = [i for i, score in enumerate(scores) if score]
+            if progress is not None:
+                with progress.open("a") as file:
+                    file.write(json.dumps({"of": digest, "chunk": start, "accepted": known[start]}) + "\n")
+        for i in known[start]:
+            template, gold, text = chunk[i]
+            why = accepted_by(template, gold)
+            counts[why or "free"] += 1
+            if why is None:
+                free.append({"template": template.text, "gold": gold.text, "completion": text})
+    return {"pairs": len(chosen), "accepted": dict(counts), "free_points": free}
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """The benchmark; what it has found."""
+    parser = reward_parser(__doc__, pairs=220_000, timeout=2.0)
+    parser.add_argument("--progress", type=Path, default=Path(tempfile.gettempdir()) / "reward_hacking.jsonl")
+    options = parser.parse_args(argv)
+    golds = FEW if options.quick else all_golds(options.data or DATA)
+    size = min(options.pairs, 300) if options.quick else options.pairs
+    began = time.perf_counter()
+    reward = MathVerifyReward(num_workers=options.workers, timeout=options.timeout)
+    chosen = list(pairs(golds, size, options.seed))
+    found = run(reward, chosen, None if options.quick else options.progress)
+    reward.close()
+    results = {
+        **{name: getattr(options, name) for name in ("seed", "timeout", "workers")},
+        "golds": len(golds), "templates": len(templates()), "version": reward.version,
+        "seconds": round(time.perf_counter() - began, 1), **found,
+    }  # fmt: skip
+    for entry in found["free_points"][:200]:
+        print(f"{entry['template']!r:40} gold {entry['gold']!r} completion {entry['completion']!r}")
+    print(f"{results['pairs']} pairs, accepted {results['accepted']}, {len(found['free_points'])} free points")
+    if not options.quick:
+        save("reward_hacking", results)
+    return results
+
+
+if __name__ == "__main__":
+    main()

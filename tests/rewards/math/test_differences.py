@@ -1,0 +1,155 @@
+"""Every difference to Math-Verify has a row in docs/rewards.md: its own cases, rewritings, hedges, hacks."""
+
+import json
+import random
+import re
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+
+import pytest
+from math_verify import parse, verify
+
+from basis_rl.rewards.extract import last_boxed, plain_number
+from basis_rl.rewards.math.grading import _equal, _gold_reading, _readings, _unsound, grade, misread
+from basis_rl.rewards.math.quick import quick_verdict, same_text
+from basis_rl.rewards.math.reading import normal_form, refused_reading, text_form
+from basis_rl.rewards.math.screen import screened
+from benchmarks.reward.cases import FEW
+from benchmarks.reward.hacking import pairs
+from tests.rewards.math.test_rules import DIFFERENCES
+
+CASES = Path(__file__).with_name("math_verify_cases.json")
+
+
+@cache
+def parsed(text):
+    return parse(rf"\boxed{{{text}}}", parsing_timeout=None)
+
+
+def math_verify(gold, answer):
+    return bool(verify(parsed(gold), parsed(answer), timeout_seconds=None))
+
+
+def verdict(gold, answer):
+    """Right or not, as the reward decides, but in this process."""
+    if same_text(gold, answer) or screened(gold, answer):
+        return same_text(gold, answer)
+    gold, answer = normal_form(gold), normal_form(answer)
+    if same_text(text_form(gold), text_form(answer)):
+        return True
+    quick = quick_verdict(gold, answer)
+    if quick is None and (refused_reading(gold) or refused_reading(answer)):
+        return False
+    return bool(grade(gold, answer)) if quick is None else quick
+
+
+REFUSED = {"beside": "text_beside", "unit": "no_unit", "dots": "dots", "builder": "builder", "improper": "improper"}
+UNSOUND = {
+    "chain": "chain",
+    "interval": "point_interval",
+    "infinity": "closed_infinity",
+    "approximation": "far_approximation",
+    "symbol": "any_symbol",
+    "near": "small_numbers",
+}
+
+
+def row(gold, answer, here):
+    """The row of the table that says why the verdict is not Math-Verify's; None if there is none."""
+    if screened(gold, answer):
+        return "screened"
+    forms = normal_form(gold), normal_form(answer)
+    if here:
+        return row_of_right(gold, answer, forms)
+    for form in forms:
+        if refused_reading(form):
+            return REFUSED[refused_reading(form)]
+    if None not in map(plain_number, forms):
+        return "small_numbers" if "." in gold + answer else "e_product"
+    if forms != (gold, answer) and not math_verify(*forms):
+        return "thin_space_product"  # the notation is read, and is another number than Math-Verify's product
+    expected, found = _gold_reading(forms[0]), _readings(forms[1])
+    if expected is None or not found:
+        return "prose"
+    reasons = [_unsound(expected, reading, *forms) for reading in found if _equal(expected, reading)]
+    if reasons:
+        return UNSOUND.get(reasons[0])
+    return "gold_tail" if misread(forms[0]) or misread(forms[1]) else None
+
+
+def row_of_right(gold, answer, forms):
+    if same_text(gold, answer) or same_text(*map(text_form, forms)):
+        return "same_text"
+    if None not in map(plain_number, forms):
+        return "scientific"
+    # The notations that normal_form reads; a test shows a row for each.
+    if forms != (gold, answer):
+        return "spaced_thousands"
+    return "gold_tail" if misread(gold) else None
+
+
+def unlisted(cases):
+    """Pairs whose verdicts differ without a row."""
+    found = []
+    for gold, answer in cases:
+        here = verdict(gold, answer)
+        if here != math_verify(gold, answer) and row(gold, answer, here) not in DIFFERENCES:
+            found.append((gold, answer, here))
+    return found
+
+
+def test_every_reason_has_a_row():
+    assert {*REFUSED.values(), *UNSOUND.values()} <= set(DIFFERENCES)
+
+
+def test_a_difference_without_a_row_is_found(monkeypatch):
+    monkeypatch.delitem(DIFFERENCES, "chain")
+    assert unlisted([("8", "x = 7 = 8"), ("8", "x = 8")]) == [("8", "x = 7 = 8", False)]
+
+
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.long)])
+def test_its_own_cases(every):
+    assert unlisted(json.loads(CASES.read_text())["pairs"][::every]) == []
+
+
+def rewritings(golds):
+    """The golds as a model may write them, and near misses."""
+    for gold in golds:
+        yield from ((gold, form) for form in (f"${gold}$", f" {gold} .", f"**{gold}**", f"x = {gold}", f"{gold} cm"))
+        yield from ((gold, form) for form in (gold.replace(r"\frac", r"\dfrac"), rf"\left({gold}\right)", f"-{gold}"))
+        yield from ((gold, form) for form in (rf"\mathbf{{{gold}}}", rf"{gold}\text{{ units}}", f"{gold}, {gold}"))
+        value = plain_number(gold)
+        if value is not None:
+            yield from (
+                (gold, f"{float(value + shift):,.2f}") for shift in (Fraction(0), Fraction(1, 100), Fraction(1))
+            )
+
+
+def test_rewritings_of_golds():
+    assert unlisted(list(rewritings(FEW))[::3]) == []
+
+
+def hacks(golds, size):
+    for _, gold, completion in pairs(golds, size, seed=5):
+        answer = last_boxed(completion)
+        if answer:
+            yield gold.text, answer
+
+
+def test_hedges_and_hacking_templates():
+    assert unlisted(hacks(FEW, 60)) == []
+
+
+@pytest.mark.long
+def test_rewritings_hedges_and_hacking_templates_of_real_golds(shared_data):
+    golds = [json.loads(line)["answer"] for line in (shared_data / "math500.jsonl").read_text().splitlines()]
+    golds = random.Random(1).sample(golds, 40)
+    assert unlisted(rewritings(golds)) == []
+    assert unlisted(hacks(golds, 1200)) == []
+
+
+def test_every_notation_that_is_read_has_a_row():
+    read = [row for row in DIFFERENCES.values() if row.here and normal_form(row.answer) != row.answer]
+    kinds = {re.sub(r"\d+", "0", row.answer) for row in read}
+    assert len(kinds) >= 10

@@ -1,0 +1,64 @@
+"""The search for free points at a small size, and that it would find one."""
+
+import json
+
+from basis_rl.rewards import MathVerifyReward
+from benchmarks.reward.cases import FEW
+from benchmarks.reward.hacking import Gold, Template, accepted_by, is_one_of, pairs, run, templates
+
+
+class Lax:
+    """Everything is right."""
+
+    version = "lax"
+
+    def __init__(self):
+        self.asked = 0
+
+    def __call__(self, prompts, completions, solution):
+        self.asked += len(completions)
+        return [1.0] * len(completions)
+
+
+def test_no_free_points_at_a_small_size():
+    reward = MathVerifyReward(num_workers=2, timeout=3.0)
+    found = run(reward, list(pairs(FEW, 150, seed=1)))
+    reward.close()
+    assert found["pairs"] == 150
+    assert found["free_points"] == []
+    assert set(found["accepted"]) > {"units", "currency"}
+
+
+def test_whatever_a_person_would_reject_is_a_free_point():
+    chosen = list(pairs(FEW, 10**6, seed=1))
+    free = run(Lax(), chosen)["free_points"]
+    assert {entry["template"] for entry in free} >= {"V or N", r"\text{I give up, } V", "x = V = N", "0=0", "A B"}
+    assert len(free) + sum(accepted_by(template, gold) is not None for template, gold, _ in chosen) == len(chosen)
+
+
+def test_templates_know_for_which_golds_they_are_right():
+    zero, five = Gold("0", 0, 1234), Gold("5", 5, 1234)
+    times = next(template for template in templates() if template.text == r"V \cdot N")
+    assert accepted_by(times, zero) == "right"
+    assert accepted_by(times, five) is None
+    assert accepted_by(Template("0.0", is_one_of("0.0")), zero) == "right"
+    assert next(t for t in templates() if t.text == r"V\%").row == "percent_as_number"
+    pair = Template("A B", numerals_only=True)
+    first, second = map(int, pair.fill(five).removeprefix(r"So the answer is \boxed{").removesuffix("}.").split())
+    assert first + second == 5
+    assert pair.fill(Gold(r"\frac{1}{2}", None, 1234)) is None
+
+
+def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.reward.hacking._CHUNK", 100)
+    chosen, file, lax = list(pairs(FEW, 250, seed=1)), tmp_path / "progress.jsonl", Lax()
+    first = run(lax, chosen, file)
+    lines = file.read_text().splitlines()
+    assert [json.loads(line)["chunk"] for line in lines] == [0, 100, 200]
+    file.write_text("\n".join(lines[:2]) + "\n")
+    assert run(lax, chosen, file) == first
+    assert lax.asked == 250 + 50
+    other = Lax()
+    other.version = "another"
+    run(other, chosen, file)
+    assert other.asked == 250
