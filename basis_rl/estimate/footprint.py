@@ -1,4 +1,4 @@
-"""From a model's configuration and a run's settings to the numbers that `basis_rl.estimate.memory` reckons with."""
+"""From a model's configuration and a run's settings to the numbers that `basis_rl.estimate.memory` works with."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from trl import ModelConfig, get_peft_config
 
+from basis_rl import shipped
 from basis_rl.estimate.memory import Engine, ModelSize, Setting
 from basis_rl.trainer.config import BasisConfig
 
@@ -51,7 +52,8 @@ def read_launch(path: str | None = None, world_size: int | None = None) -> Launc
     """The launch that an accelerate configuration describes, or without one the environment's.
 
     Args:
-        path: the file that would be given to ``accelerate launch --config_file``.
+        path: the file that would be given to ``accelerate launch --config_file``, or the name of one that comes with
+            basis-rl (``zero3``).
         world_size: processes, in place of the file's.
 
     Raises:
@@ -62,14 +64,13 @@ def read_launch(path: str | None = None, world_size: int | None = None) -> Launc
     else:
         from accelerate.commands.config.config_args import load_config_from_file
 
-        if not Path(path).is_file():
-            raise ValueError(f"--accelerate_config: there is no file '{path}'.")
+        path = str(shipped.accelerate_config(path))
         try:
             config = load_config_from_file(path)
             kind = getattr(config.distributed_type, "value", config.distributed_type)
             launch = _from_settings(str(kind), int(config.num_processes), config.deepspeed_config, path)
         except Exception as error:
-            raise ValueError(f"--accelerate_config: '{path}' is no accelerate configuration: {error}") from error
+            raise ValueError(f"--accelerate_config: '{path}' is not an accelerate configuration: {error}") from error
     if world_size is not None and world_size < 1:
         raise ValueError(f"--world_size must be at least 1, got {world_size}.")
     return dataclasses.replace(launch, world=world_size or max(1, launch.world))
@@ -149,14 +150,14 @@ def model_size(config: Any, model: ModelConfig, *, trust_remote_code: bool = Fal
             qk_norm=any("q_norm" in name for name in parameters),
         )
     except (AttributeError, TypeError) as error:
-        raise ValueError(f"the configuration of a '{config.model_type}' does not tell its shape ({error})") from error
+        raise ValueError(f"the configuration of a '{config.model_type}' does not say its shape ({error})") from error
     if size.layer_matrices == 0 or hasattr(text, "num_experts") or hasattr(text, "num_local_experts"):
         raise ValueError(f"the formulas are for dense decoders with gated MLPs, not for a '{config.model_type}'")
     return size
 
 
 def setting_of(args: BasisConfig, model: ModelConfig, config: Any, launch: Launch, prompt: int) -> Setting:
-    """What the memory depends on beside the model's size.
+    """What the memory depends on besides the model's size.
 
     Args:
         args: the run's.

@@ -160,7 +160,7 @@ def layer_activations(size: ModelSize, setting: Setting) -> float:
     """Bytes that one layer keeps for its backward pass, masks aside.
 
     Counted as in Korthikanti et al. 2022 (arXiv:2205.05198, Sec. 4.1), for this architecture, without dropout, with an
-    attention kernel that keeps no T x T scores (theirs is 34 h + 5 heads T a token, for GPT in 16 bits with it):
+    attention kernel that keeps no T x T scores (theirs is 34 h + 5 heads T per token, for GPT in 16 bits with it):
 
     - two RMSNorms: the input and the normalised input, the first in float32: ``2 (4 h + r h)``
     - what goes into the projections: ``2 c h``; under autocast each of the five makes a copy of its own: ``5 c h``
@@ -206,8 +206,8 @@ def head_bytes(size: ModelSize, setting: Setting) -> float:
 def backward_parts(size: ModelSize, setting: Setting) -> list[Part]:
     """What is there at the peak of a backward pass, beside the static parts: an estimate.
 
-    With checkpointing each layer keeps its input, ``r h`` a token, and one layer at a time is computed again. The fused
-    head and that layer are not there at the same time: the larger counts.
+    With checkpointing each layer keeps its input, ``r h`` per token, and one layer at a time is computed again. The
+    fused head and that layer are not there at the same time: the larger counts.
     """
     tokens = setting.rows * (setting.prompt + setting.completion)
     layer = layer_activations(size, setting)

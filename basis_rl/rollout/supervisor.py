@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from basis_rl.rollout.server import Server, ServerError, ServerOptions
+from basis_rl.rollout.server import Server, ServerError, ServerOptions, can_change, failure_reason, has_answered
 
 
 @contextmanager
@@ -15,7 +15,9 @@ def kept_alive(options: ServerOptions, restarts: int = 3, poll: float = 1.0) -> 
     """A server for the time of the context; one that ends by itself is started anew at the same address.
 
     It comes back with the model that it was started with: whoever trains against it pushes the weights again, as
-    `BasisTrainer` does. Each new one has a log of its own, beside the first. One that hangs is not noticed here.
+    `BasisTrainer` does. Each new one has a log of its own, beside the first. One that hangs is not noticed here. One
+    that ended before it answered, for a reason that cannot change (`can_change`), is not started again. Once nobody
+    will start it again, `Server.given_up` is true.
 
     Args:
         options: port and all; the port must not be 0.
@@ -42,17 +44,12 @@ def kept_alive(options: ServerOptions, restarts: int = 3, poll: float = 1.0) -> 
             started.set()
         left = restarts if not failure else 0
         while not ending.wait(poll):
-            if left > 0 and current.process is not None and current.process.poll() is not None:
-                code, left = current.process.returncode, left - 1
-                current.stop()
-                log = options.log and options.log.with_stem(f"{options.log.stem}-{restarts - left}")
-                print(f"The vLLM server ended (exit code {code}); starting it again, log in {log}.", flush=True)
-                current = Server(replace(options, log=log))
-                try:
-                    current.launch()
-                except (OSError, ServerError) as error:
-                    left = 0
-                    print(f"The vLLM server could not be started again: {error}", flush=True)
+            current.note_segments()
+            if current.process is None or current.process.poll() is None:
+                continue
+            again = _started_again(current, options, restarts - left + 1) if left else None
+            server.given_up = server.given_up or again is None
+            current, left = (current, 0) if again is None else (again, left - 1)
         current.stop()
 
     thread = threading.Thread(target=supervise, name="vllm-supervisor", daemon=True)
@@ -67,3 +64,23 @@ def kept_alive(options: ServerOptions, restarts: int = 3, poll: float = 1.0) -> 
         if not started.is_set() and server.process is not None:  # interrupted while it starts
             server.process.terminate()
         thread.join()
+
+
+def _started_again(ended: Server, options: ServerOptions, number: int) -> Server | None:
+    """The server in place of one that has ended; None if it cannot be started, or would end for the same reason."""
+    assert ended.process is not None
+    code, reason = ended.process.returncode, failure_reason(ended.options.log)
+    ended.stop()
+    said = f"The vLLM server ended (exit code {code}{f', {reason}' if reason else ''}; log: {ended.options.log})"
+    if not has_answered(ended.options.log) and not can_change(reason):
+        print(f"{said}. It is not started again, since that cannot change.", flush=True)
+        return None
+    log = options.log and options.log.with_stem(f"{options.log.stem}-{number}")
+    print(f"{said}. Starting it again, log in {log}.", flush=True)
+    again = Server(replace(options, log=log))
+    try:
+        again.launch()
+    except (OSError, ServerError) as error:
+        print(f"The vLLM server could not be started again: {error}", flush=True)
+        return None
+    return again

@@ -19,7 +19,7 @@ def write_weights(folder: Path, parameters: Iterable[tuple[str, Tensor]]) -> int
 
     Tensors come one at a time and may be freed after their turn (gathered shards), so at most 2 GiB of copies are held.
     """
-    part = folder.with_name(f".{folder.name}.part")
+    part = part_of(folder)
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     held: dict[str, Tensor] = {}
@@ -41,6 +41,11 @@ def write_weights(folder: Path, parameters: Iterable[tuple[str, Tensor]]) -> int
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
     return total
+
+
+def part_of(folder: Path) -> Path:
+    """Where the weights are while they are being written."""
+    return folder.with_name(f".{folder.name}.part")
 
 
 def default_folder(url: str) -> Path:

@@ -8,13 +8,16 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from trl import GRPOConfig
 
 from basis_rl.functional.kl import ESTIMATORS
 from basis_rl.hub.redact import redact
-from basis_rl.names import option
+from basis_rl.names import option, require_extra
 from basis_rl.objectives import AnyObjective, Objective, TrlObjective, build_objective, objective_name
 from basis_rl.trainer.builds import break_abandoned_locks
+
+CISPO_BOUND = 5.0
 
 
 class _One(int):
@@ -29,55 +32,72 @@ class BasisConfig(GRPOConfig):
     """Settings of a run: all of TRL's `GRPOConfig` (and so transformers' `TrainingArguments`), and these.
 
     ``num_generations`` may be 1 with a baseline that needs no group. What TRL reads for its own advantage
-    (``scale_rewards``, ``multi_objective_aggregation``) belongs to the baseline here and must keep its default.
+    (``scale_rewards``, ``multi_objective_aggregation``) belongs to the baseline here: beside ``grpo``, the default,
+    they name the baseline that computes the same (`basis_rl.trainer.preflight.baseline_of_settings`).
 
     Raises:
         ValueError: settings that contradict each other, from here or from TRL.
     """
 
-    num_generations: int = option(8, "Rollouts per prompt; 1 with a baseline that needs no group.")
-    kl_placement: str = option("loss", "Where the KL penalty (coefficient: beta) goes: 'loss' or 'reward'.")
+    num_generations: int = option(8, "The number of rollouts per prompt; 1 with a baseline that needs no group.")
+    kl_placement: str = option("loss", "Where the KL penalty (its coefficient is beta) goes: 'loss' or 'reward'.")
     kl_estimator: str | None = option(
-        None, "k1, k2 or k3; default k3 in the loss (TRL's), k1 in the reward. No k1 loss."
+        None,
+        "k1, k2 or k3. The default is k3 in the loss (as in TRL: with use_bias_correction_kl, which is on, its "
+        "gradient is that of k2) and k1 in the reward. There is no k1 loss.",
     )
-    difficulty_column: str | None = option(None, "Column by whose values (at most 20) the reward is logged apart.")
+    difficulty_column: str | None = option(
+        None, "A column with at most 20 different values; the reward is logged for each of them."
+    )
     log_gradient_variance: bool = option(
-        False, "Log total power, signal and variance of each step's gradient (data parallelism only)."
+        False, "Logs total power, signal and variance of each step's gradient (data parallelism only)."
     )
     vllm_weight_sync: str = option(
-        "auto", "How weights get to a vLLM server: 'nccl', 'folder' (shared memory), or by the device."
+        "auto", "How weights get to a vLLM server: 'nccl', 'folder' (shared memory), or 'auto', by the device."
     )
     vllm_sync_folder: str | None = option(
-        None, "Folder for weight_sync 'folder', seen by both sides; default: shared memory."
+        None, "The folder for vllm_weight_sync 'folder', seen by both sides. The default is in shared memory."
     )
     vllm_sync_tolerance: float | None = option(
-        None, "Largest log-probability error of vLLM after a sync; default: 1e-3 in fp32, else 1."
+        None, "The largest log-probability error of vLLM after a sync. The default is 1e-3 in float32, and else 1."
     )
-    vllm_request_timeout: float = option(1800.0, "Seconds that one request to the vLLM server may take.")
+    vllm_request_timeout: float = option(1800.0, "The seconds that one request to the vLLM server may take.")
     vllm_recovery_timeout: float = option(
-        600.0, "Seconds to wait for a vLLM server that failed, before training stops."
+        600.0, "The seconds to wait for a vLLM server that failed, before training stops."
     )
     async_prefetch: bool = option(
         False,
-        "Generate the next batch on the vLLM server while training on this one: rollouts are one batch "
+        "Generates the next batch on the vLLM server while training on this one. Rollouts are then one batch "
         "old, which their importance weights correct.",
     )
     max_tool_calling_iterations: int | None = option(
-        10, "With tools: how often a rollout's calls are answered, so turns less one."
+        10, "With tools: how often the calls of a rollout are answered, which is its number of turns less one."
     )
     filter_void_turns: bool = option(
         False, "With tools: no loss on rollouts with a turn that neither calls a tool nor boxes an answer."
     )
     max_nonfinite_steps: int = option(
-        10, "Steps in a row without a finite gradient, each skipped, after which a run ends."
+        10, "The number of steps in a row without a finite gradient, each skipped, after which a run ends."
+    )
+    max_uniform_batches: int | None = option(
+        None,
+        "The number of generation batches in a row with all rewards equal, or none, after which a run ends. The "
+        "default is a warning.",
     )
     on_invalid_gold: str = option(
         "error", "What to do with problems whose gold does not verify against itself: 'error' or 'drop'."
     )
-    hub_retries: int = option(4, "Times that a failed push to the Hub is repeated.")
-    hub_retry_wait: float = option(5.0, "Seconds before the first repetition; doubled each time, at most 300.")
+    overwrite_output_dir: bool = option(
+        False,
+        "Starts anew where an earlier run's checkpoints lie, which are moved into a folder previous-N there.",
+    )
+    allow_changed_settings: bool = option(
+        False, "Resumes although settings differ that give the order of the data or the state another meaning."
+    )
+    hub_retries: int = option(4, "How often a failed push to the Hub is repeated.")
+    hub_retry_wait: float = option(5.0, "The seconds before the first repetition; they double each time, up to 300.")
     model_license: str | None = option(
-        None, "License of the trained model (`apache-2.0`), default: the base model's card."
+        None, "The license of the trained model, such as apache-2.0. The default is that of the base model's card."
     )
 
     def __post_init__(self) -> None:
@@ -98,6 +118,10 @@ class BasisConfig(GRPOConfig):
             self.ddp_timeout: int = max(self.ddp_timeout, int(patience))
         self._check_kl()
         self._check_prefetch()
+        if self.deepspeed:
+            require_extra("deepspeed", "deepspeed")
+        if "tensorboard" in (self.report_to or ()):
+            require_extra("tensorboard", "report_to: tensorboard")
         several = int(os.environ.get("WORLD_SIZE", "1")) > 1
         if self.use_cpu and several and getattr(self, "ddp_backend", None) is None:
             self.ddp_backend = "gloo"  # transformers would ask for it; there is no other choice
@@ -109,20 +133,13 @@ class BasisConfig(GRPOConfig):
             super().__post_init__()
         finally:
             self.num_generations = generations
-        if self.scale_rewards != "group":
-            raise ValueError(
-                f"scale_rewards='{self.scale_rewards}': the scale is the baseline's choice. For the group mean without "
-                "the standard deviation take baseline='dr_grpo'."
-            )
-        if self.multi_objective_aggregation != "sum_then_normalize":
-            raise ValueError(
-                f"multi_objective_aggregation='{self.multi_objective_aggregation}' is an advantage estimator of its "
-                "own, which no baseline can be put into. Leave it out; reward_weights weigh the reward functions."
-            )
 
     def to_dict(self) -> dict[str, Any]:
         """As in transformers, and secrets within dictionaries (`model_init_kwargs`) are left out too."""
-        return {key: redact(value) if type(value) is dict else value for key, value in super().to_dict().items()}
+        return {
+            key: plain_values(redact(value)) if type(value) is dict else value
+            for key, value in super().to_dict().items()
+        }
 
     def _check_prefetch(self) -> None:
         if not self.async_prefetch:
@@ -149,6 +166,13 @@ class BasisConfig(GRPOConfig):
             )
 
 
+def plain_values(value: Any) -> Any:
+    """`value` with the names of torch's dtypes in their place, within dictionaries too, as JSON and YAML need it."""
+    if isinstance(value, dict):
+        return {key: plain_values(entry) for key, entry in value.items()}
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+
+
 def with_objective(args: BasisConfig, objective: str | AnyObjective | None) -> tuple[BasisConfig, AnyObjective]:
     """The objective as an object, and a copy of `args` that names its loss; None is the one that `args` names.
 
@@ -156,7 +180,7 @@ def with_objective(args: BasisConfig, objective: str | AnyObjective | None) -> t
         ValueError: unknown name, or `args` already names another loss.
     """
     if objective is None:
-        return args, TrlObjective(args.loss_type, args.importance_sampling_level)
+        return _with_clamp(args), TrlObjective(args.loss_type, args.importance_sampling_level)
     found = build_objective(objective)
     defaults = {f.name: f.default for f in dataclasses.fields(GRPOConfig)}
     changed = copy.copy(args)
@@ -167,4 +191,24 @@ def with_objective(args: BasisConfig, objective: str | AnyObjective | None) -> t
             means = "is no loss of TRL's" if own else f"means {name}='{value}'"
             raise ValueError(f"objective='{objective_name(found)}' {means}, but {name}='{current}' is set. Drop one.")
         setattr(changed, name, value)
-    return changed, found
+    return _with_clamp(changed), found
+
+
+def _with_clamp(args: BasisConfig) -> BasisConfig:
+    """For ``cispo`` the bound that TRL recommends where none is given: TRL falls back to `epsilon`, 0.2.
+
+    Raises:
+        ValueError: a bound that no ratio near 1 is below, so that all importance weights would be this one number.
+    """
+    if args.loss_type != "cispo":
+        return args
+    if args.epsilon_high is None:
+        args = copy.copy(args)
+        args.epsilon_high = CISPO_BOUND
+    if args.epsilon_high < 1:
+        raise ValueError(
+            f"objective='cispo' with epsilon_high={args.epsilon_high}: it bounds the ratio itself, not its distance to "
+            f"1, so every importance weight would be {args.epsilon_high}. Leave epsilon_high out ({CISPO_BOUND:g}), or "
+            "set it above 1."
+        )
+    return args

@@ -21,5 +21,18 @@ class ServerLost(RuntimeError):
     """The server did not come back in time. Raised on every rank at once."""
 
 
+class DiskFull(RuntimeError):
+    """A checkpoint or a log could not be written."""
+
+
+class RewardFailed(RuntimeError):
+    """A reward function raised, or returned what is no reward. On every rank at once."""
+
+
+class StopAsked(BaseException):
+    """A signal to stop came while a server was waited for. On every rank at once; no error, so `except Exception` lets
+    it pass."""
+
+
 class SelectionFailed(RuntimeError):
     """The prompt sampler has no prompts for a generation batch. Raised on every rank at once."""

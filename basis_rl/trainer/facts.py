@@ -24,7 +24,7 @@ from basis_rl.clusters import PromptClusters
 from basis_rl.hub.card import Artefact, License, RunFacts, is_hub_id
 from basis_rl.hub.redact import redact
 from basis_rl.samplers.registry import sampler_name
-from basis_rl.trainer.config import BasisConfig
+from basis_rl.trainer.config import BasisConfig, plain_values
 from basis_rl.trainer.ports import RecordedRun
 from basis_rl.values import ValueTable
 from basis_rl.values.provenance import model_revision, reward_identity
@@ -95,7 +95,7 @@ def run_facts(
     """The facts of a run as it stands."""
     args, state, processes = run.args, run.state, run.accelerator.num_processes
     rewards = [row["reward"] for row in state.log_history if row.get("reward") is not None]
-    ended = any("train_runtime" in row for row in state.log_history)
+    ended = any("train_runtime" in row for row in state.log_history) or 0 < state.max_steps <= state.global_step
     dataset_name = dataset_name or record.dataset_name
     on_hub = bool(record.model) and not Path(record.model).is_dir()
     extras = [*(["vllm"] if args.use_vllm else []), *(["deepspeed"] if run.is_deepspeed_enabled else [])]
@@ -155,17 +155,21 @@ def artefacts_of(baseline: Baseline) -> list[Artefact]:
     return found
 
 
-def changed_settings(args: BasisConfig) -> dict[str, Any]:
-    """The settings that differ from their defaults and can be written in YAML, without secrets."""
+def changed_settings(args: BasisConfig, *, defaults: bool = False) -> dict[str, Any]:
+    """The settings that differ from their defaults (or all, with `defaults`) and can be written in YAML, without
+    secrets."""
     changed = {}
     for entry in dataclasses.fields(args):
         value = getattr(args, entry.name, None)
         value = value.value if isinstance(value, Enum) else value
         plain = isinstance(value, (bool, int, float, str, list, dict)) and not entry.name.startswith("_")
-        if plain and value != _default(entry):
+        if plain and (defaults or value != _default(entry)):
             changed[entry.name] = int(value) if type(value) not in (bool, float) and isinstance(value, int) else value
-    shown: dict[str, Any] = redact(changed)
-    return {key: _public_path(value) if key.endswith("_dir") else value for key, value in shown.items()}
+    shown: dict[str, Any] = plain_values(redact(changed))
+    return {
+        key: _public_path(value) if key.endswith("_dir") and type(value) is str else value
+        for key, value in shown.items()
+    }
 
 
 def without_secrets(args: BasisConfig) -> BasisConfig:

@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from basis_rl.trainer.errors import NonFiniteGradients
+from basis_rl.trainer.errors import NonFiniteGradients, StopAsked
 from basis_rl.trainer.ports import Run
 
 STOP_FILE = "STOP"
 _SAME_SIGNAL = 5.0
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class StopOnSignal(TrainerCallback):
-    """SIGTERM, SIGUSR1 or a file ``STOP`` in ``output_dir``: all ranks finish the step, write a checkpoint and stop.
+    """SIGTERM, SIGUSR1, Ctrl-C or a file ``STOP`` in ``output_dir``: all ranks finish the step, save it and stop.
 
     The ranks agree at each step's end, so that none of them waits for another. A second signal, some
     seconds later, kills at once (launchers often send each one twice). The file
@@ -37,6 +37,7 @@ class StopOnSignal(TrainerCallback):
         self.trainer = trainer
         self.asked: float | None = None
         self.stopped = False
+        self._interrupts = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -52,12 +53,31 @@ class StopOnSignal(TrainerCallback):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Within it a signal raises `StopAsked` at once, and so does one that came before; in the main thread only.
+
+        For waits that may be longer than what a cluster's scheduler gives: on a server that answers or comes back.
+        """
+        if self._interrupts or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self._interrupts = True
+        try:
+            if self.asked is not None:
+                raise StopAsked
+            yield
+        finally:
+            self._interrupts = False
+
     def _ask(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.asked is not None and now - self.asked > _SAME_SIGNAL:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.asked = self.asked or now
+        if self._interrupts:
+            raise StopAsked
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

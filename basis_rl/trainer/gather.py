@@ -14,15 +14,11 @@ from basis_rl.data import problem_text, prompt_id
 from basis_rl.types import RolloutBatch
 
 
-def total_rewards(rewards_per_func: Tensor, weights: Tensor) -> Tensor:
-    """``r_i = sum_f w_f r_if`` over the functions that scored row i; NaN where none did. ``(N, F), (F,) -> (N,)``."""
-    total = (rewards_per_func * weights.to(rewards_per_func.device)).nansum(dim=1)
-    return total.masked_fill(rewards_per_func.isnan().all(dim=1), torch.nan)
-
-
 def row_prompt_id(row: Mapping[str, Any]) -> str:
-    """The row's ``prompt_id`` column, else the hash of its prompt."""
-    return str(row["prompt_id"]) if row.get("prompt_id") is not None else prompt_id(row["prompt"])
+    """The row's ``prompt_id`` column, else the hash of its prompt; without one (an environment makes it) of the row."""
+    if row.get("prompt_id") is not None:
+        return str(row["prompt_id"])
+    return prompt_id(row["prompt"] if "prompt" in row else repr(sorted(row.items())))
 
 
 def gather_batch(
@@ -37,6 +33,8 @@ def gather_batch(
     kl: Tensor | None = None,
     rollout_weights: Tensor | None = None,
     values: Tensor | None = None,
+    log_probs: Tensor | None = None,
+    reward_parts: tuple[Tensor, Tensor] | None = None,
     greedy_rewards: Tensor | None = None,
     with_texts: bool = False,
 ) -> RolloutBatch:
@@ -54,6 +52,8 @@ def gather_batch(
         kl: likewise.
         rollout_weights: likewise.
         values: likewise.
+        log_probs: likewise.
+        reward_parts: rewards of each function, ``(N, F)``, already global, and the functions' weights, ``(F,)``.
         greedy_rewards: ``(N,)``, already global, or None.
         with_texts: whether to gather the prompts' texts too.
     """
@@ -62,6 +62,7 @@ def gather_batch(
     def of_tokens(local: Tensor | None) -> Tensor | None:
         return None if local is None else _gather_tokens(accelerator, local.float()) * mask
 
+    parts, weights = (None, None) if reward_parts is None else (each.float().cpu() for each in reward_parts)
     ids: list[str] = gather_object([row_prompt_id(row) for row in inputs])
     return RolloutBatch(
         rewards=rewards.float().cpu(),
@@ -72,8 +73,11 @@ def gather_batch(
         kl=of_tokens(kl),
         rollout_weights=of_tokens(rollout_weights),
         values=of_tokens(values),
+        log_probs=of_tokens(log_probs),
+        reward_parts=parts,
+        reward_weights=weights,
         greedy_rewards=greedy_rewards,
-        prompt_texts=gather_object([problem_text(row["prompt"]) for row in inputs]) if with_texts else None,
+        prompt_texts=gather_object([problem_text(row.get("prompt", "")) for row in inputs]) if with_texts else None,
         step=step,
     )
 

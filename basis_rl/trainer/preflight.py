@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
-from basis_rl.baselines import BASELINES, Baseline, LearnedBaseline
+from basis_rl.baselines import BASELINES, Baseline, DrGrpo, Gdpo, Grpo, LearnedBaseline
 from basis_rl.data import problem_text
-from basis_rl.objectives import OBJECTIVES, AnyObjective, objective_name
+from basis_rl.objectives import OBJECTIVES, AnyObjective, for_token_advantages, objective_name
 from basis_rl.rewards.base import GoldChecker, required_columns
 from basis_rl.rollout import Sampling
 from basis_rl.samplers import SAMPLERS, PromptSampler
@@ -23,8 +27,61 @@ from basis_rl.types import RunContext
 from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provenance
 
 T = TypeVar("T")
+_logger = logging.getLogger(__name__)
 _MOST_DIFFICULTIES = 20
-_COLLECTED = frozenset({"energies", "greedy_rewards", "prompt_texts", "rollout_weights"})
+_LONGEST = 256  # prompts that are tokenized to find the longest: to tokenize all of them may take a minute
+_COLLECTED = frozenset({"energies", "greedy_rewards", "log_probs", "prompt_texts", "reward_parts", "rollout_weights"})
+
+
+def check_start(args: BasisConfig) -> None:
+    """What would end a run at its start, or make it sample one and the same rollout again and again.
+
+    Raises:
+        ValueError: a reporter that is not installed, a folder that cannot be written, a temperature of 0.
+    """
+    there = get_available_reporting_integrations()
+    reporters = [args.report_to] if isinstance(args.report_to, str) else args.report_to or []
+    missing = [name for name in reporters if name in INTEGRATION_TO_CALLBACK and name not in there]
+    if missing:
+        raise ValueError(
+            f"report_to: {', '.join(missing)} is not installed or not set up here. Install it (`pip install "
+            f"{' '.join(missing)}`), or set report_to to none{''.join(f', {name}' for name in there)}."
+        )
+    if args.temperature <= 0:
+        raise ValueError(
+            f"temperature is {args.temperature:g}: all rollouts of a prompt would be the same, and the loss divides by "
+            "it. Take 1.0, or another one above 0."
+        )
+    place = Path(str(args.output_dir)).absolute()
+    while not place.exists() and not place.is_symlink():
+        place = place.parent
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        why = "cannot be written" if place.is_dir() else "is no folder"
+        raise ValueError(f"output_dir: '{args.output_dir}' cannot be made: '{place}' {why}. Take another one.")
+
+
+def check_context(config: Any, prompt: int, args: BasisConfig) -> None:
+    """The longest prompt, of so many tokens, and a completion fit into the model's context.
+
+    Raises:
+        ValueError: they do not.
+    """
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    length = prompt + args.max_completion_length
+    if context is not None and length > context:
+        raise ValueError(
+            f"The longest prompt ({prompt} tokens) and max_completion_length ({args.max_completion_length}) are "
+            f"{length} tokens, but the model's context is {context}. Lower max_completion_length, leave the long "
+            "prompts out, or extend the context (rope_scaling)."
+        )
+
+
+def longest_prompt(dataset: Dataset, tokenizer: Any, template: Mapping[str, Any]) -> int:
+    """Tokens of the longest prompt as the model is given it, among those with the most characters."""
+    texts = [rendered_prompt(prompt, tokenizer, template) for prompt in dataset["prompt"]]
+    longest = sorted(texts, key=len)[-_LONGEST:]
+    encoded = tokenizer(longest, add_special_tokens=tokenizer.chat_template is None)["input_ids"]
+    return max(map(len, encoded))
 
 
 def check_baseline_fits(baseline: Baseline, args: BasisConfig) -> None:
@@ -58,18 +115,56 @@ def check_baseline_fits(baseline: Baseline, args: BasisConfig) -> None:
         )
 
 
-def check_pair(baseline: Baseline, objective: AnyObjective, args: BasisConfig) -> None:
-    """The objective keeps apart what the baseline tells apart.
+def baseline_of_settings(baseline: Baseline, args: BasisConfig) -> Baseline:
+    """The baseline that TRL's own settings ask for, in place of plain ``grpo``; else `baseline` itself.
+
+    ``multi_objective_aggregation="normalize_then_sum"`` is ``gdpo``, ``scale_rewards="none"`` (or False) is
+    ``dr_grpo``, and ``scale_rewards="batch"`` is ``grpo`` with ``over="batch"``.
+
+    Raises:
+        ValueError: they ask for another baseline than the one that was chosen.
+    """
+    wanted, setting = _asked_for(args)
+    if wanted is None or (type(wanted) is type(baseline) and wanted.parameters == baseline.parameters):
+        return baseline
+    name = _name_of(wanted)
+    if type(baseline) is not Grpo or baseline.parameters != Grpo().parameters:
+        raise ValueError(
+            f"{setting} is baseline '{name}', but the run has '{_name_of(baseline)}', which scales advantages in its "
+            "own way. Leave one of them out."
+        )
+    _logger.warning("%s: the baseline is '%s' %s.", setting, name, wanted.parameters or "")
+    return wanted
+
+
+def _asked_for(args: BasisConfig) -> tuple[Baseline | None, str]:
+    """The baseline that TRL's settings mean, None if they are the defaults; and which setting does."""
+    aggregation, scale = args.multi_objective_aggregation, args.scale_rewards
+    if aggregation == "normalize_then_sum":
+        return Gdpo(), f"multi_objective_aggregation='{aggregation}'"
+    if aggregation != "sum_then_normalize":
+        raise ValueError(
+            f"multi_objective_aggregation must be 'sum_then_normalize' or 'normalize_then_sum', got '{aggregation}'."
+        )
+    if scale not in ("group", "none", "batch"):
+        raise ValueError(f"scale_rewards must be 'group', 'batch' or 'none', got '{scale}'.")
+    wanted = {"group": None, "none": DrGrpo(), "batch": Grpo(over="batch")}[scale]
+    return wanted, f"scale_rewards='{scale}'"
+
+
+def check_pair(baseline: Baseline, objective: AnyObjective, args: BasisConfig) -> AnyObjective:
+    """The objective in the form that keeps apart what the baseline tells apart: ``gspo`` becomes ``gspo_token``.
 
     Raises:
         ValueError: the baseline gives an advantage to each token, and the objective averages them away.
     """
     by_kl = baseline.token_level == "with_kl"
-    if by_kl and not (args.beta != 0 and args.kl_placement == "reward"):
-        return
-    if baseline.token_level != "never":
-        because = ", with KL in the reward," if by_kl else ""
-        check_token_advantages(f"Baseline '{_name_of(baseline)}'{because}", objective, way_out=by_kl)
+    if baseline.token_level == "never" or (by_kl and not (args.beta != 0 and args.kl_placement == "reward")):
+        return objective
+    found = for_token_advantages(objective)
+    because = ", with KL in the reward," if by_kl else ""
+    check_token_advantages(f"Baseline '{_name_of(baseline)}'{because}", found, way_out=by_kl)
+    return found
 
 
 def check_token_advantages(whose: str, objective: AnyObjective, *, way_out: bool = False) -> None:
@@ -137,14 +232,22 @@ def _name_of(baseline: Baseline) -> str:
     return next((key for key, cls in BASELINES.items() if cls is type(baseline)), type(baseline).__name__)
 
 
-def check_dataset(dataset: Dataset, args: BasisConfig, reward_funcs: Sequence[Any]) -> None:
+def check_dataset(
+    dataset: Dataset, args: BasisConfig, reward_funcs: Sequence[Any], *, environments: bool = False
+) -> None:
     """Columns are there, and there is at least one generation batch.
+
+    Args:
+        dataset: of the training.
+        args: settings.
+        reward_funcs: whose columns are looked for.
+        environments: whether `environment_factory` makes the prompts: the column ``prompt`` may then be missing.
 
     Raises:
         ValueError: a column is missing, or training would take zero steps.
     """
     columns = dataset.column_names
-    if "prompt" not in columns:
+    if "prompt" not in columns and not environments:
         raise ValueError(
             f"The training dataset has no column 'prompt', only {columns}. Rename yours, or load it with "
             "basis_rl.data.load_prompts."
@@ -229,7 +332,7 @@ def check_golds(dataset: Dataset, args: BasisConfig, reward_funcs: Sequence[Any]
         shown = "\n  ".join(f"row {i}: {dataset[i]['solution'][:100]!r}" for i in rows[:5])
         raise ValueError(
             f"{len(rows)} of {len(dataset)} golds do not verify against themselves, so no answer to them could be "
-            f"right:\n  {shown}\nMend or remove them, or set on_invalid_gold: drop."
+            f"right:\n  {shown}\nFix or remove them, or set on_invalid_gold: drop."
         )
     dropped = set(rows)
     return dataset.select([i for i in range(len(dataset)) if i not in dropped])
@@ -270,8 +373,9 @@ def run_context(
     if isinstance(dataset, Dataset):
         template = with_tools(args, tools)
         for row in dataset:
-            prompts[row_prompt_id(row)] = fingerprint(rendered_prompt(row["prompt"], tokenizer, template))
-            texts[row_prompt_id(row)] = problem_text(row["prompt"])
+            prompt = row.get("prompt", "")
+            prompts[row_prompt_id(row)] = fingerprint(rendered_prompt(prompt, tokenizer, template))
+            texts[row_prompt_id(row)] = problem_text(prompt)
     provenance = run_provenance(
         config,
         tokenizer,

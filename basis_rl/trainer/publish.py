@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shlex
 from collections.abc import Iterable
@@ -11,7 +12,7 @@ from pathlib import Path
 from huggingface_hub import CommitInfo
 from transformers.trainer_utils import HubStrategy
 
-from basis_rl.hub.card import FILE_NAME, RunFacts, load_facts, model_card, save_facts
+from basis_rl.hub.card import FACTS, FILE_NAME, RunFacts, load_facts, model_card, save_facts
 from basis_rl.hub.repository import ONLY_TO_RESUME, Hub, Push, files_of_checkpoint, files_of_run, model_of_checkpoint
 from basis_rl.hub.results import read_results
 from basis_rl.report import plot_training
@@ -20,8 +21,8 @@ from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.facts import run_facts
 from basis_rl.trainer.ports import PublishedRun
 from basis_rl.trainer.preflight import on_main_process
+from basis_rl.trainer.progress import PLOT
 
-PLOT = "training.png"
 _logger = logging.getLogger(__name__)
 
 
@@ -152,6 +153,15 @@ class Publisher:
         promised = {HubStrategy.CHECKPOINT: whole[-1:], HubStrategy.ALL_CHECKPOINTS: whole}.get(args.hub_strategy, [])
         waiting = hub.in_use()
         return [path for path in promised if path.name not in hub.pushed and path not in waiting]
+
+
+def is_finished(output_dir: Path) -> bool:
+    """Whether a folder holds a run that was trained to its end, with its model saved to the last byte."""
+    record = output_dir / FACTS
+    if checkpoint.was_cut_off(output_dir) or not record.is_file():
+        return False
+    model = [*output_dir.glob("*.safetensors"), *output_dir.glob("*.bin")]
+    return bool(model) and bool(json.loads(record.read_text()).get("finished"))
 
 
 def write_readme(facts: RunFacts, folder: Path) -> None:

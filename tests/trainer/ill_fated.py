@@ -1,4 +1,7 @@
-"""Run by `test_faults.py` on two ranks: one of them gets a signal in its fourth step."""
+"""Run by `test_faults.py` and `test_claim.py` on two ranks: one of them gets a signal in its fourth step.
+
+Signal ``0``: none, and forty steps of at least a tenth of a second.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,16 @@ def main(output: str, model: str, who: int, what: str) -> None:
         def training_step(self, *args, **kwargs):
             if self.state.global_step == 3 and self.accelerator.process_index == who:
                 print(f"{what} at {time.monotonic()}", flush=True)  # a clock that all processes share
-                os.kill(os.getpid(), getattr(signal, what))
+                os.kill(os.getpid(), int(what) if what == "0" else getattr(signal, what))
+            time.sleep(0.1 if what == "0" else 0.0)
             return super().training_step(*args, **kwargs)
 
     trainer = IllFated(
         model=model,
         reward_funcs=parity_reward,
-        args=config(output, max_steps=8, steps_per_generation=3, save_strategy="steps", save_steps=100),
+        args=config(
+            output, max_steps=40 if what == "0" else 8, steps_per_generation=3, save_strategy="steps", save_steps=100
+        ),
         train_dataset=sums(),
         processing_class=tiny_tokenizer(),
         baseline="rloo",

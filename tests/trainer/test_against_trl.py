@@ -113,3 +113,30 @@ def test_weighted_and_missing_rewards_equal_trl(tmp_path, tiny_path):
     assert any(a != 0 for a in advantages_a)
     for (loss_a, _), (loss_b, _) in zip(theirs, ours, strict=True):
         torch.testing.assert_close(loss_b, loss_a, rtol=0, atol=1e-6)
+
+
+SCALES = [{"scale_rewards": "none"}, {"scale_rewards": "batch"}, {"multi_objective_aggregation": "normalize_then_sum"}]
+
+
+def length_reward(completion_ids, **kwargs):
+    return [len(ids) / 6 for ids in completion_ids]
+
+
+@pytest.mark.parametrize("settings", SCALES, ids=lambda each: next(iter(each.values())))
+def test_trls_own_scales_train_the_same(settings, tmp_path, tiny_path):
+    """A configuration of TRL's as it is, arguments by position; the baseline is the one that is equal."""
+    ours = config(tmp_path, loss_type="grpo")
+    theirs = trl_config(ours, "grpo")
+    found = []
+    for kind, args in ((RecordingTrl, theirs), (RecordingBasis, ours)):
+        for key, value in settings.items():
+            setattr(args, key, value)
+        trainer = kind(str(tiny_path), [parity_reward, length_reward], args, sums(), None)
+        if kind is RecordingBasis:
+            assert trainer.objective.loss_type == args.loss_type
+        trainer.train()
+        found.append(trainer.trace)
+    for (loss, gradients), (own_loss, own_gradients) in zip(*found, strict=True):
+        torch.testing.assert_close(own_loss, loss, rtol=1e-4, atol=1e-5)
+        for a, b in zip(own_gradients, gradients, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)

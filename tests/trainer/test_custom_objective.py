@@ -119,7 +119,7 @@ def test_recipe_python_and_a_plain_loop_train_the_same_policy(tmp_path, tiny_pat
         (
             "tests.objectives.test_objectives:ALL",
             2,
-            "no class of a baseline or prompt sampler, no objective",
+            "neither the class of a baseline or prompt sampler nor an objective",
         ),
         ("basis_rl.rewards:FormatReward", 0, "keeps the contract: name, version, golds"),
         ("tests.trainer.test_custom_objective:steady", 0, "keeps the contract: name, version, golds"),

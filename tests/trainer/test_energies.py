@@ -25,7 +25,8 @@ class Keep(BasisTrainer):
         probs = logits.softmax(-1)[:, -tokens:]
         chosen = probs.gather(-1, output["completion_ids"][..., None])[..., 0]
         local = super()._advantages(inputs, output)
-        self.kept = (self._unlearnt.newest, 1 - 2 * chosen + (probs**2).sum(-1), (probs**2).sum(-1))
+        squares = (probs**2).sum(-1)
+        self.kept = (self._unlearnt.newest, (1 - 2 * chosen + squares).cpu(), squares.cpu())
         return local
 
 

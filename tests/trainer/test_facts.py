@@ -161,7 +161,7 @@ def test_a_comparison_reads_what_the_card_is_made_of(tmp_path):
 
 def test_settings_that_are_shown_are_those_that_differ_and_no_secrets(tmp_path):
     args = config(
-        tmp_path, hub_token=TOKEN, learning_rate=1e-4, model_init_kwargs={"token": "x", "dtype": "float32"}, seed=42
+        tmp_path, hub_token=TOKEN, learning_rate=1e-4, model_init_kwargs={"token": "x", "dtype": torch.float32}, seed=42
     )
     shown = changed_settings(args)
     assert shown["learning_rate"] == 1e-4
@@ -172,7 +172,8 @@ def test_settings_that_are_shown_are_those_that_differ_and_no_secrets(tmp_path):
     assert facts(run(tmp_path), Record("a/b", "dapo", recipe="x: 1\n")).recipe == "x: 1\n"
     public = without_secrets(args)
     assert (public.hub_token, args.hub_token) == (None, TOKEN)
-    assert public.model_init_kwargs == {"dtype": "float32"}
+    assert public.model_init_kwargs == {"dtype": torch.float32}
+    assert json.loads(args.to_json_string())["model_init_kwargs"] == {"dtype": "float32"}
     assert public.learning_rate == 1e-4
 
 

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import torch
 from transformers import TrainerControl, TrainerState
 
 from basis_rl.trainer import BasisTrainer, checkpoint
-from basis_rl.trainer.errors import NonFiniteGradients, RequestRefused, RolloutError
+from basis_rl.trainer.errors import NonFiniteGradients, RequestRefused, RolloutError, StopAsked
 from basis_rl.trainer.faults import FiniteGradients, StopOnSignal
 from basis_rl.trainer.rollouts.client import Client, as_error
 from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
@@ -181,6 +182,24 @@ def test_a_second_signal_kills_at_once_but_not_the_one_that_comes_twice(monkeypa
     assert killed == [signal.SIGTERM]
 
 
+def test_a_wait_is_interrupted_and_nothing_else(monkeypatch):
+    stopping = StopOnSignal(SimpleNamespace())
+    with stopping.interrupting():
+        pass
+    stopping._ask(signal.SIGTERM, None)  # outside of a wait it is remembered
+    with pytest.raises(StopAsked), stopping.interrupting():
+        raise AssertionError("waits although it was asked to stop")
+    stopping.asked = None
+    with pytest.raises(StopAsked), stopping.interrupting(), stopping.interrupting():
+        stopping._ask(signal.SIGTERM, None)
+    assert not stopping._interrupts
+    stopping.asked = 1.0
+    elsewhere = threading.Thread(target=lambda: stopping.interrupting().__enter__())
+    elsewhere.start()
+    elsewhere.join()
+    assert not stopping._interrupts
+
+
 @pytest.mark.parametrize("others", [0.0, 1.0])
 def test_a_rank_stops_when_another_one_was_asked(others, tmp_path):
     accelerator = SimpleNamespace(
@@ -191,7 +210,7 @@ def test_a_rank_stops_when_another_one_was_asked(others, tmp_path):
     assert stopping.stopped == control.should_training_stop == control.should_save == bool(others)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_a_signal_ends_the_run_with_a_checkpoint(number, tmp_path):
     before = signal.getsignal(number)
     settings = {"save_strategy": "steps", "save_steps": 100}

@@ -8,7 +8,8 @@ import torch
 from accelerate import Accelerator
 
 from basis_rl.data import prompt_id
-from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id, total_rewards
+from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id
+from basis_rl.trainer.rewarding import total_rewards
 
 ROWS = [{"prompt": [{"role": "user", "content": f"question {i // 2}"}], "prompt_id": f"id {i // 2}"} for i in range(4)]
 MASK = torch.tensor([[1, 1, 1], [1, 0, 1], [1, 0, 0], [0, 0, 0]])
@@ -26,10 +27,16 @@ def test_an_id_is_the_rows_own_or_the_prompts_hash():
     assert row_prompt_id({"prompt_id": None, "prompt": "x"}) == row_prompt_id({"prompt": "x"}) == prompt_id("x")
 
 
+def test_without_a_prompt_the_row_itself_has_an_id():
+    rows = [{"size": 3, "seed": 1}, {"seed": 1, "size": 3}, {"size": 3, "seed": 2}]
+    ids = [row_prompt_id(row) for row in rows]
+    assert ids[0] == ids[1] != ids[2]
+
+
 @pytest.mark.parametrize("with_texts", [False, True])
 def test_a_batch_has_all_that_was_given_and_nothing_outside_the_mask(with_texts):
     numbers = 1.0 + torch.arange(12.0).reshape(4, 3)
-    fields = {name: numbers + k for k, name in enumerate(("energies", "kl", "rollout_weights", "values"))}
+    fields = {name: numbers + k for k, name in enumerate(("energies", "kl", "rollout_weights", "values", "log_probs"))}
     batch = gather_batch(
         Accelerator(cpu=True),
         rewards=torch.tensor([1.0, math.nan, 0.0, 1.0], dtype=torch.float64),
@@ -37,6 +44,7 @@ def test_a_batch_has_all_that_was_given_and_nothing_outside_the_mask(with_texts)
         action_mask=MASK,
         num_generations=2,
         step=5,
+        reward_parts=(torch.arange(8.0).reshape(4, 2).double(), torch.tensor([1.0, 2.0])),
         greedy_rewards=torch.tensor([0.5, 0.5, 1.0, 1.0]),
         with_texts=with_texts,
         **fields,
@@ -48,6 +56,8 @@ def test_a_batch_has_all_that_was_given_and_nothing_outside_the_mask(with_texts)
     assert torch.equal(batch.action_mask, MASK.bool())
     for name, values in fields.items():
         assert torch.equal(getattr(batch, name), values * MASK), name
+    assert batch.reward_parts.tolist() == torch.arange(8.0).reshape(4, 2).tolist()
+    assert batch.reward_weights.tolist() == [1.0, 2.0]
     assert batch.greedy_rewards.tolist() == [0.5, 0.5, 1.0, 1.0]
     assert batch.step == 5
 

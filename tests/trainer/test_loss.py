@@ -417,3 +417,16 @@ def test_kl_in_the_reward_is_k1_against_the_reference(accumulation, peft_config,
         assert baseline.batches[0].kl.abs().max() < 1e-5
     assert baseline.batches[1].kl.abs().max() > 1e-3
     assert any("kl" in row for row in trainer.state.log_history)
+
+
+@pytest.mark.parametrize("objective", ["grpo", "dapo", "gpg"])
+def test_the_default_kl_in_the_loss_has_k2s_gradient(objective):
+    """TRL multiplies k3 by the ratio (use_bias_correction_kl, on); the papers' k3 needs it off."""
+    inputs = micro_batch(tools=True)
+    inputs.pop("old_per_token_logps")  # of the first update, where the ratio is 1
+
+    def gradient(**settings):
+        return FakeRun(OBJECTIVES[objective], beta=0.3, **settings).loss(inputs)[1]
+
+    torch.testing.assert_close(gradient(), gradient(kl_estimator="k2"))
+    assert not torch.allclose(gradient(use_bias_correction_kl=False), gradient(kl_estimator="k2"), rtol=1e-3)

@@ -5,7 +5,9 @@ import pytest
 from basis_rl.baselines import Rloo, build_baseline
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.trainer import BasisConfig, BasisTrainer
+from basis_rl.trainer.config import with_objective
 from basis_rl.trainer.preflight import (
+    baseline_of_settings,
     check_baseline_fits,
     check_dataset,
     check_single_turns,
@@ -136,8 +138,6 @@ def test_another_chat_template_is_noticed(tmp_path, tiny_path):
     [
         ({"num_generations": 0}, "num_generations must be at least 1"),
         ({"num_generations": 3}, "must be divisible by num_generations"),
-        ({"scale_rewards": "none"}, "take baseline='dr_grpo'"),
-        ({"multi_objective_aggregation": "normalize_then_sum"}, "advantage estimator of its own"),
         ({"on_invalid_gold": "ignore"}, "'error' or 'drop'"),
         ({"kl_placement": "prior"}, "kl_placement must be 'loss' or 'reward'"),
         ({"kl_estimator": "k4"}, "kl_estimator must be one of k1, k2, k3"),
@@ -236,3 +236,47 @@ def test_the_callers_settings_are_not_changed(tmp_path):
     assert trainer.loss_type == "grpo"
     assert trainer.importance_sampling_level == "sequence"
     assert args.loss_type == "dapo"
+
+
+TRLS = [
+    ({"scale_rewards": False}, "dr_grpo", {}),
+    ({"scale_rewards": "none"}, "dr_grpo", {}),
+    ({"scale_rewards": "batch"}, "grpo", {"over": "batch"}),
+    ({"scale_rewards": True}, "grpo", {}),
+    ({"multi_objective_aggregation": "normalize_then_sum"}, "gdpo", {}),
+]
+
+
+@pytest.mark.parametrize(("settings", "name", "params"), TRLS)
+def test_trls_own_settings_name_the_baseline_that_is_equal(settings, name, params, tmp_path):
+    args = config(tmp_path, **settings)
+    wanted = build_baseline(name, **params)
+    for given in (build_baseline("grpo"), wanted):
+        found = baseline_of_settings(given, args)
+        assert (type(found), found.parameters) == (type(wanted), wanted.parameters)
+
+
+@pytest.mark.parametrize("settings", [{"scale_rewards": "none"}, {"multi_objective_aggregation": "normalize_then_sum"}])
+def test_trls_own_settings_do_not_go_with_another_baseline(settings, tmp_path):
+    for baseline in (build_baseline("rloo"), build_baseline("grpo", eps=1.0)):
+        with pytest.raises(ValueError, match="Leave one of them out"):
+            baseline_of_settings(baseline, config(tmp_path, **settings))
+    with pytest.raises(ValueError, match="scale_rewards must be"):
+        baseline_of_settings(build_baseline("grpo"), config(tmp_path, scale_rewards="prompt"))
+
+
+def test_cispo_has_a_bound_above_1(tmp_path):
+    for args, objective in ((config(tmp_path), "cispo"), (config(tmp_path, loss_type="cispo"), None)):
+        assert with_objective(args, objective)[0].epsilon_high == 5.0
+        assert args.epsilon_high is None
+    assert with_objective(config(tmp_path, epsilon_high=3.0), "cispo")[0].epsilon_high == 3.0
+    with pytest.raises(ValueError, match=r"every importance weight would be 0\.2"):
+        with_objective(config(tmp_path, epsilon_high=0.2), "cispo")
+    assert with_objective(config(tmp_path), "grpo")[0].epsilon_high is None
+
+
+def test_an_environment_may_make_the_prompts(tmp_path):
+    rows = sums().remove_columns(["prompt"])
+    check_dataset(rows, config(tmp_path), [], environments=True)
+    with pytest.raises(ValueError, match="no column 'prompt'"):
+        check_dataset(rows, config(tmp_path), [])

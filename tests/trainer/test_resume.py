@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from basis_rl.baselines import Ppo
+from basis_rl.baselines import Ppo, build_baseline
 from basis_rl.trainer import BasisTrainer, checkpoint
 from tests.support.tiny import config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
 from tests.trainer.test_state import RunningMean
@@ -29,8 +29,8 @@ class Noted(BasisTrainer):
         return super()._advantages(inputs, output)
 
 
-def run(folder, baseline, resume=None, dataset=None, **settings):
-    tokenizer = tiny_tokenizer()
+def run(folder, baseline, resume=None, dataset=None, prompt_sampler="uniform", tokenizer=tiny_tokenizer, **settings):
+    tokenizer = tokenizer()
     trainer = Noted(
         model=tiny_model(tokenizer),
         reward_funcs=parity_reward,
@@ -38,6 +38,7 @@ def run(folder, baseline, resume=None, dataset=None, **settings):
         train_dataset=sums() if dataset is None else dataset,
         processing_class=tokenizer,
         baseline=baseline,
+        prompt_sampler=prompt_sampler,
     )
     trainer.train(resume_from_checkpoint=resume)
     return trainer
@@ -159,9 +160,7 @@ def test_what_was_cut_off_is_passed_over_and_removed(tmp_path):
     checkpoint.begin(cut)  # as a kill while it is written would leave it
     (cut / "optimizer.pt").unlink()
     assert checkpoint.newest(tmp_path) == tmp_path / "checkpoint-4"
-    with pytest.raises(
-        ValueError, match=r"checkpoint-7' was cut off .* newest complete one beside it is .*checkpoint-4"
-    ):
+    with pytest.raises(ValueError, match=r"checkpoint-7' was cut off .* newest whole one beside it is .*checkpoint-4"):
         run(tmp_path, RunningMean(), resume=str(cut))
     (tmp_path / "checkpoint-8").mkdir()  # killed right after the folder was made
     again = run(tmp_path, RunningMean(), resume=True, max_steps=10, save_steps=2)
@@ -210,6 +209,7 @@ def test_rollouts_of_other_ranks_are_refused(whole, tmp_path):
     path = tmp_path / "checkpoint-3" / "phase_0.pt"
     content = torch.load(path)
     torch.save({**content, "place": {**content["place"], "ranks": 2}}, path)
+    checkpoint.finish(path.parent)
     with pytest.raises(ValueError, match=r"in the middle of a generation batch, with \{'ranks': 2\}"):
         run(tmp_path, RunningMean(), resume=str(tmp_path / "checkpoint-3"))
 
@@ -219,6 +219,7 @@ def test_a_checkpoint_of_trls_own_trainer_is_accepted(whole, tmp_path):
     start = tmp_path / "checkpoint-4"
     shutil.copytree(folder / "checkpoint-4", start)
     (start / "phase_0.pt").unlink()
+    (start / "manifest.json").unlink()
     state = json.loads((start / "trainer_state.json").read_text())
     assert state["global_step"] == 4
     assert run(tmp_path, RunningMean(), resume=str(start), max_steps=6).state.global_step == 6
@@ -231,4 +232,129 @@ def test_batches_of_another_shape_start_at_the_end_of_a_generation_batch_only(wh
     assert again.order.keys() == {2}
     assert again._step == 2 * 6 + 6  # two batches are done, now of six micro-batches each
     with pytest.raises(ValueError, match=r"in the middle of a generation batch, with .*'generate_every': 4"):
-        run(tmp_path, RunningMean(), resume=str(folder / "checkpoint-7"), num_iterations=3)
+        run(tmp_path / "other", RunningMean(), resume=str(folder / "checkpoint-7"), num_iterations=3)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing after it runs."""
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("max_steps", [6, 4])
+def test_a_finished_run_that_is_resumed_trains_nothing(max_steps, tmp_path):
+    """Twice, at its own end and at one that was lowered; weights, log and folder stay as they are."""
+    expected = run(tmp_path, RunningMean(), max_steps=6, save_steps=3)
+    expected.save_model(str(tmp_path))
+    before = contents(tmp_path)
+    for _ in range(2):
+        again = run(tmp_path, RunningMean(), resume="auto", max_steps=max_steps, save_steps=3)
+        assert again.was_finished
+        assert again.state.global_step == 6
+        assert again.order == {}
+        again.save_model(str(tmp_path))
+        after = contents(tmp_path)
+        assert after.keys() == before.keys()
+        changed = {str(name) for name in before if before[name] != after[name]}
+        assert changed <= {".claim", "training_args.bin"}, changed  # the latter names max_steps
+    longer = run(tmp_path, RunningMean(), resume="auto", max_steps=8, save_steps=3)
+    assert not longer.was_finished
+    assert longer.state.global_step == 8
+
+
+def test_a_final_save_that_was_cut_off_is_marked_until_it_is_done_again(tmp_path, monkeypatch):
+    trained = run(tmp_path, RunningMean(), max_steps=2)
+
+    def killed(*args, **kwargs):
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(BasisTrainer, "_save", killed)
+        with pytest.raises(Killed):
+            trained.save_model(str(tmp_path))
+    assert checkpoint.was_cut_off(tmp_path)
+    trained.save_model(str(tmp_path))
+    assert not checkpoint.was_cut_off(tmp_path)
+
+
+def test_a_start_from_the_beginning_leaves_an_earlier_run_alone(tmp_path):
+    """Its checkpoints have higher numbers: rotation would delete the new ones, and auto continue the old run."""
+    run(tmp_path, RunningMean(), max_steps=6, save_steps=3)
+    with pytest.raises(ValueError, match="of an earlier run"):
+        run(tmp_path, RunningMean(), max_steps=2, save_steps=1)
+    new = run(tmp_path, RunningMean(), max_steps=2, save_steps=1, save_total_limit=1, overwrite_output_dir=True)
+    assert new.state.global_step == 2
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-2"]
+    assert {path.name for path in (tmp_path / "previous-1").iterdir()} >= {"checkpoint-3", "checkpoint-6"}
+    assert run(tmp_path, RunningMean(), resume="auto", max_steps=2).was_finished
+    back = run(tmp_path / "previous-1", RunningMean(), str(tmp_path / "previous-1" / "checkpoint-3"), max_steps=4)
+    assert back.state.global_step == 4
+    assert checkpoint.newest(tmp_path / "previous-1").name == "checkpoint-4"
+
+
+def test_a_run_whose_newest_checkpoint_is_damaged_continues_before_it(tmp_path):
+    expected = run(tmp_path, RunningMean(), max_steps=6, save_steps=2)
+    (tmp_path / "checkpoint-6" / "optimizer.pt").unlink()
+    again = run(tmp_path, RunningMean(), resume="auto", max_steps=6, save_steps=2, save_total_limit=1)
+    assert again.order.keys() == {1}
+    assert_same_end(expected, again)
+    assert (tmp_path / "previous-1" / "checkpoint-6").is_dir()
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-6"]
+
+
+@pytest.fixture(scope="module")
+def with_history(tmp_path_factory):
+    """A short run of a baseline with parameters and a state."""
+    folder = tmp_path_factory.mktemp("history")
+    return folder, run(folder, named_baseline("bv_blend", sums()), max_steps=4, save_steps=4)
+
+
+def blend(**params):
+    clusters = {name: i % 3 for i, name in enumerate(sums()["prompt_id"])}
+    return build_baseline("bv_blend", **{"clusters": clusters, **params})
+
+
+def other_template():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = tokenizer.chat_template.replace("{%", "Answer.{%", 1)
+    return tokenizer
+
+
+CHANGED = {
+    "seed": ({"seed": 4}, "seed: 3, now 4"),
+    "batch": ({"per_device_train_batch_size": 4}, "generation_batch_size: 16, now 8"),
+    "group": ({"num_generations": 2}, "num_generations: 4, now 2"),
+    "order": ({"shuffle_dataset": False}, "shuffle_dataset: true, now false"),
+    "parameter": ({"baseline": {"decay": 0.5}}, "baseline.decay: 0.9, now 0.5"),
+    "clusters": ({"baseline": {"clusters": dict.fromkeys(sums()["prompt_id"], 0)}}, "baseline.clusters: "),
+    "sampler": ({"prompt_sampler": "variance"}, 'prompt_sampler: "uniform", now "variance"'),
+    "template": ({"tokenizer": other_template}, "prompts as the model is given them: "),
+}
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_what_changes_the_order_of_the_data_or_the_state_is_refused(case, with_history, tmp_path):
+    changes, message = CHANGED[case]
+    params = changes.get("baseline", {})
+    changes = {key: value for key, value in changes.items() if key != "baseline"}
+    start = str(with_history[0] / "checkpoint-4")
+    with pytest.raises(ValueError, match=re.escape(message)) as refused:
+        run(tmp_path, blend(**params), start, max_steps=6, save_strategy="no", **changes)
+    assert "allow_changed_settings" in str(refused.value)
+
+
+def test_other_settings_are_told_and_those_may_be_allowed(with_history, tmp_path, capsys):
+    start = str(with_history[0] / "checkpoint-4")
+    settings = {"max_steps": 5, "save_strategy": "no", "learning_rate": 2e-2}
+    run(tmp_path, named_baseline("bv_blend", sums()), start, **settings)
+    said = re.findall("Resumed with another setting: (.*)", capsys.readouterr().out)
+    assert said == [
+        "learning_rate: 0.01, now 0.02.",
+        "max_steps: 4, now 5.",
+        "save_steps: 4, now 1.",
+        'save_strategy: "steps", now "no".',
+    ]
+    run(tmp_path, blend(decay=0.5), start, allow_changed_settings=True, **settings)
+    assert "Resumed with another setting: baseline.decay: 0.9, now 0.5." in capsys.readouterr().out

@@ -126,6 +126,16 @@ def test_hidden_states_pass_where_they_are_listened_to():
     assert "backbone_outputs.last_hidden_state" in text
 
 
+def test_the_end_is_looked_for_only_after_a_step():
+    """A resume at `max_steps` would take one more; an epoch that is passed over leaves the loop by `control`."""
+    loop, epoch = source(GRPOTrainer._inner_training_loop), source(GRPOTrainer._run_epoch)
+    assert loop.index("self._run_epoch(") < loop.index("if self.control.should_training_stop")
+    assert "max_steps" not in epoch.replace("self.state.max_steps}) higher", "")
+    assert "self._load_optimizer_and_scheduler" in source(GRPOTrainer._prepare_for_training)
+    order = ["self._init_training_state(", "self._prepare_for_training(", ".on_train_begin("]
+    assert [loop.index(call) for call in order] == sorted(loop.index(call) for call in order)
+
+
 def test_models_are_loaded_whole_without_this_reference():
     from transformers.integrations import deepspeed
 

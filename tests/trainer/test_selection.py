@@ -232,7 +232,9 @@ class Never(Variance):
     ("sampler", "settings", "said"),
     [
         ("varianse", {}, "Did you mean 'variance'"),
-        (Variance, {}, "prompt_sampler must be a name .* got Variance"),
+        (Variance, {}, "Variance is a class: give .* or its name 'variance'"),
+        (Twice, {}, "Twice is a class"),
+        (3, {}, "prompt_sampler must be a name .* got int"),
         (Twice(), {}, "did not draw 4 different prompts"),
         (Never(), {}, "0 prompts have a positive weight, and a batch takes 4"),
         ("dynamic", {"num_generations": 1}, "num_generations to 2 or more"),

@@ -139,12 +139,15 @@ def test_resuming_with_another_baseline_is_refused(tmp_path):
     run(tmp_path, RunningMean(), max_steps=2, save_strategy="steps", save_steps=2)
     other = Rloo()
     other.log = []
+    resume = {"max_steps": 4, "resume": str(tmp_path / "checkpoint-2")}
+    with pytest.raises(ValueError, match='baseline: "RunningMean", now "rloo"'):
+        run(tmp_path, other, **resume)
     with pytest.raises(ValueError, match="saved with the baseline RunningMean, this run has Rloo"):
-        run(tmp_path, other, max_steps=4, resume=str(tmp_path / "checkpoint-2"))
+        run(tmp_path, other, **resume, allow_changed_settings=True)
 
 
 def test_a_checkpoint_without_the_state_is_refused(tmp_path):
     run(tmp_path, RunningMean(), max_steps=2, save_strategy="steps", save_steps=2)
     (tmp_path / "checkpoint-2" / FILE_NAME).unlink()
-    with pytest.raises(ValueError, match="has no baseline_state"):
+    with pytest.raises(ValueError, match=r"baseline_state\.pt is missing"):
         run(tmp_path, RunningMean(), max_steps=4, resume=str(tmp_path / "checkpoint-2"))

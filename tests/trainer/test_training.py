@@ -11,6 +11,7 @@ from basis_rl.clusters import PromptClusters
 from basis_rl.data import problem_text
 from basis_rl.objectives import OBJECTIVES
 from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer.preflight import check_pair
 from basis_rl.types import Advantages
 from tests.support.tiny import Tokenwise, config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
 
@@ -39,7 +40,7 @@ def first_log(trainer):
 # Rows and columns of the table of pairs: every baseline, and every objective with advantages of rollouts and of tokens.
 PAIRS = [(name, "grpo") for name in BASELINES]
 PAIRS += [(name, objective) for objective in OBJECTIVES for name in ("rloo", "otb")]
-PAIRS = [(name, each) for name, each in PAIRS if OBJECTIVES[each].token_advantages or name != "otb"]
+PAIRS = [(name, each) for name, each in PAIRS if each != "luspo" or name != "otb"]
 
 
 @pytest.mark.parametrize(("name", "objective"), dict.fromkeys(PAIRS))
@@ -47,7 +48,7 @@ def test_every_baseline_and_every_objective_trains(name, objective, tmp_path):
     baseline = named(name)
     # BV-Blend learns its clusters from a first batch: at one rollout per prompt it is silent until then.
     steps = 4 if name == "bv_blend" else 2
-    group = max(1, baseline.min_group_size)
+    group = 1 << (baseline.min_group_size - 1).bit_length()  # divides the batch
     trainer = trainer_for(tmp_path, baseline, objective=objective, num_generations=group, max_steps=steps)
     before = [p.detach().clone() for p in trainer.model.parameters()]
     trainer.train()
@@ -65,24 +66,31 @@ def test_every_baseline_and_every_objective_trains(name, objective, tmp_path):
 KL = {"beta": 0.1, "kl_placement": "reward"}
 
 
-@pytest.mark.parametrize("objective", [name for name, each in OBJECTIVES.items() if not each.token_advantages])
+@pytest.mark.parametrize("objective", ["luspo"])
 @pytest.mark.parametrize(
     ("name", "settings"),
     [("otb", {}), ("isolated_energy", {}), ("ppo", {}), ("reinforce_pp", KL), ("reinforce_pp_baseline", KL)],
 )
 def test_advantages_of_tokens_are_refused_where_they_would_be_averaged_away(name, settings, objective, tmp_path):
     message = f"'{name}'.* gives an advantage to each token, and objective '{objective}' would average them away"
-    way_out = "Take one of grpo, dr_grpo, .*or a baseline with one advantage a rollout" + (
+    way_out = "Take one of grpo, gspo_token, dr_grpo, .*or a baseline with one advantage a rollout" + (
         ", or kl_placement loss" if settings else r"\."
     )
     with pytest.raises(ValueError, match=f"(?s){message}.*{way_out}"):
         trainer_for(tmp_path, named(name), objective=objective, **settings)
 
 
-def test_loss_type_and_level_are_refused_like_the_objective_of_that_name(tmp_path):
-    settings = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
-    with pytest.raises(ValueError, match="'otb' gives an advantage to each token, and objective 'gspo'"):
-        trainer_for(tmp_path, named("otb"), **settings)
+def test_gspo_takes_advantages_of_tokens_in_its_token_form(tmp_path):
+    by_level = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
+    for settings, baseline, expected in (
+        ({"objective": "gspo"}, "otb", "gspo_token"),
+        (by_level, "otb", "gspo_token"),
+        ({"objective": "gspo"}, "rloo", "gspo"),
+    ):
+        assert trainer_for(tmp_path, named(baseline), **settings).objective == OBJECTIVES[expected]
+    with_kl = check_pair(named("reinforce_pp"), OBJECTIVES["gspo"], config(tmp_path, **KL))
+    without = check_pair(named("reinforce_pp"), OBJECTIVES["gspo"], config(tmp_path))
+    assert (with_kl, without) == (OBJECTIVES["gspo_token"], OBJECTIVES["gspo"])
 
 
 @pytest.mark.parametrize("name", [name for name in BASELINES if named_baseline(name, sums()).reads_kl])

@@ -8,8 +8,9 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from torch import Tensor
 from trl.generation.vllm_client import VLLMClient
 
 from basis_rl.rollout.weights import default_folder, write_weights
-from basis_rl.trainer.errors import RequestRefused, RolloutError
+from basis_rl.trainer.errors import RequestRefused, RolloutError, StopAsked
 
 _AT_A_TIME = 256
 _logger = logging.getLogger(__name__)
@@ -103,24 +104,32 @@ class Ahead:
 
 
 class _Session(requests.Session):
-    """Every request has a timeout; nothing is tried again here, since what a failed request did is not known."""
+    """Every request has a timeout; nothing is tried again here, since what a failed request did is not known.
+
+    Attributes:
+        interrupting: a context within which a signal to stop ends the wait for an answer.
+    """
 
     def __init__(self, timeout: float) -> None:
         super().__init__()
         self.timeout = (10.0, timeout)
+        self.interrupting: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def request(self, *args: Any, **kwargs: Any) -> requests.Response:
         kwargs.setdefault("timeout", self.timeout)
-        return super().request(*args, **kwargs)
+        with self.interrupting():
+            return super().request(*args, **kwargs)
 
 
 class Client(VLLMClient):
     """TRL's client with timeouts, and with weights through a folder where NCCL is not to be had."""
 
+    interrupting: Callable[[], AbstractContextManager[None]] = nullcontext
+
     def __init__(self, settings: SyncSettings, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.session.close()
-        self.session: requests.Session = _Session(settings.request_timeout)
+        self.session: _Session = _Session(settings.request_timeout)
         self.settings = settings
         self.folder = settings.folder or default_folder(self.base_url)
         self.version = 0
@@ -142,6 +151,10 @@ class Client(VLLMClient):
                 )
             time.sleep(retry_interval)
 
+    def hear(self, interrupting: Callable[[], AbstractContextManager[None]]) -> None:
+        """Let a signal to stop end each wait for an answer: `interrupting` is a context within which it raises."""
+        self.interrupting = self.session.interrupting = interrupting
+
     def init_communicator(self, device: Any = 0) -> None:
         if self.settings.transfer == "nccl":
             super().init_communicator(device)
@@ -153,7 +166,11 @@ class Client(VLLMClient):
         if self._identity() != self.workers:  # to an earlier one's, NCCL would send without an end
             raise RolloutError("the vLLM server has been started anew")
         if self.settings.transfer == "nccl":
-            super().update_named_params(metadata, named_params)
+            self.session.interrupting = nullcontext
+            try:  # a server that is left alone in a collective never comes out of it
+                super().update_named_params(metadata, named_params)
+            finally:
+                self.session.interrupting = self.interrupting
             return
         self.version += 1
         try:
@@ -211,6 +228,7 @@ class Client(VLLMClient):
         """The same server for another thread: a session is not shared between threads."""
         other = copy.copy(self)
         other.session = _Session(self.settings.request_timeout)
+        other.session.interrupting = self.interrupting
         return other
 
     def prompt_log_probs(self, token_ids: list[int]) -> Tensor:
@@ -220,10 +238,10 @@ class Client(VLLMClient):
         return torch.tensor([rows[i][str(token_ids[i])]["logprob"] for i in range(1, len(token_ids))])
 
 
-def as_error(error: Exception) -> RequestRefused | RolloutError:
+def as_error(error: Exception | StopAsked) -> RequestRefused | RolloutError | StopAsked:
     """What is raised on every rank for an error of the main one: HTTP 4xx is the request's fault, unless the server was
     slow (408) or busy (429)."""
-    if isinstance(error, RequestRefused | RolloutError):
+    if isinstance(error, RequestRefused | RolloutError | StopAsked):
         return error
     message = describe(error)
     if re.search(r"Request failed: 4(?!08|29)\d\d", message):

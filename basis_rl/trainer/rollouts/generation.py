@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.utils import add_fused_lm_head
 
 from basis_rl.trainer.config import BasisConfig
-from basis_rl.trainer.errors import RequestRefused, RolloutError, ServerLost, SyncError
+from basis_rl.trainer.errors import RequestRefused, RolloutError, ServerLost, StopAsked, SyncError
 from basis_rl.trainer.rollouts.client import Ahead, Answer, Client, Request, SyncSettings, as_error, describe
 
 _PROBE = "Let x be the sum of the first ten odd numbers. What is 3 x + 17, and why is 317 prime?"
@@ -46,6 +46,9 @@ class Generation(VLLMGeneration):
     A request may be asked ahead: `ask_ahead` sends it and returns, and the same request in training has the answer.
     `longest` bounds the tokens of a prompt and its completion together (None: `max_completion_length` alone).
     """
+
+    interrupting: Callable[[], AbstractContextManager[None]] = nullcontext
+    given_up: Callable[[], bool] = staticmethod(lambda: False)  # whoever keeps the server alive has stopped to
 
     def __init__(self, *args: Any, settings: SyncSettings, **kwargs: Any) -> None:
         self.settings = settings
@@ -77,6 +80,12 @@ class Generation(VLLMGeneration):
             self.settings, base_url=url, group_port=self.group_port, connection_timeout=self.server_timeout
         )
         self.vllm_client.init_communicator(device=self.accelerator.device)
+
+    def hear(self, interrupting: Callable[[], AbstractContextManager[None]]) -> None:
+        """Let a signal to stop end each wait for the server: `interrupting` is a context within which it raises."""
+        if self.mode == "server" and self.accelerator.is_main_process:
+            self.interrupting = interrupting
+            self.vllm_client.hear(interrupting)
 
     def sync_weights(self) -> None:
         if self.mode == "server":
@@ -164,7 +173,8 @@ class Generation(VLLMGeneration):
     def _settle(self) -> None:
         """Wait for the request that is under way, whose weights must not change; drop it if it failed."""
         if self._ahead is not None:
-            self._waited += self._ahead.wait()
+            with self.interrupting():
+                self._waited += self._ahead.wait()
             if self._ahead.answer is None:
                 self._ahead = None
 
@@ -197,14 +207,16 @@ class Generation(VLLMGeneration):
 
     def _wait_for_server(self, deadline: float, cause: RolloutError) -> None:
         if not self._by_main(partial(self._is_back, deadline)):
+            gone = "was given up after several ends" if self.given_up() else "did not come back within "
+            gone += "" if self.given_up() else f"{self.settings.recovery_timeout:g} s"
             raise ServerLost(
-                f"The vLLM server did not come back within {self.settings.recovery_timeout:g} s ({cause}). Start it "
-                "again and resume with resume_from_checkpoint: auto."
+                f"The vLLM server {gone} ({cause}). Start it again and resume with resume_from_checkpoint: auto."
             )
 
     def _is_back(self, deadline: float) -> bool:
-        while time.monotonic() < deadline:
-            time.sleep(1.0)
+        while time.monotonic() < deadline and not self.given_up():
+            with self.interrupting():
+                time.sleep(1.0)
             try:
                 self.vllm_client.check_server(total_timeout=0.0)
                 self.vllm_client.prompt_log_probs(self.probe)  # /health answers although the engine is dead
@@ -298,10 +310,10 @@ class Generation(VLLMGeneration):
         if self.accelerator.is_main_process:
             try:
                 told = [action()]
-            except Exception as error:
+            except (Exception, StopAsked) as error:
                 told = [as_error(error)]
         broadcast_object_list(told, from_process=0)
-        if isinstance(told[0], Exception):
+        if isinstance(told[0], (Exception, StopAsked)):
             raise told[0]
         result: T = told[0]
         return result

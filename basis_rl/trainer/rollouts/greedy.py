@@ -12,8 +12,9 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from basis_rl.trainer.gather import row_prompt_id, total_rewards
+from basis_rl.trainer.gather import row_prompt_id
 from basis_rl.trainer.ports import GeneratingRun
+from basis_rl.trainer.rewarding import total_rewards
 
 
 def greedy_rewards(run: GeneratingRun, inputs: Sequence[dict[str, Any]]) -> Tensor:

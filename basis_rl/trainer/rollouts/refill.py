@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from basis_rl.trainer.gather import total_rewards
 from basis_rl.trainer.ports import RefillingRun
+from basis_rl.trainer.rewarding import total_rewards
 
 Generated = tuple[Any, ...]
 _OF_ROLLOUTS = (0, 1, 2, 3, 4, 7)  # of what TRL's `_generate` returns: lists with an entry per rollout, or None

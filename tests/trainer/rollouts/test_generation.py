@@ -4,6 +4,9 @@ Without a trainer: test_requests.py. The real server is in tests/rollout/test_vl
 """
 
 import itertools
+import os
+import signal
+import threading
 import time
 
 import pytest
@@ -237,6 +240,55 @@ def test_a_server_that_is_gone_for_good_leaves_a_checkpoint(server, model, tmp_p
     again.train(resume_from_checkpoint=True)
     assert again.state.global_step == 4
     assert logged(again, "rollout/staleness")[-1] == 0.0
+
+
+def stopping_after(seconds, act):
+    """What does something to the server, and sends this process SIGTERM some time later."""
+
+    def send():
+        if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:  # else the run is over, and it would end the tests
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def work():
+        act()
+        threading.Timer(seconds, send).start()
+
+    return work
+
+
+def slow(server, kind):
+    server.before = lambda number, body: time.sleep(8) if server.kind(body) == kind else None
+
+
+@pytest.mark.parametrize("what", ["gone", "basis_reload", "sampling"])
+def test_a_signal_is_heard_while_the_server_is_waited_for(what, server, model, tmp_path):
+    """A scheduler gives 30 s: the last whole step is saved at once, and the rest is done by the run that resumes."""
+    settings = {"save_strategy": "steps", "save_steps": 100, "num_generations": 1, "max_steps": 6}
+    trained = trainer(tmp_path, model, server.url, "basis", At, vllm_recovery_timeout=60.0, **settings)
+    act = server.stop if what == "gone" else lambda: slow(server, what)
+    trained.acts = {3: stopping_after(1.5, act)}
+    began = time.monotonic()
+    trained.train()
+    assert time.monotonic() - began < 7
+    assert trained.stop_on_signal.stopped
+    assert checkpoint.newest(tmp_path).name == "checkpoint-3"
+    if what == "gone":
+        server.restart()
+    server.before = lambda number, body: None
+    again = trainer(tmp_path, model, server.url, "basis", **settings)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 6
+    assert max(logged(again, "rollout/kl")) < 1e-6
+
+
+def test_a_server_that_was_given_up_is_not_waited_for(server, model, tmp_path):
+    trained = trainer(tmp_path, model, server.url, "basis", At, vllm_recovery_timeout=60.0, num_generations=1)
+    trained.acts = {2: server.stop}
+    trained.watch_server(lambda: True)
+    began = time.monotonic()
+    with pytest.raises(ServerLost, match="was given up"):
+        trained.train()
+    assert time.monotonic() - began < 10
 
 
 def test_a_server_that_is_back_and_fails_again_is_not_waited_for_for_ever(server, model, tmp_path):

@@ -1,0 +1,182 @@
+"""Reward functions are anybody's code: what they return is checked, what they raise is one message on every rank."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import os
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+
+from basis_rl.trainer.errors import RewardFailed
+from basis_rl.trainer.ports import Run
+
+_LARGEST = float(torch.finfo(torch.float32).max)
+_WARN_AFTER = 10
+_logger = logging.getLogger(__name__)
+
+
+class RewardGuard:
+    """Stands between TRL and the reward functions of one scoring: a failure waits until all ranks have met.
+
+    A rank whose function raises while the others wait in a collective for its rewards would leave them waiting. So it
+    hands on zeros, and after the collective `check` raises on every rank.
+    """
+
+    def __init__(self, run: Run, names: Sequence[str]) -> None:
+        self.run, self.names = run, list(names)
+        self._failures: list[tuple[str, BaseException | None]] = []
+
+    def guarded(self, functions: Sequence[Any]) -> list[Any]:
+        """The functions as TRL is to call them; modules (reward models) are left as they are."""
+        return [
+            function if isinstance(function, nn.Module) else self._guarded(name, function)
+            for name, function in zip(self.names, functions, strict=True)
+        ]
+
+    def _guarded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        called = function if inspect.isroutine(function) else type(function).__call__
+        if inspect.iscoroutinefunction(called):
+
+            async def later(**given: Any) -> list[float]:
+                try:
+                    return scores_of(await function(**given), len(given["completions"]))
+                except Exception as error:
+                    return self._failed(name, error, len(given["completions"]))
+
+            return later
+
+        def now(**given: Any) -> list[float]:
+            try:
+                return scores_of(function(**given), len(given["completions"]))
+            except Exception as error:
+                return self._failed(name, error, len(given["completions"]))
+
+        return now
+
+    def _failed(self, name: str, error: Exception, size: int) -> list[float]:
+        if isinstance(error, _Wrong):
+            message = f"The reward function '{name}' {error}"
+        else:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            message = f"The reward function '{name}' raised {type(error).__name__}: {str(error)[:500]} "
+            message += f"({os.path.basename(where.filename)}, line {where.lineno})"
+        self._failures.append((message, error))
+        return [0.0] * size
+
+    def check(self) -> None:
+        """To be called on every rank after the rewards were gathered.
+
+        Raises:
+            RewardFailed: a function failed on some rank; the first failure is named, others are counted.
+        """
+        mine, accelerator = self._failures, self.run.accelerator
+        self._failures = []
+        told = [f"{message}, on rank {accelerator.process_index}" for message, _ in mine]
+        told = told if accelerator.num_processes == 1 else gather_object(told)
+        if told:
+            more = f" ({len(told) - 1} more such failure(s) in this batch.)" if len(told) > 1 else ""
+            raise RewardFailed(f"{told[0]}.{more}") from (mine[0][1] if mine else None)
+
+
+class _Wrong(Exception):
+    """What is wrong with what a reward function returned."""
+
+
+def scores_of(returned: Any, size: int) -> list[float]:
+    """What a reward function returned as `size` finite float32 numbers; NaN where it returned None."""
+    listed = isinstance(returned, Sequence) and not isinstance(returned, str | bytes)
+    flat = listed or getattr(returned, "ndim", None) == 1
+    if not flat:
+        raise _Wrong(f"returned a {type(returned).__name__}, not a list with a number or None for each rollout")
+    values = returned.tolist() if hasattr(returned, "tolist") else list(returned)
+    if len(values) != size:
+        raise _Wrong(f"returned {len(values)} rewards for {size} rollouts")
+    scores = []
+    for row, value in enumerate(values):
+        try:
+            score = math.nan if value is None else _number(value)
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            shown = repr(value)[:100]
+            raise _Wrong(f"returned {shown} for row {row}, which is neither a number nor None") from None
+        if abs(score) > _LARGEST:
+            raise _Wrong(f"returned {score:g} for row {row}, which is infinite as the float32 that rewards are")
+        scores.append(score)
+    return scores
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, (str, bytes)):
+        raise TypeError
+    return float(value)
+
+
+def total_rewards(rewards_per_func: Tensor, weights: Tensor, names: Sequence[str] = ()) -> Tensor:
+    """``r_i = sum_f w_f r_if`` over the functions that scored row i; NaN where none did. ``(N, F), (F,) -> (N,)``.
+
+    Args:
+        rewards_per_func: NaN where a function did not score.
+        weights: of the functions.
+        names: of the functions, for the message.
+
+    Raises:
+        RewardFailed: a reward or a sum is infinite. An infinite reward would make its group's advantages NaN or, where
+            those are replaced, silently 0.
+    """
+    parts = rewards_per_func * weights.to(rewards_per_func.device)
+    total = parts.nansum(dim=1)
+    for values in (rewards_per_func, parts, total[:, None]):
+        if bool(values.isinf().any()):
+            row, column = (int(index) for index in values.isinf().nonzero()[0])
+            shown = ", ".join(
+                f"{names[i] if i < len(names) else f'function {i}'} {float(reward):g} x weight {float(weight):g}"
+                for i, (reward, weight) in enumerate(zip(rewards_per_func[row], weights, strict=True))
+                if values is total or len(values[0]) == 1 or i == column
+            )
+            raise RewardFailed(f"The reward of row {row} of the batch is infinite: {shown}. Bound that reward.")
+    return total.masked_fill(rewards_per_func.isnan().all(dim=1), torch.nan)
+
+
+class UniformRewards:
+    """Counts generation batches in a row from which nothing can be learnt: all rewards equal, or none there.
+
+    After ten of them one warning says so. With ``max_uniform_batches`` the run ends after as many.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.in_a_row = 0
+        self.warned = False
+
+    def check(self, rewards: Tensor) -> None:
+        """Count a batch of rewards, ``(N,)``, NaN where there is none.
+
+        Raises:
+            RewardFailed: ``max_uniform_batches`` in a row.
+        """
+        scored = rewards[~rewards.isnan()]
+        if scored.numel() and float(scored.min()) != float(scored.max()):
+            self.in_a_row = 0
+            return
+        self.in_a_row += 1
+        what = f"all rewards were {float(scored[0]):g}" if scored.numel() else "no rollout could be scored (all None)"
+        since = f"In {self.in_a_row} generation batches in a row {what}: there was nothing to learn from"
+        most = self.run.args.max_uniform_batches
+        if most is not None and self.in_a_row >= most:
+            raise RewardFailed(f"{since} (max_uniform_batches). Look at the reward function and at its columns.")
+        if self.in_a_row >= _WARN_AFTER and not self.warned:
+            self.warned = True
+            if self.run.accelerator.is_main_process:
+                _logger.warning("%s. Look at some rollouts, the reward function and its columns.", since)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"in_a_row": self.in_a_row, "warned": self.warned}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.in_a_row, self.warned = int(state["in_a_row"]), bool(state["warned"])
