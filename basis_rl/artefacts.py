@@ -42,10 +42,14 @@ def versions(*packages: str) -> dict[str, str]:
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that a crash leaves either the old content or the new one, on the disk when this returns."""
     part = path.with_name(f".{path.name}.part")
-    with part.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:  # a full disk
+        part.unlink(missing_ok=True)
+        raise
     part.replace(path)
 
 
@@ -130,8 +134,15 @@ class Kind:
         for name in (METADATA, self.main_file):
             if not (folder / name).is_file():
                 raise ValueError(f"'{folder}' is not a {self.what}: it has no {name}.")
-        metadata: dict[str, Any] = json.loads((folder / METADATA).read_text())
-        if metadata["format"] > self.format:
+        try:
+            metadata: dict[str, Any] = json.loads((folder / METADATA).read_text())
+            version = int(metadata["format"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"The {self.what} '{folder}' is damaged: {METADATA} cannot be read ({type(error).__name__}: {error}). "
+                f"Build it anew with `{self.command}`."
+            ) from error
+        if version > self.format:
             raise ValueError(f"'{folder}' was written by a newer basis-rl (format {metadata['format']}). Upgrade it.")
         return folder, metadata
 

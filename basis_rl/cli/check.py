@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
+import functools
 import inspect
 import io
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from basis_rl.baselines import BaselineError, check_baseline
 from basis_rl.cli import check_run, check_site
-from basis_rl.cli.main import report
+from basis_rl.cli.main import notes, report
+from basis_rl.cli.options import check_parser
 from basis_rl.estimate.footprint import Launch, planned, read_launch
 from basis_rl.names import import_object
 from basis_rl.objectives import Objective, ObjectiveError, TrlObjective, check_objective
@@ -26,12 +29,15 @@ from basis_rl.rewards import RewardError, check_reward
 from basis_rl.samplers import PromptSampler, SamplerError, build_sampler, check_sampler
 from basis_rl.trainer.config import with_objective
 from basis_rl.trainer.preflight import (
+    baseline_of_settings,
     check_baseline_fits,
+    check_context,
     check_dataset,
     check_eval_data,
     check_golds,
     check_pair,
     check_sampler_fits,
+    check_start,
     run_context,
 )
 from basis_rl.trainer.rollouts.tool_check import as_functions, check_tools
@@ -60,36 +66,23 @@ class Findings:
             self.show(f"{len(self.warnings)} warning(s)", "\n".join(numbered))
 
 
-def parser() -> argparse.ArgumentParser:
-    """The options that are no keys of a recipe."""
-    result = argparse.ArgumentParser(
-        prog="basis-rl check",
-        usage="basis-rl check RECIPE.yaml [options] [--key value ...], or basis-rl check module:name",
-        description="Everything that training checks before its first step, without the model's weights, and what the "
-        "run would need. `basis-rl train --help` lists the keys of a recipe, which are options here too.",
-        allow_abbrev=False,
-    )
-    result.add_argument("--accelerate_config", help="the file that `accelerate launch --config_file` would be given")
-    result.add_argument("--world_size", type=int, help="processes, instead of those of the file or the environment")
-    result.add_argument("--gpu_memory", type=float, help="memory of a GPU in GiB; default: that of the first one here")
-    result.add_argument("--strict", action="store_true", help="exit code 2 for warnings too")
-    return result
-
-
 def main(argv: Sequence[str]) -> int:
     """All that training checks before its first step, without the model's weights; then what would happen.
 
-    ``basis-rl check module:name`` runs the conformance checks on somebody's own baseline, objective or reward instead.
+    ``basis-rl check module:name`` runs the conformance checks on somebody's own baseline, objective or reward instead;
+    ``--argument value`` are then those of its constructor.
     """
-    options, rest = parser().parse_known_args(list(argv))
+    options, rest = check_parser().parse_known_args(list(argv))
     found = Findings()
     try:
         if rest and ":" in rest[0] and not Path(rest[0]).exists():
-            print(conform(rest[0]))
+            print(conform(rest[0], constructor_arguments(rest[1:])))
             return 0
         launch = read_launch(options.accelerate_config, options.world_size)
         with planned(launch):
-            check(parse_recipe(rest), launch, options.gpu_memory, shlex.join(rest), found)
+            recipe = parse_recipe(rest)
+            notes(recipe.notes)
+            check(recipe, launch, options.gpu_memory, shlex.join(rest), found)
     except (ValueError, OSError, BaselineError, ObjectiveError, RewardError, SamplerError) as error:
         found.show_warnings()
         return report(error)
@@ -109,24 +102,46 @@ def check_quietly(recipe: Recipe) -> None:
         check(recipe, read_launch(None, None), None, "", Findings())
 
 
-def conform(name: str) -> str:
+def constructor_arguments(rest: Sequence[str]) -> dict[str, Any]:
+    """``--name value`` or ``--name=value``, also as ``--baseline_kwargs.name``; values are read as YAML.
+
+    Raises:
+        ValueError: something else.
+    """
+    words = [part for word in rest for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    if len(words) % 2 or not all(word.startswith("--") for word in words[::2]):
+        raise ValueError(f"Give the arguments of a constructor as `--name value`, not {shlex.join(rest)!r}.")
+    keys = [word.removeprefix("--").removeprefix("baseline_kwargs.") for word in words[::2]]
+    return dict(zip(keys, map(yaml.safe_load, words[1::2]), strict=True))
+
+
+def conform(name: str, arguments: Mapping[str, Any] | None = None) -> str:
     """Check what stands at ``module:name``: an objective, a reward or its class, a prompt sampler's class, a baseline's
     class or what builds one.
 
+    Args:
+        name: where it stands.
+        arguments: of its constructor.
+
     Raises:
-        ValueError: an objective without declarations.
+        ValueError: an objective without declarations, or arguments for what takes none.
         BaselineError, ObjectiveError, RewardError, SamplerError: promises of the contract that it breaks.
     """
     found = import_object(name, "baseline, prompt sampler, objective or reward")
-    return f"{name} keeps the contract: {', '.join(_check_of(found)(found))}."
+    check = _check_of(found)
+    if arguments:
+        if not isinstance(found, type) and check is not check_baseline:
+            raise ValueError(f"{name} is no class, so it takes no arguments: {', '.join(arguments)}.")
+        found = functools.partial(found, **arguments)
+    return f"{name} keeps the contract: {', '.join(check(found))}."
 
 
 def _check_of(found: Any) -> Callable[[Any], list[str]]:
-    """The conformance checks of its kind; a baseline is built without arguments."""
+    """The conformance checks of its kind."""
     if not callable(found):
         raise ValueError(
-            f"A {type(found).__name__} is no class of a baseline or prompt sampler, no objective and no reward: there "
-            "is nothing to check."
+            f"A {type(found).__name__} is neither the class of a baseline or prompt sampler nor an objective or a "
+            "reward function: there is nothing to check."
         )
     if isinstance(found, type) and issubclass(found, PromptSampler):
         return check_sampler
@@ -167,8 +182,10 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     rewards = build_rewards(recipe)
     tools = build_tools(recipe.run)
     args, objective = with_objective(recipe.args, recipe.run.objective)
+    baseline = baseline_of_settings(baseline, args)
+    check_start(args)
     check_baseline_fits(baseline, args)
-    check_pair(baseline, objective, args)
+    objective = check_pair(baseline, objective, args)
     sampler = build_sampler(recipe.run.prompt_sampler, **(recipe.run.prompt_sampler_kwargs or {}))
     config, tokenizer = load_config_and_tokenizer(recipe.model, args)
     found.show("Configuration", check_run.configuration(recipe, args, launch, found.warn))
@@ -187,6 +204,7 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     texts = check_run.render_prompts(loaded, args, tokenizer, functions)
     lengths = check_run.prompt_lengths(texts, tokenizer)
     found.show("Prompts", check_run.prompts(texts, lengths, tokenizer))
+    check_context(config, max(lengths), args)
     scored = check_golds(loaded, args, rewards)
     found.show("Golds", check_run.golds(loaded, scored, rewards, found.warn))
     check_dataset(scored, args, rewards)
@@ -200,6 +218,8 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     learned = check_site.learned_parameters(baseline, config, launch)
     plan = check_site.Plan(recipe, args, config, launch, max(lengths), gpu_memory, learned)
     found.show("Memory of a GPU", check_site.memory(plan, found.warn))
+    found.show("Disk", check_site.disk(plan, found.warn))
     found.show("Rollouts", check_site.server(plan, found.warn))
+    check_site.extras(plan, found.warn)
     found.show("Sandbox of the rewards", check_site.sandbox())
     found.show("Hub", check_site.hub(args, found.warn))

@@ -39,13 +39,13 @@ def configuration(recipe: Recipe, args: BasisConfig, launch: Launch, warn: Warn)
     shown = ", ".join(f"{name} {value}" for name, value in left.items())
     if args.importance_sampling_level == "sequence" and args.epsilon > _LARGE_SEQUENCE_EPSILON:
         warn(
-            f"epsilon is {args.epsilon:g}, which clips next to nothing of a ratio of whole sequences: GSPO's paper has "
+            f"epsilon is {args.epsilon:g}, which hardly ever clips the ratio of a whole sequence: GSPO's paper has "
             "epsilon 3e-4 and epsilon_high 4e-4."
         )
     low = recipe.model.dtype in ("bfloat16", "float16")
     if low and launch.engine == "plain" and not recipe.model.use_peft:
         warn(
-            f"dtype is {recipe.model.dtype}, and nothing keeps float32 weights beside it: updates of a learning rate "
+            f"dtype is {recipe.model.dtype}, and no float32 copy of the weights is kept: updates at a learning rate "
             f"like {args.learning_rate:g} are mostly rounded away. Set dtype: float32 (bf16 is autocast then), or "
             "train with DeepSpeed or FSDP."
         )
@@ -58,7 +58,7 @@ def sampling(sampler: PromptSampler) -> str:
     parameters = ", ".join(f"{key} {value}" for key, value in sampler.parameters.items())
     drawn = f"Prompts are drawn by `{name}`" + (f" ({parameters})" if parameters else "")
     if sampler.max_refills:
-        return f"{drawn}: groups whose rewards are all equal are drawn anew, {sampler.max_refills} times at most."
+        return f"{drawn}: groups whose rewards are all equal are drawn again, {sampler.max_refills} times at most."
     if sampler.correct:
         low, high = sampler.clip
         return f"{drawn}; advantages are weighed by the ratio to a uniform draw, clipped to {low:g} to {high:g}."
@@ -113,7 +113,7 @@ def columns(dataset: Dataset, args: BasisConfig, rewards: Sequence[Any]) -> str:
     lines.append(f"{len(dataset)} problems after duplicates and what is held out.")
     for name in dataset.column_names:
         lines.append(
-            f"  {name}: read by {', '.join(readers[name])}" if name in readers else f"  {name}: read by nobody"
+            f"  {name}: read by {', '.join(readers[name])}" if name in readers else f"  {name}: read by nothing"
         )
     return "\n".join(lines)
 

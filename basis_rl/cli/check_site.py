@@ -16,11 +16,13 @@ from basis_rl.baselines import Baseline, LearnedBaseline
 from basis_rl.clusters import PromptClusters
 from basis_rl.estimate.footprint import Launch, model_size, setting_of
 from basis_rl.estimate.memory import ModelSize, Part, Phase, Setting, kv_cache, memory_parts, peak
+from basis_rl.names import missing_extra
 from basis_rl.recipe.keys import Recipe, RunArguments
 from basis_rl.recipe.objects import build_recipe_baseline
 from basis_rl.rollout.probe import ask_server
 from basis_rl.sandbox import isolation
 from basis_rl.trainer import BasisConfig
+from basis_rl.trainer.disk import checkpoint_bytes, free_bytes
 from basis_rl.types import RunContext
 from basis_rl.values import ValueTable
 from basis_rl.values.provenance import mismatches
@@ -160,13 +162,6 @@ class Plan:
 
 def memory(plan: Plan, warn: Warn) -> str:
     """The estimate by parts, its peak, and whether a GPU has as much."""
-    context = getattr(plan.config.get_text_config(), "max_position_embeddings", None)
-    if context is not None and plan.length > context:
-        warn(
-            f"The longest prompt ({plan.prompt} tokens) and max_completion_length ({plan.args.max_completion_length}) "
-            f"are {plan.length} tokens, but the model's context is {context}. Lower max_completion_length, or extend "
-            "the context."
-        )
     try:
         parts = memory_parts(plan.size, plan.setting)
     except ValueError as error:
@@ -194,7 +189,9 @@ def memory(plan: Plan, warn: Warn) -> str:
     if plan.memory is None:
         lines.append("No GPU is visible here: --gpu_memory GIB says what to compare with.")
         if not plan.args.use_cpu:
-            lines.append("To train on this very machine: --use_cpu true --bf16 false.")
+            lines.append(
+                "`basis-rl train` ends at its start here. To train on this very machine: --use_cpu true --bf16 false."
+            )
     elif total > plan.memory:
         warn(
             f"The training needs about {total / GIB:.1f} GiB on each GPU, which has {plan.memory / GIB:.1f}. Shard "
@@ -204,6 +201,29 @@ def memory(plan: Plan, warn: Warn) -> str:
     else:
         lines.append(f"A GPU has {plan.memory / GIB:.1f} GiB.")
     return "\n".join(lines)
+
+
+def disk(plan: Plan, warn: Warn) -> str:
+    """What the checkpoints take, and whether there is room for them."""
+    args = plan.args
+    if args.save_strategy == "no":
+        return "No checkpoints are saved (save_strategy)."
+    free = free_bytes(args.output_dir)
+    try:
+        saved = plan.size.trainable if plan.recipe.model.use_peft else plan.size.parameters
+        kept_by_optimizer = 12.0 if plan.launch.engine == "deepspeed" else 8.0
+        one = checkpoint_bytes(saved, plan.size.trainable, plan.setting.trainable_bytes, kept_by_optimizer)
+    except ValueError as error:
+        return f"No estimate: {error}. {free / GIB:.1f} GiB are free."
+    limit = args.save_total_limit
+    together = one * ((limit or 1) + 1) + saved * plan.setting.trainable_bytes  # one is being written; the final model
+    kept = "all of them are kept (save_total_limit)" if not limit else f"{limit} are kept (save_total_limit)"
+    if together > free:
+        warn(
+            f"There are {free / GIB:.2f} GiB free for output_dir, but {limit or 1} checkpoint(s), one that is being "
+            f"written and the final model need about {together / GIB:.2f}. Make room, or take another output_dir."
+        )
+    return f"A checkpoint takes about {one / GIB:.2f} GiB; {kept}. {free / GIB:.1f} GiB are free at {args.output_dir}."
 
 
 def _colocated(plan: Plan, warn: Warn) -> list[Part]:
@@ -271,6 +291,15 @@ def _server_memory(plan: Plan) -> str:
         f" It needs {weights:.1f} GiB for the weights, and {cache:.2f} GiB of KV cache for each sequence of "
         f"{plan.length} tokens."
     )
+
+
+def extras(plan: Plan, warn: Warn) -> None:
+    """Warn of what the training would need that is not installed here; another machine may have it."""
+    wanted = {"vllm": ("use_vllm", plan.args.use_vllm)}
+    wanted["deepspeed"] = (str(plan.launch), plan.launch.engine == "deepspeed")
+    for module, (what, needed) in wanted.items():
+        if needed and (message := missing_extra(module, what)):
+            warn(message)
 
 
 def sandbox() -> str:

@@ -21,9 +21,11 @@ def main(argv: Sequence[str]) -> int:
         run = recipe.run
         if recipe.args.world_size > 1:
             raise ValueError("basis-rl clusters runs in one process: start it without accelerate launch.")
-        output = run.clusters_output or (run.baseline_kwargs or {}).get("clusters")
+        output = run.clusters_output_dir or (run.baseline_kwargs or {}).get("clusters")
         if not isinstance(output, str):
-            raise ValueError("Where should it go? Set `clusters` in baseline_kwargs, or --clusters_output FOLDER.")
+            raise ValueError(
+                "Where should the codebook go? Set baseline_kwargs.clusters, or --clusters_output_dir FOLDER."
+            )
         KIND.check_destination(Path(output))
         _, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
         dataset = load_training_data(recipe, tokenizer)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from basis_rl.cli.main import LOST, STOPPED, fail, report
 from basis_rl.evaluation.arguments import EvalArguments
-from basis_rl.evaluation.benchmarks import BENCHMARKS
 from basis_rl.evaluation.plan import Plan
 from basis_rl.recipe.build import load_parts
 from basis_rl.recipe.file import Parser
+from basis_rl.recipe.words import check_flags
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rollout import ServersLost
 from basis_rl.rollout.server import ServerError
@@ -18,15 +18,7 @@ from basis_rl.rollout.server import ServerError
 
 def parser() -> Parser:
     """The options, `EvalArguments`; dashes and underscores are the same."""
-    return Parser(
-        EvalArguments,
-        prog="basis-rl eval MODEL",
-        allow_abbrev=False,
-        description="Sample a model on benchmarks, grade with Math-Verify, keep every rollout, and report avg@k, "
-        "pass@k and maj@k with bootstrap intervals over problems. The same command again resumes where it ended.",
-        epilog=f"Benchmarks: {', '.join(BENCHMARKS)}; the path of a file (.json, .jsonl, .parquet, .csv); NAME=SOURCE, "
-        "such as math500=data/math500.jsonl, where SOURCE may also be a Hub id or reasoning_gym:NAME.",
-    )
+    return Parser(EvalArguments, prog="basis-rl eval MODEL", allow_abbrev=False)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
                 "--backend vllm --vllm_args='--data-parallel-size N'."
             )
         keys = parser()
-        keys.check_flags(words)
+        check_flags(words, keys.flags())
         (options,) = keys.parse_args_into_dataclasses(words, look_for_args_file=False)
         config, tokenizer = load_parts(options.model, options.revision, options.trust_remote_code)
         reward = MathVerifyReward(num_workers=options.num_workers)

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from basis_rl.cli.main import LOST, fail, report
+from basis_rl.cli.options import push_parser
 from basis_rl.hub.card import load_facts, save_facts
 from basis_rl.hub.repository import Hub, Push, files_of_run
 from basis_rl.hub.results import BASE_FILE_NAME, FILE_NAME, results_of
+from basis_rl.trainer.checkpoint import was_cut_off
 from basis_rl.trainer.publish import by_hand, write_readme
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the card anew, with the results of evaluations that are there by now, and push the folder as one commit."""
-    parser = argparse.ArgumentParser(prog="basis-rl push", description=main.__doc__, allow_abbrev=False)
-    parser.add_argument("output_dir", type=Path, help="output_dir of a run")
-    parser.add_argument("repo_id", nargs="?", help="OWNER/NAME; default: where the run pushed to, or the folder's name")
-    parser.add_argument("--private", action="store_true", help="create the repository as a private one")
-    parser.add_argument("--revision", help="branch, created if it is not there; default: main")
-    parser.add_argument("--results", type=Path, help="results.json of its evaluation; default: that in OUTPUT_DIR")
-    parser.add_argument("--base_results", type=Path, help="results.json of the base model's, for comparison")
-    arguments = parser.parse_args(list(argv))
+    """Write the card again, with the results of evaluations that are there, and push the folder as one commit."""
+    arguments = push_parser().parse_args(list(argv))
     folder: Path = arguments.output_dir
     try:
         facts = load_facts(folder)
         if not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
             raise ValueError(
                 f"'{folder}' holds no model: the run has not come to its end. Push one of its checkpoints."
+            )
+        if was_cut_off(folder):
+            raise ValueError(
+                f"'{folder}': the last save of its model was cut off. `basis-rl train` with --resume_from_checkpoint "
+                "auto saves it again."
             )
         take_results(folder, arguments.results, arguments.base_results)
         name = arguments.repo_id or facts.hub_model_id or folder.absolute().name

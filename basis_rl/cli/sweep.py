@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -21,31 +20,20 @@ import yaml
 from basis_rl.cli.check import check_quietly
 from basis_rl.cli.compare import main as compare
 from basis_rl.cli.main import FAILED, STOPPED, report
+from basis_rl.cli.options import sweep_parser
 from basis_rl.cli.sweep_plan import Planned, launcher_processes, plan
 from basis_rl.report.runs import flatten, what_counts
+from basis_rl.trainer.checkpoint import was_cut_off
 
-USAGE = """Trains a recipe with several baselines and seeds, one run after the other, each in a process of its own and
-all with the same number of rollouts; then compares them. Called again, it skips what is finished and resumes the
-rest (from a checkpoint, where the recipe saves any).
-
-A baseline may have settings of its own: --baselines basis,rloo:num_generations=4,basis:baseline_kwargs.weighting=vop.
-Every key of a recipe can be overridden; several values make several runs: --learning_rate 1e-4,3e-4."""
 _SHOW_EVERY = 15.0
 
 
 def main(argv: Sequence[str]) -> int:
     """Plan, check everything, run, compare."""
-    parser = argparse.ArgumentParser(
-        prog="basis-rl sweep", description=USAGE, allow_abbrev=False, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("recipe", metavar="RECIPE")
-    parser.add_argument("--baselines", required=True, help="NAME[:KEY=VALUE]...,NAME...")
-    parser.add_argument("--seeds", default="0", help="default: 0")
-    parser.add_argument("--budget", type=float, help="rollouts of each run; default: those of the recipe")
-    parser.add_argument("--group-size", type=int, help="rollouts per prompt, where a baseline needs a group; default 8")
-    parser.add_argument("--output", type=Path, help="folder; default: the recipe's output_dir with -sweep")
-    parser.add_argument("--launcher", default="", help='such as "accelerate launch --config_file FILE"')
-    options, overrides = parser.parse_known_args(argv)
+    options, overrides = sweep_parser().parse_known_args(argv)
+    generations = options.num_generations
+    if generations is not None and not generations.isdecimal():  # several values, or one to be refused as any key's
+        overrides, generations = [*overrides, "--num_generations", generations], None
     launcher = shlex.split(options.launcher) or [sys.executable]
     try:
         if shutil.which(launcher[0]) is None:
@@ -54,10 +42,10 @@ def main(argv: Sequence[str]) -> int:
             options.recipe,
             [name for name in options.baselines.split(",") if name],
             parse_seeds(options.seeds),
-            options.output,
+            options.output_dir,
             overrides=overrides,
             budget=None if options.budget is None else int(options.budget),
-            group_size=options.group_size,
+            num_generations=None if generations is None else int(generations),
             processes=launcher_processes(options.launcher),
         )
         waiting = [run for run in runs if not is_finished(run)]
@@ -72,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
         return STOPPED
     output = Path(runs[0].recipe.args.output_dir).parent
     done = [run.recipe.args.output_dir for run in runs if run not in failed]
-    code = compare([*done, "--output", str(output / "report")]) if done else FAILED
+    code = compare([*done, "--output_dir", str(output / "report")]) if done else FAILED
     for run in failed:
         log = log_file(run)
         last = log.read_text(errors="replace").strip().splitlines()[-1:]
@@ -119,10 +107,10 @@ def is_finished(run: Planned) -> bool:
     if other:
         shown = ", ".join(f"{key}: {there.get(key)} there, {asked.get(key)} now" for key in other[:5])
         raise ValueError(
-            f"'{folder}' holds a run of other settings ({shown}). Give another --output, or remove that folder."
+            f"'{folder}' holds a run of other settings ({shown}). Give another --output_dir, or remove that folder."
         )
     record = folder / "run.json"
-    return record.is_file() and bool(json.loads(record.read_text()).get("finished"))
+    return not was_cut_off(folder) and record.is_file() and bool(json.loads(record.read_text()).get("finished"))
 
 
 def check_all(runs: Sequence[Planned]) -> None:
@@ -196,6 +184,8 @@ class Sweep:
             ) as process,
         ):  # fmt: skip
             self._process = process
+            if self.stopped:  # the signal came while it was being started
+                process.terminate()
             assert process.stdout is not None
             self._show(process.stdout, file, prefix)
         self._process = None

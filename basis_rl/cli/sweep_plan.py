@@ -20,8 +20,8 @@ from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
 from basis_rl.report.runs import what_counts
 
-_OURS = {"seed": "--seeds", "baseline": "--baselines", "output_dir": "--output", "resume_from_checkpoint": "nothing"}
-_GROUP_SIZE = 8
+_OURS = {"seed": "--seeds", "baseline": "--baselines", "resume_from_checkpoint": "nothing"}
+_GROUP = 8  # rollouts per prompt where a baseline needs several and nothing says how many
 # Their commas are their own; so are those of what does not count as a setting of the run (`what_counts`).
 _WHOLE = {"system_prompt", "prompt_template", "solution_pattern", "keep_columns", "reward_funcs", "serve_args"}
 
@@ -66,13 +66,14 @@ def plan(
     *,
     overrides: Sequence[str] = (),
     budget: int | None = None,
-    group_size: int | None = None,
+    num_generations: int | None = None,
     processes: int = 1,
 ) -> list[Planned]:
     """The runs, seed by seed and each with all baselines. All of them draw the same number of rollouts.
 
-    - A baseline that needs a group, where the recipe has one rollout per prompt, gets `group_size` of them (default 8):
-      as many rollouts per batch, of fewer prompts. Evaluation stays as the recipe has it.
+    - A baseline that needs a group, where the recipe has one rollout per prompt, gets `num_generations` of them
+      (default 8): as many rollouts per batch, of fewer prompts. The others keep one. Evaluation stays as the recipe
+      has it.
     - Parameters of the recipe's ``baseline_kwargs`` that another baseline does not have are left out.
     - ``max_steps`` follows from the number of rollouts, in which the greedy ones of `remax` count.
 
@@ -83,7 +84,7 @@ def plan(
         output: folder of the sweep; default: the recipe's ``output_dir`` with ``-sweep``.
         overrides: ``--key value`` for all runs; ``--key a,b`` makes a run of each.
         budget: rollouts of each run; default: those of the recipe.
-        group_size: rollouts per prompt for baselines that need a group.
+        num_generations: rollouts per prompt; where the recipe has one, of the baselines that need a group.
         processes: of a launcher; settings of the recipe are those of one.
 
     Raises:
@@ -100,7 +101,7 @@ def plan(
             common_to_all = {k: v for k, v in zip(grid, values, strict=True) if k not in entry.settings}
             chosen = _fitting(entry, common_to_all)
             name = "-".join([entry.name, *(f"{k}={v}" for k, v in {**entry.settings, **chosen}.items())])
-            variants[name] = _adapt([recipe, *common], base, entry, chosen, total, group_size, processes)
+            variants[name] = _adapt([recipe, *common], base, entry, chosen, total, num_generations, processes)
     planned = []
     for seed in seeds:
         for name, (argv, notes) in variants.items():
@@ -187,7 +188,7 @@ def _adapt(
     entry: Entry,
     chosen: dict[str, str],
     total: int | None,
-    group_size: int | None,
+    num_generations: int | None,
     processes: int,
 ) -> tuple[list[str], list[str]]:
     """The arguments of an entry's runs, and what differs from the recipe for its baseline's sake."""
@@ -201,8 +202,9 @@ def _adapt(
         if kept != given:
             notes.append(f"without baseline_kwargs {', '.join(k for k in given if k not in kept)}")
     rollouts = base.args.num_generations
-    if "num_generations" not in own and kind.min_group_size > 1 and (group_size or rollouts < kind.min_group_size):
-        size = group_size or _GROUP_SIZE
+    needed = rollouts < kind.min_group_size
+    if "num_generations" not in own and (needed or (num_generations and rollouts > 1)):
+        size = num_generations or _GROUP
         arguments += ["--num_generations", str(size)]
         notes.append(f"num_generations {size}")
     if base.args.eval_strategy != "no" and base.args.num_generations_eval is None:

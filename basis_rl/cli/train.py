@@ -4,44 +4,50 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
+from typing import Any
 
 import yaml
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from basis_rl.cli.main import FAILED, LOST, STOPPED, fail, report
+from basis_rl.artefacts import write_whole
+from basis_rl.cli.main import FAILED, LOST, STOPPED, fail, notes, report
+from basis_rl.cli.summary import summary
 from basis_rl.hub.redact import redact_command
 from basis_rl.recipe.build import build_trainer, server_options
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
-from basis_rl.report import plot_training
-from basis_rl.rollout.server import ServerError
+from basis_rl.rollout.server import Server, ServerError
 from basis_rl.rollout.supervisor import kept_alive
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.checkpoint import newest, resolve
-from basis_rl.trainer.errors import NonFiniteGradients, ServerLost, SyncError
+from basis_rl.trainer.claim import held
+from basis_rl.trainer.errors import DiskFull, NonFiniteGradients, RewardFailed, ServerLost, SyncError
 from basis_rl.trainer.preflight import on_main_process
-from basis_rl.trainer.progress import ProgressLines
-from basis_rl.trainer.publish import PLOT
+from basis_rl.trainer.progress import how_sampled
+from basis_rl.trainer.publish import is_finished
 from basis_rl.trainer.state import load_baseline
 
 
 def main(argv: Sequence[str]) -> int:
     """Train, save model, tokenizer, log, recipe and plot into ``output_dir``, push to the Hub if asked."""
-    try:
-        recipe = parse_recipe(argv)
-        server = own_server(recipe)
-    except (ValueError, OSError) as error:
-        return report(error)
-    try:
-        with server:
-            return train(recipe)
-    except ServerError as error:
-        return fail(error, LOST)
+    with ExitStack() as life:
+        try:
+            recipe = parse_recipe(argv)
+            notes(recipe.notes)
+            life.enter_context(held(recipe.args.output_dir))
+            server = own_server(recipe)
+        except (ValueError, OSError) as error:
+            return report(error)
+        try:
+            with server as served:
+                return train(recipe, served)
+        except ServerError as error:
+            return fail(error, LOST)
 
 
-def own_server(recipe: Recipe) -> AbstractContextManager[object]:
+def own_server(recipe: Recipe) -> AbstractContextManager[Server | None]:
     """The vLLM server of a recipe with ``serve: true``, on the first rank, kept alive; the recipe is pointed at it.
 
     Raises:
@@ -52,8 +58,8 @@ def own_server(recipe: Recipe) -> AbstractContextManager[object]:
         return nullcontext()
     if not args.use_vllm or args.vllm_mode != "server" or args.vllm_server_base_url:
         raise ValueError(
-            "serve: true starts a server of its own; it needs use_vllm: true and vllm_mode: server, and no "
-            "vllm_server_base_url."
+            "serve: true starts a vLLM server of its own and generates with it: leave out use_vllm: false, vllm_mode: "
+            "colocate and vllm_server_base_url."
         )
     args.vllm_server_base_url = f"http://127.0.0.1:{args.vllm_server_port}"
     if args.process_index != 0:
@@ -63,18 +69,23 @@ def own_server(recipe: Recipe) -> AbstractContextManager[object]:
     return kept_alive(options)
 
 
-def train(recipe: Recipe) -> int:
+def train(recipe: Recipe, served: Server | None = None) -> int:
     """Check, build and run; returns the exit code."""
     try:
-        checkpoint = on_main_process(lambda: resolve(recipe.args.resume_from_checkpoint, recipe.args.output_dir))
+        args = recipe.args
+        asked, overwrite = args.resume_from_checkpoint, args.overwrite_output_dir
+        checkpoint = on_main_process(lambda: resolve(asked, args.output_dir, overwrite))
         trainer = build_trainer(recipe)
+        if served is not None:
+            trainer.watch_server(lambda: served.given_up)
+        on_main_process(lambda: trainer.changed_settings(checkpoint))
         if checkpoint is not None:
             load_baseline(checkpoint, trainer.baseline, trainer.dataset_identity)
     except (ValueError, OSError) as error:
         return report(error)
     try:
         return run(recipe, trainer, checkpoint)
-    except NonFiniteGradients as error:
+    except (DiskFull, NonFiniteGradients, RewardFailed) as error:
         return fail(error, FAILED)
     except (ServerLost, SyncError) as error:
         return fail(error, LOST)
@@ -84,12 +95,7 @@ def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
     """Train and save; returns the exit code."""
     output = Path(recipe.args.output_dir)
     describe(recipe, trainer)
-    if trainer.accelerator.is_main_process:
-        trainer.publisher.save_facts()
-        (output / "recipe.yaml").write_text(str(trainer.record.recipe))
-    for bar in (ProgressCallback, PrinterCallback):
-        trainer.remove_callback(bar)
-    trainer.add_callback(ProgressLines)
+    trainer.add_callback(SaveRecipe(trainer))
     trainer.train(resume_from_checkpoint=checkpoint)
     if trainer.stop_on_signal.stopped:
         if trainer.accelerator.is_main_process:
@@ -98,22 +104,41 @@ def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
             print(f"Stopped by a signal after step {trainer.state.global_step} of {trainer.state.max_steps}. {where}")
         trainer.end()
         return STOPPED
-    trainer.save_model(str(output))
-    trainer.save_state()
-    if trainer.accelerator.is_main_process:
-        plot_training(trainer.state.log_history, output / PLOT, title=output.name)
-        trainer.publisher.save_facts()
+    whole = on_main_process(lambda: is_finished(output))
+    if trainer.was_finished and trainer.accelerator.is_main_process:
+        missing = "the model is there" if whole else "saving the model, which was cut off"
+        print(f"{output} is finished: step {trainer.state.global_step} of {trainer.state.max_steps}; {missing}.")
+    if not (trainer.was_finished and whole):
+        trainer.save_model(str(output))
+        trainer.save_state()
+        if trainer.accelerator.is_main_process:
+            trainer.publisher.save_facts()
     if recipe.args.push_to_hub:
         pushed = trainer.push_to_hub()
     else:
         trainer.create_model_card()
     if trainer.accelerator.is_main_process:
-        print(f"Model, card, log and plot are in {output}.")
+        log = trainer.state.log_history
+        print(summary(log, output, how_sampled(recipe.args), recipe.run.eval_benchmarks or ()))
         if recipe.args.push_to_hub:
             again = f"NOT pushed. Once the Hub can be reached: basis-rl push {output} {trainer.hub_model_id or ''}"
             print(f"Pushed: {pushed.commit_url}" if pushed is not None else again)
     trainer.end()
     return 0
+
+
+class SaveRecipe(TrainerCallback):
+    """Writes recipe and record of the run before its first step; those of a finished run stay as they are."""
+
+    def __init__(self, trainer: BasisTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if state.is_world_process_zero and not self.trainer.was_finished:
+            self.trainer.publisher.save_facts()
+            write_whole(Path(str(args.output_dir)) / "recipe.yaml", str(self.trainer.record.recipe))
 
 
 def describe(recipe: Recipe, trainer: BasisTrainer) -> None:

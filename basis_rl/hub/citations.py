@@ -15,6 +15,6 @@ def papers() -> dict[str, str]:
 
 
 def citations(baseline: str, objective: str | None = None) -> list[str]:
-    """BibTeX entries: the baseline's paper (none for somebody's own class), the objective's, TRL's; each once."""
+    """BibTeX entries: the baseline's paper (none for your own class), the objective's, TRL's; each once."""
     known = papers()
     return list(dict.fromkeys(known[name] for name in (baseline, objective, "trl") if name in known))

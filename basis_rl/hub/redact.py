@@ -1,4 +1,4 @@
-"""Secrets out of what is saved and shown to others."""
+"""Secrets out of what is saved and shown to others: by the names that they are given, and by what they look like."""
 
 from __future__ import annotations
 
@@ -8,31 +8,70 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-_SECRET_KEYS = re.compile(r"(^|[_\-.])(token|api[_-]?key|secret|password|passwd|credentials?)$", re.IGNORECASE)
-_HUB_TOKEN = re.compile(r"\b(hf|api_org)_[A-Za-z0-9]{16,}")
-_USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
-_SPECIAL_TOKENS = {"pad_token", "eos_token", "bos_token", "unk_token"}  # of a tokenizer: no secrets
 HIDDEN = "<hidden>"
+_WORDS = (
+    r"(?:token|api[_-]?key|[a-z0-9]+[_-]key(?:[_-]id)?|key|secret|password|passwd|pwd|credentials?|auth|authorization)"
+)
+_SECRET_KEYS = re.compile(rf"(^|[_\-.]){_WORDS}$", re.IGNORECASE)
+# Of a tokenizer or a table: no secrets.
+_PUBLIC_KEYS = re.compile(
+    r"(^|[_\-.])((pad|eos|bos|unk|sep|cls|mask|image|stop)_token|(sort|primary|label|column)_key)$"
+)
+# What services' secrets look like, wherever they stand.
+_SHAPES = re.compile(
+    r"\b(?:hf|api_org)_[A-Za-z0-9]{16,}"  # Hugging Face
+    r"|\b(?:gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,})"  # GitHub, GitLab
+    r"|\b(?:sk|pk|rk)[-_](?:[A-Za-z0-9]+[-_])*[A-Za-z0-9]{16,}"  # OpenAI, Anthropic, Stripe
+    r"|\bxox[abeoprs]-[A-Za-z0-9-]{10,}"  # Slack
+    r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[\w-]{30,}|\bya29\.[\w-]{20,}"  # AWS, Google
+    r"|\b(?:npm_[A-Za-z0-9]{30,}|pypi-[\w-]{20,}|dop_v1_[a-f0-9]{32,}|wandb_v1_\w{16,}|nvapi-[\w-]{16,}|r8_\w{20,}|gsk_\w{20,})"
+    r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"  # JSON web tokens
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+    re.DOTALL,
+)
+_PROSE = {"key", "token", "secret", "auth", "authorization"}  # with a colon they are English: "token by token: think"
+_USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+# `Bearer X`; `key: X` and `key=X` in a text, of which the value goes; `--key X`.
+_BEARER = re.compile(r"\b((?:Bearer|Basic)\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
+_ASSIGNED = re.compile(
+    rf"""((?<![A-Za-z0-9])(?:[\w.-]*[_\-.])?{_WORDS}["']?\s*(?:=|:)\s*)("[^"]*"|'[^']*'|[^\s,;&"'}}\]]+)""",
+    re.IGNORECASE,
+)
+_FLAG = re.compile(rf"""(--?(?:[\w.-]*[_\-.])?{_WORDS}\s+)("[^"]*"|'[^']*'|[^\s"'-]\S*)""", re.IGNORECASE)
 
 
 def is_secret(key: object) -> bool:
-    """Whether a setting of this name holds a secret: ``hub_token``, ``api_key``, ``password`` and the like."""
-    return str(key) not in _SPECIAL_TOKENS and bool(_SECRET_KEYS.search(str(key)))
+    """Whether a setting of this name holds a secret: ``hub_token``, ``api_key``, ``secret_access_key`` and the like."""
+    return bool(_SECRET_KEYS.search(str(key))) and not _PUBLIC_KEYS.search(str(key))
 
 
 def redact(value: Any) -> Any:
-    """`value` without secrets: entries of mappings whose name says so are left out, tokens within texts are hidden."""
+    """`value` without secrets: entries of mappings whose name says so are left out, those within texts are hidden."""
     if isinstance(value, Mapping):
         return {key: redact(entry) for key, entry in value.items() if not is_secret(key)}
     if type(value) in (list, tuple):
         return type(value)(redact(entry) for entry in value)
     if type(value) is str:
-        if value.lstrip().startswith("{"):  # settings that are given as JSON
+        if value.lstrip().startswith(("{", "[")):  # settings that are given as JSON
             with suppress(json.JSONDecodeError):
                 parsed = json.loads(value)
                 return value if redact(parsed) == parsed else json.dumps(redact(parsed))
-        return _USER_IN_URL.sub(HIDDEN, _HUB_TOKEN.sub(HIDDEN, value))
+        return _redact_text(value)
     return value
+
+
+def _redact_text(text: str) -> str:
+    text = _USER_IN_URL.sub(HIDDEN, _SHAPES.sub(HIDDEN, text))
+    text = _BEARER.sub(rf"\1{HIDDEN}", text)
+    for pattern in (_FLAG, _ASSIGNED):
+        text = pattern.sub(_hide_value, text)
+    return text
+
+
+def _hide_value(found: re.Match[str]) -> str:
+    name = re.split(r"[\s=:]", found[1].strip())[0].strip("\"'").lstrip("-")
+    prose = name.lower() in _PROSE and found[1].rstrip().endswith(":") and not re.search(r"\d", found[2])
+    return f"{found[1]}{HIDDEN}" if is_secret(name) and not prose else found[0]
 
 
 def redact_command(argv: list[str]) -> list[str]:

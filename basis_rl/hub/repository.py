@@ -1,4 +1,4 @@
-"""Pushes to the Hub that never kill a run: whole or not at all, in the background, repeated, then given up aloud."""
+"""Pushes to the Hub that never kill a run: whole or not at all, in the background, repeated, then a warning."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ _logger = logging.getLogger(__name__)
 # Codes of 4xx that another attempt may fix: timeout, conflict with another commit, too early, too many requests.
 _PASSING = {408, 409, 412, 425, 429}
 _LONGEST_WAIT = 300.0
-# Of output_dir: what is no part of the model, or not for others (a server's log names hosts and arguments).
+# Of output_dir: what is not part of the model, or not for others (a server's log names hosts and arguments).
 NOT_PUSHED = ["_*", "checkpoint-*", "last-checkpoint*", "*.log", "STOP", ".*", "*/.*", "*.part", "*.old"]
+NOT_PUSHED += ["previous-*", "INCOMPLETE"]
 # Of a checkpoint: what only a resume needs; the rest is the model, its tokenizer and the baseline's state.
 ONLY_TO_RESUME = ["optimizer*", "scheduler*", "scaler*", "rng_state*", "phase_*", "trainer_state.json", "global_step*"]
 ONLY_TO_RESUME += ["baseline_module.pt", "pytorch_model_fsdp*", "latest", "zero_to_fp32.py", "entropy_ctrl_state.json"]
-ONLY_TO_RESUME += ["user_content.pt"]
+ONLY_TO_RESUME += ["user_content.pt", "manifest.json", "run_settings.json"]
 # Written to while an upload may run: read when the push is made.
 _CHANGING = (".json", ".jsonl", ".md", ".yaml", ".png")
 
@@ -85,7 +86,7 @@ class Hub:
 
     @property
     def url(self) -> str:
-        """Where the model is to be seen."""
+        """The address of the model."""
         return f"{self._api().endpoint}/{self.repo_id or self.name}"
 
     def connect(self) -> str | None:
@@ -120,7 +121,7 @@ class Hub:
                     time.sleep(self.wait_first)
         assert error is not None
         _logger.warning(
-            "push_to_hub: the Hub cannot be reached (%s). The run goes on; each push will try again.", one_line(error)
+            "push_to_hub: the Hub cannot be reached (%s). The run continues; each push will try again.", one_line(error)
         )
         return None
 
@@ -154,15 +155,15 @@ class Hub:
             except Exception as error:
                 if is_refusal(error) or attempt == self.retries:
                     _logger.warning(
-                        "push_to_hub: '%s' is NOT on the Hub: %s\nThe run goes on, all files are on this machine, and "
-                        "later saves are pushed again. By hand: %s",
+                        "push_to_hub: '%s' is NOT on the Hub: %s\nThe run continues, all files are on this machine, "
+                        "and later saves will be pushed. To push by hand: %s",
                         push.message,
                         one_line(error),
                         push.by_hand.format(repo=self.repo_id or self.name),
                     )
                     return None
                 pause = min(_LONGEST_WAIT, self.wait_first * 2**attempt)
-                _logger.warning("push_to_hub: %s. Again in %g s.", one_line(error), pause)
+                _logger.warning("push_to_hub: %s. Trying again in %g s.", one_line(error), pause)
                 time.sleep(pause)
         raise AssertionError("unreachable")
 
@@ -196,7 +197,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    """An error in one line; the first line of those of the Hub tells the status, the last one the reason."""
+    """An error in one line; the first line of the Hub's errors has the status, the last one the reason."""
     if isinstance(error, json.JSONDecodeError):
         return "the Hub's answer could not be read"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

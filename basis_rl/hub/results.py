@@ -50,7 +50,7 @@ def read_results(folder: str | Path) -> list[Result]:
     """Results of the model in `folder` (``results.json``) and of its base model (``base_results.json``), if any.
 
     Raises:
-        ValueError: a file that is no result of an evaluation.
+        ValueError: a file that is not the result of an evaluation.
     """
     results: list[Result] = []
     for name, is_base in ((FILE_NAME, False), (BASE_FILE_NAME, True)):
@@ -63,7 +63,7 @@ def results_of(path: Path, *, is_base: bool = False) -> list[Result]:
     """``avg@n`` of every benchmark of a file, and ``pass@k`` and ``maj@k`` for the largest k where n > 1.
 
     Raises:
-        ValueError: it is no result of an evaluation.
+        ValueError: it is not the result of an evaluation.
     """
     try:
         content = json.loads(path.read_text())

@@ -11,6 +11,7 @@ from typing import Any
 
 from datasets import Dataset
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from basis_rl.data import GYM_COLUMN, load_prompts
@@ -20,6 +21,8 @@ from basis_rl.recipe.objects import build_recipe_baseline, build_rewards, build_
 from basis_rl.rollout.server import ServerOptions
 from basis_rl.samplers import build_sampler
 from basis_rl.trainer import BasisConfig, BasisTrainer
+from basis_rl.trainer.preflight import check_context, check_start, longest_prompt, with_tools
+from basis_rl.trainer.rollouts.tool_check import as_functions
 
 
 def load_config_and_tokenizer(model: ModelConfig, args: BasisConfig) -> tuple[Any, PreTrainedTokenizerBase]:
@@ -34,6 +37,8 @@ def load_config_and_tokenizer(model: ModelConfig, args: BasisConfig) -> tuple[An
 def load_parts(name: str, revision: str | None, trust_remote_code: bool) -> tuple[Any, PreTrainedTokenizerBase]:
     """`load_config_and_tokenizer` of a model that no recipe names."""
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
+    if Path(name).is_dir():  # nothing to download: its bars would only break up the lines of the log
+        disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(name, **options)
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", truncation_side="left", **options)
@@ -51,6 +56,10 @@ def load_parts(name: str, revision: str | None, trust_remote_code: bool) -> tupl
 def load_training_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, held_out: bool = False) -> Dataset:
     """The recipe's problems, as messages if the tokenizer has a chat template."""
     data, column = recipe.data, recipe.args.difficulty_column
+    if held_out and data.dataset_test_split:
+        data = replace(data, dataset_train_split=data.dataset_test_split, test_fraction=0.0)
+        data = replace(data, max_train_samples=recipe.run.max_eval_samples)
+        held_out = False
     if column is not None and column not in (data.keep_columns or []):
         data = replace(data, keep_columns=[*(data.keep_columns or []), column])
     chat = tokenizer.chat_template is not None
@@ -76,7 +85,7 @@ def load_eval_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Datase
     for item in run.eval_benchmarks:
         problems = load_benchmark(item, recipe.data, conversational=chat, limit=run.max_eval_samples)
         sets[problems.name] = problems.dataset.select_columns(["prompt", "solution", "prompt_id"])
-    if recipe.data.test_fraction > 0:
+    if recipe.data.test_fraction > 0 or recipe.data.dataset_test_split:
         sets["held_out"] = load_training_data(recipe, tokenizer, held_out=True)
     return sets
 
@@ -125,8 +134,11 @@ def build_trainer(recipe: Recipe) -> BasisTrainer:
     sampler = build_sampler(recipe.run.prompt_sampler, **(recipe.run.prompt_sampler_kwargs or {}))
     rewards = build_rewards(recipe)
     tools = build_tools(recipe.run)
-    _, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
+    check_start(recipe.args)
+    config, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
     dataset = load_training_data(recipe, tokenizer)
+    template = with_tools(recipe.args, as_functions(tools))
+    check_context(config, longest_prompt(dataset, tokenizer, template), recipe.args)
     evaluated = load_eval_data(recipe, tokenizer)
     _warn_of_overlap(dataset, evaluated)
     recipe.args.model_init_kwargs = model_init_kwargs(recipe)

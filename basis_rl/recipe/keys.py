@@ -14,79 +14,105 @@ from basis_rl.rewards.registry import REWARDS
 from basis_rl.samplers import SAMPLERS
 from basis_rl.trainer import BasisConfig
 
-# Keys whose values are mappings, which argparse does not know.
-DICT_KEYS = ("baseline_kwargs", "reward_kwargs", "dataset_kwargs", "tool_kwargs", "prompt_sampler_kwargs")
-
 
 @dataclass
 class RunArguments:
     """What is trained with which estimator and reward, and how a value table is built."""
 
-    baseline: str = option("grpo", "Name of the baseline, or module:Class.")
-    baseline_kwargs: dict[str, Any] | None = option(None, "Its parameters (JSON).")
-    objective: str | None = option(None, "Name of the policy objective, or module:function; default: loss_type.")
-    prompt_sampler: str = option(
-        "uniform", f"Which prompts are sampled: {', '.join(SAMPLERS)}, or module:Class of your own."
+    baseline: str = option("grpo", "The name of the baseline, or module:Class for one of your own.")
+    baseline_kwargs: dict[str, Any] | None = option(None, "The parameters of the baseline, as a mapping.")
+    objective: str | None = option(
+        None, "The name of the policy objective, or module:function for one of your own. The default is loss_type."
     )
-    prompt_sampler_kwargs: dict[str, Any] | None = option(None, "Its parameters (JSON): `{correct: true}`.")
+    prompt_sampler: str = option(
+        "uniform",
+        f"How prompts are chosen: {', '.join(SAMPLERS)}, or module:Class for a sampler of your own.",
+    )
+    prompt_sampler_kwargs: dict[str, Any] | None = option(
+        None, "The parameters of the prompt sampler, as a mapping, such as {correct: true}."
+    )
     reward_funcs: list[str] = option(
         None,
-        f"Any of {', '.join(REWARDS)}; a function of your own in TRL's form (`my_lib.rewards.mine`), or in "
-        "the killable pool, one completion a call (`pool:my_lib.rewards:mine`). Weights: reward_weights.",
+        f"The reward functions: any of {', '.join(REWARDS)}; a function of your own in TRL's form "
+        "(my_lib.rewards.mine); or one that scores one rollout per call, in processes with limits of time and memory "
+        "(pool:my_lib.rewards:mine). reward_weights holds their weights.",
         factory=lambda: ["math_verify"],
     )
     reward_kwargs: dict[str, Any] | None = option(
         None,
-        "Their parameters (JSON): `{format: {form: box}, overlong: {cache: 4096}}`; of a single one "
-        "also `{timeout: 5}`.",
+        "The parameters of the reward functions, as a mapping by their names: {format: {form: box}, overlong: {cache: "
+        "4096}}. With a single reward function its parameters may stand alone: {timeout: 5}.",
     )
     tools: list[str] | None = option(
-        None, "Tools that the model may call: `python`, `calculator`, or the dotted path of a function."
+        None, "The tools that the model may call: python, calculator, or the dotted path of a function."
     )
-    tool_kwargs: dict[str, Any] | None = option(None, "Their parameters, by tool: `{python: {timeout: 5}}` (JSON).")
-    serve: bool = option(False, "`basis-rl train`: start a vLLM server beside the training, and stop it at the end.")
-    serve_devices: str | None = option(None, "CUDA_VISIBLE_DEVICES of that server, which the training must not use.")
+    tool_kwargs: dict[str, Any] | None = option(
+        None, "The parameters of the tools, as a mapping by their names: {python: {timeout: 5}}."
+    )
+    serve: bool = option(
+        False,
+        "For `basis-rl train`: starts a vLLM server beside the training, generates with it (use_vllm, vllm_mode "
+        "server), and stops it at the end.",
+    )
+    serve_devices: str | None = option(
+        None, "The CUDA_VISIBLE_DEVICES of that server. The training must not use the same GPUs."
+    )
     serve_args: str | None = option(
-        None, "Further arguments of vLLM for it; on the command line: --serve_args='--a 1 --b 2'."
+        None, "Further arguments of vLLM for that server. On the command line: --serve_args='--a 1 --b 2'."
     )
     eval_benchmarks: list[str] | None = option(
         None,
-        "With eval_strategy: benchmarks, files or NAME=SOURCE that training is measured on, with "
-        "num_generations_eval answers to each problem; default: the problems that test_fraction holds out.",
+        "With eval_strategy: the benchmarks, files or NAME=SOURCE that training is measured on, with "
+        "num_generations_eval rollouts per problem. The default is the problems that test_fraction holds out.",
     )
-    max_eval_samples: int | None = option(None, "Only the first so many problems of each of eval_benchmarks.")
-    values_num_rollouts: int = option(32, "`basis-rl values`: rollouts per prompt.")
-    values_batch_size: int = option(256, "`basis-rl values`: rollouts generated at a time.")
-    values_output: str | None = option(None, "`basis-rl values`: where to write; default: `values` of baseline_kwargs.")
+    max_eval_samples: int | None = option(
+        None,
+        "The number of problems that are used of each of eval_benchmarks or dataset_test_split, from its start.",
+    )
+    values_num_rollouts: int = option(32, "For `basis-rl values`: the number of rollouts per prompt.")
+    values_batch_size: int = option(256, "For `basis-rl values`: the number of rollouts that are generated at a time.")
+    values_output_dir: str | None = option(
+        None, "For `basis-rl values`: the folder of the value table. The default is `values` of baseline_kwargs."
+    )
     values_servers: str | None = option(
-        None, "`basis-rl values`: URLs of vLLM servers to sample from, with commas between them."
+        None, "For `basis-rl values`: the URLs of vLLM servers to sample from, separated by commas."
     )
-    values_serve: bool = option(False, "`basis-rl values`: start a vLLM server (serve_devices, serve_args) for it.")
+    values_serve: bool = option(
+        False, "For `basis-rl values`: starts a vLLM server for it (see serve_devices and serve_args)."
+    )
     values_shard: str | None = option(
-        None, "`basis-rl values`: `i/n`: do part i (from 0) of n; the last to finish merges all parts."
+        None,
+        "For `basis-rl values`: `i/n` samples part i (counted from 0) of n. The process that finishes last merges all "
+        "parts.",
     )
     values_early_exit: int = option(
         0,
-        "`basis-rl values`: rollouts after which prompts with rewards all 0 or all 1 are done; 0: never. "
-        "It biases their values; see basis_rl.values.build.TablePlan.",
+        "For `basis-rl values`: a prompt is done after this many rollouts if their rewards are all 0 or all 1. 0 means "
+        "never. It biases the values of these prompts; see basis_rl.values.build.TablePlan.",
     )
     values_push_to_hub: str | None = option(
-        None, "`basis-rl values`: dataset repository to push the table to, `owner/name`."
+        None, "For `basis-rl values`: the dataset repository to push the table to, `owner/name`."
     )
     clusters_encoder: str = option(
-        DEFAULT_ENCODER, "`basis-rl clusters`: a sentence-transformers model, Hub id or folder."
+        DEFAULT_ENCODER, "For `basis-rl clusters`: a sentence-transformers model, as a Hub id or a folder."
     )
     clusters_num: int | None = option(
-        None, "`basis-rl clusters`: K; default: generation_batch_size / 16, at most prompts / 25."
+        None,
+        "For `basis-rl clusters`: the number of clusters. The default is generation_batch_size / 16, and at most the "
+        "number of prompts / 25.",
     )
-    clusters_output: str | None = option(
-        None, "`basis-rl clusters`: where to write; default: `clusters` of baseline_kwargs."
+    clusters_output_dir: str | None = option(
+        None, "For `basis-rl clusters`: the folder of the codebook. The default is `clusters` of baseline_kwargs."
     )
 
 
 @dataclass
 class Recipe:
-    """A parsed recipe; `resolved` is every key that was given, after overrides and without secrets."""
+    """A parsed recipe.
+
+    `resolved` holds every key that was given, after overrides and without secrets; `notes` says in sentences what was
+    translated from a ``trl grpo`` recipe.
+    """
 
     run: RunArguments
     data: DataArguments
@@ -94,3 +120,4 @@ class Recipe:
     args: BasisConfig
     resolved: dict[str, Any]
     argv: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)

@@ -44,7 +44,7 @@ def _own_reward(name: str, params: dict[str, Any]) -> Any:
     except TypeError as error:
         raise ValueError(f"reward_kwargs {params} do not fit '{name}': {error}.") from error
     if not callable(found):
-        raise ValueError(f"reward_funcs: '{name}' is a {type(found).__name__}, no function.")
+        raise ValueError(f"reward_funcs: '{name}' is a {type(found).__name__}, not a function.")
     if params:
         raise ValueError(f"reward_kwargs: '{name}' is a function, which has no parameters to set; a class has.")
     return found
@@ -93,7 +93,7 @@ def build_recipe_baseline(run: RunArguments) -> Baseline:
         if ":" in run.baseline:
             baseline = import_object(run.baseline, "baseline")(**params)
             if not isinstance(baseline, Baseline):
-                raise ValueError(f"'{run.baseline}' is no subclass of basis_rl.baselines.Baseline.")
+                raise ValueError(f"'{run.baseline}' is not a subclass of basis_rl.baselines.Baseline.")
             return baseline
         return build_baseline(run.baseline, **params)
     except TypeError as error:

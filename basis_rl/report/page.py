@@ -11,8 +11,9 @@ import yaml
 
 from basis_rl import __version__
 from basis_rl.report.compare import Comparison
-from basis_rl.report.plots import DARK, LIGHT, marker, plots, png, svg
+from basis_rl.report.plots import DARK, LIGHT, TABLE, marker, plots, png, svg, table_parts
 from basis_rl.report.tables import Table, runs_table, settings_table, tables
+from basis_rl.report.verdict import verdict
 from basis_rl.text import escape_markdown, markdown_table, render
 
 METHOD = [
@@ -57,7 +58,8 @@ def headline(comparison: Comparison) -> str:
 
 def markdown(comparison: Comparison, folder: Path) -> str:
     """The report as Markdown; draws the plots that it shows into ``folder/plots``."""
-    text = [_TITLE, escape_markdown(headline(comparison)) + "."]
+    answer, *details = [escape_markdown(sentence) for sentence in verdict(comparison)]
+    text = [_TITLE, " ".join([f"**{answer}**", *details]), escape_markdown(headline(comparison)) + "."]
     text += [f"> {escape_markdown(note)}" for note in comparison.notes]
     first, *others = tables(comparison)
     text.append(_markdown_table(first))
@@ -94,9 +96,12 @@ def html(comparison: Comparison) -> str:
     from markupsafe import Markup
 
     sections: dict[str, list[dict[str, Any]]] = {}
+    broken = len(table_parts(comparison)) > 1
     for plot in plots(comparison):
         picture = Markup(svg(comparison, plot))
-        sections.setdefault(plot.section, []).append({"title": plot.title, "svg": picture})
+        sections.setdefault(plot.section, []).append(
+            {"title": plot.title, "svg": picture, "wide": plot.x == TABLE and broken}
+        )
     first, *others = tables(comparison)
     recipes = [
         {"label": group.label, "text": yaml.safe_dump(group.runs[0].settings, sort_keys=False, allow_unicode=True)}
@@ -114,6 +119,7 @@ def html(comparison: Comparison) -> str:
         Path(__file__).with_name("page.html.jinja"),
         html=True,
         headline=headline(comparison),
+        verdict=verdict(comparison),
         notes=comparison.notes,
         first=first,
         others=others,

@@ -23,6 +23,7 @@ DARK = ("#4ba3dc", "#f08243", "#2cc59b", "#e193bd", "#9bd3f5", "#f2b632", "#b8b8
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _LINES = ("-", "--", "-.", ":")
 _GRID, _INK = "#d0d0d0", "#000000"
+_WIDTH = 4.8
 # Not an axis that was logged: rollouts, and those of the value table.
 TABLE = "with_table"
 
@@ -132,24 +133,20 @@ def _draw(
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
+    height = 3.1 + (0.2 * len(comparison.groups) if legend else 0)
     with matplotlib.rc_context({"font.size": 10, "font.family": "sans-serif", **options}):
-        figure, axis = plt.subplots(figsize=(4.8, 3.1 + (0.2 * len(comparison.groups) if legend else 0)))
         curves = lines(comparison, plot)
-        scale, unit = _scale(plot, [found for found in curves if found])
-        uses = table_uses(comparison)
-        for index, (group, found) in enumerate(zip(comparison.groups, curves, strict=True)):
-            if found is None:
-                continue
-            if plot.x != TABLE:
-                _line(axis, found.x[plot.x] / scale, found, index, label=group.label)
-                continue
-            whole, share = table_price(group, uses)
-            _line(axis, found.x["num_rollouts"] + whole, found, index, label=group.label)
-            if share < whole:
-                _line(axis, found.x["num_rollouts"] + share, found, index, linestyle="--", band=False)
-        _dress(axis, plot, unit)
+        if plot.x == TABLE:
+            figure, first = _with_tables(comparison, plot, curves, height)
+        else:
+            figure, first = plt.subplots(figsize=(_WIDTH, height))
+            scale, unit = _scale(plot, [found for found in curves if found])
+            for index, (group, found) in enumerate(zip(comparison.groups, curves, strict=True)):
+                if found is not None:
+                    _line(first, found.x[plot.x] / scale, found, index, label=group.label)
+            _dress(first, plot, unit)
         if legend:
-            handles, labels = axis.get_legend_handles_labels()
+            handles, labels = first.get_legend_handles_labels()
             box = figure.legend(
                 handles, labels, loc="upper left", bbox_to_anchor=(0.1, 0.02), fontsize=8, frameon=False
             )
@@ -158,6 +155,62 @@ def _draw(
         figure.tight_layout()
         figure.savefig(target, **{"transparent": True, "bbox_inches": "tight", "pad_inches": 0.05, **saving})
         plt.close(figure)
+
+
+def _with_tables(comparison: Comparison, plot: Plot, curves: Sequence[Curve | None], height: float) -> tuple[Any, Any]:
+    """Curves that begin after the rollouts of their value tables, and the first axis, which has their labels.
+
+    A table can be many times as large as the budget. The axis is then broken, so that a rollout is as wide in each
+    part as it would be without tables.
+    """
+    from matplotlib import pyplot as plt
+
+    prices, parts = _prices(comparison), table_parts(comparison)
+    widths = [end - begin for begin, end in parts]
+    size = (_WIDTH * min(2, len(parts)), height)
+    figure, axes = plt.subplots(1, len(parts), figsize=size, sharey=True, squeeze=False, width_ratios=widths)
+    for axis, limits in zip(axes[0], parts, strict=True):
+        for index, (group, found) in enumerate(zip(comparison.groups, curves, strict=True)):
+            if found is None:
+                continue
+            (whole, share), x = prices[index], found.x["num_rollouts"]
+            _line(axis, x + whole, found, index, label=group.label)
+            if share < whole:
+                _line(axis, x + share, found, index, linestyle="--", band=False)
+        _dress(axis, plot, "")
+        axis.set_xlim(*limits)
+        if axis is not axes[0, 0]:
+            axis.set_title("", loc="left")
+            axis.spines["left"].set_linestyle((0, (2, 3)))
+            axis.tick_params(axis="y", length=0)
+    if len(parts) > 1:
+        for axis in axes[0]:
+            axis.set_xlabel("")
+        figure.supxlabel(_AXES[TABLE] + " (axis broken)", fontsize=10)
+    return figure, axes[0, 0]
+
+
+def _prices(comparison: Comparison) -> list[tuple[float, float]]:
+    uses = table_uses(comparison)
+    return [table_price(group, uses) for group in comparison.groups]
+
+
+def table_parts(comparison: Comparison) -> list[tuple[float, float]]:
+    """The parts of the axis of rollouts with the value tables counted in; more than one where it is broken."""
+    return stretches([begin for price in _prices(comparison) for begin in price], comparison.budget)
+
+
+def stretches(begins: Sequence[float], length: float) -> list[tuple[float, float]]:
+    """The parts of an axis on which curves of one length lie that begin at `begins`; gaps below half of it are kept."""
+    found: list[tuple[float, float]] = []
+    for begin in sorted(begins):
+        if found and begin - found[-1][1] <= 0.5 * length:
+            found[-1] = (found[-1][0], begin + length)
+        else:
+            found.append((begin, begin + length))
+    if found and found[0][0] <= 0.5 * length:  # 0 is shown where it is near
+        found[0] = (0.0, found[0][1])
+    return found
 
 
 def marker(index: int) -> int:
@@ -186,7 +239,7 @@ def _line(axis: Any, x: np.ndarray, found: Curve, index: int, *, band: bool = Tr
     axis.plot(x, found.mean, **{**settings, **style})
     if band and found.y.shape[0] > 1:
         low, high = np.fmin.reduce(found.y, axis=0), np.fmax.reduce(found.y, axis=0)
-        axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+        axis.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
 
 
 def _dress(axis: Any, plot: Plot, unit: str) -> None:

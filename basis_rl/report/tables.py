@@ -71,13 +71,13 @@ def final_table(comparison: Comparison) -> Table:
     names = dict.fromkeys(name for group in comparison.groups for run in group.runs for name in run.benchmarks)
     accuracies += [_Column(name, _benchmark(name), _THREE) for name in names]
     columns = [
-        _Column(f"time ({unit})", lambda run: run.spent("seconds", budget) / seconds, "{:.1f}".format),
         _Column("reward at the end", lambda run: mean_until(run, "reward", budget, END), _THREE),
         *accuracies,
     ]
     if len(accuracies) > 1:
         columns.append(_Column("avg", lambda run: fmean(column.value(run) for column in accuracies), _THREE))
     columns += [
+        _Column(f"time ({unit})", lambda run: run.spent("seconds", budget) / seconds, "{:.1f}".format),
         _Column("rollout tokens", lambda run: run.spent("num_rollout_tokens", budget), compact),
         _Column("steps", lambda run: run.spent("step", budget), "{:,.0f}".format, compared=False),
     ]

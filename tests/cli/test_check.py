@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -14,11 +15,13 @@ from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 from transformers import AutoConfig, AutoModel
 
 from basis_rl.baselines import Ppo
+from basis_rl.cli import check_site
 from basis_rl.cli.main import main
 from basis_rl.clusters import PromptClusters
 from basis_rl.data import load_prompts
 from basis_rl.estimate.footprint import Launch, planned, read_launch
 from basis_rl.recipe.file import parse_recipe
+from basis_rl.trainer import preflight
 from basis_rl.values import ValueTable
 from tests.support.tiny import tiny_tokenizer
 
@@ -74,6 +77,7 @@ def test_sections_come_in_order_and_the_verdict_last(check):
         "Golds",
         "Enough for a step?",
         "Memory of a GPU",
+        "Disk",
         "Rollouts",
         "Sandbox of the rewards",
         "Hub",
@@ -137,8 +141,8 @@ def test_the_launch_of_a_deepspeed_file(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--accelerate_config", "nowhere.yaml"], "there is no file 'nowhere.yaml'"),
-        (["--accelerate_config", __file__], "is no accelerate configuration"),
+        (["--accelerate_config", "nowhere.yaml"], "There is no configuration of accelerate 'nowhere.yaml'"),
+        (["--accelerate_config", __file__], "is not an accelerate configuration"),
         (["--world_size", "0"], "must be at least 1"),
     ],
 )
@@ -148,23 +152,71 @@ def test_launches_that_cannot_be(options, message, check):
     assert message in error
 
 
+def test_extras_that_are_missing_here_are_warnings(check, monkeypatch):
+    monkeypatch.setattr("basis_rl.cli.check_site.missing_extra", lambda module, what: f"{what} needs {module}.")
+    code, _, warnings, error = check("--accelerate_config", "zero3_cpu", "--use_vllm", "true")
+    assert code == 0, error
+    assert any("use_vllm needs vllm." in warning for warning in warnings)
+    assert any("DeepSpeed ZeRO-3 on 2 process(es)" in w and "needs deepspeed." in w for w in warnings)
+    _, _, warnings, _ = check()
+    assert not any("needs" in warning for warning in warnings)
+
+
 def test_warnings_are_not_failures_unless_strict(check):
-    code, said, warnings, _ = check("--gpu_memory", "0.0001", objective="gspo", max_completion_length=2048)
+    code, said, warnings, _ = check("--gpu_memory", "0.0001", objective="gspo")
     assert code == 0
-    assert len(warnings) == 3
+    assert len(warnings) == 2
     assert "epsilon is 0.2" in warnings[0]
-    assert "the model's context is 2048" in warnings[1]
-    assert "GiB on each GPU, which has 0.0. Shard over more" in warnings[2]
-    assert said.rstrip().endswith("with 3 warning(s).")
+    assert "GiB on each GPU, which has 0.0. Shard over more" in warnings[1]
+    assert said.rstrip().endswith("with 2 warning(s).")
     code, _, warnings, _ = check("--strict", "--gpu_memory", "80", objective="gspo")
     assert (code, len(warnings)) == (2, 1)
     assert check("--strict")[0] == 0
 
 
+REFUSED = {
+    "reporter": ({"report_to": "wandb"}, "report_to: wandb is not installed or not set up here"),
+    "reporters": ({"report_to": ["trackio", "comet_ml"]}, "report_to: trackio, comet_ml is not installed"),
+    "temperature": ({"temperature": 0.0}, "temperature is 0: all rollouts of a prompt would be the same"),
+    "folder": ({"output_dir": "/proc/version/run"}, "'/proc/version' is no folder"),
+    "read-only folder": ({"output_dir": "/sys/run"}, "output_dir: '/sys/run' cannot be made"),
+    "context": ({"max_completion_length": 2048}, "but the model's context is 2048"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_ends_a_run_at_its_start_is_said_by_check_and_by_train_before_a_model_is_loaded(
+    case, check, recipe, capsys, monkeypatch
+):
+    changes, message = REFUSED[case]
+    monkeypatch.setattr(preflight, "get_available_reporting_integrations", lambda: ["tensorboard"])
+    if case == "read-only folder":
+        monkeypatch.setattr(preflight.os, "access", lambda *_: False)
+    code, _, _, error = check(**changes)
+    assert code == 2
+    assert message in error
+    monkeypatch.setattr("basis_rl.recipe.build.BasisTrainer", None)
+    if "folder" in case:
+        monkeypatch.setattr("basis_rl.cli.train.held", lambda folder: nullcontext())
+    assert main(["train", recipe(**changes, use_cpu=True, bf16=False)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_room_for_the_checkpoints_is_compared(check, monkeypatch):
+    settings = {"save_strategy": "steps", "save_total_limit": 2}
+    code, said, warnings, _ = check(**settings)
+    assert (code, warnings) == (0, [])
+    assert re.search(r"A checkpoint takes about \d\.\d\d GiB; 2 are kept", said)
+    monkeypatch.setattr(check_site, "free_bytes", lambda folder: 1000)
+    code, _, warnings, _ = check(**settings)
+    assert code == 0
+    assert "There are 0.00 GiB free for output_dir, but 2 checkpoint(s)" in warnings[0]
+
+
 def test_low_precision_without_float32_weights(check):
     for options in ([], ["--accelerate_config", str(ROOT / "accelerate_configs" / "ddp.yaml"), "--world_size", "2"]):
         assert (
-            "updates of a learning rate like 1e-06 are mostly rounded away" in check(*options, dtype="bfloat16")[2][0]
+            "updates at a learning rate like 1e-06 are mostly rounded away" in check(*options, dtype="bfloat16")[2][0]
         )
     config = str(ROOT / "accelerate_configs" / "zero3.yaml")
     assert check("--accelerate_config", config, "--world_size", "2", dtype="bfloat16")[2] == []
@@ -191,7 +243,7 @@ def prompt_ids(path):
         ),
         (
             {"prompt_sampler": "dynamic", "num_generations": 2},
-            "Prompts are drawn by `dynamic` (max_refills 4): groups whose rewards are all equal are drawn anew, 4 "
+            "Prompts are drawn by `dynamic` (max_refills 4): groups whose rewards are all equal are drawn again, 4 "
             "times at most.",
         ),
         ({"prompt_sampler": "thompson"}, "over the prompts that it draws, not over all alike.\n"),
@@ -348,9 +400,7 @@ def test_the_hub_is_asked(name, answer, code, message, check, monkeypatch):
 
 
 def test_help(capsys):
-    with pytest.raises(SystemExit) as done:
-        main(["check", "--help"])
-    assert done.value.code == 0
+    assert main(["check", "--help"]) == 0
     assert "--accelerate_config" in capsys.readouterr().out
 
 

@@ -1,5 +1,6 @@
 """The command line: recipes, overrides, real rows of GSM8K and MATH, and messages instead of tracebacks."""
 
+import fcntl
 import json
 import os
 import re
@@ -199,7 +200,7 @@ BAD = {
     "class that is no baseline": (
         {"baseline": "tests.support.tiny:Path"},
         [],
-        "no subclass of basis_rl.baselines.Baseline",
+        "not a subclass of basis_rl.baselines.Baseline",
     ),
     "table missing": ({"baseline": "basis", "num_generations": 1}, [], "needs the parameter 'values'"),
 }
@@ -265,7 +266,7 @@ def test_accelerate_launch_takes_the_same_arguments(recipe, tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     assert "step 2/2" in done.stdout
-    assert done.stdout.count("Model, card, log and plot are in") == 1
+    assert done.stdout.count("== Summary") == 1
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out") is not None
 
 
@@ -299,12 +300,12 @@ def test_resuming_from_nothing_or_with_another_baseline_is_one_message(recipe, t
     capsys.readouterr()
     checkpoint = str(tmp_path / "out" / "checkpoint-2")
     assert main(["train", recipe(baseline="dr_grpo"), "--resume_from_checkpoint", checkpoint]) == 2
-    assert "saved with the baseline Rloo, this run has DrGrpo" in capsys.readouterr().err
+    assert 'baseline: "rloo", now "dr_grpo"' in capsys.readouterr().err
 
 
 def test_a_table_does_not_replace_something_else(recipe, tmp_path, capsys):
     (tmp_path / "precious").mkdir()
-    assert main(["values", recipe(values_output=str(tmp_path / "precious"))]) == 2
+    assert main(["values", recipe(values_output_dir=str(tmp_path / "precious"))]) == 2
     assert "is not a value table; it is left alone" in capsys.readouterr().err
 
 
@@ -340,6 +341,44 @@ def test_a_signal_stops_training_with_its_own_exit_code_and_auto_goes_on(recipe,
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
+def test_a_finished_run_that_is_resumed_says_so_and_completes_what_is_missing(recipe, tmp_path, capsys):
+    """Three times, the second after a kill in the final save; the fourth with fewer steps."""
+    out = tmp_path / "out"
+    settings = {"save_strategy": "steps", "save_steps": 1}
+    again = ["--resume_from_checkpoint", "auto"]
+    assert main(["train", recipe(**settings)]) == 0
+    weights, log = (out / "model.safetensors").read_bytes(), (out / "metrics.jsonl").read_text()
+    record = json.loads((out / "run.json").read_text())
+    assert record["finished"]
+    capsys.readouterr()
+    for steps, torn in ((2, False), (2, True), (1, False)):
+        if torn:
+            (out / "model.safetensors").write_bytes(b"half")
+            (out / "INCOMPLETE").touch()
+        (out / "README.md").unlink()
+        assert main(["train", recipe(**settings, max_steps=steps), *again]) == 0
+        said = capsys.readouterr().out
+        assert f"is finished: step 2 of {steps}" in said
+        assert ("saving the model" in said) == torn
+        assert (out / "model.safetensors").read_bytes() == weights
+        assert (out / "metrics.jsonl").read_text() == log
+        assert (out / "README.md").is_file()
+        assert not (out / "INCOMPLETE").exists()
+        assert json.loads((out / "run.json").read_text())["step"] == 2
+        assert yaml.safe_load((out / "recipe.yaml").read_text())["max_steps"] == 2
+        assert sorted(path.name for path in out.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+    assert main(["train", recipe(**settings)]) == 2
+    assert "of an earlier run, the newest is checkpoint-2" in capsys.readouterr().err
+
+
+def test_two_runs_in_one_folder_are_refused(recipe, tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    with (tmp_path / "out" / ".claim").open("w") as other:  # another open file: as another process's
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert main(["train", recipe()]) == 2
+    assert "a run that is still going on" in capsys.readouterr().err
+
+
 def test_gradients_that_are_not_finite_end_the_run_with_their_own_exit_code(recipe, capsys):
     path = recipe(reward_funcs=["tests.cli.test_cli.absurd"], baseline="none", max_steps=30, max_nonfinite_steps=2)
     assert main(["train", path]) == 70
@@ -348,3 +387,24 @@ def test_gradients_that_are_not_finite_end_the_run_with_their_own_exit_code(reci
 
 def absurd(completions, **kwargs):
     return [3e38 * (i % 2) for i in range(len(completions))]
+
+
+@pytest.mark.parametrize("form", [["--strength", "4"], ["--strength=4"], ["--baseline_kwargs.strength", "4"]])
+def test_check_gives_a_baseline_its_arguments(form, capsys):
+    assert main(["check", "examples.custom_baseline:Shrinkage", *form]) == 0
+    assert "keeps the contract: shape_and_zeros" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["examples.custom_baseline:Shrinkage", "--strenght", "4"], "cannot be built: TypeError"),
+        (["examples.custom_baseline:Shrinkage", "4"], "Give the arguments of a constructor"),
+        (["examples.custom_objective:simple", "--strength", "4"], "is no class, so it takes no arguments"),
+        (["math:pi"], "there is nothing to check"),
+        (["math:sqrt"], "does not declare|cannot be built|no subclass"),
+    ],
+)
+def test_check_tells_what_it_cannot_check(words, message, capsys):
+    assert main(["check", *words]) == 2
+    assert re.search(message, capsys.readouterr().err)

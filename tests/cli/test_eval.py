@@ -28,7 +28,16 @@ def sums(tmp_path_factory):
 
 
 def evaluate(model, sums, output, *more):
-    words = ["eval", str(model), "--benchmarks", str(sums), "--output", str(output), "--prompt_template", "{prompt}"]
+    words = [
+        "eval",
+        str(model),
+        "--benchmarks",
+        str(sums),
+        "--output_dir",
+        str(output),
+        "--prompt_template",
+        "{prompt}",
+    ]
     return main([*words, "--max-new-tokens", "12", *map(str, more)])
 
 
@@ -58,8 +67,10 @@ def test_a_comparison_says_what_else_is_different(model, sums, tmp_path, capsys)
     assert evaluate(model, sums, tmp_path / "a", "--num_rollouts", 2) == 0
     assert evaluate(model, sums, tmp_path / "b", "--temperature", 0, "--seed", 1, "--compare", tmp_path / "a") == 0
     said = capsys.readouterr().out
-    assert "sums was asked otherwise there: num_rollouts: 2, now 1; temperature: 0.6, now 0.0; top_p: 0.95" in said
-    assert "seed" not in said.split("otherwise")[1]
+    assert (
+        "sums was run with other settings there: num_rollouts: 2, now 1; temperature: 0.6, now 0.0; top_p: 0.95" in said
+    )
+    assert "seed" not in said.split("other settings")[1]
 
 
 def test_prompts_and_answers_are_those_of_plain_sampling(model, sums, tmp_path):
@@ -88,7 +99,16 @@ def test_a_seed_draws_the_same_again_and_another_one_others(model, sums, tmp_pat
 
 
 def test_a_sampled_benchmark_asked_greedily_gives_one_rollout(model, sums, tmp_path):
-    words = ["eval", str(model), "--benchmarks", f"amc23={sums}", "--output", str(tmp_path), "--max_new_tokens", "3"]
+    words = [
+        "eval",
+        str(model),
+        "--benchmarks",
+        f"amc23={sums}",
+        "--output_dir",
+        str(tmp_path),
+        "--max_new_tokens",
+        "3",
+    ]
     assert main([*words, "--temperature", "0"]) == 0
     assert {len(rows) for rows in read_rollouts(tmp_path / "amc23.jsonl").values()} == {1}
 

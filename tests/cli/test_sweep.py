@@ -56,11 +56,13 @@ def test_every_baseline_draws_the_same_number_of_rollouts(recipe):
         assert run.recipe.args.generation_batch_size == 16
         assert run.recipe.args.num_generations == (8 if BASELINES[name].min_group_size > 1 else 1)
     assert runs["remax"].recipe.args.max_steps == 6
-    budgeted = plan(recipe(), ["rloo:num_generations=4", "none", "remax"], [0], budget=160, group_size=2)
+    budgeted = plan(recipe(), ["rloo:num_generations=4", "none", "remax"], [0], budget=160, num_generations=2)
     assert [rollouts(run) for run in budgeted] == [160, 160, 160]
     assert [run.recipe.args.num_generations for run in budgeted] == [4, 1, 1]
     assert [rollouts(run) for run in plan(recipe(), ["none", "remax"], [0], budget=170)] == [160, 160]
-    assert plan(recipe(), ["rloo"], [0], group_size=2)[0].recipe.args.num_generations == 2
+    assert plan(recipe(), ["rloo"], [0], num_generations=2)[0].recipe.args.num_generations == 2
+    groups = plan(recipe(num_generations=4), ["rloo", "none", "grpo:num_generations=8"], [0], num_generations=2)
+    assert [run.recipe.args.num_generations for run in groups] == [2, 2, 8], "a recipe of groups: an ordinary override"
     other = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "steps_per_generation": 8}
     assert [rollouts(run) for run in plan(recipe(**other, num_iterations=3), ["none", "rloo"], [0])] == [64, 64]
 
@@ -151,7 +153,7 @@ def test_a_failure_is_reported_at_the_end_and_costs_nothing_else(recipe, stand_i
     out = tmp_path / "sweep"
     out.mkdir()
     (out / "broken").write_text("rloo")
-    arguments = ["--baselines", "none,rloo,remax", "--seeds", "0,1", "--output", str(out), "--launcher", stand_in]
+    arguments = ["--baselines", "none,rloo,remax", "--seeds", "0,1", "--output_dir", str(out), "--launcher", stand_in]
     assert main(["sweep", recipe(), *arguments]) == 70
     said = capsys.readouterr().out
     for seed in (0, 1):
@@ -184,7 +186,14 @@ def test_a_failure_is_reported_at_the_end_and_costs_nothing_else(recipe, stand_i
 @pytest.mark.long
 def test_two_real_runs_one_of_them_interrupted(recipe, tmp_path, capsys):
     path = recipe(max_steps=200, save_strategy="steps", save_steps=1000, logging_steps=2)
-    arguments = ["sweep", path, "--baselines", "batch_mean,remax:num_generations=2", "--output", str(tmp_path / "s")]
+    arguments = [
+        "sweep",
+        path,
+        "--baselines",
+        "batch_mean,remax:num_generations=2",
+        "--output_dir",
+        str(tmp_path / "s"),
+    ]
     command = [sys.executable, "-m", "basis_rl", *arguments]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     first, second = tmp_path / "s" / "batch_mean-seed0", tmp_path / "s" / "remax-num_generations=2-seed0"

@@ -65,7 +65,7 @@ def test_what_is_wrong_is_said_at_once(arguments, message, recipe, capsys):
 
 
 def test_value_tables_are_refused(recipe, tmp_path, capsys):
-    assert main(["values", recipe, "--values_output", str(tmp_path / "values")]) != 0
+    assert main(["values", recipe, "--values_output_dir", str(tmp_path / "values")]) != 0
     assert "draws single turns" in capsys.readouterr().err
 
 

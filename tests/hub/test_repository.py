@@ -273,7 +273,8 @@ def test_a_pulled_checkpoint_is_found_by_auto(tmp_path):
     for place in (pulled, own):
         assert resolve("auto", tmp_path) == (None if place is pulled else str(pulled))
         place.mkdir()
-        (place / "trainer_state.json").write_text("{}")
+        for name in ("trainer_state.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
+            (place / name).write_text("{}")
     assert resolve("auto", tmp_path) == str(own)
     assert not any(name.startswith("last-checkpoint") for name in files_of_run(tmp_path))
 

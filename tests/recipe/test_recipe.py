@@ -18,8 +18,9 @@ from basis_rl.recipe.build import (
     model_init_kwargs,
     server_options,
 )
-from basis_rl.recipe.file import parse_recipe, parse_yaml, split_path
+from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.objects import build_recipe_baseline, build_rewards, build_tools
+from basis_rl.recipe.words import parse_yaml, split_path
 from tests.support.tiny import tiny_tokenizer
 
 
@@ -125,6 +126,16 @@ def test_secrets_are_not_in_what_is_saved(parsed):
     assert "hf_secret" not in json.dumps(parsed(**given).resolved)
 
 
+@pytest.mark.parametrize("words", [["--serve"], ["--serve", "true"], ["--serve=yes"], ["--serve", "--seed", "1"]])
+def test_who_asks_for_a_server_generates_with_it(words, tmp_path):
+    given = ["--model_name_or_path", "m", "--output_dir", str(tmp_path), "--use_cpu", "true", "--bf16", "false"]
+    recipe = parse_recipe([*given, *words])
+    assert (recipe.args.use_vllm, recipe.args.vllm_mode) == (True, "server")
+    assert recipe.resolved["use_vllm"] is True
+    assert not parse_recipe([*given, "--serve", "false"]).args.use_vllm
+    assert not parse_recipe([*given, *words, "--use_vllm", "false"]).args.use_vllm
+
+
 def test_single_names_are_lists(parsed):
     found = parsed(reward_funcs="math_verify", tools="calculator", eval_benchmarks="a,b=c")
     assert (found.run.reward_funcs, found.run.tools) == (["math_verify"], ["calculator"])
@@ -142,7 +153,7 @@ def test_rewards_of_ones_own(parsed):
         build_rewards(parsed(reward_kwargs={"scale": 3.0}))
     with pytest.raises(ValueError, match="do not fit"):
         build_rewards(parsed(reward_funcs=[f"{HERE}.Graded"], reward_kwargs={"scales": 3.0}))
-    with pytest.raises(ValueError, match="is a str, no function"):
+    with pytest.raises(ValueError, match="is a str, not a function"):
         build_rewards(parsed(reward_funcs=[f"{HERE}.HERE"]))
 
 
@@ -169,7 +180,7 @@ def test_tools_of_ones_own(parsed):
 def test_baselines_of_ones_own(parsed):
     found = build_recipe_baseline(parsed(baseline=f"{HERE}:Weighted", baseline_kwargs={"weight": 2.0}).run)
     assert found.weight == 2.0
-    with pytest.raises(ValueError, match="is no subclass"):
+    with pytest.raises(ValueError, match="is not a subclass"):
         build_recipe_baseline(parsed(baseline=f"{HERE}:Graded").run)
     with pytest.raises(ValueError, match="do not fit"):
         build_recipe_baseline(parsed(baseline=f"{HERE}:Weighted", baseline_kwargs={"wait": 2.0}).run)

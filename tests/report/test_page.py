@@ -162,7 +162,10 @@ def test_plain_tables_keep_their_columns():
 
 
 def test_the_command(runs, tmp_path, capsys):
-    assert main(["compare", str(runs), "--output", str(tmp_path / "r"), "--reference", "basis", "--budget", "700"]) == 0
+    assert (
+        main(["compare", str(runs), "--output_dir", str(tmp_path / "r"), "--reference", "basis", "--budget", "700"])
+        == 0
+    )
     said = capsys.readouterr().out
     assert "700 rollouts each; differences to 'basis'" in said
     assert (tmp_path / "r" / "report.html").stat().st_size > 10_000

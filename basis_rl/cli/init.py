@@ -1,0 +1,54 @@
+"""``basis-rl init``: a commented starting recipe, or a copy of a shipped one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from basis_rl import shipped
+from basis_rl.cli.main import report
+from basis_rl.cli.options import INIT_DATASET, INIT_MODEL, init_parser
+from basis_rl.text import render
+
+_TEMPLATE = Path(__file__).with_name("recipe.yaml.jinja")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the recipe, and say what to do next."""
+    options = init_parser().parse_args(argv)
+    file: Path = options.file
+    try:
+        text = recipe_text(options)
+        if file.exists() and not options.force:
+            raise ValueError(f"'{file}' is there already. Give another name, or --force to replace it.")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    except (ValueError, OSError) as error:
+        return report(error)
+    print(f"Wrote {file}. Edit it, then\n  basis-rl check {file}\n  basis-rl train {file}")
+    return 0
+
+
+def recipe_text(options: argparse.Namespace) -> str:
+    """The recipe that is asked for.
+
+    Raises:
+        ValueError: no such shipped recipe, or settings beside one, which would be lost.
+    """
+    if options.recipe is not None:
+        settings = ("model_name_or_path", "dataset_name", "output_dir", "cpu")
+        if given := [name for name in settings if getattr(options, name)]:
+            raise ValueError(f"--recipe copies a recipe as it is: leave out --{given[0]}, and edit the file.")
+        return shipped.recipe(options.recipe).read_text()
+    dataset = options.dataset_name or INIT_DATASET
+    return render(
+        _TEMPLATE,
+        file=options.file,
+        model=json.dumps(options.model_name_or_path or INIT_MODEL, ensure_ascii=False),
+        output=json.dumps(options.output_dir or f"runs/{options.file.stem}", ensure_ascii=False),
+        dataset=json.dumps(dataset, ensure_ascii=False),
+        config="main" if dataset == INIT_DATASET else None,
+        cpu=options.cpu,
+    )

@@ -1,0 +1,64 @@
+"""``basis-rl train RECIPE --accelerate_config zero3``: the same command, started by ``accelerate launch``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import yaml
+
+from basis_rl import shipped
+from basis_rl.names import require_extra
+
+OPTION = "--accelerate_config"
+# Options that are handed to `accelerate launch`; no recipe has keys of these names.
+_LAUNCHER = ("--num_processes", "--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port")
+
+
+def is_asked(argv: Sequence[str]) -> bool:
+    """Whether the command line names a configuration of accelerate."""
+    return any(word.partition("=")[0] == OPTION for word in argv)
+
+
+def launch(argv: Sequence[str]) -> None:
+    """Become ``accelerate launch``; returns only by an error.
+
+    Raises:
+        ValueError: see `command`.
+    """
+    words = command(argv)
+    os.execv(words[0], words)
+
+
+def command(argv: Sequence[str]) -> list[str]:
+    """The command line of ``accelerate launch`` that trains by `argv`, from which the launcher's own options are taken.
+
+    Raises:
+        ValueError: no such configuration, an option without its value, DeepSpeed is not installed, or this process was
+            launched already.
+    """
+    if "LOCAL_RANK" in os.environ:
+        raise ValueError(f"{OPTION} starts `accelerate launch` itself: leave one of the two out.")
+    given, rest = _taken(argv)
+    file = shipped.accelerate_config(given.pop(OPTION))
+    settings = yaml.safe_load(file.read_text())
+    if isinstance(settings, dict) and settings.get("distributed_type") == "DEEPSPEED":
+        require_extra("deepspeed", f"{OPTION} {file}")
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
+    options = [word for pair in given.items() for word in pair]
+    return [*launcher, *options, "-m", "basis_rl", "train", *rest]
+
+
+def _taken(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The launcher's options with their values, and the other words."""
+    words, given, rest = list(argv), {}, []
+    while words:
+        flag, equals, value = words.pop(0).partition("=")
+        if flag not in (OPTION, *_LAUNCHER):
+            rest.append(flag + equals + value)
+        elif equals or words:
+            given[flag] = value if equals else words.pop(0)
+        else:
+            raise ValueError(f"{flag} needs a value.")
+    return given, rest

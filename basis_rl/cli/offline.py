@@ -1,0 +1,63 @@
+"""Without a network the Hub's client tries for half a minute per file; this finds out in seconds, once."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from basis_rl.recipe.words import read_words
+
+_TIMEOUT = 3.0  # seconds
+_FILES = (".json", ".jsonl", ".parquet", ".csv")
+_PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+
+
+def go_offline_if_unreachable(command: str, argv: Sequence[str]) -> None:
+    """Set ``HF_HUB_OFFLINE`` where a command names something of the Hub, and the Hub cannot be reached.
+
+    What is in the cache is then used at once, and what is not is an error at once. Must be called before the Hub's
+    client is imported. A run that pushes stays online: the Hub may be back at its end.
+    """
+    if "HF_HUB_OFFLINE" in os.environ or not asks_the_hub(command, argv) or can_be_reached():
+        return
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        text = "The Hub cannot be reached, so only what is in its cache is used (HF_HUB_OFFLINE=1)."
+        print(f"basis-rl: note: {text}", file=sys.stderr)
+
+
+def asks_the_hub(command: str, argv: Sequence[str]) -> bool:
+    """Whether the model or the dataset of a command is on the Hub, and nothing is pushed there.
+
+    Raises:
+        ValueError: a recipe that cannot be read.
+    """
+    if command == "eval":
+        return True  # the benchmarks are there
+    words = read_words(argv)
+    given = {key: words.config.get(key) for key in ("model_name_or_path", "dataset_name", "push_to_hub")}
+    for flag, value in zip(words.arguments, [*words.arguments[1:], ""], strict=False):
+        key, equals, inline = flag.removeprefix("--").replace("-", "_").partition("=")
+        if key in given:
+            given[key] = inline if equals else value
+    pushes = str(given.pop("push_to_hub") or False).lower() not in ("false", "no", "0")
+    names = [str(name) for name in given.values() if name]
+    local = [Path(name).exists() or ":" in name or Path(name).suffix in _FILES for name in names]
+    return not pushes and not all(local)
+
+
+def can_be_reached() -> bool:
+    """Whether the Hub's address answers within three seconds; with a proxy nobody knows, and it is taken to."""
+    if any(os.environ.get(name) for name in _PROXIES):
+        return True
+    url = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    port = url.port or (80 if url.scheme == "http" else 443)
+    try:
+        with socket.create_connection((url.hostname or "", port), _TIMEOUT):
+            return True
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,284 @@
+"""The options of the commands and their ``--help``, without importing torch or TRL."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from basis_rl import shipped
+from basis_rl.cli.offline import go_offline_if_unreachable
+from basis_rl.recipe.words import Key, check_flags, check_words, is_current, known_keys
+
+INIT_MODEL, INIT_DATASET = "Qwen/Qwen3-0.6B", "openai/gsm8k"
+RECIPE_COMMANDS = ("train", "values", "clusters", "check", "sweep")
+_USAGE = "usage: basis-rl {command} RECIPE.yaml [--key value ...]\n"
+_TRAIN = """Trains a model by a recipe, and writes model, tokenizer, log, recipe, plot and card into output_dir.
+Every key of a recipe is an option too, and the command line wins: --learning_rate 1e-6, --baseline_kwargs.weighting
+vop.
+
+The terminal shows one line per log: the step; reward, the mean reward of the sampled rollouts; err, the mean squared
+error of the baseline; zero, the share of the rollouts that teach nothing (every advantage is 0); len, the mean tokens
+per rollout; ent, the entropy per token in nats; kl, the divergence from the reference; tilt, the calibrated beta of the
+baseline; and the time left. Lines with eval show what eval_strategy measures, avg@k and pass@k, and whether its
+rollouts were greedy or sampled. metrics.jsonl in output_dir holds every metric.
+
+--accelerate_config ddp (fsdp2, zero2, zero3, or a file) starts the command by `accelerate launch`, whose
+--num_processes, --num_machines, --machine_rank, --main_process_ip and --main_process_port may stand beside it.
+
+SIGTERM, SIGUSR1 or a file STOP in output_dir end the training after the current step with a checkpoint (exit code
+75). --resume_from_checkpoint auto resumes from it. Exit code 69: the vLLM server was lost. Exit code 70: no gradient
+was finite for max_nonfinite_steps steps."""
+_VALUES = """Builds the value table that BASIS needs: samples the model of a recipe on its prompts, scores the
+rollouts, and writes the mean rewards to values_output_dir, or to where baseline_kwargs has `values`. Every finished
+prompt is kept, and the same command resumes."""
+_CLUSTERS = """Builds the prompt codebook that BV-Blend needs: embeds the prompts of a recipe with a sentence
+encoder, clusters them by K-means, and writes the codebook to clusters_output_dir, or to where baseline_kwargs has
+`clusters`."""
+_EVAL = """Samples a model on benchmarks, grades with Math-Verify, keeps every rollout, and reports avg@k, pass@k and
+maj@k with bootstrap intervals over problems. The same command resumes where it ended.
+
+Benchmarks: aime24, aime25, amc23, hmmt25, math500, minerva, olympiadbench, gsm8k; the path of a file (.json, .jsonl,
+.parquet, .csv); or NAME=SOURCE, such as math500=data/math500.jsonl, where SOURCE may also be a Hub id or
+reasoning_gym:NAME."""
+_CHECK = """Checks everything that training checks before its first step, without the weights of the model, and
+prints what the run would need. With module:name it checks a baseline, prompt sampler, objective or reward function of
+your own."""
+_SWEEP = """Trains a recipe with several baselines and seeds, one run after the other, each in a process of its own
+and all with the same number of rollouts; then compares them. Called again, it skips the runs that are finished and
+resumes the others (from a checkpoint, where the recipe saves any).
+
+A baseline may have settings of its own: --baselines basis,rloo:num_generations=4,basis:baseline_kwargs.weighting=vop.
+Every key of a recipe can be overridden, and several values make several runs: --learning_rate 1e-4,3e-4."""
+_COMPARE = """Compares runs at the same number of rollouts: learning curves, final table, differences. Runs that
+differ in the seed alone become one line with its spread."""
+_PUSH = """Writes the model card again, with the results of the evaluations that are there by now, and pushes the
+folder to the Hub as one commit."""
+_SERVE = """Starts a vLLM server as training needs it, waits until it is healthy, and stops it on Ctrl-C or SIGTERM.
+Unknown options are handed to vLLM: --tensor-parallel-size 4, --gpu-memory-utilization 0.9."""
+_INIT = "Writes a commented recipe to start from, with your own model and data if you name them."
+# Of TRL's and transformers' keys those that most recipes set.
+_OFTEN = (
+    "model_name_or_path", "dtype", "use_peft", "lora_r", "output_dir", "learning_rate", "lr_scheduler_type",
+    "max_steps", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps",
+    "steps_per_generation", "num_iterations", "max_completion_length", "temperature", "beta", "epsilon",
+    "epsilon_high", "reward_weights", "use_vllm", "vllm_mode", "vllm_server_base_url", "eval_strategy",
+    "eval_steps", "num_generations_eval", "logging_steps", "save_strategy", "save_steps", "resume_from_checkpoint",
+    "report_to", "push_to_hub", "hub_model_id", "bf16", "use_cpu", "seed",
+)  # fmt: skip
+_TITLES = {
+    "values": "Keys of `basis-rl values`",
+    "clusters": "Keys of `basis-rl clusters`",
+    "run": "Baseline, objective, prompts, rewards, tools",
+    "data": "Problems",
+    "trainer": "Trainer",
+    "often": "Of TRL's and transformers' keys those that most recipes set",
+    "trl": "TRL's keys",
+    "transformers": "transformers' keys",
+    "eval": "Options",
+}
+_SECTIONS = {
+    "train": ("run", "data", "trainer", "often"),
+    "values": ("values", "run", "data", "often"),
+    "clusters": ("clusters", "data", "often"),
+    "eval": ("eval",),
+}
+
+
+def parser(command: str, about: str, usage: str | None = None) -> argparse.ArgumentParser:
+    """A parser whose text is wrapped to the terminal, by paragraphs."""
+    return argparse.ArgumentParser(
+        prog=f"basis-rl {command}",
+        usage=usage,
+        description=_wrapped(about),
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def check_parser() -> argparse.ArgumentParser:
+    """Options of ``basis-rl check`` that are no keys of a recipe."""
+    usage = "basis-rl check RECIPE.yaml [options] [--key value ...]\n       basis-rl check module:name"
+    result = parser("check", _CHECK, usage)
+    result.add_argument(
+        "--accelerate_config",
+        help="The file that `accelerate launch --config_file` would be given, or a shipped one by name (zero3).",
+    )
+    result.add_argument(
+        "--world_size", type=int, help="Number of processes, instead of that of the file or environment."
+    )
+    result.add_argument(
+        "--gpu_memory", type=float, help="Memory per GPU in GiB. The default is that of the first one here."
+    )
+    result.add_argument("--strict", action="store_true", help="Warnings give exit code 2 too.")
+    return result
+
+
+def init_parser() -> argparse.ArgumentParser:
+    """Options of ``basis-rl init``."""
+    result = parser("init", _INIT)
+    result.epilog = (
+        f"Shipped recipes, which can be trained by name, too:\n  {_lines(shipped.recipes())}\n"
+        f"Shipped configurations of accelerate, for --accelerate_config:\n  {_lines(shipped.accelerate_configs())}"
+    )
+    result.add_argument("file", nargs="?", default="recipe.yaml", type=Path, help="file to write; default: recipe.yaml")
+    result.add_argument(
+        "--model_name_or_path", "--model", metavar="MODEL", help=f"Hub id or folder; default: {INIT_MODEL}"
+    )
+    result.add_argument(
+        "--dataset_name", "--data", metavar="DATA", help=f"Hub id or file with the problems; default: {INIT_DATASET}"
+    )
+    result.add_argument(
+        "--output_dir", metavar="FOLDER", help="folder of the run; default: runs/ and the name of the file"
+    )
+    result.add_argument("--cpu", action="store_true", help="settings for a machine without a GPU")
+    result.add_argument("--recipe", metavar="NAME", help="copy this shipped recipe as it is, instead")
+    result.add_argument("--force", action="store_true", help="replace a file that is there")
+    return result
+
+
+def _lines(found: Mapping[str, Path]) -> str:
+    return "\n  ".join(found)
+
+
+def sweep_parser() -> argparse.ArgumentParser:
+    """Options of ``basis-rl sweep`` that are no keys of a recipe."""
+    result = parser("sweep", _SWEEP)
+    result.add_argument("recipe", metavar="RECIPE", help="The recipe that all runs share.")
+    result.add_argument("--baselines", required=True, help="The baselines, as NAME[:KEY=VALUE]...,NAME...")
+    result.add_argument("--seeds", default="0", help="The seeds, separated by commas. The default is 0.")
+    result.add_argument("--budget", type=float, help="Rollouts per run. The default is that of the recipe.")
+    result.add_argument(
+        "--num_generations",
+        help="Rollouts per prompt. Where the recipe has one, it is for baselines that need a group (8 by default), and "
+        "the others keep one.",
+    )
+    result.add_argument("--output_dir", type=Path, help="Folder. The default is the recipe's output_dir with -sweep.")
+    result.add_argument(
+        "--launcher", default="", help='What starts a run, such as "accelerate launch --config_file FILE".'
+    )
+    return result
+
+
+def compare_parser() -> argparse.ArgumentParser:
+    """Options of ``basis-rl compare``."""
+    result = parser("compare", _COMPARE)
+    result.add_argument("runs", nargs="+", metavar="RUN", help="The output_dir of a run, or a folder that holds runs.")
+    result.add_argument("--budget", type=float, help="Rollouts per run. The default is as many as every run has.")
+    result.add_argument("--reference", metavar="NAME", help="The setting to compare with. The default is the first.")
+    result.add_argument("--output_dir", type=Path, default=Path("report"), help="The folder of the report.")
+    return result
+
+
+def push_parser() -> argparse.ArgumentParser:
+    """Options of ``basis-rl push``."""
+    result = parser("push", _PUSH)
+    result.add_argument("output_dir", type=Path, help="The output_dir of a run.")
+    result.add_argument("repo_id", nargs="?", help="OWNER/NAME. The default is the run's own, or the folder's name.")
+    result.add_argument("--private", action="store_true", help="Creates the repository as a private one.")
+    result.add_argument("--revision", help="The branch, which is created if needed. The default is main.")
+    result.add_argument("--results", type=Path, help="results.json of its evaluation. The default is in OUTPUT_DIR.")
+    result.add_argument("--base_results", type=Path, help="results.json of the base model, for comparison.")
+    return result
+
+
+def serve_parser() -> argparse.ArgumentParser:
+    """Options of ``basis-rl serve``; whatever it does not know is vLLM's."""
+    result = parser("serve", _SERVE)
+    result.add_argument("model", help="A Hub id or a folder.")
+    result.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="The address to listen on. Whoever reaches it can change the weights: keep to private networks.",
+    )
+    result.add_argument("--port", type=int, default=8000, help="The port. The default is 8000.")
+    result.add_argument("--dtype", default="auto", help="The precision of the weights, which is that of the training.")
+    result.add_argument(
+        "--max-model-len", type=int, default=None, help="Length of prompt and rollout together, in tokens."
+    )
+    return result
+
+
+PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
+    "init": init_parser,
+    "check": check_parser,
+    "sweep": sweep_parser,
+    "compare": compare_parser,
+    "push": push_parser,
+    "serve": serve_parser,
+}
+
+
+def check_names(command: str, argv: Sequence[str]) -> None:
+    """Refuse misspelt keys and options, and look whether the Hub is there, before anything heavy is imported.
+
+    Raises:
+        ValueError: a key or an option that the command does not know, a recipe that cannot be read.
+    """
+    words = list(argv)
+    if command == "eval" and is_current():
+        check_flags(words, {flag for key in known_keys("eval") for flag in key.flags})
+        go_offline_if_unreachable(command, words)
+    if command not in RECIPE_COMMANDS:
+        return
+    if command == "check":
+        words = check_parser().parse_known_args(words)[1]
+        if words and ":" in words[0] and not Path(words[0]).exists():
+            return
+    if command == "sweep":
+        options, words = sweep_parser().parse_known_args(words)
+        words = [options.recipe, *words]
+    check_words(words)
+    go_offline_if_unreachable(command, words)
+
+
+def help_of(command: str, *, everything: bool = False) -> str:
+    """What ``--help`` prints, or with `everything` ``--help-all``: also the keys of TRL and transformers."""
+    if command in PARSERS:
+        text = PARSERS[command]().format_help()
+        if command in RECIPE_COMMANDS:
+            text += "\nThe keys of a recipe are options too; `basis-rl train --help` lists them.\n"
+        return "\n".join([text, *_sections(("run", "data", "trainer", "trl", "transformers"))]) if everything else text
+    about = {"train": _TRAIN, "values": _VALUES, "clusters": _CLUSTERS, "eval": _EVAL}[command]
+    shown = _SECTIONS[command]
+    if everything and command != "eval":
+        shown = tuple(dict.fromkeys([*shown[:-1], "run", "data", "trainer", "trl", "transformers"]))
+    usage = "usage: basis-rl eval MODEL [--option value ...]\n" if command == "eval" else _USAGE.format(command=command)
+    more = f"`basis-rl {command} --help-all` lists all keys of TRL and transformers too.\n"
+    last = "" if everything or command == "eval" else more
+    return "\n".join([usage, _wrapped(about), "", *_sections(shown), last]).rstrip() + "\n"
+
+
+def _sections(names: Sequence[str]) -> list[str]:
+    keys = [*known_keys(), *known_keys("eval")]
+    often = {key.name: key for key in known_keys() if key.name in _OFTEN}
+    found = []
+    for name in names:
+        chosen = [often[each] for each in _OFTEN] if name == "often" else [key for key in keys if key.source == name]
+        lines = [_described(key, brief=name == "often") for key in chosen]
+        found.append("\n".join([f"{_TITLES[name]}:", *lines, ""]))
+    return found
+
+
+def _described(key: Key, *, brief: bool) -> str:
+    """A key, its type and default, and below them its meaning; if `brief` the first sentence of it."""
+    text = key.help.split(". ")[0].rstrip(".") + "." if brief else key.help
+    shown = repr(key.default) if "\n" in key.default else key.default
+    default = "" if key.default in ("null", "") else f", default {shown}"
+    head = textwrap.fill(
+        f"--{key.name} ({key.type.removesuffix(' | None')}{default})",
+        _width(),
+        initial_indent=" " * 2,
+        subsequent_indent=" " * 6,
+    )
+    return f"{head}\n{textwrap.fill(text, _width(), initial_indent=' ' * 6, subsequent_indent=' ' * 6)}"
+
+
+def _wrapped(text: str) -> str:
+    return "\n\n".join(textwrap.fill(paragraph, _width()) for paragraph in text.split("\n\n"))
+
+
+def _width() -> int:
+    return min(max(shutil.get_terminal_size((80, 24)).columns, 60), 100)

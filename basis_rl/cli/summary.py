@@ -1,0 +1,83 @@
+"""What `basis-rl train` says at its end: before and after, what it cost, where things are, what to do next."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from basis_rl.trainer.progress import clock
+
+_AVERAGE = re.compile(r"eval_(?:(?P<name>.+)_)?avg@\d+")
+_TENTH = 10
+# What a run's folder may hold beside the model, in the order in which it is told.
+_FILES = {
+    "README.md": "the model card",
+    "recipe.yaml": "the recipe",
+    "metrics.jsonl": "every metric",
+    "training.png": "a plot",
+    "vllm.log": "the log of vLLM",
+}
+
+
+def summary(log: Sequence[Mapping[str, Any]], output: Path, how: str, benchmarks: Sequence[str] = ()) -> str:
+    """The last words of a run.
+
+    Args:
+        log: what was logged, in order (`TrainerState.log_history`).
+        output: folder of the run, with everything written.
+        how: how the rollouts of evaluations were drawn.
+        benchmarks: of the recipe; suggested for an evaluation of the model.
+    """
+    rows = before_and_after(log, how)
+    width = max((len(row[0]) for row in rows), default=0)
+    lines = ["", "== Summary", _cost(log)]
+    if rows:
+        lines += [f"{'':{width}}  {'before':>7}  {'after':>7}"]
+        lines += [f"{name:{width}}  {first:7.3g}  {last:7.3g}  {note}" for name, first, last, note in rows]
+    lines += [f"In {output}:", "  the model and its tokenizer"]
+    lines += [f"  {name:13}  {what}" for name, what in _FILES.items() if (output / name).is_file()]
+    lines += [
+        "Next:",
+        f"  basis-rl eval {output} --benchmarks {','.join(benchmarks) or 'math500'}",
+        f"  basis-rl compare {output} OTHER_RUN",
+        f"  basis-rl push {output} OWNER/NAME",
+    ]
+    return "\n".join(lines)
+
+
+def before_and_after(log: Sequence[Mapping[str, Any]], how: str) -> list[tuple[str, float, float, str]]:
+    """Name, value at the start, value at the end, and what they are; without what was logged once.
+
+    The reward's values are the means of the first and the last tenth of the log; of an evaluation its first and last.
+    """
+    rows = []
+    rewards = [row for row in log if row.get("reward") is not None]
+    if len(rewards) > 1:
+        size = max(1, len(rewards) // _TENTH)
+        first, last = rewards[:size], rewards[-size:]
+        steps = f"steps {first[0]['step']}-{first[-1]['step']} and {last[0]['step']}-{last[-1]['step']}"
+        steps = f"steps {first[0]['step']} and {last[0]['step']}" if size == 1 else steps
+        rows.append(("reward", _mean(first), _mean(last), f"of the training rollouts, {steps}"))
+    names = dict.fromkeys(key for row in log for key in row if _AVERAGE.fullmatch(key))
+    for name in names:
+        found = [row for row in log if row.get(name) is not None]
+        if len(found) > 1:
+            note = f"{how}, steps {found[0]['step']} and {found[-1]['step']}"
+            rows.append((name.replace("eval_", "eval ", 1), found[0][name], found[-1][name], note))
+    return rows
+
+
+def _mean(rows: Sequence[Mapping[str, Any]]) -> float:
+    return sum(float(row["reward"]) for row in rows) / len(rows)
+
+
+def _cost(log: Sequence[Mapping[str, Any]]) -> str:
+    last: dict[str, Any] = {key: value for row in log for key, value in row.items()}
+    if "num_rollouts" not in last:
+        return f"Trained to step {last.get('step', 0)}."
+    return (
+        f"Trained to step {last['step']} in {clock(last['seconds'])}: {last['num_rollouts']:,} rollouts with "
+        f"{last['num_rollout_tokens']:,} tokens."
+    )

@@ -1,0 +1,219 @@
+"""The words of a recipe and of the command line, read without importing torch or TRL.
+
+A misspelt key and ``--help`` are answered from ``known.json``, which `basis_rl.recipe.known` writes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from basis_rl import shipped
+from basis_rl.names import did_you_mean
+from basis_rl.recipe.trl_recipes import from_trl
+
+KNOWN = Path(__file__).with_name("known.json")
+# The keys whose values are mappings, which argparse does not know.
+DICT_KEYS = ("baseline_kwargs", "reward_kwargs", "dataset_kwargs", "tool_kwargs", "prompt_sampler_kwargs")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 takes ``1e-6`` for a string, since it has no point; everybody means the number."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+@dataclass(frozen=True)
+class Words:
+    """What was asked for, before any value is looked at.
+
+    Attributes:
+        path: the recipe's file; None without one.
+        config: the keys of the file in this package's names, with the dictionaries of the command line merged in.
+        arguments: the other words of the command line.
+        notes: what was translated from a ``trl grpo`` file, in sentences.
+    """
+
+    path: str | None
+    config: dict[str, Any]
+    arguments: list[str]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a recipe or an option of ``basis-rl eval``.
+
+    Attributes:
+        name: the key.
+        type: its type, as text.
+        default: its default, as text.
+        help: what it means.
+        source: ``run``, ``values``, ``clusters``, ``data``, ``trainer`` (this package's) or ``trl``, ``transformers``.
+    """
+
+    name: str
+    type: str
+    default: str
+    help: str
+    source: str
+
+    @property
+    def flags(self) -> set[str]:
+        """Its options on the command line; what is on by default has ``--no_key`` too."""
+        on = self.type.startswith("bool") and self.default == "true"
+        names = [self.name, f"no_{self.name}"] if on else [self.name]
+        return {f"--{form}" for name in names for form in (name, name.replace("_", "-"))}
+
+
+def read_words(argv: Sequence[str]) -> Words:
+    """``[RECIPE.yaml] [--config RECIPE.yaml] [--key value ...]``, where keys of a ``trl grpo`` file are translated.
+
+    Raises:
+        ValueError: no such file, no mapping in YAML, a dictionary's entry that does not fit.
+    """
+    path, rest = split_path(list(argv))
+    config, notes = from_trl(read(path)) if path else ({}, [])
+    arguments = take_dictionaries(rest, config)
+    return Words(path, config, arguments, notes)
+
+
+def split_path(argv: list[str]) -> tuple[str | None, list[str]]:
+    """The recipe's path, if one is given, and the other arguments."""
+    if "--config" in argv:
+        at = argv.index("--config")
+        if at + 1 >= len(argv):
+            raise ValueError("--config needs the path of a recipe.")
+        return argv[at + 1], argv[:at] + argv[at + 2 :]
+    if argv and not argv[0].startswith("-"):
+        return argv[0], argv[1:]
+    return None, argv
+
+
+def parse_yaml(text: str) -> Any:
+    """YAML in which ``1e-6`` is a number."""
+    return yaml.load(text, Loader=_Loader)
+
+
+def read(path: str) -> dict[str, Any]:
+    """The keys of a recipe's file, or of a shipped recipe's (``papers/basis-qwen3-4b``).
+
+    Raises:
+        ValueError: no such file, or no mapping in YAML.
+    """
+    file = shipped.recipe(path)
+    try:
+        config = parse_yaml(file.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"'{path}' is not valid YAML: {error}") from error
+    if config is None:
+        raise ValueError(f"'{path}' is empty. A recipe holds `key: value` lines.")
+    if not isinstance(config, dict):
+        raise ValueError(f"'{path}' must hold `key: value` lines.")
+    return config
+
+
+def set_environment(config: Mapping[str, Any]) -> None:
+    """Set the variables of the recipe's ``env`` mapping, as TRL does."""
+    for name, value in (config.get("env") or {}).items():
+        os.environ[name] = str(value)
+
+
+def _put(config: dict[str, Any], key: str, entry: str, value: Any) -> None:
+    """Set an entry of a dictionary in `config`, or one of the dictionary within it that `entry` names by a dot."""
+    whole = config.get(key) or {}
+    outer, _, inner = entry.rpartition(".")
+    if not isinstance(whole, dict) or (outer and not isinstance(whole.get(outer) or {}, dict)):
+        raise ValueError(f"--{key}.{entry}: {key}{'.' + outer if outer and isinstance(whole, dict) else ''} must be a "
+                         "mapping in the recipe.")  # fmt: skip
+    config[key] = {**whole, outer: {**(whole.get(outer) or {}), inner: value}} if outer else {**whole, entry: value}
+
+
+def take_dictionaries(argv: list[str], config: dict[str, Any]) -> list[str]:
+    """Put ``--dict_key JSON`` and ``--dict_key.entry value`` into `config`; return the other arguments.
+
+    ``--reward_kwargs.overlong.cache 4096`` is the entry of a dictionary within.
+    """
+    rest: list[str] = []
+    i = 0
+    while i < len(argv):
+        flag, equals, inline = argv[i].partition("=")
+        key, dot, entry = flag.removeprefix("--").partition(".")
+        if not flag.startswith("--") or key not in DICT_KEYS:
+            rest.append(argv[i])
+            i += 1
+            continue
+        if not equals and i + 1 >= len(argv):
+            raise ValueError(f"{flag} needs a value.")
+        text = inline if equals else argv[i + 1]
+        value = parse_yaml(text)
+        if dot:
+            _put(config, key, entry, value)
+        elif isinstance(value, dict):
+            config[key] = value
+        else:
+            raise ValueError(f"{flag} must be a JSON object, got {text!r}.")
+        i += 1 if equals else 2
+    return rest
+
+
+def check_keys(words: Words, keys: Collection[str], flags: Collection[str]) -> None:
+    """Raise ValueError for a key of the file or an option that is not known, with the nearest one that is."""
+    for key in words.config:
+        if key not in keys and key != "env":
+            raise ValueError(f"Unknown key '{key}' in {words.path}.{did_you_mean(key, keys)}")
+    check_flags(words.arguments, flags)
+
+
+def check_flags(arguments: Sequence[str], flags: Collection[str]) -> None:
+    """Raise ValueError for an option that is not known, with the nearest one that is."""
+    for word in arguments:
+        flag = word.split("=")[0]
+        if flag.startswith("--") and flag not in flags:
+            raise ValueError(f"Unknown option '{flag}'.{did_you_mean(flag, flags)}")
+
+
+@lru_cache(maxsize=1)
+def _known() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(KNOWN.read_text())
+    return found
+
+
+def known_keys(of: str = "recipe") -> list[Key]:
+    """The keys of a recipe, or with ``of="eval"`` the options of ``basis-rl eval``, in the dataclasses' order."""
+    return [Key(**entry) for entry in _known()[of]]
+
+
+def is_current() -> bool:
+    """Whether the list of keys is of the installed TRL and transformers; others may have other keys."""
+    try:
+        return all(version(package) == known for package, known in _known()["versions"].items())
+    except PackageNotFoundError:
+        return False
+
+
+def check_words(argv: Sequence[str]) -> None:
+    """What `parse_recipe` would refuse of the names alone, in a fraction of its time; sets the recipe's ``env`` too.
+
+    Nothing is checked against a list of other versions' keys.
+
+    Raises:
+        ValueError: see `read_words` and `check_keys`.
+    """
+    words = read_words(argv)
+    set_environment(words.config)
+    if is_current():
+        keys = known_keys()
+        check_keys(words, [key.name for key in keys], {flag for key in keys for flag in key.flags})

@@ -1,0 +1,55 @@
+"""What comes with the package beside its code, found by name: configurations of accelerate, and example recipes.
+
+In a checkout these are the folders ``accelerate_configs`` and ``examples`` beside the package; a wheel holds both
+within the package.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from basis_rl.names import did_you_mean
+
+_PACKAGE = Path(__file__).parent
+_ROOT = _PACKAGE if (_PACKAGE / "accelerate_configs").is_dir() else _PACKAGE.parent
+
+
+def accelerate_configs() -> dict[str, Path]:
+    """Name -> file: ``zero3``."""
+    return {path.stem: path for path in sorted((_ROOT / "accelerate_configs").glob("*.yaml"))}
+
+
+def recipes() -> dict[str, Path]:
+    """Name -> file: ``papers/basis-qwen3-4b``."""
+    folder = _ROOT / "examples"
+    return {str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.glob("*/*.yaml"))}
+
+
+def accelerate_config(name: str) -> Path:
+    """The file that `name` stands for: a path, or else a shipped configuration (``zero3``).
+
+    Raises:
+        ValueError: neither.
+    """
+    return _find(name, "accelerate_configs", accelerate_configs(), "configuration of accelerate")
+
+
+def recipe(name: str) -> Path:
+    """The file that `name` stands for: a path, or else a shipped recipe (``papers/basis-qwen3-4b``).
+
+    Raises:
+        ValueError: neither.
+    """
+    return _find(name, "examples", recipes(), "recipe")
+
+
+def _find(name: str, folder: str, shipped: dict[str, Path], what: str) -> Path:
+    if Path(name).is_file():
+        return Path(name)
+    bare = name.removeprefix(f"{folder}/").removesuffix(".yaml")
+    if bare in shipped:
+        return shipped[bare]
+    raise ValueError(
+        f"There is no {what} '{name}': it is neither a file nor one that comes with basis-rl ({', '.join(shipped)})."
+        f"{did_you_mean(bare, shipped)}"
+    )

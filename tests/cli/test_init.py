@@ -1,0 +1,91 @@
+"""The starting recipe is in order as it is written, and `--accelerate_config NAME` starts accelerate."""
+
+import json
+import sys
+
+import pytest
+
+from basis_rl import names, shipped
+from basis_rl.cli import launch
+from basis_rl.cli.main import main
+from basis_rl.recipe.file import parse_recipe
+from basis_rl.recipe.words import read
+
+
+def problems(folder):
+    rows = [{"prompt": f"What is {i} + {i % 7}?", "solution": str(i + i % 7)} for i in range(300)]
+    (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_the_recipe_passes_the_check(tmp_path, tiny_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    problems(tmp_path)
+    written = ["init", "mine/new.yaml", "--model", str(tiny_path), "--data", "sums.jsonl", "--cpu"]
+    assert main(written) == 0
+    assert "basis-rl check mine/new.yaml" in capsys.readouterr().out
+    recipe = parse_recipe(["mine/new.yaml"])
+    assert recipe.args.output_dir == "runs/new"
+    assert (recipe.run.baseline, recipe.args.num_generations, recipe.args.use_cpu) == ("basis_history", 1, True)
+    assert main(["check", "mine/new.yaml", "--strict"]) == 0, capsys.readouterr().err
+    assert "The recipe is in order." in capsys.readouterr().out
+
+
+def test_without_a_model_and_data_there_are_examples(tmp_path, capsys):
+    file = tmp_path / "recipe.yaml"
+    assert main(["init", str(file)]) == 0
+    keys = read(str(file))
+    assert (keys["model_name_or_path"], keys["dataset_name"]) == ("Qwen/Qwen3-0.6B", "openai/gsm8k")
+    assert (keys["dataset_config"], keys["bf16"]) == ("main", True)
+    assert "use_cpu" not in keys
+    assert main(["init", str(file), "--cpu"]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert main(["init", str(file), "--cpu", "--force", "--model", 'a "b": #c']) == 0
+    assert (read(str(file))["model_name_or_path"], read(str(file))["use_cpu"]) == ('a "b": #c', True)
+
+
+def test_a_shipped_recipe_is_copied(tmp_path, capsys):
+    file = tmp_path / "copy.yaml"
+    assert main(["init", str(file), "--recipe", "papers/basis-qwen3-4b"]) == 0
+    assert file.read_text() == shipped.recipe("papers/basis-qwen3-4b").read_text()
+    assert main(["init", str(file), "--force", "--recipe", "papers/basis-qwen3-4b", "--model", "m"]) == 2
+    assert "leave out --model_name_or_path" in capsys.readouterr().err
+
+
+def test_a_named_configuration_becomes_accelerate_launch(monkeypatch, capsys):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    called = []
+    monkeypatch.setattr(launch.os, "execv", lambda program, words: called.append(words))
+    words = ["r.yaml", "--accelerate_config", "cpu", "--num_processes=2", "--learning_rate", "1e-5"]
+    launch.launch(words)
+    start = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(shipped.accelerate_config("cpu"))]
+    rest = ["-m", "basis_rl", "train", "r.yaml", "--learning_rate", "1e-5"]
+    assert called == [[*start, "--num_processes", "2", *rest]]
+    assert main(["train", "r.yaml", "--accelerate_config", "zreo3"]) == 2
+    assert "Did you mean 'zero3'?" in capsys.readouterr().err
+    monkeypatch.setattr(names.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"needs deepspeed.*'basis-rl\[deepspeed\]'"):
+        launch.command(["r.yaml", "--accelerate_config", "zero3"])
+    with pytest.raises(ValueError, match="--accelerate_config needs a value"):
+        launch.command(["r.yaml", "--accelerate_config"])
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(ValueError, match="leave one of the two out"):
+        launch.command(words)
+    assert len(called) == 1
+
+
+@pytest.mark.long
+def test_two_processes_by_name(tmp_path, tiny_path, monkeypatch):
+    import os
+    import subprocess
+
+    problems(tmp_path)
+    here = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    basis_rl = [sys.executable, "-m", "basis_rl"]
+    assert main(["init", str(tmp_path / "r.yaml"), "--model", str(tiny_path), "--data", "sums.jsonl", "--cpu"]) == 0
+    short = ["--max_steps", "2", "--gradient_accumulation_steps", "1", "--max_completion_length", "8"]
+    short += ["--eval_strategy", "no", "--accelerate_config", "cpu", "--main_process_port", "0"]
+    command = [*basis_rl, "train", "r.yaml", *short]
+    done = subprocess.run(command, cwd=tmp_path, env=here, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    last = json.loads((tmp_path / "runs" / "r" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["num_rollouts"] == 2 * 8 * 2

@@ -1,0 +1,153 @@
+"""Keys and help without torch or TRL: the generated list, what a misspelt word gets, recipes of ``trl grpo``."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from basis_rl.cli.eval import parser as eval_parser
+from basis_rl.cli.main import COMMANDS
+from basis_rl.cli.options import help_of
+from basis_rl.recipe.file import parse_recipe, parser
+from basis_rl.recipe.known import known
+from basis_rl.recipe.trl_recipes import TRL_REWARDS, from_trl
+from basis_rl.recipe.words import KNOWN, check_words, is_current, known_keys
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Writes a recipe and returns its path."""
+
+    def write(**settings):
+        path = tmp_path / "recipe.yaml"
+        path.write_text(yaml.safe_dump(settings))
+        return str(path)
+
+    return write
+
+
+@pytest.mark.skipif(not is_current(), reason="known.json is of other versions of TRL or transformers")
+def test_the_list_of_keys_is_that_of_the_dataclasses():
+    """`python -m basis_rl.recipe.known` writes it."""
+    assert json.loads(KNOWN.read_text()) == known()
+    assert {flag for key in known_keys() for flag in key.flags} == parser().flags() - {"-h", "--help"}
+    assert {flag for key in known_keys("eval") for flag in key.flags} == eval_parser().flags() - {"-h", "--help"}
+
+
+def test_our_own_keys_have_a_meaning_in_whole_sentences():
+    for key in [*known_keys(), *known_keys("eval")]:
+        if key.source not in ("trl", "transformers"):
+            assert key.help.rstrip(")")[-1] in ".:'", key
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "--help"], "--baseline_kwargs"),
+        (["sweep", "--help"], "--num_generations"),
+        (["eval", "--help"], "--benchmarks"),
+        (["train", "RECIPE", "--learning_rat", "1"], "Did you mean '--learning_rate'?"),
+        (["check", "RECIPE", "--strict", "--baselin", "rloo"], "Did you mean '--baseline'?"),
+        (["sweep", "RECIPE", "--baselines", "rloo,grpo", "--bet", "0,1"], "Did you mean '--beta'?"),
+        (["values", "WRONG"], "Unknown key 'beselin' in"),
+        (["eval", "m", "--benchmark", "aime24"], "Did you mean '--benchmarks'?"),
+        (["train", "nowhere.yaml"], "There is no recipe 'nowhere.yaml'"),
+    ],
+)
+def test_help_and_misspelt_words_are_answered_without_torch(words, said, written):
+    path = written(**({"beselin": "rloo"} if "WRONG" in words else {"baseline": "rloo", "env": {"OF_OURS": 1}}))
+    words = [path if word in ("RECIPE", "WRONG") else word for word in words]
+    code = f"""import sys
+from basis_rl.cli.main import main
+main({words!r})
+heavy = {{"torch", "trl", "transformers", "datasets", "numpy", "pandas"}} & set(sys.modules)
+assert not heavy, heavy"""
+    environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_the_terminal_and_shows_its_own_keys_first(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = help_of(command)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "--hub_always_push" not in text
+    whole = help_of(command, everything=True)
+    if command in ("train", "values", "clusters", "check", "sweep"):
+        assert whole.index("--dataset_name") < whole.index("--hub_always_push")
+        assert whole.count("\n  --learning_rate (") == 1
+
+
+def test_what_may_stand_in_a_recipe_may_stand_in_all(written, monkeypatch):
+    monkeypatch.delenv("OF_OURS", raising=False)
+    path = written(baseline="rloo", baseline_kwargs={"a": 1}, env={"OF_OURS": 1})
+    check_words([path, "--no_shuffle_dataset", "--learning-rate=1", "--reward_kwargs.overlong.cache", "4"])
+    assert os.environ.pop("OF_OURS") == "1"
+
+
+def test_other_versions_may_have_other_keys(written, monkeypatch):
+    monkeypatch.setattr("basis_rl.recipe.words.version", lambda package: "0.0")
+    check_words([written(a_key_of_tomorrow=1)])
+
+
+def test_a_recipe_of_trl_grpo_runs_as_it_is(written, tiny_path):
+    path = written(
+        model_name_or_path=str(tiny_path),
+        output_dir="out",
+        datasets=[{"path": "trl-lib/DeepMath-103K", "split": "train"}],
+        dataset_streaming=False,
+        dataset_test_split="test",
+        reward_funcs=["accuracy_reward", "think_format_reward", "get_soft_overlong_punishment"],
+        reward_weights=[1.0, 0.5, 0.5],
+        scale_rewards="none",
+        use_cpu=True,
+        bf16=False,
+    )
+    check_words([path])
+    recipe = parse_recipe([path])
+    assert recipe.run.reward_funcs == ["math_verify", "format", "overlong"]
+    assert recipe.run.reward_kwargs == {
+        "format": {"form": "think"},
+        "overlong": {"max_completion_length": 1280, "cache": 256},
+    }
+    assert (recipe.run.baseline, recipe.data.dataset_name) == ("dr_grpo", "trl-lib/DeepMath-103K")
+    assert recipe.resolved["reward_kwargs"] == recipe.run.reward_kwargs
+    assert len(recipe.notes) == 5, recipe.notes
+    assert "TRL's reward accuracy_reward is read as math_verify." in recipe.notes
+    (name,) = parse_recipe([path, "--reward_funcs", "accuracy_reward", "--reward_weights", "1"]).run.reward_funcs
+    assert name == "math_verify"
+
+
+def test_trls_names_of_rewards_are_those_of_its_script():
+    from trl.scripts import grpo
+
+    source = Path(grpo.__file__).read_text()
+    assert all(f'"{name}": ' in source for name in TRL_REWARDS)
+
+
+def test_our_own_recipes_are_left_as_they_are():
+    for path in [*ROOT.glob("examples/**/*.yaml"), *ROOT.glob("studies/**/*.yaml")]:
+        config = yaml.safe_load(path.read_text())
+        assert from_trl(config) == (config, []), path
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"reward_model_name_or_path": "m"}, "loads no reward model"),
+        ({"datasets": [{"path": "a"}, {"path": "b"}]}, "trains on one dataset"),
+        ({"datasets": [{"path": "a", "data_files": "b"}]}, "trains on one dataset"),
+    ],
+)
+def test_what_cannot_be_translated_is_one_message(config, message):
+    with pytest.raises(ValueError, match=message):
+        from_trl(config)

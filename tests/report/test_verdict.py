@@ -1,0 +1,88 @@
+"""The bottom line in words agrees with the differences of the table, and claims nothing that the seeds do not tell."""
+
+import pytest
+
+from basis_rl.report.compare import compare_runs
+from basis_rl.report.page import html, markdown
+from basis_rl.report.plots import stretches
+from basis_rl.report.verdict import verdict
+from tests.report.folders import write_rows, write_run
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Writes a run for each level; its reward is that level in every step, so that its seeds are what is given."""
+
+    def write(evaluate=False, table=None, recipe=None, **levels):
+        for name, values in levels.items():
+            for seed, level in enumerate(values):
+                folder = tmp_path / f"{name}-{seed}"
+                shared = {"baseline": name, "seed": seed, "table": table if name == "basis" else None}
+                rows = write_run(folder, **shared, recipe=(recipe or {}).get(name))
+                for row in rows:
+                    row["reward"] = level
+                    if evaluate and row["step"] % 5 == 0:
+                        row["eval_reward"] = 1 - level
+                write_rows(folder, rows)
+        return compare_runs([tmp_path])
+
+    return write
+
+
+def test_who_is_ahead_and_by_how_much(runs):
+    first, others, saved = verdict(runs(rloo=[0.60, 0.62], grpo=[0.40, 0.42], opo=[0.50, 0.52]))
+    assert first == (
+        "'rloo' is ahead: it has a final training reward of 0.610 ± 0.014 after 1,280 rollouts, 0.100 [+0.100, +0.100] "
+        "(95 % interval over 2 seeds) above the next, 'opo' (0.510 ± 0.014)."
+    )
+    assert others == "'rloo' is ahead of 'grpo' (+0.200 [+0.200, +0.200])."
+    assert saved == "'rloo' has the training reward at which 'grpo' ends after 128 of the 1,280 rollouts."
+
+
+def test_seeds_that_do_not_tell(runs):
+    first, *rest = verdict(runs(rloo=[0.5, 0.7], grpo=[0.6, 0.5], opo=[0.1, 0.3]))
+    assert first.startswith("The seeds do not tell whether 'rloo' or 'grpo' is ahead: ")
+    assert "the difference is 0.050 [−1.856, +1.956] (95 % interval over 2 seeds)." in first
+    assert "'rloo' is ahead of 'opo' (+0.400 [+0.400, +0.400])." in rest
+
+
+def test_a_single_seed_may_be_chance(runs):
+    first, others, *_ = verdict(runs(rloo=[0.7], grpo=[0.6], opo=[0.5]))
+    assert first.startswith("'rloo' ends highest, with a final training reward of 0.700 after 1,280 rollouts, 0.100 ")
+    assert "may be chance" in first
+    assert others == "'rloo' is not certain to be ahead of 'opo' (+0.200)."
+
+
+def test_an_evaluation_goes_before_the_training_reward(runs):
+    first, *_ = verdict(runs(evaluate=True, rloo=[0.60, 0.62], grpo=[0.40, 0.42]))
+    assert first.startswith("'grpo' is ahead: it has an evaluation reward of 0.590 ± 0.014")
+
+
+def test_rewards_of_other_prompts_are_not_compared(runs):
+    drawn = {"opo": {"prompt_sampler": "frontier"}}
+    said = verdict(runs(recipe=drawn, rloo=[0.4, 0.42], opo=[0.60, 0.62]))
+    assert "draw their prompts differently" in said[1]
+    assert not any("has the training reward at which" in sentence for sentence in said)
+
+
+def test_the_price_of_the_table_is_told(runs):
+    found = runs(table="t", basis=[0.60, 0.62], rloo=[0.40, 0.42])
+    found = compare_runs([run.path for group in found.groups for run in group.runs], reference="rloo")
+    assert verdict(found)[-1].endswith("after 128 of the 1,280 rollouts; its value table took 1,000 more, once.")
+
+
+def test_one_setting_is_no_comparison(runs, tmp_path):
+    found = runs(rloo=[0.6, 0.8])
+    assert verdict(found) == [
+        "'rloo' has a final training reward of 0.700 ± 0.141 after 1,280 rollouts; there is nothing to compare it with."
+    ]
+    assert html(found).index("there is nothing to compare") < html(found).index("At the same number of rollouts")
+    (tmp_path / "plots").mkdir()
+    assert "**'rloo' has a final training reward" in markdown(found, tmp_path).splitlines()[2]
+
+
+def test_the_axis_is_broken_where_a_table_is_larger_than_the_budget():
+    assert stretches([0, 0, 500], 1000) == [(0.0, 1500)]
+    assert stretches([0, 50_000, 25_000], 1000) == [(0.0, 1000), (25_000, 26_000), (50_000, 51_000)]
+    assert stretches([1400, 1600], 1000) == [(1400, 2600)]
+    assert stretches([400], 1000) == [(0.0, 1400)]
