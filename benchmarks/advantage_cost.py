@@ -67,8 +67,11 @@ def batch(n: int, tokens: int, group: int = GROUP) -> RolloutBatch:
     generator = torch.Generator().manual_seed(n)
     groups = torch.arange(n) // group
     mask = torch.arange(tokens)[None] < torch.randint(1, tokens + 1, (n, 1), generator=generator)
+    rewards = torch.randint(0, 2, (n,), generator=generator).float()
     return RolloutBatch(
-        rewards=torch.randint(0, 2, (n,), generator=generator).float(),
+        rewards=rewards,
+        reward_parts=rewards[:, None],
+        reward_weights=torch.ones(1),
         group_ids=groups,
         prompt_ids=[str(i) for i in groups.tolist()],
         action_mask=mask,

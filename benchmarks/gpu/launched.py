@@ -1,0 +1,76 @@
+"""Run by the stages under `accelerate launch`, or alone: a short run, and what this rank saw of it in a file.
+
+Its arguments are a folder with a model, and the settings as JSON; `benchmarks.gpu.runs.build_trainer` has their names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from basis_rl.__main__ import leave
+from benchmarks.gpu.runs import Given, build_trainer
+from tests.trainer.sharded import OnCpus
+
+
+class Keep(OnCpus):
+    """Keeps every global batch and this rank's advantages."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.kept: list[dict[str, Any]] = []
+        super().__init__(*args, **kwargs)
+
+    def _advantages(self, inputs: Any, output: Any) -> Any:
+        local = super()._advantages(inputs, output)
+        batch = self._unlearnt.newest
+        self.kept.append({"batch": dict(vars(batch)), "advantages": local.detach().cpu().clone()})
+        return local
+
+
+class KeepGiven(Given, Keep):
+    """With rollouts that are given."""
+
+
+def share_gpus() -> None:
+    """Ranks beyond the number of GPUs are as those of other machines: accelerate would name devices that are none."""
+    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count():
+        os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+
+
+def main(folder: Path, side: str, device: str, settings: dict[str, Any]) -> None:
+    """Train the model in ``folder/model``, and leave ``rankN.pt``."""
+    if device == "cuda":
+        share_gpus()
+    given = settings.pop("given", True)
+    out = folder / settings.pop("out")
+    if device == "cpu" and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        # It would compile, for a minute, what lets the ranks of a CPU share memory.
+        patch("deepspeed.comm.torch.build_shm_op", return_value=None).start()
+    trainer = build_trainer(
+        side, folder / "model", out / "run", device, cls=KeepGiven if given else Keep,
+        model_init_kwargs={"dtype": "float32"}, **settings,
+    )  # fmt: skip
+    trainer.train()
+    trainer.save_model(str(out / "saved"))
+    parameter = next(trainer.model.parameters())
+    found = {
+        "kept": trainer.kept,
+        "log": trainer.state.log_history,
+        "type": str(trainer.accelerator.distributed_type),
+        "device": str(trainer.accelerator.device),
+        "world": trainer.accelerator.num_processes,
+        "sharded": hasattr(parameter, "ds_tensor") or hasattr(parameter, "full_tensor"),
+        "peak": torch.cuda.max_memory_allocated() if device == "cuda" else None,
+    }
+    torch.save(found, out / f"rank{trainer.accelerator.process_index}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], json.loads(sys.argv[4]))
+    leave(0)

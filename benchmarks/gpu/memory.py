@@ -1,0 +1,61 @@
+"""Peak memory of a real run against the estimate of `basis-rl check`, within 10 %."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from trl import ModelConfig
+
+from basis_rl.estimate.footprint import Launch, model_size, setting_of
+from basis_rl.estimate.memory import memory_parts, peak
+from benchmarks.gpu.runs import LARGE, SMALL, build_trainer, free, model_on, train
+from benchmarks.gpu.stage import Findings
+from benchmarks.gpu.training import lora
+from benchmarks.trainers import tokenizer
+
+TOLERANCE = 0.10
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "0.2B": (SMALL, {}),
+    "0.2B, checkpointed": (SMALL, {"gradient_checkpointing": True}),
+    "0.2B, float32": (SMALL, {"bf16": False}),
+    "0.2B, otb": (SMALL, {"side": "otb"}),
+    "0.2B, LoRA": (SMALL, {"lora": True}),
+    "0.6B, checkpointed": (LARGE, {"gradient_checkpointing": True}),
+    "0.6B, checkpointed, 4,096 tokens": (LARGE, {"gradient_checkpointing": True, "max_completion_length": 4096}),
+}
+
+
+def case(found: Findings, shape: Any, settings: dict[str, Any]) -> tuple[float, float]:
+    """Bytes estimated and measured, of three steps."""
+    chosen = {"max_completion_length": 1024, "per_device_train_batch_size": 4, **settings}
+    side, adapter = chosen.pop("side", "grpo"), chosen.pop("lora", False)
+    free()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    model: Any = model_on("cuda", shape, tokenizer())
+    extra = {"peft_config": lora()} if adapter else {}
+    trainer = build_trainer(side, model, found.folder / "memory", "cuda", given=True, **chosen, **extra)
+    train(found, trainer)
+    measured = torch.cuda.max_memory_allocated() - before
+    config = trainer.model.config
+    described = ModelConfig(
+        model_name_or_path="benchmark", dtype="float32", use_peft=adapter, lora_r=8, lora_target_modules=["all-linear"]
+    )
+    prompt = max(len(ids) for ids in tokenizer()([f"{i} + 1 =" for i in range(64)])["input_ids"])
+    setting = setting_of(trainer.args, described, config, Launch(), prompt)
+    parts = memory_parts(model_size(config, described), setting)
+    rollouts_are_given = [part for part in parts if part.phase != "generation"]
+    del trainer, model
+    free()
+    return peak(rollouts_are_given), float(measured)
+
+
+def run(found: Findings) -> None:
+    """All cases."""
+    for name, (shape, settings) in CASES.items():
+        with found.part(name):
+            estimated, measured = case(found, shape, settings)
+            off = estimated / measured - 1
+            found.figure(name, {"estimated": estimated, "measured": measured, "off": f"{off:+.1%}"})
+            found.check(f"{name}: within {TOLERANCE:.0%}", abs(off) <= TOLERANCE, f"{off:+.1%} off")

@@ -1,0 +1,64 @@
+"""ZeRO-2, ZeRO-3 and FSDP2 on one rank, by the configurations that we ship, against the same run without them.
+
+One rank shards nothing over others, but all of it goes through the engine: its copies of the weights, its optimizer,
+its gathering and saving.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.launch import launch, saved_weights
+from benchmarks.gpu.runs import flat, relative, save_model, shape_on
+from benchmarks.gpu.stage import Findings
+
+# Of energies (absolute), and of what the weights have moved by (relative): engines round to bfloat16 in other places;
+# on a CPU all is float32.
+TOLERANCES = {"cuda": (0.05, 0.2), "cpu": (1e-5, 0.02)}
+ENGINES = {"zero3": "DEEPSPEED", "fsdp2": "FSDP", "zero2": "DEEPSPEED"}
+# By SGD, since Adam hides the gradient's size; so far that ZeRO-3, which saves in bfloat16, does not round it away.
+RATES = {"cuda": 10.0, "cpu": 1.0}
+
+
+def settings(found: Findings) -> dict[str, Any]:
+    """One step of the gradient itself."""
+    return {"optim": "sgd", "learning_rate": RATES[found.device], "max_steps": 1}
+
+
+def compare(found: Findings, kind: str, plain: dict[str, Any]) -> None:
+    """A run with an engine against `plain`."""
+    (rank,) = launch(found, kind, "otb", kind=kind, **settings(found))
+    energies, moved = TOLERANCES[found.device]
+    found.check(f"{kind}: is used", rank["type"].endswith(ENGINES[kind]), rank["type"])
+    found.check(f"{kind}: parameters are in its hands", rank["sharded"] == (kind != "zero2"))
+    found.check(f"{kind}: on the device", rank["device"].startswith(found.device), rank["device"])
+    ours, theirs = (each["kept"][0]["batch"]["energies"] for each in (rank, plain))
+    off = float((ours - theirs).abs().max())
+    start, ends = flat_of(found, "start"), [flat_of(found, name) for name in (kind, "plain")]
+    weights = relative(ends[0] - start, ends[1] - start)
+    found.figure(kind, {"energies off": off, "movement off, relative": weights, "peak bytes": rank["peak"]})
+    found.check(f"{kind}: energies", off <= energies, f"{off:.2e} off")
+    found.check(f"{kind}: what was learned, as saved", weights <= moved, f"{weights:.2e} off")
+
+
+def flat_of(found: Findings, name: str) -> torch.Tensor:
+    """All weights of a saved run; ``start`` is the model before it."""
+    weights = saved_weights(found, name)
+    return flat(weights[key] for key in sorted(weights))
+
+
+def run(found: Findings) -> None:
+    """Each engine, one after another."""
+    save_model(found.folder / "model", found.device, shape_on(found))
+    (found.folder / "start").mkdir()
+    (found.folder / "start" / "saved").symlink_to(found.folder / "model")
+    (plain,) = launch(found, "plain", "otb", **settings(found))
+    for kind in ENGINES:
+        if ENGINES[kind] == "DEEPSPEED" and importlib.util.find_spec("deepspeed") is None:
+            found.figure(kind, "not run: DeepSpeed is not installed")
+            continue
+        with found.part(kind):
+            compare(found, kind, plain)

@@ -1,0 +1,76 @@
+"""vLLM's engine in the process of the trainer, with sleep mode too, and its server beside it on the same GPU.
+
+How far served log-probabilities are from trained ones after each sync, in bfloat16, says which `vllm_sync_tolerance` is
+right; what the same probe finds of a policy that was not synced says whether that would be noticed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from basis_rl.rollout.server import Server, ServerOptions
+from benchmarks.gpu.launch import launch
+from benchmarks.gpu.runs import save_model
+from benchmarks.gpu.stage import Findings, Skipped
+
+# vLLM's kernels want heads of 32 and more.
+SHAPES = {"cuda": (151_936, 512, 12, 8), "cpu": (320, 128, 2, 4)}
+TOLERANCE = {"cuda": 0.25, "cpu": 1e-4}
+CONTEXT = 512
+
+
+def check(found: Findings, name: str, rank: dict[str, Any], steps: int = 4) -> None:
+    """Every step synced, and what was sampled is what the policy would sample."""
+    row = {
+        key: [entry[key] for entry in rank["log"] if key in entry]
+        for key in ("rollout/sync_error", "rollout/kl", "grad_norm", "step_time")
+    }
+    found.figure(name, row | {"peak bytes of torch": rank["peak"]})
+    errors = row["rollout/sync_error"]
+    found.check(f"{name}: every step synced", len(errors) == steps, f"{len(errors)} of {steps}")
+    bound = TOLERANCE[found.device]
+    found.check(
+        f"{name}: log-probabilities agree", max(errors, default=9.0) <= bound, f"{max(errors, default=9.0):.2e}"
+    )
+    found.check(f"{name}: there is a gradient", max(row["grad_norm"], default=0.0) > 0)
+
+
+def colocated(found: Findings, name: str, **settings: Any) -> None:
+    """The engine in the trainer's process."""
+    gpu: dict[str, Any] = {"vllm_gpu_memory_utilization": 0.2} if found.cuda else {}
+    (rank,) = launch(
+        found, name.replace(" ", "-"), "rloo", given=False, use_vllm=True, vllm_mode="colocate", max_steps=4,
+        vllm_max_model_length=CONTEXT if found.cuda else 128, max_completion_length=64 if found.cuda else 12,
+        **gpu, **settings,
+    )  # fmt: skip
+    check(found, name, rank)
+
+
+def served(found: Findings, model: Path) -> None:
+    """A server on the same GPU; NCCL refuses two ranks there, so weights go through shared memory."""
+    options = ServerOptions(
+        str(model), dtype="bfloat16", max_model_len=CONTEXT, log=found.folder / "server.log",
+        extra=("--gpu-memory-utilization", "0.2", "--enforce-eager"),
+    )  # fmt: skip
+    with Server(options, 90) as server:
+        (rank,) = launch(
+            found, "server", "rloo", given=False, use_vllm=True, vllm_mode="server", vllm_server_base_url=server.url,
+            vllm_weight_sync="folder", max_steps=4, max_completion_length=64,
+        )  # fmt: skip
+    check(found, "server", rank)
+
+
+def run(found: Findings) -> None:
+    """The engine, on a GPU with sleep mode too and the server."""
+    if importlib.util.find_spec("vllm") is None:
+        raise Skipped("vLLM is not installed")
+    model = save_model(found.folder / "model", found.device, SHAPES[found.device])
+    with found.part("engine"):
+        colocated(found, "engine")
+    if found.cuda:
+        with found.part("engine that sleeps"):
+            colocated(found, "engine that sleeps", vllm_enable_sleep_mode=True)
+        with found.part("server"):
+            served(found, model)

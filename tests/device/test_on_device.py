@@ -1,0 +1,163 @@
+"""What must hold on a GPU as on a CPU: run on the device that BASIS_TEST_DEVICE names (`python -m benchmarks.gpu`)."""
+
+import copy
+
+import pytest
+import torch
+from accelerate import Accelerator
+from trl.trainer.utils import add_fused_lm_head
+
+from basis_rl.baselines import OptimalTokenBaseline, Ppo, Rloo
+from basis_rl.functional.energy import logit_gradient_energy
+from basis_rl.samplers import Frontier
+from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer.evaluating import random_numbers_kept
+from basis_rl.trainer.gather import gather_batch, local_rows
+from benchmarks.energy_precision import exact, spread_model
+from tests.support.tiny import DEVICE, config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
+from tests.trainer.test_energies import Keep
+
+# Tolerances of energies: float32 sums of 40,000 terms; a bfloat16 head's logits are coarse, by 2^-8 of up to 16.
+VOCABULARY = 40_000 if DEVICE == "cpu" else 151_936  # more than one tile of the head
+HEADS = {
+    "float32": (torch.float32, False, 1e-4),
+    "bfloat16, float32 head": (torch.bfloat16, True, 1e-4),
+    "bfloat16": (torch.bfloat16, False, 0.1),
+}
+
+
+@pytest.mark.parametrize("case", HEADS)
+def test_energies_of_the_fused_head_are_those_of_a_float64_softmax(case):
+    dtype, cast, tolerance = HEADS[case]
+    torch.manual_seed(0)
+    model = spread_model(VOCABULARY, 4.0).to(DEVICE, dtype)
+    ids = torch.randint(3, VOCABULARY, (2, 48), device=DEVICE)
+    with torch.no_grad():
+        hidden = model.model(ids).last_hidden_state.flatten(0, 1)
+        tokens, expected, squares = exact(hidden.float().cpu(), model.lm_head.weight.float().cpu())
+        add_fused_lm_head(model, cast_lm_head_to_fp32=cast, outputs=("log_probs", "entropy", "log_sum_sq_probs"))
+        output = model(input_ids=ids, shift_labels=tokens.view(ids.shape).to(DEVICE), fused_lm_head=True)
+    found = output.log_sum_sq_probs.exp()
+    assert output.log_probs.device.type == DEVICE
+    assert ((found > 0) & (found <= 1)).all()
+    assert (found >= output.log_probs.exp() ** 2 * (1 - 1e-4)).all()
+    energies = logit_gradient_energy(output.log_probs, found).flatten().double().cpu()
+    assert (energies - expected).abs().max() < tolerance
+    assert squares.max() > 10 * squares.min(), "flat policies would prove little"
+
+
+def trained(tmp_path, baseline, cls=BasisTrainer, sampler="uniform", **settings):
+    tokenizer = tiny_tokenizer()
+    trainer = cls(
+        model=tiny_model(tokenizer),
+        reward_funcs=parity_reward,
+        args=config(tmp_path, **settings),
+        train_dataset=sums(),
+        processing_class=tokenizer,
+        baseline=baseline,
+        prompt_sampler=sampler,
+    )
+    assert trainer.accelerator.device.type == DEVICE
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize(("bf16", "tolerance"), [(False, 1e-5), (True, 0.02)])
+def test_energies_that_a_baseline_is_given_are_the_policys(bf16, tolerance, tmp_path):
+    batch, expected, _ = trained(tmp_path, OptimalTokenBaseline(), Keep, bf16=bf16, max_steps=1).kept
+    assert (batch.energies - expected.cpu())[batch.action_mask].abs().max() < tolerance
+    assert batch.energies[batch.action_mask].std() > 0
+
+
+def test_a_batch_is_gathered_to_the_host_and_advantages_come_back():
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.rand((4, 5), generator=generator) < 0.7
+    energies = torch.rand((4, 5), generator=generator)
+    accelerator = Accelerator(cpu=DEVICE == "cpu")
+    rows = [{"prompt": f"question {i // 2}"} for i in range(4)]
+    batch = gather_batch(
+        accelerator,
+        rewards=torch.tensor([1.0, 0.0, 1.0, 1.0], device=DEVICE),
+        inputs=rows,
+        action_mask=mask.to(DEVICE),
+        num_generations=2,
+        step=0,
+        energies=energies.to(DEVICE, torch.bfloat16),
+    )
+    assert {t.device.type for t in (batch.rewards, batch.action_mask, batch.energies)} == {"cpu"}
+    assert torch.equal(batch.energies, energies.bfloat16().float() * mask)
+    for baseline in (OptimalTokenBaseline(), Rloo()):
+        values = baseline.advantages(batch).values
+        found = local_rows(values, accelerator, 4, 5)
+        assert found.device.type == DEVICE
+        assert torch.equal(found.cpu(), values.float())
+
+
+class Watched(BasisTrainer):
+    """Keeps the critic and the newest batch, as they were when the critic's values of it were asked for."""
+
+    def _learn(self):
+        batch = self._unlearnt.newest
+        if batch is not None and batch.step in self._critic._kept:
+            kept = {key: value.clone() for key, value in self._critic._kept[batch.step].items()}
+            self.seen = (batch, kept, copy.deepcopy(self._critic.module).cpu())
+        super()._learn()
+
+
+@pytest.mark.parametrize("kind", ["head", "value_model"])
+def test_a_critic_is_on_the_device_and_its_values_are_those_of_a_cpu(kind, tmp_path, tiny_path):
+    baseline = Ppo(critic_model=str(tiny_path), critic_learning_rate=1e-2) if kind == "value_model" else Ppo()
+    trainer = trained(tmp_path, baseline, Watched, max_steps=4)
+    assert {p.device.type for p in trainer._critic.parameters} == {DEVICE}
+    batch, inputs, module = trainer.seen
+    tokens = int(inputs.pop("tokens"))
+    with torch.no_grad():
+        expected = module(**inputs, **({} if "hidden_states" in inputs else {"tokens": tokens}))
+    mask = batch.action_mask[:, :tokens]
+    assert batch.step == 1, "of the first batch they are all 0"
+    assert expected[mask].abs().max() > 1e-3
+    assert (batch.values[:, :tokens] - expected)[mask].abs().max() < 1e-4
+
+
+def test_a_sampler_draws_by_the_seed_whatever_the_device(tmp_path):
+    class Noted(BasisTrainer):
+        drawn = ()
+
+        def _advantages(self, inputs, output):
+            self.drawn = (*self.drawn, tuple(row["prompt_id"] for row in inputs))
+            return super()._advantages(inputs, output)
+
+    runs = []
+    for k in range(2):
+        folder = tmp_path / str(k)
+        sampler = Frontier(correct=True)
+        runs.append(trained(folder, named_baseline("basis_history", sums()), Noted, sampler, max_steps=4))
+    first, second = (run.drawn for run in runs)
+    assert len(first) == 2
+    assert first[0] == second[0]
+    assert any("sampler/" in key for row in runs[0].state.log_history for key in row)
+
+
+class Poisoned(BasisTrainer):
+    """The gradient of the second step is not finite."""
+
+    def training_step(self, *args, **kwargs):
+        loss = super().training_step(*args, **kwargs)
+        if self.state.global_step == 1:
+            self.before = copy.deepcopy(self.model.state_dict())
+            next(p for p in self.model.parameters() if p.grad is not None).grad.view(-1)[0] = torch.nan
+        return loss
+
+
+def test_a_step_without_a_finite_gradient_is_skipped(tmp_path):
+    trainer = trained(tmp_path, "rloo", Poisoned, max_steps=2)
+    assert all(torch.equal(value, trainer.before[key]) for key, value in trainer.model.state_dict().items())
+
+
+def test_random_numbers_of_the_device_are_kept():
+    torch.manual_seed(0)
+    expected = torch.rand(3, device=DEVICE)
+    torch.manual_seed(0)
+    with random_numbers_kept(torch.device(DEVICE)):
+        torch.rand(5, device=DEVICE)
+    assert torch.equal(torch.rand(3, device=DEVICE), expected)
