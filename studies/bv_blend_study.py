@@ -59,7 +59,7 @@ def simulate(
     """
     scale = scale or Scale()
     torch.manual_seed(0)
-    blend = BVBlend(dict(zip(map(str, range(len(clusters))), clusters, strict=True)), **params)
+    blend = BVBlend(dict(zip(map(str, range(len(clusters))), clusters, strict=True)), variance="paper", **params)
     kept: dict[str, list[float]] = {"first": [], "mse": [], "effective_signal": [], "confidence": []}
 
     def values_at(step: int) -> Tensor:

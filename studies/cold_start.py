@@ -62,6 +62,7 @@ class Plan:
 
 QUICK = Plan(seeds=(0,), problems=300, trained=64, until=0.0, held_out=20, every=1, responses=16, batches=3, table=2)
 TEMPERATURE = 0.05  # of BV-Blend's confidence: the best at 8 rollouts per prompt (`bv_blend_study`)
+BLEND = {"temperature": TEMPERATURE, "variance": "shrunk"}
 RATES = (Plan.learning_rate, 1e-4)  # each a whole study
 
 
@@ -100,8 +101,7 @@ class Watched(Baseline):
     def __init__(self, inner: Baseline, group: int) -> None:
         self.inner, self.group, self.requires = inner, group, inner.requires
         self.rows: list[dict[str, float]] = []
-        self.scope = inner.scope  # type: ignore[misc]
-        self.min_group_size = inner.min_group_size  # type: ignore[misc]
+        self.min_group_size = inner.min_group_size
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
         result = self.inner.advantages(batch)
@@ -239,7 +239,7 @@ def main(argv: list[str] | None = None) -> None:
     planned = [
         Planned(
             {}, options.output / f"{name}-{plan.learning_rate:g}-{seed}.json",
-            {**asdict(plan), "seeds": [seed], **({"temperature": TEMPERATURE} if name == "bv_blend" else {})},
+            {**asdict(plan), "seeds": [seed], **(BLEND if name == "bv_blend" else {})},
             partial(one_run, name, seed, plan, options.output),
         )
         for seed, name in itertools.product(plan.seeds, options.methods)

@@ -31,7 +31,8 @@ def main(argv: list[str] | None = None) -> None:
     results = []
     for seed in options.seeds:
         output = (options.output if options.quick else Path("runs")) / f"quickstart-seed{seed}"
-        command = [sys.executable, "-m", "examples.quickstart.run", "--seed", str(seed), "--output", str(output)]
+        command = [sys.executable, "-m", "examples.quickstart.run", "--seed", str(seed)]
+        command += ["--output_dir", str(output)]
         for key, value in QUICK.items() if options.quick else ():
             command += [f"--{key}", str(value)]
         subprocess.run(command, check=True)

@@ -100,10 +100,10 @@ def within_prompts(rewards: Tensor, norms: Tensor) -> dict[str, float]:
     return {"rho within a prompt": float(ratios.log().mean().exp()), "mixed prompts": int(mixed.sum())}
 
 
-def measure(
+def drawn_answers(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, problems: Dataset, samples: int, length: int
-) -> dict[str, Any]:
-    """`powers` of `samples` answers to each problem, of the sum over an answer's tokens and of their mean."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rewards, norms, energies and lengths of `samples` answers to each problem, ``(P, n)`` each."""
     set_seed(0)
     tokens = [prompt_tokens(prompt, tokenizer, {}) for prompt in problems["prompt"]]
     rewards, norms, energies, lengths = (torch.zeros(len(tokens), samples) for _ in range(4))
@@ -118,6 +118,14 @@ def measure(
         norms[i], energies[i] = torch.tensor(both).T
         lengths[i] = torch.tensor([len(answer.token_ids) for answer in answers])
     reward.close()
+    return rewards, norms, energies, lengths
+
+
+def measure(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, problems: Dataset, samples: int, length: int
+) -> dict[str, Any]:
+    """`powers` of `samples` answers to each problem, of the sum over an answer's tokens and of their mean."""
+    rewards, norms, energies, lengths = drawn_answers(model, tokenizer, problems, samples, length)
     mean = powers(rewards, norms / lengths**2, energies / lengths**2)
     return {**powers(rewards, norms, energies), "mean over tokens": mean}
 

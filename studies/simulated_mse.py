@@ -1,6 +1,6 @@
 """How near do baselines come to the true value, on simulated rewards?
 
-    python -m studies.simulated_mse [--parts basis history] [--quick]
+    python -m studies.simulated_mse [--parts basis history field] [--quick]
 
 The paper of BASIS claims that its error is far below the batch mean's, and below that of a group mean of 8 (Sec. 5.1).
 Here the truth is known: prompts with ``p ~ Beta(0.8, 0.9)`` under the reference policy, a table of 32 reference
@@ -12,8 +12,11 @@ rollouts each, rewards of 0 or 1.
   2.5 logits; beside it each drifts by itself, to a standard deviation of d logits, in one of three ways: ``sqrt`` (its
   own direction, growing like the square root of time), ``linear``, or a random ``walk``. The last three cases have 128
   prompts x 4 rollouts a step.
+- ``field``: the field's estimators beside ours, in the same simulation, 512 rollouts a step for each: `basis_history`
+  and `spo` (three rates of forgetting) at one rollout per prompt; James-Stein, EBPO, the leave-one-out mean and the
+  group's own mean, which holds the own reward, at four and at eight.
 
-Results: ``studies/results/basis_mse.json`` and ``history_mse.json``.
+Results: ``studies/results/basis_mse.json``, ``history_mse.json`` and ``field_mse.json``.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basis_rl.baselines import Baseline, Basis, BasisHistory, BatchMean
+from basis_rl.baselines import Baseline, Basis, BasisHistory, BatchMean, DrGrpo, Ebpo, JamesStein, Rloo, Spo
 from basis_rl.types import RolloutBatch
 from basis_rl.values import ValueTable
 from benchmarks.common import one_thread, save
@@ -161,8 +164,45 @@ def basis(scale: Scale) -> dict[str, Any]:
     return {"repeats": scale.repeats, "results": results}
 
 
+def of_history(table: ValueTable) -> dict[str, Baseline]:
+    """The estimators of ``history``."""
+    return {
+        "batch mean": BatchMean(),
+        "basis": Basis(table),
+        "basis, likelihood": Basis(table, calibration="likelihood"),
+        "basis_history": BasisHistory(table),
+        "basis_history, no table": BasisHistory(),
+        "basis_history, drift 0.003": BasisHistory(table, drift=0.003),
+        "basis_history, drift 0.003, no table": BasisHistory(drift=0.003),
+    }
+
+
+def of_field_at_one(table: ValueTable) -> dict[str, Baseline]:
+    """The estimators of ``field`` at one rollout per prompt."""
+    return {
+        "batch mean": BatchMean(),
+        "basis_history": BasisHistory(table),
+        "basis_history, no table": BasisHistory(),
+        "spo": Spo(table, normalize=False),
+        "spo, no table": Spo(normalize=False),
+        "spo, rho 0.875, no table": Spo(forgetting=0.875, normalize=False),
+        "spo, rho 0.96, no table": Spo(forgetting=0.96, normalize=False),
+    }
+
+
+def of_field_in_groups(table: ValueTable) -> dict[str, Baseline]:
+    """The estimators of ``field`` that need groups."""
+    return {"group mean": DrGrpo(), "rloo": Rloo(), "james_stein": JamesStein(), "ebpo": Ebpo()}
+
+
 def simulate(
-    drift: Drift, d: float, tilt: float, seed: int, group: int = 1, scale: Scale | None = None
+    drift: Drift,
+    d: float,
+    tilt: float,
+    seed: int,
+    group: int = 1,
+    scale: Scale | None = None,
+    estimators_of: Callable[[ValueTable], dict[str, Baseline]] = of_history,
 ) -> dict[str, dict[str, float]]:
     """Mean squared error to the true value over the first and the last steps of a run, for each estimator.
 
@@ -173,19 +213,12 @@ def simulate(
         seed: of everything that is drawn.
         group: rollouts per prompt.
         scale: the whole simulation's by default.
+        estimators_of: what is compared, from the table.
     """
     scale = scale or Scale()
     torch.manual_seed(seed)
     p, _, table = reference(scale.prompts, margin=1e-4)
-    estimators: dict[str, Baseline] = {
-        "batch mean": BatchMean(),
-        "basis": Basis(table),
-        "basis, likelihood": Basis(table, calibration="likelihood"),
-        "basis_history": BasisHistory(table),
-        "basis_history, no table": BasisHistory(),
-        "basis_history, drift 0.003": BasisHistory(table, drift=0.003),
-        "basis_history, drift 0.003, no table": BasisHistory(drift=0.003),
-    }
+    estimators = estimators_of(table)
     errors: dict[str, list[float]] = {name: [] for name in [*estimators, "group mean of 8"]}
     direction, walked = d * torch.randn(scale.prompts).double(), torch.zeros(scale.prompts).double()
 
@@ -219,7 +252,24 @@ def history(scale: Scale) -> dict[str, Any]:
     return {"seeds": scale.seeds, "results": results}
 
 
-PARTS = {"basis": basis, "history": history}
+def field(scale: Scale) -> dict[str, Any]:
+    """The part of that name, printed."""
+    results: dict[str, Any] = {}
+    for kind, d in (("sqrt", 0.0), ("sqrt", 1.5), ("walk", 1.5)):
+        key = f"drift {kind}, d = {d}, common tilt 2.5"
+        print(f"\n{key}   (MSE over the first and the last {scale.edge} steps)")
+        results[key] = {}
+        for rollouts in (1, 4, 8):
+            chosen = of_field_at_one if rollouts == 1 else of_field_in_groups
+            runs = [simulate(DRIFTS[kind], d, 2.5, seed, rollouts, scale, chosen) for seed in range(scale.seeds)]
+            results[key][f"{rollouts} per prompt"] = runs
+            for name in runs[0]:
+                first, last = (mean(run[name][part] for run in runs) for part in ("first", "last"))
+                print(f"  {rollouts} x {name:32} {first:.4f}  {last:.4f}")
+    return {"seeds": scale.seeds, "results": results}
+
+
+PARTS = {"basis": basis, "history": history, "field": field}
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -17,6 +17,7 @@ from basis_rl import BasisConfig, BasisTrainer
 from basis_rl.baselines import Baseline
 from basis_rl.data import DataArguments, load_prompts
 from basis_rl.rollout import Sampling, prompt_tokens, sample
+from basis_rl.samplers import PromptSampler
 from examples.quickstart.warm_start import build_model, build_tokenizer, warm_start
 
 TOKENS = 12  # of an answer, at most, as in the quickstart
@@ -63,7 +64,7 @@ def trainer_for(
     output: Path,
     reward: Any,
     callbacks: Sequence[TrainerCallback] = (),
-    prompt_sampler: str = "uniform",
+    prompt_sampler: str | PromptSampler = "uniform",
     make: Callable[..., BasisTrainer] = BasisTrainer,
     **settings: Any,
 ) -> BasisTrainer:

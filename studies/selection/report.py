@@ -118,19 +118,23 @@ def summary(runs: Sequence[Run], judged: str) -> list[dict[str, Any]]:
 
 
 def table(lines: Sequence[dict[str, Any]]) -> str:
-    """`summary` for the terminal; a star marks a row's best rate."""
+    """`summary` in Markdown; a row's best rate is bold. Thousands of rollouts: the median, and each seed's."""
     if not lines:
         return "no runs yet"
     names, shares = [*lines[0]["final"]], [*lines[0]["to"]]
-    columns = "  ".join([*(f"{name:>12}" for name in names), "entropy", *(f"{f'to {s}':>20}" for s in shares)])
-    text = [f"{'row':13}  {'sampler':10}  {'rate':>7}   seeds  {columns}"]
+    titles = ["row", "sampler", "rate", *names, "entropy", *(f"to {float(share):.0%}" for share in shares)]
+    text = [_cells(titles), _cells(["---"] * len(titles))]
     for line in lines:
-        cells = [f"{line['final'][name]['median']:12.1%}" for name in names]
-        cells += [f"{line['entropy']['median']:7.2f}", *(f"{_range(line['to'][share]):>20}" for share in shares)]
-        star = "*" if line["best"] else " "
-        head = f"{line['row']:13}  {line['sampler']:10}  {line['learning_rate']:7g} {star}"
-        text.append(f"{head} {len(line['seeds']):5}  {'  '.join(cells)}")
+        rate = f"{line['learning_rate']:g}"
+        cells = [f"`{line['row']}`", f"`{line['sampler']}`", f"**{rate}**" if line["best"] else rate]
+        cells += [f"{line['final'][name]['median']:.0%}" for name in names]
+        cells += [f"{line['entropy']['median']:.2f}", *(_range(line["to"][share]) for share in shares)]
+        text.append(_cells(cells))
     return "\n".join(text)
+
+
+def _cells(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _range(to: dict[str, Any]) -> str:

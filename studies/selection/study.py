@@ -7,7 +7,7 @@ two right choices among strategies of which the likeliest is wrong, and 15 % are
 is a baseline with a prompt sampler, trained by `BasisTrainer` from ONE warm start for each seed, at several constant
 learning rates; it is judged at the rate that suits it best. Every step is one update on 64 rollouts, 64 prompts x 1 or
 8 x 8, objective ``grpo``, no KL. A run ends when its budget of rollouts is drawn, those that a sampler throws away
-included; the rollouts of a value table, which only `basis` has, are counted apart. Accuracy and pass@8 are of eight
+included; the rollouts of a value table, which only `TABLES` have, are counted apart. Accuracy and pass@8 are of eight
 rollouts at temperature 1 of each held-out prompt, easy and hard ones. ``--task alike`` has prompts of one difficulty,
 where nothing can be gained by choosing; ``--long`` is four times as long, for the question who collapses.
 
@@ -43,6 +43,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from basis_rl import BasisTrainer
 from basis_rl.baselines import BASELINES, Baseline, build_baseline
+from basis_rl.samplers import PromptSampler, build_sampler
 from basis_rl.values import ValueTable
 from benchmarks.common import one_thread, save
 from benchmarks.trainers import quiet
@@ -53,23 +54,28 @@ from studies.small_policy import draw, trainer_for
 from studies.training import Measured, train_to_the_end
 
 GROUPS, UNIFORM, DYNAMIC, TABLE = report.REFERENCE, "uniform", "dynamic", "basis"
-TEXT = "basis_history, text"
+TEXT, HISTORY_TABLE = "basis_history, text", "basis_history, table"
 # The baseline of a row, and its rollouts per prompt.
 ROWS: dict[str, tuple[str, int]] = {
     GROUPS: ("grpo", 8),
     "basis_history": ("basis_history", 1),  # without a table
-    TEXT: ("basis_history", 1),  # the same, with the prior from the text that the belief beside other baselines has
+    HISTORY_TABLE: ("basis_history", 1),  # begins with the table's values
+    TEXT: ("basis_history", 1),  # no table, but the prior from the text that the belief beside other baselines has
     "none": ("none", 1),
     "batch_mean": ("batch_mean", 1),
     TABLE: ("basis", 1),
     "ppo": ("ppo", 1),
     **({"spo": ("spo", 1)} if "spo" in BASELINES else {}),
 }
-SAMPLERS = (UNIFORM, "variance", "frontier", "spo", "thompson", DYNAMIC)
+TABLES = (TABLE, HISTORY_TABLE)
+# The exponents of (1 - V) and V may follow a name: (1 - V)^2 V gives impossible prompts less than (1 - V) sqrt(V) does.
+SAMPLERS = (UNIFORM, "variance", "frontier", "frontier 2:1", "spo", "thompson", DYNAMIC)
 # The runs that tell most are made first.
 FIRST = (
     (GROUPS, UNIFORM), ("basis_history", UNIFORM), ("basis_history", "frontier"), ("basis_history", "variance"),
     ("none", UNIFORM), ("none", "frontier"), (GROUPS, "frontier"), (GROUPS, DYNAMIC),
+    (HISTORY_TABLE, "frontier 2:1"), (HISTORY_TABLE, UNIFORM), (TABLE, "frontier 2:1"), ("none", "frontier 2:1"),
+    ("basis_history", "frontier 2:1"), ("batch_mean", UNIFORM), (TABLE, UNIFORM),
 )  # fmt: skip
 RATES, LONG = [3e-4, 6e-4, 1.2e-3], 4  # LONG: how many times as long
 LOGGED = ("entropy", "reward", "grad_norm", "completions/mean_length", "baseline/beta", "baseline/mse_to_reward")
@@ -167,21 +173,30 @@ def scores_of(model: Any, tokenizer: Any, sets: dict[str, Dataset], samples: int
 
 
 def baseline_of(row: str, folder: Path) -> Baseline:
-    """That of a row; `basis` reads the seed's value table."""
-    settings: dict[str, dict[str, Any]] = {TABLE: {"values": folder / "values"}, TEXT: {"prior": "text"}}
-    return build_baseline(ROWS[row][0], **settings.get(row, {}))
+    """That of a row; those of `TABLES` read the seed's value table."""
+    settings: dict[str, Any] = {"values": folder / "values"} if row in TABLES else {}
+    if row == TEXT:
+        settings["prior"] = "text"
+    return build_baseline(ROWS[row][0], **settings)
+
+
+def sampler_of(name: str) -> PromptSampler:
+    """That of one of `SAMPLERS`."""
+    kind, _, exponents = name.partition(" ")
+    settings = dict(zip(("hard", "easy"), map(float, exponents.split(":")), strict=True)) if exponents else {}
+    return build_sampler(kind, **settings)
 
 
 def run(scale: Scale, row: str, sampler: str, rate: float, seed: int, output: Path) -> dict[str, Any]:
     """Train once; the measurements as columns, and the log's."""
     folder = output / f"seed{seed}"
     prepare(scale, seed, folder)
-    cost = table_cost(scale, seed, folder) if row == TABLE else None
+    cost = table_cost(scale, seed, folder) if row in TABLES else None
     (prompts, held_out), drawn = prompts_of(scale), dict.fromkeys(TASKS[scale.task].shares, 0)
     model, tokenizer = loaded(folder)
     trainer = trainer_for(
         model, tokenizer, prompts, baseline_of(row, folder), folder / "run", counting(drawn),
-        prompt_sampler=sampler, num_generations=ROWS[row][1], per_device_train_batch_size=scale.batch,
+        prompt_sampler=sampler_of(sampler), num_generations=ROWS[row][1], per_device_train_batch_size=scale.batch,
         steps_per_generation=1, max_steps=scale.budget // scale.batch, learning_rate=rate, seed=seed,
         max_completion_length=TOKENS, logging_steps=max(1, scale.every // scale.batch // 4),
     )  # fmt: skip
@@ -223,7 +238,8 @@ def planned(scale: Scale, options: argparse.Namespace) -> list[Planned]:
         for rate in options.rates:
             for seed in options.seeds:
                 labels = {"row": row, "sampler": sampler, "learning_rate": rate, "seed": seed}
-                file = options.output / f"{row.replace(', ', '-').replace(' ', '-')}-{sampler}-{rate:g}-seed{seed}.json"
+                name = "-".join((row, sampler, f"{rate:g}", f"seed{seed}")).replace(", ", "-").replace(" ", "-")
+                file = options.output / f"{name.replace(':', '-')}.json"
                 make = partial(run, scale, row, sampler, rate, seed, options.output)
                 found.append(Planned(labels, file, {**dataclasses.asdict(scale), **labels}, make))
     return found

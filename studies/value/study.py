@@ -178,8 +178,8 @@ def estimators(table: ValueTable, rollouts: dict[str, Any], batches: int) -> lis
     history = rollouts["history"][:batches]
     families = dict(zip(rollouts["ids"], rollouts["family"], strict=True))
     single = [(ids, rewards[:, :1]) for ids, rewards in history]  # what one rollout per prompt would have seen
-    blend_1 = va.replay(BVBlend(families, temperature=TEMPERATURE[1]), single)
-    blend_8 = va.replay(BVBlend(families, temperature=TEMPERATURE[8]), history)
+    blend_1 = va.replay(BVBlend(families, temperature=TEMPERATURE[1], variance="paper"), single)
+    blend_8 = va.replay(BVBlend(families, temperature=TEMPERATURE[8], variance="paper"), history)
     remembers = va.replay(BasisHistory(table), single)
     rows = [va.Estimator("batch mean", BatchMean(), 1)]
     rows += [va.Estimator(f"group mean {g}", DrGrpo(), g) for g in (1, 2, 4, 8)]

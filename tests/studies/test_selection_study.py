@@ -143,7 +143,8 @@ def test_each_row_is_judged_at_its_own_best_rate_against_the_best_level_of_group
     assert lines["none", 3e-3]["drawn"] == pytest.approx({"easy": 0.75, "hard": 0.25})
     assert lines["none", 3e-3]["entropy"]["median"] == 0.5
     shown = report.table([*lines.values()]).splitlines()
-    assert sum("*" in line for line in shown) == 3
+    assert sum("**" in line for line in shown) == 3
+    assert len({line.count("|") for line in shown}) == 1  # every line of the Markdown table has all columns
     assert report.table([]) == "no runs yet"
 
 
@@ -198,3 +199,11 @@ def test_a_run_is_measured_by_rollouts_and_ends_with_its_budget():
             stopped = drawn
     assert [point.responses for point in measured.points] == [0, 128, 330, 450]
     assert stopped == 450
+
+
+def test_samplers_are_named_with_their_exponents():
+    sampler = study.sampler_of("frontier 2:1")
+    assert (type(sampler).__name__, sampler.hard, sampler.easy) == ("Frontier", 2.0, 1.0)
+    for name in study.SAMPLERS:
+        plain = study.sampler_of(name)
+        assert (plain.parameters == study.sampler_of(name.split()[0]).parameters) == (" " not in name)

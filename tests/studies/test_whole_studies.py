@@ -8,7 +8,16 @@ import torch
 from basis_rl.functional.tilt import beta_grid
 from basis_rl.recipe.file import parse_recipe
 from benchmarks.common import machine
-from studies import bv_blend_study, cold_start, first_visit, quickstart_seeds, score_norms, simulated_mse, worked_sums
+from studies import (
+    bv_blend_study,
+    cold_start,
+    first_visit,
+    least_variance,
+    quickstart_seeds,
+    score_norms,
+    simulated_mse,
+    worked_sums,
+)
 from studies.otb import study as otb_study
 from studies.otb import tail
 from studies.policy import study as policy_study
@@ -131,10 +140,9 @@ def test_selection_study_runs_and_resumes(task, tmp_path):
         assert len({run["scores"][name][0] for run in runs}) == 1  # one warm start, and the same random numbers
     for run in runs:
         assert sum(run["scores"][name][-1] for name in run["scores"] if name.startswith("drawn ")) == 64
-        assert (run["table"] is not None) == (run["row"] == "basis")
+        assert (run["table"] is not None) == (run["row"] in selection_study.TABLES)
         assert len(run["log"]["entropy"]) == len(run["log"]["num_rollouts"])
-    (cost,) = (run["table"] for run in runs if run["table"])
-    assert cost["rollouts"] == 32 * 2
+    assert {run["table"]["rollouts"] for run in runs if run["table"]} == {32 * 2}
     name = "selection_study" + ("" if task == "mixed" else f"_{task}")
     assert json.loads((tmp_path / f"{name}.json").read_text())["summary"]
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -145,9 +153,18 @@ def test_simulations_run(tmp_path):
     basis, history = (json.loads((tmp_path / f"{part}_mse.json").read_text()) for part in ("basis", "history"))
     assert {row["mse"].keys() >= simulated_mse.VARIANTS.keys() for row in basis["results"].values()} == {True}
     assert len(history["results"]) == 11
+    field = json.loads((tmp_path / "field_mse.json").read_text())["results"]
+    assert all({"1 per prompt", "4 per prompt", "8 per prompt"} == set(row) for row in field.values())
     tail.main(["--quick", "--results", str(tmp_path)])
     cells = json.loads((tmp_path / "otb_tail.json").read_text())["cells"]
     assert len(cells) == len(tail.REWARDS) * len(tail.GROUPS) * len(tail.POLICIES)
+
+
+def test_the_least_variance_is_below_all_others_where_wrong_answers_are_loud(tmp_path):
+    found = least_variance.main(["--quick", "--results", str(tmp_path)])
+    loud = found["two answers, mostly right, 256 rollouts"]
+    assert loud["best"] <= loud["least_variance"] < min(loud[name] for name in least_variance.SIMPLE)
+    assert json.loads((tmp_path / "least_variance.json").read_text())["batches"] == 3
 
 
 def test_codebooks_are_compared_on_problems_with_levels(tmp_path):

@@ -1,0 +1,172 @@
+"""Is the gradient's variance least with `least_variance`, wherever that of no baseline, the batch mean or the value is?
+
+    python -m studies.least_variance [MODEL ...] [--quick]
+
+What a baseline leaves of the power of a rollout's gradient, ``E[(r - b)^2 |S|^2]`` with its score S, as a share of that
+without a baseline: of two unbiased baselines the one of less power has less variance, by the same amount.
+
+- Softmax policies, one for each prompt, with answers that are right or wrong. ``|S|^2 = 1 - 2 pi(y) + sum pi^2`` is
+  exact there, and it is the energy. Cases differ in how easy prompts are, and in how many answers are right and wrong:
+  a policy that is spread over many has larger scores there.
+- Models, if given: those of `studies.score_norms`, with norms over all their parameters, while `least_variance` sees
+  the energies alone.
+
+Batches of 64 and 256 rollouts, one per prompt; the table has 32 rollouts of the same policy. ``best`` is each prompt's
+own ``b*``, which nobody knows.
+
+Results: ``studies/results/least_variance.json``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from basis_rl.baselines import Baseline, Basis, BasisHistory, BatchMean, LeastVariance, NoBaseline
+from basis_rl.data import load_prompts
+from basis_rl.recipe.file import parse_recipe
+from basis_rl.types import RolloutBatch
+from basis_rl.values import ValueTable
+from benchmarks.common import one_thread, save
+from studies import worked_sums
+from studies.runs import placed, rounded, study_parser
+from studies.score_norms import drawn_answers
+from studies.training import RECIPE
+
+REFERENCE = 32
+SIMPLE = ("none", "batch_mean", "basis", "basis_history")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Prompts whose value is ``Beta(a, b)``, with `right` right answers and `wrong` wrong ones, equally likely each."""
+
+    a: float
+    b: float
+    right: int
+    wrong: int
+
+
+CASES = {
+    "two answers": Case(0.8, 0.9, 1, 1),
+    "two answers, mostly right": Case(4.0, 1.0, 1, 1),
+    "one right, 20 wrong": Case(0.8, 0.9, 1, 20),
+    "one right, 20 wrong, mostly wrong": Case(1.0, 6.0, 1, 20),
+    "20 right, one wrong": Case(0.8, 0.9, 20, 1),
+    "20 right, 20 wrong": Case(0.8, 0.9, 20, 20),
+    "20 right, 20 wrong, mostly right": Case(4.0, 1.0, 20, 20),
+}
+
+
+def norms(case: Case, value: Tensor) -> tuple[Tensor, Tensor]:
+    """``|S|^2`` of a right and of a wrong answer, ``(P,)`` each: ``1 - 2 pi(y) + sum pi^2``."""
+    right, wrong = value / case.right, (1 - value) / case.wrong
+    squares = case.right * right**2 + case.wrong * wrong**2
+    return 1 - 2 * right + squares, 1 - 2 * wrong + squares
+
+
+def estimators(table: ValueTable) -> dict[str, Baseline]:
+    """What is compared."""
+    found = (NoBaseline(), BatchMean(), Basis(table), BasisHistory(table), LeastVariance(table))
+    return dict(zip((*SIMPLE, "least_variance"), found, strict=True))
+
+
+def batch_of(rewards: Tensor, energies: Tensor, rows: Tensor) -> RolloutBatch:
+    """One rollout of each of the prompts `rows`, its energy on one token."""
+    return RolloutBatch(
+        rewards=rewards.float(),
+        group_ids=torch.arange(len(rows)),
+        prompt_ids=[str(row) for row in rows.tolist()],
+        action_mask=torch.ones((len(rows), 1), dtype=torch.bool),
+        energies=energies.float()[:, None],
+    )
+
+
+def power(baseline: Tensor, rewards: Tensor, weights: Tensor) -> float:
+    """``mean (r - b)^2 |S|^2``."""
+    return float((weights * (rewards - baseline) ** 2).mean())
+
+
+def simulated(case: Case, size: int, batches: int) -> dict[str, float]:
+    """Mean power with each baseline over that with none, in batches of `size` prompts."""
+    torch.manual_seed(0)
+    value = torch.distributions.Beta(case.a, case.b).sample((1000,)).double().clamp(1e-3, 1 - 1e-3)
+    table = table_of(torch.binomial(torch.full_like(value, REFERENCE), value).long())
+    right, wrong = norms(case, value)
+    best = value * right / (value * right + (1 - value) * wrong)
+    powers: dict[str, list[float]] = {name: [] for name in (*SIMPLE, "least_variance", "best")}
+    for _ in range(batches):
+        rows = torch.randperm(len(value))[:size]
+        rewards = torch.bernoulli(value[rows])
+        weights = torch.where(rewards > 0, right[rows], wrong[rows])
+        batch = batch_of(rewards, weights, rows)
+        for name, estimator in estimators(table).items():
+            powers[name].append(power(estimator.advantages(batch).baseline, rewards, weights))
+        powers["best"].append(power(best[rows], rewards, weights))
+    return shares(powers)
+
+
+def shares(powers: dict[str, list[float]]) -> dict[str, float]:
+    """Means over the batches, over that of no baseline."""
+    return {name: mean(found) / mean(powers["none"]) for name, found in powers.items()}
+
+
+def table_of(successes: Tensor) -> ValueTable:
+    """Of `REFERENCE` rollouts of each prompt, ``(P,)`` of which were right."""
+    counts = enumerate(successes.tolist())
+    return ValueTable.from_rewards({str(i): [1.0] * k + [0.0] * (REFERENCE - k) for i, k in counts})
+
+
+def of_model(folder: Path, problems: Any, samples: int, batches: int) -> dict[str, float]:
+    """The same for a model: answers of each problem for the batches, others for the table."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    rewards, found, energies, _ = drawn_answers(model, tokenizer, problems, samples, worked_sums.TOKENS)
+    half = samples // 2
+    table = ValueTable.from_rewards({str(i): row.tolist() for i, row in enumerate(rewards[:, half:])})
+    powers: dict[str, list[float]] = {name: [] for name in (*SIMPLE, "least_variance")}
+    torch.manual_seed(0)
+    rows = torch.arange(len(rewards))
+    for _ in range(batches):
+        which = torch.randint(half, (len(rows),))
+        batch = batch_of(rewards[rows, which], energies[rows, which], rows)
+        for name, estimator in estimators(table).items():
+            baseline = estimator.advantages(batch).baseline
+            powers[name].append(power(baseline, rewards[rows, which].double(), found[rows, which].double()))
+    return shares(powers)
+
+
+def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
+    """The study; shares by case."""
+    parser = study_parser(__doc__, "least_variance")
+    parser.add_argument("folders", nargs="*", type=Path, help="models")
+    parser.add_argument("--problems", type=int, default=100)
+    parser.add_argument("--samples", type=int, default=16, help="answers to each")
+    options = placed(parser.parse_args(argv))
+    one_thread()
+    batches = 3 if options.quick else 100
+    found: dict[str, dict[str, float]] = {}
+    for name, case in CASES.items():
+        for size in (64, 256):
+            found[f"{name}, {size} rollouts"] = simulated(case, size, batches)
+    if options.folders:
+        problems = load_prompts(parse_recipe([RECIPE]).data, conversational=True, held_out=True)
+        problems = problems.shuffle(seed=0).select(range(options.problems))
+        for folder in options.folders:
+            found[str(folder)] = of_model(folder, problems, options.samples, batches)
+    for name, row in found.items():
+        least = min(row[each] for each in SIMPLE)
+        told = ", ".join(f"{key} {x:.3f}" for key, x in row.items())
+        print(f"{name}: {told}; against the best of the others {row['least_variance'] / least:.3f}", flush=True)
+    save("least_variance", rounded({"batches": batches, "power, as a share of none": found}), options.results)
+    return found
+
+
+if __name__ == "__main__":
+    main()
