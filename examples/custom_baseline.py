@@ -1,4 +1,4 @@
-"""Somebody's own baseline: shrink each prompt's leave-one-out mean towards the batch.
+"""A baseline of your own: shrink each prompt's leave-one-out mean towards the batch.
 
 basis-rl check examples.custom_baseline:Shrinkage
 basis-rl train RECIPE.yaml --baseline examples.custom_baseline:Shrinkage --baseline_kwargs.strength 4

@@ -1,4 +1,4 @@
-"""Somebody's own objective: PPO's clip replaced by a penalty that pulls each ratio back (Xie et al. 2024, 2401.16025).
+"""An objective of your own: PPO's clip replaced by a penalty that pulls each ratio back (Xie et al. 2024, 2401.16025).
 
 basis-rl check examples.custom_objective:simple
 basis-rl train RECIPE.yaml --objective examples.custom_objective:simple

@@ -11,7 +11,7 @@ from basis_rl.samplers import WeightedSampler
 
 
 class Harder(WeightedSampler):
-    """``w_i = (1 - V_i) [V_i > 0.02] + 0.01``: the harder the better, but for what the policy never solves."""
+    """``w_i = (1 - V_i) [V_i > 0.02] + 0.01``: the harder the better, except for what the policy never solves."""
 
     def weights(self, mean: Tensor, variance: Tensor) -> Tensor:
         return (1 - mean) * (mean > 0.02) + 0.01

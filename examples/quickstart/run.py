@@ -1,7 +1,7 @@
 """The whole of it on a laptop: warm start, value table, BASIS with one rollout per prompt, accuracy before and after;
 then the same without a table, by a belief that learns as it trains and also chooses the prompts.
 
-    python -m examples.quickstart.run [--seed 0] [--output runs/quickstart] [--max_warm_start_steps 3000] [--KEY VALUE]
+    python -m examples.quickstart.run [--seed 0] [--output_dir runs/quickstart] [--max_warm_start_steps N] [--KEY VALUE]
 
 Each phase is a command that a user types for a larger model; this script only types them.
 """
@@ -24,6 +24,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+from transformers.utils.logging import disable_progress_bar
 
 from basis_rl.cli.main import main as basis_rl
 from basis_rl.data import load_prompts
@@ -35,19 +36,22 @@ from examples.quickstart.warm_start import build_model, build_tokenizer, save, w
 
 RECIPE = str(Path(__file__).with_name("basis.yaml"))
 WITHOUT_TABLE = str(Path(__file__).with_name("history.yaml"))
+# vLLM serves few head sizes (its CPU build: 32, 64, 80, 96, ...), and a quarter of this model's hidden size is not one.
+HEAD_DIM = 32
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=Path("runs/quickstart"))
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/quickstart"))
     parser.add_argument("--max_warm_start_steps", type=int, default=3000, help="fewer: a trial of all phases")
     options, overrides = parser.parse_known_args()
-    print(json.dumps(run(options.seed, options.output, overrides, options.max_warm_start_steps), indent=2))
+    print(json.dumps(run(options.seed, options.output_dir, overrides, options.max_warm_start_steps), indent=2))
 
 
 def run(seed: int, output: Path, overrides: list[str], max_warm_start_steps: int) -> dict[str, Any]:
     """All phases; returns the summary that is also written to ``summary.json``. `overrides` are keys of the recipes."""
+    disable_progress_bar()  # of loading and saving a small model
     seconds: dict[str, float] = {}
     common = ["--seed", str(seed), "--model_name_or_path", str(output / "warm_start")]
     values = ["--baseline_kwargs.values", str(output / "values")]
@@ -61,7 +65,7 @@ def run(seed: int, output: Path, overrides: list[str], max_warm_start_steps: int
         train = load_prompts(recipe.data, conversational=True)
         texts = [row[0]["content"] for row in train["prompt"][:2000]]
         tokenizer = build_tokenizer([*texts, *["\\boxed{7}", "assistant\n", "user\n"] * len(texts)])
-        model = build_model(tokenizer)
+        model = build_model(tokenizer, head_dim=HEAD_DIM)
         steps, right = warm_start(model, tokenizer, train, max_steps=max_warm_start_steps)
         print(f"{right:.0%} of the answers right after {steps} steps")
         save(model, tokenizer, output / "warm_start")

@@ -45,8 +45,11 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int = 340) -> PreTrainedTo
     return fast
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, *, hidden_size: int = 96, layers: int = 3) -> Qwen3ForCausalLM:
-    """A Qwen3 with random weights that fits the tokenizer."""
+def build_model(
+    tokenizer: PreTrainedTokenizerFast, *, hidden_size: int = 96, layers: int = 3, head_dim: int | None = None
+) -> Qwen3ForCausalLM:
+    """A Qwen3 with random weights that fits the tokenizer; four attention heads of `head_dim`, by default a quarter of
+    the hidden size each."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
@@ -54,7 +57,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, *, hidden_size: int = 96, la
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=hidden_size // 4,
+        head_dim=head_dim or hidden_size // 4,
         max_position_embeddings=2048,
         tie_word_embeddings=False,
         pad_token_id=tokenizer.pad_token_id,

@@ -1,6 +1,6 @@
 """Where using a tool pays: warm start, training with a calculator, accuracy and calls before and after.
 
-python -m examples.tools.run [--seed 0] [--output runs/tools] [--tool_share 0.3] [--any_key_of_the_recipe value]
+python -m examples.tools.run [--seed 0] [--output_dir runs/tools] [--tool_share 0.3] [--any_key_of_the_recipe value]
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ EVALUATE += ["--num_generations_eval", "1"]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=Path("runs/tools"))
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/tools"))
     parser.add_argument("--tool_share", type=float, default=0.3, help="of the warm start's solutions")
     options, overrides = parser.parse_known_args()
-    print(json.dumps(run(options.seed, options.output, overrides, tool_share=options.tool_share), indent=2))
+    print(json.dumps(run(options.seed, options.output_dir, overrides, tool_share=options.tool_share), indent=2))
 
 
 def run(seed: int, output: Path, overrides: list[str], *, tool_share: float = 0.3) -> dict[str, Any]:

@@ -1,0 +1,205 @@
+"""The pages: each is in the navigation, no link leads to nothing, what is generated is whole, the site is built."""
+
+import dataclasses
+import importlib
+import importlib.util
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from transformers import TrainingArguments
+from trl import GRPOConfig
+
+from basis_rl.baselines import BASELINES
+from basis_rl.cli.main import COMMANDS
+from basis_rl.objectives import OBJECTIVES
+from basis_rl.recipe.file import parser
+from basis_rl.rewards.registry import REWARDS
+from basis_rl.samplers import SAMPLERS
+from website.build import EXPORTING, MODULES, PAGES, ROOT, api_pages, linked, with_bars
+from website.tables import GENERATED, cell, keys
+
+SHOWN = sorted(path for pattern in PAGES for path in ROOT.glob(pattern) if path.suffix == ".md")
+OTHERS = [ROOT / ".github" / "pull_request_template.md"]
+NAMES = [str(path.relative_to(ROOT)) for path in SHOWN]
+
+
+def entries(nav):
+    for each in nav:
+        for value in each.values():
+            yield from entries(value) if isinstance(value, list) else [value]
+
+
+def slug(heading):
+    """The anchor of a heading, as GitHub and Python-Markdown make it for our headings."""
+    plain = re.sub(r"[`*]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)).strip().lower()
+    return re.sub(r"[\s]", "-", re.sub(r"[^\w\s-]", "", plain))
+
+
+def anchors(path):
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.S)
+    return {slug(line) for line in re.findall(r"^#+ (.*)$", text, re.M)}
+
+
+def test_the_navigation_has_every_page_once():
+    nav = list(entries(tomllib.loads((ROOT / "website" / "zensical.toml").read_text())["project"]["nav"]))
+    assert len(nav) == len(set(nav))
+    assert set(NAMES) - set(nav) == set(), "add it to website/zensical.toml"
+    assert set(nav) <= set(NAMES)
+
+
+@pytest.mark.parametrize("path", SHOWN + OTHERS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path):
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?://", target):
+            continue
+        name, _, anchor = target.partition("#")
+        found = (path.parent / name).resolve() if name else path
+        assert found.exists(), f"{target}: there is no such file"
+        if anchor:
+            assert anchor in anchors(found), f"{target}: no such heading, only {sorted(anchors(found))}"
+        if found.suffix in (".md", ".png"):
+            assert any(found in ROOT.glob(pattern) for pattern in PAGES) or path in OTHERS, (
+                f"{target} is not on the site"
+            )
+
+
+def test_every_key_is_on_the_page_with_its_meaning():
+    there = {name: (section, kind, default, meaning) for section, name, kind, default, meaning in keys()}
+    known = {action.dest for action in parser()._actions} - {"help"}
+    assert {name.removeprefix("no_") for name in known} == set(there)
+    assert all(meaning for *_, meaning in there.values())
+    assert all(kind for _, kind, _, _ in there.values())
+    assert there["baseline"] == ("What is trained with what", "str", "`'grpo'`", there["baseline"][3])
+    assert there["num_generations"][0] == "The trainer's own"
+    assert there["epsilon"][0] == "The trainer (TRL's `GRPOConfig`)"
+    assert there["learning_rate"][0] == "The trainer (transformers' `TrainingArguments`)"
+    page = GENERATED["keys"]()
+    assert all(f"\n| `{name}` | `" in page for name in there)
+
+
+def test_every_registered_part_is_on_its_page():
+    for kind, registry in {
+        "baselines": BASELINES,
+        "objectives": OBJECTIVES,
+        "samplers": SAMPLERS,
+        "rewards": REWARDS,
+        "commands": COMMANDS,
+    }.items():
+        rows = [line for line in GENERATED[kind]().splitlines() if line.startswith("| `")]
+        assert [re.match(r"\| `(\w+)`", row)[1] for row in rows] == list(registry)
+    marks = {mark for path in SHOWN for mark in re.findall(r"<!-- generated: (\w+) -->", path.read_text())}
+    assert marks == set(GENERATED)
+    table = (ROOT / "docs" / "baselines.md").read_text()
+    written = {name for row in re.findall(r"^\| (`[^|]*) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)}
+    assert set(BASELINES) <= written
+
+
+def test_cells_keep_to_their_columns():
+    assert cell("a\n  <b> and 1 < 2 `x | y`") == "a &lt;b> and 1 < 2 `x | y`"
+    for make in GENERATED.values():
+        for line in make().splitlines():
+            assert not line.startswith("|") or line.endswith(" |")
+
+
+def test_the_api_has_every_export():
+    pages = api_pages()
+    assert len(pages) == len(EXPORTING) + len(MODULES)
+    for name in EXPORTING:
+        page = pages[f"docs/api/{name.split('.')[-1]}.md"]
+        assert re.findall(r"^::: (.*)$", page, re.M) == [
+            f"{name}.{each}" for each in importlib.import_module(name).__all__
+        ]
+    exporting = {
+        path.parent.name for path in (ROOT / "basis_rl").glob("*/__init__.py") if "__all__" in path.read_text()
+    }
+    assert {name.split(".")[1] for name in EXPORTING} == exporting
+
+
+def test_bars_in_code_of_a_cell():
+    row = r"| `a \| <b>` | c \| `d` |"
+    assert with_bars(row) == r"| <code>a &#124; &lt;b&gt;</code> | c \| `d` |"
+    assert with_bars(r"`a \| b`") == r"`a \| b`"
+
+
+def test_links_to_the_packages_modules_become_links_to_the_api():
+    assert linked(Path("docs/x.md"), "[a](../basis_rl/baselines/base.py)") == "[a](../docs/api/baselines.md)"
+    assert linked(Path("README.md"), "[a](basis_rl/samplers/base.py)") == "[a](docs/api/samplers.md)"
+
+
+def test_what_troubleshooting_quotes_is_said():
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    said = " ".join(path.read_text() for path in (ROOT / "basis_rl").rglob("*.py"))
+    said = re.sub(r"\{[^{}]*\}", "", re.sub(r'"\s*\n\s*f?"', "", said))
+    quotes = re.findall(r'^\*\*"([^"]+)"', page, re.M)
+    assert len(quotes) >= 5
+    for quote in quotes:
+        for part in re.split(r"\s*\.\.\.\s*|\s*\b(?:N|2)\b\s*", quote):
+            assert part.strip() in said, f"nothing says '{part}'"
+
+
+def test_settings_of_trl_and_of_ours_that_the_guide_names_exist():
+    page = (ROOT / "docs" / "migrating.md").read_text()
+    known = {f.name for cls in parser().dataclass_types for f in dataclasses.fields(cls)}
+    fields = {f.name for cls in (GRPOConfig, TrainingArguments) for f in dataclasses.fields(cls)}
+    ours = [row.split("|")[2] for row in page.splitlines() if row.startswith("| `") or row.startswith("| DAPO")]
+    assert len(ours) > 50
+    parts = {*BASELINES, *OBJECTIVES, *SAMPLERS, *REWARDS}
+    for text in ours:
+        for name, value in re.findall(r"`(\w+)(?:: ([\w.]+))?`", text):
+            taken = name in known or name in fields or name in parts or name in OF_PARTS
+            assert taken, f"{name} is neither a key nor a part"
+            if name in ("baseline", "objective", "prompt_sampler"):
+                registry = {"baseline": BASELINES, "objective": OBJECTIVES, "prompt_sampler": SAMPLERS}[name]
+                assert value in registry, value
+
+
+OF_PARTS = {
+    *(
+        "form",
+        "over",
+        "lam",
+        "gamma",
+        "cliprange_value",
+        "critic_warmup_steps",
+        "critic_model",
+        "cache",
+    ),  # parameters of parts
+    *("token_mask", "sequence_mask", "sequence_truncate", "k2", "k3", "auto"),  # values of keys
+    *("rollout_func", "environment_factory", "tools"),  # arguments of the trainer
+}
+
+
+@pytest.mark.long
+@pytest.mark.skipif(importlib.util.find_spec("zensical") is None, reason="make docs-tools")
+def test_the_site_is_built_offline_and_strictly(tmp_path):
+    """As `make docs` does, without a network where the machine lets us take it away."""
+    alone = ["unshare", "--net", "--map-root-user"]
+    if subprocess.run([*alone, "true"], check=False, capture_output=True).returncode:
+        alone = []
+    command = [*alone, sys.executable, "-m", "website.build", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    site = tmp_path / "site"
+    pages = {path: path.read_text() for path in site.rglob("*.html")}
+    assert len(pages) > len(SHOWN) + len(EXPORTING)
+    assert not re.findall(r'<(?:script|img|iframe)[^>]*src="https?:', "".join(pages.values()))
+    assert not re.findall(r'<link[^>]*rel="(?:stylesheet|preconnect)"[^>]*href="https?:', "".join(pages.values()))
+    assert "num_generations" in pages[site / "docs" / "recipes.html"]
+    assert 'id="basis_rl.baselines.Basis"' in pages[site / "docs" / "api" / "baselines.html"]
+    (tmp_path / "docs" / "docs" / "tutorial.md").write_text("[nowhere](nowhere.md)")
+    again = [sys.executable, "-m", "zensical", "build", "--clean", "--strict", "-f", str(tmp_path / "zensical.toml")]
+    assert subprocess.run(again, cwd=tmp_path, check=False, capture_output=True).returncode, "a broken link is an error"
+
+
+def test_docstrings_become_markdown_with_links():
+    pytest.importorskip("griffe", reason="make docs-tools")
+    from website.docstrings import shown
+
+    text = "``A`` of `Basis` and `basis`::\n\n    x = `Basis_y`\n\n:math:`p^m`, ```Basis```"
+    link = "[`Basis`][basis_rl.baselines.Basis]"
+    assert shown(text) == f"``A`` of {link} and `basis`:\n\n    x = `Basis_y`\n\n`p^m`, ```Basis```"

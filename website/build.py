@@ -1,0 +1,116 @@
+"""Build the documentation site: ``python -m website.build [FOLDER]``, as `make docs` does.
+
+The repository's pages are copied with their own paths, so that their links hold; what they mark as generated is made
+from the code (`website.tables`); the API pages name what each package exports, and mkdocstrings reads the docstrings.
+Then zensical builds it, strictly: a link to nothing is an error. Nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import html
+import importlib
+import os
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from website.tables import GENERATED
+
+ROOT = Path(__file__).resolve().parents[1]
+# Every page with the files that it shows; seams.md is of the package, as it is held by the package's tests.
+PAGES = (
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE", "docs/*.md", "docs/*.png"),
+    *("studies/README.md", "studies/results/*.png", "benchmarks/README.md", "examples/papers/README.md"),
+    *("examples/*.py", "basis_rl/trainer/seams.md"),
+)
+# Packages whose exports are the public API, and one whose modules are.
+EXPORTING = {
+    **{"basis_rl.trainer": "Trainer", "basis_rl.baselines": "Baselines", "basis_rl.samplers": "Prompt samplers"},
+    **{"basis_rl.objectives": "Objectives", "basis_rl.rewards": "Rewards", "basis_rl.values": "Value tables"},
+    **{"basis_rl.clusters": "Clusters", "basis_rl.data": "Data", "basis_rl.tools": "Tools"},
+    **{"basis_rl.rollout": "Rollouts", "basis_rl.evaluation": "Evaluation", "basis_rl.report": "Reports"},
+    **{"basis_rl.sandbox": "Sandbox"},
+}
+MODULES = {"basis_rl.types": "Batches and advantages", "basis_rl.functional": "Equations"}
+
+
+def api_pages() -> dict[str, str]:
+    """Path and Markdown of each page of the API reference."""
+    pages = {}
+    for name, title in {**MODULES, **EXPORTING}.items():
+        module = importlib.import_module(name)
+        if name in EXPORTING:
+            members = [f"{name}.{member}" for member in module.__all__]
+        elif hasattr(module, "__path__"):
+            members = [f"{name}.{each.name}" for each in pkgutil.iter_modules(module.__path__)]
+        else:
+            members = [name]
+        text = "\n\n".join(f"::: {member}" for member in members)
+        pages[f"docs/api/{name.split('.')[-1]}.md"] = f"# {title}: `{name}`\n\n{text}\n"
+    return pages
+
+
+def filled(text: str) -> str:
+    """The page with what is generated in the place of its marks."""
+    return re.sub(r"<!-- generated: (\w+) -->", lambda mark: GENERATED[mark[1]](), text)
+
+
+def linked(path: Path, text: str) -> str:
+    """The page with links to modules of the package turned to their place in the API reference."""
+    up = "../" * (len(path.parts) - 1)
+    return re.sub(r"\]\((?:\.\./)*basis_rl/(\w+)/[\w/]+\.py\)", rf"]({up}docs/api/\1.md)", text)
+
+
+def with_bars(text: str) -> str:
+    """The page with ``\\|`` in a cell's code as GitHub shows it; Python-Markdown would show the backslash too."""
+    code = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")
+    rows = re.compile(r"^\|.*$", re.MULTILINE)
+    return rows.sub(
+        lambda row: code.sub(lambda c: f"<code>{html.escape(c[1]).replace(chr(92) + '|', '&#124;')}</code>", row[0]),
+        text,
+    )
+
+
+def assemble(folder: Path) -> Path:
+    """The sources of the site; returns the configuration's path."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for pattern in PAGES:
+        for source in ROOT.glob(pattern):
+            path = source.relative_to(ROOT)
+            target = folder / "docs" / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.suffix == ".md":
+                target.write_text(with_bars(linked(path, filled(source.read_text()))))
+            else:
+                shutil.copy(source, target)
+    shutil.copy(ROOT / "website" / "extra.css", folder / "docs")
+    entries = []
+    for name, text in api_pages().items():
+        target = folder / "docs" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+        entries.append(f'{{"{text.splitlines()[0].split(":")[0].removeprefix("# ")}" = "{name}"}}')
+    config = (ROOT / "website" / "zensical.toml").read_text()
+    reference = '  {"API" = [\n    ' + ",\n    ".join(entries) + ",\n  ]},\n]\n\n[project.theme]"
+    config = config.replace("]\n\n[project.theme]", reference, 1).replace('paths = ["../.."]', f'paths = ["{ROOT}"]')
+    (folder / "zensical.toml").write_text(config)
+    return folder / "zensical.toml"
+
+
+def main(argv: list[str]) -> int:
+    """Build into ``argv[0]``, by default ``build/website``; returns the exit code."""
+    folder = Path(argv[0] if argv else ROOT / "build" / "website").resolve()
+    config = assemble(folder)
+    command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict", "-f", str(config)]
+    env = {**os.environ, "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}  # for website.docstrings
+    done = subprocess.run(command, cwd=folder, env=env, check=False)
+    if done.returncode == 0:
+        print(f"The site begins at {folder / 'site' / 'index.html'}")
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
