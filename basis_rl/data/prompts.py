@@ -7,14 +7,16 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, DatasetInfo, load_dataset
+from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
 from basis_rl.data.rows import bare_problem, gold_text
-from basis_rl.names import option
+from basis_rl.names import option, require_extra
 
 PROMPT_COLUMNS = ("prompt", "problem", "question", "Problem", "Question")
 # A column of answers before one of worked solutions; a dot goes into a column of records.
@@ -36,39 +38,49 @@ FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "cs
 class DataArguments:
     r"""Where the problems come from, and how they are put to the model."""
 
-    dataset_name: str = option("", "Hub id, path of a .json, .jsonl, .parquet or .csv file, or `reasoning_gym:NAME`.")
-    dataset_config: str | None = option(None, "Configuration name of a Hub dataset.")
-    dataset_train_split: str = option("train", "Split to train on.")
+    dataset_name: str = option(
+        "", "A Hub id, the path of a .json, .jsonl, .parquet or .csv file, or `reasoning_gym:NAME`."
+    )
+    dataset_config: str | None = option(None, "The configuration name of a Hub dataset.")
+    dataset_train_split: str = option("train", "The split to train on.")
+    dataset_test_split: str | None = option(
+        None, "The split to evaluate on, with eval_strategy. The default is the problems that test_fraction holds out."
+    )
     dataset_kwargs: dict[str, Any] | str = option(
-        None, "Arguments of the reasoning-gym generator (size, seed, ...), as JSON.", factory=dict
+        None, "The arguments of the reasoning-gym generator (size, seed, ...), as a mapping.", factory=dict
     )
     prompt_column: str | None = option(
-        None, f"Column of the problem; default: the first of {', '.join(PROMPT_COLUMNS)}."
+        None, f"The column of the problem. The default is the first of {', '.join(PROMPT_COLUMNS)}."
     )
     solution_column: str | None = option(
-        None, f"Column of the gold; default: the first of {', '.join(SOLUTION_COLUMNS)}."
+        None, f"The column of the gold. The default is the first of {', '.join(SOLUTION_COLUMNS)}."
     )
     solution_pattern: str | None = option(
         None,
-        r"Regular expression whose first group is the gold, e.g. 'Answer:\s*(.+)'. Without one, GSM8K's "
+        r"A regular expression whose first group is the gold, such as 'Answer:\s*(.+)'. Without one, GSM8K's "
         "mark '#### 72' is recognised.",
     )
     solution_list: str = option(
-        "all", "What a gold that is a list means: 'all' of its answers are asked for, or 'any' one is right."
+        "all",
+        "What a gold that is a list means: 'all' of its entries are asked for, or 'any' one of them is right.",
     )
-    context_column: str | None = option(None, "Column of a text that goes before the problem, where it is not empty.")
+    context_column: str | None = option(
+        None, "The column of a text that goes before the problem, where it is not empty."
+    )
     strip_instructions: bool = option(
-        True, "Take known instructions on the form of the answer (DAPO's, verl's) out of the problem."
+        True, "Takes known instructions on the form of the answer (DAPO's, verl's) out of the problem."
     )
-    on_missing_gold: str = option("error", "What to do with problems that have no gold at all: 'error' or 'drop'.")
+    on_missing_gold: str = option("error", "What happens to problems without a gold answer: 'error' or 'drop'.")
     prompt_template: str = option(
         "{prompt}\n\nPlease reason step by step, and put your final answer within \\boxed{}.",
-        "What the model is asked; `{prompt}` stands for the problem.",
+        "What the model is asked. `{prompt}` stands for the problem.",
     )
-    system_prompt: str | None = option(None, "System message of the conversation.")
+    system_prompt: str | None = option(None, "The system message of the conversation.")
     keep_columns: list[str] | None = option(None, "Further columns to keep as they are, for reward functions.")
-    max_train_samples: int | None = option(None, "Keep only the first so many problems.")
-    test_fraction: float = option(0.0, "Share of the problems held out from training, chosen by a hash of the problem.")
+    max_train_samples: int | None = option(None, "The number of problems that are kept, from the start of the dataset.")
+    test_fraction: float = option(
+        0.0, "The share of the problems that is held out from training, chosen by a hash of the problem."
+    )
 
 
 def prompt_id(prompt: str | Sequence[Mapping[str, Any]]) -> str:
@@ -130,7 +142,7 @@ def load_prompts(
     if missing:
         logging.getLogger(__name__).warning("'%s': left out %d problems without a gold.", data.dataset_name, missing)
     if not rows:
-        which = "held-out problem (set test_fraction)" if held_out else "training problem"
+        which = "held-out problem (set test_fraction or dataset_test_split)" if held_out else "training problem"
         raise ValueError(f"'{data.dataset_name}' has no {which}.")
     read = (
         f"'{data.dataset_name}', {len(dataset)} rows: the problem from column '{prompts}', the gold from '{solutions}'"
@@ -141,6 +153,8 @@ def load_prompts(
 def _check(data: DataArguments) -> None:
     if "{prompt}" not in data.prompt_template:
         raise ValueError("prompt_template must hold `{prompt}`, the place of the problem.")
+    if data.dataset_test_split and data.test_fraction:
+        raise ValueError("dataset_test_split and test_fraction both name problems to evaluate on: set one of the two.")
     if not 0 <= data.test_fraction < 1:
         raise ValueError(f"test_fraction must be in [0, 1), got {data.test_fraction}.")
     if data.solution_list not in ("all", "any"):
@@ -174,12 +188,9 @@ def _load(data: DataArguments) -> Dataset:
         raise ValueError("dataset_name is missing: a Hub id, a .json/.jsonl/.parquet/.csv file, or reasoning_gym:NAME.")
     if name.startswith(_GYM):
         return _reasoning_gym(name.removeprefix(_GYM), data.dataset_kwargs)
-    suffix = Path(name).suffix
+    if Path(name).suffix in FORMATS:
+        return _load_file(Path(name))
     try:
-        if suffix in FORMATS:
-            if not Path(name).is_file():
-                raise ValueError(f"dataset_name: there is no file '{name}'.")
-            return load_dataset(FORMATS[suffix], data_files=name, split="train")
         return load_dataset(name, data.dataset_config, split=data.dataset_train_split)
     except ValueError:
         raise
@@ -190,16 +201,52 @@ def _load(data: DataArguments) -> Dataset:
         ) from error
 
 
+def _load_file(path: Path) -> Dataset:
+    """The rows of a file.
+
+    Raises:
+        ValueError: it is not there, is empty, or cannot be read, with the reason and where it says so the place.
+    """
+    if not path.is_file():
+        raise ValueError(f"dataset_name: there is no file '{path}'.")
+    with path.open("rb") as file:
+        start = file.read(1000)
+    if not start.strip():
+        raise ValueError(f"dataset_name: the file '{path}' is empty.")
+    try:
+        with _without_bars():
+            return load_dataset(FORMATS[path.suffix], data_files=str(path), split="train")
+    except Exception as error:
+        if "corresponds to no data" in str(error):
+            raise ValueError(f"dataset_name: the file '{path}' holds no rows.") from error
+        reason: BaseException = error
+        while reason.__cause__ is not None:  # datasets' own says no more than that something failed
+            reason = reason.__cause__
+        kind, said = path.suffix.removeprefix("."), f"{type(reason).__name__}: {' '.join(str(reason).split())[:300]}"
+        raise ValueError(f"dataset_name: '{path}' cannot be read as {kind} ({said}).") from error
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Within it `datasets` shows no bars: reading a file takes a moment."""
+    shown = not are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            enable_progress_bars()
+
+
 def _reasoning_gym(name: str, kwargs: dict[str, Any] | str) -> Dataset:
     """Questions and answers of a procedural set, and in the column ``reasoning_gym`` what its scorer needs of each.
 
     Sets that only have a scorer, such as ``rush_hour``, have empty answers.
     """
-    try:
-        import reasoning_gym
-        from reasoning_gym.composite import DatasetSpec
-    except ImportError as error:
-        raise ValueError("reasoning_gym:NAME needs `pip install basis-rl[reasoning-gym]`.") from error
+    require_extra("reasoning_gym", f"dataset_name: reasoning_gym:{name}")
+    import reasoning_gym
+    from reasoning_gym.composite import DatasetSpec
+
     options = {"seed": 0, **(json.loads(kwargs) if isinstance(kwargs, str) else kwargs)}
     given = dict(options)
     try:
@@ -234,7 +281,7 @@ def _with_tuples(value: Any) -> Any:
         return {"__tuple__": [_with_tuples(item) for item in value]}
     if type(value) is dict and all(type(key) is str for key in value):
         return {key: _with_tuples(item) for key, item in value.items()}
-    raise TypeError(f"a {type(value).__name__} is no JSON")
+    raise TypeError(f"a {type(value).__name__} is not JSON")
 
 
 def _column(dataset: Dataset, data: DataArguments, key: str, candidates: Sequence[str]) -> str:
@@ -284,7 +331,7 @@ def _gold(value: Any, data: DataArguments, column: str, index: int) -> str | Non
     try:
         match = re.search(data.solution_pattern, text)
     except re.error as error:
-        raise ValueError(f"solution_pattern {data.solution_pattern!r} is no regular expression: {error}.") from error
+        raise ValueError(f"solution_pattern {data.solution_pattern!r} is not a regular expression: {error}.") from error
     if match is None or match.lastindex is None:
         raise ValueError(
             f"solution_pattern {data.solution_pattern!r} finds no group in row {index} of '{data.dataset_name}', "

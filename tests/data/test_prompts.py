@@ -124,7 +124,7 @@ def test_reasoning_gym_is_seeded():
         ({"test_fraction": 1.0}, "test_fraction"),
         ({"solution_list": "some"}, "solution_list must be 'all' or 'any'"),
         ({"solution_pattern": r"= (\d+)"}, "finds no group in row 0"),
-        ({"solution_pattern": "("}, "is no regular expression"),
+        ({"solution_pattern": "("}, "is not a regular expression"),
     ],
 )
 def test_bad_settings_are_named(path, settings, message):
@@ -188,7 +188,7 @@ def test_tuples_of_an_entry_are_told_from_lists():
     assert written == {"a": {"__tuple__": [1, [2, {"__tuple__": [3.5, None]}]]}, "b": [True, "x"]}
     assert json.loads(json.dumps(written)) == written
     for value in ({1, 2}, {1: "x"}, object()):
-        with pytest.raises(TypeError, match="is no JSON"):
+        with pytest.raises(TypeError, match="is not JSON"):
             _with_tuples({"a": value})
 
 
@@ -202,3 +202,26 @@ def test_problem_text_is_what_the_user_says():
     ]
     assert problem_text(messages) == "one\ntwo"
     assert problem_text(" plain \n") == "plain"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", b"", "the file '.*a.json' is empty"),
+        ("a.csv", b" \n\n", "the file '.*a.csv' is empty"),
+        ("a.json", b"[]", "the file '.*a.json' holds no rows"),
+        ("a.csv", b"question,answer\n", "the file '.*a.csv' holds no rows"),
+        ("a.jsonl", b'{"question": "1", "answer": "2"}\n{"question":\n', r"read as jsonl \(.*parse error.*in row 1"),
+        ("a.csv", b'question,answer\n"1+1,2\n', r"read as csv \(.*EOF inside string starting at row 1"),
+        ("a.parquet", b"hello", r"read as parquet \(.*smaller than the minimum file footer"),
+    ],
+)
+def test_a_file_that_cannot_be_read_gives_the_reason(name, content, message, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        load_prompts(DataArguments(str(tmp_path / name)), conversational=False)
+
+
+def test_a_test_split_and_a_share_held_out_exclude_each_other(path):
+    with pytest.raises(ValueError, match="set one of the two"):
+        load_prompts(DataArguments(path, dataset_test_split="test", test_fraction=0.1), conversational=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 import threading
 import time
 import uuid
@@ -41,6 +42,7 @@ class FakeServer:
         self.healthy = True
         self.lock = threading.Lock()
         self.http: ThreadingHTTPServer | None = None
+        self.connections: set[socket.socket] = set()
         self.port = free_port()  # its own also while it is stopped
 
     @property
@@ -53,6 +55,14 @@ class FakeServer:
         class Handler(BaseHTTPRequestHandler):
             def log_message(self, *args: Any) -> None:
                 pass
+
+            def setup(self) -> None:
+                super().setup()
+                owner.connections.add(self.connection)
+
+            def finish(self) -> None:
+                owner.connections.discard(self.connection)
+                super().finish()
 
             def do_GET(self) -> None:
                 self.answer(200 if owner.healthy else 503, owner.get(self.path.split("?")[0]))
@@ -112,6 +122,9 @@ class FakeServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        for connection in list(self.connections):  # a client that keeps one open would keep its thread here
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 class ModelServer(FakeServer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from basis_rl.trainer import BasisConfig
 from basis_rl.types import Advantages
 from basis_rl.values import ValueTable
 from examples.quickstart.warm_start import build_model, build_tokenizer
+
+DEVICE = os.environ.get("BASIS_TEST_DEVICE", "cpu")  # where trainers of `config` train
 
 
 def tiny_tokenizer():
@@ -65,7 +68,7 @@ def config(output_dir: Path | str, **overrides: Any) -> BasisConfig:
         "logging_steps": 1,
         "save_strategy": "no",
         "report_to": "none",
-        "use_cpu": True,
+        "use_cpu": DEVICE == "cpu",
         "bf16": False,
         "gradient_checkpointing": False,
         "disable_tqdm": True,
@@ -82,7 +85,6 @@ def parity_reward(completions, completion_ids, **kwargs):
 class Tokenwise(Baseline):
     """REINFORCE spelled per token: the same gradient as `none`, through the ``(N, T)`` path."""
 
-    scope = "group"
     token_level = "always"
 
     def advantages(self, batch):
