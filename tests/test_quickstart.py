@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def assert_complete(folder, rollouts):
     """All phases have left what they are for; returns the summary."""
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["rollouts_a_prompt"] == 1
+    assert summary["rollouts_per_prompt"] == 1
     assert summary["rollouts"] == rollouts
     assert {"warm_start", "value_table", "training", "evaluation", "total"} <= set(summary["seconds"])
     assert {"torch", "trl", "transformers"} <= set(summary["versions"])

@@ -141,7 +141,7 @@ def summarize(
         "accuracy_after": after,
         "rollouts": args.max_steps // updates * args.generation_batch_size,
         "rollouts_value_table": table_rollouts,
-        "rollouts_a_prompt": args.num_generations,
+        "rollouts_per_prompt": args.num_generations,
         "optimizer_steps": args.max_steps,
         "rollouts_an_update": batch,
         "seconds": {**seconds, "total": round(sum(seconds.values()), 1)},
