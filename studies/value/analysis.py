@@ -164,7 +164,7 @@ def beta_curves(
     table: ValueTable, prompt_ids: Sequence[str], rewards: np.ndarray, truth: np.ndarray, smoothing: float,
     weighting: Weighting = "unb", epsilon: float = 1e-6,
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """MSE of one batch at each beta of the grid, ``(K,)``: ``initial`` is that of ``V_beta``, ``refined`` that of Eq. 7.
+    """MSE of one batch at each beta of the grid, ``(K,)``: ``initial`` with ``V_beta``, ``refined`` with Eq. 7.
 
     As in `Basis` with its calibration ``common``, a prompt is active depending on its reference value alone, and values
     are clamped, so that at the smallest betas the refined estimator is the mean of the other rewards of the batch.
