@@ -82,7 +82,8 @@ def run_stages(
         if stage.gpu_only and device == "cpu":
             entry: dict[str, Any] = {"status": "skipped", "reason": stage.gpu_only}
         elif left < LEAST:
-            entry = {"status": "skipped", "reason": f"only {max(left, 0):.0f} s of the {budget:g} s for all are left"}
+            reason = f"only {max(left, 0):.0f} s of the {budget:g} s for all stages are left"
+            entry = {"status": "skipped", "reason": reason}
         else:
             entry = run_stage(stage, device, min(stretch * stage.limit, left))
         done[stage.name] = {**entry, **provenance()}

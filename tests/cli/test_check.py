@@ -178,7 +178,7 @@ REFUSED = {
     "reporter": ({"report_to": "wandb"}, "report_to: wandb is not installed or not set up here"),
     "reporters": ({"report_to": ["trackio", "comet_ml"]}, "report_to: trackio, comet_ml is not installed"),
     "temperature": ({"temperature": 0.0}, "temperature is 0: all rollouts of a prompt would be the same"),
-    "folder": ({"output_dir": "/proc/version/run"}, "'/proc/version' is no folder"),
+    "folder": ({"output_dir": "/proc/version/run"}, "'/proc/version' is not a folder"),
     "read-only folder": ({"output_dir": "/sys/run"}, "output_dir: '/sys/run' cannot be made"),
     "context": ({"max_completion_length": 2048}, "but the model's context is 2048"),
 }
@@ -279,7 +279,7 @@ def test_a_table_is_announced_then_described(check, recipe, tmp_path):
     problems = int(re.search(r"One epoch: (\d+) problems", said).group(1))
     assert len(warnings) == 1
     assert f"`basis-rl values {recipe(**changes)}`" in warnings[0]
-    assert f"{problems} problems x 7 (values_num_rollouts) = {7 * problems} rollouts" in said
+    assert f"{problems} prompts x 7 (values_num_rollouts) = {7 * problems} rollouts" in said
     ids = prompt_ids(recipe(**changes))
     ValueTable.from_rewards({name: [0.0, 1.0] for name in ids}, provenance={"temperature": 1.0}).save(path)
     code, said, warnings, _ = check(**changes)
@@ -343,7 +343,7 @@ def test_the_server_is_asked(check, served, tiny_path):
     assert (code, warnings) == (0, [])
     assert "healthy" in said
     card["max_model_len"] = 40
-    assert "takes 40 tokens, but the longest prompt" in check(**vllm)[2][0]
+    assert "accepts 40 tokens, but the longest prompt" in check(**vllm)[2][0]
     answers["/v1/models"] = ["something else"]
     assert "is no vLLM server" in check(**vllm)[2][0]
     del answers["/health"]
