@@ -68,7 +68,9 @@ def test_rewards_of_other_prompts_are_not_compared(runs):
 def test_the_price_of_the_table_is_told(runs):
     found = runs(table="t", basis=[0.60, 0.62], rloo=[0.40, 0.42])
     found = compare_runs([run.path for group in found.groups for run in group.runs], reference="rloo")
-    assert verdict(found)[-1].endswith("after 128 of the 1,280 rollouts; its value table took another 1,000 rollouts, once.")
+    assert verdict(found)[-1].endswith(
+        "after 128 of the 1,280 rollouts; its value table took another 1,000 rollouts, once."
+    )
 
 
 def test_one_setting_is_no_comparison(runs, tmp_path):
