@@ -17,14 +17,14 @@ WHEELS := build/gpu-wheels
 
 help:
 	@echo "make quickstart   install, then train a small model twice on this CPU (about eight minutes after that)"
-	@echo "make test         install, vLLM for CPUs too, then lint, types and tests (eight to nine minutes)"
+	@echo "make test         install, vLLM for CPUs too, then lint, types and tests (8 to 13 minutes)"
 	@echo "make test-all     the same and the long ones, as CI does; make test-nightly: further seeds of those"
 	@echo "make mutants      break the code on purpose and see which tests notice (hours)"
 	@echo "make check        lint and types only; make format formats"
-	@echo "make docs         the documentation as a site, offline and strict, in build/website/site"
-	@echo "make bench        what the product costs: results go to benchmarks/results"
-	@echo "make gpu          what only a GPU shows, in nine minutes of one; make gpu-wheels collects what it may lack there"
-	@echo "make studies      the papers' claims that take minutes to check: results go to studies/results"
+	@echo "make docs         build the documentation as a site in build/website/site, offline and strictly"
+	@echo "make bench        measure what the product costs; results go to benchmarks/results"
+	@echo "make gpu          check and measure on a GPU in nine minutes; make gpu-wheels collects wheels that may be missing there"
+	@echo "make studies      check those of the papers' claims that take minutes; results go to studies/results"
 
 install: .venv/.installed
 

@@ -54,7 +54,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON objects in a file of lines; a line that a kill cut off, or that is being written, is passed over."""
+    """The JSON objects in a file of lines; a line that a kill cut off, or that is being written, is ignored."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         for line in file:
             with suppress(ValueError):
@@ -140,7 +140,7 @@ class Kind:
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"The {self.what} '{folder}' is damaged: {METADATA} cannot be read ({type(error).__name__}: {error}). "
-                f"Build it anew with `{self.command}`."
+                f"Build it again with `{self.command}`."
             ) from error
         if version > self.format:
             raise ValueError(f"'{folder}' was written by a newer basis-rl (format {metadata['format']}). Upgrade it.")

@@ -1,4 +1,4 @@
-"""Text for people: Jinja templates that lie beside the code, and Markdown."""
+"""Text for people: Jinja templates, which lie next to the code, and Markdown."""
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
-"""What do advantages and energies cost, and how does it grow?
+"""What do advantages and energies cost, and how does the cost grow?
 
     python -m benchmarks.advantage_cost [--parts all basis] [--quick]
 
-- ``all``: each registered baseline on batches of 512 to 65,536 rollouts of 64 tokens, eight per prompt, one core; sizes
-  and baselines alternate, a figure is the median of five rounds. Energies of a vocabulary of 151,936: TRL's fused head,
-  which our trainer reads, against a softmax of all logits, alternating. The system's allocator maps large arrays anew
-  at each call, which costs time for every page: baselines are measured once more in a process whose allocator keeps its
-  memory, which tells their own growth.
-- ``basis``: BASIS with one rollout per prompt, 512, 4,096 and 65,536 of them alternating, many rounds: the spread.
+- ``all``: each registered baseline on batches of 512 to 65,536 rollouts of 64 tokens, eight per prompt, on one core.
+  Sizes and baselines alternate; a figure is the median of five rounds. Energies for a vocabulary of 151,936: TRL's
+  fused head, which our trainer uses, against a softmax of all logits, alternating. The system's allocator maps large
+  arrays again at each call, which costs time for every page. Therefore the baselines are also measured in a process
+  whose allocator keeps its memory, which shows how their own cost grows.
+- ``basis``: BASIS with one rollout per prompt, for batches of 512, 4,096 and 65,536 rollouts, alternating, with enough
+  rounds for a spread.
 
-Bytes are the most that torch had allocated at one time, by its profiler, beyond what was there before.
+Bytes are the peak that torch had allocated, according to its profiler, beyond what was allocated before.
 
 Results: ``benchmarks/results/advantage_cost.json`` (``all``) and ``basis_speed.json`` (``basis``).
 """
@@ -46,12 +47,12 @@ KEEPING = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str
 
 
 def growth_exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
-    """The k of ``seconds = c sizes^k`` that fits best: the slope of the logarithms, by least squares."""
+    """The best-fitting k of ``seconds = c sizes^k``: the slope of the logarithms, by least squares."""
     return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
 
 
 def alternating(works: Mapping[str, Callable[[], Any]], rounds: int, warm_up: bool = True) -> dict[str, list[float]]:
-    """Seconds of each of `works`, called in turn `rounds` times; with `warm_up` after a round that is not counted."""
+    """Seconds of each of `works`, called in turn `rounds` times, by default after a warm-up round."""
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for round_ in range(-warm_up, rounds):
         for name, work in works.items():
@@ -63,7 +64,7 @@ def alternating(works: Mapping[str, Callable[[], Any]], rounds: int, warm_up: bo
 
 
 def batch(n: int, tokens: int, group: int = GROUP) -> RolloutBatch:
-    """``n`` rollouts with all that any baseline may ask for, and lengths from 1 to `tokens`."""
+    """``n`` rollouts of 1 to `tokens` tokens, with all fields that any baseline may need."""
     generator = torch.Generator().manual_seed(n)
     groups = torch.arange(n) // group
     mask = torch.arange(tokens)[None] < torch.randint(1, tokens + 1, (n, 1), generator=generator)
@@ -98,7 +99,7 @@ NEEDS_A_MODEL = {"ppo"}  # its critic is part of the step, not of the advantages
 
 
 def measure_baselines(sizes: Sequence[int], rounds: int) -> dict[str, dict[str, Any]]:
-    """Of each baseline: seconds by size, medians, bytes, and the exponent of the growth."""
+    """For each baseline, by size: seconds, their median, and bytes; and the exponent of the growth."""
     found: dict[str, dict[str, Any]] = {}
     works: dict[str, Callable[[], Any]] = {}
     for n in sizes:
@@ -119,7 +120,7 @@ def measure_baselines(sizes: Sequence[int], rounds: int) -> dict[str, dict[str, 
 
 
 def keeping_memory(sizes: Sequence[int], rounds: int) -> dict[str, dict[str, Any]]:
-    """`measure_baselines` in a process whose allocator (glibc's) gives nothing back to the system."""
+    """`measure_baselines` in a process whose allocator (glibc) returns no memory to the system."""
     with patch.dict(os.environ, KEEPING), ProcessPoolExecutor(1, get_context("spawn"), one_thread) as process:
         return process.submit(measure_baselines, sizes, rounds).result()
 
@@ -165,8 +166,10 @@ def measure_energies(rows: int, length: int, vocabulary: int, rounds: int) -> di
 
 
 def measure_basis(rounds: dict[int, int]) -> dict[str, dict[str, Any]]:
-    """BASIS with one rollout per prompt, by number of rollouts, so many rounds of each: seconds, their median, their 10
-    and 90 % quantiles, bytes."""
+    """Seconds of BASIS with one rollout per prompt, their median and 10 and 90 % quantiles, and bytes.
+
+    `rounds` has the number of rounds for each number of rollouts.
+    """
     works = {str(n): partial(baselines(n)["basis"].advantages, batch(n, 1, group=1)) for n in rounds}
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for round_ in range(max(rounds.values())):
@@ -183,7 +186,7 @@ def measure_basis(rounds: dict[int, int]) -> dict[str, dict[str, Any]]:
 
 
 def every_baseline(quick: bool) -> dict[str, Any]:
-    """The part ``all``, printed."""
+    """Run and print the part ``all``."""
     sizes = (64, 128, 256) if quick else SIZES
     rounds = 1 if quick else ROUNDS
     found, keeping = measure_baselines(sizes, rounds), keeping_memory(sizes, rounds)
@@ -202,7 +205,7 @@ def every_baseline(quick: bool) -> dict[str, Any]:
 
 
 def basis(quick: bool) -> dict[str, Any]:
-    """The part of that name, printed."""
+    """Run and print the part ``basis``."""
     found = measure_basis({64: 3, 128: 2} if quick else BASIS_ROUNDS)
     base = next(iter(found.values()))["median"]
     for n, entry in found.items():
@@ -218,7 +221,7 @@ PARTS = {"all": ("advantage_cost", every_baseline), "basis": ("basis_speed", bas
 
 
 def main(argv: list[str] | None = None) -> dict[str, dict[str, Any]]:
-    """The benchmark; what it has found, by part."""
+    """Run the benchmark; returns its results by part."""
     parser = parser_of(__doc__, PARTS)
     options = parser.parse_args(argv)
     one_thread()

@@ -1,4 +1,4 @@
-"""What every benchmark and study says about itself, and where its numbers go."""
+"""Shared by all benchmarks and studies: facts about machine and code, options, and where the numbers are saved."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ RESULTS = Path(__file__).with_name("results")
 
 
 def commit() -> str | None:
-    """The commit of this code, with ``-dirty`` behind it if code has changed or come since; None where git does not
-    know."""
+    """The commit of this code, with the suffix ``-dirty`` if code was changed or added since; None without git."""
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=RESULTS.parents[1], capture_output=True, text=True, check=True)
@@ -35,7 +34,7 @@ def commit() -> str | None:
 
 
 def versions(names: Iterable[str]) -> dict[str, str]:
-    """Of those of these packages that are installed."""
+    """The versions of those packages that are installed."""
     found: dict[str, str] = {}
     for name in names:
         with contextlib.suppress(PackageNotFoundError):
@@ -63,17 +62,18 @@ def machine() -> dict[str, Any]:
 
 
 def parser_of(doc: str | None, parts: Iterable[str] = ()) -> argparse.ArgumentParser:
-    """The options that every script has: ``--help``, which says what `doc` does, and ``--quick``; ``--parts`` where it
-    has `parts`."""
+    """A parser with the options of every script: ``--help`` (shows `doc`), ``--quick``, and ``--parts`` for `parts`."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="seconds, to see that it runs: its numbers mean nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="run for seconds only, to check that it works; its numbers mean nothing"
+    )
     if names := list(parts):
-        parser.add_argument("--parts", nargs="+", choices=names, default=names, help="all by default")
+        parser.add_argument("--parts", nargs="+", choices=names, default=names, help="run only these parts (all)")
     return parser
 
 
 def one_thread() -> None:
-    """Numbers and seconds that do not depend on how many cores are free."""
+    """Let torch use one thread, so that numbers and times do not depend on how many cores are free."""
     import torch
 
     torch.set_num_threads(1)
@@ -89,7 +89,7 @@ def save(name: str, results: dict[str, Any], folder: Path = RESULTS) -> None:
 
 
 def peak_bytes(work: Callable[[], Any]) -> int:
-    """Most tensor memory that `work` had allocated at one time beyond what was there before."""
+    """Peak of the tensor memory that `work` allocates, beyond what was allocated before."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:

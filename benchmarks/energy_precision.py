@@ -2,10 +2,11 @@
 
     python -m benchmarks.energy_precision [--quick]
 
-Against ``w = 1 - 2 pi(y) + sum_v pi(v)^2`` from a float64 softmax of float64 logits. ``head``: logits of the hidden
-states and weights that the fused head multiplies, so that its own rounding is left; ``all``: logits of the float32
-model, so that the rounding of weights and hidden states counts too. Tokens are drawn from the float32 model's policy,
-and its head is scaled so that the policy is nearly flat, peaked, or certain of most tokens.
+They are compared with ``w = 1 - 2 pi(y) + sum_v pi(v)^2`` from a float64 softmax of float64 logits. In ``head``, these
+logits come from the same hidden states and weights that the fused head multiplies, so only the rounding of the head
+itself is measured. In ``all``, they come from the float32 model, so the rounding of weights and hidden states is
+included. Tokens are sampled from the float32 model's policy, whose head is scaled so that it is nearly flat, peaked, or
+certain of most tokens.
 
 Results: ``benchmarks/results/energy_precision.json``.
 """
@@ -36,7 +37,7 @@ PRECISIONS = {
 
 
 def spread_model(vocabulary: int, spread: float) -> Qwen3ForCausalLM:
-    """A small Qwen3 whose head gives logits of about that spread."""
+    """A small Qwen3 whose logits have about the standard deviation `spread`."""
     model = random_model(vocabulary, 128, 2, 4, inner=2).eval()
     model.lm_head.weight.data.normal_(std=spread / 128**0.5)  # hidden states have a mean square of 1
     return model
@@ -90,7 +91,7 @@ def measure(vocabulary: int, spread: float) -> dict[str, dict[str, float]]:
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """The benchmark; what it has found."""
+    """Run the benchmark; returns its results."""
     quick = parser_of(__doc__).parse_args(argv).quick
     one_thread()
     results: dict[str, Any] = {}

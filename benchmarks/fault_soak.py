@@ -1,4 +1,4 @@
-"""Kills at random moments over many configurations, each forked from one warm process: a kill costs seconds."""
+"""Kills runs of many configurations at random moments; they are forked from one warm process, so each takes seconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.tiny import config, named_baseline, parity_reward, sums, tiny
 from tests.trainer.test_state import RunningMean
 
 STEPS = 16
-# Settings of each; `baseline` and `prompt_sampler` are the trainer's, the rest are those of `BasisConfig`.
+# The settings of each. `baseline` and `prompt_sampler` are arguments of the trainer, the others keys of `BasisConfig`.
 CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     "running mean": {"baseline": "running mean"},
     "rloo": {"baseline": "rloo"},
@@ -41,7 +41,7 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 class Told(TrainerCallback):
-    """Writes the number of the last whole step where the disturber looks."""
+    """Writes the number of the last completed step to a file, which the process that injects the fault reads."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
@@ -51,7 +51,7 @@ class Told(TrainerCallback):
 
 
 def soak(kills: int, root: Path, seed: int = 0) -> dict[str, list[dict[str, Any]]]:
-    """So many kills in turn over all configurations; the outcomes of each, and a line for each on the terminal."""
+    """Kill `kills` runs, cycling over the configurations; prints each outcome and returns them by configuration."""
     draw, whole = random.Random(seed), {}
     outcomes: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for number in range(kills):
@@ -67,8 +67,11 @@ def soak(kills: int, root: Path, seed: int = 0) -> dict[str, list[dict[str, Any]
 
 
 def one_kill(folder: Path, name: str, moment: float, expected: str) -> dict[str, Any]:
-    """SIGKILL some time after step `moment`, then resume: what was lost before the last checkpoint, and whether the end
-    is the uninterrupted run's to the bit."""
+    """Send SIGKILL some time after step `moment`, then resume.
+
+    Returns how many steps before the last due checkpoint were lost, and whether the final state is wrong, that is not
+    bit-identical to that of the uninterrupted run.
+    """
     child = fork(folder, name)
     while step_of(folder) < int(moment) and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         time.sleep(0.002)
@@ -81,17 +84,17 @@ def one_kill(folder: Path, name: str, moment: float, expected: str) -> dict[str,
     every = int(CONFIGURATIONS[name].get("save_steps", 3))
     code = finish(fork(folder, name))
     digest = (folder / "digest").read_text() if code == 0 else ""
-    lost = max(0, since - every)  # the checkpoint of the last step may have been under way
+    lost = max(0, since - every)  # the checkpoint of the last step may not have been complete
     return {"moment": round(moment, 2), "killed at": at, "lost": lost, "wrong": digest != expected}
 
 
 def step_of(folder: Path) -> int:
-    """The last whole optimizer step of a run."""
+    """The last completed optimizer step of a run."""
     return int((folder / "step").read_text()) if (folder / "step").is_file() else 0
 
 
 def fork(folder: Path, name: str) -> int:
-    """A process that trains in `folder`, from its newest checkpoint if there is one; leaves the digest of its end."""
+    """Fork a process that trains in `folder`, from the newest checkpoint if there is one, and writes a final digest."""
     folder.mkdir(parents=True, exist_ok=True)
     child = os.fork()
     if child:
@@ -110,12 +113,12 @@ def fork(folder: Path, name: str) -> int:
 
 
 def finish(child: int) -> int:
-    """The exit code of a process, negative for a signal."""
+    """Wait for a process; returns its exit code, which is negative for a signal."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def train(folder: Path, name: str) -> None:
-    """One run of a configuration, to its end."""
+    """Train a configuration to its end, and write a digest of the final weights and the baseline's state."""
     torch.set_num_threads(1)
     settings = dict(CONFIGURATIONS[name])
     chosen, data, tokenizer = settings.pop("baseline"), sums(), tiny_tokenizer()

@@ -1,14 +1,16 @@
-"""What does each fault cost? Injected at random moments into real runs.
+"""What does each fault cost a run?
 
     python -m benchmarks.faults [REPEATS [FAULT ...]] [--soak KILLS] [--quick]
 
-A model of 0.4M parameters, two CPU cores, checkpoints every 3 steps. "Lost" are optimizer steps before the
-last checkpoint that was due and yet had to be done again; "wrong" counts runs whose final weights are not those of the
-uninterrupted run (transformers generation: to the bit), or that trained on rollouts of other weights than the policy's
-(vLLM: ``rollout/kl`` above 1e-6, since its sampling is not repeatable).
+Faults are injected at random moments into real runs of a model of 0.4M parameters on two CPU cores, with a checkpoint
+every 3 steps. "Lost" is the number of optimizer steps before the last due checkpoint that had to be repeated. "Wrong"
+is the number of runs whose final weights are not bit-identical to those of the uninterrupted run (transformers
+generation), or that trained on rollouts sampled with other weights than the policy's (vLLM: ``rollout/kl`` above 1e-6,
+since its sampling is not repeatable).
 
-With ``--soak`` only this: so many kills at random moments, in turn over thirteen configurations of a smaller model
-(baselines with state, a critic, prompt samplers, several passes, accumulation), each run forked from one warm process.
+With ``--soak``, only the following is run: KILLS kills at random moments, cycling over thirteen configurations of a
+smaller model (baselines with state, a critic, prompt samplers, several passes, accumulation). Each run is forked from
+one warm process.
 
 Results: ``benchmarks/results/faults.json``.
 """
@@ -44,7 +46,7 @@ Outcome = dict[str, Any]
 
 
 class Spoilt(BasisTrainer):
-    """One step's gradient is not finite."""
+    """A trainer that makes the gradient of one step non-finite."""
 
     at = -1
 
@@ -56,8 +58,10 @@ class Spoilt(BasisTrainer):
 
 
 def disturbed(folder: Path, model: Path, given: dict[str, Any]) -> int:
-    """The run that is disturbed, in a process of its own: resumes if there is a checkpoint, trains as `given` says, and
-    leaves step, log and weights in `folder`; the exit code."""
+    """Train in the process that receives the fault, with the settings `given`, and return its exit code.
+
+    It resumes if there is a checkpoint, and writes step, log and weights into `folder`.
+    """
     one_thread()
     folder.mkdir(parents=True, exist_ok=True)
     served = {
@@ -96,7 +100,7 @@ def disturbed(folder: Path, model: Path, given: dict[str, Any]) -> int:
 
 
 class Run:
-    """One process of `disturbed`, or several ranks of it, and how far it has come."""
+    """One process or several ranks of `disturbed`, and its progress."""
 
     def __init__(self, folder: Path, model: Path, url: str | None = None, ranks: int = 1, **settings: Any) -> None:
         self.folder = folder
@@ -110,12 +114,12 @@ class Run:
         )
 
     def step(self) -> int:
-        """The last whole optimizer step."""
+        """The last completed optimizer step."""
         path = self.folder / "step"
         return int(path.read_text() or 0) if path.is_file() else 0
 
     def until(self, step: float) -> None:
-        """Wait for a moment between two steps: 7.3 is some time after step 7."""
+        """Wait for a moment between two steps; 7.3 is shortly after step 7."""
         while self.step() < int(step) and self.process.poll() is None:
             time.sleep(0.005)
         time.sleep((step % 1) * 0.2)
@@ -147,14 +151,14 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def resumed(folder: Path, model: Path, expected: dict[str, torch.Tensor], ranks: int = 1) -> Outcome:
-    """Resume from the newest whole checkpoint and compare with the uninterrupted run."""
+    """Resume from the newest complete checkpoint and compare with the uninterrupted run."""
     again = Run(folder, model, ranks=ranks)
     code = again.done()
     return {"resumed": code == 0, "wrong": code != 0 or not same(expected, again.weights())}
 
 
 def trainer_killed(folder: Path, model: Path, moment: float, expected: Any) -> Outcome:
-    """SIGKILL at step `moment`, at any point within it."""
+    """SIGKILL at `moment`, at any point within a step."""
     run = Run(folder, model)
     run.until(moment)
     run.kill()
@@ -163,7 +167,7 @@ def trainer_killed(folder: Path, model: Path, moment: float, expected: Any) -> O
 
 
 def killed_while_saving(folder: Path, model: Path, moment: float, expected: Any) -> Outcome:
-    """SIGKILL as soon as the next checkpoint is begun, some milliseconds in."""
+    """SIGKILL some milliseconds after the next checkpoint was begun."""
     run = Run(folder, model)
     run.until(int(moment))
     before = set(checkpoint.checkpoints(folder))
@@ -180,7 +184,7 @@ def killed_while_saving(folder: Path, model: Path, moment: float, expected: Any)
 
 
 def stop_signal(folder: Path, model: Path, moment: float, expected: Any) -> Outcome:
-    """SIGTERM at step `moment`: the trainer is to end in order, with a checkpoint."""
+    """SIGTERM at `moment`: the trainer must end normally, with a checkpoint."""
     run = Run(folder, model)
     run.until(moment)
     run.process.send_signal(signal.SIGTERM)
@@ -189,7 +193,7 @@ def stop_signal(folder: Path, model: Path, moment: float, expected: Any) -> Outc
 
 
 def rank_killed(folder: Path, model: Path, moment: float, expected: Any) -> Outcome:
-    """SIGKILL of one of two ranks: the other is to end too."""
+    """SIGKILL of one of two ranks: the other must end as well."""
     run = Run(folder, model, ranks=2)
     run.until(moment)
     victim = int((folder / "pid1").read_text())
@@ -203,7 +207,7 @@ def rank_killed(folder: Path, model: Path, moment: float, expected: Any) -> Outc
 
 
 def gradients_spoilt(folder: Path, model: Path, moment: float, expected: Any) -> Outcome:
-    """A NaN in the gradient of step `moment`: its update is to be left out."""
+    """A NaN in the gradient of step `moment`: its update must be skipped."""
     run = Run(folder, model, spoil=int(moment))
     code = run.done()
     finite = all(bool(value.isfinite().all()) for value in run.weights().values())
@@ -217,7 +221,7 @@ def _served(run: Run, code: int) -> Outcome:
 
 
 def server_killed(folder: Path, model: Path, moment: float, running: list[Server]) -> Outcome:
-    """The generation server dies and is back some seconds later: the run is to continue."""
+    """The generation server dies and is restarted some seconds later: the run must continue."""
     run = Run(folder, model, running[-1].url)
     run.until(moment)
     os.killpg(running[-1].process.pid, signal.SIGKILL)  # type: ignore[union-attr]
@@ -229,7 +233,7 @@ def server_killed(folder: Path, model: Path, moment: float, running: list[Server
 
 
 def server_frozen(folder: Path, model: Path, moment: float, running: list[Server]) -> Outcome:
-    """The generation server stands still for longer than a request may take."""
+    """The generation server is frozen for longer than a request may take."""
     run = Run(folder, model, running[-1].url, request_timeout=3.0)
     run.until(moment)
     group = running[-1].process.pid  # type: ignore[union-attr]
@@ -240,7 +244,7 @@ def server_frozen(folder: Path, model: Path, moment: float, running: list[Server
 
 
 def server_gone(folder: Path, model: Path, moment: float, running: list[Server]) -> Outcome:
-    """The generation server stays away: the run is to end in order, and to resume when started again."""
+    """The generation server does not return: the run must end normally, and resume when it is started again."""
     run = Run(folder, model, running[-1].url, recovery_timeout=3.0)
     run.until(moment)
     os.killpg(running[-1].process.pid, signal.SIGKILL)  # type: ignore[union-attr]
@@ -258,11 +262,11 @@ FAULTS = (*ALONE, rank_killed, *SERVED)
 
 
 def main(argv: list[str] | None = None) -> dict[str, list[Outcome]]:
-    """The benchmark; the outcomes of each fault."""
+    """Run the benchmark; returns the outcomes of each fault."""
     parser = parser_of(__doc__)
-    parser.add_argument("repeats", nargs="?", type=int, default=5, help="of each fault (5)")
-    parser.add_argument("faults", nargs="*", default=[fault.__name__ for fault in FAULTS], help="all by default")
-    parser.add_argument("--soak", type=int, metavar="KILLS", help="kills over many configurations, and nothing else")
+    parser.add_argument("repeats", nargs="?", type=int, default=5, help="how often each fault is injected (5)")
+    parser.add_argument("faults", nargs="*", default=[fault.__name__ for fault in FAULTS], help="names of faults (all)")
+    parser.add_argument("--soak", type=int, metavar="KILLS", help="run only KILLS kills over many configurations")
     parser.add_argument("--run", nargs=3, help=argparse.SUPPRESS)  # of `Run`: folder, model, settings
     options = parser.parse_args(argv)
     if options.run:
@@ -278,7 +282,7 @@ def main(argv: list[str] | None = None) -> dict[str, list[Outcome]]:
     for name, outcomes in results.items():
         lost, wrong = sum(o["lost"] for o in outcomes), sum(o["wrong"] for o in outcomes)
         print(f"{name:20} {len(outcomes)} times, lost before the last checkpoint: {lost}, wrong: {wrong}")
-    if not options.quick:  # beside the outcomes of other faults that were measured before
+    if not options.quick:  # outcomes of other faults that were measured before are kept
         path = RESULTS / "faults.json"
         before = json.loads(path.read_text())["results"] if path.is_file() else {}
         save("faults", {"results": {**before, **results}})
@@ -286,7 +290,7 @@ def main(argv: list[str] | None = None) -> dict[str, list[Outcome]]:
 
 
 def measure(repeats: int, chosen: Sequence[str]) -> dict[str, list[Outcome]]:
-    """Each of the `chosen` faults, so many times at random moments."""
+    """Inject each of the `chosen` faults `repeats` times at random moments."""
     os.environ["OMP_NUM_THREADS"] = "1"
     draw = random.Random(0)
     results: dict[str, list[Outcome]] = {}

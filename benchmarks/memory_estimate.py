@@ -1,12 +1,13 @@
-"""How far is `basis-rl check`'s estimate of a step's memory from the peak that torch counts on a CPU?
+"""How far is the memory estimate of `basis-rl check` from the peak that torch counts on a CPU?
 
     python -m benchmarks.memory_estimate [--quick]
 
-One process, float32, transformers' sdpa attention without padding. Without Triton the fused LM head scores prompts too,
-and makes several copies of its tokens x vocabulary tile, neither of which is in the estimate for a GPU. The vocabulary
-is small here, so that the copies hardly matter; the prompts' share of the tile does, some 30 MiB.
+Measured with one process, float32, and transformers' sdpa attention without padding. Without Triton, the fused LM head
+also scores the prompts, and makes several copies of its tile of tokens x vocabulary; the estimate, which is for a GPU,
+includes neither. The vocabulary is small here, so that the copies hardly matter, but the prompts' share of the tile
+does (about 30 MiB).
 
-Results are printed only.
+Results are only printed.
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ QUICK = qwen3_config(256, 64, 1, 2)
 
 
 def two_steps(config: Qwen3Config, setting: Setting) -> None:
-    """From the model's construction to the second step, which has moments already; its gradients are accumulated, as
-    with several micro-batches."""
+    """Build the model and run two steps.
+
+    The second step already has the optimizer's moments, and its gradients are accumulated, as with several
+    micro-batches.
+    """
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     if setting.checkpointing:
@@ -45,7 +49,7 @@ def two_steps(config: Qwen3Config, setting: Setting) -> None:
 
 
 def main(argv: list[str] | None = None) -> dict[bool, tuple[float, float]]:
-    """Bytes estimated and measured, without and with gradient checkpointing; printed too."""
+    """Print and return the estimated and measured bytes, without and with gradient checkpointing."""
     config = QUICK if parser_of(__doc__).parse_args(argv).quick else CONFIG
     size = model_size(config, ModelConfig(model_name_or_path="benchmark"))
     results = {}

@@ -1,11 +1,11 @@
-"""What does generating ahead gain?
+"""How much time does generating ahead save?
 
-    python -m benchmarks.prefetch [--quick]      (two cores, vLLM's CPU build)
+    python -m benchmarks.prefetch [--quick]      (needs two cores and vLLM's CPU build)
 
-A Qwen3 of some millions of parameters with random weights, BASIS-like batches without a table (`batch_mean`): the real
-vLLM server on one core, the trainer on the other, as they would be on GPUs of their own. With and without
-`async_prefetch` in one run, alternating; a figure is the median step of a round, a ratio that of two neighbouring
-rounds. `bound` is what a perfect overlap would give: max(generation, rest) over their sum, from the side without.
+A Qwen3 of several million parameters with random weights is trained with one rollout per prompt and `batch_mean`. The
+real vLLM server runs on one core and the trainer on the other, as they would on separate GPUs. Rounds with and without
+`async_prefetch` alternate in one run. A figure is the median step of a round, a ratio that of two neighbouring rounds.
+`bound` is the ratio with a perfect overlap: max(generation, rest) over their sum, measured without `async_prefetch`.
 
 Results: ``benchmarks/results/prefetch.json``.
 """
@@ -35,7 +35,7 @@ ROWS, TOKENS = 32, 64
 
 @contextmanager
 def on_core(number: int) -> Iterator[None]:
-    """Keep this thread, and what it starts, on one core."""
+    """Keep this thread, and the processes that it starts, on one core."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {number})
     try:
@@ -45,7 +45,7 @@ def on_core(number: int) -> Iterator[None]:
 
 
 class Clock(TrainerCallback):
-    """Wall time at the end of each optimizer step."""
+    """Records the time at the end of each optimizer step."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -55,7 +55,7 @@ class Clock(TrainerCallback):
 
 
 class Timed(BasisTrainer):
-    """Keeps the seconds that weights and generation take before a batch can be scored."""
+    """Records the seconds for syncing weights and generating before a batch can be scored."""
 
     def __init__(self, **kwargs: Any) -> None:
         self.generating: list[float] = []
@@ -69,7 +69,7 @@ class Timed(BasisTrainer):
 
 
 def write_model(folder: Path) -> str:
-    """A small Qwen3 with random weights and its tokenizer; their folder."""
+    """Save a small Qwen3 with random weights and its tokenizer; returns their folder."""
     reads = tokenizer()
     random_model(8_192, 256, 4, 4, tokenizer=reads, max_position_embeddings=512).save_pretrained(folder)
     reads.save_pretrained(folder)
@@ -77,7 +77,7 @@ def write_model(folder: Path) -> str:
 
 
 def seconds(ahead: bool, model: str, url: str, folder: str, max_steps: int) -> dict[str, list[float]]:
-    """Seconds of each step but the first ones, and what of them generation took."""
+    """Seconds of each step except for the first ones, and the part of them that generation took."""
     clock = Clock()
     args = BasisConfig(
         output_dir=folder,
@@ -120,7 +120,7 @@ def seconds(ahead: bool, model: str, url: str, folder: str, max_steps: int) -> d
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """The benchmark; what it has found."""
+    """Run the benchmark; returns its results."""
     quick = parser_of(__doc__).parse_args(argv).quick
     count, steps = (1, WARM + 2) if quick else (ROUNDS, STEPS)
     one_thread()
@@ -139,7 +139,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     step = {side: median(t for one in kept for t in one["step"]) for side, kept in rounds.items()}
     generating = {side: median(t for one in kept for t in one["generating"]) for side, kept in rounds.items()}
     for side in rounds:
-        print(f"{side}: {step[side]:.3f} s a step, of which {generating[side]:.3f} s until rollouts are there")
+        print(f"{side}: {step[side]:.3f} s per step, {generating[side]:.3f} s of it until the rollouts are available")
     found = sorted(
         median(ahead["step"]) / median(plain["step"])
         for plain, ahead in zip(rounds["plain"], rounds["ahead"], strict=True)

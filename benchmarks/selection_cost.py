@@ -1,8 +1,8 @@
-"""What choosing the prompts costs: a draw of one generation batch, over the size of the dataset.
+"""What does choosing the prompts of one generation batch cost, by size of the dataset?
 
     python -m benchmarks.selection_cost [--prompts 1000000] [--batch 512] [--repeats 20] [--quick]
 
-One core, the belief of `basis_history` about every prompt. The samplers take turns.
+Measured on one core, with the belief of `basis_history` about every prompt. The prompt samplers take turns.
 
 Results: ``benchmarks/results/selection_cost.json``.
 """
@@ -24,7 +24,7 @@ from benchmarks.common import RESULTS, one_thread, save
 
 
 def belief_about(prompt_ids: list[str]) -> BasisHistory:
-    """A belief of its own about each prompt, as after a long run."""
+    """A `basis_history` with a different belief about each prompt, as after a long run."""
     found = BasisHistory()
     generator = torch.Generator().manual_seed(0)
     shape = (len(found.drifts), len(prompt_ids))
@@ -41,7 +41,7 @@ def belief_about(prompt_ids: list[str]) -> BasisHistory:
 
 
 def measure(prompts: int, batch: int, repeats: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of a draw and of the believed values of what was drawn: median, least and largest."""
+    """Milliseconds to draw prompts and look up their believed values: median, minimum and maximum."""
     ids = [f"{i:016x}" for i in range(prompts)]
     belief, samplers = belief_about(ids), {name: build_sampler(name) for name in SAMPLERS}
     times: dict[str, list[float]] = {name: [] for name in samplers}
@@ -59,12 +59,15 @@ def measure(prompts: int, batch: int, repeats: int) -> dict[str, dict[str, float
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """The benchmark; what it has found."""
+    """Run the benchmark; returns its results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, nargs="+", default=[1_000, 10_000, 100_000, 1_000_000])
-    parser.add_argument("--batch", type=int, default=512, help="prompts of a generation batch")
-    parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--quick", action="store_true")
+    sizes = [1_000, 10_000, 100_000, 1_000_000]
+    parser.add_argument("--prompts", type=int, nargs="+", default=sizes, help="sizes of the dataset (1000 to 1000000)")
+    parser.add_argument("--batch", type=int, default=512, help="prompts per generation batch (512)")
+    parser.add_argument("--repeats", type=int, default=20, help="draws per sampler and size (20)")
+    parser.add_argument(
+        "--quick", action="store_true", help="run for seconds only, to check that it works; its numbers mean nothing"
+    )
     options = parser.parse_args(argv)
     if options.quick:
         options.prompts, options.repeats = [1_000], 2

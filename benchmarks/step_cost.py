@@ -1,14 +1,16 @@
-"""What does a step cost: TRL's own trainer, ours with `grpo`, ours with `otb`?
+"""What does a step cost with TRL's own trainer, with ours and `grpo`, and with ours and `otb`?
 
     python -m benchmarks.step_cost [--quick]
 
-A Qwen3 of some millions of parameters with random weights, two updates a batch (so that TRL computes the old
-log-probabilities anyway), transformers generation, one CPU thread. All sides in one run, alternating, each round in
-another order; a figure is the median over the steps of a round, a ratio that of two such medians of one round.
+A Qwen3 of several million parameters with random weights is trained with two updates per batch (so that TRL computes
+the old log-probabilities anyway), transformers generation and one CPU thread. The sides alternate in one run, in a
+different order in each round. A figure is the median over the steps of a round, a ratio that of two such medians of one
+round.
 
-Memory is measured in steps of their own, since counting slows them: the largest sum of the tensors that are alive at
-one time, parameters and optimizer included. Without Triton TRL's head makes about ten temporaries as large as its tile
-of 32,768 columns, more than a tensor of all logits takes; the tile is narrowed so that one could not hide.
+Memory is measured in separate steps, because counting slows them down. It is the largest sum of all tensors alive at
+one time, parameters and optimizer included. Without Triton, TRL's head makes about ten temporary tensors as large as
+its tile of 32,768 columns, which take more than a tensor of all logits. The tile is narrowed, so that a tensor of all
+logits would show.
 
 Results: ``benchmarks/results/step_cost.json``.
 """
@@ -34,12 +36,12 @@ from benchmarks.common import one_thread, parser_of, save
 from benchmarks.trainers import TRL, StepClock, random_model, tokenizer, trainer_of
 
 SIDES = (TRL, "grpo", "otb")
-ROWS, TOKENS, TILE = 8, 64, 2_048  # of a forward pass in the steps whose memory is counted
+ROWS, TOKENS, TILE = 8, 64, 2_048  # shape of a forward pass in the steps whose memory is measured
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is measured: rounds, batches of a round, and the models' vocabulary, hidden size, layers and heads."""
+    """Size of the benchmark: rounds, batches per round, and the models' vocabulary, hidden size, layers and heads."""
 
     rounds: int = 15
     batches: int = 6
@@ -51,7 +53,7 @@ QUICK = Scale(rounds=2, batches=2, timed=(512, 32, 1, 2), weighed=(4_096, 32, 1,
 
 
 class LiveBytes(TorchDispatchMode):
-    """Bytes of the storages alive that an op within it returned, or that were given to `add`; and their peak."""
+    """Counts the bytes of live storages that an operation returned or that were given to `add`, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +80,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 def build(side: str, folder: str, shape: Sequence[int], **settings: Any) -> GRPOTrainer:
-    """The trainer of a side, two updates a batch, with random weights of this shape (`qwen3_config`)."""
+    """The trainer of a side with two updates per batch, and random weights of this shape (`qwen3_config`)."""
     reads = tokenizer()
     common: dict[str, Any] = {"gradient_accumulation_steps": 1, "steps_per_generation": 2, "use_cpu": True}
     return trainer_of(side, random_model(*shape, tokenizer=reads), reads, folder, bf16=False, **common, **settings)
@@ -95,7 +97,7 @@ def seconds(side: str, folder: str, scale: Scale) -> list[float]:
 
 
 def peak_bytes(side: str, folder: str, scale: Scale) -> int:
-    """Over two batches, two updates each, from generation to optimizer."""
+    """Peak memory over two batches with two updates each, from generation to optimizer."""
     settings = {"per_device_train_batch_size": ROWS, "max_completion_length": TOKENS, "max_steps": 4}
     trainer = build(side, folder, scale.weighed, **settings)
     with patch("trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE", TILE), LiveBytes() as counted:
@@ -106,7 +108,7 @@ def peak_bytes(side: str, folder: str, scale: Scale) -> int:
 
 
 def memory(folder: str, scale: Scale) -> dict[str, int]:
-    """Peaks of all sides, and the size of a ``(B, T, V)`` float32 tensor; printed too."""
+    """Print and return the peak of each side, and the size of a ``(B, T, V)`` float32 tensor."""
     peaks = {side: peak_bytes(side, folder, scale) for side in SIDES}
     vocabulary = scale.weighed[0]
     logits = 4 * ROWS * TOKENS * vocabulary
@@ -116,7 +118,7 @@ def memory(folder: str, scale: Scale) -> dict[str, int]:
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """The benchmark; what it has found."""
+    """Run the benchmark; returns its results."""
     quick = parser_of(__doc__).parse_args(argv).quick
     scale = QUICK if quick else Scale()
     one_thread()

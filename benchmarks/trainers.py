@@ -1,4 +1,4 @@
-"""What the benchmarks of whole steps share: small random models, trainers of both sides, a clock, a free reward."""
+"""Shared by the benchmarks of whole steps: small random models, trainers of both sides, a clock, a free reward."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ TRL = "TRL"  # the side that is TRL's own trainer; the others are baselines of o
 
 
 class StepClock(TrainerCallback):
-    """What the clock says when each optimizer step begins. From one to the next is a whole step: generation, updates,
-    the optimizer, and all that trainer and callbacks do around them, which TRL's own ``step_time`` leaves out in part.
+    """Records the time when each optimizer step begins.
+
+    The time from one to the next is a whole step: generation, updates, the optimizer, and everything that trainer and
+    callbacks do around them, a part of which TRL's own ``step_time`` does not include.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
@@ -32,19 +34,19 @@ class StepClock(TrainerCallback):
 
 
 def quiet(trainer: BasisTrainer) -> BasisTrainer:
-    """Without progress bar and printed logs."""
+    """Remove progress bar and printed logs from a trainer, and return it."""
     for bar in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(bar)
     return trainer
 
 
 def parity(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """A reward that costs nothing: 1 where the sum of a rollout's token ids is odd, else 0."""
+    """A reward that costs nothing: 1 if the sum of a rollout's token ids is odd, else 0."""
     return [float(sum(ids) % 2) for ids in completion_ids]
 
 
 def tokenizer() -> Any:
-    """A tokenizer of some 300 tokens."""
+    """A tokenizer with about 300 tokens."""
     return build_tokenizer(["1 + 2 ="] * 10, vocab_size=300)
 
 
@@ -68,7 +70,7 @@ def random_model(*shape: int, **settings: Any) -> Qwen3ForCausalLM:
 
 
 def trainer_of(side: str, model: Any, tokenizer: Any, folder: str, **settings: Any) -> GRPOTrainer:
-    """The trainer of a side, with groups of eight; it prints nothing and saves nothing."""
+    """The trainer of a side with groups of eight, which prints nothing and saves nothing."""
     make = GRPOTrainer if side == TRL else partial(BasisTrainer, baseline=side)
     args = (GRPOConfig if side == TRL else BasisConfig)(
         output_dir=folder, num_generations=8, logging_steps=1, save_strategy="no", report_to="none",

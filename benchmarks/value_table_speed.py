@@ -1,12 +1,12 @@
-"""How fast is a value table built, beside vLLM generating the same tokens?
+"""How fast is a value table built, compared with vLLM generating the same tokens?
 
     python -m benchmarks.value_table_speed [--quick]
 
-One server. In turns: its bare requests, whose answers nobody reads, and `build_table` with the same requests, which
-decodes, grades every rollout by Math-Verify and writes shards. Server, client and grading share the processor: what
-we add takes from generation. The model is random and small; a larger one makes generation slower, and nothing else.
-Beside the seconds, the engine's share of the processor time while a table is built: on a machine that others use too,
-the ratio is noise, and that share still says what a build adds.
+On one server, two things take turns: the bare requests, whose rollouts are discarded, and `build_table` with the same
+requests, which decodes, grades every rollout by Math-Verify and writes shards. Server, client and grading share the
+processor, so what `build_table` adds slows generation down. The model is random and small; a larger one would make only
+the generation slower. In addition to the seconds, the engine's share of the processor time during a build is measured:
+on a machine with other users the ratio of the seconds is mostly noise, but this share still shows what a build adds.
 
 Results: ``benchmarks/results/value_table_speed.json``.
 """
@@ -41,7 +41,7 @@ from tests.support.served import save_model
 
 
 class Graded:
-    """Math-Verify on a number made of the rollout's tokens, few of which are the same; a random model boxes none."""
+    """Math-Verify on a number computed from the rollout's tokens (rarely the same); a random model boxes nothing."""
 
     __name__ = "graded"
 
@@ -55,7 +55,7 @@ class Graded:
 
 
 def problems(n: int) -> Dataset:
-    """That many problems, all of about one length."""
+    """`n` problems of about the same length."""
     texts = [f"What is {i} + {7 * i % 101} * {3 + i % 11}? Say it in words, then in digits." for i in range(n)]
     rows = [
         {"prompt": [{"role": "user", "content": text}], "solution": "7", "prompt_id": prompt_id(text)} for text in texts
@@ -64,7 +64,7 @@ def problems(n: int) -> Dataset:
 
 
 def raw(url: str, bodies: list[dict[str, Any]], in_flight: int) -> tuple[float, int]:
-    """Seconds for the requests, and the tokens that came."""
+    """Seconds that the requests took, and the number of generated tokens."""
     host = urlsplit(url)
 
     def ask(body: bytes) -> bytes:
@@ -85,7 +85,7 @@ def raw(url: str, bodies: list[dict[str, Any]], in_flight: int) -> tuple[float, 
 
 
 def cpu(server: int) -> tuple[float, float]:
-    """Processor seconds used so far: by the server with its workers, and by this process with its graders."""
+    """Processor seconds used so far by the server with its workers, and by this process with its graders."""
     theirs, me = psutil.Process(server), psutil.Process()
     engine = {theirs, *theirs.children(recursive=True)}
     used = {each: sum(each.cpu_times()[:2]) for each in (me, *me.children(recursive=True))}
@@ -93,7 +93,7 @@ def cpu(server: int) -> tuple[float, float]:
 
 
 def forget(url: str) -> None:
-    """Empty the server's cache of prefixes, so that no run has what an earlier one computed."""
+    """Empty the server's prefix cache, so that no run benefits from an earlier one."""
     host = urlsplit(url)
     connection = http.client.HTTPConnection(str(host.hostname), host.port, timeout=60)
     connection.request("POST", "/reset_prefix_cache")
@@ -102,7 +102,7 @@ def forget(url: str) -> None:
 
 
 def measure(url: str, server: int, model: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Each repeat's seconds and processor time of the raw requests and of the table, in alternating order."""
+    """Seconds and processor time of the raw requests and of the table for each repeat, in alternating order."""
 
     def spent(before: tuple[float, float]) -> list[float]:
         return [now - then for now, then in zip(cpu(server), before, strict=True)]
@@ -134,7 +134,7 @@ def measure(url: str, server: int, model: Path, options: argparse.Namespace) -> 
                 row["raw_cpu"] = spent(before)
                 continue
             with tempfile.TemporaryDirectory() as folder:
-                graded.reward._verdicts.clear()  # as if each answer were seen for the first time
+                graded.reward._verdicts.clear()  # as if each rollout were seen for the first time
                 began = time.perf_counter()
                 table = build_table(source, plan, Path(folder) / "table.partial")
                 row["table"], row["table_cpu"] = time.perf_counter() - began, spent(before)
@@ -156,12 +156,12 @@ def measure(url: str, server: int, model: Path, options: argparse.Namespace) -> 
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """The benchmark; what it has found."""
+    """Run the benchmark; returns its results."""
     parser = parser_of(__doc__)
-    parser.add_argument("--prompts", type=int, default=48)
-    parser.add_argument("--rollouts", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--prompts", type=int, default=48, help="number of prompts (48)")
+    parser.add_argument("--rollouts", type=int, default=16, help="rollouts per prompt (16)")
+    parser.add_argument("--tokens", type=int, default=256, help="maximum number of tokens per rollout (256)")
+    parser.add_argument("--repeats", type=int, default=5, help="number of pairs of measurements (5)")
     options = parser.parse_args(argv)
     if options.quick:
         options.prompts, options.rollouts, options.tokens, options.repeats = 4, 2, 16, 1

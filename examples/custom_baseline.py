@@ -1,4 +1,4 @@
-"""A baseline of your own: shrink each prompt's leave-one-out mean towards the batch.
+"""A custom baseline that shrinks each prompt's leave-one-out mean towards the mean of the batch.
 
 basis-rl check examples.custom_baseline:Shrinkage
 basis-rl train RECIPE.yaml --baseline examples.custom_baseline:Shrinkage --baseline_kwargs.strength 4
@@ -12,7 +12,7 @@ from basis_rl.functional.segments import leave_one_out_mean, segment_count
 
 
 class Shrinkage(CenterScale):
-    """``b_i = (n m_i + k m) / (n + k)``: n other rollouts of the prompt with mean m_i, all others with mean m."""
+    """``b_i = (n m_i + k m) / (n + k)``: the prompt's n other rollouts have mean m_i, all other rollouts mean m."""
 
     def __init__(self, strength: float = 2.0) -> None:
         self.strength = strength

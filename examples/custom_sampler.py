@@ -1,4 +1,4 @@
-"""A prompt sampler of your own: `prompt_sampler: examples.custom_sampler:Harder`.
+"""A custom prompt sampler, used with `prompt_sampler: examples.custom_sampler:Harder`.
 
 basis-rl check examples.custom_sampler:Harder
 """
@@ -11,7 +11,7 @@ from basis_rl.samplers import WeightedSampler
 
 
 class Harder(WeightedSampler):
-    """``w_i = (1 - V_i) [V_i > 0.02] + 0.01``: the harder the better, except for what the policy never solves."""
+    """``w_i = (1 - V_i) [V_i > 0.02] + 0.01``: prefers hard prompts, except for those that the policy never solves."""
 
     def weights(self, mean: Tensor, variance: Tensor) -> Tensor:
         return (1 - mean) * (mean > 0.02) + 0.01

@@ -1,11 +1,11 @@
-"""Which codebook and which confidence serve BV-Blend? The choices that its paper leaves open.
+"""Which codebook and which confidence suit BV-Blend? Its paper leaves these choices open.
 
     python -m studies.bv_blend_study PROBLEMS.json ENCODER [--quick]
 
 PROBLEMS.json is a list of ``{"problem": ..., "difficulty": ...}``; the committed figures are for MATH's training set
 (agentica-project/rllm, MIT licence), 7,474 problems of difficulty 1 to 5, and all-MiniLM-L6-v2. Prompts and embeddings
-are real; rewards are simulated, ``V_i = sigmoid(c - 0.9 level_i + noise_i + tilt)``: noise of 1.2 logits that no
-encoder could tell, a tilt that grows to 2 logits over 240 steps of 512 rollouts.
+are real; rewards are simulated, ``V_i = sigmoid(c - 0.9 level_i + noise_i + tilt)``, with noise of 1.2 logits that no
+encoder can predict, and a tilt that grows to 2 logits over 240 steps of 512 rollouts.
 
 Results: ``studies/results/bv_blend_study.json``.
 """
@@ -29,13 +29,13 @@ from benchmarks.common import one_thread, save
 from studies.runs import placed, study_parser
 from studies.simulated_mse import QUICK, Scale, error, run
 
-SIZES = (1, 8, 32, 128, 300)  # codebooks that runs are simulated with
-SHARES = (8, 32, 75, 150, 300, 600, 1200)  # and those that the level is told by
-TILT = 2.0  # logits that all prompts have moved at the end
+SIZES = (1, 8, 32, 128, 300)  # sizes of the codebooks that runs are simulated with
+SHARES = (8, 32, 75, 150, 300, 600, 1200)  # sizes of the codebooks that predict the level
+TILT = 2.0  # logits by which all prompts have moved at the end
 
 
 def held_out_share(vectors: np.ndarray, levels: np.ndarray, k: int) -> float:
-    """R^2 of the level of unseen prompts (a third) from the mean level of their cluster among the others."""
+    """R^2 when the level of a held-out prompt (a third of them) is predicted by its cluster's mean over the others."""
     order = np.random.default_rng(0).permutation(len(levels))
     train, test = order[: 2 * len(order) // 3], order[2 * len(order) // 3 :]
     fitted = KMeans(k, n_init=1, random_state=0).fit(vectors[train])
@@ -47,15 +47,17 @@ def held_out_share(vectors: np.ndarray, levels: np.ndarray, k: int) -> float:
 def simulate(
     logits: Tensor, clusters: Sequence[int], group: int, rollouts: int = 512, scale: Scale | None = None, **params: Any
 ) -> dict[str, float]:
-    """MSE of the baseline to V over the first and last steps; of the last, share with a signal, mean confidence.
+    """Mean squared error of the baseline from V over the first and the last steps of a simulated run.
+
+    For the last steps also the share of rollouts with a signal, and the mean confidence.
 
     Args:
-        logits: of each prompt's value before the run, ``(P,)``.
-        clusters: of each prompt, ``(P,)``.
+        logits: logit of each prompt's value before the run, ``(P,)``.
+        clusters: cluster of each prompt, ``(P,)``.
         group: rollouts per prompt.
-        rollouts: of a step.
-        scale: steps of the run, and of its first and last part.
-        params: of `BVBlend`.
+        rollouts: rollouts per step.
+        scale: number of steps of the run, and of its first and last part.
+        params: arguments of `BVBlend`.
     """
     scale = scale or Scale()
     torch.manual_seed(0)
@@ -81,7 +83,7 @@ def main(argv: list[str] | None = None) -> None:
     """Measure, print and save."""
     parser = study_parser(__doc__, "bv_blend_study")
     parser.add_argument("problems", type=Path, help="JSON list of problems with their difficulty")
-    parser.add_argument("encoder", help="sentence encoder: its folder or Hub id")
+    parser.add_argument("encoder", help="folder or Hub id of a sentence encoder")
     options = placed(parser.parse_args(argv))
     scale = QUICK if options.quick else Scale()
     one_thread()

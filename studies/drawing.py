@@ -17,7 +17,7 @@ MARKERS, LINES = ("o", "s", "^", "D", "v", "P", "X"), ("-", "--", "-.", ":")
 
 @contextmanager
 def panels(path: Path, rows: int, columns: int, *, width: float = 4.6, height: float = 3.3) -> Iterator[list[Any]]:
-    """Axes, row by row; on leaving they are written to `path`."""
+    """Axes, row by row; they are written to `path` when the context ends."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -50,14 +50,14 @@ def style(index: int) -> dict[str, Any]:
 
 
 def title(axis: Any, text: str, x: str, y: str) -> None:
-    """Title of the panel and names of its axes."""
+    """Set the title of a panel and the labels of its axes."""
     axis.set_title(text, fontsize=11, loc="left")
     axis.set_xlabel(x)
     axis.set_ylabel(y)
 
 
 def log_scale(axis: Any) -> None:
-    """A logarithmic y axis with plain numbers."""
+    """Make the y axis logarithmic, with plain numbers."""
     from matplotlib import ticker
 
     axis.set_yscale("log")
@@ -67,14 +67,14 @@ def log_scale(axis: Any) -> None:
 
 
 def thousands(axis: Any) -> None:
-    """Counts on the x axis as 5k, 10k, which stay apart."""
+    """Show the counts on the x axis as 5k, 10k, so that the labels do not overlap."""
     from matplotlib import ticker
 
     axis.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
 
 
 def percent(axis: Any) -> None:
-    """Shares on the y axis as whole per cents; with decimals where the axis is too short for that."""
+    """Show shares on the y axis as whole percentages, or with one decimal if the axis spans at most 5 points."""
     from matplotlib import ticker
 
     axis.yaxis.set_major_locator(ticker.MaxNLocator(nbins=8, steps=[1, 2, 5, 10]))
@@ -83,13 +83,13 @@ def percent(axis: Any) -> None:
 
 
 def beside(axis: Any, of: Any | None = None) -> None:
-    """The legend of `of` (of `axis` itself) on the right of `axis`, where it covers no curve."""
+    """Draw the legend of `of` (by default of `axis` itself) to the right of `axis`, where it covers no curve."""
     handles, labels = (of or axis).get_legend_handles_labels()
     axis.legend(handles, labels, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def band(axis: Any, x: ArrayLike, curves: ArrayLike, index: int, label: str) -> None:
-    """Mean over seeds, and between the least and the greatest; `x` is ``(N,)``, `curves` ``(seeds, N)``."""
+    """Draw the mean over seeds and a band from smallest to largest; `x` is ``(N,)``, `curves` ``(seeds, N)``."""
     import numpy as np
 
     table, look = np.array(curves, dtype=float), style(index)

@@ -2,18 +2,18 @@
 
     python -m studies.first_visit [--policies quickstart worked selection] [--seeds 0 1] [--quick]
 
-A policy is trained by `BasisTrainer` (`batch_mean`, one rollout per prompt, 64 prompts a batch, each prompt once).
-Before it learns from a batch, the true value of each of its prompts is measured by 32 further rollouts. Estimators of
-it that have not seen the prompt:
+`BasisTrainer` trains a policy (`batch_mean`, one rollout per prompt, 64 prompts per batch, each prompt once). Before
+the policy learns from a batch, 32 further rollouts measure the true value of each of the batch's prompts. These
+estimators have not seen the prompt before:
 
-- ``batch mean``: of the other rewards of the batch;
+- ``batch mean``: the mean of the other rewards of the batch;
 - ``hidden``: Bayesian logistic regression on the policy's own last hidden state at the end of the prompt, learnt online
-  from the rewards of the batches before (`basis_rl.functional.regression`);
-- ``start``: the same on the hidden states of the policy before training, which need to be computed once only;
+  from the rewards of the earlier batches (`basis_rl.functional.regression`);
+- ``start``: the same on the hidden states of the policy before training, which need to be computed only once;
 - ``words``: the same on hashed words and pairs of neighbouring words of the prompt, which need no model.
 
-Errors are mean squared errors to the true value, less what 32 rollouts leave in that; over all batches, and over the
-last third.
+Errors are mean squared errors from the true value, minus the sampling error of its 32 rollouts; over all batches, and
+over the last third.
 
 Results: ``studies/results/first_visit.json``.
 """
@@ -50,12 +50,12 @@ from studies.selection import task as selection
 POLICIES = ("quickstart", "worked", "selection")
 WORDS = 128  # hashed features
 PRIOR = 4.0  # variance of a logit before anything is known
-KEEP = 0.999  # what a batch leaves of the certainty of those before: the policy moves
+KEEP = 0.999  # share of the earlier certainty that remains after each batch, because the policy changes
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """How large the study is: batches of a run, prompts of each, rollouts that tell a prompt's value, warm start."""
+    """Size of the study: batches per run, prompts per batch, rollouts that measure a prompt's value, warm start."""
 
     batches: int = 60
     prompts: int = 64
@@ -66,7 +66,7 @@ class Scale:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A policy to be trained: its problems, its reward, the tokens of a rollout, and what makes its warm start."""
+    """A policy to train: its problems, its reward, the tokens of a rollout, and the function for its warm start."""
 
     prompts: Dataset
     reward: Any
@@ -75,7 +75,7 @@ class Setting:
 
 
 def setting(policy: str, scale: Scale, seed: int) -> Setting:
-    """One of `POLICIES`."""
+    """The setting of one of `POLICIES`."""
     count = scale.batches * scale.prompts
     if policy == "selection":
         prompts, _ = selection.datasets(selection.TASKS["mixed"], count, 1)
@@ -91,7 +91,7 @@ def setting(policy: str, scale: Scale, seed: int) -> Setting:
 
 
 class FirstVisits(BasisTrainer):
-    """Keeps of each prompt, before the policy learns from it: hidden state, reward, measured value."""
+    """Records each prompt's hidden state, reward and measured value before the policy learns from it."""
 
     def __init__(self, *args: Any, measure: Any, **kwargs: Any) -> None:
         self.visits: list[dict[str, Any]] = []
@@ -134,7 +134,7 @@ def regression_errors(features: list[np.ndarray], rewards: list[np.ndarray], val
 
 
 def run(scale: Scale, policy: str, seed: int, output: Path) -> dict[str, Any]:
-    """Train once and measure; errors by batch."""
+    """Train once and measure; returns the errors by batch."""
     folder, chosen = output / f"{policy}-seed{seed}", setting(policy, scale, seed)
     chosen.make(folder / "warm_start")
     model = AutoModelForCausalLM.from_pretrained(folder / "warm_start", dtype=torch.float32)
@@ -159,7 +159,7 @@ def run(scale: Scale, policy: str, seed: int, output: Path) -> dict[str, Any]:
 
 
 def errors_of(visits: list[dict[str, Any]], rollouts: int) -> dict[str, Any]:
-    """Errors of every estimator by batch, and the mean of the values; the noise of the measured values taken off."""
+    """Errors of each estimator by batch, minus the noise of the measured values; and the values' mean and spread."""
     rewards, values = ([each[key] for each in visits] for key in ("rewards", "values"))
     states = {name: [each[name] for each in visits] for name in ("hidden", "start")}
     unit = {name: [h / np.linalg.norm(h, axis=1, keepdims=True) for h in each] for name, each in states.items()}
@@ -196,7 +196,7 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """The study; what it has found."""
+    """Run the study; returns its results."""
     parser = study_parser(__doc__, "first_visit")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])

@@ -1,18 +1,18 @@
-"""Is the gradient's variance least with `least_variance`, wherever that of no baseline, the batch mean or the value is?
+"""Does `least_variance` give less gradient variance than no baseline, the batch mean and the value?
 
     python -m studies.least_variance [MODEL ...] [--quick]
 
-What a baseline leaves of the power of a rollout's gradient, ``E[(r - b)^2 |S|^2]`` with its score S, as a share of that
-without a baseline: of two unbiased baselines the one of less power has less variance, by the same amount.
+Measured is the power of a rollout's gradient, ``E[(r - b)^2 |S|^2]`` with its score S, as a share of the power without
+a baseline. Of two unbiased baselines, the one with less power has less variance, by the same amount.
 
-- Softmax policies, one for each prompt, with answers that are right or wrong. ``|S|^2 = 1 - 2 pi(y) + sum pi^2`` is
-  exact there, and it is the energy. Cases differ in how easy prompts are, and in how many answers are right and wrong:
-  a policy that is spread over many has larger scores there.
+- Softmax policies, one for each prompt, whose possible rollouts are right or wrong. Here ``|S|^2 = 1 - 2 pi(y) + sum
+  pi^2`` is exact, and equal to the energy. The cases differ in how easy the prompts are, and in how many possible
+  rollouts are right and wrong: if the probability of one kind is spread over many rollouts, their scores are larger.
 - Models, if given: those of `studies.score_norms`, with norms over all their parameters, while `least_variance` sees
-  the energies alone.
+  only the energies.
 
-Batches of 64 and 256 rollouts, one per prompt; the table has 32 rollouts of the same policy. ``best`` is each prompt's
-own ``b*``, which nobody knows.
+Batches have 64 or 256 rollouts, one per prompt; the value table has 32 rollouts per prompt of the same policy. ``best``
+is each prompt's own ``b*``, which is not known in practice.
 
 Results: ``studies/results/least_variance.json``.
 """
@@ -45,7 +45,7 @@ SIMPLE = ("none", "batch_mean", "basis", "basis_history")
 
 @dataclass(frozen=True)
 class Case:
-    """Prompts whose value is ``Beta(a, b)``, with `right` right answers and `wrong` wrong ones, equally likely each."""
+    """Prompts with values from ``Beta(a, b)``; `right` right and `wrong` wrong rollouts, equally likely by kind."""
 
     a: float
     b: float
@@ -65,14 +65,14 @@ CASES = {
 
 
 def norms(case: Case, value: Tensor) -> tuple[Tensor, Tensor]:
-    """``|S|^2`` of a right and of a wrong answer, ``(P,)`` each: ``1 - 2 pi(y) + sum pi^2``."""
+    """``|S|^2`` of a right and of a wrong rollout, ``(P,)`` each: ``1 - 2 pi(y) + sum pi^2``."""
     right, wrong = value / case.right, (1 - value) / case.wrong
     squares = case.right * right**2 + case.wrong * wrong**2
     return 1 - 2 * right + squares, 1 - 2 * wrong + squares
 
 
 def estimators(table: ValueTable) -> dict[str, Baseline]:
-    """What is compared."""
+    """The baselines that are compared."""
     found = (NoBaseline(), BatchMean(), Basis(table), BasisHistory(table), LeastVariance(table))
     return dict(zip((*SIMPLE, "least_variance"), found, strict=True))
 
@@ -94,7 +94,7 @@ def power(baseline: Tensor, rewards: Tensor, weights: Tensor) -> float:
 
 
 def simulated(case: Case, size: int, batches: int) -> dict[str, float]:
-    """Mean power with each baseline over that with none, in batches of `size` prompts."""
+    """Mean power with each baseline as a share of that without one, in batches of `size` prompts."""
     torch.manual_seed(0)
     value = torch.distributions.Beta(case.a, case.b).sample((1000,)).double().clamp(1e-3, 1 - 1e-3)
     table = table_of(torch.binomial(torch.full_like(value, REFERENCE), value).long())
@@ -113,18 +113,18 @@ def simulated(case: Case, size: int, batches: int) -> dict[str, float]:
 
 
 def shares(powers: dict[str, list[float]]) -> dict[str, float]:
-    """Means over the batches, over that of no baseline."""
+    """Means over the batches, as shares of the mean without a baseline."""
     return {name: mean(found) / mean(powers["none"]) for name, found in powers.items()}
 
 
 def table_of(successes: Tensor) -> ValueTable:
-    """Of `REFERENCE` rollouts of each prompt, ``(P,)`` of which were right."""
+    """A value table with `REFERENCE` rollouts per prompt, of which `successes` ``(P,)`` were right."""
     counts = enumerate(successes.tolist())
     return ValueTable.from_rewards({str(i): [1.0] * k + [0.0] * (REFERENCE - k) for i, k in counts})
 
 
 def of_model(folder: Path, problems: Any, samples: int, batches: int) -> dict[str, float]:
-    """The same for a model: answers of each problem for the batches, others for the table."""
+    """The same for a model: half of the rollouts of each problem make the batches, the others the table."""
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
     rewards, found, energies, _ = drawn_answers(model, tokenizer, problems, samples, worked_sums.TOKENS)
@@ -143,11 +143,11 @@ def of_model(folder: Path, problems: Any, samples: int, batches: int) -> dict[st
 
 
 def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
-    """The study; shares by case."""
+    """Run the study; returns the shares by case."""
     parser = study_parser(__doc__, "least_variance")
-    parser.add_argument("folders", nargs="*", type=Path, help="models")
-    parser.add_argument("--problems", type=int, default=100)
-    parser.add_argument("--samples", type=int, default=16, help="answers to each")
+    parser.add_argument("folders", nargs="*", type=Path, help="folders of models")
+    parser.add_argument("--problems", type=int, default=100, help="number of problems for the models (100)")
+    parser.add_argument("--samples", type=int, default=16, help="rollouts per problem for the models (16)")
     options = placed(parser.parse_args(argv))
     one_thread()
     batches = 3 if options.quick else 100

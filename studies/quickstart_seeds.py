@@ -2,10 +2,9 @@
 
     python -m studies.quickstart_seeds [--seeds 0 1 2] [--quick]
 
-BASIS with one rollout per prompt, as its paper trains it, and `basis_history` with a prompt sampler and no value table:
-the whole quickstart (`examples.quickstart.run`), once for each seed; greedy accuracy on held-out problems before and
-after. The models stay in ``runs/quickstart-seedN``, where
-`studies.score_norms` reads them.
+Runs the whole quickstart (`examples.quickstart.run`) once for each seed: BASIS with one rollout per prompt, as in its
+paper, and `basis_history` with a prompt sampler and no value table. Measured is the greedy accuracy on held-out
+problems before and after. The models stay in ``runs/quickstart-seedN``, where `studies.score_norms` reads them.
 
 Results: ``studies/results/quickstart_seeds.json``.
 """

@@ -1,4 +1,4 @@
-"""Runs of a study that are kept, and where a study puts what it makes."""
+"""Stores the runs of a study, and decides where a study writes its output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESULTS = Path(__file__).with_name("results")
 
 
 def rounded(value: Any) -> Any:
-    """`value` with four significant digits in every float; NaN, which JSON does not know, as None."""
+    """`value` with every float rounded to four significant digits, and NaN, which JSON does not have, as None."""
     if isinstance(value, float):
         return None if value != value else float(f"{value:.4g}")
     if isinstance(value, dict):
@@ -26,20 +26,25 @@ def rounded(value: Any) -> Any:
 
 
 def study_parser(doc: str | None, name: str, parts: Iterable[str] = ()) -> argparse.ArgumentParser:
-    """The options that every study has: those of `parser_of`, and where it puts what it makes; `placed` fills in what
-    is not given."""
+    """A parser with the options that every study has: those of `parser_of`, and the folders that it writes to.
+
+    `placed` fills in the folders that are not given.
+    """
     parser = parser_of(doc, parts)
-    parser.add_argument("--output", type=Path, help=f"of kept runs, and of the results of a part (runs/{name})")
-    parser.add_argument("--results", type=Path, help="of plots and raw numbers (studies/results)")
+    parser.add_argument(
+        "--output", type=Path, help=f"folder for stored runs, and for the results of a partial study (runs/{name})"
+    )
+    parser.add_argument("--results", type=Path, help="folder for plots and raw numbers (studies/results)")
     parser.set_defaults(study=name)
     return parser
 
 
 def placed(options: argparse.Namespace, whole: argparse.Namespace | None = None) -> argparse.Namespace:
-    """`options` with the places that were not asked for.
+    """`options` with the folders filled in that were not given.
 
-    Everything of a ``--quick`` run is put in a temporary folder, since its numbers mean nothing. `whole` are the
-    options of the whole study: the results of others stay in the output folder, so that no part replaces the study's.
+    A ``--quick`` run writes everything to a temporary folder, since its numbers mean nothing. `whole` are the options
+    of the whole study. With other options, the results stay in the output folder, so that a partial study does not
+    overwrite the results of the whole one.
     """
     where = {"output": None, "results": None}
     part = whole is not None and {**vars(options), **where} != {**vars(whole), **where}
@@ -50,9 +55,11 @@ def placed(options: argparse.Namespace, whole: argparse.Namespace | None = None)
 
 
 def kept(file: Path, settings: dict[str, Any], make: Callable[[], dict[str, Any]] | None) -> tuple[Any, bool]:
-    """The run in `file`, made and written if it is not there; and whether it was made now. ``(None, False)`` if it is
-    not there and `make` is None. Beside the run the file says of which settings it is, and when, where and by which
-    code it was made (`origins`).
+    """The run in `file`, and whether it was made by this call.
+
+    If the file does not exist, `make` makes the run and the file is written; if `make` is None, the result is
+    ``(None, False)``. The file also has the settings of the run, and when, where and by which code it was made
+    (`origins`).
 
     Raises:
         SystemExit: the run in `file` has other settings.
@@ -71,14 +78,16 @@ def kept(file: Path, settings: dict[str, Any], make: Callable[[], dict[str, Any]
         return found, True
     there = json.loads(file.read_text())
     if there.pop("settings") != settings:
-        raise SystemExit(f"{file} is of other settings: give another --output, or remove it.")
+        raise SystemExit(f"{file} was made with other settings. Give another --output, or remove the file.")
     there.pop("machine", None)
     return there, False
 
 
 def origins(files: Iterable[Path]) -> list[dict[str, Any] | None]:
-    """`machine` as it was for the runs in `files` (those of `kept`), each different one once; None for runs that do not
-    say. It belongs beside results that are made of kept runs: `save` dates the results, not the runs."""
+    """The distinct `machine` records of the runs in `files` (written by `kept`); None for runs without one.
+
+    Store it with results that are computed from stored runs: `save` dates the results, not the runs.
+    """
     found: list[dict[str, Any] | None] = []
     for origin in (json.loads(file.read_text()).get("machine") for file in files):
         if origin not in found:
@@ -88,13 +97,13 @@ def origins(files: Iterable[Path]) -> list[dict[str, Any] | None]:
 
 @dataclass(frozen=True)
 class Planned:
-    """A run that a study asks for.
+    """A run that belongs to a study.
 
     Attributes:
-        labels: what it is called in the results.
-        file: where it is kept.
-        settings: that it is kept for (`kept`).
-        make: makes it.
+        labels: the keys and values that name it in the results.
+        file: where it is stored.
+        settings: its settings, which a stored run must match (`kept`).
+        make: makes the run.
     """
 
     labels: dict[str, Any]
@@ -104,8 +113,10 @@ class Planned:
 
 
 def kept_runs(planned: Sequence[Planned], at_most: int | None = None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The runs that are there or are made now, each with its labels; and what their results say of them: ``runs made``
-    (`origins`), and how many are ``missing`` because no more than `at_most` are made."""
+    """The stored runs and those made by this call, each with its labels; and facts about them for the results.
+
+    The facts are ``runs made`` (`origins`), and how many are ``missing`` because at most `at_most` runs are made.
+    """
     runs, files, made = [], [], 0
     for plan in planned:
         found, fresh = kept(plan.file, plan.settings, None if made == at_most else plan.make)
@@ -117,10 +128,10 @@ def kept_runs(planned: Sequence[Planned], at_most: int | None = None) -> tuple[l
 
 
 def restore(planned: Sequence[Planned], results: Path) -> int:
-    """Put back runs whose files are gone but whose numbers are in the study's `results`; how many.
+    """Restore the files of runs whose numbers are in the study's `results`; returns how many were restored.
 
-    Runs take hours and their folder is not part of the project, results are. A run is put back where the results are
-    of the same settings: their ``scale`` and the run's labels together are what it would be kept for.
+    Runs take hours, and their folder is not part of the repository, but the results are. A run is restored if the
+    results have the same settings: their ``scale`` together with the run's labels must equal the run's settings.
     """
     if not results.is_file():
         return 0

@@ -1,17 +1,18 @@
-"""Is the value the baseline of least variance?
+"""Is the value the baseline with the least variance?
 
     python -m studies.score_norms [MODEL ...] [--quick]
 
-The papers of BASIS and its likes aim at the value V. The power of a rollout's gradient, ``E[(r - b)^2 |S|^2]`` with the
-score ``S = d log pi(y) / d theta``, is least at ``b* = E[r |S|^2] / E[|S|^2]`` (Weaver and Tao; the OTB paper's Eq.
-21), which is V only where right and wrong answers have scores of the same size. With ``rho``, the mean ``|S|^2`` of
-wrong answers over that of right ones, it is ``V / (V + rho (1 - V))``. A policy of two answers has ``rho = (V / (1 -
-V))^2`` and so ``b* = 1 - V``: from V = 2/3 on no baseline at all is then better than V. Beside the true norms stand the
-energies ``w = 1 - 2 pi(y) + sum pi^2``, summed over the answer, that OTB takes for them (Eq. 7). Over all prompts rho
-also tells hard from easy ones, which have most of the wrong answers; within a prompt it does not.
+The papers of BASIS and similar methods estimate the value V. The power of a rollout's gradient, ``E[(r - b)^2 |S|^2]``
+with the score ``S = d log pi(y) / d theta``, is least at ``b* = E[r |S|^2] / E[|S|^2]`` (Weaver and Tao; Eq. 21 of the
+OTB paper). This is V only if the scores of right and wrong rollouts have the same size. With ``rho``, the mean
+``|S|^2`` of wrong rollouts over that of right ones, it is ``V / (V + rho (1 - V))``. A policy with only two possible
+rollouts has ``rho = (V / (1 - V))^2`` and so ``b* = 1 - V``: for V above 2/3, no baseline at all is then better than V.
+The true norms are compared with the energies ``w = 1 - 2 pi(y) + sum pi^2``, summed over the rollout, which OTB uses in
+their place (Eq. 7). Over all prompts, rho also reflects the difference between hard and easy prompts, since hard ones
+have most of the wrong rollouts; within a prompt it does not.
 
-Measured exactly on the models that `studies.quickstart_seeds` and `studies.policy.study --worked` leave in ``runs/``,
-or on others that answer the quickstart's held-out problems.
+Everything is measured exactly, on the models that `studies.quickstart_seeds` and `studies.policy.study --worked` leave
+in ``runs/``, or on other models, with the quickstart's held-out problems.
 
 Results: ``studies/results/score_norms.json``.
 """
@@ -44,7 +45,7 @@ FOLDERS = [
 
 
 def norm_and_energy(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> tuple[float, float]:
-    """``|S|^2`` of one answer at temperature 1, over all parameters; and the sum of its energies."""
+    """``|S|^2`` of one rollout at temperature 1, over all parameters; and the sum of its energies."""
     ids = torch.tensor([[*prompt, *answer]])
     scores = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
     log_probs = scores.gather(1, torch.tensor(answer)[:, None])[:, 0]
@@ -54,19 +55,21 @@ def norm_and_energy(model: PreTrainedModel, prompt: list[int], answer: list[int]
 
 
 def powers(rewards: Tensor, norms: Tensor, energies: Tensor) -> dict[str, Any]:
-    """What each baseline leaves of the gradient's power, as a share of none at all.
+    """The power of the gradient with each baseline, as a share of the power without a baseline.
 
     Args:
-        rewards: ``(P, n)``, 0 or 1. A prompt's value is told by its other n - 1 rewards: without bias in the row
-            ``value``, by their mean in the rows with rho, by their mean weighed with `norms` in ``own b*``.
+        rewards: ``(P, n)``, 0 or 1. A prompt's value is estimated from its other n - 1 rewards: without bias in the
+            row ``value``, by their mean in the rows with rho, by their mean weighted with `norms` in ``own b*``.
         norms: ``(P, n)``, squared norms of the scores.
-        energies: ``(P, n)``, what stands for them.
+        energies: ``(P, n)``, the approximation of `norms`.
 
     Raises:
-        ValueError: all answers are right, or all are wrong.
+        ValueError: all rollouts are right, or all are wrong.
     """
     if not 0 < float(rewards.mean()) < 1:
-        raise ValueError("score_norms: needs right and wrong answers; take another model, or more --problems.")
+        raise ValueError(
+            "score_norms needs right and wrong rollouts, but all are alike. Use another model, or more --problems."
+        )
     r, w, n = rewards.double(), norms.double(), rewards.shape[1]
     others = r.sum(1, keepdim=True) - r
     value, square = others / (n - 1), others * (others - 1) / ((n - 1) * (n - 2))  # unbiased for V and V^2
@@ -92,7 +95,7 @@ def powers(rewards: Tensor, norms: Tensor, energies: Tensor) -> dict[str, Any]:
 
 
 def within_prompts(rewards: Tensor, norms: Tensor) -> dict[str, float]:
-    """Geometric mean, over the prompts with right and wrong answers, of each one's own rho; and how many they are."""
+    """Geometric mean of rho within a prompt, over the prompts with right and wrong rollouts; and their number."""
     right = rewards.sum(1)
     mixed = (right > 0) & (right < rewards.shape[1])
     r, w, right = rewards[mixed], norms[mixed], right[mixed]
@@ -103,7 +106,7 @@ def within_prompts(rewards: Tensor, norms: Tensor) -> dict[str, float]:
 def drawn_answers(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, problems: Dataset, samples: int, length: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rewards, norms, energies and lengths of `samples` answers to each problem, ``(P, n)`` each."""
+    """Rewards, norms, energies and lengths of `samples` rollouts per problem, ``(P, n)`` each."""
     set_seed(0)
     tokens = [prompt_tokens(prompt, tokenizer, {}) for prompt in problems["prompt"]]
     rewards, norms, energies, lengths = (torch.zeros(len(tokens), samples) for _ in range(4))
@@ -124,25 +127,25 @@ def drawn_answers(
 def measure(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, problems: Dataset, samples: int, length: int
 ) -> dict[str, Any]:
-    """`powers` of `samples` answers to each problem, of the sum over an answer's tokens and of their mean."""
+    """`powers` of `samples` rollouts per problem: for the sum over a rollout's tokens, and for the mean over them."""
     rewards, norms, energies, lengths = drawn_answers(model, tokenizer, problems, samples, length)
     mean = powers(rewards, norms / lengths**2, energies / lengths**2)
     return {**powers(rewards, norms, energies), "mean over tokens": mean}
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """The study; what it has found, by model."""
+    """Run the study; returns its results by model."""
     parser = study_parser(__doc__, "score_norms")
-    parser.add_argument("folders", nargs="*", type=Path, default=FOLDERS, help="models")
-    parser.add_argument("--problems", type=int, default=100)
-    parser.add_argument("--samples", type=int, default=16, help="answers to each")
+    parser.add_argument("folders", nargs="*", type=Path, default=FOLDERS, help="folders of models")
+    parser.add_argument("--problems", type=int, default=100, help="number of problems (100)")
+    parser.add_argument("--samples", type=int, default=16, help="rollouts per problem (16)")
     options = placed(parser.parse_args(argv), parser.parse_args([]))
     if options.quick:
         options.problems, options.samples = 40, 4
     missing = [str(folder) for folder in options.folders if not (folder / "config.json").is_file()]
     if missing:
         made = "`python -m studies.quickstart_seeds` and `python -m studies.policy.study --worked`"
-        parser.error(f"no model in {', '.join(missing)}; {made} make those in runs/.")
+        parser.error(f"There is no model in {', '.join(missing)}. {made} make the models in runs/.")
     one_thread()
     recipe = parse_recipe([RECIPE])
     problems = load_prompts(recipe.data, conversational=True, held_out=True)

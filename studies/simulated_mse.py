@@ -1,20 +1,20 @@
-"""How near do baselines come to the true value, on simulated rewards?
+"""How close are baselines to the true value, on simulated rewards?
 
     python -m studies.simulated_mse [--parts basis history field] [--quick]
 
-The paper of BASIS claims that its error is far below the batch mean's, and below that of a group mean of 8 (Sec. 5.1).
-Here the truth is known: prompts with ``p ~ Beta(0.8, 0.9)`` under the reference policy, a table of 32 reference
-rollouts each, rewards of 0 or 1.
+The paper of BASIS claims that its error is far below that of the batch mean, and below that of a group mean of 8
+(Sec. 5.1). In this simulation the true values are known: prompts have ``p ~ Beta(0.8, 0.9)`` under the reference
+policy, a table with 32 reference rollouts per prompt, and rewards of 0 or 1.
 
-- ``basis``: a policy that is tilted by a common beta, which is what BASIS assumes; one reward per prompt, 100 batches a
-  cell, every variant of BASIS. The group mean of 8 sees eight rewards per prompt.
-- ``history``: does history pay? 240 steps of 512 prompts x 1 rollout, of 4,000 prompts. All share a tilt that grows to
-  2.5 logits; beside it each drifts by itself, to a standard deviation of d logits, in one of three ways: ``sqrt`` (its
-  own direction, growing like the square root of time), ``linear``, or a random ``walk``. The last three cases have 128
-  prompts x 4 rollouts a step.
-- ``field``: the field's estimators beside ours, in the same simulation, 512 rollouts a step for each: `basis_history`
-  and `spo` (three rates of forgetting) at one rollout per prompt; James-Stein, EBPO, the leave-one-out mean and the
-  group's own mean, which holds the own reward, at four and at eight.
+- ``basis``: the policy is tilted by a common beta, as BASIS assumes. There is one reward per prompt and every variant
+  of BASIS, with 100 batches for each case. The group mean of 8 sees eight rewards per prompt.
+- ``history``: does it help to remember earlier rewards? 240 steps of 512 prompts x 1 rollout, out of 4,000 prompts. All
+  prompts share a tilt that grows to 2.5 logits. In addition, each prompt drifts on its own, to a standard deviation of
+  d logits, in one of three ways: ``sqrt`` (in its own direction, growing like the square root of time), ``linear``, or
+  a random ``walk``. The last three cases have 128 prompts x 4 rollouts per step.
+- ``field``: other published estimators compared with ours in the same simulation, with 512 rollouts per step for each:
+  `basis_history` and `spo` (three rates of forgetting) with one rollout per prompt; James-Stein, EBPO, the
+  leave-one-out mean and the group's own mean, which includes the rollout's own reward, with four and with eight.
 
 Results: ``studies/results/basis_mse.json``, ``history_mse.json`` and ``field_mse.json``.
 """
@@ -45,7 +45,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "basis unb, literal Eq. 6": {"smoothing": 0.0, "calibration": "literal"},
 }
 Drift = Callable[[Tensor, Tensor, float], Tensor]
-# What each prompt has moved, (P,) logits, after a share of the run: from its direction and from where it has walked.
+# By how many logits, (P,), each prompt has moved after a share of the run: from its direction and its random walk.
 DRIFTS: dict[str, Drift] = {
     "sqrt": lambda direction, walked, share: direction * share**0.5,
     "linear": lambda direction, walked, share: direction * share,
@@ -55,16 +55,16 @@ DRIFTS: dict[str, Drift] = {
 
 @dataclass(frozen=True)
 class Scale:
-    """How large the simulation is.
+    """Size of the simulation.
 
     Attributes:
-        repeats: batches of a cell of ``basis``.
-        sizes: prompts of such a batch.
-        prompts: of a run of ``history``.
-        rollouts: of a step of it.
-        steps: of it.
-        edge: steps at its beginning and at its end that errors are averaged over.
-        seeds: runs of a case.
+        repeats: batches for each case of ``basis``.
+        sizes: prompts per batch of ``basis``.
+        prompts: prompts of a run of ``history`` or ``field``.
+        rollouts: rollouts per step of such a run.
+        steps: steps of such a run.
+        edge: number of steps at its beginning and at its end over which errors are averaged.
+        seeds: runs for each case.
     """
 
     repeats: int = 100
@@ -89,7 +89,7 @@ def reference(prompts: int, margin: float) -> tuple[Tensor, list[str], ValueTabl
 
 
 def rolled_out(truth: Tensor, prompt_ids: list[str], group: int = 1, step: int = 0) -> RolloutBatch:
-    """A batch of 0/1 rewards with the true values `truth`, ``(N,)``; groups together."""
+    """A batch of 0/1 rewards with the true values `truth`, ``(N,)``; the rows of a group are adjacent."""
     return RolloutBatch(
         rewards=torch.bernoulli(truth).float(),
         group_ids=torch.arange(len(truth)) // group,
@@ -102,14 +102,13 @@ def rolled_out(truth: Tensor, prompt_ids: list[str], group: int = 1, step: int =
 def run(
     values_at: Callable[[int], Tensor], prompts: int, steps: int, rollouts: int, group: int
 ) -> Iterator[tuple[Tensor, RolloutBatch]]:
-    """True values ``(N,)`` and batch of each step of a simulated run: `group` rollouts per prompt, every prompt once
-    before any comes again.
+    """The true values ``(N,)`` and the batch of each step of a simulated run. Every prompt occurs before any repeats.
 
     Args:
-        values_at: the values of all prompts at a step, ``(P,)``.
-        prompts: how many there are; their ids are their numbers.
-        steps: of the run.
-        rollouts: of a step.
+        values_at: function from a step to the values of all prompts, ``(P,)``.
+        prompts: number of prompts; a prompt's id is its index.
+        steps: number of steps.
+        rollouts: rollouts per step.
         group: rollouts per prompt.
     """
     order = torch.randperm(prompts)
@@ -122,12 +121,12 @@ def run(
 
 
 def error(baseline: Tensor, truth: Tensor) -> float:
-    """Mean squared error of ``(N,)`` baselines to the true values."""
+    """Mean squared error of ``(N,)`` baselines from the true values."""
     return float(((baseline - truth) ** 2).mean())
 
 
 def cell(beta: float | None, prompts: int, repeats: int) -> dict[str, Any]:
-    """Of one true beta (None: the policy of the table) and number of prompts: mean error of each baseline."""
+    """Mean error of each baseline for one true beta (None: the policy is that of the table) and number of prompts."""
     errors: dict[str, list[float]] = {name: [] for name in ["batch mean", "group mean of 8", *VARIANTS]}
     betas: list[float] = []
     for seed in range(repeats):
@@ -151,7 +150,7 @@ def cell(beta: float | None, prompts: int, repeats: int) -> dict[str, Any]:
 
 
 def basis(scale: Scale) -> dict[str, Any]:
-    """The part of that name, printed."""
+    """Run and print the part ``basis``."""
     results = {}
     for prompts in scale.sizes:
         for beta in (None, 1.0, 0.5, 0.3):
@@ -204,16 +203,16 @@ def simulate(
     scale: Scale | None = None,
     estimators_of: Callable[[ValueTable], dict[str, Baseline]] = of_history,
 ) -> dict[str, dict[str, float]]:
-    """Mean squared error to the true value over the first and the last steps of a run, for each estimator.
+    """Mean squared error of each estimator from the true value, over the first and the last steps of a run.
 
     Args:
-        drift: how each prompt moves by itself.
-        d: standard deviation of what it has moved at the end, in logits.
-        tilt: what all have moved together at the end, in logits.
-        seed: of everything that is drawn.
+        drift: how each prompt moves on its own.
+        d: standard deviation of this movement at the end of the run, in logits.
+        tilt: common movement of all prompts at the end of the run, in logits.
+        seed: seed of all random numbers.
         group: rollouts per prompt.
-        scale: the whole simulation's by default.
-        estimators_of: what is compared, from the table.
+        scale: size of the simulation; by default that of the whole study.
+        estimators_of: function that builds the compared estimators from the value table.
     """
     scale = scale or Scale()
     torch.manual_seed(seed)
@@ -236,7 +235,7 @@ def simulate(
 
 
 def history(scale: Scale) -> dict[str, Any]:
-    """The part of that name, printed."""
+    """Run and print the part ``history``."""
     results: dict[str, Any] = {}
     cases = [("sqrt", 0.0, 0.0, 1), ("sqrt", 0.0, 2.5, 1), *((k, d, 2.5, 1) for k in DRIFTS for d in (0.5, 1.5))]
     cases += [("sqrt", 0.0, 2.5, 4), ("sqrt", 1.5, 2.5, 4), ("walk", 1.5, 2.5, 4)]
@@ -253,7 +252,7 @@ def history(scale: Scale) -> dict[str, Any]:
 
 
 def field(scale: Scale) -> dict[str, Any]:
-    """The part of that name, printed."""
+    """Run and print the part ``field``."""
     results: dict[str, Any] = {}
     for kind, d in (("sqrt", 0.0), ("sqrt", 1.5), ("walk", 1.5)):
         key = f"drift {kind}, d = {d}, common tilt 2.5"

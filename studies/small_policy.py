@@ -20,13 +20,15 @@ from basis_rl.rollout import Sampling, prompt_tokens, sample
 from basis_rl.samplers import PromptSampler
 from examples.quickstart.warm_start import build_model, build_tokenizer, warm_start
 
-TOKENS = 12  # of an answer, at most, as in the quickstart
+TOKENS = 12  # of a rollout, at most, as in the quickstart
 SUM = re.compile(r"(\d+) ([+-]) (\d+)")
 
 
 def problems(size: int, seed: int = 1, *, max_digits: int = 2, held_out: bool = False) -> Dataset:
-    """`size` sums and differences, without the duplicates: ``prompt``, ``solution``, ``prompt_id``, ``family``; nine
-    tenths of them to train on, or the others, `held_out`."""
+    """Sums and differences with the columns ``prompt``, ``solution``, ``prompt_id`` and ``family``.
+
+    Of `size` problems, without duplicates, these are the nine tenths to train on or, with `held_out`, the others.
+    """
     kwargs = {"size": size, "seed": seed, "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": max_digits}
     data = DataArguments(
         dataset_name="reasoning_gym:chain_sum", dataset_kwargs=kwargs, prompt_template="{prompt}", test_fraction=0.1
@@ -36,8 +38,11 @@ def problems(size: int, seed: int = 1, *, max_digits: int = 2, held_out: bool = 
 
 
 def family(problem: str) -> int:
-    """0 to 7: two digits in the first number (4), in the second (2), a difference (1). `problems` has numbers of equal
-    length only, hence four of them, and most are sums and differences of two-digit numbers."""
+    """A number from 0 to 7: two digits in the first number add 4, two in the second add 2, a difference adds 1.
+
+    `problems` has only pairs of numbers of equal length, and so four families; most of its problems have two-digit
+    numbers.
+    """
     found = SUM.search(problem)
     assert found is not None, problem
     first, sign, second = found.groups()
@@ -68,7 +73,7 @@ def trainer_for(
     make: Callable[..., BasisTrainer] = BasisTrainer,
     **settings: Any,
 ) -> BasisTrainer:
-    """`BasisTrainer` with the quickstart's settings: two inner updates a batch, GRPO's objective, lr 3e-4."""
+    """`BasisTrainer` with the quickstart's settings: two updates per batch, GRPO's objective, learning rate 3e-4."""
     chosen: dict[str, Any] = {} if prompt_sampler == "uniform" else {"prompt_sampler": prompt_sampler}
     defaults: dict[str, Any] = {
         "max_completion_length": TOKENS,
@@ -110,8 +115,10 @@ def draw(
     label: str | None = "rollouts",
     tokens: int = TOKENS,
 ) -> np.ndarray:
-    """``(P, rollouts)`` uint8: the 0/1 rewards of that many rollouts of each problem, at temperature 1. Without a
-    `label` there is no progress bar."""
+    """``(P, rollouts)`` uint8: the 0/1 rewards of `rollouts` rollouts per problem, sampled at temperature 1.
+
+    There is no progress bar if `label` is None.
+    """
     prompts, golds = list(dataset["prompt"]), list(dataset["solution"])
     ids = [prompt_tokens(prompt, tokenizer, {}) for prompt in prompts]
     rewards = np.zeros((len(prompts), rollouts), dtype=np.uint8)

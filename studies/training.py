@@ -1,4 +1,4 @@
-"""What the studies that train share: a small model made once for each seed, and accuracy while it is trained."""
+"""Shared by the studies that train: a small model made once for each seed, and its accuracy during the training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from studies.runs import kept
 from studies.small_policy import warm_policy
 
 RECIPE = str(Path(__file__).parents[1] / "examples" / "quickstart" / "basis.yaml")
-LAST = 4  # measurements that make a level
+LAST = 4  # measurements that a level is the mean of
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Point:
     Attributes:
         step: optimizer steps so far.
         responses: rollouts for training so far.
-        cpu: processor seconds of this process so far, all its threads, measurements left out.
-        wall: seconds by the clock so far, measurements left out.
-        scores: what was measured, by set, in [0, 1].
+        cpu: processor seconds of this process so far, of all its threads, without the measurements.
+        wall: wall-clock seconds so far, without the measurements.
+        scores: the measured score of each set, in [0, 1].
     """
 
     step: int
@@ -45,7 +45,7 @@ class Point:
 
 
 class Measured(TrainerCallback):
-    """Calls `score` before training and after every `every` optimizer steps; what that costs is not counted."""
+    """Calls `score` before training and after every `every` optimizer steps; its time is not counted."""
 
     def __init__(self, trainer: BasisTrainer, score: Callable[[Any], dict[str, float]], every: int) -> None:
         self.trainer, self.score, self.every = trainer, score, every
@@ -75,20 +75,20 @@ class Measured(TrainerCallback):
 
 
 def train_to_the_end(trainer: BasisTrainer) -> None:
-    """Train; the trainer itself ends in order when a signal stops it, after fewer steps than were asked for.
+    """Train to the last step. When a signal stops it, the trainer ends normally, but after fewer steps.
 
     Raises:
         SystemExit: a signal stopped the training, which must not count as a run.
     """
     trainer.train()
     if trainer.stop_on_signal.stopped:
-        raise SystemExit("Stopped by a signal; this run is made again by the next call.")
+        raise SystemExit("A signal stopped the training. The next call repeats this run from its start.")
 
 
 def measured_training(
     trainer: BasisTrainer, score: Callable[[Any], dict[str, float]], every: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Train to the end: the points of `Measured`, and the trainer's log, as JSON can hold them."""
+    """Train to the end; returns the points of `Measured` and the trainer's log, both ready for JSON."""
     measured = Measured(trainer, score, every)
     quiet(trainer).add_callback(measured)
     train_to_the_end(trainer)
@@ -99,7 +99,7 @@ def measured_training(
 def greedy(
     trainer: BasisTrainer, sets: dict[str, Dataset], reward: Any, length: int
 ) -> Callable[[Any], dict[str, float]]:
-    """Accuracy of one greedy answer to each problem of each of `sets`."""
+    """A function that measures the accuracy of one greedy rollout per problem, for each of `sets`."""
     tokenizer = trainer.processing_class
 
     def score(model: Any) -> dict[str, float]:
@@ -112,7 +112,7 @@ def greedy(
 
 
 def levels(accuracy: Sequence[float], last: int = LAST) -> list[float]:
-    """The mean of each measurement and up to ``last - 1`` before it: a level is known only when it has been held."""
+    """The mean of each measurement and up to ``last - 1`` before it, so that one high measurement makes no level."""
     return [float(np.mean(accuracy[max(0, i + 1 - last) : i + 1])) for i in range(len(accuracy))]
 
 
@@ -122,18 +122,19 @@ def started(
     settings: dict[str, Any],
     make: Callable[[], tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]],
 ) -> None:
-    """A warm start in `folder`, made by `make` unless it is there; ``warm_start.json`` says of which problems and
-    settings it is.
+    """Ensure that `folder` has the warm-started model; `make` makes it if it is missing.
+
+    ``warm_start.json`` records the problems and settings that it was made with.
 
     Raises:
-        SystemExit: the model that is there is of other problems or settings, or does not say.
+        SystemExit: the folder has a model of other problems or settings, or one without ``warm_start.json``.
     """
     mark = folder / "warm_start.json"
     problems = hashlib.sha256("".join(dataset["prompt_id"]).encode()).hexdigest()[:16]
 
     def write() -> dict[str, Any]:
         if (folder / "config.json").is_file():
-            raise SystemExit(f"{folder} has a model, but no {mark.name}: give another --output, or remove the folder.")
+            raise SystemExit(f"{folder} has a model, but no {mark.name}. Give another --output, or remove the folder.")
         save(*make(), folder)
         return {}
 
@@ -141,7 +142,6 @@ def started(
 
 
 def quickstart_model(dataset: Dataset, seed: int, folder: Path, *, until: float, max_steps: int) -> None:
-    """The quickstart's model in `folder`, warm-started on `dataset`; the one that is there if it is the same
-    (`started`)."""
+    """Ensure that `folder` has the quickstart's model, warm-started on `dataset` (`started`)."""
     settings: dict[str, Any] = {"seed": seed, "until": until, "max_steps": max_steps}
     started(folder, dataset, {"policy": "quickstart", **settings}, partial(warm_policy, dataset, **settings))

@@ -1,7 +1,7 @@
-"""A small policy that works before it answers: sums in steps that it chooses itself.
+"""A small policy that works before it answers: it adds in steps that it chooses itself.
 
-It takes ``b`` of ``a + b`` in parts of its own choice, ``37 + 45: +5=42 +40=82 \\boxed{82}``, and errs in any
-of the sums: most of what it samples decides nothing, as in long reasoning.
+It splits ``b`` of ``a + b`` into parts of its own choice, ``37 + 45: +5=42 +40=82 \\boxed{82}``, and can make a mistake
+in any of the steps. Most of the tokens that it samples decide nothing, as in long reasoning.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def worked(problem: str, random: Random) -> str:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, dataset: Dataset, random: Random) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and labels, ``(P, S)``, of a demonstration of each problem; padded on the right, prompts not learnt."""
+    """Ids and labels, ``(P, S)``, of a demonstration of each problem; padded on the right, with prompts masked."""
     ids, labels = [], []
     for prompt in dataset["prompt"]:
         head = prompt_tokens(prompt, tokenizer, {})
@@ -54,7 +54,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, dataset: Dataset, random: Random)
 
 
 def accuracy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, dataset: Dataset) -> float:
-    """Share of right answers at temperature 1, by the text of the box."""
+    """Share of correct rollouts at temperature 1, judged by the text in the box."""
     tokens, golds = [prompt_tokens(prompt, tokenizer, {}) for prompt in dataset["prompt"]], dataset["solution"]
     drawn = sample(model, tokenizer, tokens, Sampling(TOKENS), num_samples=1, batch_size=512)
     right = [c.text.endswith(f"\\boxed{{{golds[i]}}}") for i, completions in drawn for c in completions]
@@ -64,7 +64,7 @@ def accuracy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, dataset
 def worked_policy(
     dataset: Dataset, seed: int, until: float, *, max_steps: int = 4000, every: int = 50, batch: int = 64
 ) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
-    """The quickstart's model, supervised on `worked` problems until the share `until` of its own answers is right."""
+    """The quickstart's model, supervised on `worked` problems until the share `until` of its rollouts is correct."""
     set_seed(seed)
     random = Random(seed)
     texts = [problem[-1]["content"] for problem in dataset["prompt"][:2000]]
@@ -90,6 +90,6 @@ def worked_policy(
 
 
 def worked_model(dataset: Dataset, seed: int, folder: Path, *, until: float, max_steps: int) -> None:
-    """`worked_policy` in `folder`; the one that is there if it is the same (`started`)."""
+    """Ensure that `folder` has the model of `worked_policy` (`started`)."""
     settings: dict[str, Any] = {"seed": seed, "until": until, "max_steps": max_steps}
     started(folder, dataset, {"policy": "worked", **settings}, partial(worked_policy, dataset, **settings))

@@ -51,7 +51,7 @@ class Basis(Baseline):
     (see `ValueTable.tilt`). Values are clamped to ``[epsilon, 1 - epsilon]`` before they become weights.
 
     Metrics: ``beta``; ``active``, the share of rollouts with an active prompt; ``fallback``, the share of scored
-    rollouts with ``b = 0`` for want of one; ``calibration_loss``, the minimum; ``reward_from_0.25`` and the like,
+    rollouts with ``b = 0`` because there is none; ``calibration_loss``, the minimum; ``reward_from_0.25`` and the like,
     the mean reward of the prompts that the reference solves in a quarter to a half of its rollouts: what is learnt
     where.
 

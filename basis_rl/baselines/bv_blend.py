@@ -58,7 +58,7 @@ class BVBlend(Baseline):
 
     Args:
         clusters: a `PromptClusters` (`basis-rl clusters RECIPE` builds one), its folder or Hub id, or a mapping from
-            prompt id to cluster. A codebook also takes in prompts that it has not seen, by their text.
+            prompt id to cluster. A codebook assigns prompts that it has not seen by their text.
         decay: weight of the new batch, in (0, 1].
         temperature: > 0, in reward units.
         prior_mass: N0 > 0.

@@ -138,7 +138,7 @@ class _Case:
 
 
 def _builder(make: Any) -> Callable[[], Baseline]:
-    """What builds the object anew.
+    """A function that builds the object again.
 
     Raises:
         BaselineError: nothing does.
@@ -147,7 +147,9 @@ def _builder(make: Any) -> Callable[[], Baseline]:
         return lambda: copy.deepcopy(make)
     name = getattr(make, "__name__", type(make).__name__)
     if not callable(make):
-        raise BaselineError(f"A {type(make).__name__} is no baseline: give a subclass of basis_rl.baselines.Baseline.")
+        raise BaselineError(
+            f"A {type(make).__name__} is not a baseline. Give a subclass of basis_rl.baselines.Baseline."
+        )
     try:
         built = make()
     except Exception as error:
@@ -300,7 +302,7 @@ def _check_row_order(case: _Case) -> None:
     order = torch.randperm(len(batch.rewards), generator=torch.Generator().manual_seed(1))
     straight, shuffled = _advantages(baseline, batch), _advantages(baseline, batch.take(order))
     if not _close(straight.values[order], shuffled.values) or not _close(straight.baseline[order], shuffled.baseline):
-        raise _fail(baseline, "depends on the order of the rows (groups are told by `group_ids`, not by position)")
+        raise _fail(baseline, "depends on the order of the rows (`group_ids` defines the groups, not the position)")
 
 
 def _check_group_names(case: _Case) -> None:
@@ -404,7 +406,7 @@ def _check_loss_of_rows(case: _Case) -> None:
     if loss.per_token.shape != predicted.shape or not bool(loss.per_token[loss.counts].isfinite().all()):
         raise _fail(baseline, f"has a loss that is not finite, or not of the shape {tuple(predicted.shape)}")
     if bool((loss.counts & (~batch.action_mask | _silent_rows(batch)[:, None])).any()):
-        raise _fail(baseline, "learns from tokens that are no actions, or whose rollout has no reward")
+        raise _fail(baseline, "learns from tokens that are not actions, or whose rollout has no reward")
     (gradient,) = torch.autograd.grad((loss.per_token * loss.counts).sum(), predicted)
     if bool((gradient[~loss.counts] != 0).any()) or not bool((gradient != 0).any()):
         raise _fail(baseline, "has a loss whose gradient is 0 everywhere, or is not where the token does not count")

@@ -57,7 +57,7 @@ class BasisHistory(Baseline):
     3. How fast prompts move by themselves is not known beforehand, and a wrong drift costs up to a factor of two in
        the error. ``drift="auto"`` runs one filter for each of six drifts d from 0 to 0.1 and averages their values,
        ``V_i = sum_d w_d V_i^(d)``, weighed by how well each has predicted the rewards of earlier batches:
-       ``log w_d <- 0.97 log w_d + sum_i log p(r_i | V_i^(d))``. The shift is told by the mean belief
+       ``log w_d <- 0.97 log w_d + sum_i log p(r_i | V_i^(d))``. The shift comes from the mean belief
        ``sum_d w_d m_i^(d)``; it is common to all prompts and hardly depends on d.
 
     What the BASIS paper's Limitations ask for, sharing across prompts and across steps; the tilt of its Eq. 5 is the

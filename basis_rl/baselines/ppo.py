@@ -29,7 +29,7 @@ class Ppo(LearnedBaseline):
     run's ``max_grad_norm``. Rollouts without a reward take no part.
 
     While it warms up (`critic_warmup_steps`) the policy's loss is multiplied by 0, all of it: noise of a KL term would
-    be blown up by Adam. Rollouts are drawn and counted, and the learning rate's schedule goes on; AdamW's
+    be blown up by Adam. Rollouts are drawn and counted, and the learning rate's schedule continues; AdamW's
     ``weight_decay``, 0 by default, is not held.
 
     With lam = 1 the advantage is the return less the value, and the gradient is unbiased however wrong the value is;

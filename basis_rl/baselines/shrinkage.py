@@ -24,7 +24,7 @@ class JamesStein(CenterScale):
     """``b_i = (1 - l_g) RLOO_i + l_g m_{-g}``, James-Stein baselines (Zeng et al. 2025, arXiv:2511.03710).
 
     ``RLOO_i`` is the mean of the other rollouts of the prompt, ``m_{-g}`` the mean over the OTHER prompts q of their
-    means ``m_q``, and the weight is told by the other prompts alone::
+    means ``m_q``, and the weight is estimated from the other prompts alone::
 
         l_g = v^2 / (v^2 + s^2)     v^2 = mean_q var_q / n_q (ddof = 1)     s^2 = mean_q (m_q - m_{-g})^2
 
@@ -77,7 +77,7 @@ class Ebpo(CenterScale):
     is all wrong gets ``A = -S mu`` rather than 0. ``mu`` and the variance of the groups' means are kept up by
     Welford's algorithm, ``sigma^2`` is the variance within groups (ddof = 1, pooled over all groups so far), and
     ``tau^2``, that between prompts, the variance of the groups' means less what the noise in them explains,
-    ``sigma^2 mean(1 / n_g)``, at least 0. All are told by the batches before; in the first one ``S = 0``. No scaling.
+    ``sigma^2 mean(1 / n_g)``, at least 0. All come from the earlier batches; in the first one ``S = 0``. No scaling.
 
     Implemented from the paper's abstract and published summaries, which give the shrinkage, its form and Welford's
     update of the prior. How the two variances are estimated and that nothing is divided by is decided here: the paper's

@@ -60,17 +60,17 @@ class Findings:
         print(f"== {title}\n{text}\n", flush=True)
 
     def show_warnings(self) -> None:
-        """Print them, numbered."""
+        """Print the warnings, numbered."""
         if self.warnings:
             numbered = (f"{number}. {warning}" for number, warning in enumerate(self.warnings, 1))
             self.show(f"{len(self.warnings)} warning(s)", "\n".join(numbered))
 
 
 def main(argv: Sequence[str]) -> int:
-    """All that training checks before its first step, without the model's weights; then what would happen.
+    """Run all checks that training makes before its first step, without loading weights, and print what would happen.
 
-    ``basis-rl check module:name`` runs the conformance checks on somebody's own baseline, objective or reward instead;
-    ``--argument value`` are then those of its constructor.
+    ``basis-rl check module:name`` runs the conformance checks on a user's own baseline, objective or reward instead;
+    ``--argument value`` are then the arguments of its constructor.
     """
     options, rest = check_parser().parse_known_args(list(argv))
     found = Findings()

@@ -1,4 +1,4 @@
-"""The sections of `basis-rl check` that look outside the recipe: tables, the GPUs' memory, the server, the Hub."""
+"""The sections of `basis-rl check` that look beyond the recipe: artefacts, GPU memory, disk, vLLM server and Hub."""
 
 from __future__ import annotations
 
@@ -36,17 +36,20 @@ _PHASES: Mapping[Phase, str] = {
     "generation": "while generating",
 }
 _NOT_COUNTED = (
-    "Weights, gradients and optimizer are exact; the rest is an estimate for a micro-batch whose rows all have the "
-    "longest prompt and max_completion_length tokens. Not counted: the CUDA context and NCCL (1 to 2 GiB), "
-    "fragmentation, compiled graphs, tools and images."
+    "The figures for weights, gradients and optimizer are exact. The rest is an estimate for a micro-batch in which "
+    "every row has the longest prompt and max_completion_length tokens. Not counted: the CUDA context and NCCL (1 to "
+    "2 GiB), fragmentation, compiled graphs, tools and images."
 )
 
 
 def build_baseline(run: RunArguments) -> tuple[str | None, Baseline]:
-    """The recipe's baseline; where its table or codebook is not there yet, its key and a baseline with a stand-in.
+    """Build the recipe's baseline. If its value table or codebook does not exist yet, a stand-in takes its place.
+
+    Returns:
+        The key of the missing artefact (``values`` or ``clusters``), or None; and the baseline.
 
     Raises:
-        ValueError: as `build_recipe_baseline`, but for a table that is not there.
+        ValueError: as `build_recipe_baseline`, except for a missing artefact.
     """
     stand_ins: dict[str, Any] = {
         "values": ValueTable.from_rewards({"": [0.0, 1.0]}),
@@ -63,17 +66,19 @@ def build_baseline(run: RunArguments) -> tuple[str | None, Baseline]:
 
 
 def validates(baseline: Baseline) -> bool:
-    """Whether there is anything to check about it."""
+    """Whether the baseline has a check of its own (`Baseline.validate`)."""
     return type(baseline).validate is not Baseline.validate
 
 
 def artefact(
     recipe: Recipe, baseline: Baseline, missing: str | None, context: RunContext, arguments: str, warn: Warn
 ) -> str:
-    """The value table or codebook: there? of which prompts? of this run? Or how to build it, and for how much.
+    """Describe the value table or codebook: its size and which training prompts it covers.
+
+    If it is missing, say how to build it and what that costs.
 
     Raises:
-        ValueError: it is there and does not fit.
+        ValueError: it exists but does not fit the run.
     """
     run = recipe.run
     if missing is not None:
@@ -88,24 +93,27 @@ def artefact(
         covered = sum(prompt_id in table for prompt_id in context.prompts)
         rollouts = sum(len(table.rewards(prompt_id)) for prompt_id in table.prompt_ids) / len(table)
         for problem in mismatches(table.provenance, context.provenance):
-            warn(f"The value table is of another run, which accept_mismatch passes over: {problem}.")
+            warn(f"The value table does not match this run, but accept_mismatch allows it: {problem}.")
         known = ", ".join(f"{key} {value}" for key, value in table.provenance.items() if key not in ("probe",))
         return (
             f"Value table {table.source}: {len(table)} prompts, {rollouts:.4g} scored rollouts each, mean reward "
-            f"{float(table.means.mean()):.3f}. It covers {covered} of {len(context.prompts)} training prompts, and its "
-            f"provenance agrees with the run's: {known}."
+            f"{float(table.means.mean()):.3f}. It covers {covered} of {len(context.prompts)} training prompts. Its "
+            f"provenance was checked against this run: {known}."
         )
     if isinstance(clusters, PromptClusters):
         covered = sum(prompt_id in clusters for prompt_id in context.prompts)
         return (
             f"Prompt codebook {clusters.source}: {len(clusters)} clusters. It covers {covered} of "
-            f"{len(context.prompts)} training prompts; others are embedded when they turn up."
+            f"{len(context.prompts)} training prompts; the others are embedded when they first occur."
         )
     return f"{type(baseline).__name__} accepts this run."
 
 
 def learned_parameters(baseline: Baseline, config: Any, launch: Launch) -> float:
-    """Parameters of the baseline's own module on each GPU, 0 without one. A model is sharded where the policy is."""
+    """Parameters of the baseline's own module on each GPU; 0 if it has none.
+
+    A critic that is a whole model is sharded if the policy is sharded.
+    """
     if not isinstance(baseline, LearnedBaseline):
         return 0.0
     sharded = launch.engine == "fsdp" or (launch.engine == "deepspeed" and launch.stage == 3)
@@ -115,19 +123,29 @@ def learned_parameters(baseline: Baseline, config: Any, launch: Launch) -> float
 
 def _cost(recipe: Recipe, what: str, problems: int) -> str:
     if what == "clusters":
-        return f"It embeds {problems} prompts with {recipe.run.clusters_encoder}; no rollouts."
+        return f"This embeds {problems} prompts with {recipe.run.clusters_encoder} and samples no rollouts."
     rollouts, args = problems * recipe.run.values_num_rollouts, recipe.args
     return (
-        f"It draws {problems} problems x {recipe.run.values_num_rollouts} (values_num_rollouts) = {rollouts} rollouts "
-        f"of at most {args.max_completion_length} tokens, as many as {rollouts / args.generation_batch_size:.0f} "
-        "generation batches of the training; once, for every later run of this model on these prompts."
+        f"This samples {problems} prompts x {recipe.run.values_num_rollouts} (values_num_rollouts) = {rollouts} "
+        f"rollouts of at most {args.max_completion_length} tokens, as many as "
+        f"{rollouts / args.generation_batch_size:.0f} generation batches of the training. It is needed only once: "
+        "every later run of this model on these prompts can use the same table."
     )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What memory and server are judged by: the run, where it is launched, its longest prompt in tokens, and how many
-    parameters of the baseline's own module a GPU holds."""
+    """What the estimates of memory, disk and server need.
+
+    Attributes:
+        recipe: the recipe.
+        args: its training arguments.
+        config: the model's configuration.
+        launch: how and on how many GPUs the run is launched.
+        prompt: the longest prompt in tokens.
+        gpu_memory: memory of a GPU in GiB, if the user gave it.
+        learned: parameters of the baseline's own module on each GPU.
+    """
 
     recipe: Recipe
     args: BasisConfig
@@ -139,29 +157,29 @@ class Plan:
 
     @cached_property
     def size(self) -> ModelSize:
-        """Of the model. Raises ValueError where the formulas do not hold."""
+        """Size of the model. Raises ValueError if the formulas do not hold for its architecture."""
         return model_size(self.config, self.recipe.model, trust_remote_code=self.args.trust_remote_code)
 
     @cached_property
     def setting(self) -> Setting:
-        """Of the training."""
+        """The training settings that memory depends on."""
         return setting_of(self.args, self.recipe.model, self.config, self.launch, self.prompt)
 
     @property
     def length(self) -> int:
-        """Of the longest sequence, in tokens."""
+        """Length of the longest sequence in tokens."""
         return self.prompt + self.args.max_completion_length
 
     @cached_property
     def memory(self) -> float | None:
-        """Of a GPU, in bytes, if it is known."""
+        """Memory of a GPU in bytes, or None if it is not known."""
         if self.gpu_memory is not None:
             return self.gpu_memory * GIB
         return float(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
 
 
 def memory(plan: Plan, warn: Warn) -> str:
-    """The estimate by parts, its peak, and whether a GPU has as much."""
+    """The memory estimate by parts, its peak, and whether a GPU has enough memory for it."""
     try:
         parts = memory_parts(plan.size, plan.setting)
     except ValueError as error:
@@ -180,22 +198,23 @@ def memory(plan: Plan, warn: Warn) -> str:
         rows = [part for part in parts if part.phase == phase]
         lines += [f"  {title}:"] if rows else []
         lines += [f"    {part.name:38s}{part.bytes / GIB:9.2f} GiB" for part in rows]
-    lines.append(f"  {'together, with the phase that needs most':40s}{total / GIB:9.2f} GiB")
+    lines.append(f"  {'total at the most demanding phase':40s}{total / GIB:9.2f} GiB")
     if plan.setting.optimizer_states is None:
-        lines.append(f"What the optimizer '{plan.args.optim}' keeps is not known here, and not counted.")
+        lines.append(f"The state of the optimizer '{plan.args.optim}' is not counted, because its size is not known.")
     if plan.recipe.model.load_in_4bit or plan.recipe.model.load_in_8bit:
-        lines.append("Quantization is not taken into account: the weights are smaller.")
+        lines.append("Quantization is not taken into account: the weights will be smaller than estimated.")
     lines.append(_NOT_COUNTED)
     if plan.memory is None:
-        lines.append("No GPU is visible here: --gpu_memory GIB says what to compare with.")
+        lines.append("No GPU is visible here. Give its memory with --gpu_memory GIB to compare the estimate with it.")
         if not plan.args.use_cpu:
             lines.append(
-                "`basis-rl train` ends at its start here. To train on this very machine: --use_cpu true --bf16 false."
+                "`basis-rl train` would stop at its start on this machine. To train on its CPU, add --use_cpu true "
+                "--bf16 false."
             )
     elif total > plan.memory:
         warn(
-            f"The training needs about {total / GIB:.1f} GiB on each GPU, which has {plan.memory / GIB:.1f}. Shard "
-            "over more of them (accelerate_configs/zero3.yaml), lower per_device_train_batch_size with more "
+            f"The training needs about {total / GIB:.1f} GiB on each GPU, but a GPU has {plan.memory / GIB:.1f} GiB. "
+            "Shard over more GPUs (accelerate_configs/zero3.yaml), lower per_device_train_batch_size and raise "
             "gradient_accumulation_steps, or train adapters (use_peft)."
         )
     else:
@@ -204,7 +223,7 @@ def memory(plan: Plan, warn: Warn) -> str:
 
 
 def disk(plan: Plan, warn: Warn) -> str:
-    """What the checkpoints take, and whether there is room for them."""
+    """The disk space that the checkpoints need, and whether it is free."""
     args = plan.args
     if args.save_strategy == "no":
         return "No checkpoints are saved (save_strategy)."
@@ -220,14 +239,15 @@ def disk(plan: Plan, warn: Warn) -> str:
     kept = "all of them are kept (save_total_limit)" if not limit else f"{limit} are kept (save_total_limit)"
     if together > free:
         warn(
-            f"There are {free / GIB:.2f} GiB free for output_dir, but {limit or 1} checkpoint(s), one that is being "
-            f"written and the final model need about {together / GIB:.2f}. Make room, or take another output_dir."
+            f"output_dir has {free / GIB:.2f} GiB of free disk space, but {limit or 1} checkpoint(s), one that is "
+            f"being written and the final model need about {together / GIB:.2f} GiB. Free some space, or choose "
+            "another output_dir."
         )
     return f"A checkpoint takes about {one / GIB:.2f} GiB; {kept}. {free / GIB:.1f} GiB are free at {args.output_dir}."
 
 
 def _colocated(plan: Plan, warn: Warn) -> list[Part]:
-    """vLLM's share of a GPU that it has together with the training."""
+    """vLLM's share of a GPU that it shares with the training."""
     args = plan.args
     if not args.use_vllm or args.vllm_mode != "colocate":
         return []
@@ -240,19 +260,20 @@ def _colocated(plan: Plan, warn: Warn) -> list[Part]:
         return [Part("vLLM: weights and KV of one sequence", weights + sequence, phase)]
     if share * plan.memory < weights + sequence:
         warn(
-            f"vLLM is given {share:g} of a GPU, {share * plan.memory / GIB:.1f} GiB, but its weights and the KV cache "
-            f"of one sequence need {(weights + sequence) / GIB:.1f}. Raise vllm_gpu_memory_utilization."
+            f"vLLM may use {share:g} of a GPU, {share * plan.memory / GIB:.1f} GiB, but its weights and the KV cache "
+            f"of one sequence need {(weights + sequence) / GIB:.1f} GiB. Raise vllm_gpu_memory_utilization."
         )
     return [Part(f"vLLM: {share:g} of the GPU", share * plan.memory, phase)]
 
 
 def server(plan: Plan, warn: Warn) -> str:
-    """Who generates; for a server: is it there, with this model, and for sequences as long?"""
+    """Which engine generates; for a server, whether it is up, serves this model and takes sequences of this length."""
     args, model = plan.args, str(plan.recipe.model.model_name_or_path)
     if not args.use_vllm:
-        return "transformers generates, in the training processes. vLLM is faster (use_vllm)."
+        return "transformers generates the rollouts, in the training processes. vLLM is faster (use_vllm)."
     if args.vllm_mode == "colocate":
-        return f"vLLM generates, in the training processes, with {args.vllm_gpu_memory_utilization:g} of each GPU."
+        share = args.vllm_gpu_memory_utilization
+        return f"vLLM generates the rollouts, in the training processes, with {share:g} of each GPU's memory."
     need = _server_memory(plan)
     if plan.recipe.run.serve:
         return f"The training starts a vLLM server of its own on port {args.vllm_server_port}.{need}"
@@ -261,17 +282,18 @@ def server(plan: Plan, warn: Warn) -> str:
         facts = ask_server(url)
     except (OSError, ValueError) as error:
         warn(f"There is no vLLM server at {url} ({error}). Start it before the training: `basis-rl serve {model}`.")
-        return f"vLLM generates, at {url}: not there now.{need}"
+        return f"vLLM generates the rollouts, at {url}, where no server answers at present.{need}"
     if not any(_same(model, name) for name in facts.models):
         warn(f"The vLLM server at {url} serves {', '.join(facts.models)}, but the recipe trains {model}.")
     if facts.max_model_len is not None and facts.max_model_len < plan.length:
         warn(
-            f"The vLLM server at {url} takes {facts.max_model_len} tokens, but the longest prompt ({plan.prompt}) and "
-            f"max_completion_length ({args.max_completion_length}) are {plan.length}. Start it with --max-model-len."
+            f"The vLLM server at {url} accepts {facts.max_model_len} tokens, but the longest prompt ({plan.prompt}) "
+            f"and max_completion_length ({args.max_completion_length}) together have {plan.length}. Start it with "
+            f"--max-model-len {plan.length} or more."
         )
     return (
-        f"vLLM generates, at {url}: healthy, serves {' = '.join(facts.models)}, up to {facts.max_model_len} tokens; "
-        f"{plan.length} are needed.{need}"
+        f"vLLM generates the rollouts, at {url}. The server is healthy, serves {' = '.join(facts.models)} and accepts "
+        f"up to {facts.max_model_len} tokens; {plan.length} are needed.{need}"
     )
 
 
@@ -294,7 +316,7 @@ def _server_memory(plan: Plan) -> str:
 
 
 def extras(plan: Plan, warn: Warn) -> None:
-    """Warn of what the training would need that is not installed here; another machine may have it."""
+    """Warn about packages that the training needs and that are not installed here; another machine may have them."""
     wanted = {"vllm": ("use_vllm", plan.args.use_vllm)}
     wanted["deepspeed"] = (str(plan.launch), plan.launch.engine == "deepspeed")
     for module, (what, needed) in wanted.items():
@@ -303,15 +325,15 @@ def extras(plan: Plan, warn: Warn) -> None:
 
 
 def sandbox() -> str:
-    """What this machine takes from the processes that grade (docs/security.md)."""
+    """How this machine isolates the processes that grade rollouts (docs/security.md)."""
     return f"On this machine: {isolation()}."
 
 
 def hub(args: BasisConfig, warn: Warn) -> str:
-    """Whether the model could be pushed.
+    """Whether the model can be pushed.
 
     Raises:
-        ValueError: a token that is refused or missing, or a repository's name that cannot be.
+        ValueError: the token is missing or refused, the repository's name is invalid, or the token may not push to it.
     """
     if not args.push_to_hub:
         return "Nothing is pushed (push_to_hub)."
@@ -323,24 +345,26 @@ def hub(args: BasisConfig, warn: Warn) -> str:
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        raise ValueError(f"hub_model_id: '{name}' cannot be the name of a repository: {error}") from error
+        raise ValueError(f"hub_model_id: '{name}' is not a valid name for a repository: {error}") from error
     try:
         account = HfApi(token=args.hub_token).whoami()
     except LocalTokenNotFoundError as error:
-        raise ValueError("push_to_hub: there is no token. `hf auth login`, or set HF_TOKEN.") from error
+        raise ValueError("push_to_hub: there is no token. Run `hf auth login`, or set HF_TOKEN.") from error
     except Exception as error:  # whatever the network may do
         if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
-            raise ValueError(f"push_to_hub: the Hub refuses the token ({str(error)[:200]}).") from error
-        warn(f"The Hub cannot be reached ({type(error).__name__}): whether '{name}' can be pushed is not known.")
-        return f"To be pushed to '{name}': not checked."
+            raise ValueError(
+                f"push_to_hub: the Hub refuses the token ({str(error)[:200]}). Run `hf auth login` again."
+            ) from error
+        warn(f"The Hub cannot be reached ({type(error).__name__}), so '{name}' was not checked for a push.")
+        return f"The model will be pushed to '{name}'; whether that is possible was not checked."
     owners = [account["name"], *(org["name"] for org in account.get("orgs", []))]
     owner = name.split("/")[0] if "/" in name else account["name"]
     if owner not in owners:
         raise ValueError(
-            f"hub_model_id: '{name}' belongs to '{owner}', but the token is of {account['name']}"
-            f"{_member(owners[1:])}. Take one of these, or another token."
+            f"hub_model_id: '{name}' belongs to '{owner}', but the token belongs to {account['name']}"
+            f"{_member(owners[1:])}. Use one of these names, or another token."
         )
-    return f"To be pushed to '{name if '/' in name else f'{owner}/{name}'}', as {account['name']}."
+    return f"The model will be pushed to '{name if '/' in name else f'{owner}/{name}'}', as {account['name']}."
 
 
 def _member(organisations: Sequence[str]) -> str:

@@ -35,7 +35,7 @@ def recipe_text(options: argparse.Namespace) -> str:
     """The recipe that is asked for.
 
     Raises:
-        ValueError: no such shipped recipe, or settings beside one, which would be lost.
+        ValueError: no such shipped recipe, or settings in addition to one, which would be lost.
     """
     if options.recipe is not None:
         settings = ("model_name_or_path", "dataset_name", "output_dir", "cpu")

@@ -23,7 +23,7 @@ COMMANDS = {
     "push": "push a run's folder to the Hub, after an evaluation or when the push at its end has failed",
     "check": "check a recipe before anything is spent, or module:name, a baseline or objective of your own",
 }
-# Exit codes beside 0 and 2 (a message about what was asked for); the numbers are those of sysexits.h.
+# Exit codes other than 0 and 2 (a message about a mistake in the input); the numbers are those of sysexits.h.
 LOST, FAILED, STOPPED = 69, 70, 75
 USAGE = """usage: basis-rl COMMAND RECIPE.yaml [--key value ...]
 

@@ -51,7 +51,7 @@ def asks_the_hub(command: str, argv: Sequence[str]) -> bool:
 
 
 def can_be_reached() -> bool:
-    """Whether the Hub's address answers within three seconds; with a proxy nobody knows, and it is taken to."""
+    """Whether the Hub's address answers within three seconds. With a proxy this is not known, and assumed."""
     if any(os.environ.get(name) for name in _PROXIES):
         return True
     url = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")

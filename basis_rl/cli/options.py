@@ -99,7 +99,7 @@ def parser(command: str, about: str, usage: str | None = None) -> argparse.Argum
 
 
 def check_parser() -> argparse.ArgumentParser:
-    """Options of ``basis-rl check`` that are no keys of a recipe."""
+    """Options of ``basis-rl check`` that are not keys of a recipe."""
     usage = "basis-rl check RECIPE.yaml [options] [--key value ...]\n       basis-rl check module:name"
     result = parser("check", _CHECK, usage)
     result.add_argument(
@@ -144,7 +144,7 @@ def _lines(found: Mapping[str, Path]) -> str:
 
 
 def sweep_parser() -> argparse.ArgumentParser:
-    """Options of ``basis-rl sweep`` that are no keys of a recipe."""
+    """Options of ``basis-rl sweep`` that are not keys of a recipe."""
     result = parser("sweep", _SWEEP)
     result.add_argument("recipe", metavar="RECIPE", help="The recipe that all runs share.")
     result.add_argument("--baselines", required=True, help="The baselines, as NAME[:KEY=VALUE]...,NAME...")

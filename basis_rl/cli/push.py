@@ -52,7 +52,7 @@ def take_results(folder: Path, own: Path | None, base: Path | None) -> None:
     """Copy results of evaluations to where the card looks for them.
 
     Raises:
-        ValueError: a file that is no result of an evaluation.
+        ValueError: a file that is not the result of an evaluation.
     """
     for source, name in ((own, FILE_NAME), (base, BASE_FILE_NAME)):
         if source is not None:

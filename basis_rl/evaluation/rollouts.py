@@ -110,7 +110,7 @@ class RolloutFile:
 
 
 def read_rollouts(path: Path) -> dict[str, list[GradedRollout]]:
-    """The rollouts in a file, by problem; a last line that was not written to its end is passed over."""
+    """The rollouts in a file, by problem; an incomplete last line is ignored."""
     found: dict[str, dict[int, GradedRollout]] = {}
     for line in read_lines(path):
         with suppress(TypeError):

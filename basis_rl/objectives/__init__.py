@@ -1,4 +1,4 @@
-"""How an advantage becomes a loss: TRL's objectives by name, own ones, and somebody else's."""
+"""How an advantage becomes a loss: TRL's objectives by name, our own, and users' objectives."""
 
 from basis_rl.functional.objectives import AGGREGATIONS, Aggregation
 from basis_rl.objectives.base import LossInputs, LossOutputs, LossSettings, Objective, TrlObjective, objective

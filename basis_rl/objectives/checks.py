@@ -54,7 +54,7 @@ def check_objective(objective: str | AnyObjective | Callable[..., Any]) -> list[
     """Check the promises of an own objective.
 
     Args:
-        objective: an `Objective`, a registered name that is no loss of TRL's, or ``module:function``.
+        objective: an `Objective`, a registered name that is not one of TRL's losses, or ``module:function``.
 
     Returns:
         The names of the checks that were run and passed.

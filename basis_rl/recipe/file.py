@@ -60,7 +60,7 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
     set_environment(words.config)
     check_keys(words, {action.dest for action in keys._actions} - {"help"}, keys.flags())
     config, arguments = {k: v for k, v in words.config.items() if k != "env"}, words.arguments
-    if _serves(config, arguments):  # whoever asks for a server wants to generate with it
+    if _serves(config, arguments):  # a server is started in order to generate with it
         config = {"use_vllm": True, "vllm_mode": "server", **config}
     keys.set_defaults_with_config(**{k: v for k, v in config.items() if k not in DICT_KEYS})
     run, data, model, args = keys.parse_args_into_dataclasses(arguments, look_for_args_file=False)

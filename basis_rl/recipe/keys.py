@@ -1,4 +1,4 @@
-"""The keys of a recipe beside those of data, model and trainer, and what a parsed recipe is."""
+"""The keys of a recipe other than those of data, model and trainer; and the parsed recipe."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def build_tools(run: RunArguments) -> list[Any]:
 
 
 def build_recipe_baseline(run: RunArguments) -> Baseline:
-    """The recipe's baseline object: a registered name, or somebody's own class as ``module:Class``.
+    """The recipe's baseline object, from a registered name or a user's class as ``module:Class``.
 
     Raises:
         ValueError: no such baseline, or parameters that do not fit it.

@@ -1,4 +1,4 @@
-"""Plots and tables of runs."""
+"""Plots, tables and comparison of runs."""
 
 from basis_rl.report.compare import compare_runs
 from basis_rl.report.curves import plot_training, read_log

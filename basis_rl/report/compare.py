@@ -1,8 +1,8 @@
-"""Runs at one and the same number of rollouts: curves, final values, differences.
+"""Runs compared at the same number of rollouts: curves, final values, differences.
 
-A logged value is the mean over the rollouts since the value before it: it stands for all of them, the interval
-``(x_{i-1}, x_i]``. A mean over any window of rollouts follows from that exactly, and so does a comparison at a budget
-that lies between two logged values: an interval that the window cuts counts by the part that lies inside.
+A logged value is the mean over the rollouts since the previous logged value, that is over the interval
+``(x_{i-1}, x_i]``, and stands for all of them. This defines the mean over any window of rollouts, and the value at a
+budget between two logged values: an interval that the window cuts is weighted by its part inside the window.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _T = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups of runs that all have sampled `budget` rollouts, and what a reader must know of those left out."""
+    """Groups of runs that have all sampled at least `budget` rollouts, and notes on runs that were left out."""
 
     groups: list[Group]
     reference: Group
@@ -41,11 +41,11 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric of one group; K bins of equal numbers of rollouts, the last one ending at the budget.
+    """One metric of one group at K places: the middles of bins of equal numbers of rollouts, or where it was measured.
 
     Attributes:
-        x: axis -> ``(K,)``, mean over the runs of what was spent at the middle of each bin.
-        y: ``(runs, K)``.
+        x: axis -> ``(K,)``, what was spent at each place, mean over the runs.
+        y: ``(runs, K)``, the metric; NaN where a run has no value.
     """
 
     x: dict[str, np.ndarray]
@@ -59,15 +59,16 @@ class Curve:
 def compare_runs(
     folders: Sequence[str | Path], *, budget: float | None = None, reference: str | None = None
 ) -> Comparison:
-    """Read the runs, sort them by what differs, and bring them to one budget.
+    """Read the runs, group them by their settings, and compare them at the same budget.
 
     Args:
-        folders: of runs, or of folders that hold some.
-        budget: rollouts; default: as many as every run has sampled.
-        reference: label of the group that the others are compared with; default: the first.
+        folders: folders of runs, or folders that contain folders of runs.
+        budget: number of rollouts. The default is the number that every run has sampled.
+        reference: label of the group that the others are compared with, or the folder name of one of its runs. The
+            default is the first group.
 
     Raises:
-        ValueError: a folder that is no run, no run that reaches the budget, or an unknown reference.
+        ValueError: a folder is not a run and contains none, no run reaches the budget, or the reference is unknown.
     """
     paths, notes, runs = find_runs(folders), [], []
     for path in paths:
@@ -76,7 +77,7 @@ def compare_runs(
         except ValueError as error:
             if len(paths) == 1:
                 raise
-            notes.append(f"Left out: {error}")
+            notes.append(f"A run was left out: {error}")
     if not runs:
         raise ValueError("\n".join(notes))
     if budget is not None and budget <= 0:
@@ -88,20 +89,24 @@ def compare_runs(
         raise ValueError(f"No run has sampled {goal:,.0f} rollouts; the longest has {longest:,.0f}.")
     if budget is None and not shortest.finished and longest > goal:
         notes.append(
-            f"The budget is what '{shortest.path.name}' has sampled, which is not finished. --budget leaves it out."
+            f"The budget is the number of rollouts of '{shortest.path.name}', which has not finished. Give a larger "
+            "--budget to leave this run out."
         )
     kept = [run for run in runs if run.rollouts >= goal]
     short = [f"'{run.path.name}' ({run.rollouts:,.0f})" for run in runs if run.rollouts < goal]
     if short:
-        notes.append(f"Left out, with fewer rollouts than the budget: {', '.join(short)}.")
+        notes.append(f"Runs left out because they have fewer rollouts than the budget: {', '.join(short)}.")
     longer = [run.path.name for run in kept if run.benchmarks and run.rollouts > goal]
     if longer:
-        notes.append(f"Benchmarks are of the final model, which has sampled more than the budget: {', '.join(longer)}.")
+        notes.append(
+            "Benchmarks are of the final model. In these runs it was trained on more rollouts than the budget: "
+            f"{', '.join(longer)}."
+        )
     groups = group_runs(kept)
     for group in groups:
         seeds = [run.seed for run in group.runs]
         if len(set(map(str, seeds))) < len(seeds):
-            notes.append(f"'{group.label}' has runs of the same seed; they count as repetitions.")
+            notes.append(f"'{group.label}' has several runs with the same seed; each of them counts as one run.")
     return Comparison(groups, _reference(groups, reference), goal, notes)
 
 
@@ -109,14 +114,14 @@ def _reference(groups: Sequence[Group], name: str | None) -> Group:
     found = [group for group in groups if name is None or group.label == name]
     found += [group for group in groups if name in [run.path.name for run in group.runs]]
     if not found:
-        raise ValueError(f"There is no '{name}' to compare with. There are: {', '.join(g.label for g in groups)}.")
+        raise ValueError(f"There is no '{name}' to compare with. Choose one of: {', '.join(g.label for g in groups)}.")
     return found[0]
 
 
 def window_mean(x: np.ndarray, y: np.ndarray, low: float, high: float) -> float:
     """Mean over the rollouts in ``(low, high]`` of values ``y_i`` that stand for ``(x_{i-1}, x_i]``, ``x_{-1} = 0``.
 
-    NaN where no value stands for any of them.
+    NaN if no value stands for any of them.
     """
     edges = np.concatenate([[0.0], x])
     inside = np.clip(np.minimum(edges[1:], high) - np.maximum(edges[:-1], low), 0.0, None)
@@ -124,22 +129,23 @@ def window_mean(x: np.ndarray, y: np.ndarray, low: float, high: float) -> float:
 
 
 def mean_until(run: Run, key: str, budget: float, share: float = 1.0) -> float:
-    """Mean of a metric over the last `share` of the budget; NaN where it was not logged."""
+    """Mean of a metric over the last `share` of the budget; NaN if it was not logged."""
     x, y = run.series(key)
     return window_mean(x, y, budget - share * budget, budget) if len(x) else math.nan
 
 
 def last_until(run: Run, key: str, budget: float) -> float:
-    """The last value that was measured at or before the budget; NaN without one."""
+    """The last value that was measured at or before the budget; NaN if there is none."""
     x, y = run.series(key)
     measured = y[x <= budget]
     return float(measured[-1]) if len(measured) else math.nan
 
 
 def rollouts_to(run: Run, target: float, budget: float, key: str = "reward") -> float:
-    """Rollouts after which the mean over the window that ends there, a tenth of the budget, reaches `target`.
+    """The first number of rollouts at which the mean over the preceding tenth of the budget is at least `target`.
 
-    Looked at after each logged value, from the first whole window on; NaN if it is not reached within the budget.
+    This is checked at each logged value, from the first whole window on, and at the budget. NaN if the target is not
+    reached within the budget.
     """
     x, y = run.series(key)
     width = END * budget
@@ -150,9 +156,9 @@ def rollouts_to(run: Run, target: float, budget: float, key: str = "reward") -> 
 
 
 def curve(group: Group, key: str, budget: float) -> Curve | None:
-    """A metric binned over rollouts; None where no run of the group logged it.
+    """A metric binned over rollouts; None if no run of the group logged it.
 
-    At most 50 bins, and no more than values were logged.
+    There are at most 50 bins, and no more bins than any of the runs has logged values within the budget.
     """
     series = [run.series(key) for run in group.runs]
     counts = [int((x < budget).sum()) + 1 for x, _ in series if len(x)]
@@ -165,9 +171,9 @@ def curve(group: Group, key: str, budget: float) -> Curve | None:
 
 
 def points(group: Group, key: str, budget: float) -> Curve | None:
-    """A metric that is measured now and then (evaluation), as it was measured; None where no run logged it.
+    """A metric that is measured from time to time (evaluation), as it was measured; None if no run logged it.
 
-    Runs that measured at different places are put on the places of the first, linearly between their own.
+    Runs that measured at other places than the first run are interpolated linearly to the places of the first run.
     """
     series = [(x[x <= budget], y[x <= budget]) for x, y in (run.series(key) for run in group.runs)]
     series = [(x, y) for x, y in series if len(x)]
@@ -193,7 +199,7 @@ def _quiet_mean(y: np.ndarray) -> np.ndarray:
 
 
 def evaluations(groups: Sequence[Group]) -> list[str]:
-    """What evaluations logged: ``avg@k`` of each set where it is there, else its ``reward``, a mean of batch means."""
+    """Keys of evaluation results: ``avg@k`` of a set if it was logged, else its ``reward``, a mean of batch means."""
     keys = {key for group in groups for run in group.runs for row in run.rows for key in row}
     exact = {key for key in keys if re.fullmatch(r"eval_([^/]+_)?avg@\d+", key)}
     sets = {re.sub(r"avg@\d+$", "", key) for key in exact}
@@ -214,13 +220,17 @@ def largest_passes(groups: Sequence[Group]) -> list[str]:
 
 
 def evaluation_name(key: str) -> str:
-    """What is measured, of a key of `evaluations` or `largest_passes`: the set's name, and avg@k or pass@k."""
+    """A key of `evaluations` or `largest_passes` as shown to the reader: the set's name, and avg@k or pass@k."""
     return re.sub(r"_(avg|pass)@", r" \1@", re.sub(r"_?reward$", "", key.removeprefix("eval_")))
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds: its standard deviation from two seeds on, or for a difference its 95 % half-width."""
+    """A mean over `n` seeds, or a difference of two means.
+
+    `spread` is the standard deviation over the seeds or, for a difference, the half-width of its 95 % interval; None
+    with fewer than two seeds (on either side).
+    """
 
     mean: float
     spread: float | None
@@ -238,8 +248,9 @@ def over_seeds(values: Sequence[float]) -> Estimate:
 def difference(group: Group, values: Sequence[float], other: Group, others: Sequence[float]) -> Estimate:
     """``mean(values) - mean(others)`` with the half-width of its 95 % interval over seeds (Student's t).
 
-    Runs with the same seeds are paired: ``t sd(d) / sqrt(n)`` of ``d_s = a_s - b_s``. Else Welch:
-    ``t sqrt(s_a^2 / n_a + s_b^2 / n_b)``, its degrees of freedom rounded down. No interval with a single run on a side.
+    Runs with the same seeds are paired: ``t sd(d) / sqrt(n)`` of ``d_s = a_s - b_s``. Otherwise it is Welch's interval,
+    ``t sqrt(s_a^2 / n_a + s_b^2 / n_b)``, with the degrees of freedom rounded down. There is no interval if a side has
+    only one run.
     """
     a = {str(run.seed): value for run, value in zip(group.runs, values, strict=True) if not math.isnan(value)}
     b = {str(run.seed): value for run, value in zip(other.runs, others, strict=True) if not math.isnan(value)}

@@ -1,4 +1,4 @@
-"""Plots of a run, from what it logged."""
+"""Plots of one run, from its log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def read_log(run: str | Path) -> list[dict[str, Any]]:
     """The log of a run's folder: ``trainer_state.json`` of the folder itself or of its newest checkpoint.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the folder has no log.
     """
     folder = Path(run)
     checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
@@ -20,13 +20,15 @@ def read_log(run: str | Path) -> list[dict[str, Any]]:
         if (place / "trainer_state.json").is_file():
             log: list[dict[str, Any]] = json.loads((place / "trainer_state.json").read_text())["log_history"]
             return log
-    raise ValueError(f"'{run}' holds no trainer_state.json: it is not the output_dir of a run that was saved.")
+    raise ValueError(
+        f"'{run}' has no trainer_state.json. Name the output_dir of a run that has finished or saved a checkpoint."
+    )
 
 
 def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str = "") -> None:
-    """Reward above, the baseline's error and beta (where there is one) below, over optimizer steps, as a PNG.
+    """Plot the reward, the baseline's error and its beta over optimizer steps into a PNG, one panel for each.
 
-    Nothing is written if the log has none of them.
+    A metric that the log does not have gets no panel. Nothing is written if the log has none of them.
     """
     import matplotlib
 
@@ -63,7 +65,7 @@ def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str
 
 
 def smooth(values: Sequence[float], weight: float = 0.8) -> list[float]:
-    """Exponential moving average ``m_t = w m_{t-1} + (1 - w) x_t``, corrected for its start."""
+    """Exponential moving average ``m_t = w m_{t-1} + (1 - w) x_t``, divided by ``1 - w^t`` because ``m_0 = 0``."""
     result, mean, mass = [], 0.0, 0.0
     for value in values:
         mean = weight * mean + (1 - weight) * value

@@ -1,4 +1,4 @@
-"""A comparison written out: ``report.md`` with its plots, and ``report.html``, one file that asks for nothing else."""
+"""The written report of a comparison: ``report.md`` with its plots, and ``report.html``, a self-contained file."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from basis_rl.report.verdict import verdict
 from basis_rl.text import escape_markdown, markdown_table, render
 
 METHOD = [
-    "All runs are cut at the same number of rollouts sampled for training; the greedy ones of ReMax count. A value "
-    "table's are extra, and shown where they are.",
-    "A logged value is the mean over the rollouts since the value before it, and counts by the part of them that "
-    "lies in a window or within the budget.",
-    "Curves: means over bins of equal numbers of rollouts (at most 50, and no other smoothing), drawn at the middle "
-    "of the bin, over tokens, seconds and steps where the run was then. Evaluations are drawn as they were measured. "
-    "Over several seeds: the mean, and a band from the lowest to the highest.",
-    "Value table included: the curve begins after the rollouts of its table, the whole table or (dashed) what falls "
-    "to one run when the runs of this comparison share it.",
-    "Time is wall-clock time of training with its evaluations and checkpoints, on the machines of the runs.",
+    "All runs are compared at the same number of rollouts sampled for training, ReMax's greedy rollouts included. The "
+    "rollouts of a value table are not part of this number; the tables and plots that include them say so.",
+    "A logged value is the mean over the rollouts since the previous logged value. If only a part of these rollouts "
+    "lies in a window or within the budget, the value is weighted by that part.",
+    "Curves are means over bins of equal numbers of rollouts (at most 50 bins, and no other smoothing), drawn at the "
+    "middle of the bin; on axes of tokens, seconds or steps, at the count that the run had reached there. Evaluations "
+    "are drawn as they were measured. With several seeds, the line is the mean and the band goes from the lowest to "
+    "the highest.",
+    "Where the value table is included, the curve begins after the rollouts of the table: of the whole table or, "
+    "dashed, of the run's share when several runs of this comparison use the same table.",
+    "Time is the wall-clock time of the training, with its evaluations and checkpoints, on the machines of the runs.",
 ]
 
 
@@ -34,7 +35,7 @@ _TITLE = "# Comparison of runs"
 
 
 def write_report(comparison: Comparison, folder: str | Path) -> Path:
-    """Write ``report.html``, ``report.md`` and ``plots/*.png`` into `folder`; returns the page's path."""
+    """Write ``report.html``, ``report.md`` and ``plots/*.png`` into `folder` and return the path of the HTML page."""
     folder = Path(folder)
     (folder / "plots").mkdir(parents=True, exist_ok=True)
     earlier = (folder / "report.md").read_text() if (folder / "report.md").is_file() else ""
@@ -47,17 +48,17 @@ def write_report(comparison: Comparison, folder: str | Path) -> Path:
 
 
 def headline(comparison: Comparison) -> str:
-    """What is compared, in a line."""
+    """One line that says what is compared."""
     runs = sum(len(group.runs) for group in comparison.groups)
     return (
         f"{runs} run{'s' if runs > 1 else ''}, {len(comparison.groups)} "
         f"setting{'s' if len(comparison.groups) > 1 else ''}, {comparison.budget:,.0f} rollouts each; "
-        f"differences to '{comparison.reference.label}'"
+        f"differences are from '{comparison.reference.label}'"
     )
 
 
 def markdown(comparison: Comparison, folder: Path) -> str:
-    """The report as Markdown; draws the plots that it shows into ``folder/plots``."""
+    """Return the report as Markdown, and draw its plots into ``folder/plots``."""
     answer, *details = [escape_markdown(sentence) for sentence in verdict(comparison)]
     text = [_TITLE, " ".join([f"**{answer}**", *details]), escape_markdown(headline(comparison)) + "."]
     text += [f"> {escape_markdown(note)}" for note in comparison.notes]
@@ -92,7 +93,7 @@ def _markdown_table(table: Table) -> str:
 
 
 def html(comparison: Comparison) -> str:
-    """The report as one page. Whatever comes from a file is escaped by the template."""
+    """Return the report as one HTML page. The template escapes everything that comes from a file."""
     from markupsafe import Markup
 
     sections: dict[str, list[dict[str, Any]]] = {}

@@ -1,4 +1,4 @@
-"""The plots of a comparison: SVG for the page, where colours follow the reader's theme, and PNG for Markdown."""
+"""The plots of a comparison: SVG for the HTML page, in colours that follow the reader's theme, and PNG for Markdown."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from basis_rl.report.compare import Comparison, Curve, curve, evaluation_name, e
 from basis_rl.report.runs import EFFECTIVE
 from basis_rl.report.tables import table_price, table_uses, time_unit
 
-# Okabe and Ito's colours, told apart by the colour-blind, on white and lightened for a dark page. Groups beyond them
-# start again with another line.
+# Okabe and Ito's colours, which colour-blind readers can tell apart, for white and lightened for a dark page. Further
+# groups reuse them with another line style.
 LIGHT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#5c5c5c")
 DARK = ("#4ba3dc", "#f08243", "#2cc59b", "#e193bd", "#9bd3f5", "#f2b632", "#b8b8b8")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _LINES = ("-", "--", "-.", ":")
 _GRID, _INK = "#d0d0d0", "#000000"
 _WIDTH = 4.8
-# Not an axis that was logged: rollouts, and those of the value table.
+# An axis that is computed, not logged: rollouts of the training plus those of the value table.
 TABLE = "with_table"
 
 _AXES = {
     "num_rollouts": "rollouts",
     "num_rollout_tokens": "rollout tokens",
     "seconds": "time",
-    "step": "step",
+    "step": "optimizer step",
     TABLE: "rollouts, value table included",
 }
 # What the prompt sampler logs: key, title, whether it is a share.
@@ -62,7 +62,7 @@ class Plot:
 
 
 def plots(comparison: Comparison) -> list[Plot]:
-    """Those for which at least one run has logged something."""
+    """The plots for which at least one run has logged something."""
     learning = "Learning curves"
     wanted = [Plot(f"reward_{x}", f"reward over {_AXES[x]}", "reward", x, section=learning) for x in _LEARNING]
     for key in evaluations(comparison.groups):
@@ -95,13 +95,13 @@ def plots(comparison: Comparison) -> list[Plot]:
 
 
 def lines(comparison: Comparison, plot: Plot) -> list[Curve | None]:
-    """The curve of each group, None where it has not logged the metric."""
+    """The curve of each group, None for a group that has not logged the metric."""
     draw = points if plot.measured else curve
     return [draw(group, plot.key, comparison.budget) for group in comparison.groups]
 
 
 def svg(comparison: Comparison, plot: Plot) -> str:
-    """The plot as an ``<svg>`` element: no legend, colours as CSS variables ``--run-0`` ..., ``--grid``."""
+    """The plot as an ``<svg>`` element without a legend; its colours are CSS variables ``--run-0`` ..., ``--grid``."""
     buffer = io.StringIO()
     options = {"svg.fonttype": "none", "svg.hashsalt": plot.name}
     _draw(comparison, plot, buffer, options, legend=False, format="svg", metadata=_NO_METADATA)
@@ -121,7 +121,7 @@ _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
 def png(comparison: Comparison, plot: Plot, path: Path) -> None:
-    """The plot as a file, with a legend, on white."""
+    """Write the plot to a file, with a legend, on white."""
     _draw(comparison, plot, path, {}, legend=True, format="png", dpi=110, facecolor="white", transparent=False)
 
 
@@ -160,8 +160,8 @@ def _draw(
 def _with_tables(comparison: Comparison, plot: Plot, curves: Sequence[Curve | None], height: float) -> tuple[Any, Any]:
     """Curves that begin after the rollouts of their value tables, and the first axis, which has their labels.
 
-    A table can be many times as large as the budget. The axis is then broken, so that a rollout is as wide in each
-    part as it would be without tables.
+    A table can be many times as large as the budget. The axis is then broken, so that a rollout has the same width in
+    each part as it would have without tables.
     """
     from matplotlib import pyplot as plt
 
@@ -196,12 +196,15 @@ def _prices(comparison: Comparison) -> list[tuple[float, float]]:
 
 
 def table_parts(comparison: Comparison) -> list[tuple[float, float]]:
-    """The parts of the axis of rollouts with the value tables counted in; more than one where it is broken."""
+    """The parts of the axis of rollouts that includes the value tables; more than one if the axis is broken."""
     return stretches([begin for price in _prices(comparison) for begin in price], comparison.budget)
 
 
 def stretches(begins: Sequence[float], length: float) -> list[tuple[float, float]]:
-    """The parts of an axis on which curves of one length lie that begin at `begins`; gaps below half of it are kept."""
+    """The parts of an axis for curves of the same `length` that begin at `begins`.
+
+    A gap between two curves of at most half the length stays part of the axis; the axis is broken at a larger one.
+    """
     found: list[tuple[float, float]] = []
     for begin in sorted(begins):
         if found and begin - found[-1][1] <= 0.5 * length:
@@ -214,7 +217,7 @@ def stretches(begins: Sequence[float], length: float) -> list[tuple[float, float
 
 
 def marker(index: int) -> int:
-    """Which of the markers a group has: another one where colours start again."""
+    """Index of a group's marker. Groups with the same colour have different markers."""
     return (index + index // len(_MARKERS)) % len(_MARKERS)
 
 

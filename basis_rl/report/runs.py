@@ -1,4 +1,4 @@
-"""Reading the folders of runs, and sorting the runs into groups that differ in the seed alone."""
+"""Reads the folders of runs, and groups the runs that differ only in the seed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import yaml
 from basis_rl.artefacts import read_lines
 from basis_rl.report.curves import read_log
 
-# Share of rollouts whose advantage is not exactly 0: those that teach something.
+# Share of rollouts whose advantage is not exactly 0, that is of those that contribute to the gradient.
 EFFECTIVE = "advantages/effective"
 _METRICS, _RECIPE, _RECORD = "metrics.jsonl", "recipe.yaml", "run.json"
 _FACTS = ("baseline", "objective", "seed")
-# Where a run writes, how it is watched and started: nothing that changes what it learns.
+# Where a run writes, how it is started and monitored: keys that do not change what it learns.
 _BESIDE = {
     "env",
     "output_dir",
@@ -45,7 +45,7 @@ _BESIDE = {
     "vllm_group_port",
 }
 _BESIDE_PREFIXES = ("save_", "hub_", "trackio_", "values_", "clusters_", "logging_", "eval_")
-# In a label these come first, and by these names.
+# These keys come first in a label, under these names.
 _SHORT = {"baseline": "", "objective": "", "num_generations": "G", "learning_rate": "lr"}
 
 
@@ -55,10 +55,10 @@ class Run:
 
     Attributes:
         path: the folder.
-        rows: what was logged, one row a step, steps increasing.
-        recipe: its ``recipe.yaml``, dictionaries flattened to ``baseline_kwargs.values``; empty if there is none.
+        rows: its log, one row per step, in increasing order of steps.
+        recipe: its ``recipe.yaml``, nested keys flattened as in ``baseline_kwargs.values``; empty if there is none.
         record: its ``run.json`` (`basis_rl.hub.card.RunFacts`); empty if there is none.
-        benchmarks: accuracy of its final model (``results.json`` of ``basis-rl eval``) by benchmark and ``avg@n``.
+        benchmarks: accuracy of its final model (``results.json`` of ``basis-rl eval``), by benchmark and ``avg@n``.
     """
 
     path: Path
@@ -77,14 +77,14 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """Settings that count although they may be defaults, and what the recipe says."""
+        """The recipe's settings, and the recorded ones that are compared even if the recipe leaves them at defaults."""
         known = {key: self.record[key] for key in _FACTS if key in self.record} | self.record.get("compared", {})
         return known | {key: value for key, value in self.recipe.items() if value is not None}
 
     def spent(self, what: str, rollouts: float) -> float:
-        """How much of a cumulative count (``seconds``, ``num_rollout_tokens``, ``step``) went by until `rollouts`.
+        """The value of a cumulative count (``seconds``, ``num_rollout_tokens``, ``step``) after `rollouts` rollouts.
 
-        Linear between the rows, from 0 at no rollouts; NaN where it was not logged.
+        Interpolated linearly between the rows, starting with 0 at 0 rollouts; NaN if it was not logged.
         """
         found: dict[float, float] = {0.0: 0.0}
         for row in self.rows:
@@ -96,18 +96,18 @@ class Run:
 
     @property
     def table(self) -> dict[str, Any] | None:
-        """The value table that was used: ``source``, ``sha256`` and ``rollouts``, its price; None without one."""
+        """The run's value table: ``source``, ``sha256`` and ``rollouts`` (how many it took); None if there is none."""
         return next((each for each in self.record.get("artefacts", ()) if each["kind"] == "value table"), None)
 
     @property
     def rollouts(self) -> float:
-        """Rollouts sampled until the last row."""
+        """Number of rollouts sampled up to the last row."""
         return float(self.rows[-1]["num_rollouts"])
 
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         """``(x, y)``: the finite values of a metric and the rollouts after which they were logged, x increasing.
 
-        Values at one and the same x (several updates on one batch) are averaged.
+        Several values at the same x (several updates on one batch) are averaged.
         """
         places: dict[float, list[float]] = {}
         for row in self.rows:
@@ -120,7 +120,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in the seed alone, and what to call them."""
+    """Runs that differ only in the seed, with a label and the settings that they share."""
 
     label: str
     runs: list[Run]
@@ -128,10 +128,10 @@ class Group:
 
 
 def find_runs(folders: Sequence[str | Path]) -> list[Path]:
-    """The folders of runs among `folders` and directly below them, each once, in the order given.
+    """The folders of runs among `folders` and directly below them, each once, in the given order.
 
     Raises:
-        ValueError: one of them neither is a run nor holds one.
+        ValueError: one of them does not exist, or neither is a run nor contains one.
     """
     found: dict[Path, Path] = {}
     for name in folders:
@@ -141,8 +141,8 @@ def find_runs(folders: Sequence[str | Path]) -> list[Path]:
         inside = [folder] if _is_run(folder) else sorted(path for path in folder.iterdir() if _is_run(path))
         if not inside:
             raise ValueError(
-                f"'{folder}' is no run and holds none: there is no {_METRICS} in it or in a folder below it. Name the "
-                "output_dir of `basis-rl train`, or the folder of `basis-rl sweep`."
+                f"'{folder}' is not a run and contains none: neither it nor a folder directly below it has a "
+                f"{_METRICS}. Name the output_dir of `basis-rl train`, or the folder of `basis-rl sweep`."
             )
         found.update({path.resolve(): path for path in inside})
     return list(found.values())
@@ -153,10 +153,10 @@ def _is_run(folder: Path) -> bool:
 
 
 def read_run(folder: Path) -> Run:
-    """The run in `folder`; it may still be going on, or have been killed and resumed.
+    """Read the run in `folder`. It may still be in progress, or have been killed and resumed.
 
     Raises:
-        ValueError: nothing is logged yet, or not by how many rollouts.
+        ValueError: no reward is logged yet, or the log has no number of rollouts.
     """
     logged = read_lines(folder / _METRICS) if (folder / _METRICS).is_file() else read_log(folder)
     rows = merge_rows([row for row in logged if isinstance(row.get("step"), int)])
@@ -165,8 +165,8 @@ def read_run(folder: Path) -> Run:
     rows = [row for row in rows if row.get("num_rollouts") is not None]
     if not rows:
         raise ValueError(
-            f"'{folder}' was logged without `num_rollouts`, by another trainer or by an older basis-rl: runs cannot "
-            "be compared at the same number of rollouts. Train it again."
+            f"The log of '{folder}' has no `num_rollouts`; another trainer or an older basis-rl wrote it. Without it, "
+            "the run cannot be compared at the same number of rollouts. Train it again."
         )
     for row in rows:
         if row.get("advantages/zero") is not None:
@@ -177,7 +177,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _benchmarks(folder: Path) -> dict[str, float]:
-    """From ``results.json`` in the folder or in ``eval`` below it; what has another form is passed over."""
+    """Accuracies from ``results.json`` in the folder or in its ``eval`` folder; entries of another form are ignored."""
     found = {}
     for path in (folder / "results.json", folder / "eval" / "results.json"):
         content = json.loads(path.read_text()) if path.is_file() else {}
@@ -190,10 +190,10 @@ def _benchmarks(folder: Path) -> dict[str, float]:
 
 
 def merge_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row a step. Steps that were logged again (a resume goes back to its checkpoint) replace what was there.
+    """One row per step. If a run was resumed and logged steps again, the later rows replace the earlier ones.
 
-    A row with a smaller step than the one before starts such a repetition: all that was logged from its step on is
-    dropped. Rows of the same step in succession (training, evaluation, the end) are one.
+    A row with a smaller step than the previous row starts such a repetition: all earlier rows from its step on are
+    dropped. Successive rows of the same step (training, evaluation, end of the run) are merged into one.
     """
     merged: list[dict[str, Any]] = []
     for row in rows:
@@ -216,7 +216,7 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def what_counts(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those settings that change what a run learns, other than its seed."""
+    """The settings that change what a run learns, except for the seed."""
     return {
         key: value
         for key, value in settings.items()
@@ -225,10 +225,10 @@ def what_counts(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Runs with the same settings but for the seed together, in the order of their first member.
+    """Group the runs that have the same settings except for the seed, in the order of their first member.
 
-    A label is the shortest list of settings that tells the groups apart, the baseline first; folders where there is no
-    recipe.
+    A group's label lists the baseline and those settings that are needed to tell the groups apart. A run without a
+    recipe forms a group of its own, with its folder's name as label.
     """
     members: dict[str, list[Run]] = {}
     for run in runs:
@@ -241,7 +241,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Keys whose value is not the same everywhere; those that make labels first, then by name."""
+    """Keys whose value is not the same everywhere: first those that have a place in labels, then the others by name."""
     keys = {key for known in settings for key in known}
     differ = [key for key in keys if len({json.dumps(known.get(key), default=str) for known in settings}) > 1]
     order = list(_SHORT)

@@ -1,4 +1,4 @@
-"""The tables of a comparison, as text in cells: what the page and the Markdown file both show."""
+"""The tables of a comparison, with cells of text; the HTML page and the Markdown file both show them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,13 @@ _THREE = "{:.3f}".format
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table. `group` is its index among the groups, None for a difference; `strong` are cells whose
-    interval leaves out 0."""
+    """One row of a table.
+
+    Attributes:
+        cells: its text.
+        group: index of its group, None for a row of differences.
+        strong: indices of the cells whose interval excludes 0.
+    """
 
     cells: list[str]
     group: int | None = None
@@ -40,7 +45,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells are plain text; whoever writes them out escapes them."""
+    """A table of plain text. The code that writes it out must escape the cells."""
 
     title: str
     columns: list[str]
@@ -57,13 +62,13 @@ class _Column:
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """All tables, those without content left out."""
+    """All tables that have content."""
     found = [final_table(comparison), cost_table(comparison), diagnostics_table(comparison)]
     return [table for table in found if table is not None]
 
 
 def final_table(comparison: Comparison) -> Table:
-    """As BASIS Table 1: a row a setting, followed by its differences to the reference."""
+    """As in Table 1 of the BASIS paper: one row per setting, followed by its differences from the reference."""
     budget = comparison.budget
     unit, seconds = time_unit(max(r.spent("seconds", budget) for g in comparison.groups for r in g.runs))
     measured = [*evaluations(comparison.groups), *largest_passes(comparison.groups)]
@@ -91,12 +96,12 @@ def final_table(comparison: Comparison) -> Table:
         if group is not comparison.reference:
             rows.append(_differences(group, comparison.reference, columns, len(lead), len(price)))
     caption = (
-        f"Every run at {budget:,.0f} rollouts. Reward: mean over the last tenth of them. Evaluation: the last one "
-        "within the budget. "
-        + ("Benchmarks (avg@n): of the final model. " if names else "")
-        + "After ±, the standard deviation over the seeds. Δ: the 95 % interval over the seeds in "
-        "brackets, bold where it leaves out 0 (paired where the seeds are the same, Student's t); one seed has no "
-        "interval, and its difference may be chance."
+        f"Every run is taken at {budget:,.0f} rollouts. The reward is the mean over the last tenth of them, an "
+        "evaluation the last one within the budget. "
+        + ("Benchmarks (avg@n) are of the final model. " if names else "")
+        + "± is the standard deviation over the seeds. Δ is the difference, with its 95 % interval over the seeds in "
+        "brackets (Student's t; paired if the seeds are the same), and bold if the interval excludes 0. With one seed "
+        "there is no interval, and the difference may be chance."
     )
     titles = ["setting", "G", "runs", *(column.title for column in columns)]
     titles += ["rollouts of the value table"] if uses else []
@@ -104,7 +109,7 @@ def final_table(comparison: Comparison) -> Table:
 
 
 def cost_table(comparison: Comparison) -> Table:
-    """Rollouts until the reference's reward at the end is reached, without and with the price of the value table."""
+    """Rollouts until the reference's final reward is reached, without and with those of the value table."""
     budget, reference = comparison.budget, comparison.reference
     target = over_seeds([mean_until(run, "reward", budget, END) for run in reference.runs]).mean
     unit, scale = time_unit(max(r.spent("seconds", budget) for g in comparison.groups for r in g.runs))
@@ -120,21 +125,24 @@ def cost_table(comparison: Comparison) -> Table:
     titles = ["setting", "runs that reach it", f"time ({unit})", "rollouts"]
     titles += ["with the whole table", "with its share of the table"]
     caption = (
-        f"Rollouts until the reward (mean over a window of a tenth of the budget) is at {target:.3f}, the end of "
-        f"'{reference.label}'; mean over the runs that get there. A value table is sampled once, before training: "
-        "charged to one run as a whole, or shared by the runs of this comparison that used the same one. Its own time "
-        "and tokens are in no table here."
+        f"Rollouts until the reward (mean over a window of a tenth of the budget) reaches {target:.3f}, the final "
+        f"reward of '{reference.label}'; mean over the runs that reach it. A value table is sampled once, before "
+        "training. Its rollouts are charged either to one run as a whole, or in equal shares to the runs of this "
+        "comparison that used the same table. No table here includes the time and tokens of sampling it."
     )
     return Table("Rollouts to the reference's reward", titles, rows, caption)
 
 
 def table_uses(comparison: Comparison) -> dict[str, int]:
-    """How many of the runs used each value table, by its hash."""
+    """How many of the runs used each value table, by the table's hash."""
     return Counter(run.table["sha256"] for group in comparison.groups for run in group.runs if run.table)
 
 
 def table_price(group: Group, uses: Mapping[str, int]) -> tuple[float, float]:
-    """Rollouts of the value tables of a group's runs: the mean of a run, and the mean of its share; 0 without one."""
+    """Rollouts of the value tables that a group's runs used: those of the whole table, and the run's share of them.
+
+    Both are means over the runs; a run without a value table counts as 0.
+    """
     whole = [(run.table["rollouts"], uses[run.table["sha256"]]) if run.table else (0, 1) for run in group.runs]
     return fmean(price for price, _ in whole), fmean(price / users for price, users in whole)
 
@@ -157,7 +165,7 @@ _DIAGNOSTICS: list[tuple[str, str, float, Callable[[float], str]]] = [
 
 
 def diagnostics_table(comparison: Comparison) -> Table | None:
-    """What was logged of baseline, gradient and policy."""
+    """Metrics of the baseline, the gradient and the policy; None if none was logged."""
     columns = []
     for title, key, share, show in _DIAGNOSTICS:
         column = _Column(title, _averaged(key, comparison.budget, share), show)
@@ -167,15 +175,15 @@ def diagnostics_table(comparison: Comparison) -> Table | None:
         return None
     rows = [Row([group.label, *_cells(group, columns)], i) for i, group in enumerate(comparison.groups)]
     caption = (
-        "Means over the budget; 'at the end', tokens and truncated: over its last tenth. Effective signal: share of "
-        "rollouts whose advantage is not exactly 0. Gradient: per optimizer step, before clipping, with "
-        "log_gradient_variance: true."
+        "Values are means over the budget; those 'at the end', tokens and truncated are means over its last tenth. "
+        "Effective signal is the share of rollouts whose advantage is not exactly 0. The gradient is measured per "
+        "optimizer step, before clipping, if log_gradient_variance is true."
     )
     return Table("Baseline, gradient, policy", ["setting", *(column.title for column in columns)], rows, caption)
 
 
 def settings_table(comparison: Comparison) -> Table | None:
-    """What differs between the recipes."""
+    """The settings that differ between the recipes; None if there are none."""
     keys = differing([group.settings for group in comparison.groups])
     if not keys:
         return None
@@ -184,7 +192,7 @@ def settings_table(comparison: Comparison) -> Table | None:
 
 
 def runs_table(comparison: Comparison) -> Table:
-    """Where each run lies and what it ran on."""
+    """The folder, state, machine and value table of each run."""
     rows = []
     for index, group in enumerate(comparison.groups):
         for run in group.runs:
@@ -232,7 +240,7 @@ def _differences(group: Group, reference: Group, columns: Sequence[_Column], lea
 
 
 def signed(value: float, show: Callable[[float], str]) -> str:
-    """With its sign: a true minus sign below 0."""
+    """The value with its sign, which is a true minus sign (not a hyphen) below 0."""
     return ("−" if value < 0 else "+") + show(abs(value))
 
 
@@ -245,7 +253,7 @@ def compact(value: float) -> str:
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """The unit in which the longest time is easy to read, and its seconds."""
+    """The unit in which the longest time is easy to read, and the number of seconds in it."""
     return ("h", 3600.0) if seconds >= 5400 else ("min", 60.0) if seconds >= 180 else ("s", 1.0)
 
 

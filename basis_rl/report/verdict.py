@@ -1,4 +1,4 @@
-"""The bottom line of a comparison in words: who is ahead, by how much, after how many rollouts, how surely."""
+"""The bottom line of a comparison in words: who is ahead, by how much, after how many rollouts, and how certainly."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _THREE = "{:.3f}".format
 
 @dataclass(frozen=True)
 class _Place:
-    """A group with what it reached, in the order of that."""
+    """A group and the value that each of its runs reached."""
 
     group: Group
     values: list[float]
@@ -40,16 +40,16 @@ class _Place:
 def verdict(comparison: Comparison) -> list[str]:
     """One to four sentences; the first one is the answer.
 
-    The measure is what the runs were evaluated on, if all groups were: the mean of its sets. Else it is the training
-    reward over the last tenth of the budget. The group with the highest mean is compared with each of the others by
-    the interval of `difference`: it is ahead of those whose interval lies above 0.
+    The measure is the mean over those evaluation sets on which all groups were evaluated. If there is none, it is the
+    training reward over the last tenth of the budget. The group with the highest mean is compared with each of the
+    others by the interval of `difference`: it is ahead of a group if the interval lies above 0.
     """
     measure, value = _measure(comparison)
     places = [_Place(group, [value(run) for run in group.runs]) for group in comparison.groups]
     places = sorted((place for place in places if not math.isnan(place.mean)), key=lambda place: -place.mean)
     after = f"after {comparison.budget:,.0f} rollouts"
     if not places:
-        return ["No run has logged a reward: there is nothing to compare."]
+        return ["No run has logged a reward, so there is nothing to compare."]
     if len(places) == 1:
         only = places[0]
         return [f"'{only.group.label}' has {measure} {_spread(only)} {after}; there is nothing to compare it with."]
@@ -58,8 +58,8 @@ def verdict(comparison: Comparison) -> list[str]:
         said.append(_others(places))
     if measure == _REWARD and len({group.settings.get("prompt_sampler") for group in comparison.groups}) > 1:
         said.append(
-            "The settings draw their prompts differently, so that their training rewards are of different prompts: "
-            "only an evaluation (eval_strategy: steps) compares them."
+            "The settings draw their prompts differently, so their training rewards come from different prompts. Only "
+            "an evaluation (eval_strategy: steps) can compare them."
         )
     elif saved := _saved(places[0].group, comparison):
         said.append(saved)
@@ -70,7 +70,7 @@ _REWARD = "a final training reward of"
 
 
 def _measure(comparison: Comparison) -> tuple[str, Callable[[Run], float]]:
-    """What groups are ranked by, in words that a number can follow, and its value for a run."""
+    """The measure that ranks the groups: its name, in words that a number can follow, and its value for a run."""
     budget = comparison.budget
     common = [
         key
@@ -92,8 +92,8 @@ def _first(places: list[_Place], measure: str, after: str) -> str:
     if found.spread is None:
         return (
             f"'{best.group.label}' ends highest, with {measure} {_spread(best)} {after}, {_THREE(found.mean)} above "
-            f"'{second.group.label}' ({_spread(second)}). With a single seed on a side that may be chance: more seeds "
-            "would tell (basis-rl sweep --seeds 0,1,2)."
+            f"'{second.group.label}' ({_spread(second)}). At least one of the two has a single seed, so the difference "
+            "may be chance. Run more seeds to find out (basis-rl sweep --seeds 0,1,2)."
         )
     interval = f"{_interval(found)} (95 % interval over {found.n} seeds)"
     if _is_sure(found):
@@ -102,13 +102,13 @@ def _first(places: list[_Place], measure: str, after: str) -> str:
             f"{interval} above the next, '{second.group.label}' ({_spread(second)})."
         )
     return (
-        f"The seeds do not tell whether '{best.group.label}' or '{second.group.label}' is ahead: they have {measure} "
+        f"The seeds do not show whether '{best.group.label}' or '{second.group.label}' is ahead: they have {measure} "
         f"{_spread(best)} and {_spread(second)} {after}; the difference is {_THREE(found.mean)} {interval}."
     )
 
 
 def _others(places: list[_Place]) -> str:
-    """How the best group stands to those after the second."""
+    """How the best group compares with the third and later ones."""
     best = places[0]
     sure: list[str] = []
     open_: list[str] = []
@@ -122,16 +122,16 @@ def _others(places: list[_Place]) -> str:
 
 
 def _saved(best: Group, comparison: Comparison) -> str:
-    """After how many rollouts the best group has the reference's reward at the end; empty if not all runs reach it."""
+    """After how many rollouts the best group reaches the reference's final reward; empty if not all its runs do."""
     budget, reference = comparison.budget, comparison.reference
     target = over_seeds([mean_until(run, "reward", budget, END) for run in reference.runs]).mean
     reached = [rollouts_to(run, target, budget) for run in best.runs]
     if best is reference or any(map(math.isnan, reached)):
         return ""
     whole, _ = table_price(best, table_uses(comparison))
-    table = f"; its value table took {whole:,.0f} more, once" if whole else ""
+    table = f"; its value table took another {whole:,.0f} rollouts, once" if whole else ""
     return (
-        f"'{best.label}' has the training reward at which '{reference.label}' ends after {fmean(reached):,.0f} of the "
+        f"'{best.label}' reaches the final training reward of '{reference.label}' after {fmean(reached):,.0f} of the "
         f"{budget:,.0f} rollouts{table}."
     )
 

@@ -35,7 +35,7 @@ class Reward(Protocol):
     - ``version``, a text that changes with what counts as right: without it a value table and a run are taken to have
       the same reward if its name is the same;
     - ``check_golds`` (`GoldChecker`): without it no gold is checked before the run;
-    - ``close``: without it nothing is ended. The trainer calls it in no case; whoever built the reward may.
+    - ``close``: without it nothing is ended. The trainer never calls it; the code that built the reward may.
     """
 
     __name__: str
@@ -166,7 +166,7 @@ class _Checks:
 
     def version(self) -> str:
         version = getattr(self.reward, "version", "1")
-        return "" if version and isinstance(version, str) else f"has a `version` that is no text, but {version!r}"
+        return "" if version and isinstance(version, str) else f"has a `version` that is not a text, but {version!r}"
 
     def signature(self) -> str:
         parameters = inspect.signature(self.reward).parameters.values()

@@ -46,7 +46,7 @@ class ChoiceReward(Reward):
         gold_index: the number that stands for the first option (0 or 1), where golds are numbers.
 
     Raises:
-        ValueError: letters that are no different capitals, or a `gold_index` other than 0, 1 or None.
+        ValueError: letters that are not distinct capitals, or a `gold_index` other than 0, 1 or None.
     """
 
     __name__ = "choice_reward"

@@ -20,7 +20,7 @@ class ExactReward(Reward):
     of which is right. The gold is taken as it is, not looked for in a text. A rollout without a gold, or with one of
     which the normalisation leaves nothing, is not scored (None).
 
-    Metric: ``reward/exact/no_answer``, the share of rollouts in which there is no answer where it should be.
+    Metric: ``reward/exact/no_answer``, the share of rollouts without an answer in the expected place.
 
     Args:
         answer_in: where the answer is: see `take_answer`.

@@ -22,14 +22,14 @@ _WIDE = re.compile(r"(?:\\[;: ]|\s)+")
 _SPACES = re.compile(
     r"(?<![\d,a-zA-Z])\s|\s(?![\d,a-zA-Z])|(?<=[\d,])\s(?=[a-zA-Z])|(?<=[a-zA-Z])\s(?=[\d,])|\\[,!]|\$|\\left|\\right"
 )
-# ``0,111`` is no number of thousands; Math-Verify reads it as 0.111.
+# ``0,111`` is not a number with thousands; Math-Verify reads it as 0.111.
 _DECIMAL = r"([1-9]\d{0,2}(?:,\d{3})+|\d+)?(?:\.(\d*))?"
 _NUMBER = re.compile(
     rf"(?P<sign>[-+]?)(?P<top>{_DECIMAL})(?:/(?P<bottom>{_DECIMAL}))?"
     r"(?:(?:[eE]|(?:\\times|\\cdot|\*)10\^)(?P<exponent>[-+]?\d{1,3}|\{[-+]?\d{1,3}\}))?",
-    re.ASCII,  # digits of other scripts are no numeral to Math-Verify either
+    re.ASCII,  # digits of other scripts are not a numeral for Math-Verify either
 )
-# Not beside a digit: two and a half, ``2\frac{1}{2}``, is no numeral, and much less 21/2.
+# Not beside a digit: two and a half, ``2\frac{1}{2}``, is not a numeral, and certainly not 21/2.
 _FRACTION = re.compile(r"(?<![\d.,/}])([-+]?)\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}(?![\d.])")
 _LONGEST_NUMBER = 60
 
@@ -37,7 +37,7 @@ _LONGEST_NUMBER = 60
 def last_boxed(text: str) -> str | None:
     r"""Content of the last balanced ``\boxed{...}`` (or ``\fbox``), None if there is none.
 
-    Last = the one that closes last, so the outer one of two nested boxes. A box that is never closed is passed over,
+    Last = the one that closes last, so the outer one of two nested boxes. A box that is never closed is ignored,
     ``\{`` and ``\}`` are not braces, and ``\boxed 5`` is a box of a numeral. Boxes with nothing but commas, ``and``,
     ``or`` and blanks between them are one answer, the list of their contents: ``\boxed{1} and \boxed{2}`` is ``1, 2``.
     Linear in the length of `text`, however many boxes are in it.

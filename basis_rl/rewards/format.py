@@ -38,7 +38,7 @@ class FormatReward(Reward):
         timeout: seconds of CPU time for one rollout with `pattern`.
 
     Raises:
-        ValueError: unknown form, form and pattern, a pattern that is no regular expression.
+        ValueError: unknown form, form and pattern, a pattern that is not a regular expression.
     """
 
     __name__ = "format_reward"
@@ -63,7 +63,7 @@ class FormatReward(Reward):
             try:
                 re.compile(pattern)
             except (re.error, TypeError) as error:
-                raise ValueError(f"format: pattern {pattern!r} is no regular expression: {error}.") from error
+                raise ValueError(f"format: pattern {pattern!r} is not a regular expression: {error}.") from error
             scorer = Path(__file__).with_name("pattern_scorer.py")
             self._calls = Calls("format", f"{scorer}:matches", num_workers, timeout, _MEMORY_BYTES)
         opened = ", opened by the prompt" if opened_by_prompt and pattern is None else ""

@@ -119,7 +119,7 @@ def served_model(url: str) -> dict[str, Any]:
     """What a server says of its model: ``id``, ``root`` (folder or Hub id), ``max_model_len``.
 
     Raises:
-        ValueError: it cannot be reached, or is no server of this kind.
+        ValueError: it cannot be reached, or is not a server of this kind.
     """
     return _Server(url, _CONNECT).model()
 
@@ -219,7 +219,7 @@ class _Server:
         return [(choice["token_ids"], choice["finish_reason"] == "length") for choice in choices]
 
     def close(self) -> None:
-        """End all requests in flight; the server aborts what nobody waits for."""
+        """End all requests in flight; the server aborts requests that no client waits for."""
         self.closed = True
         for connection in list(self.open):
             with suppress(OSError, AttributeError):

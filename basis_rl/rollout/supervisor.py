@@ -12,17 +12,17 @@ from basis_rl.rollout.server import Server, ServerError, ServerOptions, can_chan
 
 @contextmanager
 def kept_alive(options: ServerOptions, restarts: int = 3, poll: float = 1.0) -> Iterator[Server]:
-    """A server for the time of the context; one that ends by itself is started anew at the same address.
+    """A server for the time of the context; if it ends by itself, it is restarted at the same address.
 
-    It comes back with the model that it was started with: whoever trains against it pushes the weights again, as
-    `BasisTrainer` does. Each new one has a log of its own, beside the first. One that hangs is not noticed here. One
-    that ended before it answered, for a reason that cannot change (`can_change`), is not started again. Once nobody
-    will start it again, `Server.given_up` is true.
+    A restarted server has the model that it was first started with: the trainer has to push the weights again, as
+    `BasisTrainer` does. Each restart has its own log, next to the first. A server that hangs is not detected here. One
+    that ended before it answered, for a reason that cannot change (`can_change`), is not restarted. When it will not be
+    restarted any more, `Server.given_up` is true.
 
     Args:
         options: port and all; the port must not be 0.
-        restarts: after so many a dead server stays dead.
-        poll: seconds between two looks at it.
+        restarts: maximum number of restarts.
+        poll: seconds between two checks of the server.
 
     Raises:
         ServerError: it could not be started in the first place.

@@ -12,8 +12,8 @@ from torch import Tensor
 class WeightSync:
     """Methods that the server offers over ``/collective_rpc``; ``self`` is vLLM's own worker.
 
-    vLLM's `reload_weights` processes anew each layer that a checkpoint names. A tied ``lm_head`` is named by none. The
-    CPU build keeps its weights repacked, so that it goes on serving the old head, and says nothing.
+    vLLM's `reload_weights` processes each layer again that a checkpoint names. No checkpoint names a tied ``lm_head``.
+    The CPU build keeps its weights repacked, so it silently continues to serve the old head.
     """
 
     model_runner: Any
@@ -27,7 +27,7 @@ class WeightSync:
         return self._basis_identity
 
     def basis_reload(self, folder: str, version: int) -> dict[str, Any]:
-        """Load the safetensors files of `folder`; returns `version` and the names of the heads that were tied anew."""
+        """Load the safetensors files of `folder`; returns `version` and the names of the heads that were tied again."""
         self.reload_weights(weights_path=folder)
         return {"version": version, "tied": self.basis_retie()}
 
@@ -35,7 +35,7 @@ class WeightSync:
         """Point a tied model's heads at its embedding once more and let the engine process them; returns their names.
 
         Raises:
-            RuntimeError: it has several embeddings, so that nobody knows which one is meant.
+            RuntimeError: the model has several embeddings, so it is not clear which one is meant.
         """
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 

@@ -12,7 +12,7 @@ from torch.utils.cpp_extension import get_default_build_root
 
 
 def break_abandoned_locks(root: Path | None = None, patience: float = 300.0) -> list[Path]:
-    """Remove the lock files of compilations that nobody is at work on, and warn of each.
+    """Remove the lock files of compilations that no process is working on, and warn about each.
 
     torch takes a lock by creating a file, which it holds open; whoever comes next waits, without a word and without an
     end, until the file is gone. A process that is killed meanwhile leaves it, and every later run hangs at its start.

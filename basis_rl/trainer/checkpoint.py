@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: a mark while one is being written, a manifest of what was written, last."""
+"""Atomic checkpoints: a mark exists while one is being written, and a manifest of its files is written last."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def checkpoints(output_dir: str | Path) -> list[Path]:
 
 def newest(output_dir: str | Path) -> Path | None:
     """The newest checkpoint of a run that can be resumed: the whole one with the largest N; where there is none, a
-    ``last-checkpoint`` pulled from the Hub. A warning names each one that is damaged and passed over.
+    ``last-checkpoint`` pulled from the Hub. A warning names each one that is damaged and skipped.
 
     Raises:
         ValueError: there are complete checkpoints, and all of them are damaged.
@@ -145,7 +145,7 @@ def newest(output_dir: str | Path) -> Path | None:
         if not what:
             return path
         damaged.append(f"{path.name} ({what})")
-        _logger.warning("The checkpoint '%s' is damaged and passed over: %s.", path, what)
+        _logger.warning("The checkpoint '%s' is damaged and was skipped: %s.", path, what)
     if damaged:
         raise ValueError(
             f"'{output_dir}' holds checkpoints, but none of them can be resumed: {'; '.join(damaged)}. Restore their "
@@ -202,7 +202,7 @@ def resolve(asked: str | bool | None, output_dir: str | Path, overwrite: bool = 
         return None if found is None else str(found)
     folder = Path(str(asked))
     why = "was cut off while it was written" if was_cut_off(folder) else ""
-    why = why or ("" if is_complete(folder) else "is no checkpoint")
+    why = why or ("" if is_complete(folder) else "is not a checkpoint")
     why = why or (f"is damaged: {broken}" if (broken := damage(folder)) else "")
     if why:
         other = newest(folder.parent)

@@ -89,7 +89,7 @@ class BasisConfig(GRPOConfig):
     )
     overwrite_output_dir: bool = option(
         False,
-        "Starts anew where an earlier run's checkpoints lie, which are moved into a folder previous-N there.",
+        "Starts a new run in a folder with the checkpoints of an earlier run, and moves them into a folder previous-N.",
     )
     allow_changed_settings: bool = option(
         False, "Resumes although settings differ that give the order of the data or the state another meaning."
@@ -188,7 +188,7 @@ def with_objective(args: BasisConfig, objective: str | AnyObjective | None) -> t
         current, own = getattr(args, name), isinstance(found, Objective)
         value = defaults[name] if own else getattr(found, name)
         if current not in (defaults[name], value):
-            means = "is no loss of TRL's" if own else f"means {name}='{value}'"
+            means = "is not one of TRL's losses" if own else f"means {name}='{value}'"
             raise ValueError(f"objective='{objective_name(found)}' {means}, but {name}='{current}' is set. Drop one.")
         setattr(changed, name, value)
     return _with_clamp(changed), found

@@ -88,7 +88,7 @@ class Critic:
         tokens = int(inputs.pop("tokens"))
         args, ranks = self.trainer.args, self.trainer.accelerator.num_processes
         parts, rest = divmod(args.steps_per_generation, args.gradient_accumulation_steps)
-        parts = 1 if rest else parts  # as many rows of each part on every rank, or sharded ones would wait for ever
+        parts = 1 if rest else parts  # as many rows of each part on every rank, or sharded ones would wait forever
         mine = len(batch.rewards) // ranks
         first = self.trainer.accelerator.process_index * mine
         places = torch.arange(first, first + mine)

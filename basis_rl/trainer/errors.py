@@ -26,7 +26,7 @@ class DiskFull(RuntimeError):
 
 
 class RewardFailed(RuntimeError):
-    """A reward function raised, or returned what is no reward. On every rank at once."""
+    """A reward function raised an exception, or returned an invalid reward. Raised on every rank at once."""
 
 
 class StopAsked(BaseException):

@@ -33,7 +33,7 @@ class EvalScores:
                 of_problem.append(0.0 if math.isnan(reward) else reward)
 
     def take(self, num_rollouts: int) -> dict[str, float]:
-        """``avg@n``, the mean over problems, and ``pass@k`` for k = 2, 4, ... up to n; and start anew.
+        """Return ``avg@n``, the mean over problems, and ``pass@k`` for k = 2, 4, ... up to n, and reset the counts.
 
         ``pass@k`` is there where all rewards are 0 or 1, and every problem has n. Empty where nothing was added.
         """

@@ -34,7 +34,7 @@ def as_baseline(baseline: str | Baseline) -> Baseline:
     """The baseline by its registered name, or the object.
 
     Raises:
-        ValueError: an unknown name, a class, or an object that is no baseline.
+        ValueError: an unknown name, a class, or an object that is not a baseline.
     """
     if isinstance(baseline, str):
         return build_baseline(baseline)

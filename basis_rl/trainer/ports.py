@@ -164,7 +164,7 @@ class GeneratingRun(Run, Protocol):
 
 
 class RefillingRun(GeneratingRun, Protocol):
-    """A run whose groups may be drawn anew."""
+    """A run whose groups may be drawn again."""
 
     num_generations: int
     _generation_batch: int

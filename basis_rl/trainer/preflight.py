@@ -56,7 +56,7 @@ def check_start(args: BasisConfig) -> None:
     while not place.exists() and not place.is_symlink():
         place = place.parent
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        why = "cannot be written" if place.is_dir() else "is no folder"
+        why = "cannot be written" if place.is_dir() else "is not a folder"
         raise ValueError(f"output_dir: '{args.output_dir}' cannot be made: '{place}' {why}. Take another one.")
 
 
@@ -212,14 +212,14 @@ def check_sampler_fits(sampler: PromptSampler, dataset: Any, args: BasisConfig, 
 def _check_refills(name: str, dataset: Dataset, args: BasisConfig, given: dict[str, Any]) -> None:
     if args.num_generations < 2:
         raise ValueError(
-            f"prompt_sampler '{name}' draws groups anew whose rewards are all equal, and a group of one always is. Set "
+            f"prompt_sampler '{name}' redraws groups whose rewards are all equal, which a group of one always is. Set "
             "num_generations to 2 or more, or take another sampler: variance, frontier."
         )
     mine = args.generation_batch_size // PartialState().num_processes
     if mine % args.num_generations:
         raise ValueError(
-            f"prompt_sampler '{name}' needs whole groups on each process: {mine} rollouts per process are no multiple "
-            f"of num_generations ({args.num_generations})."
+            f"prompt_sampler '{name}' needs whole groups on each process, but {mine} rollouts per process are not a "
+            f"multiple of num_generations ({args.num_generations})."
         )
     other = [key for key in ("environment_factory", "rollout_func") if given.get(key)]
     other += ["async_prefetch"] if args.async_prefetch else []
@@ -343,7 +343,7 @@ def _invalid_golds(solutions: list[str], checkers: Sequence[GoldChecker]) -> lis
 
 
 def on_main_process(work: Callable[[], T]) -> T:
-    """What `work` returns on the main process, on all of them; its exception too, so that nobody is left waiting."""
+    """Return on all processes what `work` returns on the main one; raise its exception on all, so that none waits."""
     state = PartialState()
     outcome: list[Any] = [None]
     if state.is_main_process:

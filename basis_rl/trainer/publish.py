@@ -99,7 +99,7 @@ class Publisher:
     def is_due(self, is_last: bool) -> bool:
         """Whether a save is pushed. With ``hub_strategy`` ``end`` none is.
 
-        While an earlier push is still running, one of ``every_save`` and ``checkpoint`` is passed over, as in
+        While an earlier push is still running, one of ``every_save`` and ``checkpoint`` is skipped, as in
         transformers, unless ``hub_always_push`` is set or it is the run's last one.
         """
         args = self.run.args
@@ -124,7 +124,7 @@ class Publisher:
         self.hub.submit(Push(message=message, files=files, by_hand=command, replaces=place, checkpoint=folder))
 
     def push_run(self, message: str, revision: str | None) -> Future[CommitInfo | None]:
-        """Push ``output_dir``, then the checkpoints that ``hub_strategy`` promises and that are not there yet."""
+        """Push ``output_dir``, then the checkpoints that ``hub_strategy`` requires and that were not pushed yet."""
         args, hub = self.run.args, self.hub
         output_dir = Path(str(args.output_dir))
         try:

@@ -155,7 +155,7 @@ class Selection:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`'s result. A belief that the saving run had in its baseline is not there to restore."""
+        """Restore `state_dict`'s result. If the baseline of the saved run was the belief, there is none to restore."""
         self.sampler.load_state_dict(state["sampler"])
         if self.own_belief is not None and state["belief"] is not None:
             self.own_belief.load_state_dict(state["belief"])

@@ -115,7 +115,7 @@ def compare(folder: str | Path, now: Mapping[str, dict[str, Any]], allow: bool) 
     if refused and not allow:
         raise ValueError(
             f"'{folder}' was saved under other settings, which give the order of the data or the state another "
-            f"meaning: {'; '.join(refused)}. Set them back, start anew in another output_dir, or set "
+            f"meaning: {'; '.join(refused)}. Set them back, start a new run in another output_dir, or set "
             "allow_changed_settings to resume all the same."
         )
     return [*refused, *told]

@@ -418,7 +418,7 @@ class BasisTrainer(GRPOTrainer):
                 checkpoints lie there and neither ``resume_from_checkpoint`` nor ``overwrite_output_dir`` is given.
             NonFiniteGradients: too many steps in a row without a finite gradient.
             ServerLost: the vLLM server failed and did not come back; a checkpoint has been written.
-            RewardFailed: a reward function raised or returned what is no reward; a checkpoint has been written.
+            RewardFailed: a reward function raised or returned an invalid reward; a checkpoint has been written.
             SelectionFailed: the prompt sampler has no prompts for a batch; a checkpoint has been written.
         """
         end_with_launcher()
@@ -446,7 +446,7 @@ class BasisTrainer(GRPOTrainer):
         return TrainOutput(self.state.global_step, 0.0, {})
 
     def watch_server(self, given_up: Callable[[], bool]) -> None:
-        """Wait no longer for a vLLM server that failed once `given_up` says that nobody will start it again."""
+        """Stop waiting for a failed vLLM server when `given_up` says that it will not be started again."""
         self.vllm_generation.given_up = given_up
 
     def _start(self, asked: str | bool | None) -> str | None:
@@ -641,7 +641,7 @@ class BasisTrainer(GRPOTrainer):
         """Push model, tokenizer, recipe, baseline state, log, evaluation results and card, as one commit.
 
         With ``hub_strategy`` ``checkpoint`` or ``all_checkpoints`` also those checkpoints whose push was skipped or has
-        failed. Takes the arguments of transformers' `Trainer.push_to_hub`; those of `create_model_card` go on to it.
+        failed. Takes the arguments of transformers' `Trainer.push_to_hub`, and passes on those of `create_model_card`.
 
         Returns:
             On the main process what the Hub says of the commit (with ``blocking=False`` a future of it). None if the

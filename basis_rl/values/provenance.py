@@ -53,7 +53,7 @@ def reward_identity(reward_funcs: Sequence[Callable[..., Any]], weights: Sequenc
 
 
 def mismatches(table: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
-    """One line for each fact on which table and run contradict each other; what either does not know is passed over."""
+    """One line for each fact on which table and run contradict each other; facts that either lacks are ignored."""
     keys = set(table) & set(run)
     if "revision" in keys:  # the weights themselves are known on both sides: their name may differ
         keys.discard("model")

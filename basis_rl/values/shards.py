@@ -50,7 +50,7 @@ class Shards:
     """The folder of a build that is under way: a file of JSON lines for each of its processes.
 
     The first line of each file is the identity of the build, each other one a `Record`. A line that a kill cut off is
-    no JSON and is passed over; its prompt is sampled again.
+    not JSON and is ignored; its prompt is sampled again.
 
     Args:
         folder: is made when the first record is written.

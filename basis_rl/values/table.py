@@ -215,7 +215,7 @@ class ValueTable:
             raise ValueError(f"{len(ids) - len(set(ids))} prompt_ids are there twice (first: '{twice}')")
         for name, row in zip(ids, rewards, strict=True):
             if not isinstance(row, list) or any(r is not None and (isinstance(r, str) or math.isinf(r)) for r in row):
-                raise ValueError(f"the rewards of prompt_id '{name}' are no finite numbers")
+                raise ValueError(f"the rewards of prompt_id '{name}' are not finite numbers")
         if not isinstance(metadata["provenance"], dict):
             raise ValueError("its provenance is no mapping")
         fingerprints = zip(ids, table["fingerprint"], strict=True)

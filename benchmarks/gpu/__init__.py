@@ -1,1 +1,1 @@
-"""Everything that only a GPU shows, in ten minutes of one: `python -m benchmarks.gpu`. A module for each stage."""
+"""Checks and measurements that need a GPU, for about nine minutes: `python -m benchmarks.gpu`. One module per stage."""

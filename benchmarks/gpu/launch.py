@@ -1,4 +1,4 @@
-"""Starts `benchmarks.gpu.launched`: alone, or on ranks by one of the accelerate configurations that we ship."""
+"""Starts `benchmarks.gpu.launched` in one process, or on several ranks with one of our accelerate configurations."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from benchmarks.gpu.stage import REASON, Findings
 def launch(
     found: Findings, name: str, side: str, *, kind: str | None = None, ranks: int = 1, **settings: Any
 ) -> list[dict[str, Any]]:
-    """What each rank of a short run saw; see `benchmarks.gpu.launched`.
+    """Start a short run, and return what each rank recorded; see `benchmarks.gpu.launched`.
 
     Args:
-        found: the stage's; its folder has the model.
-        name: of the run, and of the folder with its files.
-        side: the baseline.
-        kind: of ``accelerate_configs``; None starts one process without a launcher.
-        ranks: processes.
-        settings: of the trainer.
+        found: findings of the stage; its folder has the model.
+        name: name of the run, and of the folder with its files.
+        side: name of the baseline.
+        kind: name of a file of ``accelerate_configs``; None starts one process without a launcher.
+        ranks: number of processes.
+        settings: settings of the trainer.
 
     Raises:
-        RuntimeError: the run failed; the message has its last words.
+        RuntimeError: the run failed; the message has its last output.
     """
     folder = found.folder / name
     folder.mkdir()
@@ -45,8 +45,8 @@ def launch(
         command += ["--main_process_port", "0"]
     given = json.dumps({"out": name, "bf16": found.cuda, **settings})
     command += ["-m", "benchmarks.gpu.launched", str(found.folder), side, found.device, given]
-    # In CI, so torchrun says, it asks no terminal for its width. Extensions are compiled afresh: what a killed run has
-    # left half done would be waited for.
+    # With CI set, torchrun does not ask a terminal for its width. Extensions are compiled in a fresh folder, since the
+    # lock file that a killed run has left would block this one.
     environment = {**os.environ, "CI": "1", "TORCH_EXTENSIONS_DIR": str(found.folder / "extensions")}
     said: deque[str] = deque(maxlen=300)
     with subprocess.Popen(
@@ -59,7 +59,7 @@ def launch(
         env=environment,
     ) as process:
         assert process.stdout is not None
-        for line in process.stdout:  # passed on at once: a stage that is out of time says how far it came
+        for line in process.stdout:  # passed on at once, so that the log of a stage that times out is complete
             said.append(line)
             print(line, end="", flush=True)
     if process.returncode != 0:
@@ -70,6 +70,6 @@ def launch(
 
 
 def saved_weights(found: Findings, name: str) -> dict[str, Tensor]:
-    """What a run has saved at its end, float32."""
+    """The weights that a run has saved at its end, in float32."""
     files = sorted((found.folder / name / "saved").glob("*.safetensors"))
     return {key: value.float() for path in files for key, value in load_file(path).items()}

@@ -1,6 +1,7 @@
-"""Run by the stages under `accelerate launch`, or alone: a short run, and what this rank saw of it in a file.
+"""Run by the stages, under `accelerate launch` or alone: trains shortly, and writes this rank's record of it to a file.
 
-Its arguments are a folder with a model, and the settings as JSON; `benchmarks.gpu.runs.build_trainer` has their names.
+The arguments are a folder with a model, a baseline, a device, and the settings as JSON; their names are those of
+`benchmarks.gpu.runs.build_trainer`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tests.trainer.sharded import OnCpus
 
 
 class Keep(OnCpus):
-    """Keeps every global batch and this rank's advantages."""
+    """A trainer that records every global batch and this rank's advantages."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.kept: list[dict[str, Any]] = []
@@ -34,23 +35,23 @@ class Keep(OnCpus):
 
 
 class KeepGiven(Given, Keep):
-    """With rollouts that are given."""
+    """The same with rollouts that are given, not sampled."""
 
 
 def share_gpus() -> None:
-    """Ranks beyond the number of GPUs are as those of other machines: accelerate would name devices that are none."""
+    """If there are more ranks than GPUs, let every rank use the first GPU; accelerate would choose missing devices."""
     if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count():
         os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
 def main(folder: Path, side: str, device: str, settings: dict[str, Any]) -> None:
-    """Train the model in ``folder/model``, and leave ``rankN.pt``."""
+    """Train the model in ``folder/model``, and write ``rankN.pt``."""
     if device == "cuda":
         share_gpus()
     given = settings.pop("given", True)
     out = folder / settings.pop("out")
     if device == "cpu" and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
-        # It would compile, for a minute, what lets the ranks of a CPU share memory.
+        # DeepSpeed would spend a minute on compiling an extension for shared memory between CPU ranks.
         patch("deepspeed.comm.torch.build_shm_op", return_value=None).start()
     trainer = build_trainer(
         side, folder / "model", out / "run", device, cls=KeepGiven if given else Keep,

@@ -1,4 +1,4 @@
-"""Peak memory of a real run against the estimate of `basis-rl check`, within 10 %."""
+"""Peak memory of real runs compared with the estimate of `basis-rl check`: at most 10 % off."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def case(found: Findings, shape: Any, settings: dict[str, Any]) -> tuple[float, float]:
-    """Bytes estimated and measured, of three steps."""
+    """Estimated and measured bytes of three steps."""
     chosen = {"max_completion_length": 1024, "per_device_train_batch_size": 4, **settings}
     side, adapter = chosen.pop("side", "grpo"), chosen.pop("lora", False)
     free()
@@ -52,7 +52,7 @@ def case(found: Findings, shape: Any, settings: dict[str, Any]) -> tuple[float, 
 
 
 def run(found: Findings) -> None:
-    """All cases."""
+    """Run all cases."""
     for name, (shape, settings) in CASES.items():
         with found.part(name):
             estimated, measured = case(found, shape, settings)

@@ -1,4 +1,4 @@
-"""Two ranks on one device, which talk by gloo (NCCL refuses two on one GPU), against one rank."""
+"""Two ranks on one device, which communicate by gloo (NCCL refuses two ranks on one GPU), compared with one rank."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from benchmarks.gpu.launch import launch, saved_weights
 from benchmarks.gpu.runs import flat, named_baseline, relative, save_model, shape_on
 from benchmarks.gpu.stage import Findings
 
-# Of what the weights have moved by: gradients are summed in another order, and in bfloat16 on a GPU.
+# Tolerance relative to the movement of the weights: gradients are summed in another order, and in bfloat16 on a GPU.
 MOVED = {"cuda": 0.1, "cpu": 1e-3}
 SETTINGS: dict[str, Any] = {"optim": "sgd", "learning_rate": 1.0, "max_steps": 2, "gradient_accumulation_steps": 1}
 
 
 def run(found: Findings) -> None:
-    """The same 16 rollouts a batch on one rank and on two."""
+    """Train on the same 16 rollouts per batch with one rank and with two."""
     save_model(found.folder / "model", found.device, shape_on(found))
     (one,) = launch(found, "one", "otb", per_device_train_batch_size=16, **SETTINGS)
     kind = "ddp" if found.cuda else "cpu"

@@ -1,4 +1,4 @@
-"""A resumed run is the uninterrupted one to the bit, under deterministic algorithms."""
+"""A resumed run is bit-identical to the uninterrupted one under deterministic algorithms."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from benchmarks.gpu.runs import build_trainer, deterministic, free, logged, mode
 from benchmarks.gpu.stage import Findings
 from benchmarks.trainers import tokenizer
 
-# Batches are used in two steps each: the checkpoint of step 3 is in the middle of one.
+# Each batch is used in two steps, so the checkpoint of step 3 is in the middle of a batch.
 SHAPE: dict[str, Any] = {"gradient_accumulation_steps": 1, "steps_per_generation": 2, "max_steps": 4}
 
 
 def trained(found: Findings, baseline: str, resumed: bool) -> tuple[dict[str, Any], dict[str, list[float]]]:
-    """Weights, the critic's too, and what was logged."""
+    """The weights, including the critic's, and the logged metrics."""
     model = model_on(found.device, shape_on(found), tokenizer())
     folder = found.folder / f"whole-{baseline}"
     saved: dict[str, Any] = {"save_strategy": "no"} if resumed else {"save_strategy": "steps", "save_steps": 3}
@@ -34,7 +34,7 @@ def trained(found: Findings, baseline: str, resumed: bool) -> tuple[dict[str, An
 
 
 def run(found: Findings) -> None:
-    """One baseline with a state and one with a critic."""
+    """Resume with a baseline that has a state, and with one that has a critic."""
     for baseline in ("basis_history", "ppo"):
         with found.part(baseline):
             (whole, logs), (again, logs_again) = (trained(found, baseline, resumed) for resumed in (False, True))

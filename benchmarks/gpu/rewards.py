@@ -1,4 +1,4 @@
-"""Graders and programs of models beside CUDA: the same verdicts, and no process of them holds the GPU."""
+"""Graders and sandboxed programs while CUDA is in use: verdicts are correct, and no process of theirs holds the GPU."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ TESTS = '{"fn_name": "double", "inputs": [[2], [5]], "outputs": [4, 10]}'
 
 
 def holders_of_the_gpu() -> list[str]:
-    """Processes that this one has started which have a file of the GPU's driver open, or mapped."""
+    """Descendants of this process that have a file of the GPU's driver open or mapped."""
     holders = []
     for child in psutil.Process().children(recursive=True):
         try:
             links = [os.readlink(path) for path in Path(f"/proc/{child.pid}/fd").iterdir()]
             mapped = Path(f"/proc/{child.pid}/maps").read_text()
-        except OSError:  # it has ended, or is not ours to look at
+        except OSError:  # it has ended, or we may not read it
             continue
         if "/dev/nvidia" in mapped or any(link.startswith("/dev/nvidia") for link in links):
             holders.append(f"{child.pid} {' '.join(child.cmdline())[:80]}")
@@ -38,7 +38,7 @@ def holders_of_the_gpu() -> list[str]:
 
 
 def graded(found: Findings, name: str, grade: Callable[[], Any], expected: list[float]) -> None:
-    """Twice: the first time starts the workers."""
+    """Grade twice, since the first call starts the workers."""
     for attempt in ("first", "second"):
         began = time.perf_counter()
         scores = grade()
@@ -47,7 +47,7 @@ def graded(found: Findings, name: str, grade: Callable[[], Any], expected: list[
 
 
 def run(found: Findings) -> None:
-    """Grading after CUDA was initialised, with work under way on the GPU."""
+    """Grade after CUDA was initialised, while the GPU is computing."""
     size = 4096 if found.cuda else 64
     matrix = torch.randn(size, size, device=found.device)
     for _ in range(20 if found.cuda else 1):
@@ -61,7 +61,7 @@ def run(found: Findings) -> None:
     with found.part("programs"):
         try:
             programs = build_reward("code", {})
-        except ValueError as error:  # this machine cannot shut programs in
+        except ValueError as error:  # this machine cannot isolate programs
             found.figure("programs", f"not run: {error}")
         else:
             grade = partial(programs, prompts=[""] * 4, completions=[PROGRAM] * 4, solution=[TESTS] * 4)

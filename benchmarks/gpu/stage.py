@@ -1,4 +1,4 @@
-"""What a stage is given, and the process that it runs in."""
+"""What a stage receives, and the process that it runs in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-REASON = 1_500  # characters of a reason that are kept: the end of a traceback or of a log
+REASON = 1_500  # maximum number of characters of a reason: the end of a traceback or of a log
 
 
 class Skipped(Exception):
@@ -21,13 +21,13 @@ class Skipped(Exception):
 
 
 class Findings:
-    """What a stage finds out, on disk as soon as it is known: a stage that is killed keeps its figures.
+    """The findings of a stage, which are written to disk at once, so that they survive when the stage is killed.
 
     Attributes:
         device: ``cuda`` or ``cpu``.
-        folder: empty, for files of the stage's own; removed after it.
-        figures: what was measured.
-        faults: the checks that did not hold.
+        folder: a temporary folder for the stage's own files.
+        figures: the measured values.
+        faults: the checks that failed.
     """
 
     def __init__(self, path: Path, device: str, folder: Path) -> None:
@@ -41,13 +41,13 @@ class Findings:
         return self.device == "cuda"
 
     def figure(self, name: str, value: Any) -> None:
-        """Keep a measured value: numbers, texts, lists and dictionaries of them."""
+        """Record a measured value: a number or text, or a list or dictionary of them."""
         self.figures[name] = value
         print(f"{name}: {value}", flush=True)
         self.write("running")
 
     def check(self, name: str, holds: bool, said: str = "") -> None:
-        """A property that must hold. The stage goes on where it does not: GPU time is scarce."""
+        """Record whether a property holds that must hold. The stage continues if it does not: GPU time is scarce."""
         self.checks += 1
         if not holds:
             self.faults.append(f"{name}: {said}" if said else name)
@@ -56,7 +56,7 @@ class Findings:
 
     @contextlib.contextmanager
     def part(self, name: str) -> Any:
-        """Within it, an error is a fault of this part, and the stage goes on with the next."""
+        """Within this context, an error is a fault of this part, and the stage continues with the next part."""
         began = time.perf_counter()
         try:
             yield
@@ -69,20 +69,20 @@ class Findings:
         self.write("running")
 
     def write(self, status: str, reason: str = "") -> None:
-        """All of it, whole or not at all."""
+        """Write all findings in one atomic step."""
         found = {"status": status, "reason": reason, "checks": self.checks, "figures": self.figures}
         write_json(self.path, found)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Replace a file by one with that content, whole or not at all."""
+    """Replace the content of a file in one atomic step."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     fresh.write_text(json.dumps(content, indent=1, default=str) + "\n")
     fresh.replace(path)
 
 
 def work(module: str, device: str, path: str) -> None:
-    """Run ``module.run`` in this process, which is the stage's own, and leave the verdict at `path`."""
+    """Run ``module.run`` in this process, which belongs to the stage, and write the verdict to `path`."""
     with tempfile.TemporaryDirectory(prefix="basis-gpu-") as folder:
         found = Findings(Path(path), device, Path(folder))
         try:
@@ -97,4 +97,4 @@ def work(module: str, device: str, path: str) -> None:
             found.write("failed" if found.faults else "passed", "; ".join(found.faults)[-REASON:])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # threads of libraries that do not end are no fault of the stage
+    os._exit(0)  # threads of libraries that do not end must not block the stage

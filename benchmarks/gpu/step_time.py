@@ -1,6 +1,6 @@
-"""Where a step's time goes, by length, and what baselines add to a step with `none`; seconds are medians.
+"""Where the time of a step goes, by length, and what baselines add to a step with `none`. Seconds are medians.
 
-Rollouts of the whole steps are given, not sampled, so that generation does not hide what is added.
+In whole steps, rollouts are given, not sampled, so that generation does not hide what the baselines add.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ from benchmarks.trainers import TRL, StepClock, tokenizer
 
 @dataclass(frozen=True)
 class Scale:
-    """Lengths of a rollout, rows of a forward pass, tokens generated, repetitions; steps: tokens and rollouts."""
+    """Size of the stage.
+
+    These are the lengths of a rollout, rows of a forward pass, generated tokens and repetitions; and, for whole steps,
+    the tokens of a rollout and the number of rollouts.
+    """
 
     lengths: tuple[int, ...] = (1024, 2048, 4096)
     rows: int = 4
@@ -36,12 +40,12 @@ class Scale:
     rollouts: int = 16
 
 
-ENOUGH = 60.0  # seconds after which no other step is begun
+ENOUGH = 60.0  # seconds after which no further step begins
 QUICK = Scale(lengths=(8, 16), rows=2, generated=4, rounds=1, step_tokens=8, rollouts=8)
 
 
 def timed(found: Findings, work: Callable[[], Any], rounds: int) -> dict[str, Any]:
-    """Median seconds of `rounds` calls after one that is not counted, and the most bytes beyond what was there."""
+    """Median seconds of `rounds` calls after a warm-up, and the peak of the bytes beyond what was allocated before."""
     seconds, peak = [], 0
     for round_ in range(rounds + 1):
         if found.cuda:
@@ -75,7 +79,7 @@ def scorer(model: Any, ids: Tensor, energies: bool) -> Callable[[], Tensor]:
 
 
 def parts(found: Findings, scale: Scale) -> None:
-    """A step's parts with the larger model in bfloat16, by length; tokens per second of each."""
+    """Time the parts of a step with the larger model in bfloat16, by length, with tokens per second."""
     model: Any = model_on(found.device, LARGE if found.cuda else TINY, tokenizer(), torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
     trained = copy.copy(model)
@@ -113,7 +117,7 @@ def parts(found: Findings, scale: Scale) -> None:
 
 
 def generation(found: Findings, scale: Scale) -> None:
-    """Tokens per second of transformers' generation, for several rows at a time."""
+    """Measure tokens per second of transformers' generation with several rows at a time."""
     model: Any = model_on(found.device, LARGE if found.cuda else TINY, tokenizer(), torch.bfloat16).eval()
     for rows in (scale.rows, 16 * scale.rows):
         ids = torch.randint(3, model.config.vocab_size, (rows, 16), device=found.device)
@@ -128,7 +132,7 @@ def generation(found: Findings, scale: Scale) -> None:
 
 
 def advantages(found: Findings, scale: Scale) -> None:
-    """Each baseline's own part for 64 rollouts: on the host, tokens brought from and to the device."""
+    """Time each baseline's advantages for a batch on the host, with the copies from and to the device."""
     for length in scale.lengths[:: max(1, len(scale.lengths) - 1)]:
         rows = batch(4 * scale.rollouts, length)
         on_device = [getattr(rows, name).to(found.device) for name in ("action_mask", "energies")]
@@ -144,7 +148,7 @@ def advantages(found: Findings, scale: Scale) -> None:
 
 
 def whole_step(found: Findings, scale: Scale, side: str) -> float:
-    """Seconds of a step: the second and the third of a run, the faster."""
+    """Seconds of a step: the faster one of the second and the third of a run."""
     model = model_on(found.device, SMALL if found.cuda else TINY, tokenizer())
     steps, clock = 3, StepClock(lambda: now(found))
     trainer = build_trainer(
@@ -159,7 +163,7 @@ def whole_step(found: Findings, scale: Scale, side: str) -> float:
 
 
 def steps(found: Findings, scale: Scale) -> None:
-    """Whole steps of TRL's trainer and of ours with each baseline, in two rounds, or as far as `ENOUGH` goes."""
+    """Time whole steps of TRL's trainer and of ours with each baseline, in two rounds or until `ENOUGH` has passed."""
     sides = [TRL, "none", "grpo", "basis", "otb", "ppo"]
     if found.cuda:
         sides += [name for name in BASELINES if name not in {*sides, *NEEDS_A_MODEL}]
@@ -179,7 +183,7 @@ def steps(found: Findings, scale: Scale) -> None:
 
 
 def run(found: Findings) -> None:
-    """All parts, each for itself."""
+    """Run all parts; an error in one does not stop the others."""
     scale = Scale() if found.cuda else QUICK
     for part in (parts, steps, generation, advantages):
         with found.part(part.__name__):

@@ -1,4 +1,4 @@
-"""Training steps in bfloat16: several baselines, LoRA, ways to generate; losses and gradients against TRL's trainer."""
+"""Training steps in bfloat16: several baselines, LoRA, ways to generate; losses and gradients compared with TRL's."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from benchmarks.gpu.runs import build_trainer, deterministic, flat, free, logged
 from benchmarks.gpu.stage import Findings
 from benchmarks.trainers import TRL, tokenizer
 
-# Of losses and gradients against TRL's, relative: in float32 only the order of sums differs; in bfloat16 a rounding of
-# the advantage's last bit is one of the gradient's, 2^-8.
+# Relative to TRL's losses and gradients. In float32 only the order of sums differs; in bfloat16, rounding the last bit
+# of the advantage changes the gradient by 2^-8.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 1e-2}
 SIDES: dict[str, dict[str, Any]] = {
     "basis": {"num_generations": 1}, "grpo": {}, "otb": {}, "ppo": {}, "remax": {}, "bv_blend": {},
@@ -23,7 +23,7 @@ SIDES: dict[str, dict[str, Any]] = {
 
 
 class Recording:
-    """Keeps loss and gradient of each backward pass, on the host."""
+    """Records loss and gradient of each backward pass on the host."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.trace: list[tuple[float, Tensor]] = []
@@ -42,15 +42,15 @@ class Recording:
 
 
 class RecordingTrl(Recording, GRPOTrainer):
-    """TRL's."""
+    """TRL's trainer, recording."""
 
 
 class RecordingBasis(Recording, BasisTrainer):
-    """Ours."""
+    """Our trainer, recording."""
 
 
 def against_trl(found: Findings, precision: str) -> None:
-    """Sampled rollouts, losses and gradients of four micro-batches of each trainer."""
+    """Compare sampled rollouts, losses and gradients of four micro-batches of both trainers."""
     traces, texts = {}, {}
     for side, cls in ((TRL, RecordingTrl), ("grpo", RecordingBasis)):
         model = model_on(found.device, shape_on(found), tokenizer())
@@ -72,7 +72,7 @@ def against_trl(found: Findings, precision: str) -> None:
 
 
 def short_run(found: Findings, name: str, side: str, **settings: Any) -> None:
-    """Three steps; finite, and they change the policy."""
+    """Check that three steps are finite and change the policy."""
     model = model_on(found.device, shape_on(found), tokenizer())
     tokens = 32 if found.cuda else 8
     trainer = build_trainer(side, model, found.folder / "short", found.device, max_completion_length=tokens, **settings)
@@ -92,7 +92,7 @@ def short_run(found: Findings, name: str, side: str, **settings: Any) -> None:
 
 
 def critic_learns(trainer: Any, device: str) -> bool:
-    """It is where the policy is, and its last layer, which starts at 0, is not 0 any more."""
+    """Whether the critic is on the policy's device, and its last layer, which starts at 0, is no longer 0."""
     parameters = trainer._critic.parameters
     return all(p.device.type == device for p in parameters) and any(float(p.abs().max()) > 0 for p in parameters)
 
@@ -105,7 +105,7 @@ def lora() -> Any:
 
 
 def run(found: Findings) -> None:
-    """All parts, each for itself."""
+    """Run all parts; an error in one does not stop the others."""
     for precision in ("float32", "bfloat16"):
         with found.part(f"against TRL, {precision}"):
             against_trl(found, precision)
@@ -117,7 +117,7 @@ def run(found: Findings) -> None:
     with found.part("run, gradient checkpointing"):
         short_run(found, "otb, checkpointed", "otb", gradient_checkpointing=True)
     with found.part("run, continuous batching"):
-        # Of a CPU's memory, which it would take nearly all of, a little is enough here.
+        # By default it would take nearly all of a CPU's memory; a little is enough here.
         little = {} if found.cuda else {"num_blocks": 32, "max_batch_tokens": 256}
         short_run(
             found, "rloo, continuous batching", "rloo",

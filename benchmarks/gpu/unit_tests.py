@@ -1,4 +1,4 @@
-"""The unit tests that have a CUDA path, on the device."""
+"""Runs the unit tests that have a CUDA path on the device."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from xml.etree import ElementTree
 from benchmarks.gpu.stage import Findings, Skipped
 
 ON_DEVICE = ["tests/device"]
-# Written for a CPU; they train where BASIS_TEST_DEVICE says.
+# Written for a CPU; they train on the device that BASIS_TEST_DEVICE names.
 ON_GPU_TOO = ["tests/trainer/test_against_trl.py", "tests/trainer/test_energies.py"]
 
 
 def run(found: Findings) -> None:
-    """Each test is a check; seconds of each module."""
+    """Run the tests, each of which counts as a check."""
     if importlib.util.find_spec("pytest") is None:
         raise Skipped("pytest is not installed")
     report = found.folder / "tests.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
     command += [*ON_DEVICE, *(ON_GPU_TOO if found.cuda else ())]
-    # What pyproject.toml asks for needs plug-ins that may be missing here.
+    # The settings of pyproject.toml need plug-ins that may be missing here.
     done = subprocess.run(
         [*command, "-o", "timeout=", "-W", "ignore::pytest.PytestConfigWarning"],
         env={**os.environ, "BASIS_TEST_DEVICE": found.device}, check=False,

@@ -1,7 +1,7 @@
-"""vLLM's engine in the process of the trainer, with sleep mode too, and its server beside it on the same GPU.
+"""vLLM's engine in the process of the trainer, with and without sleep mode, and its server on the same GPU.
 
-How far served log-probabilities are from trained ones after each sync, in bfloat16, says which `vllm_sync_tolerance` is
-right; what the same probe finds of a policy that was not synced says whether that would be noticed.
+The difference between served and trained log-probabilities after each sync, in bfloat16, shows which
+`vllm_sync_tolerance` is right.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from benchmarks.gpu.launch import launch
 from benchmarks.gpu.runs import save_model
 from benchmarks.gpu.stage import Findings, Skipped
 
-# vLLM's kernels want heads of 32 and more.
+# vLLM's kernels need heads of size 32 or more.
 SHAPES = {"cuda": (151_936, 512, 12, 8), "cpu": (320, 128, 2, 4)}
 TOLERANCE = {"cuda": 0.25, "cpu": 1e-4}
 CONTEXT = 512
 
 
 def check(found: Findings, name: str, rank: dict[str, Any], steps: int = 4) -> None:
-    """Every step synced, and what was sampled is what the policy would sample."""
+    """Check that every step synced the weights, and that the engine samples as the policy would."""
     row = {
         key: [entry[key] for entry in rank["log"] if key in entry]
         for key in ("rollout/sync_error", "rollout/kl", "grad_norm", "step_time")
@@ -38,7 +38,7 @@ def check(found: Findings, name: str, rank: dict[str, Any], steps: int = 4) -> N
 
 
 def colocated(found: Findings, name: str, **settings: Any) -> None:
-    """The engine in the trainer's process."""
+    """Run the engine in the trainer's process."""
     gpu: dict[str, Any] = {"vllm_gpu_memory_utilization": 0.2} if found.cuda else {}
     (rank,) = launch(
         found, name.replace(" ", "-"), "rloo", given=False, use_vllm=True, vllm_mode="colocate", max_steps=4,
@@ -49,7 +49,7 @@ def colocated(found: Findings, name: str, **settings: Any) -> None:
 
 
 def served(found: Findings, model: Path) -> None:
-    """A server on the same GPU; NCCL refuses two ranks there, so weights go through shared memory."""
+    """Run a server on the same GPU; weights go through shared memory, since NCCL refuses two ranks on one GPU."""
     options = ServerOptions(
         str(model), dtype="bfloat16", max_model_len=CONTEXT, log=found.folder / "server.log",
         extra=("--gpu-memory-utilization", "0.2", "--enforce-eager"),
@@ -63,7 +63,7 @@ def served(found: Findings, model: Path) -> None:
 
 
 def run(found: Findings) -> None:
-    """The engine, on a GPU with sleep mode too and the server."""
+    """Run the engine; on a GPU also with sleep mode, and the server."""
     if importlib.util.find_spec("vllm") is None:
         raise Skipped("vLLM is not installed")
     model = save_model(found.folder / "model", found.device, SHAPES[found.device])

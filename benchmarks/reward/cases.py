@@ -1,4 +1,4 @@
-"""Rollouts to grade, made from real golds by a seed: right in several forms, wrong, malformed."""
+"""Rollouts to grade, made from real golds with a seed: right in several forms, wrong, and malformed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SENTENCES = (
 
 @dataclass(frozen=True)
 class Case:
-    """One rollout and the gold of its problem; `kind`: how it was made, `right`: whether it was meant to be."""
+    """One rollout and the gold of its problem; `kind` is how it was made, `right` whether it is meant to be right."""
 
     gold: str
     completion: str
@@ -40,27 +40,41 @@ class Case:
     right: bool
 
 
-def reward_parser(doc: str | None, **numbers: float) -> argparse.ArgumentParser:
-    """The options of a script of this folder: ``--data``, and the `numbers` by their names."""
+_NUMBERS = {
+    "n": "number of answers",
+    "pairs": "maximum number of pairs",
+    "repeats": "number of repeats",
+    "rounds": "number of rounds",
+    "seed": "seed of the answers",
+    "size": "number of rollouts",
+    "timeout": "seconds that grading one answer may take",
+    "workers": "number of grading processes",
+}
+
+
+def reward_parser(
+    doc: str | None, data: str = "file with MATH-500 as JSON lines", **numbers: float
+) -> argparse.ArgumentParser:
+    """A parser with the options of the scripts in this folder: ``--data``, and an option for each of `numbers`."""
     parser = parser_of(doc)
     for name, value in {**numbers, "workers": 2, "seed": 0}.items():
-        parser.add_argument(f"--{name}", type=type(value), default=value)
-    parser.add_argument("--data", type=Path, help="MATH-500 as JSON lines")
+        parser.add_argument(f"--{name}", type=type(value), default=value, help=f"{_NUMBERS[name]} ({value:g})")
+    parser.add_argument("--data", type=Path, help=data)
     return parser
 
 
 def golds_of(options: argparse.Namespace) -> list[str]:
-    """The golds of MATH-500; with ``--quick`` a few."""
+    """The golds of MATH-500, or a few golds with ``--quick``."""
     if options.quick:
         return FEW
     path = options.data or DATA / "math500.jsonl"
     if not path.is_file():
-        raise SystemExit(f"{path} is missing: name the file of MATH-500's rows (with a column `answer`) by --data.")
+        raise SystemExit(f"{path} is missing. Name the file with the rows of MATH-500 (column `answer`) with --data.")
     return [json.loads(line)["answer"] for line in path.read_text().splitlines()]
 
 
 def cases(golds: list[str], size: int, seed: int) -> list[Case]:
-    """`size` cases, two fifths of them right, two fifths wrong, the rest malformed."""
+    """`size` cases: on average two fifths are right, two fifths wrong and the rest malformed."""
     rng = random.Random(seed)
     return [_case(golds, golds[i % len(golds)], rng) for i in range(size)]
 
@@ -75,7 +89,7 @@ def _case(golds: list[str], gold: str, rng: random.Random) -> Case:
         name, ending = _malformed(gold, rng)
         return Case(gold, prose(rng) + ending, name, False)
     text = prose(rng)
-    if rng.random() < 0.2:  # an answer on the way, or the same one twice
+    if rng.random() < 0.2:  # another box before the final one, with the same or another answer
         text += rf" A first guess is \boxed{{{rng.choice([answer, rng.choice(golds)])}}}. " + prose(rng)
     return Case(gold, rf"{text} The answer is \boxed{{{answer}}}.", name, kind == "right")
 

@@ -1,10 +1,11 @@
-"""What makes grading slow, large or die?
+"""Which answers make grading slow, use much memory, or kill a worker?
 
     python -m benchmarks.reward.fuzz [--n 20000] [--quick]
 
-LaTeX from a grammar and mutated golds, each graded by a worker against a gold, unscreened, one at a time a worker. What
-took longest, what held most memory, every worker that died and every timeout is kept, and so is every answer that was
-decided by a quick rule against what Math-Verify says (there must be none), or screened though it takes them for right.
+Answers are LaTeX from a grammar, and mutated golds. A worker grades each against a gold, without the screen, and one at
+a time. The results list the slowest answers, those with the largest memory, every worker that died, and the number of
+timeouts; also every answer for which a quick rule contradicts Math-Verify (there must be none), and every answer that
+is screened although Math-Verify says that it is right.
 
 Results: ``benchmarks/results/reward_fuzz.json``.
 """
@@ -67,7 +68,7 @@ def expression(rng: random.Random, budget: int) -> str:
 
 
 def mutated(gold: str, rng: random.Random) -> str:
-    """A gold with one to five parts deleted, doubled, repeated or replaced."""
+    """A gold with one to five parts deleted, doubled, repeated or replaced at random."""
     text = gold
     for _ in range(rng.randint(1, 5)):
         a, b = sorted(rng.choices(range(len(text) + 1), k=2))
@@ -77,7 +78,7 @@ def mutated(gold: str, rng: random.Random) -> str:
 
 
 def inputs(golds: list[str], n: int, seed: int) -> list[tuple[str, str]]:
-    """``n`` pairs (gold, answer), normal forms: half of the answers from the grammar, half mutated golds."""
+    """``n`` pairs (gold, answer) in normal form; half of the answers are from the grammar, half are mutated golds."""
     rng = random.Random(seed)
     pairs = []
     for i in range(n):
@@ -90,7 +91,7 @@ def inputs(golds: list[str], n: int, seed: int) -> list[tuple[str, str]]:
 
 
 class Prober:
-    """One worker, its time and memory for each pair."""
+    """A single worker, and its time and memory for each pair."""
 
     def __init__(self, like: WorkerPool) -> None:
         self.pool = WorkerPool(like.command, 1, like.timeout, cpu_timeout=like.cpu_timeout, policy=like.policy)
@@ -106,7 +107,7 @@ class Prober:
 
 
 def probe_all(pairs: list[tuple[str, str]], timeout: float, workers: int) -> list[dict[str, Any]]:
-    """What became of every pair."""
+    """The result of grading each pair."""
     reward = MathVerifyReward(timeout=timeout)
     found: list[dict[str, Any]] = [{} for _ in pairs]
     bar = tqdm(total=len(pairs), unit="answer", mininterval=10)
@@ -129,7 +130,7 @@ def probe_all(pairs: list[tuple[str, str]], timeout: float, workers: int) -> lis
 
 
 def contradicted(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Answers that are decided by quick rules, and not as Math-Verify decides them."""
+    """Answers for which a quick rule decides otherwise than Math-Verify."""
     wrong = []
     for entry in found:
         here = quick_verdict(entry["gold"], entry["answer"])
@@ -139,12 +140,12 @@ def contradicted(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def lost(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Answers that are screened though Math-Verify takes them for right."""
+    """Answers that are screened although Math-Verify says that they are right."""
     return [e for e in found if e.get("verdict") is True and screened(e["gold"], e["answer"])]
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """The benchmark; what it has found."""
+    """Run the benchmark; returns its results."""
     options = reward_parser(__doc__, n=20_000, timeout=2.0).parse_args(argv)
     if options.quick:
         options.n = 100

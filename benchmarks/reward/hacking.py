@@ -1,13 +1,14 @@
-r"""Free points: answers that a person would reject and the reward accepts.
+r"""Are there free points, answers that a person would reject but the reward accepts?
 
     python -m benchmarks.reward.hacking [--pairs 220000] [--progress FILE] [--quick]
 
-Every gold of the data folder times templates: hedges, products, numerals side by side, intervals, sets, several boxes,
-chains of equations, approximations, empty and universal answers. A template knows for which golds a person would
-accept its answer; all else that the reward takes for right is listed under ``free_points``, and there must be none.
-Answers that are accepted by a documented choice (docs/rewards.md) are counted by the name of that row.
+Every gold of the data folder is put into templates: hedges, products, numerals side by side, intervals, sets, several
+boxes, chains of equations, approximations, empty and universal answers. A template states for which golds a person
+would accept its answer. Everything else that the reward accepts is listed under ``free_points``, which should be empty.
+Answers that are accepted because of a documented choice (docs/rewards.md) are counted under the name of its row.
 
-A run that was stopped goes on where it was, from the file of ``--progress``, unless the reward or the pairs changed.
+A run that was stopped resumes from the file of ``--progress``, unless the reward or the pairs have changed.
+
 Results: ``benchmarks/results/reward_hacking.json``.
 """
 
@@ -45,7 +46,7 @@ Truth = Callable[["Gold"], bool]
 
 @dataclass(frozen=True)
 class Gold:
-    """A gold, its value where it is a numeral, and another number that is not in it."""
+    """A gold, its value if it is a numeral, and another number that does not occur in it."""
 
     text: str
     value: Fraction | None
@@ -54,9 +55,13 @@ class Gold:
 
 @dataclass(frozen=True)
 class Template:
-    """An answer for every gold: ``V`` stands for the gold, ``N`` for another number, ``A`` and ``B`` for two whose sum
-    the gold is; a whole rollout where a box is in it. `right`: whether a person would accept it; `row`: the row of
-    docs/rewards.md by which it is accepted though a person might not.
+    """An answer for every gold, or a whole rollout if it contains a box.
+
+    Attributes:
+        text: ``V`` is the gold, ``N`` another number, ``A`` and ``B`` are two numbers whose sum is the gold.
+        right: whether a person would accept the answer for a gold.
+        row: the row of docs/rewards.md that accepts the answer although a person might not.
+        numerals_only: whether the template is only for golds that are numerals.
     """
 
     text: str
@@ -65,7 +70,7 @@ class Template:
     numerals_only: bool = False
 
     def fill(self, gold: Gold) -> str | None:
-        """The rollout, None where the template is not for this gold."""
+        """The rollout; None if the template is not for this gold."""
         text = self.text
         if self.numerals_only and (gold.value is None or gold.value.denominator > 1 or gold.value < 4):
             return None
@@ -174,7 +179,7 @@ ROWS = (
 
 
 def templates() -> list[Template]:
-    """All of them."""
+    """All templates."""
     wrong = [Template(text) for text in (*HEDGES, *INTERVALS, *BOXES, *CHAINS)]
     wrong += [Template(text, _zero_matrix) for text in BESIDE]
     pairs = [Template(text, numerals_only=True) for text in PAIRS]
@@ -188,12 +193,12 @@ def templates() -> list[Template]:
 
 
 def all_golds(folder: Path) -> list[str]:
-    """The different golds of all files of the data folder, in their order."""
+    """The distinct golds of all files of the data folder, in their order."""
     golds: dict[str, None] = {}
     for name, column in _FILES.items():
         path = folder / name
         if not path.is_file():
-            raise SystemExit(f"{path} is missing: name the folder of the data by --data.")
+            raise SystemExit(f"{path} is missing. Name the folder with the data files with --data.")
         rows = (
             json.loads(path.read_text()) if path.suffix == ".json" else map(json.loads, path.read_text().splitlines())
         )
@@ -208,7 +213,7 @@ def all_golds(folder: Path) -> list[str]:
 
 
 def pairs(golds: list[str], size: int, seed: int) -> Iterator[tuple[Template, Gold, str]]:
-    """Templates filled with golds, at most `size`: all of them, or so many evenly strewn."""
+    """Templates filled with golds: all of them, or `size` of them at random."""
     rng = random.Random(seed)
     made = []
     for text in golds:
@@ -221,7 +226,7 @@ def pairs(golds: list[str], size: int, seed: int) -> Iterator[tuple[Template, Go
 
 
 def accepted_by(template: Template, gold: Gold) -> str | None:
-    """Why a person, or a row of docs/rewards.md, takes the answer for right; None for neither."""
+    """The reason to accept the answer: a row of docs/rewards.md, or ``right``; None if there is none."""
     if template.row is not None:
         return template.row
     if template.right(gold):
@@ -230,7 +235,7 @@ def accepted_by(template: Template, gold: Gold) -> str | None:
 
 
 def run(reward: Any, chosen: list[tuple[Template, Gold, str]], progress: Path | None = None) -> dict[str, Any]:
-    """Grade the pairs, in chunks that are kept in the file `progress`."""
+    """Grade the pairs in chunks, whose results are stored in the file `progress`."""
     digest = hashlib.sha256("\n".join([reward.version, *(f"{g.text}\t{t}" for _, g, t in chosen)]).encode()).hexdigest()
     known: dict[int, list[int]] = {}
     if progress is not None and progress.is_file():
@@ -255,9 +260,10 @@ def run(reward: Any, chosen: list[tuple[Template, Gold, str]], progress: Path | 
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """The benchmark; what it has found."""
-    parser = reward_parser(__doc__, pairs=220_000, timeout=2.0)
-    parser.add_argument("--progress", type=Path, default=Path(tempfile.gettempdir()) / "reward_hacking.jsonl")
+    """Run the benchmark; returns its results."""
+    parser = reward_parser(__doc__, "folder with the data files", pairs=220_000, timeout=2.0)
+    progress = Path(tempfile.gettempdir()) / "reward_hacking.jsonl"
+    parser.add_argument("--progress", type=Path, default=progress, help=f"file from which a run resumes ({progress})")
     options = parser.parse_args(argv)
     golds = FEW if options.quick else all_golds(options.data or DATA)
     size = min(options.pairs, 300) if options.quick else options.pairs

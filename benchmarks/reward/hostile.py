@@ -1,10 +1,11 @@
-"""Do 40 hostile answers in a batch hang it, swell it or change another's verdict?
+"""Do 40 hostile answers hang a batch, use too much memory, or change the verdict of another answer?
 
     python -m benchmarks.reward.hostile [--quick]
 
-A batch of clean rollouts is graded alone, then five times with the hostile ones strewn in, each time by a new reward.
-Checked: the verdicts of the clean ones are those they had alone, all repeats are the same, the time has its bound (the
-clean batch and a timeout for every hostile answer, shared by the workers), and so has the memory of all processes.
+A batch of clean rollouts is graded alone, and then five times with the hostile ones inserted at random places, each
+time by a new reward. These properties are checked: the verdicts of the clean rollouts are the same as alone; all
+repeats agree; no hostile answer is right; time is bounded (by the clean batch and a timeout for every hostile answer,
+shared by the workers); and so is the memory of all processes.
 
 Results: ``benchmarks/results/reward_hostile.json``.
 """
@@ -23,7 +24,7 @@ from basis_rl.rewards import MathVerifyReward
 from benchmarks.common import save
 from benchmarks.reward.cases import cases, golds_of, reward_parser
 
-# What was measured to hang, swell or break something, and its likes: (name, content of the box).
+# Answers that were found to hang, use much memory or break something, and similar ones: (name, content of the box).
 HOSTILE: tuple[tuple[str, str], ...] = (
     ("tower", "9^{9^{9^{9}}}"),
     ("tower of parentheses", "9^(9^(9^9))"),
@@ -70,7 +71,7 @@ assert len(HOSTILE) == 40
 
 
 class Memory:
-    """The largest resident memory of this process and of any of its workers while it is watched, in MB."""
+    """Measures the peak resident memory of this process, and of the largest of its workers, in MB."""
 
     def __init__(self) -> None:
         self.parent = self.worker = 0.0
@@ -97,7 +98,7 @@ class Memory:
 
 
 def run(texts: list[str], golds: list[str], options: argparse.Namespace) -> tuple[list[float | None], dict[str, float]]:
-    """Verdicts of a new reward, and seconds, metrics, megabytes."""
+    """The verdicts of a new reward, and its seconds, metrics and memory in MB."""
     reward = MathVerifyReward(num_workers=options.workers, timeout=options.timeout)
     metrics: dict[str, float] = {}
     with Memory() as memory:
@@ -109,14 +110,14 @@ def run(texts: list[str], golds: list[str], options: argparse.Namespace) -> tupl
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """The benchmark; what it has found."""
+    """Run the benchmark; returns its results."""
     options = reward_parser(__doc__, size=4096, repeats=5, timeout=5.0).parse_args(argv)
     if options.quick:
         options.size, options.repeats = 4 * len(HOSTILE), 2
     batch = cases(golds_of(options), options.size, options.seed)
     clean, alone = run([case.completion for case in batch], [case.gold for case in batch], options)
     print(f"clean batch alone: {alone['seconds']:.1f} s", flush=True)
-    # Among them: at these places of the mixed batch a hostile answer stands, to the gold of the clean one behind it.
+    # A hostile answer is inserted before each of these clean rollouts, with the same gold.
     places = sorted(random.Random(options.seed).sample(range(len(batch)), len(HOSTILE)))
     texts, golds, kept = [], [], []
     for i, case in enumerate(batch):
@@ -139,7 +140,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         "clean_verdicts_unchanged": all([run[i] for i in kept] == clean for run in runs),
         "repeats_identical": all(run == runs[0] for run in runs),
         "within_the_time": max(row["seconds"] for row in rows) < bound,
-        # The batch holds answers of 10 MB, in several copies on their way; a worker may have 4 GB of addresses.
+        # The batch has answers of 10 MB, which exist in several copies for a time; a worker may have 4 GB of addresses.
         "within_the_memory": max(row["parent_mb"] for row in rows) < alone["parent_mb"] + 200
         and max(row["worker_mb"] for row in rows) < alone["worker_mb"] + 1000,
         "no_hostile_answer_is_right": all(run[i] != 1.0 for run in runs for i in hostile),
@@ -156,7 +157,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     if not options.quick:
         save("reward_hostile", results)
     if not all(checks.values()):
-        raise SystemExit("not every check holds")
+        raise SystemExit(f"These checks failed: {', '.join(name for name, holds in checks.items() if not holds)}.")
     return results
 
 

@@ -1,13 +1,15 @@
-"""How fast is grading, beside TRL's `accuracy_reward`, and where do they differ?
+"""How fast is grading compared with TRL's `accuracy_reward`, and where do the verdicts differ?
 
     python -m benchmarks.reward.speed [--quick]
 
-4,096 rollouts to MATH-500's golds, which both are given bare, and once more in boxes, as TRL reads them best. In turns,
-each round the other one first: TRL's function; ours with a new object (the start of its processes, then all rollouts
-with nothing remembered), and again with all remembered. TRL grades in its own process, on one core; ours on
-`--workers`. Ratios are of the wall clock of one round, TRL / ours: ``cold`` without the start, ``from_nothing`` with
-it.
-Every difference of verdicts is counted by the reason that `reason` gives; one without a reason fails.
+There are 4,096 rollouts for the golds of MATH-500. Both rewards get the golds bare and, in addition, in boxes, which
+TRL reads best. The two alternate, with the other one first in each round: TRL's function; ours as a new object (its
+processes start, then all rollouts are graded with nothing cached), and once more with everything cached. TRL grades in
+its own process, on one core; ours uses ``--workers``. Ratios are of wall-clock time in one round, TRL / ours: ``cold``
+without the start, ``from_nothing`` with it, ``warm`` with everything cached.
+
+Every difference between verdicts is counted under the reason that `reason` gives. A difference without a reason makes
+the benchmark fail.
 
 Results: ``benchmarks/results/reward_speed.json``.
 """
@@ -43,7 +45,7 @@ REASONS = {
 
 
 def reason(case: Case, ours: float | None, theirs: float | None, boxed: float | None) -> str | None:
-    """Why the two differ, a key of `REASONS`; `boxed` is TRL's verdict on the same answer when the gold is in a box."""
+    """Why the verdicts differ, a key of `REASONS`; `boxed` is TRL's verdict on this answer with the gold in a box."""
     answer = last_boxed(case.completion)
     if theirs is None:
         return "gold not read"
@@ -64,17 +66,17 @@ def reason(case: Case, ours: float | None, theirs: float | None, boxed: float | 
 
 
 def timed(work: Callable[[], list[float | None]]) -> tuple[float, list[float | None]]:
-    """Seconds that `work` takes, and what it returns."""
+    """The seconds that `work` takes, and its result."""
     began = time.perf_counter()
     result = work()
     return time.perf_counter() - began, result
 
 
 def ours(texts: list[str], golds: list[str], workers: int) -> tuple[dict[str, float], list[list[float | None]]]:
-    """Seconds of a reward that remembers nothing: its start, its first and its second grading; and both verdicts."""
+    """Seconds of a reward with an empty cache for its start, its first and its second grading; and both verdicts."""
     reward = MathVerifyReward(num_workers=workers, batch_timeout=None)
     row: dict[str, float] = {}
-    # So many that each of the workers is asked for.
+    # Enough pairs that every worker starts.
     row["start"], _ = timed(
         lambda: list(map(float, reward.equivalent([(f"x+{i}", f"{i}+x") for i in range(20 * workers)])))
     )
@@ -85,12 +87,12 @@ def ours(texts: list[str], golds: list[str], workers: int) -> tuple[dict[str, fl
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Median, least and most."""
+    """Median, minimum and maximum."""
     return {"median": median(values), "least": min(values), "most": max(values)}
 
 
 def ratios(rows: list[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """TRL's seconds over ours, round by round."""
+    """TRL's seconds divided by ours, over the rounds."""
     return {
         "cold": spread([row["trl"] / row["cold"] for row in rows]),
         "from_nothing": spread([row["trl"] / (row["start"] + row["cold"]) for row in rows]),
@@ -99,7 +101,7 @@ def ratios(rows: list[dict[str, float]]) -> dict[str, dict[str, float]]:
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """The benchmark; what it has found."""
+    """Run the benchmark; returns its results."""
     options = reward_parser(__doc__, size=4096, rounds=5).parse_args(argv)
     if options.quick:
         options.size, options.rounds = 40, 2
@@ -153,12 +155,12 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     if not options.quick:
         save("reward_speed", results)
     if unexplained:
-        raise SystemExit(f"{len(unexplained)} differences without a reason, the first: {unexplained[0]}")
+        raise SystemExit(f"{len(unexplained)} differences have no reason; the first is {unexplained[0]}.")
     return results
 
 
 def explain(batch: list[Case], ours: list[float | None], theirs: list[float | None], trl: Any) -> tuple[Any, Any]:
-    """Differences by reason, with their number and examples, and those that have none."""
+    """Differences by reason, with their number and examples; and those without a reason."""
     differ = [i for i in range(len(batch)) if ours[i] != theirs[i]]
     talks = [[{"role": "assistant", "content": rf"\boxed{{{last_boxed(batch[i].completion) or ''}}}"}] for i in differ]
     boxed = trl(talks, [rf"\boxed{{{batch[i].gold}}}" for i in differ])

@@ -1,6 +1,6 @@
-"""ORZ's and DAPO's problems as one file: `python -m examples.papers.orz_dapo runs/papers/orz_dapo.jsonl`.
+"""Merges the problems of ORZ and DAPO into one file: `python -m examples.papers.orz_dapo runs/papers/orz_dapo.jsonl`.
 
-Both by the loader that reads them for training; a problem that is in both is kept once.
+Both datasets are read with the loader that training uses. A problem that is in both is kept once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SETS = (
 
 
 def merge(path: Path) -> int:
-    """Write the problems, ``problem`` and ``answer``; returns how many there are."""
+    """Write the problems with the columns ``problem`` and ``answer``; returns their number."""
     rows: dict[str, dict[str, str]] = {}
     for data in SETS:
         data.prompt_template, data.on_missing_gold = "{prompt}", "drop"

@@ -1,9 +1,10 @@
-"""The whole of it on a laptop: warm start, value table, BASIS with one rollout per prompt, accuracy before and after;
-then the same without a table, by a belief that learns as it trains and also chooses the prompts.
+"""The workflow on a laptop: warm start, value table, BASIS with one rollout per prompt, accuracy before and after.
+
+Then the same without a value table: a belief that learns during training is the baseline and also chooses the prompts.
 
     python -m examples.quickstart.run [--seed 0] [--output_dir runs/quickstart] [--max_warm_start_steps N] [--KEY VALUE]
 
-Each phase is a command that a user types for a larger model; this script only types them.
+For a larger model you run `basis-rl values` and `basis-rl train` yourself; this script only runs them in order.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-# Nothing is fetched here.
+# Nothing is downloaded here.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -36,7 +37,7 @@ from examples.quickstart.warm_start import build_model, build_tokenizer, save, w
 
 RECIPE = str(Path(__file__).with_name("basis.yaml"))
 WITHOUT_TABLE = str(Path(__file__).with_name("history.yaml"))
-# vLLM serves few head sizes (its CPU build: 32, 64, 80, 96, ...), and a quarter of this model's hidden size is not one.
+# vLLM supports only some head sizes (its CPU build 32, 64, 80, 96, ...), not a quarter of this model's hidden size.
 HEAD_DIM = 32
 
 
@@ -44,13 +45,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output_dir", type=Path, default=Path("runs/quickstart"))
-    parser.add_argument("--max_warm_start_steps", type=int, default=3000, help="fewer: a trial of all phases")
+    parser.add_argument("--max_warm_start_steps", type=int, default=3000, help="use fewer to try all phases (3000)")
     options, overrides = parser.parse_known_args()
     print(json.dumps(run(options.seed, options.output_dir, overrides, options.max_warm_start_steps), indent=2))
 
 
 def run(seed: int, output: Path, overrides: list[str], max_warm_start_steps: int) -> dict[str, Any]:
-    """All phases; returns the summary that is also written to ``summary.json``. `overrides` are keys of the recipes."""
+    """Run all phases; returns the summary that is also written to ``summary.json``.
+
+    `overrides` are arguments for the recipes.
+    """
     disable_progress_bar()  # of loading and saving a small model
     seconds: dict[str, float] = {}
     common = ["--seed", str(seed), "--model_name_or_path", str(output / "warm_start")]
@@ -72,16 +76,16 @@ def run(seed: int, output: Path, overrides: list[str], max_warm_start_steps: int
     with Phase(2, "accuracy before, on problems that no phase trains on", seconds, "evaluation"):
         before = held_out_accuracy(recipe, output / "warm_start")
         print(f"held-out accuracy, greedy: {before:.1%}")
-    with Phase(3, "value table: what this model earns on each problem (basis-rl values)", seconds, "value_table"):
+    with Phase(3, "value table: this model's mean reward on each problem (basis-rl values)", seconds, "value_table"):
         command("values", argv)
     with Phase(4, "BASIS, one rollout per prompt (basis-rl train)", seconds, "training"):
         command("train", argv)
     with Phase(5, "accuracy after", seconds, "evaluation"):
         after = held_out_accuracy(recipe, output / "basis")
         print(f"held-out accuracy, greedy: {before:.1%} -> {after:.1%}")
-    with Phase(6, "no value table: basis_history, prompts drawn by its belief (basis-rl train)", seconds, "history"):
+    with Phase(6, "without a table: basis_history, prompts chosen by its belief (basis-rl train)", seconds, "history"):
         command("train", without_table)
-    with Phase(7, "accuracy after that", seconds, "evaluation"):
+    with Phase(7, "accuracy after training without a table", seconds, "evaluation"):
         history = held_out_accuracy(recipe, output / "history")
         print(f"held-out accuracy, greedy: {before:.1%} -> {history:.1%}, with the value table {after:.1%}")
     table = len(train) * recipe.run.values_num_rollouts
@@ -93,7 +97,7 @@ def run(seed: int, output: Path, overrides: list[str], max_warm_start_steps: int
 
 
 def pairs(words: list[str]) -> list[list[str]]:
-    """Options with their values: ``--key value ...`` or ``--key=value``."""
+    """Split arguments into options with their values: ``--key value ...`` or ``--key=value``."""
     found: list[list[str]] = []
     for word in words:
         if word.startswith("--") or not found:
@@ -103,7 +107,7 @@ def pairs(words: list[str]) -> list[list[str]]:
 
 
 class Phase:
-    """Says what is being done, and adds up how long it took."""
+    """Prints what is being done, and adds up how long it takes."""
 
     def __init__(self, number: int, what: str, seconds: dict[str, float], key: str) -> None:
         self.text, self.seconds, self.key = f"\n[{number}/7] {what}", seconds, key

@@ -1,7 +1,7 @@
 """A language model small enough for a laptop: its own tokenizer, a Qwen3 architecture, a short supervised warm start.
 
-RL needs a model that is right sometimes. This one has seen sums for a minute and answers in the form that the verifier
-reads; the rest is left to reinforcement learning.
+RL needs a model that is sometimes right. After about a minute of supervised training on sums, this one answers in the
+form that the verifier reads; the rest is left to reinforcement learning.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 
 def build_tokenizer(texts: Iterable[str], vocab_size: int = 340) -> PreTrainedTokenizerFast:
-    """Byte-level BPE, trained on `texts`. Every digit is a token of its own, so that numbers can be added up; what all
-    problems share becomes few tokens, since words may merge."""
+    """Train a byte-level BPE tokenizer on `texts`.
+
+    Every digit is a separate token, so that the model can add numbers. Text that all problems share becomes few tokens,
+    since words may be merged.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -48,8 +51,10 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int = 340) -> PreTrainedTo
 def build_model(
     tokenizer: PreTrainedTokenizerFast, *, hidden_size: int = 96, layers: int = 3, head_dim: int | None = None
 ) -> Qwen3ForCausalLM:
-    """A Qwen3 with random weights that fits the tokenizer; four attention heads of `head_dim`, by default a quarter of
-    the hidden size each."""
+    """A Qwen3 with random weights for the tokenizer, with four attention heads of size `head_dim`.
+
+    The default of `head_dim` is a quarter of the hidden size.
+    """
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
@@ -68,7 +73,7 @@ def build_model(
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, dataset: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids of prompt and boxed answer, padded on the right, and the labels: the answer only."""
+    """Token ids of prompt and boxed answer, padded on the right; and labels, which cover only the answer."""
     rows, labels = [], []
     for row in dataset:
         prompt = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
@@ -91,10 +96,10 @@ def warm_start(
     batch_size: int = 64,
     learning_rate: float = 1.5e-3,
 ) -> tuple[int, float]:
-    """Supervised steps on the answers, until the share `until` of them is predicted whole (teacher-forced).
+    """Train supervised on the answers until the share `until` of them is predicted completely (teacher-forced).
 
-    How many steps that takes varies a lot with the seed: learning to carry comes suddenly. Stopping at an accuracy
-    leaves the same room to every seed. Returns the steps and the share reached.
+    The number of steps varies a lot with the seed, because the model learns to carry suddenly. Stopping at an accuracy
+    leaves the same room for improvement with every seed. Returns the number of steps and the share that was reached.
     """
     ids, labels = encode(tokenizer, dataset)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
@@ -124,6 +129,6 @@ def warm_start(
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: str | Path) -> None:
-    """Write both, as `from_pretrained` reads them."""
+    """Save both in the form that `from_pretrained` reads."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

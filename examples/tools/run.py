@@ -1,6 +1,8 @@
-"""Where using a tool pays: warm start, training with a calculator, accuracy and calls before and after.
+"""A model learns to use a tool: warm start, training with a calculator, accuracy and calls before and after.
 
-python -m examples.tools.run [--seed 0] [--output_dir runs/tools] [--tool_share 0.3] [--any_key_of_the_recipe value]
+python -m examples.tools.run [--seed 0] [--output_dir runs/tools] [--tool_share 0.3] [--KEY VALUE]
+
+KEY is any key of the recipe.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Nothing is fetched here.
+# Nothing is downloaded here.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -27,7 +29,7 @@ from examples.quickstart.warm_start import build_model, save
 from examples.tools.warm_start import tool_tokenizer, warm_start
 
 RECIPE = str(Path(__file__).with_name("calculator.yaml"))
-# What one greedy evaluation on the held-out problems is asked for.
+# One evaluation on the held-out problems, with one sampled rollout per problem.
 EVALUATE = ["--eval_strategy", "steps", "--eval_steps", "1", "--per_device_eval_batch_size", "128"]
 EVALUATE += ["--num_generations_eval", "1"]
 
@@ -36,13 +38,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output_dir", type=Path, default=Path("runs/tools"))
-    parser.add_argument("--tool_share", type=float, default=0.3, help="of the warm start's solutions")
+    parser.add_argument(
+        "--tool_share", type=float, default=0.3, help="share of the warm start's solutions that use the tool (0.3)"
+    )
     options, overrides = parser.parse_known_args()
     print(json.dumps(run(options.seed, options.output_dir, overrides, tool_share=options.tool_share), indent=2))
 
 
 def run(seed: int, output: Path, overrides: list[str], *, tool_share: float = 0.3) -> dict[str, Any]:
-    """All phases; returns the summary that is also written to ``summary.json``."""
+    """Run all phases; returns the summary that is also written to ``summary.json``."""
     began = time.perf_counter()
     argv = [RECIPE, "--seed", str(seed), "--output_dir", str(output / "rloo")]
     argv += ["--model_name_or_path", str(output / "warm_start"), *overrides]
@@ -83,7 +87,7 @@ def run(seed: int, output: Path, overrides: list[str], *, tool_share: float = 0.
 
 
 def measure(argv: list[str], model: Path, output: Path) -> dict[str, float]:
-    """One sampled answer to each held-out problem: accuracy, and the share of the rollouts that call the calculator."""
+    """Sample one rollout per held-out problem; returns accuracy, and the share of rollouts that call the calculator."""
     options = ["--model_name_or_path", str(model), "--output_dir", str(output / "measure")]
     trainer = build_trainer(parse_recipe([*argv, *options, *EVALUATE]))
     found = trainer.evaluate()

@@ -1,7 +1,7 @@
-"""A small model that has seen a calculator used, and has seen answers without it, about as often.
+"""A small model that has seen solutions with and without a calculator.
 
-It can copy an expression into a call and the answer into a box, and cannot multiply. Which of the two it does is left
-to reinforcement learning.
+It can copy an expression into a call and a result into a box, but it cannot multiply. Reinforcement learning decides
+whether it calls the calculator.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from basis_rl.tools import calculator
 from examples.quickstart.warm_start import START, build_tokenizer
 
-# As Qwen's, without the long description of the tools in the prompt: there is one, and it has been seen.
+# As Qwen's, but without the long description of the tools in the prompt: the model has seen its only tool in use.
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
     "{% for call in message['tool_calls'] or [] %}{% set call = call['function'] or call %}"
@@ -45,7 +45,7 @@ RESPONSE_TEMPLATE = {
 
 
 def tool_tokenizer(questions: Iterable[str], vocab_size: int = 400) -> PreTrainedTokenizerFast:
-    """The quickstart's tokenizer, with a chat template that knows tools; what all calls share becomes few tokens."""
+    """The quickstart's tokenizer with a chat template for tools; text that all calls share becomes few tokens."""
     call = '<tool_call>{"name": "calculator", "arguments": {"expression": "7*8"}}</tool_call>'
     texts = [text for q in questions for text in (q, call, "\\boxed{7}", "assistant\n", "user\n", "tool\n")]
     tokenizer = build_tokenizer(texts, vocab_size)
@@ -55,7 +55,7 @@ def tool_tokenizer(questions: Iterable[str], vocab_size: int = 400) -> PreTraine
 
 
 def conversation(row: dict[str, Any], *, use_tool: bool) -> list[dict[str, Any]]:
-    """The problem solved with the calculator, or without."""
+    """The problem, solved with or without the calculator."""
     answer = {"role": "assistant", "content": f"\\boxed{{{row['solution']}}}"}
     if not use_tool:
         return [*row["prompt"], answer]
@@ -71,7 +71,7 @@ def conversation(row: dict[str, Any], *, use_tool: bool) -> list[dict[str, Any]]
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]]) -> tuple[list[int], list[int]]:
-    """Token ids of a conversation, and the labels: the assistant's turns only."""
+    """Token ids of a conversation, and labels, which cover only the assistant's turns."""
     ids: list[int] = []
     labels: list[int] = []
     for i, message in enumerate(messages):
@@ -98,7 +98,7 @@ def warm_start(
     learning_rate: float = 2e-3,
     seed: int = 0,
 ) -> None:
-    """Supervised steps on conversations, a share of them with the calculator."""
+    """Train supervised on conversations, of which the share `tool_share` uses the calculator."""
     generator = random.Random(seed)
     texts = [encode(tokenizer, conversation(row, use_tool=generator.random() < tool_share)) for row in dataset]
     width = max(len(ids) for ids, _ in texts)

@@ -1,7 +1,7 @@
-"""What the study of token baselines computes from exact gradients: variance, bias, and whether the proxy fits.
+"""What the study of token baselines computes from exact gradients: variance, bias, and how well the energy fits.
 
-``N`` rollouts of one prompt, in ``K = N / n`` groups of n; ``T`` tokens, ``D`` parameters; ``P`` prompts, ``B``
-resamples.
+A prompt has ``N`` rollouts in ``K = N / n`` groups of n; there are ``T`` tokens, ``D`` parameters, ``P`` prompts and
+``B`` resamples.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BASELINES: dict[str, Baseline] = {
 
 
 def advantages(baseline: Baseline, rewards: Tensor, mask: Tensor, energies: Tensor, n: int) -> Tensor:
-    """``(N,)`` or ``(N, T)`` of consecutive groups of n, as the trainer would get them."""
+    """Advantages ``(N,)`` or ``(N, T)`` of consecutive groups of n, as the trainer would compute them."""
     groups = torch.arange(len(rewards)) // n
     batch = RolloutBatch(
         rewards=rewards, group_ids=groups, prompt_ids=[str(g) for g in groups.tolist()], action_mask=mask,
@@ -66,7 +66,7 @@ def cross(a: Tensor, b: Tensor) -> float:
 
 
 def moments(means: Tensor, unbiased: Tensor) -> dict[str, float]:
-    """Of one prompt's group gradients ``(K, D)``, beside those of an unbiased estimator (RLOO) on the same groups.
+    """Moments of one prompt's group gradients ``(K, D)``; `unbiased` are those of RLOO for the same groups.
 
     ``variance``: trace of the covariance; ``along``: ``E . g``; ``norm2``: ``|E|^2``; ``signal``: ``|g|^2``.
     """
@@ -80,11 +80,11 @@ def moments(means: Tensor, unbiased: Tensor) -> dict[str, float]:
 
 
 def pooled(rows: list[Mapping[str, float]]) -> dict[str, float]:
-    """Means over prompts, and what follows, with a jackknife error over prompts.
+    """Means over prompts, and quantities derived from them, with a jackknife error over prompts.
 
-    ``kept`` is the share of g that the expected estimate keeps, ``along / signal`` (1 without bias); ``normalised`` the
-    variance over ``kept^2``: what is left when the learning rate makes up for the shrinking. NaN where no gradient was
-    seen, and ``normalised`` also where `kept` is not twice its error.
+    ``kept`` is the share of g that the expected estimate keeps, ``along / signal`` (1 without bias). ``normalised`` is
+    the variance over ``kept^2``, that is the variance after the learning rate has compensated the shrinkage. Both are
+    NaN if no gradient was measured; ``normalised`` is also NaN if `kept` is less than twice its error.
     """
     mean = {key: sum(row[key] for row in rows) / len(rows) for key in rows[0]}
     kept, error = mean["along"] / mean["signal"] if mean["signal"] > 0 else math.nan, math.nan
@@ -105,26 +105,28 @@ def deviations(means: Tensor) -> Tensor:
 
 
 def contributions(products: Tensor) -> Tensor:
-    """``(K, K) -> (K,)``: what each group adds to the variance, which is their sum; from `deviations`."""
+    """``(K, K) -> (K,)``: each group's contribution to the variance, which is their sum; from `deviations`."""
     return products.diagonal() / (len(products) - 1)
 
 
 def resamples(count: int, prompts: int, groups: int, seed: int) -> Tensor:
-    """``(B, P, K)`` float64: how often each group is drawn when ``K - 1`` of a prompt's are, with replacement.
+    """``(B, P, K)`` float64: how often each group is drawn if ``K - 1`` groups per prompt are drawn with replacement.
 
-    One less than there are: K drawn of K spread by ``(K - 1) / K`` too little, which is much where K is 6.
+    ``K - 1`` groups are drawn, not K, because the spread of K groups drawn out of K is too small by ``(K - 1) / K``,
+    which matters if K is 6.
     """
     drawn = np.random.default_rng(seed).multinomial(groups - 1, np.full(groups, 1 / groups), size=(count, prompts))
     return torch.from_numpy(drawn).double()
 
 
 def resampled_variances(products: Tensor, counts: Tensor) -> Tensor:
-    """``(P, K, K), (B, P, K) -> (B,)``: mean over prompts of the variance of the groups drawn, about their own mean;
-    NaN where less than two groups are drawn.
+    """``(P, K, K), (B, P, K) -> (B,)``: mean over prompts of the variance of the drawn groups around their own mean.
+
+    NaN if fewer than two groups are drawn.
 
     Args:
         products: `deviations` of each prompt.
-        counts: of `resamples`, the same for every estimator to compare.
+        counts: result of `resamples`; use the same one for all estimators that are compared.
     """
     drawn = counts[0, 0].sum()
     own = torch.einsum("bpk,pkk->bp", counts, products)
@@ -133,24 +135,24 @@ def resampled_variances(products: Tensor, counts: Tensor) -> Tensor:
 
 
 def interval(above: Tensor, below: Tensor) -> list[float]:
-    """Ends of the 95 % percentile interval of a ratio of two estimators' variances, ``(B,)`` of the same resamples."""
+    """Ends of the 95 % percentile interval of the ratio of two variances, ``(B,)`` each, from the same resamples."""
     ends = torch.tensor([0.025, 0.975], dtype=torch.float64)
     found: list[float] = torch.quantile(above / below, ends).tolist()
     return found
 
 
 def share(row: Mapping[str, float], against: Mapping[str, float], key: str) -> float:
-    """``row[key] / against[key]``; NaN where nothing was seen."""
+    """``row[key] / against[key]``; NaN if the denominator is 0."""
     return row[key] / against[key] if against[key] else math.nan
 
 
 def correlation(x: Tensor, y: Tensor) -> float:
-    """Pearson's."""
+    """Pearson's correlation."""
     return float(torch.corrcoef(torch.stack([x.double(), y.double()]))[0, 1])
 
 
 def correlation_within(x: Tensor, y: Tensor, places: Tensor) -> float:
-    """Pearson's, of what is left of both when the mean at each place is taken off."""
+    """Pearson's correlation after the mean at each position (`places`) is subtracted from both."""
     rows = torch.zeros(3, int(places.max()) + 1, dtype=torch.float64)
     rows.index_add_(1, places, torch.stack([torch.ones_like(x), x, y]).double())
     x, y = (side.double() - (total / rows[0])[places] for side, total in zip((x, y), rows[1:], strict=True))
@@ -158,14 +160,14 @@ def correlation_within(x: Tensor, y: Tensor, places: Tensor) -> float:
 
 
 def ratio_spread(x: Tensor, y: Tensor) -> float:
-    """Coefficient of variation of ``y / x`` weighed by x: 0 if y is proportional to x."""
+    """Coefficient of variation of ``y / x``, weighted by x: 0 if y is proportional to x."""
     ratio, weight = y.double() / x.double(), x.double() / x.double().sum()
     center = (weight * ratio).sum()
     return float((weight * (ratio - center) ** 2).sum().sqrt() / center)
 
 
 def within_groups(x: Tensor, y: Tensor, n: int) -> float:
-    """Mean over groups of the correlation in each, those without variance left out; NaN if all are."""
+    """Mean of the correlations within groups, without groups in which x or y does not vary; NaN if none is left."""
     found = [
         correlation(a, b)
         for a, b in zip(x.view(-1, n), y.view(-1, n), strict=True)

@@ -1,10 +1,12 @@
-"""A policy with long, ragged rollouts: a two-layer transformer that walks on the digits, and its exact gradients.
+"""A policy with long, ragged rollouts: a two-layer transformer that walks on the digits; and its exact gradients.
 
-A prompt is ``parity, start``. The rollout is pairs ``step, state``, a step of 1 to 4 and ``state <- state + step mod
-10``, and END where the policy likes. It is right if every state follows and the last one has the parity. Steps are free
-choices, states are determined: tokens of high and of low entropy, as in a chain of thought.
+A prompt is ``parity, start``. A rollout is a sequence of pairs ``step, state``, with a step of 1 to 4 and ``state <-
+state + step mod 10``; it ends with END at a place that the policy chooses. It is right if every state is correct and
+the last one has the parity. Steps are free choices, and states are determined, so there are tokens of high and of low
+entropy, as in a chain of thought.
 
-Symbols: 0 to 9 the digits, 10 END, 11 padding. ``N`` rollouts of ``T`` tokens, ``D`` parameters, ``K`` weightings.
+The symbols are the digits 0 to 9, 10 for END and 11 for padding. There are ``N`` rollouts of ``T`` tokens, ``D``
+parameters and ``K`` weightings.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ def new_parameters(seed: int, length: int, width: int = 32, layers: int = 2) -> 
 def logits(weights: Parameters, ids: Tensor) -> Tensor:
     """``(..., S) -> (..., S, V)``: pre-norm, causal attention, SwiGLU, and RMSNorm before an untied head.
 
-    Each place also sees the token before its own, so that a step finds the state that it starts from.
+    Each position also sees the previous token, so that a step can find the state that it starts from.
     """
     width = weights["tokens"].shape[1]
     before = torch.cat([torch.full_like(ids[..., :1], PAD), ids[..., :-1]], dim=-1)
@@ -65,7 +67,7 @@ def new_prompts(generator: torch.Generator, count: int) -> Tensor:
 
 
 def walks(generator: torch.Generator, count: int, length: int) -> Tensor:
-    """``(count, 2 + length)`` supervised sequences: at the parity they end by 3 % a state, elsewhere by 1 %."""
+    """``(count, 2 + length)`` supervised sequences; the chance to end is 3 % at states of the parity, 1 % at others."""
     ids = torch.full((count, 2 + length), PAD)
     ids[:, :2] = new_prompts(generator, count)
     state, running = ids[:, 1].clone(), torch.ones(count, dtype=torch.bool)
@@ -100,8 +102,10 @@ def supervise(weights: Parameters, seed: int, length: int, steps: int, batch: in
 
 @torch.no_grad()
 def respond(weights: Parameters, prompts: Tensor, length: int, seed: int) -> Tensor:
-    """``(N, 2) -> (N, 2 + length)``: sampled at temperature 1, PAD after END. Attends to everything anew at each token,
-    but only for the rows that are still running."""
+    """``(N, 2) -> (N, 2 + length)``: rollouts sampled at temperature 1, with PAD after END.
+
+    There is no KV cache: each token computes the attention again, but only for rows that have not ended.
+    """
     generator = torch.Generator().manual_seed(seed)
     ids = torch.full((len(prompts), 2 + length), PAD)
     ids[:, :2] = prompts
@@ -117,7 +121,7 @@ def respond(weights: Parameters, prompts: Tensor, length: int, seed: int) -> Ten
 
 
 def reward(ids: Tensor) -> Tensor:
-    """``(N,)``: 1 where every state follows from the one before it, and the last one has the parity."""
+    """``(N,)``: 1 if every state follows from the previous one and the last state has the parity, else 0."""
     rights = []
     for row in ids.tolist():
         parity, state, rollout = row[0], row[1], row[2:]
@@ -130,12 +134,12 @@ def reward(ids: Tensor) -> Tensor:
 
 
 def action_mask(ids: Tensor) -> Tensor:
-    """``(N, T)`` bool: the rollout's tokens, END included."""
+    """``(N, T)`` bool: the tokens of the rollouts, END included."""
     return ids[:, 2:] != PAD
 
 
 def log_probs(weights: Parameters, ids: Tensor) -> Tensor:
-    """``(..., 2 + T) -> (..., T)``: of each token, padding excluded from what can be sampled; 0 on padding."""
+    """``(..., 2 + T) -> (..., T)``: log-probability of each token, where PAD cannot be sampled; 0 on padding."""
     scores = logits(weights, ids)[..., 1:-1, :PAD].log_softmax(-1)
     rollout = ids[..., 2:]
     chosen = scores.gather(-1, rollout.clamp(max=PAD - 1)[..., None])[..., 0]
@@ -157,10 +161,10 @@ def gradients(weights: Parameters, ids: Tensor, weightings: Tensor, chunk: int =
     """``(N, K, D)`` float32: ``sum_t a_ikt d log pi(y_it) / d theta`` of each rollout, exactly.
 
     Args:
-        weights: parameters, D numbers in all.
-        ids: ``(N, 2 + T)``.
-        weightings: ``(N, K, T)`` float32, the ``a``.
-        chunk: rollouts at a time.
+        weights: the parameters, D numbers in total.
+        ids: prompts and rollouts, ``(N, 2 + T)``.
+        weightings: the weights ``a``, ``(N, K, T)`` float32.
+        chunk: number of rollouts that are processed at once.
     """
     fixed = {name: value.detach() for name, value in weights.items()}
 
@@ -169,7 +173,7 @@ def gradients(weights: Parameters, ids: Tensor, weightings: Tensor, chunk: int =
         (grads,) = vmap(pull)(cotangents)
         return torch.cat([grads[name].flatten(1) for name in fixed], dim=1)
 
-    order = action_mask(ids).sum(1).argsort()  # rollouts of like length together: none is longer than its chunk
+    order = action_mask(ids).sum(1).argsort()  # rollouts of similar length together, to compute less padding
     out = torch.zeros(len(ids), weightings.shape[1], sum(w.numel() for w in fixed.values()))
     for rows in order.split(chunk):
         longest = int(action_mask(ids[rows]).sum(1).max())

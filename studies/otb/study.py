@@ -1,22 +1,24 @@
-"""What variance of the mean gradient do group and token baselines leave, measured exactly?
+"""How much variance of the mean gradient remains with group baselines and token baselines, measured exactly?
 
     python -m studies.otb.study [--seeds 0 1] [--quick]
 
-The OTB paper (Secs. 5.3, 6.3, 6.4, Figs. 11 and 12) derives its token baseline as the one of least variance, and shows
-it below the others. At small scale: a two-layer transformer (`studies.otb.chain_policy`), early and late in a
-supervised phase, answers four prompts with ragged chains of up to 256 tokens, 192 times each. The gradient of every
-rollout in all parameters is exact, so for groups of 4, 8, 16 and 32 so are the group's mean gradient and, over groups,
-its variance under each baseline. And is the energy ``w = 1 - 2 pi(y) + sum pi^2``, which OTB takes for the squared norm
-of a token's gradient, proportional to it: by token, and cumulated over the rollout? A cumulated energy is compared by
-OTB with others at the same place only, so the correlation is also given within places.
+The OTB paper (Secs. 5.3, 6.3, 6.4, Figs. 11 and 12) derives its token baseline as the one with the least variance, and
+shows a lower variance than with the others. This study checks it at small scale. A two-layer transformer
+(`studies.otb.chain_policy`), early and late in a supervised phase, samples 192 rollouts of up to 256 tokens, of varying
+length, for each of four prompts. The gradient of every rollout with respect to all parameters is exact. So are, for
+groups of 4, 8, 16 and 32, the group's mean gradient and its variance over the groups under each baseline. The study
+also asks whether the energy ``w = 1 - 2 pi(y) + sum pi^2``, which OTB uses in place of the squared norm of a token's
+gradient, is proportional to it: for each token, and cumulated over the rollout. Since OTB compares a cumulated energy
+only with others at the same position, the correlation within positions is given as well.
 
-A ratio of two variances comes with a 95 % bootstrap interval: the groups of each prompt are drawn anew, the same ones
-for both estimators. It tells what other groups of this policy at these prompts would give, not what other prompts or
-policies would. The groups of each size are the same rollouts cut in order, so group sizes do not confirm each other;
-and of 32 there are 6 per prompt. With normal gradients such an interval holds the truth in about 95 % of cases, as a
-test shows for 6 groups per prompt; with groups that contribute as unequally as here it is less.
+A ratio of two variances comes with a 95 % bootstrap interval: the groups of each prompt are resampled, the same ones
+for both estimators. The interval covers other groups of this policy for these prompts, not other prompts or policies.
+The groups of each size are the same rollouts split in order, so different group sizes do not confirm each other; and
+there are only 6 groups of 32 per prompt. With normally distributed gradients such an interval contains the true ratio
+in about 95 % of cases, as a test shows for 6 groups per prompt. If the groups contribute as unequally as here, it does
+so in fewer cases.
 
-Results: ``studies/results/otb_study.json`` and ``.png``; runs are kept in ``runs/otb_study``.
+Results: ``studies/results/otb_study.json`` and ``.png``. Runs are stored in ``runs/otb_study``.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ SCATTERED = ("token, all parameters", "cumulated, |sum of s_j|^2")
 
 @dataclass(frozen=True)
 class Plan:
-    """How large the study is; `length`: tokens of a rollout, at most; `groups`: sizes of a group."""
+    """Size of the study. `length` is the maximum number of tokens of a rollout; `groups` are the group sizes."""
 
     seeds: tuple[int, ...] = (0, 1)
     stages: tuple[int, ...] = (150, 500)  # supervised steps of the early and of the late policy
@@ -53,7 +55,7 @@ class Plan:
     prompts: int = 4
     responses: int = 192  # rollouts of each prompt
     groups: tuple[int, ...] = (4, 8, 16, 32)
-    looked_at: int = 16  # rollouts whose tokens' gradients are looked at one by one
+    looked_at: int = 16  # rollouts for which the gradient of each token is computed
     resamples: int = 10_000  # of the groups, for the intervals
 
 
@@ -63,8 +65,12 @@ QUICK = Plan(seeds=(0,), stages=(3, 5), length=24, prompts=2, responses=16, grou
 def variances(
     weights: policy.Parameters, ids: Tensor, plan: Plan
 ) -> tuple[dict[int, dict[str, Any]], dict[int, dict[str, Tensor]], dict[str, Any]]:
-    """Moments of every baseline at every group size from one prompt's rollouts; their groups' deviations ``(K, K)``;
-    and how its sequences' norms go."""
+    """Results from the rollouts of one prompt.
+
+    Returns:
+        By group size and baseline: the moments, and the groups' deviations ``(K, K)``. And facts about the rollouts:
+        reward, length, energy, and their correlations with each other and with the squared norms.
+    """
     mask, rewards, energies = policy.action_mask(ids), policy.reward(ids), policy.energies(weights, ids)
     token: dict[tuple[int, str], Tensor] = {}
     plain: dict[tuple[int, str], Tensor] = {}
@@ -103,12 +109,12 @@ def variances(
 
 
 def intervals(by_prompt: list[dict[str, Tensor]], count: int, seed: int) -> dict[str, list[float]]:
-    """Of one group size: the ends of ``"a / b"`` for every estimator over the group mean, and for OTB over its rivals.
+    """The intervals of ``"a / b"`` at one group size: each estimator over the group mean, and OTB over its rivals.
 
     Args:
-        by_prompt: `oa.deviations` of each estimator.
-        count: of resamples.
-        seed: of what is drawn.
+        by_prompt: for each prompt, `oa.deviations` of each estimator.
+        count: number of resamples.
+        seed: seed of the resamples.
     """
     names = list(by_prompt[0])
     counts = oa.resamples(count, len(by_prompt), len(by_prompt[0]["otb"]), seed)
@@ -118,7 +124,7 @@ def intervals(by_prompt: list[dict[str, Tensor]], count: int, seed: int) -> dict
 
 
 def proxy(weights: policy.Parameters, ids: Tensor) -> dict[str, Any]:
-    """Energies beside true squared norms, token by token and cumulated, of a few rollouts."""
+    """Energies compared with true squared norms for a few rollouts, by token and cumulated."""
     energies, mask = policy.energies(weights, ids), policy.action_mask(ids)
     head = weights["head"].numel()
     assert list(weights)[2] == "head"
@@ -156,7 +162,7 @@ def proxy(weights: policy.Parameters, ids: Tensor) -> dict[str, Any]:
 
 
 def one_policy(weights: policy.Parameters, plan: Plan, seed: int) -> dict[str, Any]:
-    """Every number of one policy: shape of its rollouts, moments by group size and baseline, energies by norms."""
+    """All results for one policy: facts about its rollouts, moments and intervals by group size, energies and norms."""
     weights = {name: value.detach().clone() for name, value in weights.items()}
     prompts = policy.new_prompts(torch.Generator().manual_seed(seed), plan.prompts)
     ids = policy.respond(weights, prompts.repeat_interleave(plan.responses, 0), plan.length, seed)
@@ -191,7 +197,7 @@ def one_seed(plan: Plan, seed: int) -> dict[str, Any]:
 
 
 def show(cell: dict[str, Any]) -> None:
-    """One policy's numbers, for the terminal."""
+    """Print the results for one policy."""
     print(f"\nseed {cell['seed']}, {cell['stage']}: " + ", ".join(f"{k} {v:.3g}" for k, v in cell["shape"].items()))
     for n, rows in cell["moments"].items():
         ends = {pair: "{:.2f} to {:.2f}".format(*values) for pair, values in cell["intervals"][n].items()}
@@ -217,8 +223,10 @@ SHOWN = ("rloo", "opo", "opo, token", "ogb", "isolated energy", "otb", TRUE_NORM
 
 
 def ratios(axis: Any, cells: list[dict[str, Any]], pairs: list[tuple[str, str]], labels: list[str]) -> None:
-    """Of each pair the ratio of variances over group sizes: the mean over `cells`, and bars from the least to the
-    greatest end of their intervals, side by side so that all are seen."""
+    """Plot the ratio of variances of each pair over group sizes.
+
+    Shown are the mean over `cells`, and bars from the smallest to the largest end of their intervals, side by side.
+    """
     sizes = np.array([int(n) for n in cells[0]["moments"]])
     for index, ((a, b), label) in enumerate(zip(pairs, labels, strict=True)):
         look = drawing.style(index)
@@ -234,13 +242,12 @@ def ratios(axis: Any, cells: list[dict[str, Any]], pairs: list[tuple[str, str]],
 
 
 def plot(cells: list[dict[str, Any]], folder: Path) -> None:
-    """Of the early and the late policy: variances over group sizes, OTB's over its rivals', the proxy beside the true
-    norms."""
+    """Plot for the early and the late policy: variances, OTB's variance over that of its rivals, energies and norms."""
     with drawing.panels(folder / "otb_study.png", 2, 4, width=5.2, height=3.9) as axes:
         for row, stage in enumerate(("early", "late")):
             mine = [cell for cell in cells if cell["stage"] == stage]
             variance, against, token, whole = axes[4 * row : 4 * row + 4]
-            size = "rollouts a group"
+            size = "rollouts per group"
             drawing.title(variance, f"{stage}: variance of a group's gradient", size, "of the group mean's")
             ratios(variance, mine, [(name, "group mean") for name in SHOWN], list(SHOWN))
             drawing.title(against, f"{stage}: variance of OTB's gradient", size, "of the other's")
@@ -258,7 +265,7 @@ def plot(cells: list[dict[str, Any]], folder: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The study."""
+    """Run the study."""
     parser = study_parser(__doc__, "otb_study")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     options = placed(parser.parse_args(argv), parser.parse_args([]))

@@ -1,17 +1,19 @@
-"""A rollout that outlives its group: advantage 0 (`tail` "zero") or the last baseline ("last")?
+"""When a rollout is longer than the rest of its group: advantage 0 (`tail` "zero") or the last baseline ("last")?
 
     python -m studies.otb.tail [--quick]
 
-The OTB paper's Eq. 8 gives the tail of a group's longest rollout the advantage 0. What that costs is measured on a
-softmax policy over two letters and EOS, at most eight tokens, a 0/1 reward for the whole sequence. All 511 sequences
-are enumerated, so the gradient g of the expected reward is exact. A group of G rollouts estimates it as
-``1/G sum_i sum_t A_it d log pi(y_it)``; measured over many groups, with Monte-Carlo errors, are the estimate's
+With Eq. 8 of the OTB paper, the tail of a group's longest rollout has advantage 0. What this costs is measured on a
+softmax policy over two letters and EOS, with at most eight tokens and a 0/1 reward for the whole sequence. All 511
+sequences are enumerated, so the gradient g of the expected reward is exact. A group of G rollouts estimates it as
+``1/G sum_i sum_t A_it d log pi(y_it)``. These properties of the estimate are measured over many groups, with
+Monte-Carlo errors:
 
-- ``bias``, ``|E - g| / |g|`` where E is its expectation, ``kept``, ``E . g / |g|^2``, and ``aside``, the part of E
-  orthogonal to g over ``|g|``: a mean of G rewards with the own one keeps 1 - 1/G and leaves nothing aside
+- ``bias``, ``|E - g| / |g|`` where E is its expectation; ``kept``, ``E . g / |g|^2``; and ``aside``, the part of E
+  orthogonal to g, over ``|g|``. A mean of G rewards that includes the rollout's own one has ``kept`` 1 - 1/G and
+  ``aside`` 0.
 - ``variance``, the trace of its covariance over ``|g|^2``
 - ``gain 1``, ``kept^2 / (kept^2 + aside^2 + variance)``: what a gradient step of the best size gains, as a share of
-  what one along g would gain. It does not depend on scale. ``gain 64``: the same for the mean of 64 groups.
+  what such a step along g would gain. It does not depend on scale. ``gain 64`` is the same for the mean of 64 groups.
 
 Results: ``studies/results/otb_tail.json``.
 """
@@ -39,7 +41,7 @@ BASELINES: dict[str, Baseline] = {
     "otb, zero": OptimalTokenBaseline("zero"),
     "otb, last": OptimalTokenBaseline("last"),
 }
-# How many last tokens of the prefix choose the row of logits (all of them: every prefix has its own), and their spread.
+# How many last tokens of the prefix select the row of logits (LENGTH: each prefix has its own row); the logits' spread.
 POLICIES = {"flat": (LENGTH, 0.5), "peaked": (LENGTH, 2.0), "shared": (1, 1.0)}
 REWARDS = ["coin", "majority", "long", "short"]
 COLUMNS = ["tail", "bias", "kept", "aside", "variance", "gain 1", "gain 64"]
@@ -50,8 +52,11 @@ LENGTHS = torch.tensor([float(len(s)) for s in SEQUENCES], dtype=torch.float64)
 
 
 class Policy:
-    """All S sequences: row of the logit table, mask and energy of each token, ``(S, L)``; ``d log pi(y_t) / d logits``,
-    ``(S, L, V)``; their probabilities, ``(S,)``."""
+    """A policy, and what is needed of each of its S sequences.
+
+    These are the row of the logit table, mask and energy of each token, ``(S, L)``; ``d log pi(y_t) / d logits``,
+    ``(S, L, V)``; and the probabilities, ``(S,)``.
+    """
 
     def __init__(self, context: int, spread: float, seed: int) -> None:
         names: dict[tuple[int, ...], int] = {}
@@ -79,7 +84,7 @@ class Policy:
 
 
 def rewards(kind: str, seed: int) -> Tensor:
-    """``(S,)``: a coin for each sequence; or more of letter 1 than of letter 2, at any length, if long, if short."""
+    """``(S,)``: at random (coin); or 1 for all, long or short sequences with more of letter 1 than of letter 2."""
     if kind == "coin":
         return torch.randint(0, 2, (len(SEQUENCES),), generator=torch.Generator().manual_seed(seed)).double()
     lengths = {"majority": range(99), "long": range(5, 99), "short": range(5)}[kind]
@@ -87,7 +92,7 @@ def rewards(kind: str, seed: int) -> Tensor:
 
 
 def figures(g: Tensor, estimate: Tensor, power: Tensor, tail: Tensor) -> Tensor:
-    """The columns, from C chunks of groups: mean estimate ``(C, D)``, mean squared norm and share of tails ``(C,)``."""
+    """The `COLUMNS`, from C chunks of groups: mean estimate ``(C, D)``, mean squared norm and tail share ``(C,)``."""
 
     def squared_norm(x: Tensor) -> Tensor:  # of the expectation: only between chunks, so without the noise of the mean
         return ((x.sum(0).square().sum() - x.square().sum()) / (len(x) * (len(x) - 1)) / (g @ g)).clamp(min=0)
@@ -103,14 +108,14 @@ def figures(g: Tensor, estimate: Tensor, power: Tensor, tail: Tensor) -> Tensor:
 def cell(
     policy: Policy, reward: Tensor, group: int, chunks: int = CHUNKS, chunk_groups: int = CHUNK_GROUPS
 ) -> dict[str, Tensor]:
-    """For each baseline, all on the same groups, ``(2, columns)``: the figures and their jackknife errors.
+    """For each baseline, on the same groups: the figures and their jackknife errors, ``(2, columns)``.
 
     Args:
-        policy: what is sampled.
-        reward: of every sequence, ``(S,)``.
-        group: rollouts of a group.
-        chunks: of groups.
-        chunk_groups: groups of a chunk.
+        policy: the policy that is sampled from.
+        reward: reward of every sequence, ``(S,)``.
+        group: rollouts per group.
+        chunks: number of chunks.
+        chunk_groups: groups per chunk.
     """
     everything = torch.arange(len(SEQUENCES))
     g = policy.gradient(everything, (policy.probs * reward)[:, None], torch.zeros_like(everything))[0]

@@ -1,4 +1,4 @@
-"""What the runs of `studies.policy.study` say: pure functions of their measurements, and the plot."""
+"""Evaluates the runs of `studies.policy.study`: pure functions of their measurements, and the plots."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 from studies import drawing
 from studies.training import LAST, levels
 
-COLLAPSE = 0.1  # of accuracy
+COLLAPSE = 0.1  # drop in accuracy that counts as a collapse
 
 
 def spent_until(spent: Sequence[float], accuracy: Sequence[float], level: float, last: int = LAST) -> float | None:
-    """What had been spent when the level (`levels`) first was at least `level`, linear between measurements.
+    """What had been spent when `levels` first reached `level`, interpolated linearly between measurements.
 
-    None if it never was.
+    None if it never did.
     """
     held = levels(accuracy, last)
     for i, value in enumerate(held):
@@ -37,19 +37,19 @@ def collapsed(accuracy: Sequence[float], drop: float = COLLAPSE, last: int = LAS
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, least and largest."""
+    """Median, minimum and maximum."""
     return {"median": median(values), "min": min(values), "max": max(values)}
 
 
 def summary(runs: Sequence[dict[str, Any]], reference: str = "grpo G=8") -> list[dict[str, Any]]:
     """A line for each objective, learning rate and row, over its seeds.
 
-    ``final``: the level at the end. ``to_reference``: rollouts until the level is the final one of `reference` at the
-    same objective, learning rate and seed, as a share of the budget; ``cpu_to_reference`` the same of its processor
-    seconds; both also ``_with_table``, the whole value table paid by this one run, for rows that have one. The
-    reference's own line tells when it first was where it ends. ``never`` counts the seeds that do not get there; they
-    are in no spread. ``to_best`` and ``never_best``: the same against the reference at that learning rate of several
-    which serves it best (mean final level).
+    ``final`` is the level at the end. ``to_reference`` is the number of rollouts until the level reaches the final
+    level of `reference` with the same objective, learning rate and seed, as a share of the budget;
+    ``cpu_to_reference`` is the same in processor seconds. For rows with a value table both also exist with the suffix
+    ``_with_table``, where the whole table is charged to this one run. The reference's own line shows when it first
+    reached its final level. ``never`` counts the seeds that do not reach it; they are not part of any spread.
+    ``to_best`` and ``never_best`` are the same for the reference at its best learning rate (highest mean final level).
     """
     references: dict[tuple[tuple[str, float | None], int], dict[str, Any]] = {
         (_setting(run), run["seed"]): run for run in runs if run["row"] == reference
@@ -82,7 +82,7 @@ def summary(runs: Sequence[dict[str, Any]], reference: str = "grpo G=8") -> list
 
 
 def best_of(runs: Iterable[dict[str, Any]], objective: str) -> float | None:
-    """The learning rate at which the mean over seeds of the final level is the highest; None unless there are two."""
+    """The learning rate with the highest mean final level over seeds; None if there are fewer than two rates."""
     finals: dict[float, list[float]] = {}
     for run in runs:
         if run["objective"] == objective:
@@ -95,7 +95,10 @@ def _setting(run: dict[str, Any]) -> tuple[str, float]:
 
 
 def shares_of(run: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
-    """What `run` had spent when it was where `other` ends, over what that spent; empty if it never was."""
+    """What `run` had spent when it reached the final level of `other`, as a share of what `other` spent in total.
+
+    Empty if it never reached it.
+    """
     final, shares = levels(other["accuracy"])[-1], {}
     for name, prefix in (("responses", "to_reference"), ("cpu", "cpu_to_reference")):
         spent = spent_until(run[name], run["accuracy"], final)
@@ -108,7 +111,7 @@ def shares_of(run: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
 
 
 def table(lines: Sequence[dict[str, Any]]) -> str:
-    """`summary` for the terminal."""
+    """The `summary` as text."""
     head = (
         "objective    rate  row           seeds  final (min to max)       collapsed  share of the budget to G=8's final"
     )
@@ -128,7 +131,7 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
-    """Accuracy over rollouts and over processor seconds, an objective a column; below, the calibrated beta."""
+    """Plot accuracy over rollouts and over processor seconds, and the calibrated beta; one column per objective."""
     objectives = list(dict.fromkeys(run["objective"] for run in runs))
     rows = list(dict.fromkeys(run["row"] for run in runs))
     columns = len(objectives)
@@ -155,7 +158,7 @@ def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def _band(axis: Any, curves: Sequence[tuple[Sequence[float], Sequence[float]]], index: int, label: str) -> None:
-    """`drawing.band` of pairs of x and y, cut to the shortest; x is the seeds' mean too. Nothing if there are none."""
+    """`drawing.band` of pairs of x and y, cut to the shortest; x is the mean over seeds. Does nothing without pairs."""
     if curves:
         count = min(len(y) for _, y in curves)
         x = np.mean([x[:count] for x, _ in curves], axis=0)
@@ -163,8 +166,10 @@ def _band(axis: Any, curves: Sequence[tuple[Sequence[float], Sequence[float]]], 
 
 
 def draw_rates(runs: Sequence[dict[str, Any]], rate: float, path: Path) -> None:
-    """The first objective: accuracy over rollouts at the learning rate `rate`, and the level at the end over the
-    rates; mean over the seeds, the least and the largest."""
+    """Plot, for the first objective, accuracy over rollouts at the learning rate `rate`, and the final level by rate.
+
+    Shown are the mean over seeds, and a band from the smallest to the largest.
+    """
     objective = runs[0]["objective"]
     rates = sorted({run["learning_rate"] for run in runs})
     with drawing.panels(path, 1, 2, width=5.0, height=3.7) as (left, right):

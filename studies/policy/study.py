@@ -2,17 +2,18 @@
 
     python -m studies.policy.study [--worked] [--budget 12800] [--seeds 0 1 2] [--runs N] [--quick]
 
-The paper of BASIS (Table 1, Figs. 5 to 7) says that it does, and faster. On a small model: sums and differences of
-numbers of one and two digits, the quickstart's model; for each seed ONE warm start and ONE value table, which all its
-runs share. Every run draws the same number of rollouts, as many a step: 64 prompts x 1 or 8 x 8, two inner updates, a
-constant learning rate that is the same for all, no KL, as in the paper. Which rate, decides more than the estimator
-does: the first objective is run at `--rates` as well. With `--worked` the policy writes steps of its own choice before
-it answers (`studies.worked_sums`). Accuracy is greedy, on held-out problems. Seconds are those of this process on a
-processor, measurements left out; the clock's are beside.
+The paper of BASIS (Table 1, Figs. 5 to 7) says that it does, and faster. This study checks it on a small model: the
+quickstart's model, with sums and differences of numbers of one and two digits. For each seed there is ONE warm start
+and ONE value table, which all its runs share. Every run samples the same number of rollouts in total and per step: 64
+prompts x 1 or 8 x 8. As in the paper there are two updates per batch, a constant learning rate that is the same for
+all, and no KL. The learning rate matters more than the estimator, so the first objective is run with those of
+``--rates`` as well. With ``--worked`` the policy writes steps of its own choice before it answers
+(`studies.worked_sums`). Accuracy is greedy, on held-out problems. Times are processor seconds of this process without
+the measurements; wall-clock seconds are recorded as well.
 
-Results: ``studies/results/policy_study*.json`` and ``.png``, only of the whole study with the default settings. A run
-whose numbers are in the output folder (``runs/policy_study``) is not made again, so that the command resumes after an
-interruption, or makes `--runs` of them at a time. The summary and the plot are made of what is there.
+Results: ``studies/results/policy_study*.json`` and ``.png``, but only for the whole study with its default settings. A
+run whose numbers are in the output folder (``runs/policy_study``) is not repeated, so the command can be resumed after
+an interruption, or make only ``--runs`` new runs at a time. Summary and plots use the runs that exist.
 """
 
 from __future__ import annotations
@@ -48,25 +49,25 @@ ROWS: dict[str, dict[str, str]] = {
     "basis_history": {"baseline": "basis_history", "baseline_kwargs": "{}", "num_generations": "1"},  # without a table
     "ppo": {"baseline": "ppo", "baseline_kwargs": "{}", "num_generations": "1"},
 }
-ONCE = ("basis_history", "ppo")  # the paper has neither: at the first objective and the common learning rate only
+ONCE = ("basis_history", "ppo")  # not in the paper: run only with the first objective and the common learning rate
 LOGGED = ("reward", "baseline/beta", "baseline/mse_to_reward", "entropy", "advantages/zero")
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """How large the study is.
+    """Size of the study.
 
     Attributes:
-        budget: rollouts of a run.
-        batch: rollouts a step, half of them an update.
-        problems: drawn, a tenth of them held out.
-        prompts: of them trained on.
-        table_rollouts: of each of them, for the value table.
+        budget: rollouts per run.
+        batch: rollouts per step; each of its two updates has half of them.
+        problems: number of problems that are drawn; a tenth of them is held out.
+        prompts: number of problems that are trained on.
+        table_rollouts: rollouts per prompt for the value table.
         every: steps between measurements.
-        held_out: problems that accuracy is measured on.
-        learning_rate: of all rows, where no other is asked for.
-        warm_start: share of right answers, and steps, at which the warm start ends.
-        worked: the policy of `studies.worked_sums` in place of the quickstart's.
+        held_out: number of problems that accuracy is measured on.
+        learning_rate: learning rate of all rows, except for the runs of ``--rates``.
+        warm_start: share of right answers, and maximum number of steps, at which the warm start ends.
+        worked: whether to use the policy of `studies.worked_sums` instead of the quickstart's.
     """
 
     budget: int = 12_800
@@ -82,7 +83,7 @@ class Scale:
 
 
 def settings(scale: Scale, objective: str, row: str, seed: int, folder: Path) -> list[str]:
-    """The recipe's arguments of one run; those of `ROWS` count."""
+    """The recipe's arguments for one run; those of `ROWS` take precedence."""
     own = {key: value.replace("{values}", str(folder / "values")) for key, value in ROWS[row].items()}
     common = {
         "model_name_or_path": folder / "warm_start",
@@ -106,7 +107,7 @@ def settings(scale: Scale, objective: str, row: str, seed: int, folder: Path) ->
 
 
 def prepare(scale: Scale, seed: int, folder: Path) -> dict[str, Any]:
-    """The seed's warm start and its value table, unless they are there: what the table cost."""
+    """Make the seed's warm start and value table unless they exist; returns the cost of the table."""
     settings_of = ("problems", "prompts", "table_rollouts", "warm_start", "worked")
     key = {name: value for name, value in dataclasses.asdict(scale).items() if name in settings_of}
 
@@ -126,7 +127,7 @@ def prepare(scale: Scale, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def run(scale: Scale, objective: str, row: str, seed: int, output: Path) -> dict[str, Any]:
-    """Train once; the measurements as columns, and the log's."""
+    """Train once; returns the measurements and the log as columns."""
     folder, uses_table = output / f"seed{seed}", "{values}" in str(ROWS[row])
     cost = prepare(scale, seed, folder)
     recipe = parse_recipe(settings(scale, objective, row, seed, folder))
@@ -152,7 +153,7 @@ def run(scale: Scale, objective: str, row: str, seed: int, output: Path) -> dict
 def planned(
     objectives: list[str], rows: list[str], seeds: list[int], rate: float, rates: list[float]
 ) -> list[tuple[str, str, int, float]]:
-    """Objective, row, seed, learning rate: all at `rate`; then the first objective at each of `rates`."""
+    """Objective, row, seed and learning rate of each run: all at `rate`, then the first objective at all `rates`."""
     at_one = [(objective, row, seed, rate) for objective in objectives for seed in seeds for row in rows]
     at_others = [(objectives[0], row, seed, r) for r in rates if r != rate for seed in seeds for row in rows]
     return [
@@ -163,7 +164,7 @@ def planned(
 
 
 def asked(scale: Scale, objective: str, row: str, seed: int, rate: float, output: Path) -> Planned:
-    """One of `planned`, with its file in `output`."""
+    """The run of one entry of `planned`, with its file in `output`."""
     own = dataclasses.replace(scale, learning_rate=rate)
     labels = {"objective": objective, "row": row, "seed": seed, "learning_rate": rate}
     file = output / f"{objective}-{row.replace(' ', '-')}-{rate:g}-seed{seed}.json"
@@ -172,19 +173,21 @@ def asked(scale: Scale, objective: str, row: str, seed: int, rate: float, output
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The options; what depends on ``--worked`` by default is filled in."""
+    """Parse the options, and fill in the defaults that depend on ``--worked``."""
     parser = study_parser(__doc__, "policy_study")
-    parser.add_argument("--budget", type=int, default=Scale.budget, help="rollouts of a run")
+    parser.add_argument("--budget", type=int, default=Scale.budget, help="rollouts per run")
     parser.add_argument("--learning_rate", type=float, default=Scale.learning_rate)
-    parser.add_argument("--rates", type=float, nargs="*", default=[1e-5, 3e-5, 3e-4], help="besides")
     parser.add_argument(
-        "--start", type=float, help="share of right answers that ends the warm start: 0.45, worked 0.25"
+        "--rates", type=float, nargs="*", default=[1e-5, 3e-5, 3e-4], help="further rates for the first objective"
     )
-    parser.add_argument("--worked", action="store_true", help="a policy that works its sums in steps")
+    parser.add_argument(
+        "--start", type=float, help="share of right answers that ends the warm start (0.45; with --worked 0.25)"
+    )
+    parser.add_argument("--worked", action="store_true", help="use a policy that adds in steps")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, help="all; worked grpo")
+    parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, help="(all; with --worked only grpo)")
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
-    parser.add_argument("--runs", type=int, help="make at most so many runs, then stop")
+    parser.add_argument("--runs", type=int, help="stop after this many new runs")
     options = parser.parse_args(argv)
     if options.start is None:
         options.start = 0.25 if options.worked else 0.45
@@ -194,7 +197,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """The study; what it has found."""
+    """Run the study; returns its results."""
     options = parse(argv)
     placed(options, parse(["--worked"] if options.worked else []))
     scale = Scale(

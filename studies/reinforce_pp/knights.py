@@ -1,7 +1,7 @@
-"""Knights and knaves from reasoning-gym in few words, for models that read no English, and their tokenizer.
+"""Knights-and-knaves puzzles of reasoning-gym in a short notation for models that read no English, and its tokenizer.
 
-``A says iff B+ C- . B says A- .`` and ``A+ B-``: the statements that reasoning-gym draws (its own metadata) in prefix
-notation, people as letters in order, ``+`` for who tells the truth.
+A problem is ``A says iff B+ C- . B says A- .`` and its solution ``A+ B-``: the statements that reasoning-gym draws
+(from its own metadata) in prefix notation, with people as letters in order, and ``+`` for a person who tells the truth.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _SIGNS = {"telling-truth": "+", "lying": "-"}
 
 
 def statement(tree: Sequence[Any]) -> str:
-    """A statement of reasoning-gym's as words: operator first, then what it operates on."""
+    """A statement of reasoning-gym as words: the operator first, then its operands."""
     if tree[0] in _SIGNS:
         return PEOPLE[tree[1]] + _SIGNS[tree[0]]
     return " ".join([_WORDS[tree[0]], *map(statement, tree[1:])])
 
 
 def holds(words: list[str], roles: dict[str, bool]) -> bool:
-    """Whether the statement that `words` begin with is true; they are used up."""
+    """Whether the statement at the start of `words` is true; its words are removed from the list."""
     word = words.pop(0)
     if word == "not":
         return not holds(words, roles)
@@ -40,14 +40,14 @@ def holds(words: list[str], roles: dict[str, bool]) -> bool:
 
 
 def is_solution(question: str, answer: str) -> bool:
-    """Whether what each says is true just if they tell the truth."""
+    """Whether each person's statement is true if and only if the person tells the truth."""
     roles = {word[0]: word[1] == "+" for word in answer.split()}
     said = [part.split(" says ") for part in question.rstrip(" .").split(" . ")]
     return all(holds(words.split(), roles) == roles[who] for who, words in said)
 
 
 def puzzles(people: int, count: int, seed: int) -> list[tuple[str, str]]:
-    """At most `count` different puzzles ``(question, solution)``; fewer where there are no more (two people)."""
+    """At most `count` different puzzles ``(question, solution)``; fewer if not as many exist (two people)."""
     import reasoning_gym
 
     found: dict[str, str] = {}
@@ -61,7 +61,7 @@ def puzzles(people: int, count: int, seed: int) -> list[tuple[str, str]]:
 def split(
     people: Sequence[int], train: int, test: int, seed: int
 ) -> tuple[dict[int, list[tuple[str, str]]], dict[int, list[tuple[str, str]]]]:
-    """Puzzles for training and for measuring, by number of people; none in both."""
+    """Puzzles for training and puzzles for measuring, by number of people; no puzzle is in both."""
     training, measured = {}, {}
     for n in people:
         found = puzzles(n, train + test, seed)
@@ -71,7 +71,7 @@ def split(
 
 
 def dataset(rows: Sequence[tuple[str, str]]) -> Dataset:
-    """Columns as the trainer wants them."""
+    """A dataset with the columns that the trainer expects."""
     return Dataset.from_list(
         [
             {"prompt": [{"role": "user", "content": question}], "solution": solution, "prompt_id": prompt_id(question)}
@@ -81,7 +81,7 @@ def dataset(rows: Sequence[tuple[str, str]]) -> Dataset:
 
 
 def tokenizer(people: int) -> PreTrainedTokenizerFast:
-    """A word, a person with a sign, or a bracket is a token."""
+    """A tokenizer whose tokens are words, people with a sign, and brackets."""
     words = [PAD, START, END, "[unknown]", "user", "assistant", "says", ".", "\\boxed{", "}", *_WORDS.values()]
     words += list(PEOPLE[:people]) + [letter + sign for letter in PEOPLE[:people] for sign in "+-"]
     inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[unknown]"))
@@ -98,6 +98,6 @@ def tokenizer(people: int) -> PreTrainedTokenizerFast:
 
 
 def reward(completions: list[Any], solution: list[str], **_: Any) -> list[float]:
-    """1 where the boxed roles are the solution's, else 0."""
+    """1 if the boxed roles are those of the solution, else 0."""
     texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
     return [float(text.split() == ["\\boxed{", *gold.split(), "}"]) for text, gold in zip(texts, solution, strict=True)]

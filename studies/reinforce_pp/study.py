@@ -1,17 +1,19 @@
-"""Does normalising over the whole batch generalise better than over each group?
+"""Does normalising over the whole batch generalise better than normalising over each group?
 
     python -m studies.reinforce_pp.study [--seeds 0 1] [--parts small knights] [--runs N] [--quick]
 
-The paper of REINFORCE++ says so (Table 2, Fig. 4). On small models, with 8 rollouts per prompt and no KL:
+The paper of REINFORCE++ says that it does (Table 2, Fig. 4). This study checks it on small models, with 8 rollouts per
+prompt and no KL:
 
-- ``small`` (Table 2): the quickstart's model on 30 problems for many passes; accuracy on them and on held-out ones,
-  pass@1 and pass@16 at temperature 1.
-- ``knights`` (Fig. 4; the paper's Table 3 is of a 7B model on MATH): knights and knaves of reasoning-gym, written by
-  `studies.reinforce_pp.knights`; a small model of its own sees answers of puzzles with two and three people and a few
-  with four and five; reinforcement learning has those with two to four; measured are two to five.
+- ``small`` (Table 2): the quickstart's model is trained on 30 problems for many passes. Measured are the accuracy on
+  them and on held-out problems, and pass@1 and pass@16 at temperature 1.
+- ``knights`` (Fig. 4; the paper's Table 3 is of a 7B model on MATH): knights-and-knaves puzzles of reasoning-gym, in
+  the notation of `studies.reinforce_pp.knights`. The supervised warm start of a small model has puzzles with two and
+  three people and a few with four and five; reinforcement learning has puzzles with two to four. Measured is the
+  accuracy for two to five.
 
-Results: ``studies/results/reinforce_pp_study.json`` and ``.png``, only of the whole study with the default settings.
-Runs that are in the output folder (``runs/reinforce_pp_study``) are not made again.
+Results: ``studies/results/reinforce_pp_study.json`` and ``.png``, but only for the whole study with its default
+settings. Runs that are already in the output folder (``runs/reinforce_pp_study``) are not repeated.
 """
 
 from __future__ import annotations
@@ -50,19 +52,19 @@ ROWS = ("grpo", "reinforce_pp", "reinforce_pp_baseline")
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """How large the study is; `small_` and `knights_` are its parts.
+    """Size of the study. The prefixes `small_` and `knights_` name its parts.
 
     Attributes:
-        steps: generation batches of 8 rollouts per prompt, two updates each.
-        every: of them between measurements.
-        problems: sums drawn, a tenth of them held out.
-        small_prompts: trained on, all of them in every batch.
-        measured: held-out problems, and puzzles of each number of people.
-        samples: of a held-out problem, for pass@k.
-        knights_prompts: of each number of people; a batch has 32 of them.
-        knights_warm_start: supervised steps at most.
-        learning_rate: of all rows.
-        warm_start: share of right answers, and steps, at which the sums' warm start ends.
+        steps: number of generation batches, with 8 rollouts per prompt and two updates each.
+        every: generation batches between measurements.
+        problems: number of sums that are drawn; a tenth of them is held out.
+        small_prompts: sums that are trained on; every batch has all of them.
+        measured: number of held-out problems, and of puzzles for each number of people.
+        samples: rollouts per problem, for pass@k.
+        knights_prompts: training puzzles for each number of people; a batch has 32 puzzles.
+        knights_warm_start: maximum number of supervised steps.
+        learning_rate: learning rate of all rows.
+        warm_start: share of right answers, and maximum number of steps, at which the warm start on sums ends.
     """
 
     steps: int = 60
@@ -81,7 +83,7 @@ def train(
     row: str, seed: int, scale: Scale, model: Path, rows: Dataset, sets: dict[str, Dataset], reward: Any, prompts: int,
     length: int, folder: Path,
 ) -> tuple[BasisTrainer, dict[str, Any]]:  # fmt: skip
-    """One run; its measurements and its mean training reward as columns."""
+    """Run one training; returns the trainer, and the measurements and mean training rewards as columns."""
     args = BasisConfig(
         output_dir=str(folder), num_generations=8, per_device_train_batch_size=4 * prompts, steps_per_generation=2,
         gradient_accumulation_steps=1, max_steps=2 * scale.steps, max_completion_length=length, seed=seed,
@@ -109,7 +111,7 @@ def pass_at(rewards: Sequence[Sequence[float]], ks: Sequence[int]) -> dict[str, 
 
 
 def small(row: str, seed: int, scale: Scale, models: Path) -> dict[str, Any]:
-    """One run on few problems."""
+    """One run on a few sums."""
     recipe = parse_recipe([RECIPE, "--dataset_kwargs.size", str(scale.problems)])
     model = models / f"seed{seed}" / "warm_start"
     until, max_steps = scale.warm_start
@@ -128,8 +130,7 @@ def small(row: str, seed: int, scale: Scale, models: Path) -> dict[str, Any]:
 
 
 def knights_model(scale: Scale, seed: int, folder: Path, training: dict[int, list[tuple[str, str]]]) -> None:
-    """A word-level model that has seen puzzles of two and three people, and a few of more; the one that is in `folder`
-    if it is the same (`started`)."""
+    """Ensure that `folder` has a word-level model that has seen puzzles of two and three people, and a few of more."""
     seen = [row for people, rows in training.items() for row in (rows if people < 4 else rows[: len(rows) // 8])]
     dataset = knights.dataset(seen)
     settings: dict[str, Any] = {"until": 0.5, "max_steps": scale.knights_warm_start}
@@ -158,12 +159,12 @@ PARTS = {"small": small, "knights": of_knights}
 
 
 def last(values: Sequence[float], count: int = 3) -> float:
-    """Mean of the last `count`."""
+    """Mean of the last `count` values."""
     return mean(values[-count:])
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A line for each part and row: of each measured set the start and the mean of the last three, over the seeds."""
+    """A line for each part and row: for each set its start and the mean of its last three measurements."""
     lines = []
     for part, row in dict.fromkeys((run["part"], run["row"]) for run in runs):
         own = [run for run in runs if (run["part"], run["row"]) == (part, row)]
@@ -183,8 +184,10 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
-    """Accuracy over rollouts on the few problems and on held-out ones, then by number of people. A colour is a row, a
-    kind of line a seed."""
+    """Plot accuracy over rollouts: on the trained and the held-out sums, then for each number of people.
+
+    Each row has its colour, and each seed its line style.
+    """
     shown = [(part, name) for part in PARTS for run in runs if run["part"] == part for name in run["accuracy"]]
     shown = list(dict.fromkeys(shown))
     seeds = sorted({run["seed"] for run in runs})
@@ -207,16 +210,16 @@ def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The options."""
+    """Parse the options."""
     parser = study_parser(__doc__, "reinforce_pp_study", PARTS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--learning_rate", type=float, default=Scale.learning_rate)
-    parser.add_argument("--runs", type=int, help="make at most so many runs, then stop")
+    parser.add_argument("--runs", type=int, help="stop after this many new runs")
     return parser.parse_args(argv)
 
 
 def show(lines: Sequence[dict[str, Any]]) -> None:
-    """`summary` for the terminal."""
+    """Print the `summary`."""
     for line in lines:
         told = [
             f"{k} {v['start']:.1%} -> {v['final']:.1%}" for k, v in line.items() if isinstance(v, dict) and "start" in v
@@ -226,7 +229,7 @@ def show(lines: Sequence[dict[str, Any]]) -> None:
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """The study; what it has found."""
+    """Run the study; returns its results."""
     options = placed(parse(argv), parse([]))
     scale = Scale(learning_rate=options.learning_rate)
     if options.quick:

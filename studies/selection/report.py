@@ -1,4 +1,4 @@
-"""What the runs of `studies.selection.study` say: pure functions of their measurements, and the plot."""
+"""Evaluates the runs of `studies.selection.study`: pure functions of their measurements, and the plot."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from studies.policy.report import collapsed, spent_until, spread
 from studies.training import levels
 
 REFERENCE = "grpo G=8"  # with prompts drawn uniformly
-SHARES = (0.5, 0.75, 0.9, 1.0)  # of the level that the reference reaches in the end
-DECIDING = 0.9  # the share that tells which rate suits a row best
-HELD = 2  # measurements that make a level
-DRAWN = 8  # rows at most in the plot, those of which runs were made first
+SHARES = (0.5, 0.75, 0.9, 1.0)  # of the final level of the reference
+DECIDING = 0.9  # the share that decides which rate suits a row best
+HELD = 2  # measurements that a level is the mean of
+DRAWN = 8  # maximum number of rows in the plot; those whose runs were made first
 
 Run = dict[str, Any]
 
@@ -29,7 +29,7 @@ def level_of(run: Run, judged: str) -> list[float]:
 
 
 def reached(run: Run, judged: str, level: float) -> float | None:
-    """Rollouts until the accuracy on `judged` is held at `level`; None if it never is."""
+    """Rollouts until the accuracy on `judged`, as a level, reaches `level`; None if it never does."""
     return spent_until(run["rollouts"], run["scores"][judged], level, HELD)
 
 
@@ -42,15 +42,19 @@ def by_rate(runs: Sequence[Run], row: str, sampler: str) -> dict[float, list[Run
 
 
 def reference_level(runs: Sequence[Run], judged: str) -> float | None:
-    """The final level of `REFERENCE` with uniform prompts: of its rates that with the highest median over seeds. None
-    without such runs."""
+    """The final level of `REFERENCE` with uniform prompts, a median over seeds, at the rate where it is highest.
+
+    None if there are no such runs.
+    """
     finals = [median(level_of(run, judged)[-1] for run in own) for own in by_rate(runs, REFERENCE, "uniform").values()]
     return max(finals, default=None)
 
 
 def best_rate(rates: dict[float, list[Run]], judged: str, level: float) -> float:
-    """The learning rate that suits a row best: the one with which its median run holds `level` after the fewest
-    rollouts. Between rates whose median run never does, the one with the highest median final level."""
+    """The learning rate that suits a row best: the one at which its median run reaches `level` with fewest rollouts.
+
+    Among rates at which the median run never does, it is the one with the highest median final level.
+    """
 
     def goodness(rate: float) -> tuple[float, float]:
         spent = median(_never(reached(run, judged, level)) for run in rates[rate])
@@ -64,12 +68,12 @@ def _never(spent: float | None) -> float:
 
 
 def _told(values: Sequence[float]) -> dict[str, float | None]:
-    """`spread`, with None for what is infinite, which JSON does not know."""
+    """`spread`, with None for infinite values, which JSON does not have."""
     return {key: value if math.isfinite(value) else None for key, value in spread(values).items()}
 
 
 def line_of(runs: Sequence[Run], judged: str, targets: dict[str, float]) -> dict[str, Any]:
-    """What the runs of one row, sampler and rate say, over their seeds; see `summary`."""
+    """The results of the runs of one row, sampler and rate, over their seeds; see `summary`."""
     line: dict[str, Any] = {
         "seeds": [run["seed"] for run in runs],
         "rollouts": spread([run["rollouts"][-1] for run in runs]),
@@ -99,11 +103,12 @@ def _shown(run: Run) -> list[str]:
 def summary(runs: Sequence[Run], judged: str) -> list[dict[str, Any]]:
     """A line for each row, sampler and learning rate, over its seeds.
 
-    ``final``: each held-out score at the end. ``to``: rollouts until the accuracy on `judged` is held at the share of
-    `SHARES` of `reference_level`: median, least and largest over the seeds, None where that is never, how many never
-    are, and each seed's. ``best``: whether this rate suits the row best (`best_rate` at the share `DECIDING`).
-    ``drawn``: the share of each family among the rollouts of the first seed. ``entropy``: the mean of the last four
-    logged. Without runs of the reference there are no levels, and the best rate is that of the highest final level.
+    ``final`` is each held-out score at the end. ``to`` is, for each share of `SHARES`, the number of rollouts until
+    the accuracy on `judged` reaches this share of `reference_level`: the median, minimum and maximum over the seeds
+    (None if infinite), how many seeds never reach it, and the number for each seed. ``best`` says whether this rate
+    suits the row best (`best_rate` at the share `DECIDING`). ``drawn`` is the share of each family among the rollouts
+    of the first seed, ``entropy`` the mean of the last four logged values. Without runs of the reference there are no
+    levels, and the best rate is the one with the highest final level.
     """
     final = reference_level(runs, judged)
     targets = {} if final is None else {f"{share:g}": share * final for share in SHARES}
@@ -118,7 +123,7 @@ def summary(runs: Sequence[Run], judged: str) -> list[dict[str, Any]]:
 
 
 def table(lines: Sequence[dict[str, Any]]) -> str:
-    """`summary` in Markdown; a row's best rate is bold. Thousands of rollouts: the median, and each seed's."""
+    """The `summary` in Markdown, with a row's best rate in bold, and rollouts in thousands: median and each seed."""
     if not lines:
         return "no runs yet"
     names, shares = [*lines[0]["final"]], [*lines[0]["to"]]
@@ -138,7 +143,7 @@ def _cells(cells: Sequence[str]) -> str:
 
 
 def _range(to: dict[str, Any]) -> str:
-    """Thousands of rollouts: median, and each seed's."""
+    """Rollouts in thousands: the median, and the number for each seed."""
 
     def shown(value: float | None) -> str:
         return "-" if value is None else f"{value / 1000:.1f}"
@@ -147,8 +152,12 @@ def _range(to: dict[str, Any]) -> str:
 
 
 def draw(runs: Sequence[Run], lines: Sequence[dict[str, Any]], judged: str, samples: int, path: Path) -> None:
-    """The first `DRAWN` rows, each at its best rate: accuracy and pass@`samples` on `judged`, the entropy of training,
-    the other families' accuracy; and at all rates the final accuracy on `judged`, mean and range of the seeds."""
+    """Plot the first `DRAWN` rows.
+
+    Each row is shown at its best rate, with accuracy and pass@`samples` on `judged`, the entropy during training, and
+    the accuracy on the other families; and at all rates, with the final accuracy on `judged`. Lines are means over the
+    seeds, bands their range.
+    """
     if not runs:
         return
     best = dict([((line["row"], line["sampler"]), line["learning_rate"]) for line in lines if line["best"]][:DRAWN])
@@ -179,7 +188,7 @@ def _score(name: str) -> Callable[[Run], tuple[Sequence[float], Sequence[float]]
 
 
 def _draw_rates(axis: Any, runs: Sequence[Run], rows: Sequence[tuple[str, str]], judged: str) -> None:
-    """The level at the end over the learning rate."""
+    """Plot the final level over the learning rate."""
     drawing.title(axis, f"final accuracy, {judged} prompts, by rate", "learning rate", "")
     for index, pair in enumerate(rows):
         rates = by_rate(runs, *pair)
@@ -194,7 +203,7 @@ def _draw_rates(axis: Any, runs: Sequence[Run], rows: Sequence[tuple[str, str]],
 
 
 def _band(axis: Any, curves: Sequence[tuple[Sequence[float], Sequence[float]]], index: int, label: str) -> None:
-    """`drawing.band` of pairs of x and y, as far as the shortest goes; x is the seeds' mean."""
+    """`drawing.band` of pairs of x and y, cut to the shortest; x is the mean over seeds."""
     count = min(len(y) for _, y in curves)
     x = np.mean([x[:count] for x, _ in curves], axis=0)
     drawing.band(axis, x, [y[:count] for _, y in curves], index, label)

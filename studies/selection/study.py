@@ -1,28 +1,30 @@
-"""Does choosing prompts by the value belief pay, and when do estimators differ?
+"""Does it help to choose prompts by the value belief, and when do estimators differ?
 
     python -m studies.selection.study [--task alike] [--long] [--rows ...] [--samplers ...] [--runs N] [--quick]
 
-On a task like RLVR (`studies.selection.task`): 66 % of the prompts are nearly solved, 19 % are hard, since they need
-two right choices among strategies of which the likeliest is wrong, and 15 % are impossible. Each row of the comparison
-is a baseline with a prompt sampler, trained by `BasisTrainer` from ONE warm start for each seed, at several constant
-learning rates; it is judged at the rate that suits it best. Every step is one update on 64 rollouts, 64 prompts x 1 or
-8 x 8, objective ``grpo``, no KL. A run ends when its budget of rollouts is drawn, those that a sampler throws away
-included; the rollouts of a value table, which only `TABLES` have, are counted apart. Accuracy and pass@8 are of eight
-rollouts at temperature 1 of each held-out prompt, easy and hard ones. ``--task alike`` has prompts of one difficulty,
-where nothing can be gained by choosing; ``--long`` is four times as long, for the question who collapses.
+The task is similar to RLVR (`studies.selection.task`): 66 % of the prompts are nearly solved; 19 % are hard, because
+they need two right choices among strategies of which the likeliest is wrong; and 15 % are impossible. Each row of the
+comparison is a baseline with a prompt sampler. `BasisTrainer` trains it from ONE warm start for each seed, at several
+constant learning rates, and it is judged at the rate that suits it best. Every step is one update on 64 rollouts, 64
+prompts x 1 or 8 x 8, with objective ``grpo`` and no KL. A run ends when it has sampled its budget of rollouts; those
+that a prompt sampler discards count. The rollouts of a value table, which only `TABLES` have, are counted separately.
+Accuracy and pass@8 are measured with eight rollouts at temperature 1 for each held-out prompt, easy and hard ones.
+With ``--task alike`` all prompts have the same difficulty, so nothing can be gained by choosing. ``--long`` is four
+times as long, to see which rows collapse.
 
-What was chosen, and why. Only uniform prompts were looked at, with one seed, and no row was to do better or worse by
-it. The warm start (1,500 steps, some two minutes) leaves easy prompts at 87 %, hard ones at 6 % and their pass@8 at
-40 %: hits are rare, and what eight rollouts never solve is not solved yet. Dropped were strategies that only blur a
-result (after 40 steps all three rows had learned to add without them: 86 to 99 %); one favourite for all kinds (the
-policy then learns no more than to avoid it: 11 % of the hard prompts are right at 3e-4 and 6e-4, what the other three
-strategies at random give); and favourites of each kind at 34 % and right strategies at 22 %, eight hard kinds (both
-rows stayed at 6 %). The rates bracket that at which groups of eight are best: at the end 78, 91 and 12 %.
+How the task was chosen: the choices below were made with uniform prompts and one seed only, and not to favour any row.
+The warm start (1,500 steps, about two minutes) leaves easy prompts at 87 %, hard ones at 6 % and the pass@8 of hard
+ones at 40 %, so right rollouts are rare, and most hard prompts are not solved by any of eight. These variants were
+dropped: strategies that only blur a result (after 40 steps all three rows had learned to add without them: 86 to 99 %);
+one favourite strategy for all kinds (the policy then only learns to avoid it: 11 % of the hard prompts are right at
+3e-4 and 6e-4, which is what choosing among the other three strategies at random gives); and favourites of each kind at
+34 % and right strategies at 22 % with eight hard kinds (both rows stayed at 6 %). The learning rates bracket the one at
+which groups of eight are best: their final accuracies are 78, 91 and 12 %.
 
-Results: ``studies/results/selection_study*.json`` and ``.png``, only of the whole study with the default settings. A
-run whose numbers are in the output folder (``runs/selection_study``) or in those results is not made again, so that
-the command resumes after an interruption, or makes `--runs` of them at a time. The summary and the plot are made of
-what is there.
+Results: ``studies/results/selection_study*.json`` and ``.png``, but only for the whole study with its default settings.
+A run whose numbers are in the output folder (``runs/selection_study``) or in those results is not repeated, so the
+command can be resumed after an interruption, or make only ``--runs`` new runs at a time. Summary and plot use the runs
+that exist.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ TABLES = (TABLE, HISTORY_TABLE)
 # the 66 % of easy prompts still take most of the first batches.
 SHARP = "frontier 3:1:0.005"
 SAMPLERS = (UNIFORM, "variance", "frontier", "frontier 2:1", SHARP, "spo", "thompson", DYNAMIC)
-# The runs that tell most are made first.
+# The most informative runs are made first.
 FIRST = (
     (GROUPS, UNIFORM), ("basis_history", UNIFORM), ("basis_history", "frontier"), ("basis_history", "variance"),
     ("none", UNIFORM), ("none", "frontier"), (GROUPS, "frontier"), (GROUPS, DYNAMIC),
@@ -85,18 +87,18 @@ LOGGED = ("entropy", "reward", "grad_norm", "completions/mean_length", "baseline
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """How large the study is.
+    """Size of the study.
 
     Attributes:
-        budget: rollouts of a run.
+        budget: rollouts per run.
         batch: rollouts per step.
-        prompts: trained on.
-        table_rollouts: of each of them, for the value table.
+        prompts: number of prompts that are trained on.
+        table_rollouts: rollouts per prompt for the value table.
         every: rollouts between measurements.
-        held_out: prompts of each family that accuracy is measured on.
-        samples: rollouts of each of these.
-        warm_start: supervised steps.
-        task: of `TASKS`.
+        held_out: number of prompts of each family that accuracy is measured on.
+        samples: rollouts for each of these.
+        warm_start: number of supervised steps.
+        task: name of one of `TASKS`.
     """
 
     budget: int = 25_600
@@ -111,8 +113,7 @@ class Scale:
 
 
 class MeasuredToTheBudget(Measured):
-    """Measures after every `every` rollouts, of which a step may draw more than a batch, and ends the run when `budget`
-    are drawn."""
+    """Measures after every `every` rollouts, and ends the run after `budget`. A step may sample more than a batch."""
 
     def __init__(self, trainer: BasisTrainer, score: Any, every: int, budget: int) -> None:
         super().__init__(trainer, score, every)
@@ -133,18 +134,18 @@ def prompts_of(scale: Scale) -> tuple[Dataset, dict[str, Dataset]]:
 
 
 def prepare(scale: Scale, seed: int, folder: Path) -> None:
-    """The seed's warm start, unless it is there."""
+    """Make the seed's warm start unless it exists."""
     warm_model(prompts_of(scale)[0], scale.task, seed, folder / "warm_start", scale.warm_start)
 
 
 def loaded(folder: Path) -> tuple[Any, Any]:
-    """Warm-started model and tokenizer."""
+    """The warm-started model and its tokenizer."""
     start = folder / "warm_start"
     return AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32), AutoTokenizer.from_pretrained(start)
 
 
 def table_cost(scale: Scale, seed: int, folder: Path) -> dict[str, Any]:
-    """The seed's value table in ``values``, unless it is there: what it cost."""
+    """Make the seed's value table in ``values`` unless it exists; returns what it cost."""
 
     def make() -> dict[str, Any]:
         model, tokenizer = loaded(folder)
@@ -162,8 +163,10 @@ def table_cost(scale: Scale, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def scores_of(model: Any, tokenizer: Any, sets: dict[str, Dataset], samples: int) -> dict[str, float]:
-    """Accuracy at temperature 1 on each set, by its name, and the share of its prompts that `samples` rollouts solve,
-    ``pass@samples NAME``. Random numbers are the same in each call, and put back."""
+    """Accuracy at temperature 1 on each set under its name, and pass@`samples` under ``pass@samples NAME``.
+
+    Every call uses the same random numbers, and restores the state of the generator.
+    """
     scores = {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -175,7 +178,7 @@ def scores_of(model: Any, tokenizer: Any, sets: dict[str, Dataset], samples: int
 
 
 def baseline_of(row: str, folder: Path) -> Baseline:
-    """That of a row; those of `TABLES` read the seed's value table."""
+    """The baseline of a row; those of `TABLES` read the seed's value table."""
     settings: dict[str, Any] = {"values": folder / "values"} if row in TABLES else {}
     if row == TEXT:
         settings["prior"] = "text"
@@ -183,14 +186,14 @@ def baseline_of(row: str, folder: Path) -> Baseline:
 
 
 def sampler_of(name: str) -> PromptSampler:
-    """That of one of `SAMPLERS`."""
+    """The prompt sampler with one of the names of `SAMPLERS`."""
     kind, _, exponents = name.partition(" ")
     settings = dict(zip(("hard", "easy", "floor"), map(float, exponents.split(":")), strict=False)) if exponents else {}
     return build_sampler(kind, **settings)
 
 
 def run(scale: Scale, row: str, sampler: str, rate: float, seed: int, output: Path) -> dict[str, Any]:
-    """Train once; the measurements as columns, and the log's."""
+    """Train once; returns the measurements and the log as columns."""
     folder = output / f"seed{seed}"
     prepare(scale, seed, folder)
     cost = table_cost(scale, seed, folder) if row in TABLES else None
@@ -212,7 +215,7 @@ def run(scale: Scale, row: str, sampler: str, rate: float, seed: int, output: Pa
     train_to_the_end(trainer)
     trainer.end()
     points = measured.points
-    # The last line of a run that ends at its budget, between two logs, is not whole.
+    # When a run ends at its budget between two logged lines, its last line is incomplete.
     logged = [entry for entry in trainer.state.log_history if {"reward", "grad_norm"} <= entry.keys()]
     found = {
         "rollouts": [point.responses for point in points],
@@ -227,14 +230,14 @@ def run(scale: Scale, row: str, sampler: str, rate: float, seed: int, output: Pa
 
 
 def pairs(rows: list[str], samplers: list[str]) -> list[tuple[str, str]]:
-    """Rows with their samplers, those of `FIRST` first. ``dynamic`` looks at a group's variance: groups only."""
+    """Rows with their samplers, those of `FIRST` first; ``dynamic`` only for groups, since it needs their variance."""
     others = [(row, sampler) for sampler in samplers for row in rows if sampler != DYNAMIC or ROWS[row][1] > 1]
     wanted = [pair for pair in FIRST if pair[0] in rows and pair[1] in samplers]
     return [*wanted, *[pair for pair in others if pair not in wanted]]
 
 
 def planned(scale: Scale, options: argparse.Namespace) -> list[Planned]:
-    """Every run that was asked for: of the first row all rates and seeds, then the next."""
+    """All requested runs: the first row at all rates and with all seeds, then the next row."""
     found = []
     for row, sampler in pairs(options.rows, options.samplers):
         for rate in options.rates:
@@ -248,16 +251,18 @@ def planned(scale: Scale, options: argparse.Namespace) -> list[Planned]:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The options; what depends on ``--task`` and ``--long`` by default is filled in."""
+    """Parse the options, and fill in the defaults that depend on ``--task`` and ``--long``."""
     parser = study_parser(__doc__, "selection_study")
     parser.add_argument("--task", choices=list(TASKS), default=Scale.task)
-    parser.add_argument("--long", action="store_true", help=f"{LONG} times as many rollouts; the first rows only")
-    parser.add_argument("--budget", type=int, help=f"rollouts of a run ({Scale.budget})")
+    parser.add_argument("--long", action="store_true", help=f"train on {LONG} times as many rollouts, with fewer rows")
+    parser.add_argument("--budget", type=int, help=f"rollouts per run ({Scale.budget}; {LONG} times that with --long)")
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--rows", nargs="+", choices=list(ROWS), help=f"all; with --long {GROUPS}, basis_history, none")
+    parser.add_argument(
+        "--rows", nargs="+", choices=list(ROWS), help=f"(all; with --long {GROUPS}, basis_history, none)"
+    )
     parser.add_argument("--samplers", nargs="+", help="names of prompt samplers: " + ", ".join(SAMPLERS))
-    parser.add_argument("--runs", type=int, help="make at most so many runs, then stop")
+    parser.add_argument("--runs", type=int, help="stop after this many new runs")
     options = parser.parse_args(argv)
     options.rows = options.rows or ([GROUPS, "basis_history", "none"] if options.long else list(ROWS))
     options.samplers = options.samplers or list(SAMPLERS[: 3 if options.long else None])
@@ -268,7 +273,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """The study; what it has found."""
+    """Run the study; returns its results."""
     options = parse(argv)
     placed(options, parse(["--task", options.task, *(["--long"] if options.long else [])]))
     every = Scale.every * (2 if options.long else 1)

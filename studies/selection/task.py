@@ -1,21 +1,22 @@
-"""A task like RLVR in small: most prompts nearly solved, some hard, some impossible, and long rollouts that are mostly
-filler.
+"""A small task that resembles RLVR: most prompts are nearly solved, some are hard, some impossible; rollouts are long
+and mostly filler.
 
-A prompt has a kind and two parts, each a sum of three digits, ``k7 4 2 5 ; 3 1 9 :``. A rollout works each part off: it
-names a strategy (s0 to s3) and where that starts, then adds digit by digit with random filler words between; at the end
-it repeats the two results (mod 10): ``s3 8 f1 f9 f4 f0 f2 2 0 f7 f7 f1 f8 f3 5 5 s0 4 ... = 5 4``. Only these two are
-verified.
+A prompt has a kind and two parts, each a sum of three digits, ``k7 4 2 5 ; 3 1 9 :``. A rollout works on one part after
+the other: it names a strategy (s0 to s3) and the number that this strategy starts with, then adds digit by digit with
+random filler words in between. At the end it repeats the two results (mod 10): ``s3 8 f1 f9 f4 f0 f2 2 0 f7 f7 f1 f8 f3
+5 5 s0 4 ... = 5 4``. Only these two are verified.
 
-What makes it like RLVR:
+It resembles RLVR in three respects:
 
-1. Prompts of easy kinds are right with any strategy, each of which starts at the first digit there. In prompts of hard
-   kinds strategy sK starts K + 1 further, and each of the two parts needs one particular K, which the kind decides and
-   nothing tells. The warm start prefers another one. Two decisions must be right, so that few rollouts are, and
-   sharpening what is likely makes none right. Each strategy serves as many kinds as each other one, so none is good by
-   itself. Nor can the policy do without: it has learned how to go on from a strategy, and hardly ever starts elsewhere.
-2. Impossible prompts look like the others, easy and hard ones in their shares, but have a solution that nothing
-   matches, as a wrong label has.
-3. Of the 36 tokens of a rollout 20 are filler, 2 decide, and the others are all but determined by those before.
+1. For prompts of easy kinds every strategy is right and starts with the first digit. For prompts of hard kinds strategy
+   sK starts K + 1 higher, and each of the two parts needs one particular K, which depends on the kind and is stated
+   nowhere. The warm start prefers another one. Since two decisions must be right, few rollouts are right, and making
+   the likely choice more likely makes none right. All strategies are right for equally many kinds, so none is good in
+   general. The policy cannot do without a strategy either: it has learned how to continue from one, and hardly ever
+   starts in another way.
+2. Impossible prompts look like the others (easy and hard ones in proportion), but nothing matches their solution, as
+   with a wrong label.
+3. Of the 36 tokens of a rollout 20 are filler, 2 decide, and the others are almost determined by the previous ones.
 
 `TASKS`: ``mixed``, and ``alike``, where every prompt has the same medium difficulty (one of its two parts needs one
 particular strategy) and there is nothing to select.
@@ -40,7 +41,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, set_seed
 from examples.quickstart.warm_start import END, PAD, build_model
 from studies.training import started
 
-STRATEGIES, FILLERS, FILLER = 4, 16, 5  # words of each sort; filler words before each addition
+STRATEGIES, FILLERS, FILLER = 4, 16, 5  # number of strategies and of filler words; filler words before each addition
 FAVOURITE, NEEDED = 0.45, 0.28  # probability of a part's favourite strategy in a demonstration, and of the right one
 MISTAKE = 0.02  # probability that a digit that a demonstration works out is wrong
 PARTS, DIGITS = 2, 3  # of a prompt; of a part
@@ -53,8 +54,8 @@ class Kind:
     """What the prompts of a kind have in common.
 
     Attributes:
-        needs: of each part the strategy that is right, None where each is.
-        favourites: of each part the strategy that the warm start prefers, never the right one.
+        needs: for each part the right strategy, None if every strategy is right.
+        favourites: for each part the strategy that the warm start prefers, which is never the needed one.
     """
 
     needs: tuple[int | None, ...]
@@ -69,18 +70,18 @@ class Kind:
         return [likely.get(strategy, rest) for strategy in range(STRATEGIES)]
 
     def start(self, part: int, digit: int, strategy: int) -> int:
-        """Where a strategy starts in a part that begins with `digit`."""
+        """The number that a strategy starts with in a part whose first digit is `digit`."""
         return (digit + (0 if self.needs[part] is None else 1 + strategy)) % 10
 
 
 def _kind(number: int, *needs: int | None) -> Kind:
-    """The favourite of a part is another strategy than the one that it needs; which one, differs from kind to kind."""
+    """A kind whose favourite strategy for each part is not the needed one; which one it is depends on `number`."""
     favourites = ((need or 0) + 1 + (number + part) % (STRATEGIES - 1) for part, need in enumerate(needs))
     return Kind(needs, tuple(favourite % STRATEGIES for favourite in favourites))
 
 
 EASY = {f"k{i}": _kind(i, None, None) for i in range(4)}
-# Every strategy is the right one of one kind, in each part.
+# In each part, every strategy is the right one for exactly one kind.
 HARD = {f"k{4 + i}": _kind(i, i, (i + 1) % STRATEGIES) for i in range(STRATEGIES)}
 MEDIUM = {
     **{f"m{i}": _kind(i, i, None) for i in range(STRATEGIES)},
@@ -94,8 +95,8 @@ class Task:
     """A mix of prompts.
 
     Attributes:
-        shares: of the families among the training prompts.
-        kinds: of each family, a solvable one; those of ``impossible`` are drawn from them by their shares.
+        shares: share of each family among the training prompts.
+        kinds: the kinds of each solvable family. ``impossible`` prompts are drawn from these families by their shares.
         judged: the family whose held-out accuracy counts.
     """
 
@@ -129,14 +130,16 @@ class Problem:
 
 
 def problem(kinds: Sequence[str], random: Random) -> Problem:
-    """One of a kind among `kinds`."""
+    """A random problem of one of `kinds`."""
     parts = tuple(tuple(random.randrange(10) for _ in range(DIGITS)) for _ in range(PARTS))
     return Problem(random.choice(kinds), parts)
 
 
 def rows_of(families: Sequence[str], task: Task, random: Random, taken: set[str]) -> Dataset:
-    """A problem of each of `families`, none of them in `taken`, where they are put: ``prompt``, ``solution``,
-    ``prompt_id``, ``family``."""
+    """One problem for each entry of `families`, with columns ``prompt``, ``solution``, ``prompt_id`` and ``family``.
+
+    None of their prompts is in `taken`, to which they are added.
+    """
     solvable = {family: share for family, share in task.shares.items() if family in task.kinds}
     rows = []
     for family in families:
@@ -152,8 +155,11 @@ def rows_of(families: Sequence[str], task: Task, random: Random, taken: set[str]
 
 
 def datasets(task: Task, train: int, held_out: int, seed: int = 0) -> tuple[Dataset, dict[str, Dataset]]:
-    """`train` prompts to train on, in the shares of `task` and in random order; and `held_out` others of each family
-    that can be solved."""
+    """Training and held-out prompts.
+
+    The `train` training prompts have the shares of `task` and are in random order. There are `held_out` other prompts
+    of each solvable family.
+    """
     random, taken = Random(seed), set[str]()
     counts = {family: round(share * train) for family, share in task.shares.items()}
     counts[max(counts, key=lambda family: counts[family])] += train - sum(counts.values())
@@ -164,7 +170,7 @@ def datasets(task: Task, train: int, held_out: int, seed: int = 0) -> tuple[Data
 
 
 def reward(completions: Sequence[str], solution: Sequence[str], **_: Any) -> list[float]:
-    """1 where what follows the last ``=`` is the solution, else 0."""
+    """1 if the text after the last ``=`` is the solution, else 0."""
     return [
         float("=" in text and text.rsplit("=", 1)[1].split() == gold.split())
         for text, gold in zip(completions, solution, strict=True)
@@ -183,7 +189,7 @@ def counting(counts: dict[str, int]) -> Callable[..., list[float]]:
 
 
 def demonstration(shown: Problem, random: Random, strategies: Sequence[int] | None = None) -> str:
-    """What the warm start is taught to write: strategies at random (or `strategies`), filler, sums with mistakes."""
+    """A demonstration for the warm start: random strategies (or `strategies`), filler, and sums with some mistakes."""
 
     def written(digit: int) -> int:
         return (digit + (random.randrange(1, 10) if random.random() < MISTAKE else 0)) % 10
@@ -213,7 +219,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 def warm_policy(
     task: Task, seed: int, steps: int, *, shown: int = 20_000, batch: int = 128, rate: float = 4e-3
 ) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
-    """A Qwen3 of 0.1M parameters, supervised on `demonstration`s; as many of each family."""
+    """A Qwen3 with 0.1M parameters, supervised on `demonstration`s, the same number for each family."""
     set_seed(seed)
     random, tokenizer = Random(seed + 10), build_tokenizer()
     kinds = [*task.kinds.values()]
@@ -239,6 +245,6 @@ def warm_policy(
 
 
 def warm_model(dataset: Dataset, name: str, seed: int, folder: Path, steps: int) -> None:
-    """`warm_policy` of the task `name` in `folder`; the one that is there if it is the same (`started`)."""
+    """Ensure that `folder` has the model of `warm_policy` for the task `name` (`started`)."""
     settings = {"policy": "selection", "task": name, "seed": seed, "steps": steps}
     started(folder, dataset, settings, partial(warm_policy, TASKS[name], seed, steps))

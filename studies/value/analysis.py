@@ -1,6 +1,6 @@
-"""What the value study computes from rewards, without a model: batches, baselines, errors. All arrays are numpy.
+"""What the value study computes from rewards, without a model: batches, baselines, errors. All arrays are numpy arrays.
 
-``P`` prompts of the pool, ``B`` of a batch, ``G`` rollouts of each, ``R`` rollouts that are kept for the estimators.
+The pool has ``P`` prompts and a batch ``B``; there are ``G`` rollouts per prompt, and ``R`` stored for the estimators.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BANDS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 @dataclass(frozen=True)
 class Estimator:
-    """A baseline, and how many `rollouts` of each prompt of a batch it sees."""
+    """A baseline, and how many `rollouts` per prompt of a batch it sees."""
 
     name: str
     baseline: Baseline
@@ -33,8 +33,8 @@ class Estimator:
 def tilt_to(values: np.ndarray, spread: float) -> np.ndarray:
     """``(P,)`` sampling weights ``w_i = exp(-k (V_i - mean)^2) / Z`` that give V the standard deviation `spread`.
 
-    ``k > 0`` prefers prompts of medium value, ``k < 0`` the extremes, up to the k from which on the weight gathers on
-    the one that is furthest off; found by bisection, whose ends are the nearest that can be had.
+    ``k > 0`` prefers prompts of medium value and ``k < 0`` the extremes, down to the k below which the weight gathers
+    on the single most distant prompt. k is found by bisection; if no k gives this spread, the closest one is used.
     """
 
     def weights(k: float) -> np.ndarray:
@@ -54,18 +54,18 @@ def tilt_to(values: np.ndarray, spread: float) -> np.ndarray:
 
 
 def draw_batch(rng: np.random.Generator, weights: np.ndarray, size: int) -> np.ndarray:
-    """``(B,)`` different rows of the pool."""
+    """``(B,)`` distinct rows of the pool."""
     return rng.choice(len(weights), size=size, replace=False, p=weights)
 
 
 def draw_rewards(rng: np.random.Generator, samples: np.ndarray, rows: np.ndarray, rollouts: int) -> np.ndarray:
-    """``(B, rollouts)`` of the ``(P, R)`` rewards, drawn without replacement within each prompt."""
+    """``(B, rollouts)`` rewards out of ``(P, R)``, drawn without replacement within each prompt."""
     columns = rng.permuted(np.tile(np.arange(samples.shape[1]), (len(rows), 1)), axis=1)[:, :rollouts]
     return samples[rows[:, None], columns]
 
 
 def rollout_batch(prompt_ids: Sequence[str], rewards: np.ndarray, step: int = 0) -> RolloutBatch:
-    """Rewards ``(B, G)`` as the batch that a trainer would make of them, groups together."""
+    """Rewards ``(B, G)`` as the batch that a trainer would make of them; the rows of a group are adjacent."""
     prompts, group = rewards.shape
     return RolloutBatch(
         rewards=torch.from_numpy(rewards.reshape(-1)).float(),
@@ -77,7 +77,7 @@ def rollout_batch(prompt_ids: Sequence[str], rewards: np.ndarray, step: int = 0)
 
 
 def estimate(estimator: Estimator, prompt_ids: Sequence[str], rewards: np.ndarray) -> np.ndarray:
-    """``(B, G)`` baselines from the first G of the ``(B, >= G)`` rewards: the comparison is paired, as in App. A."""
+    """``(B, G)`` baselines from the first G of the ``(B, >= G)`` rewards, so that the comparison is paired (App. A)."""
     seen = np.ascontiguousarray(rewards[:, : estimator.rollouts])
     result = estimator.baseline.advantages(rollout_batch(prompt_ids, seen))
     return result.baseline.double().numpy().reshape(seen.shape)
@@ -89,12 +89,12 @@ def squared_errors(baselines: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 
 def at_bounds(baselines: np.ndarray) -> np.ndarray:
-    """``(B,)`` share of a prompt's baselines that are exactly 0 or 1."""
+    """``(B,)``: the share of each prompt's baselines that are exactly 0 or 1."""
     return ((baselines == 0) | (baselines == 1)).mean(axis=1)
 
 
 def explained_variance(baselines: np.ndarray, rewards: np.ndarray) -> float:
-    """``1 - Var(r - b) / Var(r)`` over ``(B, G)`` rollouts, as a run logs it; NaN where the rewards do not vary."""
+    """``1 - Var(r - b) / Var(r)`` over ``(B, G)`` rollouts, as a run logs it; NaN if the rewards do not vary."""
     found = gae.explained_variance(
         torch.from_numpy(baselines), torch.from_numpy(rewards), torch.ones(rewards.shape, dtype=torch.bool)
     )
@@ -102,13 +102,13 @@ def explained_variance(baselines: np.ndarray, rewards: np.ndarray) -> float:
 
 
 def by_band(numbers: np.ndarray, truth: np.ndarray, edges: Sequence[float] = BANDS) -> list[float]:
-    """Mean of the numbers of the prompts in each band of V, the last one closed; NaN where there is none."""
+    """Mean of `numbers` over the prompts in each band of V; the last band is closed. NaN for a band without prompts."""
     band = np.clip(np.digitize(truth, edges) - 1, 0, len(edges) - 2)
     return [float(numbers[band == k].mean()) if (band == k).any() else float("nan") for k in range(len(edges) - 1)]
 
 
 def nanmean_rows(rows: Sequence[Sequence[float]]) -> list[float]:
-    """Column means that leave out NaN: first within a batch, then over batches (App. A)."""
+    """Column means without NaN: each row is a mean within a batch, so these are means over batches (App. A)."""
     table = np.array(rows, dtype=float)
     known = ~np.isnan(table)
     sums = np.where(known, table, 0.0).sum(axis=0)
@@ -126,7 +126,7 @@ def measure(
     repeats: int,
     seed: int,
 ) -> dict[str, object]:
-    """`repeats` batches: the spread of V in each, and for every estimator MSE and shares by batch and by band."""
+    """Draw `repeats` batches: the spread of V in each, and each estimator's MSE and shares by batch and by band."""
     rng = np.random.default_rng(seed)
     most = max(estimator.rollouts for estimator in estimators)
     spreads: list[float] = []
@@ -155,7 +155,7 @@ def measure(
 
 
 def bin_means(x: Sequence[float], y: Sequence[float], edges: Sequence[float]) -> list[float]:
-    """Mean of y over the pairs whose x lies in each bin ``[edge, next)``; NaN where there is none."""
+    """Mean of y over the pairs whose x lies in each bin ``[edge, next)``; NaN for an empty bin."""
     where, values = np.digitize(x, edges) - 1, np.asarray(y, dtype=float)
     return [float(values[where == k].mean()) if (where == k).any() else float("nan") for k in range(len(edges) - 1)]
 
@@ -164,10 +164,10 @@ def beta_curves(
     table: ValueTable, prompt_ids: Sequence[str], rewards: np.ndarray, truth: np.ndarray, smoothing: float,
     weighting: Weighting = "unb", epsilon: float = 1e-6,
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """MSE to the truth at every beta of the grid, ``(K,)``: ``initial`` of ``V_beta``, ``refined`` of Eq. 7; one batch.
+    """MSE of one batch at each beta of the grid, ``(K,)``: ``initial`` with ``V_beta``, ``refined`` with Eq. 7.
 
-    As in `Basis` with its calibration ``common``: who is active depends on the reference's value alone, and values are
-    clamped, so that the refined estimator of the smallest betas is the mean of the other rewards of the batch.
+    As in `Basis` with its calibration ``common``, a prompt is active depending on its reference value alone, and values
+    are clamped, so that at the smallest betas the refined estimator is the mean of the other rewards of the batch.
 
     `rewards`: ``(B,)``, one per prompt.
     """
@@ -189,8 +189,9 @@ def beta_curves(
 def drift(before: np.ndarray, now: np.ndarray) -> dict[str, float]:
     """How prompts have moved since the reference, in logits of smoothed success rates; rewards ``(P, n)``, ``(P, m)``.
 
-    ``shift``: by how much on average, the common tilt ``1 / beta``. ``spread``: the standard deviation of what each has
-    moved beside it, less what the sampling of both rates puts in. ``correlation``: of V then with V now.
+    ``shift`` is the mean movement, the common tilt ``1 / beta``. ``spread`` is the standard deviation of the prompts'
+    movements around it, without the part that comes from sampling both rates. ``correlation`` is the correlation of V
+    before and now.
     """
     logits, noise = [], 0.0
     for rewards in (before, now):
@@ -207,7 +208,7 @@ def drift(before: np.ndarray, now: np.ndarray) -> dict[str, float]:
 
 
 def replay(baseline: Baseline, history: Sequence[tuple[Sequence[str], np.ndarray]]) -> Baseline:
-    """`baseline` after it has learnt from earlier batches, each the ids of B prompts and their rewards ``(B, G)``."""
+    """`baseline` after it has learnt from earlier batches: for each, the ids of B prompts and rewards ``(B, G)``."""
     for step, (prompt_ids, rewards) in enumerate(history):
         baseline.update(rollout_batch(prompt_ids, rewards, step))
     return baseline

@@ -1,4 +1,4 @@
-"""What the value study found, in short, in print and in plots: functions of its results by seed."""
+"""Summaries, printed output and plots of the value study, as functions of its results by seed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EDGES = (0.206, 0.226, 0.246, 0.266, 0.287, 0.307)  # the paper's bins of a batc
 
 
 def shortened(results: dict[str, Any]) -> dict[str, Any]:
-    """The results with mean and standard error in place of the numbers of many batches."""
+    """The results with means and standard errors in place of the numbers of many batches."""
     stages = {}
     for stage, found in results["stages"].items():
         short = {
@@ -30,7 +30,7 @@ def shortened(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def short_rows(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of each estimator: `mean_and_error` in place of the numbers of many batches."""
+    """The rows of the estimators with `mean_and_error` in place of the numbers of many batches."""
     return {
         name: {**row, **{key: mean_and_error(row[key]) for key in ("mse", "at_bounds", "explained")}}
         for name, row in rows.items()
@@ -38,14 +38,14 @@ def short_rows(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def mean_and_error(numbers: Sequence[float]) -> list[float]:
-    """Mean and standard error of the numbers that are not NaN; NaN where there are too few."""
+    """Mean and standard error of the numbers that are not NaN; NaN if there are too few."""
     known = [number for number in numbers if number == number]
     center = float(np.mean(known)) if known else float("nan")
     return [center, float(np.std(known, ddof=1) / len(known) ** 0.5) if len(known) > 1 else float("nan")]
 
 
 def show(results: dict[str, Any]) -> None:
-    """One seed's errors of every estimator, for the terminal."""
+    """Print the errors of every estimator for one seed."""
     for stage, row in results["age of the table"].items():
         print(f"{stage}: MSE of basis by the table's policy: " + ", ".join(f"{k} {v:.4f}" for k, v in row.items()))
     for stage, found in results["stages"].items():
@@ -68,7 +68,7 @@ DRAWN = (
 
 
 def averaged(found: Sequence[Any]) -> Any:
-    """Seeds' results of one shape as one: numbers by their mean (NaN left out), anything else as the first has it."""
+    """The seeds' results as one: means of numbers (without NaN); anything else is taken from the first seed."""
     first = found[0]
     if isinstance(first, dict):
         return {key: averaged([each[key] for each in found]) for key in first}
@@ -81,18 +81,18 @@ def averaged(found: Sequence[Any]) -> Any:
 
 
 def errors(result: dict[str, Any], stage: str) -> dict[str, float]:
-    """Of each estimator, over many batches as the pool has them."""
+    """The error of each estimator, over many batches drawn uniformly from the pool."""
     rows = result["stages"][stage]["natural, many"]["estimators"]
     return {name: float(np.mean(row["mse"])) for name, row in rows.items()}
 
 
 def share(error: float, of: float) -> float:
-    """``error / of``; NaN where that is 0."""
+    """``error / of``; NaN if `of` is 0."""
     return error / of if of else float("nan")
 
 
 def summary(results: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, list[float]]]]:
-    """At each stage, by seed: MSE of each estimator, and its share of the batch mean's."""
+    """For each stage and seed, the MSE of each estimator, also as a share of the batch mean's."""
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
     for stage in STAGES:
         by_seed = [errors(result, stage) for result in results]
@@ -110,7 +110,7 @@ AGED = ("basis unb", "basis_history", "bv_blend 8", "group mean 4", "group mean 
 
 
 def plot(results: Sequence[dict[str, Any]], folder: Path, name: str, stage: str = "middle") -> None:
-    """Fig. 3 of the paper, for the middle checkpoint: means over the seeds, in (a) each seed as a dot."""
+    """Plot Fig. 3 of the paper for the middle checkpoint: means over the seeds; in (a) each seed is a dot."""
     found = averaged([result["stages"][stage] for result in results])
     labels = ["0–0.2", "0.2–0.4", "0.4–0.6", "0.6–0.8", "0.8–1"]
     natural, by_seed = found["natural, many"]["estimators"], [errors(result, stage) for result in results]
@@ -140,7 +140,7 @@ def plot(results: Sequence[dict[str, Any]], folder: Path, name: str, stage: str 
 
 
 def plot_beta(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Fig. 2 of the paper: the error over beta at each checkpoint, and the betas that were chosen."""
+    """Plot Fig. 2 of the paper: the error over beta at each checkpoint, and the betas that were chosen."""
     with drawing.panels(path, 1, 3, width=4.2) as axes:
         for axis, stage in zip(axes, STAGES, strict=True):
             curves = averaged([{key: result["beta"][stage][key] for key in CURVES} for result in results])
@@ -158,8 +158,11 @@ def plot_beta(results: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def plot_age(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Errors as shares of the batch mean's over how far the policy has moved since the table was made, by checkpoint:
-    mean over the seeds, the least and the largest. ``new table``: of the checkpoint's own policy, as many rollouts."""
+    """Plot the errors at each checkpoint over how far the policy has moved since the table was made.
+
+    Errors are shares of the batch mean's; the line is the mean over seeds, the band goes from smallest to largest.
+    ``new table`` has a table of the checkpoint's own policy.
+    """
     shares = summary(results)
     moved = [mean(result["stages"][stage]["drift"]["shift"] for result in results) for stage in STAGES]
     curves = {name: list(zip(*(shares[stage][name]["share"] for stage in STAGES), strict=True)) for name in AGED}

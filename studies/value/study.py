@@ -1,18 +1,20 @@
-"""How near do baselines come to a real policy's true values?
+"""How close are baselines to the true values of a real policy?
 
     python -m studies.value.study [--worked | --slow] [--seeds 0 1 2] [--quick]
 
-The paper of BASIS (Sec. 5.1 and App. A, Figs. 2, 3, 4) has BASIS 69 % below the batch mean, and below the mean of a
-group of 8. At small scale: the quickstart's model learns sums by GRPO with 8 rollouts per prompt; at three checkpoints
-of that run (early, middle, late) every prompt of a pool is rolled out 256 times for its true value, and 64 times more
-for the estimators. The value table is of 32 rollouts of the policy before the run. Batches have 64 prompts. History
-(`bv_blend`, `basis_history`) is what the run itself saw before the checkpoint; of it, rows with one rollout per prompt
-have seen the first of each eight. With ``--worked`` the policy writes steps of its own choice before it answers
-(`studies.worked_sums`); pool and run are smaller, since its rollouts take twice the time, and its learning rate is a
-third, its checkpoints earlier. ``--slow`` has those two with the quickstart's policy.
+In the paper of BASIS (Sec. 5.1 and App. A, Figs. 2, 3, 4), the error of BASIS is 69 % below that of the batch mean, and
+below that of the mean of a group of 8. This study checks it at small scale. The quickstart's model learns sums by GRPO
+with 8 rollouts per prompt. At three checkpoints of this run (early, middle, late), every prompt of a pool gets 256
+rollouts for its true value, and 64 more for the estimators. The value table has 32 rollouts per prompt of the policy
+before the run. Batches have 64 prompts. Estimators with a history (`bv_blend`, `basis_history`) have learnt from what
+the run itself sampled before the checkpoint; those with one rollout per prompt have seen the first of each eight.
 
-Results: ``studies/results/value_study*.json`` and ``.png``, only of all seeds. Rollouts are kept in ``--output``
-(``runs/value_study``); a second call only analyses them anew.
+With ``--worked`` the policy writes steps of its own choice before it answers (`studies.worked_sums`). Pool and run are
+then smaller, because its rollouts take twice as long; the learning rate is a third, and the checkpoints are earlier.
+``--slow`` uses this learning rate and these checkpoints with the quickstart's policy.
+
+Results: ``studies/results/value_study*.json`` and ``.png``, but only for all seeds. Rollouts are stored in ``--output``
+(``runs/value_study``); a second call only repeats the analysis.
 """
 
 from __future__ import annotations
@@ -46,14 +48,14 @@ STAGES = report.STAGES
 
 @dataclass(frozen=True)
 class Plan:
-    """What the policy and its rollouts are made of; rollouts that were kept are used for the same plan only."""
+    """The settings of the policy and its rollouts; stored rollouts are used only for the same plan."""
 
     seed: int = 0
-    problems: int = 20000  # that the warm start sees
-    trained: int = 2048  # that RL trains on
-    pool: int = 512  # of these, whose values are estimated
+    problems: int = 20000  # of the warm start
+    trained: int = 2048  # problems that RL trains on
+    pool: int = 512  # those of them whose values are estimated
     until: float = 0.45
-    prompts: int = 64  # a generation batch, with 8 rollouts each
+    prompts: int = 64  # per generation batch, with 8 rollouts each
     checkpoints: tuple[int, ...] = (20, 60, 120)  # generation batches
     learning_rate: float = 3e-4
     table: int = 32
@@ -67,7 +69,7 @@ QUICK = Plan(
 )  # fmt: skip
 
 
-# What `--worked` changes: a policy that works its sums in steps, whose rollouts take twice the time.
+# What `--worked` changes: the policy adds in steps, and its rollouts take twice as long.
 WORKED: dict[str, Any] = {
     "worked": True, "until": 0.4, "trained": 1024, "pool": 256, "learning_rate": 1e-4, "checkpoints": (8, 20, 40),
 }  # fmt: skip
@@ -76,7 +78,7 @@ TEMPERATURE = {1: 0.2, 8: 0.05}  # of BV-Blend's confidence, by rollouts per pro
 
 
 class Recorder(Grpo):
-    """GRPO's baseline, which keeps the batches it was given."""
+    """GRPO's baseline, which also records its batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +90,7 @@ class Recorder(Grpo):
 
 
 class AtCheckpoints(TrainerCallback):
-    """Calls `look` when the policy has learnt from so many generation batches."""
+    """Calls `look` when the policy has learnt from each number of generation batches in `batches`."""
 
     def __init__(self, recorder: Recorder, batches: tuple[int, ...], look: Any) -> None:
         self.recorder, self.left, self.look = recorder, list(batches), look
@@ -99,7 +101,7 @@ class AtCheckpoints(TrainerCallback):
 
 
 def make_rollouts(plan: Plan, output: Path) -> dict[str, Any]:
-    """Train, and draw what the analysis needs: plain arrays and lists."""
+    """Train, and sample the rollouts that the analysis needs; returns plain arrays and lists."""
     seconds = {"warm start": time.process_time()}
     everything = problems(plan.problems)
     make, tokens = (worked_policy, WORKED_TOKENS) if plan.worked else (warm_policy, TOKENS)
@@ -136,16 +138,16 @@ def make_rollouts(plan: Plan, output: Path) -> dict[str, Any]:
 
 
 def kept_rollouts(plan: Plan, output: Path) -> dict[str, Any]:
-    """Those of an earlier call, or new ones; ``origin``: `machine` as it was for them, None if they do not say.
+    """The rollouts of an earlier call, or new ones. ``origin`` is their `machine` record, None if they have none.
 
     Raises:
-        SystemExit: those that are there are of another plan.
+        SystemExit: the stored rollouts were made with another plan.
     """
     path, key = output / "rollouts.npz", json.dumps(asdict(plan))
     if path.is_file():
         with np.load(path) as kept:
             if str(kept["plan"]) != key:
-                raise SystemExit(f"{path} is of another plan: give another --output, or remove it.")
+                raise SystemExit(f"{path} was made with another plan. Give another --output, or remove the file.")
             found: dict[str, Any] = {k: kept[k] for k in ("reference", *STAGES)}
             found |= {k: kept[k].tolist() for k in ("ids", "family")}
             found["seconds"] = json.loads(str(kept["seconds"]))
@@ -168,13 +170,13 @@ def kept_rollouts(plan: Plan, output: Path) -> dict[str, Any]:
 
 
 def reference_table(rollouts: dict[str, Any]) -> ValueTable:
-    """The value table of the policy before the run, of all prompts trained on."""
+    """The value table of the policy before the run, with all training prompts."""
     rewards = zip(rollouts["ids"], rollouts["reference"].astype(float).tolist(), strict=True)
     return ValueTable.from_rewards(dict(rewards))
 
 
 def estimators(table: ValueTable, rollouts: dict[str, Any], batches: int) -> list[va.Estimator]:
-    """All of the study, as they stand after so many batches of the run."""
+    """All estimators of the study, in their state after `batches` batches of the run."""
     history = rollouts["history"][:batches]
     families = dict(zip(rollouts["ids"], rollouts["family"], strict=True))
     single = [(ids, rewards[:, :1]) for ids, rewards in history]  # what one rollout per prompt would have seen
@@ -199,7 +201,7 @@ def estimators(table: ValueTable, rollouts: dict[str, Any], batches: int) -> lis
 
 
 def analyse(plan: Plan, rollouts: dict[str, Any], repeats: int, many: int) -> dict[str, Any]:
-    """Every number of the study."""
+    """Compute all results of the study for one seed."""
     table, ids = reference_table(rollouts), rollouts["ids"][: plan.pool]
     size = min(64, plan.pool // 2)
     stages, curves = {}, {}
@@ -230,7 +232,7 @@ def analyse(plan: Plan, rollouts: dict[str, Any], repeats: int, many: int) -> di
 def by_table(plan: Plan, rollouts: dict[str, Any], size: int, repeats: int) -> dict[str, dict[str, float]]:
     """MSE of `basis` at each stage (rows) with a table of the reference and of each stage up to it (columns).
 
-    Those tables and the estimators share the rollouts that are not the oracle's: half for each.
+    The rollouts that do not measure the true value are split in half: one half makes the tables, the other the batches.
     """
     ids, half = rollouts["ids"][: plan.pool], plan.samples // 2
     natural, found = np.full(len(ids), 1 / len(ids)), {}
@@ -248,7 +250,7 @@ def by_table(plan: Plan, rollouts: dict[str, Any], size: int, repeats: int) -> d
 
 
 def by_spread(rows: list[va.Estimator], measured: list[dict[str, Any]]) -> dict[str, Any]:
-    """MSE in the paper's bins of a batch's spread, over all the mixtures' batches together."""
+    """MSE in the paper's bins of a batch's spread of V, over the batches of all mixtures together."""
     spreads = [s for one in measured for s in one["spread"]]
     mse = {e.name: [x for one in measured for x in one["estimators"][e.name]["mse"]] for e in rows}
     return {
@@ -262,7 +264,7 @@ def by_spread(rows: list[va.Estimator], measured: list[dict[str, Any]]) -> dict[
 def curves_over_beta(
     table: ValueTable, ids: list[str], truth: np.ndarray, samples: np.ndarray, size: int, batches: int, seed: int
 ) -> dict[str, Any]:
-    """Mean over batches of the initial and the refined estimator's MSE at each beta, and the betas that were chosen."""
+    """MSE of the initial and the refined estimator at each beta (mean over batches), and the betas that were chosen."""
     rng = np.random.default_rng(seed)
     weights, basis = np.full(len(ids), 1 / len(ids)), Basis(table)
     curves: dict[str, list[np.ndarray]] = {"initial": [], "refined": []}
@@ -289,12 +291,14 @@ def curves_over_beta(
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The study."""
+    """Run the study."""
     parser = study_parser(__doc__, "value_study")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     policies = parser.add_mutually_exclusive_group()
-    policies.add_argument("--worked", action="store_true", help="a policy that works its sums in steps")
-    policies.add_argument("--slow", action="store_true", help="learning rate and checkpoints of --worked")
+    policies.add_argument("--worked", action="store_true", help="use a policy that adds in steps")
+    policies.add_argument(
+        "--slow", action="store_true", help="use the learning rate and checkpoints of --worked with the default policy"
+    )
     options = parser.parse_args(argv)
     placed(options, parser.parse_args([f"--{name}" for name in ("worked", "slow") if getattr(options, name)]))
     one_thread()

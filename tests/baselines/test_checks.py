@@ -270,8 +270,8 @@ class Several(Rloo):
         (Undeclared, "raises AttributeError.*only if `requires` names them"),
         (AsksForMore, r"requires \['hidden_states'\]; a batch can have"),
         (lambda: 3, "builds a int, no subclass"),
-        (torch.zeros(2), "A Tensor is no baseline"),
-        (None, "A NoneType is no baseline"),
+        (torch.zeros(2), "A Tensor is not a baseline"),
+        (None, "A NoneType is not a baseline"),
         (lambda needed: Rloo(), "cannot be built: TypeError"),
     ],
 )

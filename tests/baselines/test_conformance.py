@@ -157,7 +157,7 @@ class LossOfTheBatch(Ppo):
         (TokensOnlyWithKl, "says token_level = 'with_kl', but returns advantages of tokens without KL"),
         (RolloutsDeclaredAsTokens, "says token_level = 'always', but returns advantages of rollouts without KL"),
         (NoTokensWithKl, "says token_level = 'with_kl', but returns advantages of rollouts with KL in the reward"),
-        (LearnsFromPadding, "learns from tokens that are no actions"),
+        (LearnsFromPadding, "learns from tokens that are not actions"),
         (LossOfTheBatch, "a loss of a rollout that depends on which others are there"),
         (NoisyState, "changes its state in `advantages`"),
         (ByPosition, "depends on the order of the rows"),

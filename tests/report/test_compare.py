@@ -107,10 +107,10 @@ def test_the_budget_is_what_every_run_has_unless_one_is_given(tmp_path):
     both = [tmp_path / "long", tmp_path / "short"]
     found = compare_runs(both)
     assert found.budget == 640
-    assert any("'short' has sampled, which is not finished" in note for note in found.notes)
+    assert any("rollouts of 'short', which has not finished" in note for note in found.notes)
     found = compare_runs(both, budget=1000)
     assert [run.path.name for group in found.groups for run in group.runs] == ["long"]
-    assert found.notes == ["Left out, with fewer rollouts than the budget: 'short' (640)."]
+    assert found.notes == ["Runs left out because they have fewer rollouts than the budget: 'short' (640)."]
     with pytest.raises(ValueError, match="No run has sampled 5,000 rollouts; the longest has 1,920"):
         compare_runs(both, budget=5000)
 
@@ -159,7 +159,7 @@ def test_without_recipes_runs_have_the_names_of_their_folders(tmp_path):
     found = compare_runs([tmp_path], reference="two")
     assert [group.label for group in found.groups] == ["one", "two"]
     assert found.reference.label == "two"
-    with pytest.raises(ValueError, match=r"There is no 'three' to compare with\. There are: one, two"):
+    with pytest.raises(ValueError, match=r"There is no 'three' to compare with\. Choose one of: one, two"):
         compare_runs([tmp_path], reference="three")
 
 
@@ -315,13 +315,13 @@ def test_benchmarks_of_final_models_are_columns_with_their_mean(tmp_path):
 
 def test_messages(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"'.*empty' is no run and holds none: .* no metrics.jsonl"):
+    with pytest.raises(ValueError, match=r"'.*empty' is not a run and contains none: .* metrics.jsonl"):
         compare_runs([tmp_path / "empty"])
     with pytest.raises(ValueError, match="There is no folder"):
         compare_runs([tmp_path / "nowhere"])
     rows = write_run(tmp_path / "old")
     write_rows(tmp_path / "old", [{k: v for k, v in row.items() if k != "num_rollouts"} for row in rows])
-    with pytest.raises(ValueError, match=r"logged without `num_rollouts`"):
+    with pytest.raises(ValueError, match=r"has no `num_rollouts`"):
         compare_runs([tmp_path / "old"])
     write_run(tmp_path / "good", baseline="grpo")
     write_run(tmp_path / "begun", baseline="opo", steps=0)

@@ -15,7 +15,7 @@ def test_newest_checkpoint_is_read(tmp_path):
         folder.mkdir()
         (folder / "trainer_state.json").write_text(json.dumps({"log_history": [{"step": step}]}))
     assert read_log(tmp_path) == [{"step": 10}]
-    with pytest.raises(ValueError, match=r"holds no trainer_state\.json"):
+    with pytest.raises(ValueError, match=r"has no trainer_state\.json"):
         read_log(tmp_path / "nowhere")
 
 

@@ -167,7 +167,7 @@ def test_the_command(runs, tmp_path, capsys):
         == 0
     )
     said = capsys.readouterr().out
-    assert "700 rollouts each; differences to 'basis'" in said
+    assert "700 rollouts each; differences are from 'basis'" in said
     assert (tmp_path / "r" / "report.html").stat().st_size > 10_000
     assert main(["compare", str(tmp_path)]) == 2
-    assert "is no run and holds none" in capsys.readouterr().err
+    assert "is not a run and contains none" in capsys.readouterr().err

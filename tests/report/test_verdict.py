@@ -1,4 +1,4 @@
-"""The bottom line in words agrees with the differences of the table, and claims nothing that the seeds do not tell."""
+"""The bottom line in words agrees with the differences in the table, and claims nothing that the seeds do not show."""
 
 import pytest
 
@@ -36,12 +36,12 @@ def test_who_is_ahead_and_by_how_much(runs):
         "(95 % interval over 2 seeds) above the next, 'opo' (0.510 ± 0.014)."
     )
     assert others == "'rloo' is ahead of 'grpo' (+0.200 [+0.200, +0.200])."
-    assert saved == "'rloo' has the training reward at which 'grpo' ends after 128 of the 1,280 rollouts."
+    assert saved == "'rloo' reaches the final training reward of 'grpo' after 128 of the 1,280 rollouts."
 
 
 def test_seeds_that_do_not_tell(runs):
     first, *rest = verdict(runs(rloo=[0.5, 0.7], grpo=[0.6, 0.5], opo=[0.1, 0.3]))
-    assert first.startswith("The seeds do not tell whether 'rloo' or 'grpo' is ahead: ")
+    assert first.startswith("The seeds do not show whether 'rloo' or 'grpo' is ahead: ")
     assert "the difference is 0.050 [−1.856, +1.956] (95 % interval over 2 seeds)." in first
     assert "'rloo' is ahead of 'opo' (+0.400 [+0.400, +0.400])." in rest
 
@@ -62,13 +62,15 @@ def test_rewards_of_other_prompts_are_not_compared(runs):
     drawn = {"opo": {"prompt_sampler": "frontier"}}
     said = verdict(runs(recipe=drawn, rloo=[0.4, 0.42], opo=[0.60, 0.62]))
     assert "draw their prompts differently" in said[1]
-    assert not any("has the training reward at which" in sentence for sentence in said)
+    assert not any("reaches the final training reward of" in sentence for sentence in said)
 
 
 def test_the_price_of_the_table_is_told(runs):
     found = runs(table="t", basis=[0.60, 0.62], rloo=[0.40, 0.42])
     found = compare_runs([run.path for group in found.groups for run in group.runs], reference="rloo")
-    assert verdict(found)[-1].endswith("after 128 of the 1,280 rollouts; its value table took 1,000 more, once.")
+    assert verdict(found)[-1].endswith(
+        "after 128 of the 1,280 rollouts; its value table took another 1,000 rollouts, once."
+    )
 
 
 def test_one_setting_is_no_comparison(runs, tmp_path):

@@ -130,7 +130,7 @@ def without_kwargs(completions):
 
 BROKEN = {
     "no name": (functools.partial(plain), "name: it needs a `__name__`"),
-    "a version that is no text": (of(version=3), "version: it has a `version` that is no text, but 3"),
+    "a version that is no text": (of(version=3), "version: it has a `version` that is not a text, but 3"),
     "no room for columns": (without_kwargs, r"signature: it has no \*\*kwargs"),
     "a score missing": (lambda completions, **kwargs: [1.0], "result: it returns 1 scores for 6 rows"),
     "no list": (lambda completions, **kwargs: (1.0,) * len(completions), "result: it returns a tuple"),

@@ -77,7 +77,7 @@ def test_a_pattern_that_backtracks_for_ever_ends():
     [
         ({"form": "thinkbox"}, "form must be one of think, think_box"),
         ({"form": "box", "pattern": "a"}, "not both"),
-        ({"pattern": "(a"}, "no regular expression"),
+        ({"pattern": "(a"}, "not a regular expression"),
         ({"timeout": 0}, "timeout > 0"),
     ],
 )

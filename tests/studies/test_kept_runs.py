@@ -1,4 +1,4 @@
-"""Runs that are kept, where a study puts what it makes, and what measuring costs."""
+"""Stored runs, the folders that a study writes to, and what measuring costs."""
 
 import dataclasses
 import json

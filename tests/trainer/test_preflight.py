@@ -45,7 +45,7 @@ CASES = {
     ),
     "own objective and loss_type": (
         {"objective": "examples.custom_objective:simple", "loss_type": "bnpo"},
-        "'examples.custom_objective:simple' is no loss of TRL's, but loss_type='bnpo' is set. Drop one",
+        "'examples.custom_objective:simple' is not one of TRL's losses, but loss_type='bnpo' is set. Drop one",
     ),
     "tokens averaged away": ({"baseline": "otb", "objective": "luspo"}, "'otb' gives an advantage to each token"),
     "objective against loss_type": ({"objective": "gspo", "loss_type": "bnpo"}, "loss_type='bnpo' is set"),

@@ -193,7 +193,7 @@ def test_auto_starts_anew_where_there_is_nothing(tmp_path):
     assert checkpoint.resolve(None, tmp_path) is None
     with pytest.raises(ValueError, match="no complete checkpoint"):
         checkpoint.resolve(True, tmp_path)
-    with pytest.raises(ValueError, match="is no checkpoint"):
+    with pytest.raises(ValueError, match="is not a checkpoint"):
         checkpoint.resolve(str(tmp_path), tmp_path)
 
 

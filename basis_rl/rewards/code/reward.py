@@ -26,7 +26,7 @@ class CodeReward(Reward):
     The code is the last closed fenced block (three backticks, `python`, `py` or nothing behind them): a whole program,
     or whole functions. The tests are a column of the dataset, in the forms of `parse_tests`: programs that read and
     print, functions that are called, and ``assert`` statements. A problem whose tests cannot be read is not scored
-    (None), nor is one whose asserts pass something that is no plain data (numbers, strings, bytes, None, and lists,
+    (None), nor is one whose asserts pass something that is not plain data (numbers, strings, bytes, None, and lists,
     tuples, sets and dictionaries of them).
 
     Each test runs in a sandbox of its own (`basis_rl.sandbox`): no network, nothing to write to, nothing to read but

@@ -23,11 +23,11 @@ del sys.path[0]
 
 
 class Unsupported(BaseException):
-    """The tests cannot be run across processes: they pass or need something that is no plain data."""
+    """The tests cannot be run across processes: they pass or need something that is not plain data."""
 
 
 class Gone(BaseException):
-    """The other process has ended, or writes what nobody asked for."""
+    """The other process has ended, or writes something unexpected."""
 
 
 def unbound_names(tree: ast.AST) -> set[str]:

@@ -32,7 +32,7 @@ def encode(value: Any) -> Any:
         return {"complex": [value.real, value.imag]}
     if isinstance(value, (bytes, bytearray)):
         return {"bytes": value.hex()}
-    raise TypeError(f"a {type(value).__name__} is no plain data")
+    raise TypeError(f"a {type(value).__name__} is not plain data")
 
 
 def decode(data: Any) -> Any:

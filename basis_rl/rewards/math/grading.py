@@ -91,7 +91,7 @@ def misread(gold: str) -> bool:
 
 
 def _gold_reading(gold: str) -> Any:
-    """What the gold says, None where it is no formula. Its letters are its own: ``6m`` is no 6."""
+    """What the gold says, None if it is not a formula. Its letters are part of it: ``6m`` is not 6."""
     return next(iter(_readings(gold, letters_are_units=False)), None)
 
 
@@ -180,7 +180,7 @@ def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
     """Why an equal answer does not stand for the gold; None where it does.
 
     ``chain``: a number in a chain of equations is not what the chain ends with (``x = 7 = 8``). ``interval``: one of a
-    single number, or of none, which is no interval to sympy. ``infinity``: an interval that holds infinity, where the
+    single number, or of none, not an interval for SymPy. ``infinity``: an interval that holds infinity, where the
     gold's is open there, which is one and the same to sympy. ``approximation``: the sides of the sign are not near.
     ``symbol``: one that is not the gold's (``0 \\cdot a`` is 0 whatever a is). ``near``: equal when rounded to six
     decimals, but only since both are small.

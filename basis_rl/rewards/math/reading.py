@@ -168,7 +168,7 @@ def refused_reading(text: str) -> str | None:
 
     ``beside``: a number or a text beside something else, which is a product to the parser; ``dots``: something is left
     out; ``builder``: a set of all that has a property, which is a quotient to the parser; ``improper``: a mixed number
-    whose fraction is 1 or more; ``unit``: a text at the end that is no unit.
+    whose fraction is 1 or more; ``unit``: a text at the end that is not a unit.
     """
     if _DOTS.search(text):
         return "dots"
@@ -251,6 +251,6 @@ def _argument(tokens: list[Token], at: int) -> tuple[int, list[Token]]:
 
 
 def text_form(text: str) -> str:
-    """A normal form without the blanks and braces that change nothing, by which texts that are no formula compare."""
+    """A normal form without insignificant blanks and braces, for the comparison of texts that are not formulas."""
     text = re.sub(r"([_^])\s*\{\s*(\w)\s*\}", r"\1\2", " ".join(text.split()))
     return re.sub(r"(?<![a-zA-Z0-9]) | (?![a-zA-Z0-9])", "", re.sub(r"\\(?:left|right)(?![a-zA-Z])", "", text))

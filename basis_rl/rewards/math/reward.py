@@ -217,7 +217,7 @@ def _verdict(outcome: Outcome) -> Verdict:
         return "failed" if outcome.failed else "timeout"
     if outcome.value.get("misread") and outcome.value.get("verdict"):
         return "misread"
-    right = outcome.value.get("verdict", False)  # a grading that fails, for want of memory too, is a wrong answer
+    right = outcome.value.get("verdict", False)  # if grading fails, also because memory ran out, the answer is wrong
     return "no_gold" if right is None else "right" if right else "wrong"
 
 

@@ -1,7 +1,7 @@
 """The process that grades. Run as a script by `WorkerPool`; loads only what it needs of basis_rl, by path.
 
 The arguments of `basis_rl.rewards.math.grading.grade` in, ``{"verdict": true | false | null}`` out, null when there is
-nothing in the gold; or ``{"error": ...}``, for want of memory too. With ``check`` also whether Math-Verify alone would
+nothing in the gold; or ``{"error": ...}``, also if memory runs out. With ``check`` also whether Math-Verify alone would
 take the gold for something else, ``"misread": true | false``.
 """
 

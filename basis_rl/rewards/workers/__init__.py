@@ -1,1 +1,1 @@
-"""Worker processes that can be killed: a pool of them, calls of somebody's function, what failed."""
+"""Worker processes that can be killed: a pool of them, calls of a user's function, and failures."""

@@ -1,4 +1,4 @@
-"""The process in which somebody's function is called. Run as a script by `Calls`; imports nothing of basis_rl.
+"""The process in which a user's function is called. Run as a script by `Calls`; imports nothing of basis_rl.
 
 ``{"describe": true}`` -> what the function takes, or ``{"broken": traceback}`` if it cannot be imported. Then
 ``{"args": [...], "kwargs": {...}}`` -> ``{"value": number or null}``, ``{"memory": true}`` or ``{"error": traceback}``.

@@ -1,4 +1,4 @@
-"""When scoring itself breaks: counted apart from wrong answers, and the end of the run when it is no exception."""
+"""Failures of the scoring itself: counted separately from wrong answers; if they are frequent, the run ends."""
 
 from __future__ import annotations
 

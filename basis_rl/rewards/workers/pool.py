@@ -34,7 +34,7 @@ class Outcome:
     """How one task ended; `value` is what the worker answered, empty unless `status` is ``ok``.
 
     ``timeout`` is the task's own doing: it took more CPU time than a task may, or slept until its wall-clock limit.
-    The others are not, or nobody knows (`failed`):
+    For the others this is not so, or not known (`failed`):
 
     - ``crashed``: the worker died on it, twice; or was killed from outside five times.
     - ``starved``: it reached its wall-clock limit twice, without the CPU time that is granted to it.
@@ -310,7 +310,7 @@ class _Batch:
             self.outcomes.setdefault(task, Outcome("over_budget" if self.granted else "late", {}))
 
     def _start_failed(self, last_words: str) -> None:
-        """One failure may be the machine's passing weakness; several in a row, with nobody started, are a fault."""
+        """One failure may be temporary; several in a row, without a worker that starts, are a fault."""
         self.failed_starts += 1
         if self.failed_starts >= _START_ATTEMPTS:
             raise RewardInfrastructureError(

@@ -142,7 +142,7 @@ class Worker(ABC):
         return self.in_flight[0] if self.in_flight else None
 
     def dispatch(self, tasks: Mapping[int, dict[str, Any]], timeout: float) -> None:
-        """Send tasks by their numbers, each of which has `timeout` seconds. Several are told apart by these numbers."""
+        """Send tasks by their numbers, each of which has `timeout` seconds. The numbers distinguish them."""
         marks = {index: {MARK: index} if len(tasks) > 1 else {} for index in tasks}
         self.in_flight.extend(tasks)
         self.tasks += len(tasks)
@@ -187,7 +187,7 @@ class Worker(ABC):
         return answers if chunk and self._were_asked_for(answers) else "lost"
 
     def _were_asked_for(self, answers: list[dict[str, Any]]) -> bool:
-        """An answer that nobody asked for would be taken for that to the next task."""
+        """An unexpected answer would be taken for that to the next task."""
         if not self._marked:
             return not answers or (len(answers) == 1 and not self.buffer)
         expected = list(self.in_flight)[: len(answers)]

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 _ASLEEP = 20.0
-"""So many times its CPU time may a task take, when there is nobody left to end it."""
+"""The multiple of its CPU time that a task may take by the clock, if no other process is left to end it."""
 
 
 def serve_tasks(

@@ -164,7 +164,7 @@ class Client(VLLMClient):
 
     def update_named_params(self, metadata: Any, named_params: Iterator[tuple[str, Tensor]]) -> None:
         if self._identity() != self.workers:  # to an earlier one's, NCCL would send without an end
-            raise RolloutError("the vLLM server has been started anew")
+            raise RolloutError("the vLLM server has been restarted")
         if self.settings.transfer == "nccl":
             self.session.interrupting = nullcontext
             try:  # a server that is left alone in a collective never comes out of it

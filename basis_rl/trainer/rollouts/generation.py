@@ -40,8 +40,8 @@ class Generation(VLLMGeneration):
 
     After each push the engine's log-probabilities of a probe are compared with those of the model that is trained:
     `sync_error`, the largest absolute difference. Failures of the main process, which alone talks to the server, travel
-    to all ranks and are raised there, since the others would wait for ever. After one, the server is waited for, the
-    weights are pushed again and the batch is generated anew: nothing is trained on samples of other weights.
+    to all ranks and are raised there, since the others would wait forever. After one, the trainer waits for the server,
+    pushes the weights again and generates the batch again: nothing is trained on rollouts of other weights.
 
     A request may be asked ahead: `ask_ahead` sends it and returns, and the same request in training has the answer.
     `longest` bounds the tokens of a prompt and its completion together (None: `max_completion_length` alone).
@@ -155,7 +155,7 @@ class Generation(VLLMGeneration):
         """The request that is under way with its answer, for a checkpoint; None without one, and on other processes.
 
         Args:
-            wait: for the answer, if it is not there yet.
+            wait: whether to wait for the answer if it has not arrived yet.
         """
         if self._ahead is not None and (wait or self._ahead.done):
             self._settle()

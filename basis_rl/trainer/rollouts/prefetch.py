@@ -64,7 +64,7 @@ class Prefetch:
         """The next batch's rollouts, ``ahead``: their weights are gone when the run is resumed. None where there are
         none, and on all but the main process.
 
-        What is under way is waited for, unless the run was told to stop: then the next batch is generated anew.
+        It waits for a request that is running, unless the run is stopping: then the next batch is generated again.
         """
         return {"ahead": self.run.vllm_generation.ahead_state(wait=not self.run.stop_on_signal.stopped)}
 

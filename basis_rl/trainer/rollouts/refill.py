@@ -16,13 +16,12 @@ _OF_ROLLOUTS = (0, 1, 2, 3, 4, 7)  # of what TRL's `_generate` returns: lists wi
 
 
 class Refill:
-    """Draws groups anew that the sampler does not keep, at most `max_refills` times, within TRL's `_generate`.
+    """Draws groups again that the sampler does not keep, at most `max_refills` times, within TRL's `_generate`.
 
     TRL generates, scores the policy on what it has, and rewards it. Here a batch is rewarded as soon as it is
-    generated,
-    and its refused groups are generated anew, prompt by prompt in the same places, so that TRL continues with one batch
-    as if it had been drawn at once; the rewards are handed to it when it asks. Groups are whole on each rank, and every
-    rank draws as many as the one that misses most: generation is collective.
+    generated, and its refused groups are generated again, prompt by prompt in the same places, so that TRL continues
+    with one batch as if it had been drawn at once; the rewards are handed to it when it asks. Groups are whole on each
+    rank, and every rank draws as many as the one that misses most: generation is collective.
     """
 
     def __init__(self, run: RefillingRun) -> None:

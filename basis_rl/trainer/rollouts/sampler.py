@@ -13,7 +13,7 @@ class EpochSampler(RepeatSampler):
     """TRL's sampler, which knows the epoch.
 
     TRL's draws one permutation an epoch from one generator, so that a run resumed in epoch e would walk through epoch 0
-    again. Here the generator starts anew in each epoch and skips e permutations: the same order as TRL's.
+    again. Here the generator is reset in each epoch and skips e permutations, which gives the same order as TRL.
 
     Args:
         epoch: tells the epoch, when iteration starts.

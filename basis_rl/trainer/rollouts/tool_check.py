@@ -46,7 +46,7 @@ def as_functions(tools: Sequence[Any] | None) -> list[Callable[..., Any]]:
     `Pending`.
 
     Raises:
-        ValueError: something is no tool, or two have one name.
+        ValueError: something is not a tool, or two tools have the same name.
     """
     functions = [_as_function(tool) for tool in tools or []]
     names = [function.__name__ for function in functions]

@@ -27,9 +27,9 @@ class Turns:
     """Rollouts that may call tools, on any number of ranks.
 
     TRL's loop over turns runs on each rank by itself, while generation is collective (vLLM server, ZeRO-3, FSDP): ranks
-    whose rollouts end at different turns would wait for each other for ever, or take each other's answers. Here every
+    whose rollouts end at different turns would wait for each other forever, or take each other's results. Here every
     turn begins with all ranks telling what they have left; the rows of all are shared out evenly and generated
-    together; who has finished helps the others until nobody has a row left.
+    together; a rank that has finished helps the others until no rank has a row left.
     """
 
     def __init__(self, run: TurnsRun) -> None:
