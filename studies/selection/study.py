@@ -70,8 +70,8 @@ ROWS: dict[str, tuple[str, int]] = {
     **({"spo": ("spo", 1)} if "spo" in BASELINES else {}),
 }
 TABLES = (TABLE, HISTORY_TABLE)
-# The exponents of (1 - V) and V may follow a name, and then the floor: with the default floor of 0.02 and (1 - V) sqrt(V)
-# the 66 % of easy prompts still take most of the first batches.
+# The exponents of (1 - V) and V may follow a name, and then the floor. With the default floor and (1 - V) sqrt(V)
+# the 66 % of easy prompts take most of the first batches.
 SHARP = "frontier 3:1:0.005"
 SAMPLERS = (UNIFORM, "variance", "frontier", "frontier 2:1", SHARP, "spo", "thompson", DYNAMIC)
 # The most informative runs are made first.
