@@ -182,6 +182,8 @@ def of_field_at_one(table: ValueTable) -> dict[str, Baseline]:
         "batch mean": BatchMean(),
         "basis_history": BasisHistory(table),
         "basis_history, no table": BasisHistory(),
+        "basis_history, beta": BasisHistory(table, belief="beta"),
+        "basis_history, beta, no table": BasisHistory(belief="beta"),
         "spo": Spo(table, normalize=False),
         "spo, no table": Spo(normalize=False),
         "spo, rho 0.875, no table": Spo(forgetting=0.875, normalize=False),

@@ -13,6 +13,7 @@ from torch import Tensor
 from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows
 from basis_rl.baselines.text_prior import TextPrior
 from basis_rl.functional.history import (
+    beta_update,
     drift_grid,
     expected_sigmoid,
     filter_update,
@@ -96,6 +97,7 @@ class BasisHistory(Baseline):
         shift_drift: float = 0.02,
         prior_variance: float = 4.0,
         prior: Literal["flat", "text"] = "flat",
+        belief: Literal["gaussian", "beta"] = "gaussian",
     ) -> None:
         bad_drift = drift != "auto" if isinstance(drift, str) else not drift >= 0
         if smoothing <= 0 or not 0 < epsilon < 0.5 or bad_drift or shift_drift < 0 or prior_variance <= 0:
@@ -105,7 +107,9 @@ class BasisHistory(Baseline):
             )
         if prior not in ("flat", "text"):
             raise ValueError(f"basis_history: prior must be 'flat' or 'text', got '{prior}'.")
-        self.prior = prior
+        if belief not in ("gaussian", "beta"):
+            raise ValueError(f"basis_history: belief must be 'gaussian' or 'beta', got '{belief}'.")
+        self.prior, self.belief = prior, belief
         self.text_prior = TextPrior(prior_variance) if prior == "text" else None
         self.requires = frozenset({"prompt_texts"} if prior == "text" else ())
         self.values = values if isinstance(values, ValueTable) or values is None else ValueTable.load(values)
@@ -157,10 +161,16 @@ class BasisHistory(Baseline):
         """
         mean, variance, _ = self._belief(prompt_ids)
         weights = self.log_weights.exp()
-        mean, variance = mean + self.shift_mean, variance + self.shift_variance + self.shift_drift
-        values = expected_sigmoid(mean, variance)
+        mean, common = mean + self.shift_mean, self.shift_variance + self.shift_drift
+        if self.belief == "beta":  # whose own variance is not in its mean
+            values = expected_sigmoid(mean, torch.full_like(mean, common))
+            own = values * (1 - values) / (1 + 1 / (variance * values * (1 - values)))
+            inside = own + sigmoid_variance(mean, torch.full_like(mean, common))
+        else:
+            values = expected_sigmoid(mean, variance + common)
+            inside = sigmoid_variance(mean, variance + common)
         value = weights @ values
-        spread = weights @ (sigmoid_variance(mean, variance) + values**2) - value**2
+        spread = weights @ (inside + values**2) - value**2
         low, high = self.reward_range
         return low + (high - low) * value, (high - low) ** 2 * spread.clamp(min=0.0)
 
@@ -170,7 +180,8 @@ class BasisHistory(Baseline):
         Unlike `believed`, which knows next to nothing of the shift before the first batch, and so is near one half.
         """
         mean, variance, _ = self._belief(prompt_ids)
-        return self.log_weights.exp() @ expected_sigmoid(mean + self.shift_mean, variance)
+        own = torch.zeros_like(variance) if self.belief == "beta" else variance
+        return self.log_weights.exp() @ expected_sigmoid(mean + self.shift_mean, own)
 
     def _scaled(self, batch: RolloutBatch) -> Tensor:
         low, high = self.reward_range
@@ -192,7 +203,7 @@ class BasisHistory(Baseline):
         own = torch.stack([torch.nan_to_num(rewards, nan=0.0), (~rewards.isnan()).double()])
         total, count = torch.zeros_like(own).index_add(1, index, own)[:, index] - own
         values = expected_sigmoid(mean + shift, uncertainty)
-        mean, _ = filter_update(mean, variance, total - count * values, count * values * (1 - values))
+        mean, _ = self._learn(mean, variance, values, total - count * values, count.expand_as(values))
         return expected_sigmoid(mean + shift, uncertainty).clamp(self.epsilon, 1 - self.epsilon)
 
     def _know(self, batch: RolloutBatch) -> None:
@@ -235,10 +246,9 @@ class BasisHistory(Baseline):
         if prompts:
             predicted = self._values(batch.prompt_ids, rewards, mean, variance, likelihood)
             residual = zeros.index_add(1, index[scored], (rewards - values)[:, scored])
-            information = zeros.index_add(1, index[scored], (values * (1 - values))[:, scored])
-            before = zeros.index_copy(1, index[scored], mean[:, scored])
-            spread = zeros.index_copy(1, index[scored], variance[:, scored])
-            self._store(prompts, *filter_update(before, spread, residual, information))
+            count = zeros.index_add(1, index[scored], torch.ones_like(values)[:, scored])
+            before, spread, value = (zeros.index_copy(1, index[scored], x[:, scored]) for x in (mean, variance, values))
+            self._store(prompts, *self._learn(before, spread, value, residual, count))
             self.log_weights = prequential_update(self.log_weights, predicted, rewards, _FORGETTING)
             self.shift_mean, self.shift_variance = float(shift), float(uncertainty)
             if self.text_prior is not None:
@@ -246,6 +256,15 @@ class BasisHistory(Baseline):
         else:
             self.shift_variance += self.shift_drift
         self.step += 1
+
+    def _learn(
+        self, mean: Tensor, variance: Tensor, value: Tensor, residual: Tensor, count: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and variance of beliefs after `count` rollouts of each prompt with values as in `filter_update`."""
+        if self.belief == "beta":
+            value = value.clamp(self.epsilon, 1 - self.epsilon)
+            return beta_update(mean, variance, value, residual, count)
+        return filter_update(mean, variance, residual, count * value * (1 - value))
 
     def _store(self, prompts: list[str], mean: Tensor, variance: Tensor) -> None:
         new = [prompt_id for prompt_id in prompts if prompt_id not in self._row]

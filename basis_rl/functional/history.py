@@ -79,6 +79,23 @@ def filter_update(mean: Tensor, variance: Tensor, residual: Tensor, information:
     return mean + posterior * residual, posterior
 
 
+def beta_update(
+    mean: Tensor, variance: Tensor, value: Tensor, residual: Tensor, count: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One step of a Beta belief in the coordinates of the logit, for P prompts that were seen.
+
+    ``n = 1 / (v V (1 - V))`` rollouts are behind the belief, so ``V' = V + R / (n + c)``, with ``R = sum (r - V)`` over
+    the c rollouts of the prompt, ``m' = m + logit V' - logit V`` and ``v' = 1 / ((n + c) V' (1 - V'))``. Without a
+    common shift that is exactly the Beta-Bernoulli rule. After n failures V falls as 1 / n; with `filter_update` it
+    falls as ``n^(-1/2)``, because the information of the early failures is counted at the V of that time. All
+    ``(..., P)``, `value` in (0, 1).
+    """
+    behind = 1.0 / (variance * value * (1.0 - value))
+    after = behind + count
+    new = value + residual / after
+    return mean + torch.logit(new) - torch.logit(value), 1.0 / (after * new * (1.0 - new))
+
+
 def prequential_update(log_weights: Tensor, values: Tensor, rewards: Tensor, forgetting: float) -> Tensor:
     """``log w_d <- forgetting log w_d + sum_i log p(r_i | V_di)``, normalised: how well each filter predicts lately.
 

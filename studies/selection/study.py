@@ -56,12 +56,13 @@ from studies.small_policy import draw, trainer_for
 from studies.training import Measured, train_to_the_end
 
 GROUPS, UNIFORM, DYNAMIC, TABLE = report.REFERENCE, "uniform", "dynamic", "basis"
-TEXT, HISTORY_TABLE = "basis_history, text", "basis_history, table"
+TEXT, HISTORY_TABLE, BETA = "basis_history, text", "basis_history, table", "basis_history, beta"
 # The baseline of a row, and its rollouts per prompt.
 ROWS: dict[str, tuple[str, int]] = {
     GROUPS: ("grpo", 8),
     "basis_history": ("basis_history", 1),  # without a table
     HISTORY_TABLE: ("basis_history", 1),  # begins with the table's values
+    BETA: ("basis_history", 1),  # without a table, Beta beliefs
     TEXT: ("basis_history", 1),  # no table, but the prior from the text that the belief beside other baselines has
     "none": ("none", 1),
     "batch_mean": ("batch_mean", 1),
@@ -182,6 +183,8 @@ def baseline_of(row: str, folder: Path) -> Baseline:
     settings: dict[str, Any] = {"values": folder / "values"} if row in TABLES else {}
     if row == TEXT:
         settings["prior"] = "text"
+    if row == BETA:
+        settings["belief"] = "beta"
     return build_baseline(ROWS[row][0], **settings)
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from basis_rl.baselines import BasisHistory, check_baseline
-from basis_rl.functional.history import drift_grid, shift_grid
+from basis_rl.baselines import BasisHistory, check_baseline, history
+from basis_rl.functional.history import beta_update, drift_grid, shift_grid
 from basis_rl.types import RolloutBatch, RunContext
 from basis_rl.values import ValueTable
 
@@ -122,6 +122,45 @@ def test_drifts_are_weighed_by_how_well_they_predicted():
     ]
     total = math.log(sum(math.exp(w) for w in after))
     assert baseline.log_weights.tolist() == pytest.approx([w - total for w in after], abs=1e-9)
+
+
+def test_a_beta_belief_counts_as_a_beta_does_where_nothing_is_shared(monkeypatch):
+    """Without a common shift: Beta(1/2, 1/2), and one more on its side for each rollout, however many there are."""
+    monkeypatch.setattr(history, "shift_grid", lambda: torch.tensor([0.0], dtype=torch.float64))
+    baseline = BasisHistory(belief="beta", drift=0.0)
+    rewards = {"never": [0.0] * 40, "mixed": [1.0, 0.0, 0.0, 1.0, 0.25], "always": [1.0] * 20}
+    for step in range(40):
+        ids = [name for name, own in rewards.items() if step < len(own)]
+        baseline.update(batch_of([rewards[name][step] for name in ids], ids, step=step))
+    baseline.shift_variance = baseline.shift_drift = 0.0
+    mean, variance = baseline.believed(list(rewards))
+    for i, own in enumerate(rewards.values()):
+        a, n = 0.5 + sum(own), 1.0 + len(own)
+        assert mean[i].item() == pytest.approx(a / n, rel=1e-6)
+        assert variance[i].item() == pytest.approx(a / n * (1 - a / n) / (n + 1), rel=1e-6)
+    assert baseline.expected(list(rewards)).tolist() == pytest.approx(mean.tolist(), rel=1e-9)
+
+
+def test_a_beta_belief_does_not_depend_on_how_rollouts_are_split_into_batches():
+    """Two rollouts of a prompt at once, or one after the other, where no shift moves the value in between."""
+    mean, variance = torch.tensor([-1.0]).double(), torch.tensor([0.7]).double()
+    value = torch.sigmoid(mean)
+    at_once = beta_update(mean, variance, value, 1.0 - 2 * value, torch.tensor([2.0]).double())
+    one = torch.ones(1).double()
+    first, spread = beta_update(mean, variance, value, 1.0 - value, one)
+    second = beta_update(first, spread, torch.sigmoid(first), -torch.sigmoid(first), one)
+    assert [float(x) for x in second] == pytest.approx([float(x) for x in at_once], rel=1e-12)
+
+
+def test_a_prompt_that_always_fails_is_believed_to_fail_by_a_beta_sooner():
+    found = {}
+    for belief in ("gaussian", "beta"):
+        baseline = BasisHistory(belief=belief)
+        ids = ["never", *IDS]
+        for step in range(40):
+            baseline.update(batch_of([0.0, *(float((i + step) % 2) for i in range(6))], ids, step=step))
+        found[belief] = float(baseline.believed(ids)[0][0])
+    assert found["beta"] < found["gaussian"] / 2
 
 
 def test_update_is_the_kalman_step_and_ages():
