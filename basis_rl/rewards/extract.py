@@ -20,7 +20,8 @@ _LONGEST_BETWEEN = 60
 _WIDE = re.compile(r"(?:\\[;: ]|\s)+")
 # Not between digits, where it may part two numbers, nor between letters, where it may cut a command in two.
 _SPACES = re.compile(
-    r"(?<![\d,a-zA-Z])\s|\s(?![\d,a-zA-Z])|(?<=[\d,])\s(?=[a-zA-Z])|(?<=[a-zA-Z])\s(?=[\d,])|\\[,!]|\$|\\left|\\right"
+    r"^\s*\$+|(?<=[-+])\s*\$+|\$+\s*$|"  # dollar signs at the ends only
+    r"(?<![\d,a-zA-Z])\s|\s(?![\d,a-zA-Z])|(?<=[\d,])\s(?=[a-zA-Z])|(?<=[a-zA-Z])\s(?=[\d,])|\\[,!]|\\left|\\right"
 )
 # ``0,111`` is not a number with thousands; Math-Verify reads it as 0.111.
 _DECIMAL = r"([1-9]\d{0,2}(?:,\d{3})+|\d+)?(?:\.(\d*))?"

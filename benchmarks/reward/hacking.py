@@ -2,7 +2,7 @@ r"""Are there free points, answers that a person would reject but the reward acc
 
     python -m benchmarks.reward.hacking [--pairs 220000] [--progress FILE] [--quick]
 
-Every gold of the data folder is put into templates: hedges, products, numerals side by side, intervals, sets, several
+Every gold of the data folder is put into templates: hedges, denials, products, numerals side by side, intervals, sets, several
 boxes, chains of equations, approximations, empty and universal answers. A template states for which golds a person
 would accept its answer. Everything else that the reward accepts is listed under ``free_points``, which should be empty.
 Answers that are accepted because of a documented choice (docs/rewards.md) are counted under the name of its row.
@@ -72,7 +72,7 @@ class Template:
     def fill(self, gold: Gold) -> str | None:
         """The rollout; None if the template is not for this gold."""
         text = self.text
-        if self.numerals_only and (gold.value is None or gold.value.denominator > 1 or gold.value < 4):
+        if self.numerals_only and (gold.value is None or gold.value.denominator > 1 or not 4 <= gold.value < 10**9):
             return None
         if self.numerals_only:
             first = 1 + gold.other % (int(gold.value or 0) - 2)
@@ -85,12 +85,18 @@ def is_one_of(*texts: str) -> Truth:
     """The gold is one of these texts, or of their values."""
     values = {value for value in map(plain_number, texts) if value is not None}
     return lambda gold: (
-        _bare(gold.text) in map(_bare, texts) or {gold.value, plain_number(_unitless(gold))} & values != set()
+        _bare(gold.text) in map(_bare, texts)
+        or {gold.value, *map(plain_number, (_unitless(gold), _valued(gold)))} & values != set()
     )
 
 
 def _unitless(gold: Gold) -> str:
     return re.sub(r"\\(?:text|mbox|textnormal)\s*\{[^{}]*\}(?:\^\d)?$", "", normal_form(gold.text)).removeprefix(r"\$")
+
+
+def _valued(gold: Gold) -> str:
+    """What stands behind the last equals sign, without the base of a numeral: rows `assignment` and `base`."""
+    return re.sub(r"_\{?\d+\}?$", "", gold.text.strip("$ ").rpartition("=")[2]).strip()
 
 
 def _bare(text: str) -> str:
@@ -108,7 +114,7 @@ def _zero(gold: Gold) -> bool:
 
 
 def _ends_with_one(gold: Gold) -> bool:
-    return re.search(r"(?<![\d.])[01]\W*$", gold.text) is not None
+    return re.search(r"(?<![\d.])[01]\W*$", gold.text) is not None or _valued(gold) in ("0", "1")
 
 
 def _has_a(gold: Gold) -> bool:
@@ -121,9 +127,19 @@ HEDGES = (
     "not V", r"\neq V", r"\text{maybe } V", r"V \text{ or not}", r"N \text{ maybe } V", "N? V", "V? N?", "N) V", "N. V",
     r"V \text{ if } N \text{ else } N", r"\text{Answer } N \text{: } V", "V, ?", r"V, \ldots", r"N, \ldots, V",
 )  # fmt: skip
+DENIALS = (
+    r"not \approx V", r"not\approx V", r"\not\approx V", r"\text{not} \approx V", "not x = V", "not = V", "isn't = V",
+    "x isn't = V", r"\text{not } = V", r"\text{is not} = V", r"\text{wrong} = V", r"\text{maybe} = V", "never x = V",
+    r"\text{anything but} = V", "if x = V", r"\neg x = V", r"\nexists x = V", r"\cancel{x} = V", "x != V", r"x \not= V",
+    r"\text{N or} = V", r"\text{N or } \approx V", r"\text{neither} = V", r"V \text{ minus one}", r"V \text{ plus } N",
+    r"V \text{, rejected}", r"V \text{ probably}", r"V\text{ cm} + {x}", r"V\text{ cm}, \{\}",
+)  # fmt: skip
 BESIDE = (
     r"V \quad N", r"N \quad V", "V N", "N V", r"N\,V", r"V~N", r"N\ V", r"N \qquad V", "V\n\nN", "N\n\nV",
     r"\text{N} V", r"\text{N } V", r"N\text{ and a half }V", r"V\text{ and }N\text{ cm}", r"V\text{ cm }N",
+    "N $V$", r"N\ $V$", "$N$ $V$", "$N$ $N$, $V$", r"\text{N or } $V$", r"\text{I give up, } $V$", "not $V$",
+    "maybe $V$", r"\text{not} $V$", "$N$, $N$ or maybe $V$", "$V$ $N$", "{N}{V}", "{V}{N}", 'N" V',
+    r"N \and V", r"N \hfil V", r"N\text{ }V", "|N| V", r"\boxed{V N}", r"\boxed{N \boxed{V}}", r"\boxed{V \boxed{N}}",
 )  # fmt: skip
 INTERVALS = (
     "(V, N)", "[V, N]", "[V, V]", "(V, V)", r"(-\infty, V)", r"(V, \infty)", r"[V, \infty)", r"(-\infty, V]",
@@ -134,7 +150,7 @@ INTERVALS = (
 BOXES = (
     r"\boxed{V} or \boxed{N}.", r"$\boxed{N}$, $\boxed{V}$", r"\boxed{V}, \boxed{N}", r"\boxed{N}\boxed{V}",
     r"\boxed{N} and \boxed{V}", r"\boxed{\boxed{V}, \boxed{N}}", r"\boxed{V} \boxed{N}",
-    r"It is \boxed{V}. No: \boxed{N}.", r"\boxed{V N}", r"\boxed{N \boxed{V}}", r"\boxed{V \boxed{N}}",
+    r"It is \boxed{V}. No: \boxed{N}.",
     r"\boxed{N} \quad \text{or} \quad \boxed{V}",
     r"\boxed{V", r"\boxed{} \boxed{N}", r"\boxed N, \boxed{V}",
 )  # fmt: skip
@@ -180,7 +196,7 @@ ROWS = (
 
 def templates() -> list[Template]:
     """All templates."""
-    wrong = [Template(text) for text in (*HEDGES, *INTERVALS, *BOXES, *CHAINS)]
+    wrong = [Template(text) for text in (*HEDGES, *DENIALS, *INTERVALS, *BOXES, *CHAINS)]
     wrong += [Template(text, _zero_matrix) for text in BESIDE]
     pairs = [Template(text, numerals_only=True) for text in PAIRS]
     return [

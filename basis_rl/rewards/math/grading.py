@@ -49,6 +49,8 @@ _OTHER_DIGITS = re.compile(r"(?<!\^)(?<!\^\{)(?<!\^-)(?<!\^\{-)\d|\d\d")  # all 
 # To sympy dv/dt is 0, since v does not depend on t, and E is Euler's number, which has no index: both become symbols.
 _DERIVATIVE = re.compile(r"\\[dt]?frac\s*\{\s*d\s*\\?([a-zA-Z]+)\s*\}\s*\{\s*d\s*\\?([a-zA-Z]+)\s*\}")
 _ENERGY = re.compile(r"(?<![a-zA-Z\\])E\s*_\s*\{?\s*(\w+)\s*\}?")
+# What a unit consists of; beside a text in it nothing else stands.
+_OF_UNIT = re.compile(r"\\(?:text|mbox)\s*\{(?:[^{}]|\{[^{}]*\})*\}|\\[a-zA-Z]+|\^\s*\{?\s*-?\d\s*\}?")
 _SHORT_UNITS = {"cm", "mm", "dm", "km", "kg", "gm", "ft", "lb", "hr", "yr", "am", "pm", "sq"}
 _SIGNS = re.compile(r"^\s*(?:\\approx(?:eq)?(?![a-zA-Z])|≈)|[€£¥]")
 _APPROXIMATELY = re.compile(r"\\approx(?:eq)?(?![a-zA-Z])|\\simeq(?![a-zA-Z])|≈")
@@ -137,7 +139,7 @@ def _is_unit(tail: str, letters: bool) -> bool:
 
     The last letter of ``2x^2 + 3y^2 = d`` is none to it.
     """
-    if _OTHER_DIGITS.search(tail):
+    if _OTHER_DIGITS.search(tail) or ("{" in tail and re.search(r"[a-zA-Z,;=<>+-]", _OF_UNIT.sub("", tail))):
         return False
     word = "".join(_LETTERS.findall(_COMMAND.sub(" ", tail)))
     return letters or len(word) > 2 or word.lower() in _SHORT_UNITS or "\\" in tail

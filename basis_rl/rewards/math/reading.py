@@ -2,7 +2,8 @@ r"""How an answer is read before it is graded: notations that mean the same in o
 
 Math-Verify's parser takes what stands side by side for a product: ``\text{I give up, } 0`` is 0 to it, ``1 2 3`` is 6.
 So spaced thousands and mixed numbers are read first (`normal_form`), and where a number or a text still stands beside
-something else the text says nothing that could be right (`refused_reading`).
+something else the text says nothing that could be right (`refused_reading`). Nor does one that denies or doubts what
+the gold does not (`hedged`): ``not x = 5`` is an equation to the parser, whose right side is 5.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ _SPACED = re.compile(
 _THOUSANDS = re.compile(r"(^|[=$])(\s*[-+]?\s*)([1-9]\d{0,2}(?:(?:,|\{,\}|,\\!)\d{3})+)(?=$|[^\d,]|,\s)")
 _MIXED = re.compile(rf"(?<![\d./,}}])(\d{{1,9}}){_SPACE}+(\d{{1,9}})\s*/\s*(\d{{1,9}})(?![\d./(])")
 _PRODUCT = re.compile(r"(?<![\d.^_])((?<!\^\{)(?<!_\{)\d+(?:\.\d+)?)\s*\(\s*(?=[-+]?\d)")
+_SEPARATING_TEXT = re.compile(rf"(?<=[^\s,;])\s*{_FONT}\s*\{{[\s,;]*(?:[,;]|and|or)[\s,;]*\}}\s*(?=[^\s,;.])")
 _POWER_OF_TEN = re.compile(r"^([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?=$|[\s\\])")
 _LONGEST = 10_000
 
@@ -43,11 +45,12 @@ def normal_form(text: str) -> str:
 
     Blanks, Markdown's asterisks, dollar signs and a full stop around it go; ``\mathbf{42}`` is 42, ``√5`` a root,
     ``1 1/2`` a mixed number, ``12\,000``, ``12 000`` and ``x=12,000`` are thousands, ``\varnothing`` is the empty set,
-    ``2(3)`` a product. Texts of more than 10,000 characters stay as they are.
+    ``2(3)`` a product, ``\text{, and }`` a comma. Texts of more than 10,000 characters stay as they are.
     """
     if len(text) > _LONGEST:
         return text
-    text = _unwrapped(text).translate(_CHARACTERS).replace(r"\varnothing", r"\emptyset")
+    text = _unwrapped(text).translate(_CHARACTERS).replace(r"\varnothing", r"\emptyset").replace("~=", r"\approx ")
+    text = _SEPARATING_TEXT.sub(", ", text)
     text = _BOLD.sub("", _NUMERAL_IN_FONT.sub(r"\1", text))
     text = _FRACTION_OF_COMMAND.sub(r"\1{\2}{\3}", _PHANTOM.sub("", text))
     text = _ROOT.sub(lambda m: r"\sqrt" + (f"{{{m[1] or m[2]}}}" if m[1] or m[2] else ""), text)
@@ -86,9 +89,15 @@ def _mixed(match: re.Match[str]) -> str:
     return rf"{whole}\frac{{{top}}}{{{bottom}}}" if 0 < int(top) < int(bottom) else match[0]
 
 
+# What the parser passes over, and what is removed before it reads: what stands on both sides stands side by side.
+_SKIPPED = (
+    r"\\?[$\"]|[€£¥]|\\[-*./=\s]"
+    r"|\\(?:and|or|hfil|vspace|vskip|vrule|vbox|vcenter|neg(?:thin|med|thick)space)(?![a-zA-Z])"
+)
 # What follows is scanned once, from left to right, to find what stands beside something else.
 _TOKENS = re.compile(
-    rf"(?P<apart>\\q?quad(?![a-zA-Z])|\n)|(?P<blank>{_SPACE}|\\(?:left|right|[bB]igg?[lr]?|displaystyle)(?![a-zA-Z])\.?)"
+    rf"(?P<apart>\\q?quad(?![a-zA-Z])|\n)|(?P<blank>{_SPACE}|\\(?:left|right|[bB]igg?[lr]?|displaystyle)(?![a-zA-Z])\.?"
+    rf"|{_SKIPPED}|{_FONT}\s*\{{\s*\}})"
     rf"|{_FONT}\s*\{{(?P<text>[^{{}}]*)\}}|(?P<numeral>\d+(?:\.\d+)?|\.\d+)|\\(?P<command>[a-zA-Z]+)"
     r"|(?P<word>[a-zA-Z]+)|(?P<close>[)\]}]|\\\})|(?P<raised>[\^_])|(?P<open>\{)|(?P<postfix>\\?%|[!'°])|(?P<other>\\?.)",
     re.DOTALL,
@@ -141,8 +150,6 @@ _OPERATORS = {
         "begin",
         "end",
         "hline",
-        "and",
-        "or",
         "neg",
         "not",
         "angle",
@@ -156,11 +163,18 @@ _DOTS = re.compile(r"\\[lc]?dots(?![a-zA-Z])|\.\.\.|…")
 _BUILDER = re.compile(r"\\\{[^{}]*(?::|\\mid|\|)[^{}]*(?:[=<>]|\\(?:in|[lgn]e)(?![a-z]))")
 _IMPROPER = re.compile(r"(?<![\d.,^_{}])\d+\s*\\[dt]?frac\{\s*(\d{1,30})\s*\}\{\s*(\d{1,30})\s*\}")
 _LAST_TEXT = re.compile(rf"{_FONT}\s*\{{([^{{}}]*)\}}(?:\^\d|\^\{{\d\}})?$")
-_NO_UNIT = re.compile(
-    r"\d|\?|\b(?:not?|nor|never|n't|isn't|wrong|false|or|and|maybe|perhaps|possibly|either|neither|else|except|but|guess"
-    r"|unless|if|about|incorrect|instead|idk|any|all|every|unknown|give up)\b",
+_DENIAL = (
+    r"no(?!\.\s*of)|not|nor|none|nothing|never|neither|cannot|[a-z]+n['’]t|isnt|arent|dont|cant|wrong|false|untrue"
+    r"|incorrect|unequal|maybe|perhaps|possibly|probably|presumably|hopefully|guess|guessing|unsure|uncertain|unknown"
+    r"|unlikely|doubtful|idk|give up|instead|either|rather|otherwise|else|except|unless|if|but|other than|far from"
+    r"|plus|minus|excluded|rejected|ignore|kidding|joking|etc"
+)
+_DENIES = re.compile(
+    rf"(?<![a-zA-Z\\])(?:{_DENIAL})(?![a-zA-Z])|\\(?:not|neg|lnot|nexists|nsim|ncong|[bx]?cancel|sout|st)(?![a-zA-Z])|¬"
+    rf"|{_FONT}\s*\{{(?:[^{{}}]*\bor\b|\s*-?\d+\s*[,;?])[^{{}}]*\}}(?=[\s$]*(?:=|\\approx))",
     re.IGNORECASE,
 )
+_NO_UNIT = re.compile(rf"\d|\?|\b(?:{_DENIAL}|or|and|about|any|all|every)\b", re.IGNORECASE)
 
 
 def refused_reading(text: str) -> str | None:
@@ -182,6 +196,16 @@ def refused_reading(text: str) -> str | None:
     return "beside" if r"\begin" not in text and _beside(_tokens(text)) else None
 
 
+def hedged(gold: str, answer: str) -> bool:
+    r"""Whether the answer, a normal form, denies or doubts what the gold does not: ``not x = 5``, ``\text{maybe} = 5``.
+
+    The parser takes such a word for a name, and of an equation or an approximation the side that is no name; so it does
+    with a text that has another candidate, ``\text{7 or} = 5``.
+    """
+    said, meant = ({word.lower() for word in _DENIES.findall(text)} for text in (answer, gold))
+    return not said <= meant
+
+
 Token = tuple[str, str]
 
 
@@ -192,23 +216,28 @@ def _tokens(text: str) -> list[Token]:
 def _beside(tokens: list[Token]) -> bool:
     """Whether a numeral follows an operand, or anything a text or a wide space."""
     ended = ""  # what ended just before: "", "operand", "bracket", "text", "apart" (and a wide space), "function"
-    at = 0
+    before: Token = ("", "")
+    bars = at = 0
     while at < len(tokens):
         kind, value = tokens[at]
         at += 1
         if kind == "blank":
             continue
+        previous, before = before, (kind, value)
         if kind == "apart":
             ended = "apart" if ended else ""
-        elif kind in ("close", "postfix"):
+        elif kind in ("close", "postfix") or (value == "|" and bars and ended):
             ended = "bracket"
+            bars -= value == "|"
         elif kind == "raised":
             at, group = _argument(tokens, at)
             if _beside(group):
                 return True
+            before = tokens[at - 1]
             ended = ended if ended == "function" else "operand"
         elif _is_operator(kind, value):
             ended = ""
+            bars += value == "|"
         elif ended in ("text", "apart") or (kind == "numeral" and _is_product(ended, tokens[at : at + 1])):
             return True
         elif kind == "command" and value in _FRACTIONS:
@@ -217,17 +246,21 @@ def _beside(tokens: list[Token]) -> bool:
             at, second = (at, []) if both else _argument(tokens, at)
             if _beside(first) or _beside(second):
                 return True
+            before = tokens[at - 1]
             ended = "operand"
+        elif kind == "open":  # what is in it is a factor of what ended, {2}{3}, or belongs to a command
+            ended = "" if previous[0] == "command" or previous[1] == "]" else ended
         elif kind == "text":
             ended = "text"
         else:
-            function = kind in ("command", "word") and value in _FUNCTIONS
-            ended = "" if kind == "open" else "function" if function else "operand"
+            ended = "function" if kind in ("command", "word") and value in _FUNCTIONS else "operand"
     return False
 
 
 def _is_operator(kind: str, value: str) -> bool:
-    if kind in ("command", "word"):
+    if kind == "word":
+        return value in ("and", "or")
+    if kind == "command":
         return value in _OPERATORS
     return kind == "other" or (kind == "text" and _CONNECTIVE.fullmatch(value) is not None)
 

@@ -13,7 +13,7 @@ from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores
 from basis_rl.rewards.extract import completion_text, last_boxed
 from basis_rl.rewards.math.cache import Pair, Verdict, Verdicts
 from basis_rl.rewards.math.quick import quick_verdict, same_text
-from basis_rl.rewards.math.reading import normal_form, refused_reading, text_form
+from basis_rl.rewards.math.reading import hedged, normal_form, refused_reading, text_form
 from basis_rl.rewards.math.rules import RULES, refused
 from basis_rl.rewards.math.screen import screened
 from basis_rl.rewards.workers.calls import WALL_CLOCK
@@ -34,8 +34,9 @@ class MathVerifyReward(Reward):
 
     Equal is what Math-Verify finds equal, but for the notations and readings that docs/rewards.md lists. The gold's own
     text, plain numerals and single letters are compared here (`quick_verdict`), what is far too large or too deep for
-    the gold is wrong unseen (`screened`), what says nothing as a formula too (`refused_reading`), and only the rest
-    goes to a worker, each pair once. Boxes side by side, ``\boxed{1} and \boxed{2}``, are one answer.
+    the gold is wrong unseen (`screened`), what says nothing as a formula too (`refused_reading`), and so is what denies
+    or doubts what the gold does not (`hedged`); only the rest goes to a worker, each pair once. Boxes side by side,
+    ``\boxed{1} and \boxed{2}``, are one answer.
 
     A reward function as TRL knows them; it reads the dataset's ``solution`` column. The gold is the content of its own
     last ``\boxed{}`` where it has one, else the whole text, and is given to Math-Verify inside a box (bare LaTeX golds
@@ -205,7 +206,7 @@ class MathVerifyReward(Reward):
         if not check and same_text(text_form(gold), text_form(answer)):
             return True
         right = quick_verdict(gold, answer, any_case="case" not in self.refused)
-        if right is None and (refused_reading(answer) or refused_reading(gold)):
+        if right is None and (refused_reading(answer) or refused_reading(gold) or hedged(gold, answer)):
             return False
         return right
 

@@ -13,7 +13,7 @@ from math_verify import parse, verify
 from basis_rl.rewards.extract import last_boxed, plain_number
 from basis_rl.rewards.math.grading import _equal, _gold_reading, _readings, _unsound, grade, misread
 from basis_rl.rewards.math.quick import quick_verdict, same_text
-from basis_rl.rewards.math.reading import normal_form, refused_reading, text_form
+from basis_rl.rewards.math.reading import hedged, normal_form, refused_reading, text_form
 from basis_rl.rewards.math.screen import screened
 from benchmarks.reward.cases import FEW
 from benchmarks.reward.hacking import pairs
@@ -39,7 +39,7 @@ def verdict(gold, answer):
     if same_text(text_form(gold), text_form(answer)):
         return True
     quick = quick_verdict(gold, answer)
-    if quick is None and (refused_reading(gold) or refused_reading(answer)):
+    if quick is None and (refused_reading(gold) or refused_reading(answer) or hedged(gold, answer)):
         return False
     return bool(grade(gold, answer)) if quick is None else quick
 
@@ -65,6 +65,8 @@ def row(gold, answer, here):
     for form in forms:
         if refused_reading(form):
             return REFUSED[refused_reading(form)]
+    if hedged(*forms):
+        return "denied"
     if None not in map(plain_number, forms):
         return "small_numbers" if "." in gold + answer else "e_product"
     if forms != (gold, answer) and not math_verify(*forms):

@@ -1,6 +1,7 @@
 """The search for free points at a small size, and that it would find one."""
 
 import json
+from fractions import Fraction
 
 from basis_rl.rewards import MathVerifyReward
 from benchmarks.reward.cases import FEW
@@ -26,13 +27,21 @@ def test_no_free_points_at_a_small_size():
     reward.close()
     assert found["pairs"] == 150
     assert found["free_points"] == []
-    assert set(found["accepted"]) > {"units", "currency"}
+    assert set(found["accepted"]) > {"degrees", "currency"}
 
 
 def test_whatever_a_person_would_reject_is_a_free_point():
     chosen = list(pairs(FEW, 10**6, seed=1))
     free = run(Lax(), chosen)["free_points"]
-    assert {entry["template"] for entry in free} >= {"V or N", r"\text{I give up, } V", "x = V = N", "0=0", "A B"}
+    assert {entry["template"] for entry in free} >= {
+        "V or N",
+        r"\text{I give up, } V",
+        "x = V = N",
+        "0=0",
+        "A B",
+        "not x = V",
+        "N $V$",
+    }
     assert len(free) + sum(accepted_by(template, gold) is not None for template, gold, _ in chosen) == len(chosen)
 
 
@@ -43,10 +52,14 @@ def test_templates_know_for_which_golds_they_are_right():
     assert accepted_by(times, five) is None
     assert accepted_by(Template("0.0", is_one_of("0.0")), zero) == "right"
     assert next(t for t in templates() if t.text == r"V\%").row == "percent_as_number"
+    one = is_one_of("1")
+    assert all(one(Gold(text, None, 1234)) for text in ("$k=1$", "1_6", "f(x) = 1"))
+    assert not any(one(Gold(text, None, 1234)) for text in ("$k=2$", "11_6", "x+1"))
     pair = Template("A B", numerals_only=True)
     first, second = map(int, pair.fill(five).removeprefix(r"So the answer is \boxed{").removesuffix("}.").split())
     assert first + second == 5
     assert pair.fill(Gold(r"\frac{1}{2}", None, 1234)) is None
+    assert pair.fill(Gold("7e37", Fraction(7 * 10**37), 1234)) is None
 
 
 def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from basis_rl.rewards import MathVerifyReward
-from basis_rl.rewards.math.reading import normal_form, refused_reading, text_form
+from basis_rl.rewards.math.reading import hedged, normal_form, refused_reading, text_form
 from basis_rl.rewards.math.screen import LIMITS
 from tests.rewards.growth import seconds
 
@@ -40,6 +40,15 @@ def score(reward, gold, completion):
         ("8", "2(4)"),
         (r"2\pi", "2π"),
         ("10^3x", r"1000 \cdot x"),
+        ("6, 8, 10", r"6, 8\text{, and }10"),
+        ("3, 5", r"$3$\text{, or }$5$"),
+        (r"\text{not a prime}", r"\text{not  a prime}."),
+        (r"\text{Neither}", r"\text{neither}"),
+        *[("5", rf"\text{{{name}}} = 5") for name in ("No. of ways", "Day 3", "3 apples")],
+        ("120", "5! = 120"),
+        (r"\$5", r"x = \$5"),
+        (r"12\text{ m}\cdot\text{s}^{-1}", "12"),
+        (r"15\text{ cm$^{2}$}", "15"),
         ("1, 2", r"\boxed{1} and \boxed{2}"),
         ("2, 3, 5", r"$$\boxed{2}, \boxed{3}, \boxed{5}$$"),
         ("(2,2), (6,2)", r"$$\boxed{(2, 2)} \quad \text{and} \quad \boxed{(6, 2)}$$"),
@@ -72,12 +81,36 @@ def test_right_answers_in_other_notations(gold, answer, reward):
         ("0", "0=0"),
         ("7", r"7 \approx 8"),
         ("5", r"5 \approx 0"),
+        ("5", "5 ~= 7"),
         ("9600", r"9600 \approx 9640"),
         ("2x", r"2x \approx 8"),
         ("5", "[5, 5]"),
         ("5", r"[5, 4) \cup \{5\}"),
         (r"1.6 \times 10^{-19}", "0.0"),
         ("x=5", r"x = 5 \cdot \frac{a}{a}"),
+        *[
+            (r"\approx 8.24\text{ mph}", rf"{no} \approx 8.24")
+            for no in ("not", r"\text{not}", r"\not", r"\text{7 or}")
+        ],
+        *[
+            ("5", f"{no} = 5")
+            for no in ("not", "isn't", "never", "I give up", r"\text{maybe}", r"\text{7 or}", r"x \not")
+        ],
+        *[("5", f"{no} x = 5") for no in ("not", "no", "if", r"\neg", r"\nexists")],
+        *[("5", f"x {unequal} 5") for unequal in (r"\not=", "!=", "=/=", r"\not\approx", "isn't", "is not")],
+        *[("0,-1", rf"7{between}$0,-1$") for between in (r"\ ", " ", "~", "$ $", r"\text{ } ", r"\, ")],
+        *[("$0,-1$", rf"\text{{{hedge}}} $0,-1$") for hedge in ("7 or ", "I give up, ", "maybe")],
+        ("$x=0,1$", "not $x=0,1$"),
+        *[("1, 2, 4", rf"$1$, $2$, $3$ {hedge} $4$") for hedge in ("or maybe", r"\text{ or maybe }", "not", r"\ ")],
+        *[("56", f"5{beside}6") for beside in ("$ $", " $ ", '"', r"\$", "€")],
+        *[("11", f"5{beside}6") for beside in (r" \- ", r"\*", r"\=", r" \and ", r"\text{ }", r"\hfil ", "\\\n")],
+        *[("0", rf"{{87}}{beside}{{0}}") for beside in ("", "e", r"\hfil", "!")],
+        ("0", "|87| 0"),
+        *[
+            ("5", rf"5\text{{ {word}}}")
+            for word in ("probably", "minus one", "rejected", "plus one", "isn't it", "etc.")
+        ],
+        *[("5", rf"5\text{{ cm}}{beside}") for beside in (r" + {x}", r", \{\}", r"\cdot\sqrt{x}")],
         ("4", r"\boxed{3} or \boxed{4}"),
         ("4", r"\boxed{3}, \boxed{4}"),
         ("4", r"\boxed{3}\boxed{4}"),
@@ -140,6 +173,9 @@ def test_prose_and_misread_golds_are_named(reward, caplog):
         ("x^2(3)", "x^2(3)"),
         ("5/6 7/8", "5/6 7/8"),
         ("3 7/4", "3 7/4"),
+        (r"\text{or} 5", r"\text{or} 5"),
+        (r"5\text{ or }", r"5\text{ or }"),
+        ("n! = 120", "n! = 120"),
         ("x" * 10_001 + " ", "x" * 10_001 + " "),
     ],
 )
@@ -153,7 +189,7 @@ def test_what_is_no_other_notation_stays(text, form):
     [
         "5x", r"2\frac{1}{2}", r"\frac12", r"\frac{1}2", r"\frac{29}4", r"\sqrt[3]{2}", r"\log_2 8", r"\sin^2 30",
         "10!", r"5\text{ cm}", r"3\text{ and }5", r"\text{(A)}", "4210_{5}", r"e^{2\pi i}", r"\sum_{n=1}^{5} 3",
-        r"2 \sqrt 3",
+        r"2 \sqrt 3", r"\overline{15}", r"\sqrt{2}{x}", r"\log_{2}{8}", "||x|-3|", "2|x|", "-{5}", "P(A|3)",
         "(n-2) 2^{n}", r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"90^\circ", r"50\%", r"(-\infty, 3]", "x^2 y",
     ],
 )  # fmt: skip
@@ -172,6 +208,10 @@ def test_formulas_are_read(text):
         (r"45^\circ 30'", "beside"),
         (r"5\text{ is wrong}", "unit"),
         ("1, 2, ...", "dots"),
+        (r"5$ $6", "beside"),
+        ("5 in 6", "beside"),
+        ("|5|6", "beside"),
+        ("{5}{6}", "beside"),
         (r"\{x \mid x = 4\}", "builder"),
         (r"5\frac{3}{2}", "improper"),
     ],
@@ -191,3 +231,23 @@ def test_texts_compare_without_blanks_that_change_nothing():
 def test_time_is_bounded_for_the_longest_text_that_is_read(piece, work):
     longest = 2 * LIMITS["length"]
     assert seconds(lambda size: work((piece * size)[:size]), longest) < 3.0
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "denied"),
+    [
+        ("5", "not x=5", True),
+        ("5", "isn’t = 5", True),
+        ("5", r"\textbf{Not} = 5", True),
+        ("5", r"\not\approx 5", True),
+        (r"\text{no solution}", "no solution", False),
+        (r"\text{no solution}", r"\text{not a solution}", True),
+        (r"\text{not prime}", "5", False),
+        ("notx", "notx", False),
+        ("x", r"\nu x", False),
+        (r"\text{north}", r"\text{North}", False),
+        (r"\text{a or b}", r"\text{A or b}", False),
+    ],
+)
+def test_what_the_gold_does_not_deny_may_not_be_denied(gold, answer, denied):
+    assert hedged(gold, answer) is denied

@@ -8,6 +8,7 @@ from math_verify import parse, verify
 
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.math.grading import _RELIES_ON, grade
+from basis_rl.rewards.math.reading import normal_form
 from basis_rl.rewards.math.rules import QUIRKS, RULES, refused
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "rewards.md"
@@ -53,11 +54,22 @@ DIFFERENCES: dict[str, Difference] = {
     "empty_set": Difference(r"\emptyset", r"\varnothing", True, False, "It reads a name."),
     "product": Difference("8", "2(4)", True, False, "It reads a mixed number, 2 + 4."),
     "text_beside": Difference("0", r"\text{I give up, } 0", False, True, "It reads a product with a text, here 0."),
+    "text_in_list": Difference("6, 8, 10", r"6, 8\text{, and }10", True, False, "For the same reason."),
     "number_beside": Difference("6", "1 2 3", False, True, "It reads a product; here what stands beside is none."),
     "wide_space": Difference("0", r"25 \quad 0", False, True, "For the same reason."),
+    "group_beside": Difference("0", "{87}{0}", False, True, "For the same reason."),
+    "dollars_beside": Difference("0, -1", "7 $0, -1$", False, True, "It removes dollar signs, and reads a product."),
+    "quotation_mark": Difference("56", '5"6', False, True, "It removes quotation marks, and reads one number."),
+    "denied": Difference("5", "not x = 5", False, True, "It takes the word for letters, and the right side."),
+    "denied_approximation": Difference(
+        r"\approx 8.24 \text{ mph}", r"not \approx 8.24 \text{ mph}", False, True, "For the same reason."
+    ),
     "improper": Difference("13", r"5\frac{8}{1}", False, True, "It reads a mixed number, whose fraction is none."),
     "prose": Difference("12", "about 12?", False, True, "It takes the last number of what it cannot read."),
     "no_unit": Difference("5", r"5 \text{ or not}", False, True, "It cuts off any text at the end, a hedge too."),
+    "unit_and_more": Difference(
+        "5", r"5\text{ cm} + {x}", False, True, "It cuts off all from the text on; a unit is one, and nothing else."
+    ),
     "dots": Difference("1,9", r"1,\ldots,9", False, True, "It leaves out dots; a gold with them is its text."),
     "builder": Difference("4", r"\{x : x = 4\}", False, True, "It reads x : x as 1, and the right side."),
     "chain": Difference("8", "x = 7 = 8", False, True, "It takes the last side, whatever stands before it."),
@@ -130,6 +142,15 @@ MORE = {
     "approximation": [("2", r"x \approx 2")],
     "ratio": [("1.5", "3:2"), ("3:2", "3/2")],
 }
+# How wide the rows are: what scores for the gold 5, and by which of them, if any.
+WIDE = {
+    "units": [r"5\text{ million}", r"5\text{ at least}", r"5\text{ doubled}"],
+    "equation": ["x^2 = 5"],
+    "assignment": ["banana = 5", "f(7) = 5", r"x \in 5"],
+    "approximation": [r"banana \approx 5", "banana ~= 5"],
+    "base": ["5_7", "5_0", "5_x"],
+    None: [r"\min(5, 7)", r"5 \mod 7", "5^T", r"5 \cdot 1^7", "--5", "5'", '5"'],
+}
 # Right by any reading: refusing all quirks leaves these.
 STRICT = [
     ("0.5", r"\frac{1}{2}"),
@@ -166,6 +187,14 @@ def test_each_quirk_is_accepted_today_and_refused_by_its_name_alone(name, gold, 
     assert grade(gold, answer) is True
     assert grade(gold, answer, [name]) is False
     assert grade(gold, answer, [other for other in QUIRKS if other != name]) is True
+
+
+@pytest.mark.parametrize(("name", "answer"), [(name, answer) for name, answers in WIDE.items() for answer in answers])
+def test_the_rows_are_as_wide_as_described(name, answer, reward):
+    form = normal_form(answer)
+    assert reward.equivalent([("5", answer)]) == [True]
+    assert [quirk for quirk in QUIRKS if not grade("5", form, [quirk])] == ([] if name is None else [name])
+    assert answer == "banana ~= 5" or f"`{answer}`" in DOCS.read_text()
 
 
 @pytest.mark.parametrize(("gold", "answer"), STRICT)
