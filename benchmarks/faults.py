@@ -5,10 +5,12 @@
 A model of 0.4M parameters, two CPU cores, checkpoints every 3 steps. "Lost" are optimizer steps before the
 last checkpoint that was due and yet had to be done again; "wrong" counts runs whose final weights are not those of the
 uninterrupted run (transformers generation: to the bit), or that trained on rollouts of other weights than the policy's
-(vLLM: ``rollout/kl`` above 1e-6, since its sampling is not repeatable).
+(vLLM: ``rollout/kl`` above 1e-6, since its sampling is not repeatable), or whose repository lacks something in the end
+or ever had it by halves (pushes, to an endpoint of our own).
 
-With ``--soak`` only this: so many kills at random moments, in turn over thirteen configurations of a smaller model
-(baselines with state, a critic, prompt samplers, several passes, accumulation), each run forked from one warm process.
+With ``--soak`` only this: so many kills at random moments, in turn over fifteen configurations of a smaller model
+(baselines with state, a critic, prompt samplers, several passes, accumulation, ``async_prefetch``), each run forked
+from one warm process.
 
 Results: ``benchmarks/results/faults.json``.
 """
@@ -16,6 +18,7 @@ Results: ``benchmarks/results/faults.json``.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import random
@@ -23,27 +26,31 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 
 from basis_rl.rollout.server import Server
-from basis_rl.trainer import BasisTrainer, checkpoint
+from basis_rl.trainer import checkpoint
 from basis_rl.trainer.errors import ServerLost
 from benchmarks.common import RESULTS, one_thread, parser_of, save
 from benchmarks.fault_soak import Told, soak
+from tests.support.hub_endpoint import HubEndpoint
 from tests.support.served import save_model, server, trainer
+from tests.trainer.sharded import OnCpus
 from tests.trainer.test_state import RunningMean
 
 STEPS, SAVE_EVERY = 24, 3
+TOKEN, REPOSITORY = "hf_AliceMayWriteHere0001", "models/alice/run"
 Outcome = dict[str, Any]
 
 
-class Spoilt(BasisTrainer):
+class Spoilt(OnCpus):
     """One step's gradient is not finite."""
 
     at = -1
@@ -79,6 +86,7 @@ def disturbed(folder: Path, model: Path, given: dict[str, Any]) -> int:
         save_steps=given["save_every"],
         save_total_limit=2,
         **served,
+        **given.get("hub", {}),
     )
     trained.at = given.get("spoil", -1)
     trained.add_callback(Told())
@@ -89,6 +97,8 @@ def disturbed(folder: Path, model: Path, given: dict[str, Any]) -> int:
         return 69
     if trained.stop_on_signal.stopped:
         return 75
+    if trained.args.push_to_hub:
+        trained.push_to_hub()
     trained.save_model(str(folder / "final"))
     if trained.accelerator.is_main_process:
         (folder / "history.json").write_text(json.dumps(trained.state.log_history))
@@ -98,15 +108,28 @@ def disturbed(folder: Path, model: Path, given: dict[str, Any]) -> int:
 class Run:
     """One process of `disturbed`, or several ranks of it, and how far it has come."""
 
-    def __init__(self, folder: Path, model: Path, url: str | None = None, ranks: int = 1, **settings: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model: Path,
+        url: str | None = None,
+        ranks: int = 1,
+        kind: str = "cpu",
+        environment: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
         self.folder = folder
-        launcher = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
-        launcher += ["--num_processes", str(ranks), "--main_process_port", "0"]
+        launcher = ["-m", "accelerate.commands.launch", "--config_file", f"accelerate_configs/{kind}.yaml"]
+        launcher += ["--num_processes", str(ranks), "--main_process_port", "0", "--mixed_precision", "no"]
         given = json.dumps({"url": url, "steps": STEPS, "save_every": SAVE_EVERY, **settings})
         command = [sys.executable, *(launcher if ranks > 1 else []), "-m", "benchmarks.faults", "--run"]
         self.log = open(folder.with_suffix(".log"), "ab")  # noqa: SIM115
         self.process = subprocess.Popen(
-            [*command, str(folder), str(model), given], stdout=self.log, stderr=self.log, start_new_session=True
+            [*command, str(folder), str(model), given],
+            stdout=self.log,
+            stderr=self.log,
+            start_new_session=True,
+            env={**os.environ, **(environment or {})},
         )
 
     def step(self) -> int:
@@ -146,9 +169,9 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
-def resumed(folder: Path, model: Path, expected: dict[str, torch.Tensor], ranks: int = 1) -> Outcome:
+def resumed(folder: Path, model: Path, expected: dict[str, torch.Tensor], **settings: Any) -> Outcome:
     """Resume from the newest whole checkpoint and compare with the uninterrupted run."""
-    again = Run(folder, model, ranks=ranks)
+    again = Run(folder, model, **settings)
     code = again.done()
     return {"resumed": code == 0, "wrong": code != 0 or not same(expected, again.weights())}
 
@@ -188,9 +211,59 @@ def stop_signal(folder: Path, model: Path, moment: float, expected: Any) -> Outc
     return {"exit code": code, "lost": run.step() - run.newest(), **resumed(folder, model, expected)}
 
 
-def rank_killed(folder: Path, model: Path, moment: float, expected: Any) -> Outcome:
+def killed_while_pushing(folder: Path, model: Path, moment: float, expected: Any) -> Outcome:
+    """SIGKILL while a request of a push is on its way, which then arrives or not: the repository is to have nothing by
+    halves, and after the resume all that it was promised."""
+    after, arrives = int(moment % 1 * 20), int(moment * 1000) % 2 == 0
+    with HubEndpoint({TOKEN: ("alice", "write")}) as hub:
+        settings = {"push_to_hub": True, "hub_strategy": "all_checkpoints", "hub_model_id": "run"}
+        reach = {
+            "environment": hub.environment(folder.with_suffix(".home"), TOKEN),
+            "hub": {**settings, "hub_retry_wait": 0.1},
+        }
+        run, one, seen = Run(folder, model, **reach), threading.Lock(), []
+
+        def pass_on() -> str | None:
+            with one:
+                seen.append(run.step())
+                if run.process.poll() is not None or sum(step >= int(moment) for step in seen) <= after:
+                    return None
+                run.kill()
+                return None if arrives else "drop"
+
+        hub.fail(r"(preupload|commit)/main|info/lfs|PUT /lfs", pass_on)
+        code = run.done()
+        assert code == -signal.SIGKILL, f"the run ended with {code} before the push"
+        hub.faults.clear()
+        whole, at, there = run.newest(), run.step(), len(hub.messages(REPOSITORY))
+        outcome = {"request arrives": arrives, "commits": there, "lost": max(0, at - whole - SAVE_EVERY)}
+        outcome |= resumed(folder, model, expected, **reach)
+        missing = lacking(hub, run.weights()) if outcome["resumed"] else ["the end"]
+    return {**outcome, "missing on the Hub": missing, "wrong": outcome["wrong"] or bool(missing)}
+
+
+def lacking(hub: HubEndpoint, weights: dict[str, torch.Tensor]) -> list[str]:
+    """What the repository should have and has not, and what a commit has by halves."""
+    promised = {f"checkpoint-{step}" for step in range(SAVE_EVERY, STEPS + 1, SAVE_EVERY)}
+    found = []
+    for number, commit in enumerate(hub.repos[REPOSITORY].branches["main"]):
+        for place in {path.split("/")[0] for path in commit.files if path.startswith("checkpoint-")}:
+            manifest = commit.files.get(f"{place}/{checkpoint.MANIFEST}")
+            files = json.loads(manifest.data)["files"] if manifest is not None else {checkpoint.MANIFEST: [0, ""]}
+            for name, (_, digest) in files.items():
+                blob = commit.files.get(f"{place}/{name}")
+                if blob is None or blob.sha256 != digest:
+                    found.append(f"{place}/{name} of commit {number}")
+    files = hub.files(REPOSITORY)
+    found += sorted(promised - {path.split("/")[0] for path in files})
+    if "model.safetensors" not in files or not same(weights, load(files["model.safetensors"])):
+        found.append("model.safetensors")
+    return [*found, *hub.complaints]
+
+
+def rank_killed(folder: Path, model: Path, moment: float, expected: Any, kind: str = "cpu") -> Outcome:
     """SIGKILL of one of two ranks: the other is to end too."""
-    run = Run(folder, model, ranks=2)
+    run = Run(folder, model, ranks=2, kind=kind)
     run.until(moment)
     victim = int((folder / "pid1").read_text())
     os.kill(victim, signal.SIGKILL)
@@ -199,7 +272,12 @@ def rank_killed(folder: Path, model: Path, moment: float, expected: Any) -> Outc
     ended = time.monotonic() - start
     whole, at = run.newest(), run.step()
     outcome = {"others ended after": round(ended, 1), "exit code": code, "lost": max(0, at - whole - SAVE_EVERY)}
-    return {**outcome, **resumed(folder, model, expected, ranks=2)}
+    return {**outcome, **resumed(folder, model, expected, ranks=2, kind=kind)}
+
+
+def sharded_rank_killed(folder: Path, model: Path, moment: float, expected: Any) -> Outcome:
+    """The same where FSDP2 shards the policy over both."""
+    return rank_killed(folder, model, moment, expected, kind="fsdp2")
 
 
 def gradients_spoilt(folder: Path, model: Path, moment: float, expected: Any) -> Outcome:
@@ -252,9 +330,9 @@ def server_gone(folder: Path, model: Path, moment: float, running: list[Server])
     return {"exit code": code, **_served(again, again.done()), "lost": lost}
 
 
-ALONE = (trainer_killed, killed_while_saving, stop_signal, gradients_spoilt)
+ALONE = (trainer_killed, killed_while_saving, killed_while_pushing, stop_signal, gradients_spoilt)
 SERVED = (server_killed, server_frozen, server_gone)
-FAULTS = (*ALONE, rank_killed, *SERVED)
+FAULTS = (*ALONE, rank_killed, sharded_rank_killed, *SERVED)
 
 
 def main(argv: list[str] | None = None) -> dict[str, list[Outcome]]:
@@ -280,8 +358,10 @@ def main(argv: list[str] | None = None) -> dict[str, list[Outcome]]:
         print(f"{name:20} {len(outcomes)} times, lost before the last checkpoint: {lost}, wrong: {wrong}")
     if not options.quick:  # beside the outcomes of other faults that were measured before
         path = RESULTS / "faults.json"
-        before = json.loads(path.read_text())["results"] if path.is_file() else {}
-        save("faults", {"results": {**before, **results}})
+        before = json.loads(path.read_text()) if path.is_file() else {"results": {}, "date": None}
+        measured = before.get("measured", dict.fromkeys(before["results"], before["date"]))
+        measured |= dict.fromkeys(results, datetime.date.today().isoformat())
+        save("faults", {"measured": measured, "results": {**before["results"], **results}})
     return results
 
 
@@ -294,8 +374,8 @@ def measure(repeats: int, chosen: Sequence[str]) -> dict[str, list[Outcome]]:
         root = Path(temporary)
         model = save_model(root / "model", tied=True)
 
-        def whole(ranks: int) -> dict[str, torch.Tensor]:
-            run = Run(root / f"whole{ranks}", model, ranks=ranks)
+        def whole(ranks: int, kind: str = "cpu") -> dict[str, torch.Tensor]:
+            run = Run(root / f"whole-{ranks}-{kind}", model, ranks=ranks, kind=kind)
             assert run.done() == 0, run.folder.with_suffix(".log").read_text()[-3000:]
             return run.weights()
 
@@ -319,6 +399,7 @@ def measure(repeats: int, chosen: Sequence[str]) -> dict[str, list[Outcome]]:
 
         inject(ALONE, lambda: whole(1))
         inject((rank_killed,), lambda: whole(2))
+        inject((sharded_rank_killed,), lambda: whole(2, "fsdp2"))
         try:
             inject(SERVED, first_server)
         finally:
