@@ -116,8 +116,8 @@ def test_ranks_end_with_a_launcher_that_was_killed(tmp_path, tiny_path):
         pass
 
 
-def wait_for(there, log, seconds=180):
-    """Until it is there; both launcher and ranks have sessions of their own, so nothing but their output tells."""
+def wait_for(there, log, seconds=300):
+    """Until it is there. Ranks print without a buffer, so what two of them say may share a line."""
     until = time.monotonic() + seconds
     while not there():
         assert time.monotonic() < until, log.read_text()[-3000:]
