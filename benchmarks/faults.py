@@ -5,12 +5,12 @@
 A model of 0.4M parameters, two CPU cores, checkpoints every 3 steps. "Lost" are optimizer steps before the
 last checkpoint that was due and yet had to be done again; "wrong" counts runs whose final weights are not those of the
 uninterrupted run (transformers generation: to the bit), or that trained on rollouts of other weights than the policy's
-(vLLM: ``rollout/kl`` above 1e-6, since its sampling is not repeatable), or whose repository lacks something in the end
-or ever had it by halves (pushes, to an endpoint of our own).
+(vLLM: ``rollout/kl`` above 1e-6, since its sampling is not repeatable).
 
-With ``--soak`` only this: so many kills at random moments, in turn over fifteen configurations of a smaller model
-(baselines with state, a critic, prompt samplers, several passes, accumulation, ``async_prefetch``), each run forked
-from one warm process.
+With ``--soak`` only this: so many kills at random moments, in turn over nineteen configurations of a smaller model
+(baselines with state, a critic, prompt samplers, several passes, accumulation, ``async_prefetch``, pushes to an
+endpoint of our own, two ranks, FSDP2), each run forked from one warm process. "Wrong" is there also a repository that
+lacks something in the end, or had a checkpoint by halves.
 
 Results: ``benchmarks/results/faults.json``.
 """
@@ -26,27 +26,24 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load, load_file
+from safetensors.torch import load_file
 
 from basis_rl.rollout.server import Server
 from basis_rl.trainer import checkpoint
 from basis_rl.trainer.errors import ServerLost
 from benchmarks.common import RESULTS, one_thread, parser_of, save
-from benchmarks.fault_soak import Told, soak
-from tests.support.hub_endpoint import HubEndpoint
+from benchmarks.fault_soak import CONFIGURATIONS, Told, soak
 from tests.support.served import save_model, server, trainer
 from tests.trainer.sharded import OnCpus
 from tests.trainer.test_state import RunningMean
 
 STEPS, SAVE_EVERY = 24, 3
-TOKEN, REPOSITORY = "hf_AliceMayWriteHere0001", "models/alice/run"
 Outcome = dict[str, Any]
 
 
@@ -86,7 +83,6 @@ def disturbed(folder: Path, model: Path, given: dict[str, Any]) -> int:
         save_steps=given["save_every"],
         save_total_limit=2,
         **served,
-        **given.get("hub", {}),
     )
     trained.at = given.get("spoil", -1)
     trained.add_callback(Told())
@@ -97,8 +93,6 @@ def disturbed(folder: Path, model: Path, given: dict[str, Any]) -> int:
         return 69
     if trained.stop_on_signal.stopped:
         return 75
-    if trained.args.push_to_hub:
-        trained.push_to_hub()
     trained.save_model(str(folder / "final"))
     if trained.accelerator.is_main_process:
         (folder / "history.json").write_text(json.dumps(trained.state.log_history))
@@ -115,7 +109,6 @@ class Run:
         url: str | None = None,
         ranks: int = 1,
         kind: str = "cpu",
-        environment: Mapping[str, str] | None = None,
         **settings: Any,
     ) -> None:
         self.folder = folder
@@ -129,7 +122,6 @@ class Run:
             stdout=self.log,
             stderr=self.log,
             start_new_session=True,
-            env={**os.environ, **(environment or {})},
         )
 
     def step(self) -> int:
@@ -211,56 +203,6 @@ def stop_signal(folder: Path, model: Path, moment: float, expected: Any) -> Outc
     return {"exit code": code, "lost": run.step() - run.newest(), **resumed(folder, model, expected)}
 
 
-def killed_while_pushing(folder: Path, model: Path, moment: float, expected: Any) -> Outcome:
-    """SIGKILL while a request of a push is on its way, which then arrives or not: the repository is to have nothing by
-    halves, and after the resume all that it was promised."""
-    after, arrives = int(moment % 1 * 20), int(moment * 1000) % 2 == 0
-    with HubEndpoint({TOKEN: ("alice", "write")}) as hub:
-        settings = {"push_to_hub": True, "hub_strategy": "all_checkpoints", "hub_model_id": "run"}
-        reach = {
-            "environment": hub.environment(folder.with_suffix(".home"), TOKEN),
-            "hub": {**settings, "hub_retry_wait": 0.1},
-        }
-        run, one, seen = Run(folder, model, **reach), threading.Lock(), []
-
-        def pass_on() -> str | None:
-            with one:
-                seen.append(run.step())
-                if run.process.poll() is not None or sum(step >= int(moment) for step in seen) <= after:
-                    return None
-                run.kill()
-                return None if arrives else "drop"
-
-        hub.fail(r"(preupload|commit)/main|info/lfs|PUT /lfs", pass_on)
-        code = run.done()
-        assert code == -signal.SIGKILL, f"the run ended with {code} before the push"
-        hub.faults.clear()
-        whole, at, there = run.newest(), run.step(), len(hub.messages(REPOSITORY))
-        outcome = {"request arrives": arrives, "commits": there, "lost": max(0, at - whole - SAVE_EVERY)}
-        outcome |= resumed(folder, model, expected, **reach)
-        missing = lacking(hub, run.weights()) if outcome["resumed"] else ["the end"]
-    return {**outcome, "missing on the Hub": missing, "wrong": outcome["wrong"] or bool(missing)}
-
-
-def lacking(hub: HubEndpoint, weights: dict[str, torch.Tensor]) -> list[str]:
-    """What the repository should have and has not, and what a commit has by halves."""
-    promised = {f"checkpoint-{step}" for step in range(SAVE_EVERY, STEPS + 1, SAVE_EVERY)}
-    found = []
-    for number, commit in enumerate(hub.repos[REPOSITORY].branches["main"]):
-        for place in {path.split("/")[0] for path in commit.files if path.startswith("checkpoint-")}:
-            manifest = commit.files.get(f"{place}/{checkpoint.MANIFEST}")
-            files = json.loads(manifest.data)["files"] if manifest is not None else {checkpoint.MANIFEST: [0, ""]}
-            for name, (_, digest) in files.items():
-                blob = commit.files.get(f"{place}/{name}")
-                if blob is None or blob.sha256 != digest:
-                    found.append(f"{place}/{name} of commit {number}")
-    files = hub.files(REPOSITORY)
-    found += sorted(promised - {path.split("/")[0] for path in files})
-    if "model.safetensors" not in files or not same(weights, load(files["model.safetensors"])):
-        found.append("model.safetensors")
-    return [*found, *hub.complaints]
-
-
 def rank_killed(folder: Path, model: Path, moment: float, expected: Any, kind: str = "cpu") -> Outcome:
     """SIGKILL of one of two ranks: the other is to end too."""
     run = Run(folder, model, ranks=2, kind=kind)
@@ -330,7 +272,7 @@ def server_gone(folder: Path, model: Path, moment: float, running: list[Server])
     return {"exit code": code, **_served(again, again.done()), "lost": lost}
 
 
-ALONE = (trainer_killed, killed_while_saving, killed_while_pushing, stop_signal, gradients_spoilt)
+ALONE = (trainer_killed, killed_while_saving, stop_signal, gradients_spoilt)
 SERVED = (server_killed, server_frozen, server_gone)
 FAULTS = (*ALONE, rank_killed, sharded_rank_killed, *SERVED)
 
@@ -341,6 +283,7 @@ def main(argv: list[str] | None = None) -> dict[str, list[Outcome]]:
     parser.add_argument("repeats", nargs="?", type=int, default=5, help="of each fault (5)")
     parser.add_argument("faults", nargs="*", default=[fault.__name__ for fault in FAULTS], help="all by default")
     parser.add_argument("--soak", type=int, metavar="KILLS", help="kills over many configurations, and nothing else")
+    parser.add_argument("--configurations", nargs="+", choices=list(CONFIGURATIONS), help="of the soak; all by default")
     parser.add_argument("--run", nargs=3, help=argparse.SUPPRESS)  # of `Run`: folder, model, settings
     options = parser.parse_args(argv)
     if options.run:
@@ -350,7 +293,8 @@ def main(argv: list[str] | None = None) -> dict[str, list[Outcome]]:
     if options.soak:
         one_thread()
         with tempfile.TemporaryDirectory() as temporary:
-            results = {f"soak: {name}": found for name, found in soak(options.soak, Path(temporary)).items()}
+            soaked = soak(options.soak, Path(temporary), names=options.configurations)
+            results = {f"soak: {name}": outcomes for name, outcomes in soaked.items()}
     else:
         results = measure(options.repeats, options.faults)
     for name, outcomes in results.items():
