@@ -96,8 +96,11 @@ def chosen() -> list[str]:
     return [name for name, settings in CONFIGURATIONS.items() if served or "async_prefetch" not in settings]
 
 
-def soak(kills: int, root: Path, seed: int = 0, names: Sequence[str] | None = None) -> dict[str, list[dict[str, Any]]]:
-    """So many kills in turn over all configurations; the outcomes of each, and a line for each on the terminal."""
+def soak(
+    kills: int, root: Path, seed: int = 0, names: Sequence[str] | None = None
+) -> Iterator[dict[str, list[dict[str, Any]]]]:
+    """So many kills in turn over all configurations; the outcomes of each so far whenever each has had its turn and in
+    the end, and a line for each kill on the terminal."""
     names, draw, ends = names or chosen(), random.Random(seed), {}
     outcomes: dict[str, list[dict[str, Any]]] = defaultdict(list)
     with served(root / "model", any("async_prefetch" in CONFIGURATIONS[name] for name in names)) as url:
@@ -111,7 +114,8 @@ def soak(kills: int, root: Path, seed: int = 0, names: Sequence[str] | None = No
                 outcome = {"failed": str(error), "lost": 0, "wrong": True}
             outcomes[name].append(outcome)
             print(f"soak {number + 1}/{kills} {name}: {outcome}", flush=True)
-    return dict(outcomes)
+            if (number + 1) % len(names) == 0 or number + 1 == kills:
+                yield dict(outcomes)
 
 
 def until_killed(folder: Path, name: str, draw: random.Random, expected: str, url: str) -> dict[str, Any]:

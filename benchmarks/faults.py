@@ -290,23 +290,31 @@ def main(argv: list[str] | None = None) -> dict[str, list[Outcome]]:
         sys.exit(disturbed(Path(options.run[0]), Path(options.run[1]), json.loads(options.run[2])))
     if options.quick:
         options.repeats, options.faults = 1, ["stop_signal"]
+    results: dict[str, list[Outcome]] = {}
     if options.soak:
         one_thread()
         with tempfile.TemporaryDirectory() as temporary:
-            soaked = soak(options.soak, Path(temporary), names=options.configurations)
-            results = {f"soak: {name}": outcomes for name, outcomes in soaked.items()}
+            for soaked in soak(options.soak, Path(temporary), names=options.configurations):
+                results = {f"soak: {name}": outcomes for name, outcomes in soaked.items()}
+                if not options.quick:
+                    keep(results)
     else:
         results = measure(options.repeats, options.faults)
+        if not options.quick:
+            keep(results)
     for name, outcomes in results.items():
         lost, wrong = sum(o["lost"] for o in outcomes), sum(o["wrong"] for o in outcomes)
         print(f"{name:20} {len(outcomes)} times, lost before the last checkpoint: {lost}, wrong: {wrong}")
-    if not options.quick:  # beside the outcomes of other faults that were measured before
-        path = RESULTS / "faults.json"
-        before = json.loads(path.read_text()) if path.is_file() else {"results": {}, "date": None}
-        measured = before.get("measured", dict.fromkeys(before["results"], before["date"]))
-        measured |= dict.fromkeys(results, datetime.date.today().isoformat())
-        save("faults", {"measured": measured, "results": {**before["results"], **results}})
     return results
+
+
+def keep(results: dict[str, list[Outcome]]) -> None:
+    """Write them beside the outcomes of other faults that were measured before."""
+    path = RESULTS / "faults.json"
+    before = json.loads(path.read_text()) if path.is_file() else {"results": {}, "date": None}
+    measured = before.get("measured", dict.fromkeys(before["results"], before["date"]))
+    measured |= dict.fromkeys(results, datetime.date.today().isoformat())
+    save("faults", {"measured": measured, "results": {**before["results"], **results}})
 
 
 def measure(repeats: int, chosen: Sequence[str]) -> dict[str, list[Outcome]]:
