@@ -35,19 +35,18 @@ import torch
 from safetensors.torch import load_file
 
 from basis_rl.rollout.server import Server
-from basis_rl.trainer import checkpoint
+from basis_rl.trainer import BasisTrainer, checkpoint
 from basis_rl.trainer.errors import ServerLost
 from benchmarks.common import RESULTS, one_thread, parser_of, save
 from benchmarks.fault_soak import CONFIGURATIONS, Told, soak
 from tests.support.served import save_model, server, trainer
-from tests.trainer.sharded import OnCpus
 from tests.trainer.test_state import RunningMean
 
 STEPS, SAVE_EVERY = 24, 3
 Outcome = dict[str, Any]
 
 
-class Spoilt(OnCpus):
+class Spoilt(BasisTrainer):
     """One step's gradient is not finite."""
 
     at = -1
@@ -102,26 +101,15 @@ def disturbed(folder: Path, model: Path, given: dict[str, Any]) -> int:
 class Run:
     """One process of `disturbed`, or several ranks of it, and how far it has come."""
 
-    def __init__(
-        self,
-        folder: Path,
-        model: Path,
-        url: str | None = None,
-        ranks: int = 1,
-        kind: str = "cpu",
-        **settings: Any,
-    ) -> None:
+    def __init__(self, folder: Path, model: Path, url: str | None = None, ranks: int = 1, **settings: Any) -> None:
         self.folder = folder
-        launcher = ["-m", "accelerate.commands.launch", "--config_file", f"accelerate_configs/{kind}.yaml"]
-        launcher += ["--num_processes", str(ranks), "--main_process_port", "0", "--mixed_precision", "no"]
+        launcher = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
+        launcher += ["--num_processes", str(ranks), "--main_process_port", "0"]
         given = json.dumps({"url": url, "steps": STEPS, "save_every": SAVE_EVERY, **settings})
         command = [sys.executable, *(launcher if ranks > 1 else []), "-m", "benchmarks.faults", "--run"]
         self.log = open(folder.with_suffix(".log"), "ab")  # noqa: SIM115
         self.process = subprocess.Popen(
-            [*command, str(folder), str(model), given],
-            stdout=self.log,
-            stderr=self.log,
-            start_new_session=True,
+            [*command, str(folder), str(model), given], stdout=self.log, stderr=self.log, start_new_session=True
         )
 
     def step(self) -> int:
@@ -161,9 +149,9 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
-def resumed(folder: Path, model: Path, expected: dict[str, torch.Tensor], **settings: Any) -> Outcome:
+def resumed(folder: Path, model: Path, expected: dict[str, torch.Tensor], ranks: int = 1) -> Outcome:
     """Resume from the newest whole checkpoint and compare with the uninterrupted run."""
-    again = Run(folder, model, **settings)
+    again = Run(folder, model, ranks=ranks)
     code = again.done()
     return {"resumed": code == 0, "wrong": code != 0 or not same(expected, again.weights())}
 
@@ -203,9 +191,9 @@ def stop_signal(folder: Path, model: Path, moment: float, expected: Any) -> Outc
     return {"exit code": code, "lost": run.step() - run.newest(), **resumed(folder, model, expected)}
 
 
-def rank_killed(folder: Path, model: Path, moment: float, expected: Any, kind: str = "cpu") -> Outcome:
+def rank_killed(folder: Path, model: Path, moment: float, expected: Any) -> Outcome:
     """SIGKILL of one of two ranks: the other is to end too."""
-    run = Run(folder, model, ranks=2, kind=kind)
+    run = Run(folder, model, ranks=2)
     run.until(moment)
     victim = int((folder / "pid1").read_text())
     os.kill(victim, signal.SIGKILL)
@@ -214,12 +202,7 @@ def rank_killed(folder: Path, model: Path, moment: float, expected: Any, kind: s
     ended = time.monotonic() - start
     whole, at = run.newest(), run.step()
     outcome = {"others ended after": round(ended, 1), "exit code": code, "lost": max(0, at - whole - SAVE_EVERY)}
-    return {**outcome, **resumed(folder, model, expected, ranks=2, kind=kind)}
-
-
-def sharded_rank_killed(folder: Path, model: Path, moment: float, expected: Any) -> Outcome:
-    """The same where FSDP2 shards the policy over both."""
-    return rank_killed(folder, model, moment, expected, kind="fsdp2")
+    return {**outcome, **resumed(folder, model, expected, ranks=2)}
 
 
 def gradients_spoilt(folder: Path, model: Path, moment: float, expected: Any) -> Outcome:
@@ -274,7 +257,7 @@ def server_gone(folder: Path, model: Path, moment: float, running: list[Server])
 
 ALONE = (trainer_killed, killed_while_saving, stop_signal, gradients_spoilt)
 SERVED = (server_killed, server_frozen, server_gone)
-FAULTS = (*ALONE, rank_killed, sharded_rank_killed, *SERVED)
+FAULTS = (*ALONE, rank_killed, *SERVED)
 
 
 def main(argv: list[str] | None = None) -> dict[str, list[Outcome]]:
@@ -326,8 +309,8 @@ def measure(repeats: int, chosen: Sequence[str]) -> dict[str, list[Outcome]]:
         root = Path(temporary)
         model = save_model(root / "model", tied=True)
 
-        def whole(ranks: int, kind: str = "cpu") -> dict[str, torch.Tensor]:
-            run = Run(root / f"whole-{ranks}-{kind}", model, ranks=ranks, kind=kind)
+        def whole(ranks: int) -> dict[str, torch.Tensor]:
+            run = Run(root / f"whole{ranks}", model, ranks=ranks)
             assert run.done() == 0, run.folder.with_suffix(".log").read_text()[-3000:]
             return run.weights()
 
@@ -351,7 +334,6 @@ def measure(repeats: int, chosen: Sequence[str]) -> dict[str, list[Outcome]]:
 
         inject(ALONE, lambda: whole(1))
         inject((rank_killed,), lambda: whole(2))
-        inject((sharded_rank_killed,), lambda: whole(2, "fsdp2"))
         try:
             inject(SERVED, first_server)
         finally:
