@@ -8,9 +8,10 @@ is the number of runs whose final weights are not bit-identical to those of the 
 generation), or that trained on rollouts sampled with other weights than the policy's (vLLM: ``rollout/kl`` above 1e-6,
 since its sampling is not repeatable).
 
-With ``--soak``, only the following is run: KILLS kills at random moments, cycling over thirteen configurations of a
-smaller model (baselines with state, a critic, prompt samplers, several passes, accumulation). Each run is forked from
-one warm process.
+With ``--soak`` only this: so many kills at random moments, in turn over nineteen configurations of a smaller model
+(baselines with state, a critic, prompt samplers, several passes, accumulation, ``async_prefetch``, pushes to an
+endpoint of our own, two ranks, FSDP2), each run forked from one warm process. "Wrong" is there also a repository that
+lacks something in the end, or had a checkpoint by halves.
 
 Results: ``benchmarks/results/faults.json``.
 """
@@ -18,6 +19,7 @@ Results: ``benchmarks/results/faults.json``.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import random
@@ -37,7 +39,7 @@ from basis_rl.rollout.server import Server
 from basis_rl.trainer import BasisTrainer, checkpoint
 from basis_rl.trainer.errors import ServerLost
 from benchmarks.common import RESULTS, one_thread, parser_of, save
-from benchmarks.fault_soak import Told, soak
+from benchmarks.fault_soak import CONFIGURATIONS, Told, soak
 from tests.support.served import save_model, server, trainer
 from tests.trainer.test_state import RunningMean
 
@@ -264,29 +266,41 @@ FAULTS = (*ALONE, rank_killed, *SERVED)
 def main(argv: list[str] | None = None) -> dict[str, list[Outcome]]:
     """Run the benchmark; returns the outcomes of each fault."""
     parser = parser_of(__doc__)
-    parser.add_argument("repeats", nargs="?", type=int, default=5, help="how often each fault is injected (5)")
-    parser.add_argument("faults", nargs="*", default=[fault.__name__ for fault in FAULTS], help="names of faults (all)")
-    parser.add_argument("--soak", type=int, metavar="KILLS", help="run only KILLS kills over many configurations")
+    parser.add_argument("repeats", nargs="?", type=int, default=5, help="of each fault (5)")
+    parser.add_argument("faults", nargs="*", default=[fault.__name__ for fault in FAULTS], help="all by default")
+    parser.add_argument("--soak", type=int, metavar="KILLS", help="kills over many configurations, and nothing else")
+    parser.add_argument("--configurations", nargs="+", choices=list(CONFIGURATIONS), help="of the soak; all by default")
     parser.add_argument("--run", nargs=3, help=argparse.SUPPRESS)  # of `Run`: folder, model, settings
     options = parser.parse_args(argv)
     if options.run:
         sys.exit(disturbed(Path(options.run[0]), Path(options.run[1]), json.loads(options.run[2])))
     if options.quick:
         options.repeats, options.faults = 1, ["stop_signal"]
+    results: dict[str, list[Outcome]] = {}
     if options.soak:
         one_thread()
         with tempfile.TemporaryDirectory() as temporary:
-            results = {f"soak: {name}": found for name, found in soak(options.soak, Path(temporary)).items()}
+            for soaked in soak(options.soak, Path(temporary), names=options.configurations):
+                results = {f"soak: {name}": outcomes for name, outcomes in soaked.items()}
+                if not options.quick:
+                    keep(results)
     else:
         results = measure(options.repeats, options.faults)
+        if not options.quick:
+            keep(results)
     for name, outcomes in results.items():
         lost, wrong = sum(o["lost"] for o in outcomes), sum(o["wrong"] for o in outcomes)
         print(f"{name:20} {len(outcomes)} times, lost before the last checkpoint: {lost}, wrong: {wrong}")
-    if not options.quick:  # outcomes of other faults that were measured before are kept
-        path = RESULTS / "faults.json"
-        before = json.loads(path.read_text())["results"] if path.is_file() else {}
-        save("faults", {"results": {**before, **results}})
     return results
+
+
+def keep(results: dict[str, list[Outcome]]) -> None:
+    """Write them beside the outcomes of other faults that were measured before."""
+    path = RESULTS / "faults.json"
+    before = json.loads(path.read_text()) if path.is_file() else {"results": {}, "date": None}
+    measured = before.get("measured", dict.fromkeys(before["results"], before["date"]))
+    measured |= dict.fromkeys(results, datetime.date.today().isoformat())
+    save("faults", {"measured": measured, "results": {**before["results"], **results}})
 
 
 def measure(repeats: int, chosen: Sequence[str]) -> dict[str, list[Outcome]]:

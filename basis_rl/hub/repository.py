@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import time
@@ -145,6 +146,15 @@ class Hub:
         """Checkpoints that are being uploaded or wait for it."""
         return [push.checkpoint for future, push in self._running.items() if push.checkpoint and not future.done()]
 
+    def has(self, files: Mapping[str, Path]) -> set[str]:
+        """Which of `files` (path in the repository -> local file, of text) are there with the same content; none where
+        the Hub cannot be asked."""
+        with suppress(Exception):
+            there = self._api().get_paths_info(self.repo_id or self.name, list(files), revision=self.revision)
+            ids = {path: _git_id(local.read_bytes()) for path, local in files.items()}
+            return {entry.path for entry in there if isinstance(entry, RepoFile) and entry.blob_id == ids[entry.path]}
+        return set()
+
     def _push(self, push: Push) -> CommitInfo | None:
         for attempt in range(self.retries + 1):
             try:
@@ -229,6 +239,11 @@ def model_of_checkpoint(folder: Path) -> dict[str, Path | bytes]:
 def _paths(folder: Path, ignore: list[str]) -> dict[str, Path]:
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return {name: folder / name for name in filter_repo_objects(names, ignore_patterns=ignore)}
+
+
+def _git_id(content: bytes) -> str:
+    """What git, and so the Hub, calls a file that is not in its large file storage."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def _files_in(api: HfApi, repo_id: str, folder: str, revision: str | None) -> list[str]:

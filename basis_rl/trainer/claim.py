@@ -19,6 +19,7 @@ from basis_rl.trainer.preflight import on_main_process
 
 _FILE = ".claim"
 _PR_SET_PDEATHSIG = 1
+_launcher = os.getppid()  # as long as it lives
 _held: dict[Path, tuple[int, int]] = {}  # folder -> descriptor, how often it was taken
 
 
@@ -80,7 +81,10 @@ def _give_back(folder: Path) -> None:
 
 
 def _forget() -> None:
-    """In a forked child: with an open descriptor it would hold the lock for longer than the run lives."""
+    """In a forked child, whose launcher is its parent: with an open descriptor it would hold the lock for longer than
+    the run lives."""
+    global _launcher
+    _launcher = os.getppid()
     for descriptor, _ in _held.values():
         os.close(descriptor)
     _held.clear()
@@ -92,8 +96,12 @@ os.register_at_fork(after_in_child=_forget)
 def end_with_launcher() -> None:
     """Of several ranks: let the kernel send this one SIGTERM when its launcher ends, SIGKILL included.
 
-    A rank that outlives its launcher would train on, unseen, and keep the folder.
+    A rank that outlives its launcher would train on, unseen, and keep the folder. Of a launcher that ended before
+    this was called the kernel tells nothing: then the signal comes at once. (One that ended before this module was
+    imported takes the ranks' common store with it, so that they cannot meet.)
     """
     if sys.platform != "linux" or not ({"LOCAL_RANK", "TORCHELASTIC_RUN_ID"} & set(os.environ)):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != _launcher:
+        os.kill(os.getpid(), signal.SIGTERM)

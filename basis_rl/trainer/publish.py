@@ -125,27 +125,42 @@ class Publisher:
 
     def push_run(self, message: str, revision: str | None) -> Future[CommitInfo | None]:
         """Push ``output_dir``, then the checkpoints that ``hub_strategy`` requires and that were not pushed yet."""
-        args, hub = self.run.args, self.hub
-        output_dir = Path(str(args.output_dir))
+        output_dir = Path(str(self.run.args.output_dir))
         try:
             files = files_of_run(output_dir)
         except OSError as error:
             _logger.warning("push_to_hub: '%s' could not be read, and is not pushed: %s", output_dir, error)
             files = {}
-        future = hub.submit(Push(message=message, files=files, by_hand=by_hand(output_dir), revision=revision))
+        future = self.hub.submit(Push(message=message, files=files, by_hand=by_hand(output_dir), revision=revision))
+        self._push_owed(message, revision)
+        return future
+
+    def catch_up(self) -> None:
+        """Of a resumed run, on the main process: push the checkpoints whose push was cut off with the process before.
+
+        The training would delete them (``save_total_limit``). By its manifest each one that is there is known.
+        """
+        strategy = self.run.args.hub_strategy
+        owed = {f"{_place(strategy, folder)}/{checkpoint.MANIFEST}": folder for folder in self._owed()}
+        if self.run.args.push_to_hub and owed:
+            there = self.hub.has({path: folder / checkpoint.MANIFEST for path, folder in owed.items()})
+            self.hub.pushed |= {owed[path].name for path in there}
+            self._push_owed("Training resumed", None)
+
+    def _push_owed(self, message: str, revision: str | None) -> None:
+        args = self.run.args
         for folder in self._owed() if args.push_to_hub else []:
             place = _place(args.hub_strategy, folder)
-            hub.submit(
+            self.hub.submit(
                 Push(
                     message=f"{message}, {folder.name}",
                     files=files_of_checkpoint(folder, place),
-                    by_hand=by_hand(output_dir, folder, place),
+                    by_hand=by_hand(Path(str(args.output_dir)), folder, place),
                     replaces=place,
                     checkpoint=folder,
                     revision=revision,
                 )
             )
-        return future
 
     def _owed(self) -> list[Path]:
         args, hub = self.run.args, self.hub

@@ -458,6 +458,8 @@ class BasisTrainer(GRPOTrainer):
         moved = checkpoint.make_room(output_dir, found)
         if moved is not None:
             print(f"Moved {len(list(moved.iterdir()))} files and folders of an earlier run into {moved}.", flush=True)
+        if found is not None:
+            self.publisher.catch_up()
         return found
 
     def changed_settings(self, folder: str | None) -> list[str]:

@@ -2,9 +2,10 @@ r"""Are there free points, answers that a person would reject but the reward acc
 
     python -m benchmarks.reward.hacking [--pairs 220000] [--progress FILE] [--quick]
 
-Every gold of the data folder is put into templates: hedges, denials, products, numerals side by side, intervals, sets, several
-boxes, chains of equations, approximations, empty and universal answers. A template states for which golds a person
-would accept its answer. Everything else that the reward accepts is listed under ``free_points``, which should be empty.
+Every gold of the data folder is put into templates: hedges, denials, products, numerals side by side, intervals, sets,
+several boxes, chains of equations, approximations, empty and universal answers. A template states for which golds a
+person would accept its answer. Everything else that the reward accepts is listed under ``free_points``, which should be
+empty.
 Answers that are accepted because of a documented choice (docs/rewards.md) are counted under the name of its row.
 
 A run that was stopped resumes from the file of ``--progress``, unless the reward or the pairs have changed.

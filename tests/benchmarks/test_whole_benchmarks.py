@@ -1,6 +1,10 @@
 """Each benchmark's `--quick` run. Not the outcome: that is measured."""
 
 import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +24,7 @@ from benchmarks import (
 from benchmarks.reward import fuzz, hacking, hostile, speed
 
 pytestmark = pytest.mark.long
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +67,15 @@ def test_the_memory_of_a_step_is_estimated_and_measured_without_and_with_checkpo
 def test_a_run_that_a_signal_stops_loses_nothing():
     (outcome,) = faults.main(["--quick"])["stop signal"]
     assert (outcome["exit code"], outcome["lost"], outcome["wrong"]) == (75, 0, False)
+
+
+def test_a_soak_kills_and_compares():
+    """In a process of its own: it forks."""
+    chosen = ["rloo", "push of each checkpoint", "two ranks, FSDP2"]
+    command = [sys.executable, "-m", "benchmarks.faults", "--quick", "--soak", "3", "--configurations", *chosen]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in chosen:
+        assert re.search(rf"soak: {name} +1 times, lost before the last checkpoint: 0, wrong: 0", done.stdout)
 
 
 def test_grading_is_timed_beside_trl_and_every_difference_has_a_reason():

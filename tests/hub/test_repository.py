@@ -235,6 +235,36 @@ def test_what_fails_for_good_is_a_warning(name, ran, hub, folder):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_kill_within_a_push_loses_no_checkpoint(answered, hub, folder, tiny_path):
+    """The resumed run would delete it before anything else is pushed: only one is kept."""
+    name = f"killed-{answered}"
+    settings = {"hub_strategy": "all_checkpoints", "save_total_limit": 1, "max_steps": 8}
+    command = [sys.executable, "-m", "tests.hub.pushing", str(tiny_path), json.dumps(job(name, folder, **settings))]
+    environment = {key: value for key, value in os.environ.items() if key not in ("HF_TOKEN", "HF_HUB_OFFLINE")}
+    environment |= hub.environment(folder / "home")
+
+    def kill():
+        killed.kill()
+        killed.wait()
+        return None if answered else "drop"
+
+    hub.fail(rf"POST .*alice/{name}/commit", kill, times=1)
+    with (folder / f"{name}.log").open("w") as log:
+        killed = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+        assert killed.wait(300) == -9, (folder / f"{name}.log").read_text()[-3000:]
+    assert ("checkpoint-1/optimizer.pt" in hub.files(f"models/alice/{name}")) == answered
+    again = json.dumps(job(name, folder, resume="auto", **settings))
+    outcome = json.loads(
+        python(hub, folder / "home", "-m", "tests.hub.pushing", tiny_path, again).stdout.splitlines()[-1]
+    )
+    assert outcome[name]["pushed"]
+    files = hub.files(f"models/alice/{name}")
+    assert {f"checkpoint-{step}/optimizer.pt" for step in range(1, 9)} <= set(files)
+    assert not (folder / name / "checkpoint-1").exists()
+
+
+@pytest.mark.long
 def test_only_what_may_pass_is_repeated(ran):
     assert ran["revoked"]["pushed"] is ran["dead"]["pushed"] is None
     # Pushed: the last save and the end of the training, and the first save, where none was on its way.

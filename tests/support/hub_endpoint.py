@@ -75,11 +75,11 @@ class Fault:
     """Requests whose method, path and first 300 bytes match `pattern` fail, `times` times (None: for ever).
 
     `how` is a status code, ``"drop"`` (the connection is closed without an answer), or a function that is called before
-    the request is answered as it should be.
+    the request is answered as it should be, and may return one of the former in its place.
     """
 
     pattern: str
-    how: int | str | Callable[[], None]
+    how: int | str | Callable[[], int | str | None]
     times: int | None = None
     hit: int = 0
 
@@ -113,7 +113,7 @@ class HubEndpoint:
         settings = {"HF_ENDPOINT": self.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0", "HF_HOME": str(home)}
         return {**settings, "HF_HUB_DISABLE_PROGRESS_BARS": "1", **({"HF_TOKEN": token} if token else {})}
 
-    def fail(self, pattern: str, how: int | str | Callable[[], None], times: int | None = None) -> Fault:
+    def fail(self, pattern: str, how: int | str | Callable[[], int | str | None], times: int | None = None) -> Fault:
         self.faults.append(Fault(pattern, how, times))
         return self.faults[-1]
 
@@ -159,12 +159,12 @@ class _Handler(BaseHTTPRequestHandler):
                 fault.hit += 1
             else:
                 fault = None
-        if fault is not None and callable(fault.how):
-            fault.how()
-        elif fault is not None:
+        how = fault.how if fault is not None else None
+        how = how() if callable(how) else how
+        if how is not None:
             self.close_connection = True
-            if fault.how != "drop":
-                self.reply(int(fault.how), json.dumps({"error": "told to fail"}).encode())
+            if how != "drop":
+                self.reply(int(how), json.dumps({"error": "told to fail"}).encode())
             return
         try:
             with self.hub.lock:
