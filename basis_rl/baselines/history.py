@@ -69,6 +69,11 @@ class BasisHistory(Baseline):
     With ``prior="text"`` a prompt that was never sampled, and is not in the table, starts at what a regression on the
     words of all prompts so far says (`basis_rl.baselines.text_prior`), in place of ``N(0, prior_variance)``.
 
+    ``belief="beta"`` replaces the Gaussian of step 2 by a Beta in the same coordinates: V is the Beta's mean, and
+    ``n = 1 / (v V (1 - V))`` rollouts are behind it (`basis_rl.functional.history.beta_update`). After n failures in a
+    row V then falls as 1 / n, about as the exact posterior does, not as ``n^(-1/2)``. So impossible and solved prompts
+    are known sooner, to prompt samplers too.
+
     Metrics: ``shift``; ``beta = 1 / shift`` within the paper's grid [0.01, 5]; ``uncertainty``, the mean standard
     deviation of the beliefs, in logits; ``known``, the share of rollouts whose prompt has a belief of its own;
     ``drift``, the weighted mean ``sum_d w_d d``.
@@ -82,6 +87,7 @@ class BasisHistory(Baseline):
         shift_drift: variance that the common shift gains a step.
         prior_variance: of a prompt without a table.
         prior: ``flat`` or ``text``: what is believed about a prompt that was never sampled.
+        belief: ``gaussian`` or ``beta``: the form of the belief about a prompt's value.
 
     Raises:
         ValueError: a parameter out of its range, or a table that cannot be read.

@@ -71,10 +71,8 @@ ROWS: dict[str, tuple[str, int]] = {
     **({"spo": ("spo", 1)} if "spo" in BASELINES else {}),
 }
 TABLES = (TABLE, HISTORY_TABLE)
-# The exponents of (1 - V) and V may follow a name, and then the floor. With the default floor and (1 - V) sqrt(V)
-# the 66 % of easy prompts take most of the first batches.
-SHARP = "frontier 3:1:0.005"
-SAMPLERS = (UNIFORM, "variance", "frontier", "frontier 2:1", SHARP, "spo", "thompson", DYNAMIC)
+# The exponents of (1 - V) and V may follow a name, and then the floor.
+SAMPLERS = (UNIFORM, "variance", "frontier", "frontier 2:1", "spo", "thompson", DYNAMIC)
 # The most informative runs are made first.
 FIRST = (
     (GROUPS, UNIFORM), ("basis_history", UNIFORM), ("basis_history", "frontier"), ("basis_history", "variance"),
