@@ -92,6 +92,7 @@ def test_a_rank_whose_launcher_ended_before_the_training_began_is_told_at_once(d
         assert launcher.stdout.read() == said
 
 
+@pytest.mark.nightly  # until it has passed ten times in a row in its present form
 @pytest.mark.long
 def test_ranks_end_with_a_launcher_that_was_killed(tmp_path, tiny_path):
     """They write a checkpoint, free the folder, and leave no process behind."""

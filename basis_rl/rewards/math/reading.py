@@ -104,60 +104,16 @@ _TOKENS = re.compile(
 )
 _FRACTIONS = {"frac", "dfrac", "tfrac", "cfrac", "binom", "dbinom", "tbinom"}
 _FUNCTIONS = {
-    *(
-        "sin",
-        "cos",
-        "tan",
-        "cot",
-        "sec",
-        "csc",
-        "arcsin",
-        "arccos",
-        "arctan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "log",
-        "ln",
-        "lg",
-    ),
-    *(
-        "lg",
-        "exp",
-        "lim",
-        "sum",
-        "prod",
-        "int",
-        "max",
-        "min",
-        "gcd",
-        "lcm",
-        "det",
-        "deg",
-        "sqrt",
-        "operatorname",
-        "mathrm",
-    ),
-}
+    "arccos", "arcsin", "arctan", "cos", "cosh", "cot", "csc", "deg", "det", "exp", "gcd", "int", "lcm", "lg", "lim",
+    "ln", "log", "mathrm", "max", "min", "operatorname", "prod", "sec", "sin", "sinh", "sqrt", "sum", "tan", "tanh",
+}  # fmt: skip
 _OPERATORS = {
-    *("cdot", "times", "div", "ast", "star", "pm", "mp", "le", "leq", "ge", "geq", "lt", "gt", "ne", "neq", "leqslant"),
-    *("geqslant", "approx", "equiv", "sim", "cong", "in", "notin", "ni", "cup", "cap", "setminus", "backslash", "to"),
-    *("rightarrow", "Rightarrow", "implies", "iff", "mapsto", "mod", "pmod", "bmod", "mid", "colon", "land", "lor"),
-    *("vee", "wedge", "subset", "subseteq", "supset", "parallel", "perp", "lbrace", "langle", "lfloor", "lceil"),
-    *(
-        "lvert",
-        "vert",
-        "begin",
-        "end",
-        "hline",
-        "neg",
-        "not",
-        "angle",
-        "triangle",
-        "propto",
-        "longrightarrow",
-    ),
-}
+    "Rightarrow", "angle", "approx", "ast", "backslash", "begin", "bmod", "cap", "cdot", "colon", "cong", "cup",
+    "div", "end", "equiv", "ge", "geq", "geqslant", "gt", "hline", "iff", "implies", "in", "land", "langle",
+    "lbrace", "lceil", "le", "leq", "leqslant", "lfloor", "longrightarrow", "lor", "lt", "lvert", "mapsto", "mid",
+    "mod", "mp", "ne", "neg", "neq", "ni", "not", "notin", "parallel", "perp", "pm", "pmod", "propto", "rightarrow",
+    "setminus", "sim", "star", "subset", "subseteq", "supset", "times", "to", "triangle", "vee", "vert", "wedge",
+}  # fmt: skip
 _CONNECTIVE = re.compile(r"[\s,;]*(?:and|or|,|;|&)?[\s,;]*")
 _DOTS = re.compile(r"\\[lc]?dots(?![a-zA-Z])|\.\.\.|…")
 _BUILDER = re.compile(r"\\\{[^{}]*(?::|\\mid|\|)[^{}]*(?:[=<>]|\\(?:in|[lgn]e)(?![a-z]))")
