@@ -101,7 +101,7 @@ def test_what_is_asked_for_is_found(tmp_path):
     cut = make(tmp_path, 3, complete=False)
     with pytest.raises(ValueError, match=r"was cut off while it was written\. The newest whole .*checkpoint-2"):
         checkpoint.resolve(str(cut), tmp_path)
-    with pytest.raises(ValueError, match=r"nothing' is no checkpoint\. The newest"):
+    with pytest.raises(ValueError, match=r"nothing' is not a checkpoint\. The newest"):
         checkpoint.resolve(tmp_path / "nothing", tmp_path)
 
 
