@@ -204,7 +204,7 @@ def templates() -> list[Template]:
         *wrong,
         *pairs,
         *PRODUCTS,
-        *(Template(text, is_one_of(text, text.replace(" or ", ", "))) for text in UNIVERSAL),
+        *(Template(text, is_one_of(text, text.replace(" or ", ", "), text.replace(r"0\%", "0"))) for text in UNIVERSAL),
         *ROWS,
     ]
 
