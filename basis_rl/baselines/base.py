@@ -187,7 +187,7 @@ def scorable_rows(batch: RolloutBatch) -> Tensor:
 
 
 class CenterScale(Baseline):
-    """``A_i = (r_i - center_i) / (scale_i + eps)``: an estimator that is a center and a scale, one value a rollout.
+    """``A_i = (r_i - center_i) / (scale_i + eps)``: an estimator that is a center and a scale, one value per rollout.
 
     With KL in the reward, ``r_i`` is the rollout's return, its reward less the KL of all its tokens.
 

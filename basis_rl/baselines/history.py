@@ -71,8 +71,8 @@ class BasisHistory(Baseline):
 
     ``belief="beta"`` replaces the Gaussian of step 2 by a Beta in the same coordinates: V is the Beta's mean, and
     ``n = 1 / (v V (1 - V))`` rollouts are behind it (`basis_rl.functional.history.beta_update`). After n failures in a
-    row V then falls as 1 / n, about as the exact posterior does, not as ``n^(-1/2)``. So impossible and solved prompts
-    are known sooner, to prompt samplers too.
+    row V then falls about as 1 / n, like the mean of the exact posterior, and not as ``n^(-1/2)``. So impossible and
+    solved prompts are known sooner, to prompt samplers too.
 
     Metrics: ``shift``; ``beta = 1 / shift`` within the paper's grid [0.01, 5]; ``uncertainty``, the mean standard
     deviation of the beliefs, in logits; ``known``, the share of rollouts whose prompt has a belief of its own;
@@ -83,8 +83,8 @@ class BasisHistory(Baseline):
         smoothing: pseudo-rollouts at each end of the reward range, > 0, for the beliefs that the table gives.
         epsilon: values are kept in ``[epsilon, 1 - epsilon]``.
         accept_mismatch: see `Basis`.
-        drift: variance that a prompt's logit gains a step, beside the common shift, or ``"auto"``.
-        shift_drift: variance that the common shift gains a step.
+        drift: variance that a prompt's logit gains per step, beside the common shift, or ``"auto"``.
+        shift_drift: variance that the common shift gains per step.
         prior_variance: of a prompt without a table.
         prior: ``flat`` or ``text``: what is believed about a prompt that was never sampled.
         belief: ``gaussian`` or ``beta``: the form of the belief about a prompt's value.
@@ -266,7 +266,10 @@ class BasisHistory(Baseline):
     def _learn(
         self, mean: Tensor, variance: Tensor, value: Tensor, residual: Tensor, count: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Mean and variance of beliefs after `count` rollouts of each prompt with values as in `filter_update`."""
+        """Mean and variance of the beliefs after `count` more rollouts of each prompt.
+
+        All ``(D, P)``; `value` is what was expected of them, `residual` the sum of reward less value.
+        """
         if self.belief == "beta":
             value = value.clamp(self.epsilon, 1 - self.epsilon)
             return beta_update(mean, variance, value, residual, count)

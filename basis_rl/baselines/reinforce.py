@@ -20,7 +20,7 @@ class ReinforcePP(Baseline):
 
     ``over="samples"`` takes mean and std over rollouts, each with the mean of its own ``G_t``, so that a long answer
     counts as much as a short one; ``over="tokens"`` over all action tokens, as common implementations do. ddof = 0,
-    ``eps = 1e-8``. Without KL in the reward ``G_t = r`` and there is one value a rollout.
+    ``eps = 1e-8``. Without KL in the reward ``G_t = r`` and there is one value per rollout.
 
     `reward_clip` = (low, high) clips each reward before anything else, KL not included: the option of common
     implementations (OpenRLHF clips to (-10, 10)).

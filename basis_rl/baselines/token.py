@@ -34,7 +34,7 @@ class EnergyBaseline(Baseline):
     The own weight makes the bias more than a group mean's: a rare action has a high energy, and pulls its baseline to
     itself.
 
-    Metric: ``tail``, the share of action tokens (of rollouts, where there is one value a rollout) at which the rollout
+    Metric: ``tail``, the share of action tokens (of rollouts, if values are per rollout) at which the rollout
     was the only one of its group.
 
     Raises:
@@ -77,7 +77,7 @@ class EnergyBaseline(Baseline):
         returns = align(torch.nan_to_num(reward_to_go(batch.rewards.cpu(), kl, mask)), mask)
         alive = align(mask.double(), mask).bool() & scored[:, None]
         weights = accumulate(align(self._energies(batch), mask), self.accumulation)
-        if self.accumulation == "total":  # one value a rollout, from the whole return
+        if self.accumulation == "total":  # one value per rollout, from the whole return
             returns, alive, weights = returns[:, :1], alive[:, :1], weights[:, :1]
         baseline, lonely = weighted_baseline(returns, weights, alive, batch.group_ids.cpu(), self.tail)
         values = torch.where(alive, returns - baseline, 0.0)
@@ -98,7 +98,7 @@ class IsolatedEnergy(EnergyBaseline):
 
 
 class OptimalGlobalBaseline(EnergyBaseline):
-    """OGB: ``b = sum_i R^i W^i / sum_i W^i``, W the total energy, R the whole return; one value a rollout, Eq. 21."""
+    """OGB: ``b = sum_i R^i W^i / sum_i W^i``, W the total energy, R the whole return; one value per rollout, Eq. 21."""
 
     accumulation: Accumulation = "total"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import time
@@ -23,6 +22,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
+from huggingface_hub.utils.sha import git_hash
 
 _logger = logging.getLogger(__name__)
 # Codes of 4xx that another attempt may fix: timeout, conflict with another commit, too early, too many requests.
@@ -151,7 +151,7 @@ class Hub:
         the Hub cannot be asked."""
         with suppress(Exception):
             there = self._api().get_paths_info(self.repo_id or self.name, list(files), revision=self.revision)
-            ids = {path: _git_id(local.read_bytes()) for path, local in files.items()}
+            ids = {path: git_hash(local.read_bytes()) for path, local in files.items()}
             return {entry.path for entry in there if isinstance(entry, RepoFile) and entry.blob_id == ids[entry.path]}
         return set()
 
@@ -239,11 +239,6 @@ def model_of_checkpoint(folder: Path) -> dict[str, Path | bytes]:
 def _paths(folder: Path, ignore: list[str]) -> dict[str, Path]:
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return {name: folder / name for name in filter_repo_objects(names, ignore_patterns=ignore)}
-
-
-def _git_id(content: bytes) -> str:
-    """What git, and so the Hub, calls a file that is not in its large file storage."""
-    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def _files_in(api: HfApi, repo_id: str, folder: str, revision: str | None) -> list[str]:

@@ -43,7 +43,7 @@ def gather_batch(
     Args:
         accelerator: gathers.
         rewards: ``(N,)``, already global, in rank-major order.
-        inputs: this rank's rows of the dataset, one a rollout.
+        inputs: this rank's rows of the dataset, one per rollout.
         action_mask: this rank's ``(N / ranks, T')``; T' differs between ranks.
         num_generations: G; TRL's sampler puts the G rollouts of a prompt next to each other in the global order, and a
             group may straddle two ranks.
