@@ -9,6 +9,7 @@ from typing import Literal, get_args
 AnswerIn = Literal["box", "tag", "hashes", "last_line", "whole"]
 
 _NUMERAL = r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\d,.]*\d)"
+_BOX = re.compile(r"(?<!\\)\\+(?:boxed|fbox)")
 _TOKENS = re.compile(rf"\\(?:boxed|fbox)\s*(?:\{{|(?P<bare>{_NUMERAL}))|\\.|[{{}}]", re.DOTALL)
 # What may stand between boxes that are one answer; a name before the second, y_2 =, may too.
 _BETWEEN = re.compile(
@@ -43,9 +44,12 @@ def last_boxed(text: str) -> str | None:
     ``or`` and blanks between them are one answer, the list of their contents: ``\boxed{1} and \boxed{2}`` is ``1, 2``.
     Linear in the length of `text`, however many boxes are in it.
     """
+    first = _BOX.search(text)
+    if first is None:
+        return None
     stack: list[tuple[int, int] | None] = []  # of each open brace: where its box and its content start, or None
     boxes: list[tuple[int, int, int, int]] = []  # start, content, end of content, end; those within others left out
-    for token in _TOKENS.finditer(text):
+    for token in _TOKENS.finditer(text, first.start()):  # no brace before it closes a box
         symbol = token.group()
         if symbol == "{":
             stack.append(None)

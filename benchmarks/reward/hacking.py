@@ -87,6 +87,7 @@ def is_one_of(*texts: str) -> Truth:
     values = {value for value in map(plain_number, texts) if value is not None}
     return lambda gold: (
         _bare(gold.text) in map(_bare, texts)
+        or (r"\text" in gold.text and _bare(gold.text) in (_bare(text).upper() for text in texts))  # a choice
         or {gold.value, *map(plain_number, (_unitless(gold), _valued(gold)))} & values != set()
     )
 
@@ -115,7 +116,7 @@ def _zero(gold: Gold) -> bool:
 
 
 def _ends_with_one(gold: Gold) -> bool:
-    return re.search(r"(?<![\d.])[01]\W*$", gold.text) is not None or _valued(gold) in ("0", "1")
+    return re.search(r"(?<![\d.])[01](?:\.0*)?\W*$", gold.text) is not None or _valued(gold) in ("0", "1")
 
 
 def _has_a(gold: Gold) -> bool:

@@ -1,5 +1,7 @@
 r"""Finding the last balanced \boxed{}."""
 
+import random
+import re
 import time
 from fractions import Fraction
 
@@ -27,13 +29,25 @@ from basis_rl.rewards.extract import completion_text, last_boxed, plain_number
         ("7", None),
         ("", None),
         ("\\", None),
+        (r"\\boxed{1}", None),  # a line break and a word
+        (r"{ \\\boxed{1} }", "1"),
     ],
 )
 def test_last_balanced_box(text, expected):
     assert last_boxed(text) == expected
 
 
-@pytest.mark.parametrize("piece", [r"\boxed{", r"\[ \boxed{1} ", "{", "}", r"\boxed{1}", r"\boxed   "])
+def test_nothing_before_the_first_box_matters(monkeypatch):
+    rng = random.Random(0)
+    pieces = ["\\", "{", "}", r"\boxed{", r"\fbox {", "7", " so far, many words later ", r"\{", r"\}"]
+    texts = ["".join(rng.choices(pieces, k=rng.randint(1, 9))) for _ in range(5_000)]
+    found = [last_boxed(text) for text in texts]
+    assert len(set(found)) > 50
+    monkeypatch.setattr("basis_rl.rewards.extract._BOX", re.compile(""))  # from the first character on
+    assert [last_boxed(text) for text in texts] == found
+
+
+@pytest.mark.parametrize("piece", ["\\", r"\boxed{", r"\[ \boxed{1} ", "{", "}", r"\boxed{1}", r"\boxed   "])
 def test_linear_in_the_length(piece):
     # A repetition loop of a model: quadratic scanning would take minutes here.
     began = time.thread_time()

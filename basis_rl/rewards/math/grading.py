@@ -93,8 +93,13 @@ def misread(gold: str) -> bool:
 
 
 def _gold_reading(gold: str) -> Any:
-    """What the gold says, None if it is not a formula. Its letters are part of it: ``6m`` is not 6."""
-    return next(iter(_readings(gold, letters_are_units=False)), None)
+    """What the gold says, None if it is not a formula. Its letters are part of it: ``6m`` is not 6.
+
+    A capital is the same letter to the parser. So it reads ``N = n`` as ``n = n``, which every equation that has no
+    solution, ``n = n - 3``, is equal to: such a gold is its text only.
+    """
+    read = next(iter(_readings(gold, letters_are_units=False)), None)
+    return None if _says_nothing(read) else read
 
 
 def _holds(reading: Any, text: str) -> bool:
@@ -212,11 +217,21 @@ def _consistent(relation: Any) -> bool:
     """Whether the sides of a chain of equations that are numbers are what its last side is, and it says something."""
     if not is_equation(relation):
         return True
-    links = relation._unsorted_args if isinstance(relation, And) else (relation,)
-    sides = [side for link in links for side in (link.lhs, link.rhs)]
-    if all(side == sides[-1] for side in sides):
-        return False  # 0 = 0
-    return all(_equal(sides[-1], side) for side in sides[:-1] if _is_number(side))
+    sides = _sides(relation)
+    return not _says_nothing(relation) and all(_equal(sides[-1], side) for side in sides[:-1] if _is_number(side))
+
+
+def _says_nothing(expression: Any) -> bool:
+    """Whether it is an equation, or a chain of them, whose sides are all the same: ``0 = 0``."""
+    if not is_equation(expression):
+        return False
+    first, *others = _sides(expression)
+    return all(side == first for side in others)
+
+
+def _sides(equation: Any) -> list[Any]:
+    links = equation._unsorted_args if isinstance(equation, And) else (equation,)
+    return [side for link in links for side in (link.lhs, link.rhs)]
 
 
 def _is_number(expression: Any) -> bool:

@@ -135,6 +135,8 @@ def test_free_points_are_none(gold, answer, reward):
         (r"1, 2, \ldots, 9", r"1, 2, \ldots , 9", "1, 2, 9"),
         ("seven ? eight", "seven  ? eight", "8"),
         ("(n-2) 2^{n}+1", r"2^n(n-2)+1", "3"),
+        ("$N=n$", "N = n", "N=n-3542"),  # n = n to the parser, and n = n - 3542 is as true or false as that
+        ("$N=n$", "$N = n$.", "$N=n$ + 3542"),
     ],
 )
 def test_golds_are_graded_as_what_they_say(gold, right, wrong, reward):
