@@ -1,6 +1,6 @@
 """Does `least_variance` give less gradient variance than no baseline, the batch mean and the value?
 
-    python -m studies.least_variance [MODEL ...] [--quick]
+    python -m studies.least_variance [MODEL ...] [--selection] [--quick]
 
 Measured is the power of a rollout's gradient, ``E[(r - b)^2 |S|^2]`` with its score S, as a share of the power without
 a baseline. Of two unbiased baselines, the one with less power has less variance, by the same amount.
@@ -9,12 +9,13 @@ a baseline. Of two unbiased baselines, the one with less power has less variance
   pi^2`` is exact, and equal to the energy. The cases differ in how easy the prompts are, and in how many possible
   rollouts are right and wrong: if the probability of one kind is spread over many rollouts, their scores are larger.
 - Models, if given: those of `studies.score_norms`, with norms over all their parameters, while `least_variance` sees
-  only the energies.
+  only the energies. With ``--selection`` they are policies of the selection study's task, such as those that
+  ``python -m studies.value.study --selection`` leaves in ``runs/value_study``, and there are no softmax policies.
 
 Batches have 64 or 256 rollouts, one per prompt; the value table has 32 rollouts per prompt of the same policy. ``best``
 is each prompt's own ``b*``, which is not known in practice.
 
-Results: ``studies/results/least_variance.json``.
+Results: ``studies/results/least_variance.json``, with ``--selection`` ``least_variance_selection.json``.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from basis_rl.baselines import Baseline, Basis, BasisHistory, BatchMean, LeastVariance, NoBaseline
 from basis_rl.data import load_prompts
 from basis_rl.recipe.file import parse_recipe
+from basis_rl.rewards import MathVerifyReward
 from basis_rl.types import RolloutBatch
 from basis_rl.values import ValueTable
 from benchmarks.common import one_thread, save
 from studies import worked_sums
 from studies.runs import placed, rounded, study_parser
 from studies.score_norms import drawn_answers
+from studies.selection import task
 from studies.training import RECIPE
 
 REFERENCE = 32
@@ -123,11 +126,15 @@ def table_of(successes: Tensor) -> ValueTable:
     return ValueTable.from_rewards({str(i): [1.0] * k + [0.0] * (REFERENCE - k) for i, k in counts})
 
 
-def of_model(folder: Path, problems: Any, samples: int, batches: int) -> dict[str, float]:
-    """The same for a model: half of the rollouts of each problem make the batches, the others the table."""
+def of_model(
+    folder: Path, problems: Any, samples: int, batches: int, reward: Any, tokens: int
+) -> tuple[dict[str, float], float]:
+    """The same for a model, and its mean reward: of each problem's rollouts half make the batches, half the table."""
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    rewards, found, energies, _ = drawn_answers(model, tokenizer, problems, samples, worked_sums.TOKENS)
+    rewards, found, energies, _ = drawn_answers(model, tokenizer, problems, samples, tokens, reward)
+    if not 0 < float(rewards.mean()) < 1:
+        raise ValueError(f"All rollouts of {folder} get the same reward. Use another model, or more --problems.")
     half = samples // 2
     table = ValueTable.from_rewards({str(i): row.tolist() for i, row in enumerate(rewards[:, half:])})
     powers: dict[str, list[float]] = {name: [] for name in (*SIMPLE, "least_variance")}
@@ -139,7 +146,18 @@ def of_model(folder: Path, problems: Any, samples: int, batches: int) -> dict[st
         for name, estimator in estimators(table).items():
             baseline = estimator.advantages(batch).baseline
             powers[name].append(power(baseline, rewards[rows, which].double(), found[rows, which].double()))
-    return shares(powers)
+    return shares(powers), float(rewards.mean())
+
+
+def of_quickstart() -> tuple[Any, Any, int]:
+    """The quickstart's held-out problems, their reward, and how long a rollout may be."""
+    problems = load_prompts(parse_recipe([RECIPE]).data, conversational=True, held_out=True)
+    return problems, MathVerifyReward(num_workers=1), worked_sums.TOKENS
+
+
+def of_selection() -> tuple[Any, Any, int]:
+    """The same for the selection study's task, with its training prompts, as its held-out ones are all solvable."""
+    return task.datasets(task.TASKS["mixed"], 1024, 0)[0], task.reward, task.TOKENS
 
 
 def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
@@ -148,23 +166,29 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
     parser.add_argument("folders", nargs="*", type=Path, help="folders of models")
     parser.add_argument("--problems", type=int, default=100, help="number of problems for the models (100)")
     parser.add_argument("--samples", type=int, default=16, help="rollouts per problem for the models (16)")
+    parser.add_argument("--selection", action="store_true", help="the models are policies of the selection study")
     options = placed(parser.parse_args(argv))
+    if options.selection:
+        options.study = "least_variance_selection"
     one_thread()
     batches = 3 if options.quick else 100
     found: dict[str, dict[str, float]] = {}
-    for name, case in CASES.items():
+    for name, case in {} if options.selection else CASES.items():
         for size in (64, 256):
             found[f"{name}, {size} rollouts"] = simulated(case, size, batches)
+    rewards = {}
     if options.folders:
-        problems = load_prompts(parse_recipe([RECIPE]).data, conversational=True, held_out=True)
+        problems, reward, tokens = of_selection() if options.selection else of_quickstart()
         problems = problems.shuffle(seed=0).select(range(options.problems))
         for folder in options.folders:
-            found[str(folder)] = of_model(folder, problems, options.samples, batches)
+            policy = f"{folder.parent.name}/{folder.name}"
+            found[policy], rewards[policy] = of_model(folder, problems, options.samples, batches, reward, tokens)
     for name, row in found.items():
         least = min(row[each] for each in SIMPLE)
         told = ", ".join(f"{key} {x:.3f}" for key, x in row.items())
         print(f"{name}: {told}; against the best of the others {row['least_variance'] / least:.3f}", flush=True)
-    save("least_variance", rounded({"batches": batches, "power, as a share of none": found}), options.results)
+    raw: dict[str, Any] = {"batches": batches, "power, as a share of none": found, "mean reward": rewards}
+    save(options.study, rounded(raw), options.results)
     return found
 
 

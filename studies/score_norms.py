@@ -19,6 +19,7 @@ Results: ``studies/results/score_norms.json``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +105,17 @@ def within_prompts(rewards: Tensor, norms: Tensor) -> dict[str, float]:
 
 
 def drawn_answers(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, problems: Dataset, samples: int, length: int
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    problems: Dataset,
+    samples: int,
+    length: int,
+    reward: Callable[..., Any],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Rewards, norms, energies and lengths of `samples` rollouts per problem, ``(P, n)`` each."""
     set_seed(0)
     tokens = [prompt_tokens(prompt, tokenizer, {}) for prompt in problems["prompt"]]
     rewards, norms, energies, lengths = (torch.zeros(len(tokens), samples) for _ in range(4))
-    reward = MathVerifyReward(num_workers=1)
     drawn = sample(model, tokenizer, tokens, Sampling(length), num_samples=samples)
     for i, answers in tqdm(drawn, total=len(tokens), unit="problem", mininterval=5):
         texts, golds = [answer.text for answer in answers], [problems[i]["solution"]] * samples
@@ -120,7 +125,6 @@ def drawn_answers(
         both = [norm_and_energy(model, tokens[i], answer.token_ids) for answer in answers]
         norms[i], energies[i] = torch.tensor(both).T
         lengths[i] = torch.tensor([len(answer.token_ids) for answer in answers])
-    reward.close()
     return rewards, norms, energies, lengths
 
 
@@ -128,7 +132,9 @@ def measure(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, problems: Dataset, samples: int, length: int
 ) -> dict[str, Any]:
     """`powers` of `samples` rollouts per problem: for the sum over a rollout's tokens, and for the mean over them."""
-    rewards, norms, energies, lengths = drawn_answers(model, tokenizer, problems, samples, length)
+    reward = MathVerifyReward(num_workers=1)
+    rewards, norms, energies, lengths = drawn_answers(model, tokenizer, problems, samples, length, reward)
+    reward.close()
     mean = powers(rewards, norms / lengths**2, energies / lengths**2)
     return {**powers(rewards, norms, energies), "mean over tokens": mean}
 

@@ -1,6 +1,6 @@
 """How close are baselines to the true values of a real policy?
 
-    python -m studies.value.study [--worked | --slow] [--seeds 0 1 2] [--quick]
+    python -m studies.value.study [--worked | --slow | --selection] [--seeds 0 1 2] [--quick]
 
 In the paper of BASIS (Sec. 5.1 and App. A, Figs. 2, 3, 4), the error of BASIS is 69 % below that of the batch mean, and
 below that of the mean of a group of 8. This study checks it at small scale. The quickstart's model learns sums by GRPO
@@ -11,10 +11,11 @@ the run itself sampled before the checkpoint; those with one rollout per prompt 
 
 With ``--worked`` the policy writes steps of its own choice before it answers (`studies.worked_sums`). Pool and run are
 then smaller, because its rollouts take twice as long; the learning rate is a third, and the checkpoints are earlier.
-``--slow`` uses this learning rate and these checkpoints with the quickstart's policy.
+``--slow`` uses this learning rate and these checkpoints with the quickstart's policy. ``--selection`` has the policy of
+`studies.selection`, whose prompts are nearly solved, hard or impossible; a family of `bv_blend` is a kind of prompt.
 
 Results: ``studies/results/value_study*.json`` and ``.png``, but only for all seeds. Rollouts are stored in ``--output``
-(``runs/value_study``); a second call only repeats the analysis.
+(``runs/value_study``), with the policies of the checkpoints; a second call only repeats the analysis.
 """
 
 from __future__ import annotations
@@ -27,14 +28,29 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
-from transformers import TrainerCallback
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-from basis_rl.baselines import Basis, BasisHistory, BatchMean, BVBlend, DrGrpo, Grpo, Rloo
+from basis_rl.baselines import (
+    Baseline,
+    Basis,
+    BasisHistory,
+    BatchMean,
+    BVBlend,
+    DrGrpo,
+    Ebpo,
+    Grpo,
+    JamesStein,
+    Rloo,
+    Spo,
+)
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.types import RolloutBatch
 from basis_rl.values import ValueTable
 from benchmarks.common import machine, one_thread, save
+from examples.quickstart.warm_start import save as save_policy
 from studies.runs import placed, rounded, study_parser
+from studies.selection import task
 from studies.small_policy import TOKENS, draw, problems, trainer_for, warm_policy
 from studies.training import train_to_the_end
 from studies.value import analysis as va
@@ -61,19 +77,25 @@ class Plan:
     table: int = 32
     oracle: int = 256
     samples: int = 64
-    worked: bool = False  # the policy of `worked_sums`, not the quickstart's
+    policy: str = "quickstart"  # "worked": of `worked_sums`; "selection": of `studies.selection.task`
+    warm_start: int = 1500  # supervised steps of the selection study's policy
 
 
 QUICK = Plan(
-    problems=300, trained=32, pool=24, until=0.0, prompts=4, checkpoints=(1, 2, 3), table=4, oracle=8, samples=8
+    problems=300, trained=32, pool=24, until=0.0, prompts=4, checkpoints=(1, 2, 3), table=4, oracle=8, samples=8,
+    warm_start=3,
 )  # fmt: skip
 
 
 # What `--worked` changes: the policy adds in steps, and its rollouts take twice as long.
 WORKED: dict[str, Any] = {
-    "worked": True, "until": 0.4, "trained": 1024, "pool": 256, "learning_rate": 1e-4, "checkpoints": (8, 20, 40),
+    "policy": "worked", "until": 0.4, "trained": 1024, "pool": 256, "learning_rate": 1e-4, "checkpoints": (8, 20, 40),
 }  # fmt: skip
 SLOW = {key: WORKED[key] for key in ("learning_rate", "checkpoints")}  # what `--slow` changes
+SELECTION: dict[str, Any] = {
+    "policy": "selection", "trained": 1024, "pool": 256, "learning_rate": 6e-4, "checkpoints": (30, 80, 160),
+}  # fmt: skip
+CHANGES = {"worked": WORKED, "slow": SLOW, "selection": SELECTION}  # what the options change
 TEMPERATURE = {1: 0.2, 8: 0.05}  # of BV-Blend's confidence, by rollouts per prompt (`bv_blend_study`)
 
 
@@ -100,16 +122,47 @@ class AtCheckpoints(TrainerCallback):
             self.look(self.left.pop(0))
 
 
+@dataclass(frozen=True)
+class Start:
+    """A warm-started policy, its prompts in the columns of `small_policy.problems`, and how long a rollout may be."""
+
+    model: Any
+    tokenizer: Any
+    prompts: Dataset
+    tokens: int
+
+
+def started_policy(plan: Plan, output: Path) -> Start:
+    """The policy before the run."""
+    if plan.policy == "selection":
+        prompts = task.datasets(task.TASKS["mixed"], plan.trained, 0)[0]
+        task.warm_model(prompts, "mixed", plan.seed, folder := output / "warm_start", plan.warm_start)
+        kinds = [int(prompt.split()[0].removeprefix("k")) for prompt in prompts["prompt"]]
+        prompts = prompts.remove_columns("family").add_column("family", kinds)
+        start = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        return Start(*start, prompts, task.TOKENS)
+    everything = problems(plan.problems)
+    make, tokens = (worked_policy, WORKED_TOKENS) if plan.policy == "worked" else (warm_policy, TOKENS)
+    model, tokenizer = make(everything, plan.seed, plan.until)
+    return Start(model, tokenizer, everything.select(range(plan.trained)), tokens)
+
+
 def make_rollouts(plan: Plan, output: Path) -> dict[str, Any]:
     """Train, and sample the rollouts that the analysis needs; returns plain arrays and lists."""
+    reward = MathVerifyReward(num_workers=1)
+    try:
+        return rollouts_of(plan, output, task.reward if plan.policy == "selection" else reward)
+    finally:
+        reward.close()
+
+
+def rollouts_of(plan: Plan, output: Path, reward: Any) -> dict[str, Any]:
+    """`make_rollouts` with this reward."""
     seconds = {"warm start": time.process_time()}
-    everything = problems(plan.problems)
-    make, tokens = (worked_policy, WORKED_TOKENS) if plan.worked else (warm_policy, TOKENS)
-    model, tokenizer = make(everything, plan.seed, plan.until)
+    start = started_policy(plan, output)
+    model, tokenizer, trained, tokens = start.model, start.tokenizer, start.prompts, start.tokens
     seconds["warm start"] = time.process_time() - seconds["warm start"]
-    trained = everything.select(range(plan.trained))
-    pool, reward = trained.select(range(plan.pool)), MathVerifyReward(num_workers=1)
-    began = time.process_time()
+    pool, began = trained.select(range(plan.pool)), time.process_time()
     found: dict[str, Any] = {"ids": trained["prompt_id"], "family": trained["family"]}
     found["reference"] = draw(model, tokenizer, trained, plan.table, reward, "value table", tokens)
     recorder = Recorder()
@@ -121,6 +174,7 @@ def make_rollouts(plan: Plan, output: Path) -> dict[str, Any]:
             model, tokenizer, pool, plan.oracle + plan.samples, reward, f"{stage}: batch {batches}", tokens
         )
         model.train(training)
+        save_policy(model, tokenizer, output / stage)
 
     trainer = trainer_for(
         model, tokenizer, trained, recorder, output / "run", reward,
@@ -131,7 +185,6 @@ def make_rollouts(plan: Plan, output: Path) -> dict[str, Any]:
     )  # fmt: skip
     train_to_the_end(trainer)
     seconds["training and rollouts"] = time.process_time() - began
-    reward.close()
     found["history"] = recorder.batches
     found["seconds"] = {key: round(value, 1) for key, value in seconds.items()}
     return found
@@ -182,7 +235,13 @@ def estimators(table: ValueTable, rollouts: dict[str, Any], batches: int) -> lis
     single = [(ids, rewards[:, :1]) for ids, rewards in history]  # what one rollout per prompt would have seen
     blend_1 = va.replay(BVBlend(families, temperature=TEMPERATURE[1], variance="paper"), single)
     blend_8 = va.replay(BVBlend(families, temperature=TEMPERATURE[8], variance="paper"), history)
-    remembers = va.replay(BasisHistory(table), single)
+    learners: dict[str, Baseline] = {
+        "basis_history": BasisHistory(table),
+        "basis_history, no table": BasisHistory(),
+        "basis_history, beta, no table": BasisHistory(belief="beta"),
+        "spo": Spo(table, normalize=False),
+        "spo, no table": Spo(normalize=False),
+    }
     rows = [va.Estimator("batch mean", BatchMean(), 1)]
     rows += [va.Estimator(f"group mean {g}", DrGrpo(), g) for g in (1, 2, 4, 8)]
     rows += [va.Estimator(f"rloo {g}", Rloo(), g) for g in (2, 4, 8)]
@@ -194,7 +253,9 @@ def estimators(table: ValueTable, rollouts: dict[str, Any], batches: int) -> lis
         *rows,
         va.Estimator("basis unb, literal Eq. 6", literal, 1),
         va.Estimator("basis unb, likelihood", Basis(table, calibration="likelihood"), 1),
-        va.Estimator("basis_history", remembers, 1),
+        *(va.Estimator(name, va.replay(learner, single), 1) for name, learner in learners.items()),
+        *(va.Estimator(f"james_stein {g}", JamesStein(), g) for g in (4, 8)),
+        *(va.Estimator(f"ebpo {g}", Ebpo(), g) for g in (4, 8)),
         va.Estimator("bv_blend 1", blend_1, 1),
         va.Estimator("bv_blend 8", blend_8, 8),
     ]
@@ -299,14 +360,14 @@ def main(argv: list[str] | None = None) -> None:
     policies.add_argument(
         "--slow", action="store_true", help="use the learning rate and checkpoints of --worked with the default policy"
     )
+    policies.add_argument("--selection", action="store_true", help="use the policy of the selection study")
     options = parser.parse_args(argv)
-    placed(options, parser.parse_args([f"--{name}" for name in ("worked", "slow") if getattr(options, name)]))
+    chosen = [name for name in CHANGES if getattr(options, name)]
+    placed(options, parser.parse_args([f"--{name}" for name in chosen]))
     one_thread()
-    plan, name = QUICK if options.quick else Plan(), "value_study"
-    if options.worked:
-        plan, name = replace(plan, worked=True) if options.quick else replace(plan, **WORKED), "value_study_worked"
-    elif options.slow:
-        plan, name = plan if options.quick else replace(plan, **SLOW), "value_study_slow"
+    name = "_".join(["value_study", *chosen])
+    changes = CHANGES[chosen[0]] if chosen else {}
+    plan = replace(QUICK, policy=changes.get("policy", QUICK.policy)) if options.quick else replace(Plan(), **changes)
     results, seeds, runs_made = [], {}, []
     for seed in options.seeds:
         own = replace(plan, seed=seed)

@@ -23,6 +23,7 @@ from studies.otb import tail
 from studies.policy import study as policy_study
 from studies.reinforce_pp import study as reinforce_pp_study
 from studies.selection import study as selection_study
+from studies.selection import task
 from studies.small_policy import problems
 from studies.training import quickstart_model
 from studies.value import study as value_study
@@ -84,6 +85,22 @@ def test_quick_run_writes_numbers_and_plots(study, plots, tmp_path):
     assert {"cpu", "versions", "plan"} <= set(found)
     assert {frozenset(origin) for origin in found["runs made"]} == {frozenset(machine())}
     assert len(list(tmp_path.glob("*.png"))) == plots
+
+
+def test_values_and_variance_are_measured_on_the_selection_study_s_policy(tmp_path, monkeypatch):
+    folders = ["--output", str(tmp_path / "run"), "--results", str(tmp_path)]
+    value_study.main(["--quick", "--selection", "--seeds", "0", *folders])
+    found = json.loads((tmp_path / "value_study_selection.json").read_text())
+    assert found["plan"]["policy"] == "selection"
+    assert {"spo, no table", "ebpo 8", "basis_history, no table"} <= set(found["summary"]["late"])
+    policies = [str(tmp_path / "run/value_study_selection-0" / name) for name in ("warm_start", "late")]
+    asked = [*policies, "--selection", "--quick", "--problems", "6", "--samples", "4", *folders]
+    with pytest.raises(ValueError, match="the same reward"):  # three steps teach nothing
+        least_variance.main(asked)
+    monkeypatch.setattr(task, "reward", lambda completions, **_: [float(len(set(text)) % 2) for text in completions])
+    shares = least_variance.main(asked)
+    assert set(shares) == {"value_study_selection-0/warm_start", "value_study_selection-0/late"}
+    assert json.loads((tmp_path / "least_variance_selection.json").read_text())["mean reward"].keys() == shares.keys()
 
 
 def test_policy_study_runs_and_resumes(tmp_path):
