@@ -92,6 +92,10 @@ def test_the_whole_worked_study_has_one_objective():
     assert policy_study.parse(["--worked", "--objectives", "grpo"]) == whole
     assert (whole.objectives, whole.start, whole.study) == (["grpo"], 0.25, "policy_study_worked")
     assert policy_study.parse([]).objectives == list(policy_study.OBJECTIVES)
+    sampler = policy_study.parse(["--sampler"])
+    assert (sampler.objectives, sampler.study) == (["grpo"], "policy_study_sampler")
+    assert sampler.rows == ["basis_history", policy_study.SAMPLED]
+    assert policy_study.SAMPLED not in whole.rows
 
 
 def test_signal_counts_rollouts_and_groups():

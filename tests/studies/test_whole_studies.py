@@ -106,7 +106,7 @@ def test_values_and_variance_are_measured_on_the_selection_study_s_policy(tmp_pa
 def test_policy_study_runs_and_resumes(tmp_path):
     asked = ["--quick", "--output", str(tmp_path), "--seeds", "0", "--objectives", "grpo", "--rates"]
     first = policy_study.main([*asked, "--runs", "1"])
-    assert (len(first["runs"]), first["missing"]) == (1, len(policy_study.ROWS) - 1)
+    assert (len(first["runs"]), first["missing"]) == (1, len(policy_study.parse([]).rows) - 1)
     runs = policy_study.main([*asked, "1e-3", "--rows", "basis", "grpo G=8"])["runs"]
     assert [(run["row"], run["learning_rate"]) for run in runs] == [
         ("basis", 1e-4), ("grpo G=8", 1e-4), ("basis", 1e-3), ("grpo G=8", 1e-3)
