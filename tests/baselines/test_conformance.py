@@ -38,7 +38,11 @@ VARIANTS += [("spo", {"values": TABLE}), ("spo", {"normalize": False}), ("spo", 
 VARIANTS += [("basis", {"values": TABLE, "weighting": "none", "calibration": each}) for each in ("none", "common")]
 VARIANTS += [("otb", {"tail": "last"}), ("otb", {"max_rollout_weight": 1.5}), ("opo", {"form": "token"})]
 VARIANTS += [("basis_history", {"values": values}) for values in (TABLE, GRADED)]
-VARIANTS += [("basis_history", {"belief": "beta"}), ("basis_history", {"belief": "beta", "values": GRADED})]
+VARIANTS += [
+    ("basis_history", {"belief": "beta", "lcb": 1.0}),
+    ("basis_history", {"belief": "beta"}),
+    ("basis_history", {"belief": "beta", "values": GRADED}),
+]
 VARIANTS += [
     ("basis", {"values": values, "weighting": weighting, "calibration": calibration, "smoothing": smoothing})
     for values in (TABLE, GRADED)

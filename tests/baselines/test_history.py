@@ -276,6 +276,40 @@ def test_what_is_reported():
     assert still["beta"] == 5.0
 
 
+@pytest.mark.parametrize("belief", ["gaussian", "beta"])
+def test_a_lower_confidence_bound_is_so_many_standard_deviations_below(belief):
+    scale = 5.0
+    table = ValueTable.from_rewards({p: [scale * r - 2 for r in TABLE.rewards(p)] for p in IDS})
+    plain, bound = (BasisHistory(table, belief=belief, lcb=k) for k in (0.0, 0.7))
+    for step in range(3):
+        learnt = batch_of([scale * r - 2 for r in REWARDS], IDS, step=step)
+        plain.update(learnt)
+        bound.update(learnt)
+    batch = batch_of([scale * r - 2 for r in [*REWARDS, 1.0]], [*IDS, "new"], step=3)
+    value, lower = plain.advantages(batch), bound.advantages(batch)
+    deviation = plain.believed(batch.prompt_ids)[1].sqrt()
+    expected = [max(-2.0, v - 0.7 * d) for v, d in zip(value.baseline.tolist(), deviation.tolist(), strict=True)]
+    assert lower.baseline.tolist() == pytest.approx(expected)
+    assert min(expected) > -2.0
+    expected = torch.nan_to_num(batch.rewards.double() - lower.baseline)
+    torch.testing.assert_close(lower.values, expected)
+
+
+def test_a_lower_confidence_bound_begins_without_a_baseline_and_ends_at_the_value():
+    plain, bound = BasisHistory(drift=0.0), BasisHistory(drift=0.0, lcb=1.0)
+    gaps = []
+    for step in range(60):
+        batch = batch_of([1.0, 0.0] * 3, IDS, step=step)
+        value, lower = (each.advantages(batch).baseline for each in (plain, bound))
+        gaps.append(float((value - lower).mean()))
+        if step == 0:
+            assert float(lower.max()) < 0.15  # next to nothing is known
+        plain.update(batch)
+        bound.update(batch)
+    assert gaps[-1] < 0.25 * gaps[0]
+    assert all(after <= before + 0.02 for before, after in zip(gaps, gaps[1:], strict=False))
+
+
 def test_a_state_of_another_drift_does_not_load():
     with pytest.raises(ValueError, match="candidates of the drift"):
         BasisHistory(drift=0.003).load_state_dict(BasisHistory().state_dict())
@@ -316,6 +350,8 @@ def test_rewards_in_another_unit():
         ({"drift": "fast"}, "'auto'"),
         ({"drift": math.nan}, "drift >= 0"),
         ({"smoothing": 0}, "smoothing > 0"),
+        ({"lcb": -1.0}, "lcb"),
+        ({"lcb": math.nan}, "lcb"),
     ],
 )
 def test_parameters_out_of_range(params, message):
