@@ -1,5 +1,6 @@
 """BASIS with history: its equations against plain loops, what it learns, and what it must not look at."""
 
+import itertools
 import math
 from contextlib import nullcontext
 from dataclasses import replace
@@ -307,7 +308,7 @@ def test_a_lower_confidence_bound_begins_without_a_baseline_and_ends_at_the_valu
         plain.update(batch)
         bound.update(batch)
     assert gaps[-1] < 0.25 * gaps[0]
-    assert all(after <= before + 0.02 for before, after in zip(gaps, gaps[1:], strict=False))
+    assert all(after <= before + 0.02 for before, after in itertools.pairwise(gaps))
 
 
 def test_a_state_of_another_drift_does_not_load():
