@@ -12,7 +12,7 @@ the run itself sampled before the checkpoint; those with one rollout per prompt 
 With ``--worked`` the policy writes steps of its own choice before it answers (`studies.worked_sums`). Pool and run are
 then smaller, because its rollouts take twice as long; the learning rate is a third, and the checkpoints are earlier.
 ``--slow`` uses this learning rate and these checkpoints with the quickstart's policy. ``--selection`` has the policy of
-`studies.selection.task`, whose prompts are nearly solved, hard or impossible; `bv_blend`'s families are kinds of prompts.
+`studies.selection.task`, whose prompts are nearly solved, hard or impossible; `bv_blend` has kinds for families.
 
 Results: ``studies/results/value_study*.json`` and ``.png``, but only for all seeds. Rollouts are stored in ``--output``
 (``runs/value_study``), with the policies of the checkpoints; a second call only repeats the analysis.

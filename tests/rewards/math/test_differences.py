@@ -11,7 +11,7 @@ import pytest
 from math_verify import parse, verify
 
 from basis_rl.rewards.extract import last_boxed, plain_number
-from basis_rl.rewards.math.grading import _equal, _gold_reading, _readings, _unsound, grade, misread
+from basis_rl.rewards.math.grading import _apart, _equal, _gold_reading, _readings, _unsound, grade, misread
 from basis_rl.rewards.math.quick import quick_verdict, same_text
 from basis_rl.rewards.math.reading import hedged, normal_form, refused_reading, text_form
 from basis_rl.rewards.math.screen import screened
@@ -155,3 +155,22 @@ def test_every_notation_that_is_read_has_a_row():
     read = [row for row in DIFFERENCES.values() if row.here and normal_form(row.answer) != row.answer]
     kinds = {re.sub(r"\d+", "0", row.answer) for row in read}
     assert len(kinds) >= 10
+
+
+def test_what_differs_at_a_point_is_unequal_to_math_verify_too():
+    """The shortcut of the grading, against what it cuts short."""
+    texts = [
+        "1", "50", "0.5", r"50\%", r"\frac{1}{3}", "0.333333", "0.3333", r"\sqrt{2}", "1.41421356", "2+3i", "3i+2",
+        r"\pi", r"\infty", r"-\infty", "x", "2x", "x^2-1", "(x-1)(x+1)", r"\sqrt{x^2}", r"\frac{x}{100}", "x+y",
+        "y+x", "x+z", "0", "0.0000001", "0.0000002", "10^{20}", "10^{20}+1", r"\sin^2 x+\cos^2 x", "e^{2x}",
+        "(e^x)^2", "5!", "120", "11_2", "3", "7.0", "6.9999999", "f(x)", "2f(x)", r"\log_2 8", r"\frac{1}{0.0001}",
+        "9999.99",
+    ]  # fmt: skip
+    readings = [reading for text in texts for reading in _readings(text)]
+    apart = 0
+    for one in readings:
+        for other in readings:
+            if _apart(one, other):
+                apart += 1
+                assert not verify(one, other, timeout_seconds=None), (one, other)
+    assert 400 < apart < len(readings) ** 2 - 2 * len(readings)
