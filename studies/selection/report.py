@@ -16,7 +16,7 @@ from studies.training import levels
 
 REFERENCE = "grpo G=8"  # with prompts drawn uniformly
 SHARES = (0.5, 0.75, 0.9, 1.0)  # of the final level of the reference
-DECIDING = 0.9  # the share that decides which rate suits a row best
+DECIDING = 1.0  # the share that decides which rate suits a row best: that of the question
 HELD = 2  # measurements that a level is the mean of
 DRAWN = 8  # maximum number of rows in the plot; those whose runs were made first
 
