@@ -116,7 +116,7 @@ def test_policy_study_runs_and_resumes(tmp_path):
     assert parse_recipe(asked_for).args.learning_rate == 1e-3
     assert (tmp_path / "policy_study_rates.png").read_bytes().startswith(b"\x89PNG")
     runs = policy_study.main(asked)["runs"]
-    assert [run["row"] for run in runs] == list(policy_study.ROWS)
+    assert [run["row"] for run in runs] == policy_study.parse([]).rows
     assert runs[0] == first["runs"][0]
     assert len({run["accuracy"][0] for run in runs}) == 1  # one warm start for all
     assert {tuple(run["responses"]) for run in runs} == {(0, 32, 64)}  # as many responses at each measurement
