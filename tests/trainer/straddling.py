@@ -193,6 +193,7 @@ def main(output: Path, model: str, ranks: int, which: str) -> None:
                 "group_ids": batch.group_ids,
                 "prompt_ids": batch.prompt_ids,
                 "action_mask": batch.action_mask,
+                "of_policy": bool({"energies", "log_probs", "values"} & trainer.baseline.requires),
             }
             for batch, advantages in trainer.kept
         ]
