@@ -168,6 +168,8 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
     parser.add_argument("--samples", type=int, default=16, help="rollouts per problem for the models (16)")
     parser.add_argument("--selection", action="store_true", help="the models are policies of the selection study")
     options = placed(parser.parse_args(argv))
+    if options.selection and not options.folders:
+        parser.error("--selection needs folders of models.")
     if options.selection:
         options.study = "least_variance_selection"
     one_thread()

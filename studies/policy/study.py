@@ -52,11 +52,8 @@ ROWS: dict[str, dict[str, str]] = {
 }
 SAMPLED = "basis_history, frontier"
 ROWS[SAMPLED] = {**ROWS["basis_history"], "prompt_sampler": "frontier"}
-ONCE = (
-    "basis_history",
-    "ppo",
-    SAMPLED,
-)  # not in the paper: run only with the first objective and the common learning rate
+# Not in the paper: run only with the first objective and the common learning rate.
+ONCE = ("basis_history", "ppo", SAMPLED)
 LOGGED = ("reward", "baseline/beta", "baseline/mse_to_reward", "entropy", "advantages/zero")
 
 

@@ -95,6 +95,8 @@ def test_values_and_variance_are_measured_on_the_selection_study_s_policy(tmp_pa
     assert {"spo, no table", "ebpo 8", "basis_history, no table"} <= set(found["summary"]["late"])
     policies = [str(tmp_path / "run/value_study_selection-0" / name) for name in ("warm_start", "late")]
     asked = [*policies, "--selection", "--quick", "--problems", "6", "--samples", "4", *folders]
+    with pytest.raises(SystemExit):  # without models there is nothing to measure
+        least_variance.main(["--selection", "--quick", *folders])
     with pytest.raises(ValueError, match="the same reward"):  # three steps teach nothing
         least_variance.main(asked)
     monkeypatch.setattr(task, "reward", lambda completions, **_: [float(len(set(text)) % 2) for text in completions])

@@ -164,7 +164,8 @@ def test_what_differs_at_a_point_is_unequal_to_math_verify_too():
         r"\pi", r"\infty", r"-\infty", "x", "2x", "x^2-1", "(x-1)(x+1)", r"\sqrt{x^2}", r"\frac{x}{100}", "x+y",
         "y+x", "x+z", "0", "0.0000001", "0.0000002", "10^{20}", "10^{20}+1", r"\sin^2 x+\cos^2 x", "e^{2x}",
         "(e^x)^2", "5!", "120", "11_2", "3", "7.0", "6.9999999", "f(x)", "2f(x)", r"\log_2 8", r"\frac{1}{0.0001}",
-        "9999.99",
+        "9999.99", r"\int_0^1 x dx", r"\sum_{k=1}^{3} k", r"\lim_{x \to 0} \frac{\sin x}{x}", "6",
+        r"\tan \frac{\pi}{2}", r"\frac{1}{x-x}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", "x=3", "(1,2)",
     ]  # fmt: skip
     readings = [reading for text in texts for reading in _readings(text)]
     apart = 0
