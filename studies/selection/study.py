@@ -73,7 +73,7 @@ ROWS: dict[str, tuple[str, int]] = {
     **({"spo": ("spo", 1)} if "spo" in BASELINES else {}),
 }
 TABLES = (TABLE, HISTORY_TABLE)
-# The exponents of (1 - V) and V may follow a name, and then the floor.
+# The exponents of (1 - V) and V may follow a name, and then `floor` and `keep`.
 SAMPLERS = (UNIFORM, "variance", "frontier", "frontier 2:1", "spo", "thompson", DYNAMIC)
 # The most informative runs are made first; the plot shows the first eight.
 FIRST = (
@@ -194,7 +194,7 @@ def baseline_of(row: str, folder: Path) -> Baseline:
 def sampler_of(name: str) -> PromptSampler:
     """The prompt sampler with one of the names of `SAMPLERS`."""
     kind, _, exponents = name.partition(" ")
-    settings = dict(zip(("hard", "easy", "floor"), map(float, exponents.split(":")), strict=False)) if exponents else {}
+    settings = dict(zip(("hard", "easy", "floor", "keep"), map(float, exponents.split(":")), strict=False)) if exponents else {}
     return build_sampler(kind, **settings)
 
 
