@@ -8,9 +8,10 @@ and ONE value table, which all its runs share. Every run samples the same number
 prompts x 1 or 8 x 8. As in the paper there are two updates per batch, a constant learning rate that is the same for
 all, and no KL. The learning rate matters more than the estimator, so the first objective is run with those of
 ``--rates`` as well. With ``--worked`` the policy writes steps of its own choice before it answers
-(`studies.worked_sums`). With ``--sampler`` the rows are `basis_history` with prompts drawn uniformly and by the sampler
-``frontier``, to see what selection costs where all prompts are alike. Accuracy is greedy, on held-out problems. Times
-are processor seconds of this process without the measurements; wall-clock seconds are recorded as well.
+(`studies.worked_sums`). With ``--sampler`` the rows are `basis_history`, plain and with Beta beliefs and a lower
+confidence bound, each with prompts drawn uniformly and by ``frontier``, to see what selection costs where all prompts
+are alike. Accuracy is greedy, on held-out problems. Times are processor seconds of this process without the
+measurements; wall-clock seconds are recorded as well.
 
 Results: ``studies/results/policy_study*.json`` and ``.png``, but only for the whole study with its default settings. A
 run whose numbers are in the output folder (``runs/policy_study``) is not repeated, so the command can be resumed after
@@ -50,10 +51,18 @@ ROWS: dict[str, dict[str, str]] = {
     "basis_history": {"baseline": "basis_history", "baseline_kwargs": "{}", "num_generations": "1"},  # without a table
     "ppo": {"baseline": "ppo", "baseline_kwargs": "{}", "num_generations": "1"},
 }
-SAMPLED = "basis_history, frontier"
-ROWS[SAMPLED] = {**ROWS["basis_history"], "prompt_sampler": "frontier"}
+LCB = "basis_history, beta, lcb"
+ROWS[LCB] = {**ROWS["basis_history"], "baseline_kwargs": '{"belief": "beta", "lcb": 1}'}
+# Pairs with and without a prompt sampler: those of ``--sampler``.
+FRONTIER = {"prompt_sampler": "frontier", "prompt_sampler_kwargs": '{"hard": 2, "easy": 1}'}
+SAMPLED = {
+    "basis_history, frontier": {**ROWS["basis_history"], "prompt_sampler": "frontier"},
+    f"{LCB}, frontier 2:1": {**ROWS[LCB], **FRONTIER},
+}
+ROWS.update(SAMPLED)
+PAIRS = ["basis_history", "basis_history, frontier", LCB, f"{LCB}, frontier 2:1"]
 # Not in the paper: run only with the first objective and the common learning rate.
-ONCE = ("basis_history", "ppo", SAMPLED)
+ONCE = ("ppo", *PAIRS)
 LOGGED = ("reward", "baseline/beta", "baseline/mse_to_reward", "entropy", "advantages/zero")
 
 
@@ -190,14 +199,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--worked", action="store_true", help="use a policy that adds in steps")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, help="(all; with --worked only grpo)")
-    parser.add_argument("--sampler", action="store_true", help="basis_history with and without a prompt sampler")
+    parser.add_argument("--sampler", action="store_true", help="only `basis_history`, with and without a prompt sampler")
     parser.add_argument("--rows", nargs="+", choices=list(ROWS))
     parser.add_argument("--runs", type=int, help="stop after this many new runs")
     options = parser.parse_args(argv)
     if options.start is None:
         options.start = 0.25 if options.worked else 0.45
     options.objectives = options.objectives or (["grpo"] if options.worked or options.sampler else list(OBJECTIVES))
-    default = ["basis_history", SAMPLED] if options.sampler else [row for row in ROWS if row != SAMPLED]
+    default = PAIRS if options.sampler else [row for row in ROWS if row not in (LCB, *SAMPLED)]
     options.rows = options.rows or default
     options.study += ("_worked" if options.worked else "") + ("_sampler" if options.sampler else "")
     return options

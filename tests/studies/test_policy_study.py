@@ -94,8 +94,8 @@ def test_the_whole_worked_study_has_one_objective():
     assert policy_study.parse([]).objectives == list(policy_study.OBJECTIVES)
     sampler = policy_study.parse(["--sampler"])
     assert (sampler.objectives, sampler.study) == (["grpo"], "policy_study_sampler")
-    assert sampler.rows == ["basis_history", policy_study.SAMPLED]
-    assert policy_study.SAMPLED not in whole.rows
+    assert sampler.rows == policy_study.PAIRS
+    assert not {policy_study.LCB, *policy_study.SAMPLED} & {*whole.rows}
 
 
 def test_signal_counts_rollouts_and_groups():
