@@ -199,7 +199,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--worked", action="store_true", help="use a policy that adds in steps")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, help="(all; with --worked only grpo)")
-    parser.add_argument("--sampler", action="store_true", help="only `basis_history`, with and without a prompt sampler")
+    parser.add_argument("--sampler", action="store_true", help="only basis_history, with and without a sampler")
     parser.add_argument("--rows", nargs="+", choices=list(ROWS))
     parser.add_argument("--runs", type=int, help="stop after this many new runs")
     options = parser.parse_args(argv)

@@ -194,7 +194,8 @@ def baseline_of(row: str, folder: Path) -> Baseline:
 def sampler_of(name: str) -> PromptSampler:
     """The prompt sampler with one of the names of `SAMPLERS`."""
     kind, _, exponents = name.partition(" ")
-    settings = dict(zip(("hard", "easy", "floor", "keep"), map(float, exponents.split(":")), strict=False)) if exponents else {}
+    numbers = map(float, exponents.split(":") if exponents else ())
+    settings = dict(zip(("hard", "easy", "floor", "keep"), numbers, strict=False))
     return build_sampler(kind, **settings)
 
 
