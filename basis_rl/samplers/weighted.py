@@ -53,20 +53,9 @@ class Variance(_ByValue):
 
 
 class Frontier(_ByValue):
-    """``w_i = ((1 - V_i)^hard + keep) V_i^easy + floor``: what can be learnt but is not yet.
+    """``w_i = (1 - V_i)^hard V_i^easy + floor``: what can be learnt but is not yet, most at V = easy / (hard + easy).
 
-    Without `keep` that is most at V = easy / (hard + easy): with the default exponents, 1 and 1/2, at V = 1/3, so
-    rarely solved prompts come before those that `variance` prefers.
-
-    Solved prompts must be drawn now and then, or they are forgotten; impossible ones need not be. A `floor` is for
-    both. `keep` is for solved prompts only, and lets the floor be so small that impossible ones take less than their
-    share: with easy = 1 a Beta belief about a prompt that fails n times decreases as 1 / n, and so does its weight.
-
-    Args:
-        hard: >= 0, exponent of 1 - V.
-        easy: > 0, exponent of V.
-        floor: > 0, of every prompt.
-        keep: >= 0, of a solved prompt, beside the floor.
+    With the default exponents, 1 and 1/2, that is V = 1/3: against `variance` rarely solved prompts come first.
     """
 
     def __init__(
@@ -75,7 +64,6 @@ class Frontier(_ByValue):
         easy: float = 0.5,
         floor: float = 0.02,
         bonus: float = 0.0,
-        keep: float = 0.0,
         correct: bool = False,
         clip: Sequence[float] = (0.1, 10.0),
     ) -> None:
@@ -85,12 +73,10 @@ class Frontier(_ByValue):
                 f"Frontier needs hard >= 0 and easy > 0, got {hard} and {easy}: with easy = 0 impossible prompts would "
                 "take the largest share of the budget."
             )
-        if not keep >= 0:
-            raise ValueError(f"Frontier needs keep >= 0, got {keep}.")
-        self.hard, self.easy, self.keep = hard, easy, keep
+        self.hard, self.easy = hard, easy
 
     def of_value(self, mean: Tensor) -> Tensor:
-        return ((1.0 - mean) ** self.hard + self.keep) * mean**self.easy
+        return (1.0 - mean) ** self.hard * mean**self.easy
 
 
 class Spo(_ByValue):

@@ -73,7 +73,7 @@ ROWS: dict[str, tuple[str, int]] = {
     **({"spo": ("spo", 1)} if "spo" in BASELINES else {}),
 }
 TABLES = (TABLE, HISTORY_TABLE)
-# The exponents of (1 - V) and V may follow a name, and then `floor` and `keep`.
+# The exponents of (1 - V) and V may follow a name, and then the floor.
 SAMPLERS = (UNIFORM, "variance", "frontier", "frontier 2:1", "spo", "thompson", DYNAMIC)
 # The most informative runs are made first; the plot shows the first eight.
 FIRST = (
@@ -195,7 +195,7 @@ def sampler_of(name: str) -> PromptSampler:
     """The prompt sampler with one of the names of `SAMPLERS`."""
     kind, _, exponents = name.partition(" ")
     numbers = map(float, exponents.split(":") if exponents else ())
-    settings = dict(zip(("hard", "easy", "floor", "keep"), numbers, strict=False))
+    settings = dict(zip(("hard", "easy", "floor"), numbers, strict=False))
     return build_sampler(kind, **settings)
 
 
