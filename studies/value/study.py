@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from datasets import Dataset
@@ -232,9 +233,16 @@ def estimators(table: ValueTable, rollouts: dict[str, Any], batches: int) -> lis
     """All estimators of the study, in their state after `batches` batches of the run."""
     history = rollouts["history"][:batches]
     families = dict(zip(rollouts["ids"], rollouts["family"], strict=True))
-    single = [(ids, rewards[:, :1]) for ids, rewards in history]  # what one rollout per prompt would have seen
-    blend_1 = va.replay(BVBlend(families, temperature=TEMPERATURE[1], variance="paper"), single)
-    blend_8 = va.replay(BVBlend(families, temperature=TEMPERATURE[8], variance="paper"), history)
+
+    def seen(group: int) -> list[tuple[Sequence[str], np.ndarray]]:
+        """What `group` rollouts per prompt would have seen."""
+        return [(ids, rewards[:, :group]) for ids, rewards in history]
+
+    def blend(group: int, variance: Literal["shrunk", "paper"]) -> va.Estimator:
+        blended = BVBlend(families, temperature=TEMPERATURE[group], variance=variance)
+        name = f"bv_blend {group}" + (", paper" if variance == "paper" else "")
+        return va.Estimator(name, va.replay(blended, seen(group)), group)
+
     learners: dict[str, Baseline] = {
         "basis_history": BasisHistory(table),
         "basis_history, no table": BasisHistory(),
@@ -253,11 +261,10 @@ def estimators(table: ValueTable, rollouts: dict[str, Any], batches: int) -> lis
         *rows,
         va.Estimator("basis unb, literal Eq. 6", literal, 1),
         va.Estimator("basis unb, likelihood", Basis(table, calibration="likelihood"), 1),
-        *(va.Estimator(name, va.replay(learner, single), 1) for name, learner in learners.items()),
+        *(va.Estimator(name, va.replay(learner, seen(1)), 1) for name, learner in learners.items()),
         *(va.Estimator(f"james_stein {g}", JamesStein(), g) for g in (4, 8)),
-        *(va.Estimator(f"ebpo {g}", Ebpo(), g) for g in (4, 8)),
-        va.Estimator("bv_blend 1", blend_1, 1),
-        va.Estimator("bv_blend 8", blend_8, 8),
+        *(va.Estimator(f"ebpo {g}", va.replay(Ebpo(), seen(g)), g) for g in (4, 8)),
+        *(blend(g, variance) for variance in ("shrunk", "paper") for g in (1, 8)),
     ]
 
 
