@@ -83,13 +83,19 @@ def kept(file: Path, settings: dict[str, Any], make: Callable[[], dict[str, Any]
     return there, False
 
 
+def _origin(file: Path) -> dict[str, Any] | None:
+    """The `machine` record of the run in `file` (written by `kept`), None if it has none."""
+    origin: dict[str, Any] | None = json.loads(file.read_text()).get("machine")
+    return origin
+
+
 def origins(files: Iterable[Path]) -> list[dict[str, Any] | None]:
-    """The distinct `machine` records of the runs in `files` (written by `kept`); None for runs without one.
+    """The distinct `machine` records of the runs in `files`; None for runs without one.
 
     Store it with results that are computed from stored runs: `save` dates the results, not the runs.
     """
     found: list[dict[str, Any] | None] = []
-    for origin in (json.loads(file.read_text()).get("machine") for file in files):
+    for origin in map(_origin, files):
         if origin not in found:
             found.append(origin)
     return found
@@ -115,7 +121,8 @@ class Planned:
 def kept_runs(planned: Sequence[Planned], at_most: int | None = None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The stored runs and those made by this call, each with its labels; and facts about them for the results.
 
-    The facts are ``runs made`` (`origins`), and how many are ``missing`` because at most `at_most` runs are made.
+    The facts are ``runs made`` (`origins`), and how many are ``missing`` because at most `at_most` runs are made. Each
+    run has the index of its own entry of ``runs made`` as ``made``.
     """
     runs, files, made = [], [], 0
     for plan in planned:
@@ -124,7 +131,16 @@ def kept_runs(planned: Sequence[Planned], at_most: int | None = None) -> tuple[l
         if found is not None:
             runs.append({**plan.labels, **found})
             files.append(plan.file)
-    return runs, {"runs made": origins(files), "missing": len(planned) - len(runs)}
+    everywhere = origins(files)
+    for run, file in zip(runs, files, strict=True):
+        run["made"] = everywhere.index(_origin(file))
+    return runs, {"runs made": everywhere, "missing": len(planned) - len(runs)}
+
+
+def _common(origins_there: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """What all records agree on, for results that do not say which run is whose; None if that is nothing."""
+    known = [origin for origin in origins_there if origin]
+    return {key: value for key, value in known[0].items() if all(o.get(key) == value for o in known)} if known else None
 
 
 def restore(planned: Sequence[Planned], results: Path) -> int:
@@ -144,8 +160,8 @@ def restore(planned: Sequence[Planned], results: Path) -> int:
         settings = json.loads(json.dumps(plan.settings))
         if plan.file.is_file() or len(there) != 1 or {**found["scale"], **labels} != settings:
             continue
-        columns = {key: value for key, value in there[0].items() if key not in labels}
-        machine_then = origins_there[0] if len(origins_there) == 1 else None
+        columns = {key: value for key, value in there[0].items() if key not in labels and key != "made"}
+        machine_then = origins_there[there[0]["made"]] if "made" in there[0] else _common(origins_there)
         plan.file.parent.mkdir(parents=True, exist_ok=True)
         plan.file.write_text(json.dumps({"settings": settings, "machine": machine_then, **columns}))
         count += 1

@@ -1,6 +1,6 @@
 """Does it help to choose prompts by the value belief, and when do estimators differ?
 
-    python -m studies.selection.study [--task alike] [--long] [--rows ...] [--samplers ...] [--runs N] [--quick]
+    python -m studies.selection.study [--again | --long | --task alike] [--runs N] [--quick]
 
 The task is similar to RLVR (`studies.selection.task`): 66 % of the prompts are nearly solved; 19 % are hard, because
 they need two right choices among strategies of which the likeliest is wrong; and 15 % are impossible. Each row of the
@@ -9,8 +9,11 @@ constant learning rates, and it is judged at the rate that suits it best. Every 
 prompts x 1 or 8 x 8, with objective ``grpo`` and no KL. A run ends when it has sampled its budget of rollouts; those
 that a prompt sampler discards count. The rollouts of a value table, which only `TABLES` have, are counted separately.
 Accuracy and pass@8 are measured with eight rollouts at temperature 1 for each held-out prompt, easy and hard ones.
-With ``--task alike`` all prompts have the same difficulty, so nothing can be gained by choosing. ``--long`` is four
-times as long, to see which rows collapse.
+
+``--again`` repeats the most important rows with three further seeds: the settings that are recommended were chosen by
+the results of the first three. ``--task alike`` has prompts of one difficulty, so nothing can be gained by choosing.
+``--long`` is four times as long, to see which rows collapse. With ``--rows`` or ``--samplers``, each of the rows is run
+with each of the samplers.
 
 How the task was chosen: the choices below were made with uniform prompts and one seed only, and not to favour any row.
 The warm start (1,500 steps, about two minutes) leaves easy prompts at 87 %, hard ones at 6 % and the pass@8 of hard
@@ -75,15 +78,25 @@ ROWS: dict[str, tuple[str, int]] = {
 TABLES = (TABLE, HISTORY_TABLE)
 # The exponents of (1 - V) and V may follow a name, and then the floor.
 SAMPLERS = (UNIFORM, "variance", "frontier", "frontier 2:1", "spo", "thompson", DYNAMIC)
-# The most informative runs are made first; the plot shows the first eight.
-FIRST = (
-    (GROUPS, UNIFORM), ("basis_history", UNIFORM), (LCB, "frontier 2:1"), ("basis_history", "frontier 2:1"),
-    ("none", UNIFORM), ("none", "frontier 2:1"), (GROUPS, "frontier"), (GROUPS, DYNAMIC), (TABLE, "frontier 2:1"),
-    (HISTORY_TABLE, "frontier 2:1"), (LCB, UNIFORM), (BETA, "frontier 2:1"), (BETA, UNIFORM), ("none", "frontier"),
-    ("basis_history", "frontier"), ("basis_history", "variance"), ("spo", "spo"), (HISTORY_TABLE, UNIFORM),
-    (TABLE, UNIFORM), ("batch_mean", UNIFORM),
-)  # fmt: skip
-RATES, LONG = [3e-4, 6e-4, 9e-4], 4  # LONG: how many times as long
+BEST = "frontier 2:1"
+# The rows of each study with their samplers, the most informative ones first: the plot shows the first eight.
+PAIRS: dict[str, tuple[tuple[str, str], ...]] = {
+    "": (
+        (GROUPS, UNIFORM), ("basis_history", UNIFORM), (LCB, BEST), ("basis_history", BEST), ("none", UNIFORM),
+        ("none", BEST), (GROUPS, "frontier"), (GROUPS, DYNAMIC), (TABLE, BEST), (HISTORY_TABLE, BEST), (LCB, UNIFORM),
+        (BETA, BEST), (BETA, UNIFORM), ("none", "frontier"), ("basis_history", "frontier"),
+        ("basis_history", "variance"), ("spo", "spo"), (TABLE, UNIFORM), ("batch_mean", UNIFORM), ("ppo", UNIFORM),
+        ("spo", UNIFORM), (LCB, "frontier"), (TEXT, "frontier"), (GROUPS, BEST), (TEXT, BEST), ("batch_mean", BEST),
+        ("ppo", BEST), ("spo", BEST),
+    ),
+    "again": (
+        (GROUPS, UNIFORM), (LCB, BEST), ("spo", "spo"), (LCB, UNIFORM), ("spo", UNIFORM), ("none", BEST),
+    ),
+    "long": ((GROUPS, UNIFORM), (LCB, BEST), ("none", UNIFORM), ("none", BEST)),
+    "alike": ((GROUPS, UNIFORM), ("basis_history", UNIFORM), (LCB, UNIFORM), (LCB, BEST)),
+}  # fmt: skip
+RATES, ONE_RATE, LONG = [3e-4, 6e-4, 9e-4], [6e-4], 4  # LONG: how many times as long
+SEEDS, FURTHER_SEEDS = [0, 1, 2], [3, 4, 5]
 LOGGED = ("entropy", "reward", "grad_norm", "completions/mean_length", "baseline/beta", "baseline/mse_to_reward")
 
 
@@ -236,17 +249,21 @@ def run(scale: Scale, row: str, sampler: str, rate: float, seed: int, output: Pa
     return {**found, **{key: rounded(found[key]) for key in ("cpu", "wall", "scores", "log")}}
 
 
-def pairs(rows: list[str], samplers: list[str]) -> list[tuple[str, str]]:
-    """Rows with their samplers, those of `FIRST` first; ``dynamic`` only for groups, since it needs their variance."""
-    others = [(row, sampler) for sampler in samplers for row in rows if sampler != DYNAMIC or ROWS[row][1] > 1]
-    wanted = [pair for pair in FIRST if pair[0] in rows and pair[1] in samplers]
-    return [*wanted, *[pair for pair in others if pair not in wanted]]
+def pairs(part: str, rows: list[str] | None, samplers: list[str] | None) -> list[tuple[str, str]]:
+    """The rows with their samplers: those of `PAIRS`, or each of `rows` with each of `samplers` if one is given.
+
+    ``dynamic`` is only for groups, since it needs their variance.
+    """
+    if rows is None and samplers is None:
+        return [*PAIRS[part]]
+    rows, samplers = rows or list(ROWS), samplers or list(SAMPLERS)
+    return [(row, sampler) for sampler in samplers for row in rows if sampler != DYNAMIC or ROWS[row][1] > 1]
 
 
 def planned(scale: Scale, options: argparse.Namespace) -> list[Planned]:
     """All requested runs: the first row at all rates and with all seeds, then the next row."""
     found = []
-    for row, sampler in pairs(options.rows, options.samplers):
+    for row, sampler in pairs(options.part, options.rows, options.samplers):
         for rate in options.rates:
             for seed in options.seeds:
                 labels = {"row": row, "sampler": sampler, "learning_rate": rate, "seed": seed}
@@ -258,31 +275,33 @@ def planned(scale: Scale, options: argparse.Namespace) -> list[Planned]:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Parse the options, and fill in the defaults that depend on ``--task`` and ``--long``."""
+    """Parse the options, and fill in the defaults that depend on the study."""
     parser = study_parser(__doc__, "selection_study")
-    parser.add_argument("--task", choices=list(TASKS), default=Scale.task)
-    parser.add_argument("--long", action="store_true", help=f"train on {LONG} times as many rollouts, with fewer rows")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--again", action="store_true", help=f"fewer rows, and seeds {FURTHER_SEEDS}")
+    kinds.add_argument("--long", action="store_true", help=f"train on {LONG} times as many rollouts, with fewer rows")
+    kinds.add_argument("--task", choices=list(TASKS), default=Scale.task)
     parser.add_argument("--budget", type=int, help=f"rollouts per run ({Scale.budget}; {LONG} times that with --long)")
-    parser.add_argument("--rates", type=float, nargs="+", default=RATES)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument(
-        "--rows", nargs="+", choices=list(ROWS), help=f"(all; with --long {GROUPS}, basis_history, none)"
-    )
+    parser.add_argument("--rates", type=float, nargs="+", help=f"({RATES}; with --long and --task alike {ONE_RATE})")
+    parser.add_argument("--seeds", type=int, nargs="+", help=f"({SEEDS}; with --again {FURTHER_SEEDS})")
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), help="(those of the study)")
     parser.add_argument("--samplers", nargs="+", help="names of prompt samplers: " + ", ".join(SAMPLERS))
     parser.add_argument("--runs", type=int, help="stop after this many new runs")
     options = parser.parse_args(argv)
-    options.rows = options.rows or ([GROUPS, "basis_history", "none"] if options.long else list(ROWS))
-    options.samplers = options.samplers or list(SAMPLERS[: 3 if options.long else None])
+    alike = options.task if options.task != Scale.task else ""
+    options.part = "again" if options.again else "long" if options.long else alike
+    options.rates = options.rates or (ONE_RATE if options.part in ("long", "alike") else RATES)
+    options.seeds = options.seeds or (FURTHER_SEEDS if options.again else SEEDS)
     options.budget = options.budget or Scale.budget * (LONG if options.long else 1)
-    parts = (options.task if options.task != Scale.task else "", "long" if options.long else "")
-    options.study = "_".join(["selection_study", *filter(None, parts)])
+    options.study = "_".join(filter(None, ("selection_study", options.part)))
     return options
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Run the study; returns its results."""
     options = parse(argv)
-    placed(options, parse(["--task", options.task, *(["--long"] if options.long else [])]))
+    flags = {"": [], "alike": ["--task", "alike"]}
+    placed(options, parse(flags.get(options.part, [f"--{options.part}"])))
     every = Scale.every * (2 if options.long else 1)
     scale = Scale(budget=options.budget, task=options.task, every=every)
     if options.quick:

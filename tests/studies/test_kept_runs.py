@@ -102,7 +102,7 @@ def test_no_more_runs_are_made_than_asked_for_and_those_that_are_there_count_too
     everything = [planned(name) for name in "abc"]
     kept_runs(everything[1:2])
     runs, told = kept_runs(everything, at_most=1)
-    assert runs == [{"row": "a", "x": 2}, {"row": "b", "x": 1}]
+    assert runs == [{"row": "a", "x": 2, "made": 0}, {"row": "b", "x": 1, "made": 0}]
     assert (made, told["missing"]) == (["b", "a"], 1)
     runs, told = kept_runs(everything)
     assert [run["row"] for run in runs] == ["a", "b", "c"]
@@ -133,3 +133,25 @@ def test_runs_come_back_from_the_results_of_the_same_settings(tmp_path):
     assert restore(after, results) == 0
     assert restore([plan(tmp_path / "other", 0, budget=128), plan(tmp_path / "other", 2, budget=64)], results) == 0
     assert restore(after, tmp_path / "nothing.json") == 0
+
+
+def test_runs_that_come_back_keep_the_place_where_they_were_made(tmp_path, monkeypatch):
+    """Each its own, also where the results are of several machines; of older results what all machines share."""
+    dates = iter(["Monday", "Tuesday"])
+    monkeypatch.setattr(study_runs, "machine", lambda: {"date": next(dates), "cpu": "Z80"})
+
+    def plan(folder, seed):
+        return Planned({"seed": seed}, folder / f"seed{seed}.json", {"seed": seed}, lambda: {"x": seed})
+
+    runs, told = kept_runs([plan(tmp_path / "old", seed) for seed in (0, 1)])
+    assert [told["runs made"][run["made"]]["date"] for run in runs] == ["Monday", "Tuesday"]
+    results = tmp_path / "study.json"
+    results.write_text(json.dumps({**told, "scale": {}, "runs": runs}))
+    after = [plan(tmp_path / "new", seed) for seed in (1, 0)]
+    assert restore(after, results) == 2
+    again, told_again = kept_runs(after)
+    assert [told_again["runs made"][run["made"]]["date"] for run in again] == ["Tuesday", "Monday"]
+    older = [{key: value for key, value in run.items() if key != "made"} for run in runs]
+    results.write_text(json.dumps({**told, "scale": {}, "runs": older}))
+    assert restore([plan(tmp_path / "newer", 0)], results) == 1
+    assert kept_runs([plan(tmp_path / "newer", 0)])[1]["runs made"] == [{"cpu": "Z80"}]

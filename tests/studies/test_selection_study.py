@@ -168,9 +168,11 @@ def test_the_runs_that_tell_most_come_first_with_all_their_rates_and_seeds(tmp_p
     options = study.parse(["--output", str(tmp_path)])
     plans = study.planned(study.Scale(), options)
     pairs = list(dict.fromkeys((plan.labels["row"], plan.labels["sampler"]) for plan in plans))
-    assert pairs[: len(study.FIRST)] == list(study.FIRST)
+    assert pairs == list(study.PAIRS[""])
     assert {row for row, sampler in pairs if sampler == "dynamic"} == {report.REFERENCE}
-    assert {(row, "uniform") for row in study.ROWS} <= set(pairs)
+    asked = study.parse(["--rows", "none", report.REFERENCE, "--samplers", "uniform", "dynamic"])
+    crossed = study.pairs(asked.part, asked.rows, asked.samplers)
+    assert crossed == [("none", "uniform"), (report.REFERENCE, "uniform"), (report.REFERENCE, "dynamic")]
     assert len(plans) == len(pairs) * len(options.rates) * len(options.seeds)
     assert len({plan.file for plan in plans}) == len(plans)
     each = len(options.rates) * len(options.seeds)
@@ -178,12 +180,16 @@ def test_the_runs_that_tell_most_come_first_with_all_their_rates_and_seeds(tmp_p
         assert {(p.labels["row"], p.labels["sampler"]) for p in plans[i * each : (i + 1) * each]} == {pair}
 
 
-def test_the_long_study_and_the_other_task_have_their_own_names():
-    assert study.parse([]).study == "selection_study"
-    assert study.parse(["--task", "alike"]).study == "selection_study_alike"
-    long = study.parse(["--long"])
+def test_the_other_studies_have_their_own_names_rows_and_seeds(tmp_path):
+    first, again, alike = study.parse([]), study.parse(["--again"]), study.parse(["--task", "alike"])
+    assert (first.study, alike.study) == ("selection_study", "selection_study_alike")
+    assert again.study == "selection_study_again"
+    assert not {*first.seeds} & {*again.seeds}
+    assert set(study.PAIRS["again"]) <= set(study.PAIRS[""])
+    long = study.parse(["--long", "--output", str(tmp_path)])
     assert (long.study, long.budget) == ("selection_study_long", study.LONG * study.Scale.budget)
-    assert long.rows == ["grpo G=8", "basis_history", "none"]
+    plans = study.planned(study.Scale(), long)
+    assert [(p.labels["row"], p.labels["sampler"]) for p in plans[:: len(long.seeds)]] == list(study.PAIRS["long"])
 
 
 def test_a_run_is_measured_by_rollouts_and_ends_with_its_budget():
