@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from basis_rl.baselines.base import CenterScale, check_state_keys, scorable_rows
+from basis_rl.functional.returns import total_return
 from basis_rl.functional.segments import group_mean, group_std, leave_one_out_mean, segment_count
 from basis_rl.types import Advantages, RolloutBatch
 
@@ -67,71 +68,99 @@ class JamesStein(CenterScale):
         return result
 
 
-_STATE = ("count", "mean", "spread", "inverse_sizes", "squares", "freedom")
+Moments = tuple[float, float, float]  # count, mean, and sum of squared deviations from it
+_NOTHING: Moments = (0.0, 0.0, 0.0)
+
+
+def _with(past: Moments, x: Tensor) -> Moments:
+    """The moments of `past` and ``x (M,)`` together (Chan et al. 1979), the same to the bit in any order of x."""
+    if not len(x):
+        return past
+    ordered = x.sort().values
+    count, mean, squares = past
+    there, own = float(len(x)), float(ordered.mean())
+    total, away = count + there, own - mean
+    within = float(((ordered - own) ** 2).sum())
+    return total, mean + away * there / total, squares + within + away**2 * count * there / total
+
+
+def _variance(moments: Moments) -> float:
+    """Sample variance (ddof = 1), 0 of fewer than two."""
+    return moments[2] / (moments[0] - 1) if moments[0] > 1 else 0.0
 
 
 class Ebpo(CenterScale):
-    """``b_g = (1 - S_g) m_g + S_g mu``, ``S_g = (sigma^2 / n_g) / (sigma^2 / n_g + tau^2)``, EBPO (arXiv:2602.05165).
+    """``A_i = (a_i - mean a) / (std a + eps)``, ``a_i = r_i - (1 - S_g) m_g - S_g mu``, EBPO (arXiv:2602.05165).
 
-    The group's mean is drawn towards ``mu``, the mean over all prompts so far, the more the noisier it is: a group that
-    is all wrong gets ``A = -S mu`` rather than 0. ``mu`` and the variance of the groups' means are kept up by
-    Welford's algorithm, ``sigma^2`` is the variance within groups (ddof = 1, pooled over all groups so far), and
-    ``tau^2``, that between prompts, the variance of the groups' means less what the noise in them explains,
-    ``sigma^2 mean(1 / n_g)``, at least 0. All come from the earlier batches; in the first one ``S = 0``. No scaling.
+    The group's mean m_g is drawn towards the mean mu of all rewards of the run, the more the noisier it is, so a group
+    that is all wrong is discouraged too::
 
-    Implemented from the paper's abstract and published summaries, which give the shrinkage, its form and Welford's
-    update of the prior. How the two variances are estimated and that nothing is divided by is decided here: the paper's
-    own text was not at hand.
+        S_g = (sigma^2 / n_g) / (sigma^2 / n_g + tau^2)
+
+    ``sigma^2`` is the variance of all rewards and ``tau^2`` that of the groups' means (ddof = 1), both over the run up
+    to this batch, which is included. The advantages are normalised over the batch (ddof = 0). As the paper remarks,
+    tau^2 holds the noise of the groups' means, so S is less than what would give the least error; and sigma^2, the
+    variance of the rewards rather than that within groups, makes it more.
+
+    Departures: groups may be ragged; the paper leaves ddof open.
+
+    Args:
+        eps: added to the batch's standard deviation, > 0.
 
     Metrics: ``prior``, mu; ``shrinkage``, the mean S.
+
+    Raises:
+        ValueError: eps <= 0.
     """
 
     min_group_size: int = 2
     uses_own_reward: bool = True
 
-    def __init__(self) -> None:
-        self.count = self.mean = self.spread = 0.0  # Welford's, over the groups' means
-        self.inverse_sizes = self.squares = self.freedom = 0.0
+    def __init__(self, eps: float = 1e-6) -> None:
+        if not eps > 0:
+            raise ValueError(f"ebpo: eps must be positive, got {eps}: equal advantages have a deviation of 0.")
+        self.eps = eps
+        self.rewards = self.means = _NOTHING
 
-    def _shrinkage(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
-        """``(N,)`` S of each row's group."""
-        size = segment_count(rewards, group_ids).clamp(min=1)
-        if self.count == 0:
-            return torch.zeros_like(size)
-        within = self.squares / max(self.freedom, 1.0)
-        between = max(0.0, self.spread / max(self.count - 1, 1.0) - within * self.inverse_sizes / self.count)
-        noise = within / size
-        return torch.where(noise > 0, noise / (noise + between).clamp(min=1e-12), 0.0)
+    def _moments(self, rewards: Tensor, group_ids: Tensor) -> tuple[Moments, Moments]:
+        """Of all rewards and of the groups' means, this batch included."""
+        first, _ = _one_row_per_group(group_ids)
+        means = group_mean(rewards, group_ids)[first]
+        return _with(self.rewards, rewards[~rewards.isnan()]), _with(self.means, means[~means.isnan()])
+
+    def _shrinkage(self, rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, float]:
+        """``(N,)`` S of each row's group, and mu."""
+        everything, means = self._moments(rewards, group_ids)
+        noise = _variance(everything) / segment_count(rewards, group_ids).clamp(min=1)
+        return torch.where(noise > 0, noise / (noise + _variance(means)).clamp(min=1e-12), 0.0), everything[1]
 
     def center(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
-        shrinkage = self._shrinkage(rewards, group_ids)
-        return (1 - shrinkage) * group_mean(rewards, group_ids) + shrinkage * self.mean
+        shrinkage, prior = self._shrinkage(rewards, group_ids)
+        return (1 - shrinkage) * group_mean(rewards, group_ids) + shrinkage * prior
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
         result = super().advantages(batch)
-        shrinkage = self._shrinkage(batch.rewards.double().cpu(), batch.group_ids.cpu())
-        result.metrics.update(prior=self.mean, shrinkage=float(shrinkage.mean()))
-        return result
+        rewards, groups = _returns(batch), batch.group_ids.cpu()
+        used = ~rewards.isnan() & (segment_count(rewards, groups) >= self.min_group_size)
+        raw = result.values[used] if bool(used.any()) else torch.zeros(1, dtype=torch.float64)
+        values = torch.where(used, (result.values - raw.mean()) / (raw.std(correction=0) + self.eps), 0.0)
+        shrinkage, prior = self._shrinkage(rewards, groups)
+        metrics = {**result.metrics, "prior": prior, "shrinkage": float(shrinkage.mean())}
+        return Advantages(values=values, baseline=result.baseline, metrics=metrics)
 
     def update(self, batch: RolloutBatch) -> None:
-        rewards = batch.rewards.double().cpu().masked_fill(~scorable_rows(batch), torch.nan)
-        groups = batch.group_ids.cpu()
-        first, _ = _one_row_per_group(groups)
-        means, sizes = group_mean(rewards, groups)[first], segment_count(rewards, groups)[first]
-        # In an order that does not depend on that of the rows, so that the sums are the same to the bit.
-        for mean, size in sorted(zip(means[sizes > 0].tolist(), sizes[sizes > 0].tolist(), strict=True)):
-            self.count += 1
-            away = mean - self.mean
-            self.mean += away / self.count
-            self.spread += away * (mean - self.mean)
-            self.inverse_sizes += 1.0 / size
-            self.freedom += size - 1
-        self.squares += float(((rewards - group_mean(rewards, groups)) ** 2).nansum())
+        self.rewards, self.means = self._moments(_returns(batch), batch.group_ids.cpu())
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _STATE}
+        return {"rewards": list(self.rewards), "means": list(self.means)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_state_keys(self, state, _STATE)
-        for name in _STATE:
-            setattr(self, name, float(state[name]))
+        check_state_keys(self, state, ("rewards", "means"))
+        self.rewards, self.means = tuple(state["rewards"]), tuple(state["means"])
+
+
+def _returns(batch: RolloutBatch) -> Tensor:
+    """``(N,)`` the return of each rollout, NaN where it cannot be scored."""
+    kl = None if batch.kl is None else batch.kl.cpu()
+    returns = total_return(batch.rewards.cpu(), kl, batch.action_mask.cpu())
+    return returns.masked_fill(~scorable_rows(batch), torch.nan)

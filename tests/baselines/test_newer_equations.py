@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -130,39 +131,43 @@ def test_a_quantile_is_a_reward_of_the_group(level):
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), **TOLERANCE)
 
 
-def test_ebpo_equals_a_loop_over_what_came_before():
-    """The prior is told by all groups of earlier batches, their moments taken at once rather than by Welford."""
-    baseline, past = build_baseline("ebpo"), []
+def test_ebpo_equals_a_loop_over_the_run_so_far():
+    """Moments of all rewards and of all groups' means, this batch included, taken at once rather than merged."""
+    baseline, seen, means = build_baseline("ebpo"), [], []
     for step in range(4):
-        batch = graded(ragged_batch(step, smallest=2), step)
+        batch = graded(ragged_batch(step, smallest=1), step)
         rewards, groups = batch.rewards.tolist(), batch.group_ids.tolist()
         own = by_group(rewards, groups)
-        expected = []
-        for r, g in zip(rewards, groups, strict=True):
+        seen += [x for xs in own.values() for x in xs]
+        means += [mean(xs) for xs in own.values() if xs]
+        prior, noise, between = mean(seen), std(seen) ** 2, std(means) ** 2
+        raw, values = {}, [0.0] * len(rewards)
+        for i, (r, g) in enumerate(zip(rewards, groups, strict=True)):
             if math.isnan(r) or len(own[g]) < 2:
-                expected.append(0.0)
                 continue
-            shrinkage, prior = 0.0, 0.0
-            if past:
-                prior = mean([mean(xs) for xs in past])
-                within = sum((x - mean(xs)) ** 2 for xs in past for x in xs) / sum(len(xs) - 1 for xs in past)
-                noise_of_means = within * mean([1 / len(xs) for xs in past])
-                between = max(0.0, std([mean(xs) for xs in past]) ** 2 - noise_of_means)
-                noise = within / len(own[g])
-                shrinkage = noise / (noise + between)
-            expected.append(r - (1 - shrinkage) * mean(own[g]) - shrinkage * prior)
-        found = baseline.advantages(batch).values
-        torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), **TOLERANCE)
+            of_mean = noise / len(own[g])
+            shrinkage = of_mean / (of_mean + between)
+            values[i] = (1 - shrinkage) * mean(own[g]) + shrinkage * prior
+            raw[i] = r - values[i]
+        center, spread = mean(list(raw.values())), statistics.pstdev(raw.values())
+        expected = [(raw[i] - center) / (spread + 1e-6) if i in raw else 0.0 for i in range(len(rewards))]
+        found = baseline.advantages(batch)
+        torch.testing.assert_close(found.values, torch.tensor(expected, dtype=torch.float64), **TOLERANCE)
+        for i in raw:
+            assert float(found.baseline[i]) == pytest.approx(values[i], abs=1e-6)
+        assert found.metrics["prior"] == pytest.approx(prior)
         baseline.update(batch)
-        past += [xs for xs in own.values() if xs]
 
 
-def test_ebpo_punishes_a_group_that_is_all_wrong():
+def test_ebpo_discourages_a_group_that_is_all_wrong():
     baseline = build_baseline("ebpo")
     for step in range(3):
         baseline.update(ragged_batch(step, smallest=2))
-    batch = replace(ragged_batch(9, smallest=2), rewards=torch.zeros_like(ragged_batch(9, smallest=2).rewards))
-    assert (baseline.advantages(batch).values < 0).all()
+    batch = ragged_batch(9, smallest=2)
+    wrong = batch.group_ids == batch.group_ids[0]
+    rewards = torch.where(wrong, 0.0, torch.ones_like(batch.rewards).index_fill(0, torch.tensor([1, 2, 5]), 0.0))
+    found = baseline.advantages(replace(batch, rewards=rewards)).values
+    assert (found[wrong] < 0).all()
 
 
 @pytest.mark.parametrize("table", [False, True])
