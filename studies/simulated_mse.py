@@ -1,6 +1,6 @@
 """How close are baselines to the true value, on simulated rewards?
 
-    python -m studies.simulated_mse [--parts basis history field] [--quick]
+    python -m studies.simulated_mse [--parts basis history field groups] [--quick]
 
 The paper of BASIS claims that its error is far below that of the batch mean, and below that of a group mean of 8
 (Sec. 5.1). In this simulation the true values are known: prompts have ``p ~ Beta(0.8, 0.9)`` under the reference
@@ -13,15 +13,16 @@ policy, a table with 32 reference rollouts per prompt, and rewards of 0 or 1.
   d logits, in one of three ways: ``sqrt`` (in its own direction, growing like the square root of time), ``linear``, or
   a random ``walk``. The last three cases have 128 prompts x 4 rollouts per step.
 - ``field``: other published estimators compared with ours in the same simulation, with 512 rollouts per step for each:
-  `basis_history` and `spo` (three rates of forgetting) with one rollout per prompt; James-Stein, EBPO, the
-  leave-one-out mean and the group's own mean, which includes the rollout's own reward, with four and with eight.
+  `basis_history` and `spo` (three rates of forgetting) with one rollout per prompt.
+- ``groups``: the same with four and with eight: James-Stein, EBPO, the leave-one-out mean and the group's own mean,
+  which includes the rollout's own reward.
 
-Results: ``studies/results/basis_mse.json``, ``history_mse.json`` and ``field_mse.json``.
+Results: ``studies/results/basis_mse.json``, ``history_mse.json``, ``field_mse.json`` and ``groups_mse.json``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
@@ -60,7 +61,7 @@ class Scale:
     Attributes:
         repeats: batches for each case of ``basis``.
         sizes: prompts per batch of ``basis``.
-        prompts: prompts of a run of ``history`` or ``field``.
+        prompts: prompts of a run of ``history``, ``field`` or ``groups``.
         rollouts: rollouts per step of such a run.
         steps: steps of such a run.
         edge: number of steps at its beginning and at its end over which errors are averaged.
@@ -176,8 +177,8 @@ def of_history(table: ValueTable) -> dict[str, Baseline]:
     }
 
 
-def of_field_at_one(table: ValueTable) -> dict[str, Baseline]:
-    """The estimators of ``field`` at one rollout per prompt."""
+def of_field(table: ValueTable) -> dict[str, Baseline]:
+    """The estimators of ``field``."""
     return {
         "batch mean": BatchMean(),
         "basis_history": BasisHistory(table),
@@ -191,8 +192,8 @@ def of_field_at_one(table: ValueTable) -> dict[str, Baseline]:
     }
 
 
-def of_field_in_groups(table: ValueTable) -> dict[str, Baseline]:
-    """The estimators of ``field`` that need groups."""
+def of_groups(table: ValueTable) -> dict[str, Baseline]:
+    """The estimators of ``groups``."""
     return {"group mean": DrGrpo(), "rloo": Rloo(), "james_stein": JamesStein(), "ebpo": Ebpo()}
 
 
@@ -253,16 +254,15 @@ def history(scale: Scale) -> dict[str, Any]:
     return {"seeds": scale.seeds, "results": results}
 
 
-def field(scale: Scale) -> dict[str, Any]:
-    """Run and print the part ``field``."""
+def compared(scale: Scale, groups: Sequence[int], of: Callable[[ValueTable], dict[str, Baseline]]) -> dict[str, Any]:
+    """Run and print the estimators of `of`, with each of the numbers of rollouts per prompt."""
     results: dict[str, Any] = {}
     for kind, d in (("sqrt", 0.0), ("sqrt", 1.5), ("walk", 1.5)):
         key = f"drift {kind}, d = {d}, common tilt 2.5"
         print(f"\n{key}   (MSE over the first and the last {scale.edge} steps)")
         results[key] = {}
-        for rollouts in (1, 4, 8):
-            chosen = of_field_at_one if rollouts == 1 else of_field_in_groups
-            runs = [simulate(DRIFTS[kind], d, 2.5, seed, rollouts, scale, chosen) for seed in range(scale.seeds)]
+        for rollouts in groups:
+            runs = [simulate(DRIFTS[kind], d, 2.5, seed, rollouts, scale, of) for seed in range(scale.seeds)]
             results[key][f"{rollouts} per prompt"] = runs
             for name in runs[0]:
                 first, last = (mean(run[name][part] for run in runs) for part in ("first", "last"))
@@ -270,7 +270,17 @@ def field(scale: Scale) -> dict[str, Any]:
     return {"seeds": scale.seeds, "results": results}
 
 
-PARTS = {"basis": basis, "history": history, "field": field}
+def field(scale: Scale) -> dict[str, Any]:
+    """Run and print the part ``field``."""
+    return compared(scale, (1,), of_field)
+
+
+def groups(scale: Scale) -> dict[str, Any]:
+    """Run and print the part ``groups``."""
+    return compared(scale, (4, 8), of_groups)
+
+
+PARTS = {"basis": basis, "history": history, "field": field, "groups": groups}
 
 
 def main(argv: list[str] | None = None) -> None:
