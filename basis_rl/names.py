@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Callable, Collection
 from dataclasses import field
 from typing import Any
@@ -47,6 +48,11 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     return f" Did you mean '{near[0]}'?" if near else ""
 
 
+def article(word: str) -> str:
+    """``an`` before a vowel, else ``a``."""
+    return "an" if word[:1].lower() in set("aeiou") else "a"
+
+
 def import_object(name: str, what: str) -> Any:
     """The object at a dotted path, ``module.name`` or ``module:name``; the working directory is searched too.
 
@@ -60,6 +66,12 @@ def import_object(name: str, what: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"The {what} '{name}' cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:  # the module is anybody's: it may raise anything, or not be Python
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        where = (
+            "" if isinstance(error, SyntaxError) or at.filename == __file__ else f" ({at.filename}, line {at.lineno})"
+        )
+        raise ValueError(f"The {what} '{name}' cannot be imported: {type(error).__name__}: {error}{where}") from error
 
 
 def option(default: Any, text: str, factory: Callable[[], Any] | None = None) -> Any:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from basis_rl import artefacts
-from basis_rl.names import did_you_mean, import_object
+from basis_rl.names import article, did_you_mean, import_object
 from basis_rl.types import RolloutBatch
 
 BATCH = RolloutBatch(
@@ -116,3 +116,23 @@ def test_names(tmp_path, monkeypatch):
     assert import_object("mine_here:x", "thing") == 7
     with pytest.raises(ValueError, match="The thing 'mine_here:y' cannot be imported"):
         import_object("mine_here:y", "thing")
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("x = (", r"SyntaxError: .*never closed \(bad_here.py, line 1\)"),
+        ("x = 1\nraise RuntimeError('no GPU')", r"RuntimeError: no GPU \(.*bad_here.py, line 2\)"),
+        ("import sys\nsys.exit(3)", r"SystemExit: 3 \(.*bad_here.py, line 2\)"),
+        ("import nowhere_at_all", "No module named 'nowhere_at_all'"),
+    ],
+)
+def test_a_module_that_does_not_load_is_one_message(code, message, tmp_path, monkeypatch):
+    (tmp_path / "bad_here.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=f"The thing 'bad_here:x' cannot be imported: {message}"):
+        import_object("bad_here:x", "thing")
+
+
+def test_articles():
+    assert [article(word) for word in ("int", "Tensor", "OSError", "NoneType")] == ["an", "a", "an", "a"]

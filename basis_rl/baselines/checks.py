@@ -1,31 +1,50 @@
 """`check_baseline`: one conformance matrix, run over every registered baseline and over anybody's own.
 
-It feeds an object batches that a trainer will feed it sooner or later (ragged groups, unscored rollouts, rows in
-another order, padding) and says which promise of the contract (`basis_rl.baselines.base.Baseline`) it breaks.
+It feeds an object batches that a trainer will feed it sooner or later (ragged groups, unscored rollouts, equal rewards,
+rows in another order, padding) and says which promise of the contract (`basis_rl.baselines.base.Baseline`) it breaks.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import io
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+import math
+import pickle
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import Baseline, LearnedBaseline
+from basis_rl.baselines.base import Baseline, LearnedBaseline, TokenLevel
+from basis_rl.names import article
 from basis_rl.types import Advantages, RolloutBatch
 
 _TOLERANCE = 1e-5
+# What a batch can have beside what it always has. KL is there by the run's settings, not by `requires`.
+_OPTIONAL = frozenset(
+    {"energies", "rollout_weights", "values", "log_probs", "reward_parts", "greedy_rewards", "prompt_texts"}
+)
 
 
 Rewards = Literal["binary", "graded", "negative"]
+_LOW_AND_HIGH: dict[Rewards, tuple[float, float]] = {
+    "binary": (0.0, 1.0),
+    "graded": (0.1, 0.9),
+    "negative": (-1.0, 1.0),
+}
 
 
 class BaselineError(AssertionError):
     """A baseline breaks its contract; the message says which promises, and what was seen."""
+
+
+class _NoBatchError(BaselineError):
+    """What the baseline declares fits no batch: told once, with its declarations."""
 
 
 def example_batch(
@@ -42,8 +61,10 @@ def example_batch(
     Rewards are 0 or 1, anything between (``graded``), or between -1 and 1 (``negative``).
 
     Raises:
-        BaselineError: the baseline requires a field that no batch has.
+        BaselineError: the baseline requires a field that no batch has, or groups that are not.
     """
+    if told := _wrong_batch(baseline):
+        raise _NoBatchError(f"{type(baseline).__name__} {'; '.join(told)}")
     generator = torch.Generator().manual_seed(seed)
     sizes = [baseline.min_group_size + i % 3 for i in range(len(prompt_ids))]
     group_ids = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
@@ -59,7 +80,6 @@ def example_batch(
     ids = [prompt_ids[g] for g in group_ids.tolist()]
     optional: dict[str, Any] = {
         "energies": torch.rand((n, t), generator=generator) * mask,
-        "kl": 0.1 * torch.randn((n, t), generator=generator) * mask,
         "rollout_weights": torch.rand((n, t), generator=generator) * mask,
         "values": torch.rand((n, t), generator=generator) * mask,
         "log_probs": -torch.rand((n, t), generator=generator) * mask,
@@ -67,9 +87,6 @@ def example_batch(
         "greedy_rewards": torch.randint(0, 2, (len(sizes),), generator=generator).float()[group_ids],
         "prompt_texts": [f"What is {prompt_id}?" for prompt_id in ids],
     }
-    unknown = sorted(set(baseline.requires) - set(optional))
-    if unknown:
-        raise _fail(baseline, f"requires {unknown}; a batch can have {sorted(optional)}")
     return RolloutBatch(
         rewards=rewards,
         group_ids=group_ids,
@@ -103,38 +120,67 @@ def check_baseline(make: Any, prompt_ids: list[str] | None = None) -> list[str]:
     """
     build = _builder(make)
     built = build()
-    ids = prompt_ids or list(getattr(getattr(built, "values", None), "prompt_ids", ()))[:8]
+    ids = prompt_ids or _known_prompts(built)
     ids = ids if len(ids) >= 4 else [f"prompt-{i}" for i in range(8)]
     cases = [
-        _Case(build, ids, "binary", ""),
-        _Case(lambda: _warm(build(), ids), ids, "binary", " (after some batches)"),
-        _Case(build, ids, "graded", " (rewards between 0 and 1)"),
-        _Case(lambda: _warm(build(), ids), ids, "negative", " (after some batches, rewards between -1 and 1)"),
+        _Case(build, ids, "binary", warm=False),
+        _Case(build, ids, "binary", warm=True),
+        _Case(build, ids, "graded", warm=False),
+        _Case(build, ids, "negative", warm=True),
     ]
-    broken = []
+    broken: dict[str, str] = {}  # by its cause, which is told once, however many promises it breaks
     for check in _CHECKS:
-        found = next((told for case in cases if (told := _outcome(check, case)) is not None), None)
-        if found is not None:
-            broken.append(f"{check.__name__.removeprefix('_check_')}: {found}")
-        if found is not None and found.startswith("raises"):
-            break  # the same would be told of all that follow
+        for case in cases:
+            for cause, told in _outcome(check, case):
+                broken.setdefault(cause, f"{check.__name__.removeprefix('_check_')}: {told}")
     if broken:
         count = f"{len(broken)} of the promises" if len(broken) > 1 else "a promise"
-        raise BaselineError(f"{type(built).__name__} breaks {count} of a baseline:\n- " + "\n- ".join(broken))
+        raise BaselineError(f"{type(built).__name__} breaks {count} of a baseline:\n- " + "\n- ".join(broken.values()))
     return [check.__name__.removeprefix("_check_") for check in _CHECKS]
 
 
 @dataclass(frozen=True)
 class _Case:
-    """A baseline in some state, and the batches that it is fed."""
+    """A baseline as it is built or after some batches (`warm`), and the rewards that it is fed."""
 
-    make: Callable[[], Baseline]
+    build: Callable[[], Baseline]
     ids: list[str]
     kind: Rewards
-    told: str
+    warm: bool
+
+    @property
+    def told(self) -> str:
+        words = ["after some batches"] if self.warm else []
+        words += {"binary": [], "graded": ["rewards between 0 and 1"], "negative": ["rewards between -1 and 1"]}[
+            self.kind
+        ]
+        return f" ({', '.join(words)})" if words else ""
+
+    def make(self) -> Baseline:
+        return self.after_some_batches() if self.warm else self.build()
+
+    def after_some_batches(self) -> Baseline:
+        """It has learnt from four: as they come, without any reward, with equal rewards, as they come."""
+        baseline = self.build()
+        for step in range(4):
+            batch = self.batch(baseline, seed=20 + step, step=step)
+            if step in (1, 2):
+                low, high = _LOW_AND_HIGH[self.kind]
+                same = torch.nan if step == 1 else low if self.kind == "negative" else high
+                batch = with_rewards(batch, torch.full_like(batch.rewards, same))
+            baseline.update(batch)
+        return baseline
 
     def batch(self, baseline: Baseline, **given: Any) -> RolloutBatch:
         return example_batch(baseline, self.ids, kind=self.kind, **given)
+
+
+def _known_prompts(built: Baseline) -> list[str]:
+    """Some ids of the table that the baseline keeps, if there is one and it can be read."""
+    try:
+        return list(getattr(getattr(built, "values", None), "prompt_ids", ()))[:8]
+    except Exception:  # an attribute of that name may be anything, and is nobody's promise
+        return []
 
 
 def _builder(make: Any) -> Callable[[], Baseline]:
@@ -143,43 +189,60 @@ def _builder(make: Any) -> Callable[[], Baseline]:
     Raises:
         BaselineError: nothing does.
     """
+    kind = name = type(make).__name__
+    again: Callable[[], Any] = make
+    done, way_out = "built", " (`basis-rl check NAME --ARGUMENT VALUE` gives arguments)"
     if isinstance(make, Baseline):
-        return lambda: copy.deepcopy(make)
-    name = getattr(make, "__name__", type(make).__name__)
-    if not callable(make):
+        again = functools.partial(copy.deepcopy, make)
+        done, way_out = "copied", ". Give its class, or a function that builds it each time"
+    elif callable(make):
+        named = make.func if isinstance(make, functools.partial) else make
+        name = getattr(named, "__name__", type(named).__name__)
+    else:
         raise BaselineError(
-            f"A {type(make).__name__} is not a baseline. Give a subclass of basis_rl.baselines.Baseline."
+            f"{article(kind).capitalize()} {kind} is not a baseline. Give a subclass of basis_rl.baselines.Baseline."
         )
+
+    def build(time: str = "again") -> Baseline:
+        try:
+            built = again()
+        except (Exception, SystemExit) as error:
+            raise BaselineError(f"{name} cannot be {done}{time and ' '}{time}: {_said(error)}{way_out}.") from error
+        if not isinstance(built, Baseline):
+            what = type(built).__name__
+            raise BaselineError(f"{name} builds {article(what)} {what}, no subclass of basis_rl.baselines.Baseline.")
+        return built
+
+    build(time="")
+    return build
+
+
+def _said(error: BaseException) -> str:
+    """An exception in one line: it is anybody's, and may have anything to say."""
     try:
-        built = make()
-    except Exception as error:
-        raise BaselineError(
-            f"{name} cannot be built: {type(error).__name__}: {error} (`basis-rl check NAME --ARGUMENT VALUE` gives "
-            "arguments)."
-        ) from error
-    if not isinstance(built, Baseline):
-        raise BaselineError(f"{name} builds a {type(built).__name__}, no subclass of basis_rl.baselines.Baseline.")
-    return make
+        text = " ".join(str(error).split())
+    except Exception:
+        text = ""
+    return f"{type(error).__name__}: {text[:300]}"
 
 
-def _warm(baseline: Baseline, ids: list[str]) -> Baseline:
-    """After three batches, the second of which has no reward at all."""
-    for step in range(3):
-        batch = example_batch(baseline, ids, seed=20 + step, step=step)
-        baseline.update(with_rewards(batch, torch.full_like(batch.rewards, torch.nan)) if step == 1 else batch)
-    return baseline
-
-
-def _outcome(check: Callable[[_Case], None], case: _Case) -> str | None:
-    """What is broken; an exception of the object's is that too."""
+def _outcome(check: Callable[[_Case], None], case: _Case) -> Iterator[tuple[str, str]]:
+    """What is broken, by its cause and in words; an exception of the object's is that too."""
     try:
         check(case)
+    except _NoBatchError:
+        return
     except BaselineError as error:
-        return f"{error}{case.told}"
-    except Exception as error:
-        what = f"raises {type(error).__name__}: {error}{case.told}"
-        return f"{what} (optional fields of a batch are there only if `requires` names them)"
-    return None
+        yield str(error), f"{error}{case.told}"
+    except (Exception, SystemExit) as error:
+        frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename != __file__]
+        where = f" in `{frames[0].name}` ({Path(frames[0].filename).name}, line {frames[0].lineno})" if frames else ""
+        hint = " (optional fields of a batch are there only if `requires` names them)"
+        asked = isinstance(error, (AttributeError, TypeError, AssertionError))
+        yield (
+            f"{type(error).__name__}{where or _said(error)}",
+            f"raises {_said(error)}{where}{case.told}{hint if asked else ''}",
+        )
 
 
 def with_rewards(batch: RolloutBatch, rewards: Tensor) -> RolloutBatch:
@@ -189,13 +252,53 @@ def with_rewards(batch: RolloutBatch, rewards: Tensor) -> RolloutBatch:
 
 
 def _advantages(baseline: Baseline, batch: RolloutBatch) -> Advantages:
-    found: Any = baseline.advantages(batch)
+    """Those of a copy of the batch: what is written into it is told by `_check_no_side_effect` alone."""
+    return _accepted(baseline, baseline.advantages(copy.deepcopy(batch)))
+
+
+def _accepted(baseline: Baseline, found: Any) -> Advantages:
     if not isinstance(found, Advantages):
-        raise _fail(baseline, f"returns a {type(found).__name__} from `advantages`, not Advantages")
+        kind = type(found).__name__
+        raise _fail(baseline, f"returns {article(kind)} {kind} from `advantages`, not Advantages")
     for name in ("values", "baseline"):
-        if not isinstance(getattr(found, name), Tensor):
-            raise _fail(baseline, f"returns {name} that are a {type(getattr(found, name)).__name__}, not a tensor")
+        tensor = getattr(found, name)
+        if not isinstance(tensor, Tensor):
+            kind = type(tensor).__name__
+            raise _fail(baseline, f"returns {name} that are {article(kind)} {kind}, not a tensor")
+        if tensor.requires_grad:
+            raise _fail(baseline, f"returns {name} that require a gradient (`detach` them: they are constants)")
     return found
+
+
+def _learn(baseline: Baseline, batch: RolloutBatch) -> None:
+    baseline.update(copy.deepcopy(batch))
+
+
+def _check_finite(baseline: Baseline, found: Advantages, when: str) -> None:
+    for name, tensor in (("values", found.values), ("baseline", found.baseline)):
+        if not bool(tensor.isfinite().all()):
+            raise _fail(baseline, f"returns {name} that are not finite {when}")
+
+
+def _check_metrics(baseline: Baseline, metrics: Any) -> None:
+    """Those of a batch as they come; of one without rewards they may be undefined."""
+    if not isinstance(metrics, Mapping):
+        kind = type(metrics).__name__
+        raise _fail(baseline, f"returns metrics that are {article(kind)} {kind}, not a dict")
+    bad = [name for name, value in metrics.items() if not isinstance(value, (int, float))]
+    if bad:
+        raise _fail(baseline, f"returns metrics that are not plain numbers: {bad}")
+    bad = [name for name, value in metrics.items() if not math.isfinite(value)]
+    if bad:
+        raise _fail(
+            baseline, f"returns metrics that are not finite: {bad} (rows without a reward are NaN in `rewards`)"
+        )
+
+
+def _ordinary(case: _Case, baseline: Baseline) -> bool:
+    """Whether it gives numbers for a batch as they come: if not, `_check_shape_and_zeros` tells it, and no other."""
+    found = _advantages(baseline, case.batch(baseline))
+    return bool(found.values.isfinite().all() and found.baseline.isfinite().all())
 
 
 def _some_rows(batch: RolloutBatch) -> range:
@@ -213,7 +316,37 @@ def _fail(baseline: Baseline, what: str) -> BaselineError:
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=_TOLERANCE, atol=_TOLERANCE)
+    return a.shape == b.shape and torch.allclose(
+        a.double(), b.double(), rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True
+    )
+
+
+def _wrong_batch(baseline: Baseline) -> list[str]:
+    """What it declares from which no batch can be made."""
+    told, requires, least = [], baseline.requires, baseline.min_group_size
+    if not isinstance(requires, (set, frozenset)):
+        told.append(f"says requires = {requires!r}, not a set of names as in `frozenset({{'energies'}})`")
+    elif unknown := sorted(map(str, requires - _OPTIONAL)):
+        way_out = " (say `reads_kl = True` for KL)" if "kl" in unknown else ""
+        told.append(f"requires {unknown}; a batch can have {sorted(_OPTIONAL)}{way_out}")
+    if not isinstance(least, int) or isinstance(least, bool) or least < 1:
+        told.append(f"says min_group_size = {least!r}, not a whole number of at least 1")
+    return told
+
+
+def _check_declarations(case: _Case) -> None:
+    baseline = case.build()
+    told = _wrong_batch(baseline)
+    requires: Any = baseline.requires
+    if isinstance(requires, (set, frozenset)) and "values" in requires and not isinstance(baseline, LearnedBaseline):
+        told.append("requires ['values'], which are there for a `LearnedBaseline` only")
+    if baseline.token_level not in get_args(TokenLevel):
+        told.append(f"says token_level = {baseline.token_level!r}, not one of {', '.join(get_args(TokenLevel))}")
+    for name in ("uses_own_reward", "reads_kl"):
+        if not isinstance(getattr(baseline, name), bool):
+            told.append(f"says {name} = {getattr(baseline, name)!r}, not True or False")
+    if told:
+        raise _fail(baseline, "; ".join(told))
 
 
 def _check_shape_and_zeros(case: _Case) -> None:
@@ -224,16 +357,13 @@ def _check_shape_and_zeros(case: _Case) -> None:
     for name, tensor in (("values", result.values), ("baseline", result.baseline)):
         if tuple(tensor.shape) not in {(n,), (n, t)}:
             raise _fail(baseline, f"returns {name} of shape {tuple(tensor.shape)}, not ({n},) or ({n}, {t})")
-        if not bool(tensor.isfinite().all()):
-            raise _fail(baseline, f"returns {name} that are not finite (rows without a reward are NaN in `rewards`)")
+    _check_finite(baseline, result, "(rows without a reward are NaN in `rewards`)")
     zero = _silent_rows(batch)
     if result.values.ndim == 2:
         zero = zero[:, None] | ~batch.action_mask
     if bool((result.values[zero] != 0).any()):
         raise _fail(baseline, "gives an advantage that is not 0 where the reward is NaN or the mask is 0")
-    bad = [name for name, value in result.metrics.items() if not isinstance(value, (int, float))]
-    if bad:
-        raise _fail(baseline, f"returns metrics that are not plain numbers: {bad}")
+    _check_metrics(baseline, result.metrics)
 
 
 def _check_token_level(case: _Case) -> None:
@@ -253,47 +383,75 @@ def _check_token_level(case: _Case) -> None:
 
 def _check_all_unscored(case: _Case) -> None:
     baseline = case.make()
+    if not _ordinary(case, baseline):
+        return
     batch = case.batch(baseline)
-    result = _advantages(baseline, with_rewards(batch, torch.full_like(batch.rewards, torch.nan)))
+    unscored = with_rewards(batch, torch.full_like(batch.rewards, torch.nan))
+    result = _advantages(baseline, unscored)
     if bool((result.values != 0).any()) or not bool(result.baseline.isfinite().all()):
         raise _fail(baseline, "does not give advantage 0 and a finite baseline when no rollout has a reward")
+    _check_after(case, baseline, unscored, "in which no rollout has a reward")
 
 
 def _check_one_scored_row(case: _Case) -> None:
     baseline = case.make()
+    if not _ordinary(case, baseline):
+        return
     batch = case.batch(baseline, unscored=False)
     rewards = torch.full_like(batch.rewards, torch.nan)
     rewards[0] = 1.0
-    result = _advantages(baseline, with_rewards(batch, rewards))
-    if not bool(result.values.isfinite().all()):
-        raise _fail(baseline, "returns advantages that are not finite when one rollout alone has a reward")
+    alone = with_rewards(batch, rewards)
+    result = _advantages(baseline, alone)
+    _check_finite(baseline, result, "when one rollout alone has a reward")
     if baseline.min_group_size > 1 and bool((result.values != 0).any()):
         raise _fail(baseline, "gives an advantage to the only scored rollout of a group, though it needs two")
+    _check_after(case, baseline, alone, "in which one rollout alone has a reward")
+
+
+def _check_equal_rewards(case: _Case) -> None:
+    for reward in _LOW_AND_HIGH[case.kind]:
+        baseline = case.make()
+        if not _ordinary(case, baseline):
+            return
+        batch = case.batch(baseline, unscored=False)
+        equal = with_rewards(batch, torch.full_like(batch.rewards, reward))
+        _check_finite(baseline, _advantages(baseline, equal), "when all rewards are equal (their deviation is 0)")
+        _check_after(case, baseline, equal, "in which all rewards are equal (their deviation is 0)")
+
+
+def _check_after(case: _Case, baseline: Baseline, batch: RolloutBatch, which: str) -> None:
+    """Learn from `batch`; what is given for the next one is finite."""
+    _learn(baseline, batch)
+    _check_finite(baseline, _advantages(baseline, case.batch(baseline, seed=7, step=1)), f"after a batch {which}")
 
 
 def _check_no_side_effect(case: _Case) -> None:
     baseline = case.make()
     batch = case.batch(baseline)
+    batch = batch.take(torch.arange(len(batch.rewards)).flip(0))  # in no order that sorting would leave as it is
     kept = copy.deepcopy(batch)
     before = _serialized(baseline)
-    first, second = _advantages(baseline, batch), _advantages(baseline, batch)
-    if _serialized(baseline) != before or not _same(first, second):
+    first = _accepted(baseline, baseline.advantages(batch))
+    _check_not_written(baseline, kept, batch, "")
+    if _serialized(baseline) != before:
         raise _fail(baseline, "changes its state in `advantages` (state belongs in `update`)")
-    for name in (
-        "rewards",
-        "group_ids",
-        "action_mask",
-        "energies",
-        "kl",
-        "rollout_weights",
-        "values",
-        "log_probs",
-        "reward_parts",
-        "greedy_rewards",
-    ):
+    if not _same(first, _advantages(baseline, batch)):
+        raise _fail(
+            baseline, "gives other advantages when it is given the same batch again (by chance, or what it keeps)"
+        )
+    baseline.update(batch)
+    _check_not_written(baseline, kept, batch, " in `update`")
+
+
+def _check_not_written(baseline: Baseline, kept: RolloutBatch, batch: RolloutBatch, when: str) -> None:
+    for name in (each.name for each in fields(RolloutBatch)):
         old, new = getattr(kept, name), getattr(batch, name)
-        if old is not None and not torch.allclose(old.double(), new.double(), rtol=0, atol=0, equal_nan=True):
-            raise _fail(baseline, f"writes into the batch's `{name}`")
+        if isinstance(old, Tensor):
+            same = torch.allclose(old.double(), new.double(), rtol=0, atol=0, equal_nan=True)
+        else:
+            same = old == new
+        if not same:
+            raise _fail(baseline, f"writes into the batch's `{name}`{when}")
 
 
 def _check_row_order(case: _Case) -> None:
@@ -349,39 +507,49 @@ def _check_own_reward(case: _Case) -> None:
 
 def _check_sign(case: _Case) -> None:
     """A higher own reward gives a higher own advantage, over all rollouts; with history it gives one at all."""
-    if case.kind != "binary":
-        return
     baseline = case.make()
+    rises = _rise(case, baseline)
+    if rises < -_TOLERANCE:
+        raise _fail(baseline, "lowers the advantage of a rollout for a higher reward (is it b - r?)")
+    if rises < _TOLERANCE and not case.warm:
+        rises = _rise(case, case.after_some_batches())
+    if rises < _TOLERANCE:
+        raise _fail(baseline, "gives the same advantage whatever the reward: nothing would be learnt")
+
+
+def _rise(case: _Case, baseline: Baseline) -> float:
+    """By how much the advantages of some rollouts rise with their own rewards, in sum."""
     batch = case.batch(baseline, unscored=False)
     rises = 0.0
     for row in _some_rows(batch):
         own = []
-        for reward in (0.0, 1.0):
+        for reward in _LOW_AND_HIGH[case.kind]:
             rewards = batch.rewards.clone()
             rewards[row] = reward
             own.append(float(_advantages(baseline, with_rewards(batch, rewards)).values[row].double().sum()))
         rises += own[1] - own[0]
-    if rises < -_TOLERANCE:
-        raise _fail(baseline, "lowers the advantage of a rollout for a higher reward (is it b - r?)")
-    if case.told and rises < _TOLERANCE:
-        raise _fail(baseline, "gives the same advantage whatever the reward: nothing would be learnt")
+    return rises
 
 
 def _check_row_order_of_update(case: _Case) -> None:
-    straight, shuffled = case.make(), case.make()
+    """In two other orders: one of them alone may leave the first or the last row where it is."""
+    straight = case.make()
     batch = case.batch(straight, seed=5)
-    order = torch.randperm(len(batch.rewards), generator=torch.Generator().manual_seed(2))
-    straight.update(batch)
-    shuffled.update(batch.take(order))
     after = case.batch(straight, seed=6, step=1)
-    a, b = _advantages(straight, after), _advantages(shuffled, after)
-    if not _close(a.values, b.values) or not _close(a.baseline, b.baseline):
-        raise _fail(straight, "learns something else in `update` from the same rows in another order")
+    _learn(straight, batch)
+    expected = _advantages(straight, after)
+    n = len(batch.rewards)
+    for order in (torch.randperm(n, generator=torch.Generator().manual_seed(2)), torch.arange(n).flip(0)):
+        shuffled = case.make()
+        _learn(shuffled, batch.take(order))
+        found = _advantages(shuffled, after)
+        if not _close(expected.values, found.values) or not _close(expected.baseline, found.baseline):
+            raise _fail(straight, "learns something else in `update` from the same rows in another order")
 
 
 def _check_kl_in_the_reward(case: _Case) -> None:
     baseline = case.make()
-    if not baseline.reads_kl:
+    if not baseline.reads_kl or not _ordinary(case, baseline):
         return
     batch = case.batch(baseline, unscored=False)
     kl = 0.1 + 0.1 * torch.arange(batch.action_mask.numel()).reshape(batch.action_mask.shape) * batch.action_mask
@@ -392,7 +560,9 @@ def _check_kl_in_the_reward(case: _Case) -> None:
     if not _close(zero, without):
         raise _fail(baseline, "changes its advantages for a KL penalty of 0 in the reward")
     penalised = _advantages(baseline, replace(batch, kl=kl)).values
-    if not bool(penalised.isfinite().all()) or _close(penalised, zero):
+    if not bool(penalised.isfinite().all()):
+        raise _fail(baseline, "returns values that are not finite with KL in the reward")
+    if _close(penalised, zero):
         raise _fail(baseline, "says reads_kl = True, but a KL penalty in the reward does not change its advantages")
 
 
@@ -416,14 +586,34 @@ def _check_loss_of_rows(case: _Case) -> None:
         raise _fail(baseline, "has a loss of a rollout that depends on which others are there")
 
 
+def _check_finite_state(case: _Case) -> None:
+    """No number of its state that was one turns NaN."""
+    baseline = case.build()
+    before = dict(_tensors(_state(baseline)))
+    for name, after in _tensors(_state(case.after_some_batches())):
+        old = before.get(name)
+        if old is not None and old.shape == after.shape and bool((after.isnan() & ~old.isnan()).any()):
+            raise _fail(baseline, f"has a state that turns NaN in `update`: {name}")
+
+
+def _tensors(state: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """All numbers of a state with their names, as tensors."""
+    if isinstance(state, (Tensor, int, float)):
+        yield name, torch.as_tensor(state)
+    elif isinstance(state, (Mapping, list, tuple)):
+        entries = state.items() if isinstance(state, Mapping) else enumerate(state)
+        for key, value in entries:
+            yield from _tensors(value, f"{name}.{key}" if name else str(key))
+
+
 def _check_state_round_trip(case: _Case) -> None:
     baseline = case.make()
     for step in range(3):
-        baseline.update(case.batch(baseline, seed=step, step=step))
-    buffer = io.BytesIO()
-    torch.save(baseline.state_dict(), buffer)
-    buffer.seek(0)
-    state = torch.load(buffer, weights_only=True)
+        _learn(baseline, case.batch(baseline, seed=step, step=step))
+    try:
+        state = torch.load(io.BytesIO(_serialized(baseline)), weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise _fail(baseline, "has a state with more in it than tensors, numbers, strings and dicts of them") from error
     restored = case.make()
     restored.load_state_dict(state)
     batch = case.batch(baseline, seed=9, step=3)
@@ -439,21 +629,38 @@ def _check_state_round_trip(case: _Case) -> None:
         raise _fail(baseline, f"loads a state with the keys {sorted(bad)} without a ValueError")
 
 
+def _state(baseline: Baseline) -> dict[str, Any]:
+    state: Any = baseline.state_dict()
+    if not isinstance(state, dict):
+        kind = type(state).__name__
+        raise _fail(baseline, f"returns {article(kind)} {kind} from `state_dict`, not a dict")
+    return state
+
+
 def _serialized(baseline: Baseline) -> bytes:
+    state = _state(baseline)
     buffer = io.BytesIO()
-    torch.save(baseline.state_dict(), buffer)
+    try:
+        torch.save(state, buffer)
+    except Exception as error:
+        raise _fail(baseline, f"has a state that cannot be saved: {_said(error)}") from error
     return buffer.getvalue()
 
 
 def _same(a: Advantages, b: Advantages) -> bool:
-    return torch.equal(a.values, b.values) and torch.equal(a.baseline, b.baseline)
+    return all(
+        old.shape == new.shape and torch.allclose(old.double(), new.double(), rtol=0, atol=0, equal_nan=True)
+        for old, new in ((a.values, b.values), (a.baseline, b.baseline))
+    )
 
 
 _CHECKS = (
+    _check_declarations,
     _check_shape_and_zeros,
     _check_token_level,
     _check_all_unscored,
     _check_one_scored_row,
+    _check_equal_rewards,
     _check_no_side_effect,
     _check_row_order,
     _check_group_names,
@@ -463,5 +670,6 @@ _CHECKS = (
     _check_row_order_of_update,
     _check_kl_in_the_reward,
     _check_loss_of_rows,
+    _check_finite_state,
     _check_state_round_trip,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import io
 import shlex
@@ -14,17 +13,18 @@ from typing import Any
 
 import yaml
 
-from basis_rl.baselines import BaselineError, check_baseline
+from basis_rl.baselines import Baseline, BaselineError, check_baseline
 from basis_rl.cli import check_run, check_site
 from basis_rl.cli.main import notes, report
 from basis_rl.cli.options import check_parser
 from basis_rl.estimate.footprint import Launch, planned, read_launch
-from basis_rl.names import import_object
+from basis_rl.names import article, import_object
 from basis_rl.objectives import Objective, ObjectiveError, TrlObjective, check_objective
 from basis_rl.recipe.build import load_config_and_tokenizer, load_eval_data, load_training_data
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
 from basis_rl.recipe.objects import build_recipe_baseline, build_rewards, build_tools
+from basis_rl.recipe.words import parse_yaml
 from basis_rl.rewards import RewardError, check_reward
 from basis_rl.samplers import PromptSampler, SamplerError, build_sampler, check_sampler
 from basis_rl.trainer.config import with_objective
@@ -103,21 +103,31 @@ def check_quietly(recipe: Recipe) -> None:
 
 
 def constructor_arguments(rest: Sequence[str]) -> dict[str, Any]:
-    """``--name value`` or ``--name=value``, also as ``--baseline_kwargs.name``; values are read as YAML.
+    """``--name value`` or ``--name=value``, also as ``--baseline_kwargs.name``; values are read as in a recipe.
 
     Raises:
-        ValueError: something else.
+        ValueError: something else, or a value that is not YAML.
     """
     words = [part for word in rest for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if len(words) % 2 or not all(word.startswith("--") for word in words[::2]):
         raise ValueError(f"Give the arguments of a constructor as `--name value`, not {shlex.join(rest)!r}.")
     keys = [word.removeprefix("--").removeprefix("baseline_kwargs.") for word in words[::2]]
-    return dict(zip(keys, map(yaml.safe_load, words[1::2]), strict=True))
+    return {key: _value(flag, text) for key, flag, text in zip(keys, words[::2], words[1::2], strict=True)}
+
+
+def _value(flag: str, text: str) -> Any:
+    try:
+        return parse_yaml(text)
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or error
+        raise ValueError(
+            f"{flag} {text}: the value is not valid YAML: {problem}. A text is given as '\"{text}\"'."
+        ) from error
 
 
 def conform(name: str, arguments: Mapping[str, Any] | None = None) -> str:
-    """Check what stands at ``module:name``: an objective, a reward or its class, a prompt sampler's class, a baseline's
-    class or what builds one.
+    """Check what stands at ``module:name``: an objective, a reward or its class, a prompt sampler's class, a baseline,
+    its class or what builds one.
 
     Args:
         name: where it stands.
@@ -130,18 +140,31 @@ def conform(name: str, arguments: Mapping[str, Any] | None = None) -> str:
     found = import_object(name, "baseline, prompt sampler, objective or reward")
     check = _check_of(found)
     if arguments:
-        if not isinstance(found, type) and check is not check_baseline:
+        if isinstance(found, Baseline) or (not isinstance(found, type) and check is not check_baseline):
             raise ValueError(f"{name} is no class, so it takes no arguments: {', '.join(arguments)}.")
-        found = functools.partial(found, **arguments)
+        found = _with_arguments(found, arguments)
     return f"{name} keeps the contract: {', '.join(check(found))}."
+
+
+def _with_arguments(make: Callable[..., Any], arguments: Mapping[str, Any]) -> Callable[[], Any]:
+    """A function of the same name that calls `make` with `arguments`."""
+
+    def build() -> Any:
+        return make(**arguments)
+
+    build.__name__ = getattr(make, "__name__", type(make).__name__)
+    return build
 
 
 def _check_of(found: Any) -> Callable[[Any], list[str]]:
     """The conformance checks of its kind."""
+    if isinstance(found, Baseline):
+        return check_baseline
     if not callable(found):
+        kind = type(found).__name__
         raise ValueError(
-            f"A {type(found).__name__} is neither the class of a baseline or prompt sampler nor an objective or a "
-            "reward function: there is nothing to check."
+            f"{article(kind).capitalize()} {kind} is neither a baseline, its class or a prompt sampler's, nor an "
+            "objective or a reward function: there is nothing to check."
         )
     if isinstance(found, type) and issubclass(found, PromptSampler):
         return check_sampler

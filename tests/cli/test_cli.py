@@ -14,9 +14,11 @@ import pytest
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from basis_rl.cli.check import constructor_arguments
 from basis_rl.cli.main import main
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.values import ValueTable
+from examples.custom_baseline import Shrinkage
 from examples.quickstart.warm_start import save
 from tests.support.tiny import tiny_model, tiny_tokenizer
 
@@ -283,7 +285,7 @@ def test_secrets_do_not_reach_the_saved_recipe(recipe):
 
 def test_a_baseline_of_ones_own(recipe, capsys):
     assert main(["check", "tests.support.tiny:Tokenwise"]) == 0
-    assert "keeps the contract: shape_and_zeros" in capsys.readouterr().out
+    assert "keeps the contract: declarations, shape_and_zeros" in capsys.readouterr().out
     assert main(["check", "tests.baselines.test_conformance:ByPosition"]) == 2
     assert "depends on the order of the rows" in capsys.readouterr().err
     assert main(["train", recipe(baseline="tests.support.tiny:Tokenwise")]) == 0
@@ -392,7 +394,7 @@ def absurd(completions, **kwargs):
 @pytest.mark.parametrize("form", [["--strength", "4"], ["--strength=4"], ["--baseline_kwargs.strength", "4"]])
 def test_check_gives_a_baseline_its_arguments(form, capsys):
     assert main(["check", "examples.custom_baseline:Shrinkage", *form]) == 0
-    assert "keeps the contract: shape_and_zeros" in capsys.readouterr().out
+    assert "keeps the contract: declarations, shape_and_zeros" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -401,6 +403,13 @@ def test_check_gives_a_baseline_its_arguments(form, capsys):
         (["examples.custom_baseline:Shrinkage", "--strenght", "4"], "cannot be built: TypeError"),
         (["examples.custom_baseline:Shrinkage", "4"], "Give the arguments of a constructor"),
         (["examples.custom_objective:simple", "--strength", "4"], "is no class, so it takes no arguments"),
+        (["examples.custom_baseline:Shrinkage", "--strenght", "4"], "error: Shrinkage cannot be built"),
+        (
+            ["examples.custom_baseline:Shrinkage", "--strength", "[1"],
+            r"error: --strength \[1: the value is not valid YAML",
+        ),
+        (["tests.cli.test_cli:BUILT", "--strength", "4"], "BUILT is no class, so it takes no arguments"),
+        (["tests.cli.test_cli:NUMBER"], "error: An int is neither a baseline"),
         (["math:pi"], "there is nothing to check"),
         (["math:sqrt"], "does not declare|cannot be built|no subclass"),
     ],
@@ -408,3 +417,34 @@ def test_check_gives_a_baseline_its_arguments(form, capsys):
 def test_check_tells_what_it_cannot_check(words, message, capsys):
     assert main(["check", *words]) == 2
     assert re.search(message, capsys.readouterr().err)
+
+
+BUILT, NUMBER = Shrinkage(3.0), 3
+
+
+def test_check_takes_a_built_baseline(capsys):
+    assert main(["check", "tests.cli.test_cli:BUILT"]) == 0
+    assert "BUILT keeps the contract: declarations" in capsys.readouterr().out
+
+
+def test_arguments_are_read_as_in_a_recipe():
+    assert constructor_arguments(["--eps", "1e-6", "--over=batch"]) == {"eps": 1e-6, "over": "batch"}
+
+
+class AsksForALength:
+    """A reward with an argument of its constructor."""
+
+    version = "1"
+
+    def __init__(self, longest):
+        self.longest = longest
+
+    def __call__(self, completions, **columns):
+        return [float(len(str(text)) <= self.longest) for text in completions]
+
+
+def test_check_builds_a_reward_with_its_arguments(capsys):
+    main(["check", "tests.cli.test_cli:AsksForALength", "--longest", "5"])
+    told = capsys.readouterr()
+    assert "partial" not in told.out + told.err
+    assert "longest" not in told.err, "it was built"
