@@ -64,7 +64,7 @@ _BY_ARGUMENT: dict[str, tuple[int | None, int | None]] = {
     "clone": (56, 220), "clone3": (435, 435), "fork": (57, None), "vfork": (58, None), "socketpair": (53, 199),
     "ioctl": (16, 29), "prlimit64": (302, 261), "tgkill": (234, 131), "fcntl": (72, 25), "setpriority": (141, 140),
     "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118),
-    "sched_setattr": (314, 274), "ioprio_set": (251, 30),
+    "sched_setattr": (314, 274), "ioprio_set": (251, 30), "setsockopt": (54, 208),
 }  # fmt: skip
 _NUMBERS = (
     _SOCKETS | _PROCESSES | _SYSTEM | _SHARED_MEMORY | _MEMORY_FILES | _GROUP | _METADATA | _SIGNALS | _BY_ARGUMENT
@@ -76,7 +76,8 @@ _SECCOMP = (317, 277)
 _NEW_NAMESPACES = 0x7E020000
 _TIOCSTI, _FIOSETOWN, _SIOCSPGRP, _FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR = 0x5412, 0x8901, 0x8902, 0x40086602, 0x401C5820
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_SETLEASE, _F_NOTIFY = 8, 10, 15, 1024, 1026
-_AF_UNIX, _SOCK_STREAM = 1, 1
+_AF_UNIX, _SOCK_STREAM, _SOL_SOCKET = 1, 1, 1
+_SO_SNDBUF, _SO_RCVBUF, _SO_ATTACH_FILTER, _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 7, 8, 26, 32, 33
 
 _LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
@@ -86,7 +87,7 @@ _NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
 class Refusal(NamedTuple):
     """A system call that fails with `error` if the low 32 bits of all arguments named in `when` are as they say.
 
-    A condition is (number of the argument, mask, ``==``, ``!=`` or ``&``, value).
+    With `error` 0 it does nothing, and says that it succeeded. A condition is (number of the argument, mask, ``==``, ``!=`` or ``&``, value).
     """
 
     name: str
@@ -112,6 +113,7 @@ def refusals(*, namespaces: bool, read_only_mounts: bool, scoped_signals: bool, 
         Refusal("socketpair", ((0, every, "!=", _AF_UNIX),)),
         # Only connected pairs: a datagram can be addressed to a socket of somebody else.
         Refusal("socketpair", ((1, 0xF, "!=", _SOCK_STREAM),)),
+        *_socket_options(),
         Refusal("ioctl", ((1, every, "==", _TIOCSTI),)),
         Refusal("setpriority", ((0, every, "!=", 0),)),
         Refusal("setpriority", ((1, every, "!=", 0),)),
@@ -134,6 +136,18 @@ def refusals(*, namespaces: bool, read_only_mounts: bool, scoped_signals: bool, 
         result += [Refusal("ioctl", ((1, every, "==", command),)) for command in (_FIOSETOWN, _SIOCSPGRP)]
         result += [Refusal("fcntl", ((1, every, "==", command),)) for command in (_F_SETOWN, _F_SETSIG, _F_SETOWN_EX)]
     return result
+
+
+def _socket_options() -> list[Refusal]:
+    """What a socket holds unread counts for no process, so that its buffer keeps the size that the machine gives."""
+
+    def refusal(option: int, error: int) -> Refusal:
+        every = 0xFFFFFFFF
+        return Refusal("setsockopt", ((1, every, "==", _SOL_SOCKET), (2, every, "==", option)), error)
+
+    # The kernel changes these two as it likes as well, and no caller expects an error: anyio sets them to 1.
+    ignored = [refusal(option, 0) for option in (_SO_SNDBUF, _SO_RCVBUF)]
+    return ignored + [refusal(o, errno.EPERM) for o in (_SO_SNDBUFFORCE, _SO_RCVBUFFORCE, _SO_ATTACH_FILTER)]
 
 
 def assemble(rules: list[Refusal], machine: int, own_pid: int | None = None) -> bytes:

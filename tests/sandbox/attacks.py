@@ -1,14 +1,21 @@
-"""Runs inside: tries to get out, in every way it knows. Prints what came of each as JSON, null where it succeeded."""
+"""Runs inside: tries to get out, in every way it knows. Prints what came of each as JSON, null where it succeeded.
+
+Attacks that a sandbox answers by killing all of it can report nothing. They are in ``test_limits.py``: too many
+processes and threads, memory, CPU time, files (with a name and without), and what is to outlive the command.
+"""
 
 import ctypes
 import fcntl
 import json
+import mmap
 import os
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import threading
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -76,6 +83,43 @@ def tell_of_file(command, kind, path="notes 2"):
         os.close(descriptor)
 
 
+def unread_bytes(buffer_size=None):
+    """What a socket holds, with what the kernel adds to it, when nobody reads what is sent."""
+    first, second = socket.socketpair()
+    with first, second:
+        if buffer_size is not None:
+            first.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_size)
+        first.setblocking(False)
+        try:
+            while True:
+                first.send(bytes(1 << 15))
+        except BlockingIOError:
+            return struct.unpack("i", fcntl.ioctl(first, termios.TIOCOUTQ, bytes(4)))[0]
+
+
+def larger_socket_buffer():
+    """Twice the default where the machine grants no more; up to twice ``net.core.wmem_max``."""
+    assert unread_bytes(1 << 24) > 1.5 * unread_bytes()
+
+
+def socket_filter():
+    first, second = socket.socketpair()
+    with first, second:
+        accept_all = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0xFFFF))
+        program = struct.pack("@HP", 1, ctypes.addressof(accept_all))
+        first.setsockopt(socket.SOL_SOCKET, 26, program)
+
+
+def socket_option(number, level=socket.SOL_SOCKET):
+    """Raises it, by the system call itself."""
+    first, second = socket.socketpair()
+    with first, second:
+        value = ctypes.c_int(1 << 24)
+        before = first.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+        call(54, first.fileno(), level, number, ctypes.addressof(value), 4)
+        assert first.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) > before
+
+
 attacks = {
     "tcp": connect(socket.AF_INET, ("127.0.0.1", target["tcp"])),
     "udp": connect(socket.AF_INET, ("127.0.0.1", target["udp"]), socket.SOCK_DGRAM),
@@ -135,6 +179,10 @@ by_seccomp = {
     "x32": lambda: call(0x40000000 + 39),
     "memory file": lambda: os.memfd_create("x"),
     "secret memory file": lambda: call(447, 0),
+    "larger socket buffer": larger_socket_buffer,
+    "larger receive buffer": lambda: socket_option(socket.SO_RCVBUF),
+    "larger receive buffer by a wide number": lambda: socket_option(1 << 32 | socket.SO_RCVBUF, 1 << 32 | 1),
+    "program on a socket": socket_filter,
     "inotify": lambda: call(253),
     "inotify with flags": lambda: call(294, 0),
     "lease": lambda: tell_of_file(fcntl.F_SETLEASE, fcntl.F_WRLCK),
