@@ -102,6 +102,32 @@ def larger_socket_buffer():
     assert unread_bytes(1 << 24) > 1.5 * unread_bytes()
 
 
+def zero_device():
+    with open("/dev/zero", "rb") as device:
+        mmap.mmap(device.fileno(), 4096, mmap.MAP_SHARED, mmap.PROT_READ).close()
+
+
+def pages_in_a_pipe(name):
+    """By splice and its like: they stay in memory when the mapping or the file that they are from has gone."""
+    reader, writer = os.pipe()
+    source = os.open("notes 2", os.O_RDONLY)
+    piece = ctypes.create_string_buffer(1)
+    pieces = ctypes.create_string_buffer(struct.pack("@PN", ctypes.addressof(piece), 1))
+    other, end = os.pipe()
+    os.write(end, b"x")
+    arguments = {
+        "splice": (275, source, 0, writer, 0, 1, 0),
+        "tee": (276, other, writer, 1, 0),
+        "vmsplice": (278, writer, ctypes.addressof(pieces), 1, 0),
+        "sendfile": (40, writer, source, 0, 1),
+    }
+    try:
+        call(*arguments[name])
+    finally:
+        for descriptor in (reader, writer, source, other, end):
+            os.close(descriptor)
+
+
 def socket_filter():
     first, second = socket.socketpair()
     with first, second:
@@ -183,6 +209,14 @@ by_seccomp = {
     "larger receive buffer": lambda: socket_option(socket.SO_RCVBUF),
     "larger receive buffer by a wide number": lambda: socket_option(1 << 32 | socket.SO_RCVBUF, 1 << 32 | 1),
     "program on a socket": socket_filter,
+    "shared memory without a name": lambda: mmap.mmap(-1, 4096),
+    "shared memory without a name, by wide flags": lambda: call(9, 0, 4096, 3, 1 << 32 | 0x21, -1, 0),
+    "shared memory of a device": zero_device,
+    "splice": lambda: pages_in_a_pipe("splice"),
+    "tee": lambda: pages_in_a_pipe("tee"),
+    "vmsplice": lambda: pages_in_a_pipe("vmsplice"),
+    "sendfile": lambda: pages_in_a_pipe("sendfile"),
+    "rules of Landlock": lambda: call(444, ctypes.addressof(ctypes.create_string_buffer(struct.pack("Q", 1))), 8, 0),
     "inotify": lambda: call(253),
     "inotify with flags": lambda: call(294, 0),
     "lease": lambda: tell_of_file(fcntl.F_SETLEASE, fcntl.F_WRLCK),
