@@ -251,6 +251,30 @@ def harmless():
     return sorted(os.listdir("."))
 
 
+def lock(kind):
+    """Of a file that may be read, and that others wait for as well."""
+    with open(os.__file__) as file:
+        kind(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def there_and_back():
+    os.chdir(outside)
+    os.chdir(os.environ["HOME"])
+
+
+# What docs/security.md says is possible: by this much, and no more, is known about what lies outside.
+known = {
+    "stat": lambda: os.stat(f"{outside}/secret").st_size,
+    "readlink": lambda: os.readlink(f"{outside}/link there"),
+    "getxattr": lambda: os.getxattr(f"{outside}/secret", "user.basis_rl").decode() if target["attribute"] else None,
+    "access": lambda: os.access(f"{outside}/secret", os.F_OK),
+    "access to nothing": lambda: os.access(f"{outside}/not there", os.F_OK),
+    "chdir": there_and_back,
+    "flock": lambda: lock(fcntl.flock),
+    "lockf": lambda: lock(fcntl.lockf),
+}
+
+
 def status(name):
     with open("/proc/self/status") as file:
         return next(line.split()[1] for line in file if line.startswith(f"{name}:"))
@@ -261,6 +285,7 @@ report = {
     "open": sorted(int(name) for name in os.listdir("/proc/self/fd"))[:-1],
     "capabilities": [status(name) for name in ("CapEff", "CapPrm", "CapInh", "CapAmb")],
     "environment": dict(os.environ),
+    "known": {name: what() for name, what in known.items()},
     "cwd": os.getcwd(),
 }
 if target["seccomp"] and os.uname().machine == "x86_64":  # by number; where it succeeds, clone makes two of us
