@@ -87,6 +87,7 @@ _SECCOMP = (317, 277)
 _NEW_NAMESPACES = 0x7E020000
 _TIOCSTI, _FIOSETOWN, _SIOCSPGRP, _FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR = 0x5412, 0x8901, 0x8902, 0x40086602, 0x401C5820
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_SETLEASE, _F_NOTIFY = 8, 10, 15, 1024, 1026
+_F_OFD_SETLK, _F_OFD_SETLKW = 37, 38
 _MAP_SHARED, _MAP_ANONYMOUS = 0x01, 0x20
 _AF_UNIX, _SOCK_STREAM, _SOL_SOCKET = 1, 1, 1
 _SO_SNDBUF, _SO_RCVBUF, _SO_ATTACH_FILTER, _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 7, 8, 26, 32, 33
@@ -138,6 +139,9 @@ def refusals(*, namespaces: bool, read_only_mounts: bool, scoped_signals: bool, 
         Refusal("ioprio_set", ((1, every, "!=", 0),)),
         # A lease on a file outside that the command may read holds up whoever opens it for writing; notices tell of it.
         *(Refusal("fcntl", ((1, every, "==", command),)) for command in (_F_SETLEASE, _F_NOTIFY)),
+        # As if the kernel had none. Those of processes end when a descriptor is closed, these stay with a mapping of
+        # the file, so that the number of open files does not limit how many there are.
+        *(Refusal("fcntl", ((1, every, "==", command),), errno.EINVAL) for command in (_F_OFD_SETLK, _F_OFD_SETLKW)),
     ]
     if one_process:
         result += [Refusal(name, error=errno.EAGAIN) for name in ("fork", "vfork", "clone")]

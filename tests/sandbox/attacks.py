@@ -102,6 +102,11 @@ def larger_socket_buffer():
     assert unread_bytes(1 << 24) > 1.5 * unread_bytes()
 
 
+def lock_of_an_open_file(command):
+    with open("notes 2", "r+b") as file:
+        fcntl.fcntl(file, command, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+
+
 def zero_device():
     with open("/dev/zero", "rb") as device:
         mmap.mmap(device.fileno(), 4096, mmap.MAP_SHARED, mmap.PROT_READ).close()
@@ -221,6 +226,8 @@ by_seccomp = {
     "inotify with flags": lambda: call(294, 0),
     "lease": lambda: tell_of_file(fcntl.F_SETLEASE, fcntl.F_WRLCK),
     "lease by a wide number": lambda: call(72, os.open("notes 2", os.O_RDONLY), (1 << 32) + fcntl.F_SETLEASE, 1),
+    "lock of an open file": lambda: lock_of_an_open_file(37),
+    "lock of an open file, waited for": lambda: lock_of_an_open_file(38),
     "notices of a folder": lambda: tell_of_file(fcntl.F_NOTIFY, fcntl.DN_CREATE, "."),
     "asynchronous input": lambda: call(206, 8, ctypes.addressof(ctypes.c_long(0))),
     "io priority of the group": lambda: call(251, 2, 0, 3 << 13),
