@@ -258,10 +258,10 @@ def harmless():
     return sorted(os.listdir("."))
 
 
-def lock(kind):
-    """Of a file that may be read, and that others wait for as well."""
+def lock(kind, how):
+    """Of a file that may be read, so that others who want the same have to wait."""
     with open(os.__file__) as file:
-        kind(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        kind(file, how)
 
 
 def there_and_back():
@@ -277,8 +277,9 @@ known = {
     "access": lambda: os.access(f"{outside}/secret", os.F_OK),
     "access to nothing": lambda: os.access(f"{outside}/not there", os.F_OK),
     "chdir": there_and_back,
-    "flock": lambda: lock(fcntl.flock),
-    "lockf": lambda: lock(fcntl.lockf),
+    "flock": lambda: lock(fcntl.flock, fcntl.LOCK_EX),
+    "lockf": lambda: lock(fcntl.lockf, fcntl.LOCK_SH),
+    "exclusive lockf": lambda: attempt(lambda: lock(fcntl.lockf, fcntl.LOCK_EX)),
 }
 
 
