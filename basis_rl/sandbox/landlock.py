@@ -21,7 +21,8 @@ _ONLY_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _TCP, _SCOPES = 0b11, 0b11  # bind and connect; abstract unix sockets and signals
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
 
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+# Without /dev/zero: mapped, it is memory that stays when all but one page of it is unmapped, and no limit counts.
+_DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 _OF_THE_MACHINE = ("cpuinfo", "meminfo", "stat", "loadavg", "version", "uptime", "filesystems", "sys")
 _NOT_ORDINARY = ("dev", "proc")
 

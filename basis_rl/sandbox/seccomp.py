@@ -48,6 +48,15 @@ _SHARED_MEMORY: dict[str, tuple[int | None, int | None]] = {  # and queues: writ
 }  # fmt: skip
 # Files of no folder, which no limit of one counts. Refused as if the kernel had none: libraries fall back on a file.
 _MEMORY_FILES: dict[str, tuple[int | None, int | None]] = {"memfd_create": (319, 279), "memfd_secret": (447, 447)}
+# They keep pages in a pipe or a socket, each of up to 2 MB, where the kernel counts one byte or one place of the pipe;
+# the mapping or the file that the page is from can go. Callers fall back on reading and writing.
+_KEPT_PAGES: dict[str, tuple[int | None, int | None]] = {
+    "splice": (275, 76), "tee": (276, 77), "vmsplice": (278, 75), "sendfile": (40, 71),
+}  # fmt: skip
+# Rules that are never enforced take kernel memory, without a limit. What Landlock holds here is in force by now.
+_LANDLOCK: dict[str, tuple[int | None, int | None]] = {
+    "landlock_create_ruleset": (444, 444), "landlock_add_rule": (445, 445), "landlock_restrict_self": (446, 446),
+}  # fmt: skip
 _GROUP: dict[str, tuple[int | None, int | None]] = {"setsid": (112, 157), "setpgid": (109, 154)}
 _METADATA: dict[str, tuple[int | None, int | None]] = {
     "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
@@ -64,10 +73,12 @@ _BY_ARGUMENT: dict[str, tuple[int | None, int | None]] = {
     "clone": (56, 220), "clone3": (435, 435), "fork": (57, None), "vfork": (58, None), "socketpair": (53, 199),
     "ioctl": (16, 29), "prlimit64": (302, 261), "tgkill": (234, 131), "fcntl": (72, 25), "setpriority": (141, 140),
     "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118),
-    "sched_setattr": (314, 274), "ioprio_set": (251, 30),
+    "sched_setattr": (314, 274), "ioprio_set": (251, 30), "setsockopt": (54, 208),
+    "mmap": (9, 222),
 }  # fmt: skip
+_AS_IF_MISSING = _MEMORY_FILES | _KEPT_PAGES | _LANDLOCK
 _NUMBERS = (
-    _SOCKETS | _PROCESSES | _SYSTEM | _SHARED_MEMORY | _MEMORY_FILES | _GROUP | _METADATA | _SIGNALS | _BY_ARGUMENT
+    _SOCKETS | _PROCESSES | _SYSTEM | _SHARED_MEMORY | _AS_IF_MISSING | _GROUP | _METADATA | _SIGNALS | _BY_ARGUMENT
 )
 
 _AUDIT_ARCH = (0xC000003E, 0xC00000B7)
@@ -76,7 +87,10 @@ _SECCOMP = (317, 277)
 _NEW_NAMESPACES = 0x7E020000
 _TIOCSTI, _FIOSETOWN, _SIOCSPGRP, _FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR = 0x5412, 0x8901, 0x8902, 0x40086602, 0x401C5820
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_SETLEASE, _F_NOTIFY = 8, 10, 15, 1024, 1026
-_AF_UNIX, _SOCK_STREAM = 1, 1
+_F_OFD_SETLK, _F_OFD_SETLKW = 37, 38
+_MAP_SHARED, _MAP_ANONYMOUS = 0x01, 0x20
+_AF_UNIX, _SOCK_STREAM, _SOL_SOCKET = 1, 1, 1
+_SO_SNDBUF, _SO_RCVBUF, _SO_ATTACH_FILTER, _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 7, 8, 26, 32, 33
 
 _LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
@@ -86,7 +100,8 @@ _NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
 class Refusal(NamedTuple):
     """A system call that fails with `error` if the low 32 bits of all arguments named in `when` are as they say.
 
-    A condition is (number of the argument, mask, ``==``, ``!=`` or ``&``, value).
+    With `error` 0 it does nothing, and says that it succeeded. A condition is (number of the argument, mask, ``==``,
+    ``!=`` or ``&``, value).
     """
 
     name: str
@@ -105,13 +120,16 @@ def refusals(*, namespaces: bool, read_only_mounts: bool, scoped_signals: bool, 
     """
     every = 0xFFFFFFFF
     result = [Refusal(name) for name in (*_SOCKETS, *_PROCESSES, *_SYSTEM, *_SHARED_MEMORY)]
-    result += [Refusal(name, error=errno.ENOSYS) for name in _MEMORY_FILES]
+    result += [Refusal(name, error=errno.ENOSYS) for name in _AS_IF_MISSING]
     result += [
         Refusal("clone", ((0, every, "&", _NEW_NAMESPACES),)),
         Refusal("clone3", error=errno.ENOSYS),  # its flags are out of our sight; libraries fall back on clone
         Refusal("socketpair", ((0, every, "!=", _AF_UNIX),)),
         # Only connected pairs: a datagram can be addressed to a socket of somebody else.
         Refusal("socketpair", ((1, 0xF, "!=", _SOCK_STREAM),)),
+        # Its pages stay as long as one of them is mapped; the rest does not count for the process once it is unmapped.
+        Refusal("mmap", ((3, _MAP_SHARED | _MAP_ANONYMOUS, "==", _MAP_SHARED | _MAP_ANONYMOUS),)),
+        *_socket_options(),
         Refusal("ioctl", ((1, every, "==", _TIOCSTI),)),
         Refusal("setpriority", ((0, every, "!=", 0),)),
         Refusal("setpriority", ((1, every, "!=", 0),)),
@@ -121,6 +139,9 @@ def refusals(*, namespaces: bool, read_only_mounts: bool, scoped_signals: bool, 
         Refusal("ioprio_set", ((1, every, "!=", 0),)),
         # A lease on a file outside that the command may read holds up whoever opens it for writing; notices tell of it.
         *(Refusal("fcntl", ((1, every, "==", command),)) for command in (_F_SETLEASE, _F_NOTIFY)),
+        # As if the kernel had none. Those of processes end when a descriptor is closed, these stay with a mapping of
+        # the file, so that the number of open files does not limit how many there are.
+        *(Refusal("fcntl", ((1, every, "==", command),), errno.EINVAL) for command in (_F_OFD_SETLK, _F_OFD_SETLKW)),
     ]
     if one_process:
         result += [Refusal(name, error=errno.EAGAIN) for name in ("fork", "vfork", "clone")]
@@ -134,6 +155,18 @@ def refusals(*, namespaces: bool, read_only_mounts: bool, scoped_signals: bool, 
         result += [Refusal("ioctl", ((1, every, "==", command),)) for command in (_FIOSETOWN, _SIOCSPGRP)]
         result += [Refusal("fcntl", ((1, every, "==", command),)) for command in (_F_SETOWN, _F_SETSIG, _F_SETOWN_EX)]
     return result
+
+
+def _socket_options() -> list[Refusal]:
+    """What a socket holds unread counts for no process, so that its buffer keeps the size that the machine gives."""
+
+    def refusal(option: int, error: int) -> Refusal:
+        every = 0xFFFFFFFF
+        return Refusal("setsockopt", ((1, every, "==", _SOL_SOCKET), (2, every, "==", option)), error)
+
+    # The kernel changes these two as it likes as well, and no caller expects an error: anyio sets them to 1.
+    ignored = [refusal(option, 0) for option in (_SO_SNDBUF, _SO_RCVBUF)]
+    return ignored + [refusal(o, errno.EPERM) for o in (_SO_SNDBUFFORCE, _SO_RCVBUFFORCE, _SO_ATTACH_FILTER)]
 
 
 def assemble(rules: list[Refusal], machine: int, own_pid: int | None = None) -> bytes:

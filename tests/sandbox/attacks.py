@@ -1,14 +1,21 @@
-"""Runs inside: tries to get out, in every way it knows. Prints what came of each as JSON, null where it succeeded."""
+"""Runs inside: tries to get out, in every way it knows. Prints what came of each as JSON, null where it succeeded.
+
+Attacks that a sandbox answers by killing all of it can report nothing. They are in ``test_limits.py``: too many
+processes and threads, memory, CPU time, files (with a name and without), and what is to outlive the command.
+"""
 
 import ctypes
 import fcntl
 import json
+import mmap
 import os
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import threading
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -76,6 +83,74 @@ def tell_of_file(command, kind, path="notes 2"):
         os.close(descriptor)
 
 
+def unread_bytes(buffer_size=None):
+    """What a socket holds, with what the kernel adds to it, when nobody reads what is sent."""
+    first, second = socket.socketpair()
+    with first, second:
+        if buffer_size is not None:
+            first.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_size)
+        first.setblocking(False)
+        try:
+            while True:
+                first.send(bytes(1 << 15))
+        except BlockingIOError:
+            return struct.unpack("i", fcntl.ioctl(first, termios.TIOCOUTQ, bytes(4)))[0]
+
+
+def larger_socket_buffer():
+    """Twice the default where the machine grants no more; up to twice ``net.core.wmem_max``."""
+    assert unread_bytes(1 << 24) > 1.5 * unread_bytes()
+
+
+def lock_of_an_open_file(command):
+    with open("notes 2", "r+b") as file:
+        fcntl.fcntl(file, command, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+
+
+def zero_device():
+    with open("/dev/zero", "rb") as device:
+        mmap.mmap(device.fileno(), 4096, mmap.MAP_SHARED, mmap.PROT_READ).close()
+
+
+def pages_in_a_pipe(name):
+    """By splice and its like: they stay in memory when the mapping or the file that they are from has gone."""
+    reader, writer = os.pipe()
+    source = os.open("notes 2", os.O_RDONLY)
+    piece = ctypes.create_string_buffer(1)
+    pieces = ctypes.create_string_buffer(struct.pack("@PN", ctypes.addressof(piece), 1))
+    other, end = os.pipe()
+    os.write(end, b"x")
+    arguments = {
+        "splice": (275, source, 0, writer, 0, 1, 0),
+        "tee": (276, other, writer, 1, 0),
+        "vmsplice": (278, writer, ctypes.addressof(pieces), 1, 0),
+        "sendfile": (40, writer, source, 0, 1),
+    }
+    try:
+        call(*arguments[name])
+    finally:
+        for descriptor in (reader, writer, source, other, end):
+            os.close(descriptor)
+
+
+def socket_filter():
+    first, second = socket.socketpair()
+    with first, second:
+        accept_all = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0xFFFF))
+        program = struct.pack("@HP", 1, ctypes.addressof(accept_all))
+        first.setsockopt(socket.SOL_SOCKET, 26, program)
+
+
+def socket_option(number, level=socket.SOL_SOCKET):
+    """Raises it, by the system call itself."""
+    first, second = socket.socketpair()
+    with first, second:
+        value = ctypes.c_int(1 << 24)
+        before = first.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+        call(54, first.fileno(), level, number, ctypes.addressof(value), 4)
+        assert first.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) > before
+
+
 attacks = {
     "tcp": connect(socket.AF_INET, ("127.0.0.1", target["tcp"])),
     "udp": connect(socket.AF_INET, ("127.0.0.1", target["udp"]), socket.SOCK_DGRAM),
@@ -135,10 +210,24 @@ by_seccomp = {
     "x32": lambda: call(0x40000000 + 39),
     "memory file": lambda: os.memfd_create("x"),
     "secret memory file": lambda: call(447, 0),
+    "larger socket buffer": larger_socket_buffer,
+    "larger receive buffer": lambda: socket_option(socket.SO_RCVBUF),
+    "larger receive buffer by a wide number": lambda: socket_option(1 << 32 | socket.SO_RCVBUF, 1 << 32 | 1),
+    "program on a socket": socket_filter,
+    "shared memory without a name": lambda: mmap.mmap(-1, 4096),
+    "shared memory without a name, by wide flags": lambda: call(9, 0, 4096, 3, 1 << 32 | 0x21, -1, 0),
+    "shared memory of a device": zero_device,
+    "splice": lambda: pages_in_a_pipe("splice"),
+    "tee": lambda: pages_in_a_pipe("tee"),
+    "vmsplice": lambda: pages_in_a_pipe("vmsplice"),
+    "sendfile": lambda: pages_in_a_pipe("sendfile"),
+    "rules of Landlock": lambda: call(444, ctypes.addressof(ctypes.create_string_buffer(struct.pack("Q", 1))), 8, 0),
     "inotify": lambda: call(253),
     "inotify with flags": lambda: call(294, 0),
     "lease": lambda: tell_of_file(fcntl.F_SETLEASE, fcntl.F_WRLCK),
     "lease by a wide number": lambda: call(72, os.open("notes 2", os.O_RDONLY), (1 << 32) + fcntl.F_SETLEASE, 1),
+    "lock of an open file": lambda: lock_of_an_open_file(37),
+    "lock of an open file, waited for": lambda: lock_of_an_open_file(38),
     "notices of a folder": lambda: tell_of_file(fcntl.F_NOTIFY, fcntl.DN_CREATE, "."),
     "asynchronous input": lambda: call(206, 8, ctypes.addressof(ctypes.c_long(0))),
     "io priority of the group": lambda: call(251, 2, 0, 3 << 13),
@@ -169,6 +258,31 @@ def harmless():
     return sorted(os.listdir("."))
 
 
+def lock(kind, how):
+    """Of a file that may be read, so that others who want the same have to wait."""
+    with open(os.__file__) as file:
+        kind(file, how)
+
+
+def there_and_back():
+    os.chdir(outside)
+    os.chdir(os.environ["HOME"])
+
+
+# What docs/security.md says is possible: by this much, and no more, is known about what lies outside.
+known = {
+    "stat": lambda: os.stat(f"{outside}/secret").st_size,
+    "readlink": lambda: os.readlink(f"{outside}/link there"),
+    "getxattr": lambda: os.getxattr(f"{outside}/secret", "user.basis_rl").decode() if target["attribute"] else None,
+    "access": lambda: os.access(f"{outside}/secret", os.F_OK),
+    "access to nothing": lambda: os.access(f"{outside}/not there", os.F_OK),
+    "chdir": there_and_back,
+    "flock": lambda: lock(fcntl.flock, fcntl.LOCK_EX),
+    "lockf": lambda: lock(fcntl.lockf, fcntl.LOCK_SH),
+    "exclusive lockf": lambda: attempt(lambda: lock(fcntl.lockf, fcntl.LOCK_EX)),
+}
+
+
 def status(name):
     with open("/proc/self/status") as file:
         return next(line.split()[1] for line in file if line.startswith(f"{name}:"))
@@ -179,6 +293,7 @@ report = {
     "open": sorted(int(name) for name in os.listdir("/proc/self/fd"))[:-1],
     "capabilities": [status(name) for name in ("CapEff", "CapPrm", "CapInh", "CapAmb")],
     "environment": dict(os.environ),
+    "known": {name: what() for name, what in known.items()},
     "cwd": os.getcwd(),
 }
 if target["seccomp"] and os.uname().machine == "x86_64":  # by number; where it succeeds, clone makes two of us

@@ -71,10 +71,16 @@ def attack(script: str, policy: dict[str, object], mechanisms: list[str]) -> dic
     outside, folder = tempfile.mkdtemp(prefix="basis_rl_outside"), tempfile.mkdtemp(prefix="basis_rl_inside")
     for name in ("secret", "rename me", "unlink me"):
         (Path(outside) / name).write_text("secret")
+    (Path(outside) / "link there").symlink_to("secret")
+    attribute = False  # where the file system has none
+    with contextlib.suppress(OSError):
+        os.setxattr(f"{outside}/secret", "user.basis_rl", b"attribute")
+        attribute = True
     before = {path.name: path.stat() for path in Path(outside).iterdir()}
     sockets = listeners(outside)
     home = str(Path.home())
     target = {"owner": os.getpid(), "outside": outside, "home": home, "project": str(PROJECT), **sockets["names"]}
+    target["attribute"] = attribute
     target["seccomp"] = "seccomp" in mechanisms
     target["held"] = len(mechanisms) > 1
     neighbour = subprocess.Popen(["sleep", "100"])

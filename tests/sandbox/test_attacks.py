@@ -51,6 +51,19 @@ def test_what_is_harmless_still_works_and_what_is_ours_is_not_there(kind, user):
     assert {inside["environment"]["HOME"], inside["environment"]["TMPDIR"], inside["cwd"]} == {report["folder"]}
 
 
+@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize("kind", kinds())
+def test_names_and_metadata_outside_and_locks_are_what_the_docs_say_they_are(kind, user):
+    """Not held: what docs/security.md has to say, until something holds it."""
+    known = attacked(user, kind)["inside"]["known"]
+    assert "Bad file descriptor" in known.pop("exclusive lockf")
+    assert known.pop("getxattr") in ("attribute", None)
+    assert known == {
+        "stat": 6, "readlink": "secret", "access": True, "access to nothing": False, "chdir": None, "flock": None,
+        "lockf": None,
+    }  # fmt: skip
+
+
 def test_the_attacks_succeed_where_nothing_holds_them():
     report = own("self", kind="none", attacks=str(ATTACKS), policy={})
     attacks = report["inside"]["attacks"]

@@ -224,6 +224,40 @@ def test_numpy_and_sympy_work_inside(kind):
     assert report["out"] == "x**2 + 2*x + 1 1.0 2\n", report["errors"]
 
 
+CONCURRENT = """
+import asyncio, concurrent.futures, multiprocessing, shutil, socket, sqlite3
+
+async def main():
+    process = await asyncio.create_subprocess_exec("echo", "hi", stdout=asyncio.subprocess.PIPE)
+    return (await process.communicate())[0].decode().strip(), await asyncio.to_thread(int, "3")
+
+with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    print(*asyncio.run(main()), *pool.map(abs, [-1, -2]))
+ours, theirs = multiprocessing.Pipe()
+child = multiprocessing.get_context("fork").Process(target=theirs.send, args=(4,))
+child.start()
+print(ours.recv())
+child.join()
+with open("source", "wb") as file:
+    file.write(bytes(100000))
+first, second = socket.socketpair()
+for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):  # anyio's, for what only wakes it up
+    first.setsockopt(socket.SOL_SOCKET, option, 1)
+with open(shutil.copyfile("source", "copy"), "rb") as file:  # which both try sendfile
+    print(first.sendfile(file))
+connection = sqlite3.connect("database")
+connection.execute("create table numbers(number)")
+connection.commit()
+print(connection.execute("select count(*) from numbers").fetchone()[0])
+"""
+
+
+@held
+def test_concurrency_copies_and_databases_work_inside(kind):
+    report = own("self", kind=kind, code=CONCURRENT, policy={"temporary": True})
+    assert report["out"] == "hi 3 1 2\n4\n100000\n0\n", report["errors"]
+
+
 @held
 def test_codes_of_the_command_are_handed_on(kind):
     assert own("self", kind=kind, code="raise SystemExit(7)", policy={})["code"] == 7
