@@ -131,25 +131,28 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
-    """Plot accuracy over rollouts and over processor seconds, and the calibrated beta; one column per objective."""
+    """Plot accuracy over rollouts and over processor seconds, and the beta of `basis`; one column per objective."""
     objectives = list(dict.fromkeys(run["objective"] for run in runs))
     rows = list(dict.fromkeys(run["row"] for run in runs))
     columns = len(objectives)
-    with drawing.panels(path, 3, columns, width=4.2, height=2.9) as axes:
+    width = 4.2 if columns > 1 else 7.0  # the legend beside the first column needs some of it
+    with drawing.panels(path, 3 if "basis" in rows else 2, columns, width=width, height=2.9) as axes:
         for column, objective in enumerate(objectives):
-            rollouts, seconds, beta = axes[column::columns]
+            rollouts, seconds, *beta = axes[column::columns]
             first = "" if column else "held-out accuracy, greedy"
             drawing.title(rollouts, f"objective {objective}", "rollouts", first)
             drawing.title(seconds, "", "processor seconds", first)
-            drawing.title(beta, "", "rollouts", "" if column else "calibrated β")
-            for axis in (rollouts, beta):
+            drawing.thousands(rollouts)
+            for axis in beta:
+                drawing.title(axis, "", "rollouts", "" if column else "calibrated β")
                 drawing.thousands(axis)
             for index, row in enumerate(rows):
                 own = [run for run in runs if (run["objective"], run["row"]) == (objective, row)]
                 _band(rollouts, [(run["responses"], run["accuracy"]) for run in own], index, row)
                 _band(seconds, [(run["cpu"], run["accuracy"]) for run in own], index, row)
                 betas = [run["log"] for run in own if row == "basis"]
-                _band(beta, [(log["num_rollouts"], log["baseline/beta"]) for log in betas], index, row)
+                for axis in beta:
+                    _band(axis, [(log["num_rollouts"], log["baseline/beta"]) for log in betas], index, row)
         for number, axis in enumerate(axes):
             if number % columns:
                 axis.sharey(axes[number - number % columns])
