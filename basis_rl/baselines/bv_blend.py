@@ -74,6 +74,7 @@ class BVBlend(Baseline):
     """
 
     uses_own_reward = True
+    scales = True
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     def __init__(
