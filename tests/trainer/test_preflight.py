@@ -21,7 +21,6 @@ from basis_rl.trainer.preflight import (
 from basis_rl.values import ValueTable
 from tests.support.tiny import config, parity_reward, sums, table_for, tiny_model, tiny_tokenizer
 
-
 ARGUMENTS = ("environment_factory", "prompt_sampler")
 
 
@@ -310,13 +309,13 @@ def test_what_says_that_it_does_not_scale_gives_half_the_advantage_for_half_the_
 
 
 def test_no_baseline_is_recommended_that_would_be_refused(tmp_path):
-    with pytest.raises(ValueError, match="that works with 1: none, .*") as refused:
+    with pytest.raises(ValueError, match="that works with 1: none, ") as refused:
         check_baseline_fits(build_baseline("rloo"), config(tmp_path, num_generations=1))
     assert "pass_at_k" not in str(refused.value)
-    with pytest.raises(ValueError, match="'pass_at_k' needs at least 5 .*that works with 4: .*grpo") as refused:
+    with pytest.raises(ValueError, match=r"'pass_at_k' needs at least 5 .*that works with 4: .*grpo") as refused:
         check_baseline_fits(build_baseline("pass_at_k", k=4), config(tmp_path))
     assert "pass_at_k" not in str(refused.value).partition("works with")[2]
-    with pytest.raises(ValueError, match="take one of .*rloo") as refused:
+    with pytest.raises(ValueError, match=r"take one of .*rloo") as refused:
         check_baseline_fits(build_baseline("spo"), config(tmp_path, beta=0.1, kl_placement="reward"))
     assert "max_rl" not in str(refused.value)
 
