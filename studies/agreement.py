@@ -158,7 +158,8 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     if not (options.verl / "verl/trainer/ppo/core_algos.py").is_file():
         parser.error(f"'{options.verl}' is no checkout of verl: it has no verl/trainer/ppo/core_algos.py.")
     one_thread()
-    verl, worst = load_verl(options.verl), {}
+    verl = load_verl(options.verl)
+    worst: dict[str, float] = {}
     for seed in range(4 if options.quick else 20):
         for name, theirs, ours in compared(verl, draw(seed)):
             worst[name] = max(worst.get(name, 0.0), float((theirs - ours).abs().max()))
