@@ -38,7 +38,10 @@ class Baseline(ABC):
         uses_own_reward: whether ``b_i`` depends on ``r_i``. If it does, the gradient is biased (by a factor such as
             ``1 - 1/G`` for a group mean), which is a choice to be made knowingly. An object's own may depend on its
             parameters.
-        reads_kl: whether it takes a KL penalty in the reward (``batch.kl``), by `basis_rl.functional.returns`.
+        reads_kl: whether it takes a KL penalty in the reward (``batch.kl``), by `basis_rl.functional.returns`. An
+            object's own may depend on its parameters.
+        scales: whether it divides advantages by a deviation or the like; refused with ``scale_rewards="none"``. An
+            object's own may depend on its parameters.
         token_level: when its advantages are ``(N, T)``, one of each token: never, only with KL in the reward, or
             always. Objectives that would average them away are refused with it. An object's own may depend on its
             parameters.
@@ -48,6 +51,7 @@ class Baseline(ABC):
     min_group_size: int = 1
     uses_own_reward: bool = False
     reads_kl: bool = False
+    scales: bool = False
     token_level: TokenLevel = "never"
 
     @property

@@ -33,7 +33,8 @@ class WReinforce(CenterScale):
 
     Weighted REINFORCE (Zhu et al. 2025): no baseline, and what is right is reinforced ten times less than what is wrong
     is punished, which keeps the policy's diversity. ``positive=0`` is the paper's negative-sample reinforcement alone.
-    For rewards between 0 and 1 it is linear in between, which is not the paper's.
+    For rewards between 0 and 1 it is linear in between, which is not the paper's. It is made for rewards from 0 to 1:
+    with 1 and -1 a wrong rollout gets ``-0.1 - 2 = -2.1``, so give 0 in place of -1.
 
     Raises:
         ValueError: a negative weight.

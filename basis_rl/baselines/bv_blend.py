@@ -42,8 +42,11 @@ class BVBlend(Baseline):
     Departure: the last line, ``variance="shrunk"``. The paper's equations to the letter (``variance="paper"``) are
     unbounded: in a cluster whose batches are all right or all wrong, ``v_hist`` falls tenfold with each, so that w goes
     to 1 and s to 0, and one odd rollout then gets |A| = 199 after 5 such batches and 1e6 (1 / eps) after 20. Drawn
-    towards the prior by its mass, ``v_hist`` is at least ``N0 V_prior / (N + N0)``. The metric ``advantages/max_abs``
-    of any baseline tells.
+    towards the prior by its mass, ``v_hist`` is at least ``N0 V_prior / (N + N0)``. For rewards from 0 to 1 the largest
+    |A| is then at most the larger of ``sqrt((N + N0) / (N0 V_prior))``, ``2 sqrt(N + 1)`` by default, and
+    ``sqrt(G - 1)``, that of the group alone. So it still grows with N, the rollouts of the cluster in a batch: with one
+    cluster for all, at one rollout per prompt, 7 at 16 rollouts and 45 at 512. Take more clusters, or a larger
+    `prior_mass`. The metric ``advantages/max_abs`` of any baseline tells.
 
     With G = 1, ``mu_G = r`` and ``sigma_G = 0``: a cold cluster gives A = 0, and it works once there is history.
 
@@ -74,6 +77,7 @@ class BVBlend(Baseline):
     """
 
     uses_own_reward = True
+    scales = True
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     def __init__(

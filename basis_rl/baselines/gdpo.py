@@ -27,6 +27,7 @@ class Gdpo(Baseline):
     requires = frozenset({"reward_parts"})
     min_group_size: int = 2
     uses_own_reward: bool = True
+    scales: bool = True
     eps: float = 1e-4
 
     def advantages(self, batch: RolloutBatch) -> Advantages:

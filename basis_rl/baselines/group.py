@@ -55,6 +55,8 @@ class Grpo(DrGrpo):
         ValueError: a parameter out of its range.
     """
 
+    scales: bool = True
+
     def __init__(self, eps: float = 1e-4, over: Literal["group", "batch"] = "group") -> None:
         if not eps > 0:
             raise ValueError(f"grpo: eps must be positive, got {eps}: a group with equal rewards has std 0.")
@@ -96,6 +98,7 @@ class Quantile(Grpo):
         if not 0 < level <= 1:
             raise ValueError(f"quantile: level must be in (0, 1], got {level}.")
         self.level, self.normalize = level, normalize
+        self.scales = normalize
 
     def center(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
         center = torch.full_like(rewards, torch.nan)
@@ -114,9 +117,15 @@ class MaxRl(DrGrpo):
     """``A_i = (r_i - m) / (m + eps)``, m the mean of the prompt's rollouts, MaxRL (arXiv:2602.02710).
 
     For 0/1 rewards it raises ``log p``, the likelihood of a right answer (its series up to the order G), in place of p:
-    hard prompts count more. ``eps = 1e-6``; a group without a success gets 0. Made for rewards >= 0: where the mean is
-    not positive, A = 0.
+    hard prompts count more. ``eps = 1e-6``; a group without a success gets 0.
+
+    Made for rewards >= 0, where ``A < n``, the number of rollouts. What may be negative can have a mean near 0, and A
+    would have no bound: a group with a reward below 0 gets 0 and counts as ``undefined``, and KL in the reward is
+    refused.
     """
+
+    reads_kl: bool = False
+    scales: bool = True
 
     def __init__(self, eps: float = 1e-6) -> None:
         super().__init__()
@@ -126,4 +135,5 @@ class MaxRl(DrGrpo):
 
     def scale(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
         mean = group_mean(rewards, group_ids)
-        return torch.where(mean > 0, mean, torch.inf)
+        negative = group_mean((rewards < 0).double(), group_ids) > 0
+        return torch.where(mean > 0, mean, torch.inf).where(~negative, torch.nan)

@@ -30,8 +30,8 @@ class PassAtK(CenterScale):
     rollout gets what the best reward loses without it, ``A_i = max_j r_j - max_{j != i} r_j``: the best one its lead
     over the second, the others 0. No scaling. It is unbiased for ``E[max]``, for any reward.
 
-    With KL in the reward, ``r`` is the return in ``leave_one_out``, and what is compared with the threshold in
-    ``analytic``.
+    With KL in the reward, ``r`` is the return in ``leave_one_out``. ``analytic`` refuses it: only which side of the
+    threshold a reward is on counts, so that the penalty would do nothing, or make a right rollout wrong.
 
     Args:
         k: size of the set, >= 1 (``analytic`` only).
@@ -43,6 +43,9 @@ class PassAtK(CenterScale):
     """
 
     uses_own_reward: bool = True
+    min_group_size: int = 3  # of the default form and k, as the next one
+    reads_kl: bool = False
+    scales: bool = True
 
     def __init__(self, k: int = 2, form: Form = "analytic", threshold: float = 0.5) -> None:
         if form not in ("analytic", "leave_one_out"):
@@ -51,6 +54,7 @@ class PassAtK(CenterScale):
             raise ValueError(f"pass_at_k: k must be at least 1, got {k}.")
         self.k, self.form, self.threshold = k, form, threshold
         self.min_group_size = k + 1 if form == "analytic" else 2
+        self.reads_kl, self.scales = form == "leave_one_out", form == "analytic"
 
     def center(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
         """``r_i - A_i``, so that what is left is the advantage."""

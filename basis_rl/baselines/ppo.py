@@ -87,7 +87,7 @@ class Ppo(LearnedBaseline):
         self.cliprange_value, self.critic_model = cliprange_value, critic_model
         self.critic_learning_rate = critic_learning_rate or (_MODEL_RATE if critic_model else _HEAD_RATE)
         self.critic_epochs, self.critic_warmup_steps = critic_epochs, critic_warmup_steps
-        self.whiten_advantages = whiten_advantages
+        self.whiten_advantages = self.scales = whiten_advantages
         self.reads_hidden_states = critic_model is None
 
     @property

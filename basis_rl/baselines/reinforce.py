@@ -36,6 +36,7 @@ class ReinforcePP(Baseline):
 
     uses_own_reward: bool = True
     reads_kl: bool = True
+    scales: bool = True
     token_level: TokenLevel = "with_kl"
 
     def __init__(

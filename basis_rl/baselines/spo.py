@@ -64,7 +64,7 @@ class Spo(Baseline):
         self.values = values if isinstance(values, ValueTable) or values is None else ValueTable.load(values)
         self.forgetting, self.normalize, self.accept_mismatch = forgetting, normalize, accept_mismatch
         self.requires = frozenset({"log_probs"} if forgetting == "kl" else ())
-        self.uses_own_reward = normalize  # by mean and deviation of the batch
+        self.uses_own_reward = self.scales = normalize  # by mean and deviation of the batch
         self.reward_range = self.values.reward_range if self.values else (0.0, 1.0)
         # alpha, beta and, of rollouts of this run, the mean log-probability of their tokens (NaN before)
         self.trackers: dict[str, tuple[float, float, float]] = {}

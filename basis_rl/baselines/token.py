@@ -29,7 +29,8 @@ class EnergyBaseline(Baseline):
     Where one rollout of a group outlives the others, Eq. 8 gives ``B_t = G_t`` and its tail learns nothing
     (``tail="zero"``); ``"last"`` keeps the last baseline that was shared: less bias, more variance. They are nearly
     even (`studies.otb.tail`), so the default is the paper's; take ``"last"`` where long answers are rewarded.
-    ``"return"`` sets ``B_t = 0`` there, as the authors' code does since February 2026 (verl, ``handle_zero_tail``).
+    ``"return"`` sets ``B_t = 0`` there, as the authors' code can (verl since 2026-01-08, ``handle_zero_tail``: the
+    default of ``tir_optimal_token_baseline``, not of ``optimal_token_baseline``).
 
     The own weight makes the bias more than a group mean's: a rare action has a high energy, and pulls its baseline to
     itself.

@@ -21,7 +21,8 @@ def advantage_metrics(batch: RolloutBatch, result: Advantages) -> dict[str, floa
       a group mean or BV-Blend. Left out where all rewards are equal. PPO reports that of its discounted return.
     - ``baseline/at_bounds``: share of rollouts whose baseline is exactly 0 or 1 (BASIS Fig. 3d).
     - ``advantages/zero``: share of rollouts that teach nothing, every advantage exactly 0; ``advantages/std``;
-      ``advantages/max_abs``, the largest |A|: a baseline that divides by a small deviation shows here.
+      ``advantages/max_abs``, the largest |A|: a baseline that divides by a small deviation shows here. The trainer
+      passes the advantages that are trained with, those of a sampler with ``correct`` times their weights.
     - ``reward/unscored``: share of rollouts, of all, without a reward.
     """
     rewards = batch.rewards.double().cpu()

@@ -21,6 +21,10 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, estimator: Estimator) 
     In the loss TRL multiplies k3 by the ratio ``pi / pi_old`` unless ``use_bias_correction_kl`` is False, and so do we,
     so that a TRL configuration trains the same: the value is then unbiased off-policy, and the gradient at the ratio 1
     is ``d grad log pi``, that of k2, not the papers' k3. For theirs set ``use_bias_correction_kl: false``.
+
+    With ratios of a whole rollout (``gspo``, ``luspo``) TRL multiplies by that ratio, and the gradient at the ratio 1
+    is neither k2's nor k3's: that of k3, plus ``k3_t`` times the mean of the tokens' ``grad log pi``. ``gspo_token``
+    has ratios of tokens in this place, so its KL term is not that of ``gspo``.
     """
     difference = log_probs - ref_log_probs
     if estimator == "k1":

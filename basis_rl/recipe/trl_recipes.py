@@ -23,7 +23,7 @@ def from_trl(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     back as it is.
 
     Raises:
-        ValueError: what cannot be translated: several datasets, a reward model, a scale over the batch.
+        ValueError: what cannot be translated: several datasets, a reward model.
     """
     result, notes = dict(config), []
     for key in _WITHOUT_MEANING:

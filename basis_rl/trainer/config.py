@@ -6,9 +6,9 @@ import copy
 import dataclasses
 import os
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
-import torch
 from trl import GRPOConfig
 
 from basis_rl.functional.kl import ESTIMATORS
@@ -43,8 +43,9 @@ class BasisConfig(GRPOConfig):
     kl_placement: str = option("loss", "Where the KL penalty (its coefficient is beta) goes: 'loss' or 'reward'.")
     kl_estimator: str | None = option(
         None,
-        "k1, k2 or k3. The default is k3 in the loss (as in TRL: with use_bias_correction_kl, which is on, its "
-        "gradient is that of k2) and k1 in the reward. There is no k1 loss.",
+        "k1, k2 or k3. The default is k3 in the loss (as in TRL: with use_bias_correction_kl, which is on, times the "
+        "ratio, so that its gradient on-policy is that of k2, except for the sequence ratios of gspo and luspo) and k1 "
+        "in the reward. There is no k1 loss.",
     )
     difficulty_column: str | None = option(
         None, "A column with at most 20 different values; the reward is logged for each of them."
@@ -71,7 +72,9 @@ class BasisConfig(GRPOConfig):
         "old, which their importance weights correct.",
     )
     max_tool_calling_iterations: int | None = option(
-        10, "With tools: how often the calls of a rollout are answered, which is its number of turns less one."
+        10,
+        "With tools: how often the calls of a rollout are answered, which is its number of turns less one. null is "
+        "without limit, TRL's default.",
     )
     filter_void_turns: bool = option(
         False, "With tools: no loss on rollouts with a turn that neither calls a tool nor boxes an answer."
@@ -167,10 +170,21 @@ class BasisConfig(GRPOConfig):
 
 
 def plain_values(value: Any) -> Any:
-    """`value` with the names of torch's dtypes in their place, within dictionaries too, as JSON and YAML need it."""
+    """`value` in what JSON and YAML have: torch's dtypes by name, objects by their ``to_dict`` or their text."""
     if isinstance(value, dict):
-        return {key: plain_values(entry) for key, entry in value.items()}
-    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+        return {key if type(key) in (int, str) else str(key): plain_values(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [plain_values(entry) for entry in value]
+    if isinstance(value, Enum):
+        return plain_values(value.value)
+    if value is None or isinstance(value, bool):
+        return value
+    for kind in (int, float, str):  # numpy's are subclasses, which YAML does not know
+        if isinstance(value, kind):
+            return kind(value)
+    if hasattr(value, "to_dict") and not isinstance(value, type):
+        return plain_values(redact(value.to_dict()))
+    return str(value).removeprefix("torch.")
 
 
 def with_objective(args: BasisConfig, objective: str | AnyObjective | None) -> tuple[BasisConfig, AnyObjective]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import os
@@ -107,7 +108,8 @@ def check_baseline_fits(baseline: Baseline, args: BasisConfig) -> None:
             f"{reading}."
         )
     if args.num_generations < baseline.min_group_size:
-        smaller = ", ".join(key for key, cls in BASELINES.items() if cls.min_group_size <= args.num_generations)
+        others = {key: cls for key, cls in BASELINES.items() if cls is not type(baseline)}
+        smaller = ", ".join(key for key, cls in others.items() if cls.min_group_size <= args.num_generations)
         raise ValueError(
             f"Baseline '{name}' needs at least {baseline.min_group_size} rollouts per prompt, but num_generations is "
             f"{args.num_generations}. Set num_generations to {baseline.min_group_size} or more, or take a baseline "
@@ -119,7 +121,8 @@ def baseline_of_settings(baseline: Baseline, args: BasisConfig) -> Baseline:
     """The baseline that TRL's own settings ask for, in place of plain ``grpo``; else `baseline` itself.
 
     ``multi_objective_aggregation="normalize_then_sum"`` is ``gdpo``, ``scale_rewards="none"`` (or False) is
-    ``dr_grpo``, and ``scale_rewards="batch"`` is ``grpo`` with ``over="batch"``.
+    ``dr_grpo``, and ``scale_rewards="batch"`` is ``grpo`` with ``over="batch"``. Beside another baseline that does not
+    scale (``rloo``), ``"none"`` says what is so already.
 
     Raises:
         ValueError: they ask for another baseline than the one that was chosen.
@@ -127,14 +130,23 @@ def baseline_of_settings(baseline: Baseline, args: BasisConfig) -> Baseline:
     wanted, setting = _asked_for(args)
     if wanted is None or (type(wanted) is type(baseline) and wanted.parameters == baseline.parameters):
         return baseline
-    name = _name_of(wanted)
+    if not wanted.scales and not baseline.scales:
+        return baseline
+    shown = _described(wanted)
     if type(baseline) is not Grpo or baseline.parameters != Grpo().parameters:
         raise ValueError(
-            f"{setting} is baseline '{name}', but the run has '{_name_of(baseline)}', which scales advantages in its "
+            f"{setting} is baseline {shown}, but the run has {_described(baseline)}, which scales advantages in its "
             "own way. Leave one of them out."
         )
-    _logger.warning("%s: the baseline is '%s' %s.", setting, name, wanted.parameters or "")
+    _logger.warning("%s: the baseline is %s.", setting, shown)
     return wanted
+
+
+def _described(baseline: Baseline) -> str:
+    """Its name, and the parameters that are not their defaults."""
+    defaults = {name: each.default for name, each in inspect.signature(type(baseline)).parameters.items()}
+    changed = [f"{name} {value}" for name, value in baseline.parameters.items() if value != defaults[name]]
+    return f"'{_name_of(baseline)}'" + (f" ({', '.join(changed)})" if changed else "")
 
 
 def _asked_for(args: BasisConfig) -> tuple[Baseline | None, str]:
@@ -162,6 +174,12 @@ def check_pair(baseline: Baseline, objective: AnyObjective, args: BasisConfig) -
     if baseline.token_level == "never" or (by_kl and not (args.beta != 0 and args.kl_placement == "reward")):
         return objective
     found = for_token_advantages(objective)
+    if found != objective:
+        was, now = objective_name(objective), objective_name(found)
+        _logger.warning(
+            "objective '%s' is '%s' here, since baseline '%s' gives an advantage to each token.",
+            was, now, _name_of(baseline),
+        )  # fmt: skip
     because = ", with KL in the reward," if by_kl else ""
     check_token_advantages(f"Baseline '{_name_of(baseline)}'{because}", found, way_out=by_kl)
     return found
@@ -187,8 +205,8 @@ def check_sampler_fits(sampler: PromptSampler, dataset: Any, args: BasisConfig, 
     """The trainer can do what the prompt sampler needs.
 
     Raises:
-        ValueError: it cannot: a dataset that cannot be indexed, a correction without known chances, refills where a
-            group has one rollout, is divided between ranks, or is asked for ahead.
+        ValueError: it cannot: a dataset that cannot be indexed or has no prompts, a correction without known chances,
+            refills where a group has one rollout, is divided between ranks, or is asked for ahead.
     """
     if not isinstance(sampler, PromptSampler):
         raise ValueError(
@@ -202,6 +220,11 @@ def check_sampler_fits(sampler: PromptSampler, dataset: Any, args: BasisConfig, 
         raise ValueError(
             f"prompt_sampler '{name}' needs a dataset that can be indexed, not a {type(dataset).__name__}. Load it "
             "without streaming, or take prompt_sampler 'uniform'."
+        )
+    if "prompt" not in dataset.column_names:
+        raise ValueError(
+            f"prompt_sampler '{name}' chooses among prompts, but the dataset has no column 'prompt', only "
+            f"{dataset.column_names}. Add one that tells its rows apart, or take prompt_sampler 'uniform'."
         )
     if sampler.correct and not sampler.known_chances:
         raise ValueError(f"prompt_sampler '{name}' does not know the chances of its draws, so leave `correct` out.")
@@ -226,6 +249,20 @@ def _check_refills(name: str, dataset: Dataset, args: BasisConfig, given: dict[s
     other += ["images"] if {"image", "images"} & set(dataset.column_names) else []
     if other:
         raise ValueError(f"prompt_sampler '{name}' does not work with {', '.join(other)}: leave one of them out.")
+
+
+def check_greedy(baseline: Baseline, given: Mapping[str, Any]) -> None:
+    """A greedy rollout, where the baseline reads one, is begun as the sampled ones are.
+
+    Raises:
+        ValueError: the sampled ones begin with what an environment says, or come from the user's own function.
+    """
+    own = [key for key in ("environment_factory", "rollout_func") if given.get(key)]
+    if own and "greedy_rewards" in baseline.requires:
+        raise ValueError(
+            f"Baseline '{_name_of(baseline)}' compares with a greedy rollout, which is not generated by "
+            f"{', '.join(own)}. Leave it out, or take another baseline: rloo, basis_history."
+        )
 
 
 def _name_of(baseline: Baseline) -> str:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -44,6 +45,7 @@ from basis_rl.trainer.preflight import (
     check_dataset,
     check_eval_data,
     check_golds,
+    check_greedy,
     check_pair,
     check_sampler_fits,
     check_single_turns,
@@ -151,6 +153,7 @@ class BasisTrainer(GRPOTrainer):
         """Dataset and further arguments of TRL's trainer, checked before a model is loaded."""
         check_start(args)
         check_baseline_fits(self.baseline, args)
+        check_greedy(self.baseline, kwargs)
         self.objective = check_pair(self.baseline, self.objective, args)
         check_sampler_fits(self.sampler, dataset, args, kwargs)
         if isinstance(dataset, Dataset):
@@ -344,7 +347,7 @@ class BasisTrainer(GRPOTrainer):
             if weights is not None:
                 values = values * weights.to(values).reshape(-1, *[1] * (values.ndim - 1))
             self.selection.log(batch)
-        self._log_advantages(batch, values, advantage_metrics(batch, result) | own)
+        self._log_advantages(batch, values, advantage_metrics(batch, replace(result, values=values)) | own)
         self._log_difficulty(inputs, batch.rewards)
         used_up = self._step + self.args.steps_per_generation * self.num_iterations
         self._unlearnt.add(batch, used_up)

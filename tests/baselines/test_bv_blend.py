@@ -118,6 +118,25 @@ def test_a_cluster_that_is_always_right_does_not_blow_one_odd_rollout_up(group):
         assert one_odd_rollout("shrunk", batches, group) < 15
 
 
+@pytest.mark.parametrize("group", [1, 8])
+@pytest.mark.parametrize("rollouts", [8, 64, 512])
+def test_the_largest_advantage_grows_with_the_root_of_the_clusters_rollouts(group, rollouts):
+    blend = BVBlend(dict.fromkeys(map(str, range(rollouts)), 0))
+    batch = RolloutBatch(
+        rewards=torch.ones(rollouts),
+        group_ids=torch.arange(rollouts) // group,
+        prompt_ids=[str(row // group) for row in range(rollouts)],
+        action_mask=torch.ones((rollouts, 1), dtype=torch.bool),
+    )
+    largest = 0.0
+    for _ in range(12):
+        odd = replace(batch, rewards=(torch.arange(rollouts) > 0).float())
+        largest = max(largest, float(blend.advantages(odd).values.abs().max()))
+        blend.update(batch)
+    bound = 2 * math.sqrt(rollouts + 1)
+    assert 0.4 * bound < largest <= max(bound, math.sqrt(group - 1))
+
+
 def uniform_groups(values):
     return RolloutBatch(
         rewards=torch.tensor([v for v in values for _ in range(4)]),

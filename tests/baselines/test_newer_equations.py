@@ -113,6 +113,24 @@ def test_equals_plain_loop(name, rewards, seed):
     assert (found != 0).any()
 
 
+def test_max_rl_has_a_bound_and_is_silent_where_it_would_have_none():
+    batch = ragged_batch(0, smallest=2)
+    size = int(batch.group_ids.bincount().max())
+    assert 1 < build_baseline("max_rl").advantages(graded(batch, 0)).values.max() < size
+    signed = replace(batch, rewards=torch.where(batch.rewards == 0, -0.999, batch.rewards))
+    found = build_baseline("max_rl").advantages(signed)
+    negative = {int(group) for group in batch.group_ids[signed.rewards < 0]}
+    mixed = torch.tensor([int(group) in negative for group in batch.group_ids])
+    assert (found.values[mixed] == 0).all()
+    assert found.metrics["undefined"] >= float(mixed[~signed.rewards.isnan()].double().mean())
+
+
+def test_what_is_not_made_for_returns_refuses_kl_in_the_reward():
+    assert not build_baseline("max_rl").reads_kl
+    assert not build_baseline("pass_at_k").reads_kl
+    assert build_baseline("pass_at_k", form="leave_one_out").reads_kl
+
+
 def test_the_best_of_a_group_gets_its_lead():
     batch = graded(ragged_batch(1, smallest=2), 1)
     found = build_baseline("pass_at_k", form="leave_one_out").advantages(batch).values.tolist()

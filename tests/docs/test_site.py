@@ -161,6 +161,7 @@ def test_settings_of_trl_and_of_ours_that_the_guide_names_exist():
 OF_PARTS = {
     *(
         "form",
+        "tail",
         "over",
         "lam",
         "gamma",

@@ -31,6 +31,7 @@ def by_loops(batch, values, baseline):
         fmean(b in (0.0, 1.0) for _, b, _ in pairs),
         1 - pvariance(missed) / pvariance([r for r, _, _ in pairs]),
         pvariance([v for _, _, v in pairs]) ** 0.5,
+        max(abs(v) for _, _, v in pairs),
     )
 
 
@@ -51,11 +52,13 @@ def test_metrics_are_those_of_plain_loops(per_token, seed):
     values, baseline = (torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(2))
     baseline[0], baseline[1:3] = 1.0, 0.0
     values[5:9] = 0.0
+    values[12] = -1.5
+    values[batch.rewards.isnan()] = 9.0  # counts for nothing
     if per_token:
         values[:, ::2] = 0.0  # many rows have a 0 among others
     found = advantage_metrics(batch, Advantages(values=values, baseline=baseline))
     expected = by_loops(batch, values, baseline)
-    got = [*(found[f"baseline/{key}"] for key in KEYS), found["advantages/std"]]
+    got = [*(found[f"baseline/{key}"] for key in KEYS), found["advantages/std"], found["advantages/max_abs"]]
     assert got == pytest.approx(expected, abs=1e-12)
     shares = found["advantages/zero"], found["reward/unscored"]
     assert shares == pytest.approx(shares_by_loops(batch, values), abs=1e-12)

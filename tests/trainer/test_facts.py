@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 from huggingface_hub import ModelCard
+from transformers import BitsAndBytesConfig
 
 from basis_rl.baselines import build_baseline
 from basis_rl.clusters import PromptClusters
@@ -81,7 +82,12 @@ def test_each_fact_is_from_its_own_source(tmp_path):
     assert found.hardware.startswith("2 process(es) on a CPU")
     assert {"Python", "basis-rl", "trl", "torch"} <= set(found.versions)
     assert not {"vllm", "deepspeed"} & set(found.versions)
-    assert facts(run(tmp_path, beta=0.5)).settings["KL to the reference"] == "k3 in the loss, coefficient 0.5"
+    for settings, shown in (
+        ({}, "k3 in the loss, coefficient 0.5, times the ratio (use_bias_correction_kl)"),
+        ({"use_bias_correction_kl": False}, "k3 in the loss, coefficient 0.5, not times the ratio"),
+        ({"kl_placement": "reward"}, "k1 in the reward, coefficient 0.5"),
+    ):
+        assert facts(run(tmp_path, beta=0.5, **settings)).settings["KL to the reference"] == shown
 
 
 def test_a_run_is_finished_when_it_has_come_to_its_end_unless_a_signal_ended_it(tmp_path):
@@ -166,6 +172,12 @@ def test_settings_that_are_shown_are_those_that_differ_and_no_secrets(tmp_path):
     shown = changed_settings(args)
     assert shown["learning_rate"] == 1e-4
     assert shown["model_init_kwargs"] == {"dtype": "float32"}
+    quantized = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)
+    given = {"quantization_config": quantized, "dtypes": [torch.float16, {1: torch.float32}], "max_memory": {0: "8GB"}}
+    shown = yaml.safe_load(yaml.safe_dump(changed_settings(config(tmp_path, model_init_kwargs=given))))
+    assert shown["model_init_kwargs"]["quantization_config"]["bnb_4bit_compute_dtype"] == "bfloat16"
+    assert shown["model_init_kwargs"]["dtypes"] == ["float16", {1: "float32"}]
+    assert shown["model_init_kwargs"]["max_memory"] == {0: "8GB"}
     assert shown["output_dir"] == "out"
     assert not {"hub_token", "seed", "temperature"} & set(shown)
     assert yaml.safe_load(facts(run(tmp_path, learning_rate=1e-4)).recipe)["learning_rate"] == 1e-4

