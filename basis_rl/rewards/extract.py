@@ -11,7 +11,7 @@ AnswerIn = Literal["box", "tag", "hashes", "last_line", "whole"]
 # A numeral without braces, \boxed 5, unless it is part of a formula that goes on: \boxed 5/6, \boxed 2^{10}, \boxed 5x.
 _NUMERAL = (
     r"[-+]?(?>\d{1,3}(?:(?:,|\\,|\{,\})\d{3})+(?!\d)|\d+)(?>(?:\.\d+)?)(?![,.]?\d|[a-zA-Z])"
-    r"(?!\s*+(?:[-+*/^!%_=<>({]|\d|\\(?![)\]\\,;:\s]|text|mbox|q?quad)))"
+    r"(?!\s*+(?:[-+*/^!%_=<>({]|\d|\\(?![)\]\\]|[,;:\s](?!\s*\d)|text|mbox|q?quad)))"
 )
 _BOX = re.compile(r"(?<!\\)\\+(?:boxed|fbox)")
 _TOKENS = re.compile(rf"\\(?:boxed|fbox)\s*(?:\{{|(?P<bare>{_NUMERAL}))|\\.|[{{}}]", re.DOTALL)

@@ -77,7 +77,7 @@ class Template:
     def fill(self, gold: Gold) -> str | None:
         """The rollout; None if the template is not for this gold."""
         text = self.text
-        if self.numerals_only and (gold.value is None or gold.value.denominator > 1 or not 4 <= gold.value < 10**9):
+        if self.numerals_only and (gold.value is None or gold.value.denominator > 1 or not 5 <= gold.value < 10**9):
             return None
         if self.numerals_only:
             first = 1 + gold.other % (int(gold.value or 0) - 2)

@@ -32,6 +32,7 @@ from basis_rl.rewards.extract import completion_text, last_boxed, plain_number
         (r"\\boxed{1}", None),  # a line break and a word
         (r"{ \\\boxed{1} }", "1"),
         (r"\boxed 5.", "5"),
+        (r"\boxed 5000\,000", None),
         (r"$\boxed 1,000$", "1,000"),
         (r"\boxed 12\,000\)", r"12\,000"),
         (r"\boxed -2.5 \text{ cm}", "-2.5"),
