@@ -34,10 +34,10 @@ class MathVerifyReward(Reward):
     r"""1.0 if the last balanced ``\boxed{...}`` of the rollout equals the gold answer, else 0.0.
 
     Equal is what Math-Verify finds equal, but for the notations and readings that docs/rewards.md lists. The gold's own
-    text, plain numerals and single letters are compared here (`quick_verdict`), what is far too large or too deep for
-    the gold is wrong unseen (`screened`), what says nothing as a formula too (`refused_reading`), and so is what denies
-    or doubts what the gold does not (`hedged`); only the rest goes to a worker, each pair once. Boxes side by side,
-    ``\boxed{1} and \boxed{2}``, are one answer.
+    text, plain numerals, single letters and times of day are compared here (`quick_verdict`, `same_time`), what is far
+    too large or too deep for the gold is wrong unseen (`screened`), what says nothing as a formula too
+    (`refused_reading`), and so is what denies or doubts what the gold does not (`hedged`); only the rest goes to a
+    worker, each pair once. Boxes side by side, ``\boxed{1} and \boxed{2}``, are one answer.
 
     A reward function as TRL knows them; it reads the dataset's ``solution`` column. The gold is the content of its own
     last ``\boxed{}`` where it has one, else the whole text, and is given to Math-Verify inside a box (bare LaTeX golds
