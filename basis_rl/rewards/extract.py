@@ -8,12 +8,16 @@ from typing import Literal, get_args
 
 AnswerIn = Literal["box", "tag", "hashes", "last_line", "whole"]
 
-_NUMERAL = r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\d,.]*\d)"
+# A numeral without braces, \boxed 5, unless it is part of a formula that goes on: \boxed 5/6, \boxed 2^{10}, \boxed 5x.
+_NUMERAL = (
+    r"[-+]?(?>\d{1,3}(?:(?:,|\\,|\{,\})\d{3})+(?!\d)|\d+)(?>(?:\.\d+)?)(?![,.]?\d|[a-zA-Z])"
+    r"(?!\s*+(?:[-+*/^!%_=<>({]|\d|\\(?![)\]\\]|[,;:\s](?!\s*\d)|text|mbox|q?quad)))"
+)
 _BOX = re.compile(r"(?<!\\)\\+(?:boxed|fbox)")
 _TOKENS = re.compile(rf"\\(?:boxed|fbox)\s*(?:\{{|(?P<bare>{_NUMERAL}))|\\.|[{{}}]", re.DOTALL)
 # What may stand between boxes that are one answer; a name before the second, y_2 =, may too.
 _BETWEEN = re.compile(
-    r"(?:[\s$*.,;&]|\\[()\[\],;:! ]|\\q?quad(?![a-zA-Z])|\\text\s*\{[\s,]*(?:and|or)?[\s,]*\}|\b(?:and|or)\b"
+    r"(?:[\s$*.,;&]|\\[()\[\],;:! \\]|\\q?quad(?![a-zA-Z])|\\text\s*\{[\s,]*(?:and|or)?[\s,]*\}|\b(?:and|or)\b"
     r"|[a-zA-Z](?:_\w|_\{\w+\})?\s*=\s*(?=[$\s]*$))*"
 )
 _LONGEST_BETWEEN = 60
@@ -22,7 +26,8 @@ _WIDE = re.compile(r"(?:\\[;: ]|\s)+")
 # Not between digits, where it may part two numbers, nor between letters, where it may cut a command in two.
 _SPACES = re.compile(
     r"^\s*\$+|(?<=[-+])\s*\$+|\$+\s*$|"  # dollar signs at the ends only
-    r"(?<![\d,a-zA-Z])\s|\s(?![\d,a-zA-Z])|(?<=[\d,])\s(?=[a-zA-Z])|(?<=[a-zA-Z])\s(?=[\d,])|\\[,!]|\\left|\\right"
+    r"(?<![\d,a-zA-Z])\s|\s(?![\d,a-zA-Z])|(?<=[\d,])\s(?=[a-zA-Z])|(?<=[a-zA-Z])\s(?=[\d,])|"
+    r"\\!|(?<!\d)\\,|\\,(?!\d)|(?<=\d)\\,(?=\d{3}(?!\d))|\\left|\\right"
 )
 # ``0,111`` is not a number with thousands; Math-Verify reads it as 0.111.
 _DECIMAL = r"([1-9]\d{0,2}(?:,\d{3})+|\d+)?(?:\.(\d*))?"

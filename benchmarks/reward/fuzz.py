@@ -21,8 +21,8 @@ import psutil
 from tqdm import tqdm
 
 from basis_rl.rewards import MathVerifyReward
+from basis_rl.rewards.math.notation import normal_form
 from basis_rl.rewards.math.quick import quick_verdict
-from basis_rl.rewards.math.reading import normal_form
 from basis_rl.rewards.math.screen import screened
 from basis_rl.rewards.workers.pool import WorkerPool
 from benchmarks.common import save

@@ -32,11 +32,15 @@ from tqdm import tqdm
 
 from basis_rl.rewards import MathVerifyReward, last_boxed
 from basis_rl.rewards.extract import plain_number
-from basis_rl.rewards.math.reading import normal_form
+from basis_rl.rewards.math.notation import normal_form
 from benchmarks.common import save
 from benchmarks.reward.cases import DATA, FEW, reward_parser
 
 _CHUNK = 2_000
+# Golds of the quick search: those that a product, a word, an interval or a ratio may be taken for as well.
+FEW_AND_HARD = [
+    *FEW, "0", r"\begin{pmatrix}0&0\\0&0\end{pmatrix}", r"\text{(C)}", r"(-\infty,\infty)", "8:34",
+]  # fmt: skip
 _FILES = {
     "gsm8k_train.jsonl": "answer", "gsm8k_test.jsonl": "answer", "math_train.json": "answer", "math500.jsonl": "answer",
     "aime24.jsonl": "answer", "aime25.jsonl": "answer", "amc23.jsonl": "answer", "minerva_math.jsonl": "solution",
@@ -73,7 +77,7 @@ class Template:
     def fill(self, gold: Gold) -> str | None:
         """The rollout; None if the template is not for this gold."""
         text = self.text
-        if self.numerals_only and (gold.value is None or gold.value.denominator > 1 or not 4 <= gold.value < 10**9):
+        if self.numerals_only and (gold.value is None or gold.value.denominator > 1 or not 5 <= gold.value < 10**9):
             return None
         if self.numerals_only:
             first = 1 + gold.other % (int(gold.value or 0) - 2)
@@ -119,6 +123,20 @@ def _ends_with_one(gold: Gold) -> bool:
     return re.search(r"(?<![\d.])[01](?:\.0*)?\W*$", gold.text) is not None or _valued(gold) in ("0", "1")
 
 
+def _has_number(gold: Gold) -> bool:
+    """So that what follows is a unit."""
+    return re.search(r"\d|\\pi|\\infty", gold.text) is not None
+
+
+def _has_no_x(gold: Gold) -> bool:
+    """So that a formula in x is an unknown that is set to it: rows `equation` and `assignment`."""
+    return "x" not in re.sub(r"\\[a-z]+", "", gold.text.lower())
+
+
+def _has_no_dollar(gold: Gold) -> bool:
+    return r"\$" not in gold.text
+
+
 def _has_a(gold: Gold) -> bool:
     return "a" in gold.text.lower()
 
@@ -134,7 +152,9 @@ DENIALS = (
     "x isn't = V", r"\text{not } = V", r"\text{is not} = V", r"\text{wrong} = V", r"\text{maybe} = V", "never x = V",
     r"\text{anything but} = V", "if x = V", r"\neg x = V", r"\nexists x = V", r"\cancel{x} = V", "x != V", r"x \not= V",
     r"\text{N or} = V", r"\text{N or } \approx V", r"\text{neither} = V", r"V \text{ minus one}", r"V \text{ plus } N",
-    r"V \text{, rejected}", r"V \text{ probably}", r"V\text{ cm} + {x}", r"V\text{ cm}, \{\}",
+    r"V \text{, rejected}", r"V \text{ probably}", r"V\text{ cm} + {x}", r"V\text{ cm}, \{\}", r"V\text{ six}",
+    r"V\text{ to six}", r"V\text{ less than}", r"V\text{ at most}", r"V\text{ point five}", r"V\text{ squared}",
+    r"V\text{ I think}", r"V\text{ as well as six}", r"\text{N:} \approx V", r"x_{\text{N or}} = V", r"\text{six} = V",
 )  # fmt: skip
 BESIDE = (
     r"V \quad N", r"N \quad V", "V N", "N V", r"N\,V", r"V~N", r"N\ V", r"N \qquad V", "V\n\nN", "N\n\nV",
@@ -142,24 +162,46 @@ BESIDE = (
     "N $V$", r"N\ $V$", "$N$ $V$", "$N$ $N$, $V$", r"\text{N or } $V$", r"\text{I give up, } $V$", "not $V$",
     "maybe $V$", r"\text{not} $V$", "$N$, $N$ or maybe $V$", "$V$ $N$", "{N}{V}", "{V}{N}", 'N" V',
     r"N \and V", r"N \hfil V", r"N\text{ }V", "|N| V", r"\boxed{V N}", r"\boxed{N \boxed{V}}", r"\boxed{V \boxed{N}}",
+    r"N V\text{\begin}", r"N \quad V\mbox{\begin}", r"\text{I give up, } V\text{ \begin}",
+    r"N \quad V\begin{vmatrix}1\end{vmatrix}", r"\begin{vmatrix}1\end{vmatrix}N V",
+    r"N \quad\begin{pmatrix}V\end{pmatrix}",
+    r"N\quad(V)", "N\n(V)", r"N\quad|V|", r"N\quad\lfloor V\rfloor", r"N\quad\times V", r"N\quad\{V\}", r"N\quad -V",
+    r"N\\(V)", r"N\quad\frac{V}{1}", r"V\quad -N",
 )  # fmt: skip
 INTERVALS = (
     "(V, N)", "[V, N]", "[V, V]", "(V, V)", r"(-\infty, V)", r"(V, \infty)", r"[V, \infty)", r"(-\infty, V]",
     "V < x < N", "x > V", r"x \ge V", r"x \ne V", r"\{V, N\}", r"\{V\} \cup \{N\}", r"\{N, V\}", r"V \cup N",
-    r"\{x : x^2 = V\}",
+    r"\{x : x^2 = V\}", "x : x = V", r"\{{x} : x=V\}", r"\{x \mid x=V\}",
     r"\{V, \ldots\}", r"[V, N) \cup \{V\}", "(V, V, V)", "(N, V)", "V-N", "V - N, V",
 )  # fmt: skip
 BOXES = (
-    r"\boxed{V} or \boxed{N}.", r"$\boxed{N}$, $\boxed{V}$", r"\boxed{V}, \boxed{N}", r"\boxed{N}\boxed{V}",
-    r"\boxed{N} and \boxed{V}", r"\boxed{\boxed{V}, \boxed{N}}", r"\boxed{V} \boxed{N}",
+    r"\boxed{V} or \boxed{N}.",
+    r"$\boxed{N}$, $\boxed{V}$",
+    r"\boxed{V}, \boxed{N}",
+    r"\boxed{N}\boxed{V}",
+    r"\boxed{N} and \boxed{V}",
+    r"\boxed{\boxed{V}, \boxed{N}}",
+    r"\boxed{V} \boxed{N}",
     r"It is \boxed{V}. No: \boxed{N}.",
     r"\boxed{N} \quad \text{or} \quad \boxed{V}",
-    r"\boxed{V", r"\boxed{} \boxed{N}", r"\boxed N, \boxed{V}",
+    r"\boxed{V",
+    r"\boxed{} \boxed{N}",
+    r"\boxed N, \boxed{V}",
+    r"\boxed{N}\\\boxed{V}",
+    r"\boxed{V}\\ \boxed{N}",
+)
+BARE_BOXES = (
+    r"\boxed V/N", r"\boxed V + N", r"\boxed V\frac12", r"\boxed V^{N}", r"\boxed V!", r"\boxed Vx", r"\boxed V\pi",
+    r"\boxed V N",
+    r"\boxed V\,000", r"\boxed V \cdot N", r"\boxed V.N", r"\boxed V,N",
 )  # fmt: skip
 CHAINS = (
     "x = V = N", "x = N = V", "V = N", "N = V", "N = x = V", "1 = 2 = V", "x = V, x = N", r"x \ne N = V", "N < V",
     r"V \approx N", r"N \approx V", r"x = N \approx V", r"x \approx V = N", "f(x) = N = V", r"x = V \text{ or } x = N",
-    "V = V = N", "V > N", r"N \to V",
+    "V = V = N", "V > N", r"N \to V", "(N,N) = V", r"\{N\} = V", "y = N = V", r"\begin{pmatrix}N\\N\end{pmatrix} = V",
+)  # fmt: skip
+LETTERS = (
+    r"\mathrm{i}", r"\mathrm{e}", r"\text{π}", r"\text{ pi}", r"\mathrm{x}", r"\text{x}", r"\text{ i}", r"\mathbf{n}",
 )  # fmt: skip
 PRODUCTS = (
     Template(r"V \cdot N", _zero), Template(r"N \cdot V", _zero), Template(r"\frac{V}{N}", _zero),
@@ -172,21 +214,35 @@ PRODUCTS = (
     Template(r"V + a - a", _has_a), Template(r"V \cdot \frac{a}{a}", _has_a), Template(r"a^0"),
     Template(r"\frac{a}{a}"),
     Template(r"N\%"), Template(r"N\text{ cm}"), Template(r"\$N"),
+    *(Template(f"V{letter}", _zero) for letter in LETTERS),
+    Template(r"0 \cdot f(N)", is_one_of("0")),
+    *(Template(f"V{unit}", _has_number) for unit in (r"\text{ K L M}", " cm", " west", r"\mathrm{ K}", r"\text{ (D)}")),
+    Template("x^7 = V", _has_no_x), Template("y = x^7 = V", _has_no_x), Template("f(x) = 7x^7 = V", _has_no_x),
+    Template("€V", _has_no_dollar), Template("V€", _has_no_dollar),
 )  # fmt: skip
 PAIRS = (
     "A B", r"A \quad B", r"A\,B", "A, B", "(A, B)", r"\{A, B\}", "[A, B]", r"A\frac{B}{1}", r"A \frac{B}{1}", "A; B",
-    r"A\text{ and }B", "A:B", "A B/1", r"A\ B", "A(B)",
+    r"A\text{ and }B", "A:B", "A B/1", r"A\ B", "A(B)", r"A\cfrac{B}{1}", r"A{\frac{B}{1}}", r"A\,\frac{B}{1}", "A\n+B",
+    r"A\left(\frac{B}{1}\right)", r"A\quad +B", r"A\quad\begin{vmatrix}B\end{vmatrix}",
 )  # fmt: skip
 UNIVERSAL = (
     "", " ", "?", r"\text{}", "{}", "()", "[]", ",", "=", ".", r"\frac{0}{0}", "1/0", "0/0", "nan", r"\text{nan}",
     r"\text{None}", "null", r"\text{answer}", r"\text{the answer}", r"\text{any number}", r"\text{undefined or not}",
     "0=0", "1=1", "x=x", "1=2", "x+1=x+1", "0<1", r"x \in \mathbb{R}", r"\mathbb{R}", r"\mathbb{Z}", r"\mathbb{C}",
-    r"(-\infty, \infty)", r"[-\infty, \infty]", r"\infty", r"-\infty", r"\pm \infty", r"\{\}", r"\emptyset",
+    r"(-\infty, \infty)", r"[-\infty, \infty]",
+    r"\lbrack-\infty,\infty\rbrack", r"[{-\infty},{\infty}]", r"[-\,\infty,\infty)", r"\{-\infty,\infty\}",
+    r"-\infty, \infty", r"\infty", r"-\infty", r"\pm \infty", r"\{\}", r"\emptyset",
     "A, B, C, D", "ABCDE", "A B C D E", r"\text{A or B}", r"\text{(A) (B) (C) (D)}", "x", "a", "n", "A", "i", "e",
     r"\pi", "0", "1", "2", "0.0", "0.0000001", "1.0000001", r"10^{-20}", "-0", r"0\%", r"\text{0}", "True", r"\top",
     r"1, 2, 3, 4, 5, 6, 7, 8, 9",
     r"\{0, 1, 2, 3, 4, 5\}", "0 or 1", "0, 1",
 )  # fmt: skip
+_SAME = (
+    (" or ", ", "),
+    (r"0\%", "0"),
+    (r"\mathbb{R}", r"(-\infty,\infty)"),
+    (r"x \in \mathbb{R}", r"(-\infty,\infty)"),
+)
 ROWS = (
     Template("V, V", row="duplicates"), Template(r"\{V\}", row="singleton_set"),
     Template(r"V\%", row="percent_as_number"),
@@ -200,12 +256,12 @@ def templates() -> list[Template]:
     """All templates."""
     wrong = [Template(text) for text in (*HEDGES, *DENIALS, *INTERVALS, *BOXES, *CHAINS)]
     wrong += [Template(text, _zero_matrix) for text in BESIDE]
-    pairs = [Template(text, numerals_only=True) for text in PAIRS]
+    pairs = [Template(text, numerals_only=True) for text in (*PAIRS, *BARE_BOXES)]
     return [
         *wrong,
         *pairs,
         *PRODUCTS,
-        *(Template(text, is_one_of(text, text.replace(" or ", ", "), text.replace(r"0\%", "0"))) for text in UNIVERSAL),
+        *(Template(text, is_one_of(text, *(text.replace(*same) for same in _SAME))) for text in UNIVERSAL),
         *ROWS,
     ]
 
@@ -230,8 +286,8 @@ def all_golds(folder: Path) -> list[str]:
     return list(golds)
 
 
-def pairs(golds: list[str], size: int, seed: int) -> Iterator[tuple[Template, Gold, str]]:
-    """Templates filled with golds: all of them, or `size` of them at random."""
+def pairs(golds: list[str], size: int, seed: int, every: bool = False) -> Iterator[tuple[Template, Gold, str]]:
+    """Templates filled with golds: all of them, or `size` of them at random; `every`: each template at least once."""
     rng = random.Random(seed)
     made = []
     for text in golds:
@@ -239,8 +295,12 @@ def pairs(golds: list[str], size: int, seed: int) -> Iterator[tuple[Template, Go
         made.append(Gold(text, plain_number(normal_form(text)), other))
     found = ((template, gold, template.fill(gold)) for gold in made for template in templates())
     all_pairs = [(template, gold, text) for template, gold, text in found if text is not None]
-    chosen = range(len(all_pairs)) if size >= len(all_pairs) else sorted(rng.sample(range(len(all_pairs)), size))
-    return (all_pairs[i] for i in chosen)
+    if size >= len(all_pairs):
+        return iter(all_pairs)
+    order = rng.sample(range(len(all_pairs)), len(all_pairs))
+    first = {all_pairs[i][0].text: i for i in reversed(order)}.values() if every else ()
+    chosen = list(dict.fromkeys([*first, *order]))[: max(size, len(first))]
+    return (all_pairs[i] for i in sorted(chosen))
 
 
 def accepted_by(template: Template, gold: Gold) -> str | None:
@@ -283,11 +343,11 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     progress = Path(tempfile.gettempdir()) / "reward_hacking.jsonl"
     parser.add_argument("--progress", type=Path, default=progress, help=f"file from which a run resumes ({progress})")
     options = parser.parse_args(argv)
-    golds = FEW if options.quick else all_golds(options.data or DATA)
-    size = min(options.pairs, 300) if options.quick else options.pairs
+    golds = FEW_AND_HARD if options.quick else all_golds(options.data or DATA)
+    size = min(options.pairs, 600) if options.quick else options.pairs
     began = time.perf_counter()
     reward = MathVerifyReward(num_workers=options.workers, timeout=options.timeout)
-    chosen = list(pairs(golds, size, options.seed))
+    chosen = list(pairs(golds, size, options.seed, every=True))
     found = run(reward, chosen, None if options.quick else options.progress)
     reward.close()
     results = {

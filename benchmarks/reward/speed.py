@@ -27,8 +27,9 @@ from typing import Any
 
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.extract import last_boxed, plain_number
+from basis_rl.rewards.math.notation import normal_form
 from basis_rl.rewards.math.quick import same_text
-from basis_rl.rewards.math.reading import normal_form, refused_reading
+from basis_rl.rewards.math.reading import refused_reading
 from benchmarks.common import save
 from benchmarks.reward.cases import Case, cases, golds_of, reward_parser
 

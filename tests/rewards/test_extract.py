@@ -31,6 +31,16 @@ from basis_rl.rewards.extract import completion_text, last_boxed, plain_number
         ("\\", None),
         (r"\\boxed{1}", None),  # a line break and a word
         (r"{ \\\boxed{1} }", "1"),
+        (r"\boxed 5.", "5"),
+        (r"\boxed 5000\,000", None),
+        (r"$\boxed 1,000$", "1,000"),
+        (r"\boxed 12\,000\)", r"12\,000"),
+        (r"\boxed -2.5 \text{ cm}", "-2.5"),
+        (r"\boxed{1} and \boxed 5/6", "1"),
+        *[
+            (rf"\boxed 5{rest}", None)
+            for rest in ("/6", " + 3", r"\frac12", "^{10}", "x", "!", r"\cdot 3", "5,5,", ".5.5", " 000")
+        ],
     ],
 )
 def test_last_balanced_box(text, expected):
@@ -47,12 +57,21 @@ def test_nothing_before_the_first_box_matters(monkeypatch):
     assert [last_boxed(text) for text in texts] == found
 
 
-@pytest.mark.parametrize("piece", ["\\", r"\boxed{", r"\[ \boxed{1} ", "{", "}", r"\boxed{1}", r"\boxed   "])
+@pytest.mark.parametrize(
+    "piece", ["\\", r"\boxed{", r"\[ \boxed{1} ", "{", "}", r"\boxed{1}", r"\boxed   ", r"\boxed 5 "]
+)
 def test_linear_in_the_length(piece):
     # A repetition loop of a model: quadratic scanning would take minutes here.
     began = time.thread_time()
     last_boxed(piece * 200_000)
     assert time.thread_time() - began < 5
+
+
+@pytest.mark.parametrize("digits", ["9", "999,", "9.", "9,"])
+def test_linear_in_a_numeral_without_braces(digits):
+    began = time.thread_time()
+    last_boxed(rf"\boxed {digits * 100_000}x")
+    assert time.thread_time() - began < 2
 
 
 def test_completion_text():
@@ -108,6 +127,7 @@ def test_completion_text():
         ("1\n 2", None),
         (r"10,\!080", 10080),
         (r"10\,000", 10000),
+        (r"5\,6", None),
     ],
 )
 def test_numerals_have_their_exact_value(answer, value):

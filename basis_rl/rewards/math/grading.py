@@ -38,6 +38,8 @@ from sympy import (  # type: ignore[import-untyped]
     Symbol,
     Tuple,
     nan,
+    oo,
+    srepr,
     zoo,
 )
 from sympy.concrete.expr_with_limits import ExprWithLimits  # type: ignore[import-untyped]
@@ -49,9 +51,16 @@ _UNITS_CUT = NormalizationConfig(units=True, malformed_operators=True, nits=True
 _COARSE = 0.005  # how far the sides of an approximation sign may be apart, where no numeral says
 _FINE = 1e-3  # how far numbers that are equal when rounded to six decimals
 _OTHER_DIGITS = re.compile(r"(?<!\^)(?<!\^\{)(?<!\^-)(?<!\^\{-)\d|\d\d")  # all but the power of a unit
-# To sympy dv/dt is 0, since v does not depend on t, and E is Euler's number, which has no index: both become symbols.
+# To sympy dv/dt is 0, since v does not depend on t; E, e, I and i are constants, which have no index and are given no
+# value; \gamma is the gamma function: all become symbols.
 _DERIVATIVE = re.compile(r"\\[dt]?frac\s*\{\s*d\s*\\?([a-zA-Z]+)\s*\}\s*\{\s*d\s*\\?([a-zA-Z]+)\s*\}")
-_ENERGY = re.compile(r"(?<![a-zA-Z\\])E\s*_\s*\{?\s*(\w+)\s*\}?")
+_INDEXED = re.compile(r"(?<![a-zA-Z\\])([EeIi])\s*_\s*\{?\s*(\w+)\s*\}?")
+_NAMED = re.compile(
+    r"(^|[,;]|\\text\{[^{}]*\})([\s$]*\|?\s*)([EeIi])(?=\s*(?:\||\([^()=]*\)|\[[^\[\]=]*\])?\s*(?:=|\\in(?![a-z])|\\approx))"
+)
+# Math-Verify cuts off all from the first text on, so that a text that is a name hides the unit.
+_TEXT_NAME = re.compile(r"^\s*\\(?:text|mbox)\s*\{[^{}]*\}(?=\s*=.*\\(?:text|mbox))")
+_GAMMA = re.compile(r"\\gamma(?!\s*_|[a-zA-Z])")
 # What a unit consists of; beside a text in it nothing else stands.
 _OF_UNIT = re.compile(r"\\(?:text|mbox)\s*\{(?:[^{}]|\{[^{}]*\})*\}|\\[a-zA-Z]+|\^\s*\{?\s*-?\d\s*\}?")
 _SHORT_UNITS = {"cm", "mm", "dm", "km", "kg", "gm", "ft", "lb", "hr", "yr", "am", "pm", "sq"}
@@ -61,11 +70,15 @@ _NUMERAL = re.compile(r"[-+]?(?:\d+\.(\d*)|[1-9]\d*?(0*)$|0+$)")
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*(?:percent|percentage|pct)\s*\}|\b(?:percent|percentage|pct)\b)")
 _DEGREES = re.compile(r"\\circ|\\degree|°|degree")
 _CURRENCY = re.compile(r"\\\$|[$€£]")
+_MONEY = re.compile(r"\\\$|[€£¥₹]")
+_QUANTITY = re.compile(r"\d|\\(?:pi|infty)(?![a-zA-Z])")
 _BASE = re.compile(r"\d\s*_\s*\{?\s*(?:\\text\{)?\s*(\w+)")
 _WORDS = re.compile(r"\\(?:begin|end|[a-zA-Z]*text[a-zA-Z]*|math[a-z]+|mbox|operatorname)\s*\{[^{}]*\}|\\[a-zA-Z]+")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _LETTERS = re.compile(r"[a-zA-Z]+")
-_CLOSED_AT_INFINITY = re.compile(r"\[\s*[-+]?\s*\\infty|\\infty\s*(?:\\right\s*)?\]")
+_NUMERALS = re.compile(r"(?<![\d.])\d+(?![\d.])")
+_VALUES = re.compile(r"\{\s*\d+\s*\}\s*\{\s*\d+\s*\}|\d+\s*/\s*\d+|_\s*\{?\d+\}?")  # reduced fractions; indices
+_CLOSED_AT_INFINITY = re.compile(r"\[(?:\\[,;]|[^,;\[\]])*\\infty|\\infty(?:\\[,;]|[^,;\[\]])*\]")
 
 
 def grade(gold: str, answer: str, refuse: Sequence[str] = (), check: bool = False) -> bool | None:
@@ -106,9 +119,16 @@ def _gold_reading(gold: str) -> Any:
 
 
 def _holds(reading: Any, text: str) -> bool:
-    """Whether the letters of a text, but for those of texts and commands, are in what was read."""
+    """Whether the letters of a text, but for those of texts and commands, are in what was read, and its numerals.
+
+    Numerals are only asked for where there are letters: of numbers the value is read.
+    """
     if _APPROXIMATELY.search(text):  # of x \\approx 2 the number is meant
         return True
+    if _symbols(reading):
+        said = _NUMERALS.findall(_VALUES.sub(" ", _WORDS.sub(" ", text)))
+        if not {numeral.lstrip("0") or "0" for numeral in said} <= set(re.findall(r"\d+", srepr(reading))):
+            return False
     letters = {letter for word in _LETTERS.findall(_WORDS.sub(" ", text)) if len(word) < 3 for letter in word.lower()}
     held = f"{reading} {_symbols(reading)}".lower()
     return all(letter in held for letter in letters - {"e", "i"})
@@ -129,6 +149,7 @@ def _readings(text: str, letters_are_units: bool = True) -> tuple[Any, ...]:
     short = kept if stripped == whole else _latex(stripped)
     tail = whole[len(_common(whole, stripped)) :].strip()
     is_unit = bool(tail) and _is_unit(tail, letters=letters_are_units and not _symbols(short))
+    is_unit = is_unit and (not letters_are_units or _QUANTITY.search(stripped) is not None)
     readings = [short, kept] if short is not None and is_unit else [kept]
     readings = [reading for reading in readings if reading is not None]
     if not letters_are_units:
@@ -138,7 +159,8 @@ def _readings(text: str, letters_are_units: bool = True) -> tuple[Any, ...]:
 
 def _normalized(text: str, units: bool = False) -> str:
     """As Math-Verify normalizes the content of a box, the units cut off or kept."""
-    text = _DERIVATIVE.sub(r"D_{\1\2}", _ENERGY.sub(r"H_{E\1}", _SIGNS.sub("", text)))
+    text = _INDEXED.sub(r"H_{\1\2}", _NAMED.sub(r"\1\2H_{\3}", _SIGNS.sub("", text)))
+    text = _GAMMA.sub("H_{g}", _TEXT_NAME.sub("H_{t}", _DERIVATIVE.sub(r"D_{\1\2}", text)))
     return str(normalize_latex(text, _UNITS_KEPT if units else _UNITS_CUT))
 
 
@@ -166,7 +188,8 @@ def _latex(text: str) -> Any:
         read = latex2sympy(
             text, is_real=not should_treat_as_complex(text), convert_degrees=False, normalization_config=None
         )
-        return None if read in (nan, zoo) or _lost_derivative(read) else read
+        lost = read in (nan, zoo) or (isinstance(read, Basic) and read.has(nan, zoo)) or _lost_derivative(read)
+        return None if lost else read
     except Exception:  # whatever the parser and sympy raise for what a model wrote
         return None
 
@@ -208,18 +231,23 @@ def _expression(text: str) -> Any:
 def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
     """Why an equal answer does not stand for the gold; None where it does.
 
-    ``chain``: a number in a chain of equations is not what the chain ends with (``x = 7 = 8``). ``interval``: one of a
-    single number, or of none, not an interval for SymPy. ``infinity``: an interval that holds infinity, where the
-    gold's is open there, which is one and the same to sympy. ``approximation``: the sides of the sign are not near.
+    ``chain``: a side of a chain of equations is not what the chain ends with (``x = 7 = 8``). ``interval``: one of a
+    single number, or of none, not an interval for SymPy. ``infinity``: an interval or a set that holds infinity, where
+    the gold's is open there, which is one and the same to sympy. ``currency``: another one than the gold's.
+    ``approximation``: the sides of the sign are not near.
     ``symbol``: one that is not the gold's (``0 \\cdot a`` is 0 whatever a is). ``near``: equal when rounded to six
     decimals, but only since both are small.
     """
-    if not all(_consistent(part) for part in _parts(found)):
+    if not all(_consistent(part, is_equation(expected)) for part in _parts(found)):
         return "chain"
     if "[" in answer.replace(r"\sqrt[", "") and not found.has(Interval, Tuple) and found.has(Set):
         return "interval"
     if _CLOSED_AT_INFINITY.search(answer) and not _CLOSED_AT_INFINITY.search(gold):
         return "infinity"
+    if isinstance(found, FiniteSet) and found.has(oo, -oo) and not isinstance(expected, FiniteSet):
+        return "infinity"
+    if len({*_MONEY.findall(gold), *_MONEY.findall(answer)}) > 1:
+        return "currency"
     if not _approximates(answer):
         return "approximation"
     if not _symbols_known(expected, found):
@@ -235,12 +263,25 @@ def _value(expression: Any) -> Any:
     return take_last_relation(expression).rhs if is_equation(expression) else expression
 
 
-def _consistent(relation: Any) -> bool:
-    """Whether the sides of a chain of equations that are numbers are what its last side is, and it says something."""
+def _consistent(relation: Any, equation: bool = False) -> bool:
+    """Whether the sides of a chain of equations are what its last side is, but for names, and it says something.
+
+    A side that has no letters but those of the last is none of a name: ``7 = 8``, ``2x = x^2``, ``(3,4) = (1,2)``.
+    Where the gold is an equation (`equation`), and the relation is no chain, the two are compared as a whole.
+    """
     if not is_equation(relation):
         return True
-    sides = _sides(relation)
-    return not _says_nothing(relation) and all(_equal(sides[-1], side) for side in sides[:-1] if _is_number(side))
+    *sides, last = _sides(relation)
+    if equation and len(sides) == 1:
+        return not _says_nothing(relation)
+    return not _says_nothing(relation) and all(_equal(last, side) for side in sides if not _is_name(side, last))
+
+
+def _is_name(side: Any, last: Any) -> bool:
+    """Whether a side says what the last side of a chain is the value of; so may an integral or a sum."""
+    if isinstance(side, Basic) and side.has(AppliedUndef, ExprWithLimits, Limit):
+        return True
+    return not (_symbols(side) <= _symbols(last)) or (isinstance(side, Symbol) and side == last)
 
 
 def _says_nothing(expression: Any) -> bool:
@@ -302,10 +343,16 @@ def _symbols_known(expected: Any, found: Any) -> bool:
     sides = [[_value(part) for part in _parts(expression)] for expression in (expected, found)]
     if any(is_relation(part) for side in sides for part in side):
         return True
-    known, used = ({str(symbol).lower() for part in side for symbol in _symbols(part)} for side in sides)
+    known, used = ({name.lower() for part in side for name in _names(part)} for side in sides)
     # A word is one symbol in \\text{}, and as many as it has letters outside; E and e may be Euler's number.
     words = any(isinstance(side, Symbol) and len(side.name) > 1 for side in (expected, found))
     return used <= known | {"e"} or words
+
+
+def _names(expression: Any) -> set[str]:
+    """Of symbols and of unknown functions: ``0 f(7)`` is 0 whatever f is."""
+    applied = expression.atoms(AppliedUndef) if isinstance(expression, Basic) else ()
+    return {str(symbol) for symbol in _symbols(expression)} | {str(function.func) for function in applied}
 
 
 def _symbols(expression: Any) -> set[Any]:

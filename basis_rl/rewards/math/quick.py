@@ -1,4 +1,4 @@
-r"""Verdicts that need no Math-Verify: the same text, two numerals, single letters.
+r"""Verdicts that need no Math-Verify: the same text, two numerals, single letters, times of day.
 
 Each is proved equal to Math-Verify's by tests/rewards/math/test_quick.py, but for the differences that docs/rewards.md
 lists.
@@ -6,10 +6,12 @@ lists.
 
 from __future__ import annotations
 
+import math
 import re
 from fractions import Fraction
 
 from basis_rl.rewards.extract import plain_number
+from basis_rl.rewards.math.notation import SPACE
 
 # Math-Verify rounds to six decimals where one side has a decimal point. It decides what is nearer than these, and what
 # a float of 15 digits may not tell apart.
@@ -19,6 +21,8 @@ _NEAR_RELATIVE = Fraction(1, 10**9)
 _LETTER = re.compile(
     r"\(?([a-df-hj-zA-DF-HJ-Z])\)?|\\(?:text|textbf|mathrm|mathbf)\{\(?([a-df-hj-zA-DF-HJ-Z])\)?\}", re.ASCII
 )
+_AROUND_TIME = re.compile(rf"{SPACE}|\\(?:text|mbox|mathrm)|[{{}}.]")
+_TIME = re.compile(r"(\d\d?)(?::|\\colon)(\d\d)([ap]m)?", re.IGNORECASE | re.ASCII)
 _LONGEST = 80
 _MOST_BLANKS = 1_000
 
@@ -49,6 +53,27 @@ def quick_verdict(gold: str, answer: str, any_case: bool = True) -> bool | None:
     if letter is not None and other is not None:
         return (letter.lower() == other.lower()) if any_case else letter == other
     return False if expected is not None or found is not None else None
+
+
+def same_time(gold: str, answer: str) -> bool | None:
+    """Whether the answer is the gold's time of day, None where the gold is none. AM or PM may be missing on one side.
+
+    ``8:34``, which is no ratio in lowest terms, ``05:00`` and ``3:15 p.m.`` are times; ``3:20`` may be a ratio.
+    """
+    expected, found = _time(gold), _time(answer)
+    if expected is None:
+        return None
+    hour, minute, half = expected
+    if not half and minute >= 10 and math.gcd(hour, minute) == 1:
+        return None
+    return found is not None and found[:2] == (hour, minute) and (half == found[2] or not (half and found[2]))
+
+
+def _time(text: str) -> tuple[int, int, str] | None:
+    match = _TIME.fullmatch(_AROUND_TIME.sub("", text)) if len(text) <= _LONGEST else None
+    if match is None or int(match[1]) > 24 or int(match[2]) > 59:
+        return None
+    return int(match[1]), int(match[2]), (match[3] or "").lower()
 
 
 def _same_value(a: Fraction, b: Fraction, exact: bool) -> bool | None:

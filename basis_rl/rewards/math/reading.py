@@ -1,93 +1,17 @@
-r"""How an answer is read before it is graded: notations that mean the same in one form, and readings that are refused.
+r"""Which texts say nothing that could be right, though Math-Verify's parser makes a formula of them.
 
-Math-Verify's parser takes what stands side by side for a product: ``\text{I give up, } 0`` is 0 to it, ``1 2 3`` is 6.
-So spaced thousands and mixed numbers are read first (`normal_form`), and where a number or a text still stands beside
-something else the text says nothing that could be right (`refused_reading`). Nor does one that denies or doubts what
-the gold does not (`hedged`): ``not x = 5`` is an equation to the parser, whose right side is 5.
+It takes what stands side by side for a product: ``\text{I give up, } 0`` is 0 to it, ``1 2 3`` is 6. So where, after
+`normal_form`, a number or a text still stands beside something else, the text is refused (`refused_reading`), and so is
+one that denies or doubts what the gold does not (`hedged`): ``not x = 5`` is an equation to the parser, whose right
+side is 5.
 """
 
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
-_SPACE = r"(?:\s|~|\\[ ,;:>!]|\\q?quad(?![a-zA-Z])|\\(?:thin|med|thick)space(?![a-zA-Z]))"
-_ENDS = re.compile(rf"^(?:{_SPACE}|\\displaystyle(?![a-zA-Z])|\\textstyle(?![a-zA-Z]))+|(?:{_SPACE}|(?<!\\)\\$)+$")
-_WRAPPED = re.compile(r"(\*\*|__|\*|`|\$\$?)(?!\*)([^*`$]*[^*`$\\])\1|\\\((.*)\\\)|\\\[(.*)\\\]", re.DOTALL)
-_TRAILING = re.compile(r"(?<![.\\\s])(?<!\w\.\w)\s*[.,;]$")
-_FONT = r"\\(?:(?:math|text)(?:bf|rm|it|sf|tt|normal)|text|mbox|textnormal|boldsymbol|bm|pmb)"
-_NUMERAL_IN_FONT = re.compile(rf"{_FONT}\s*\{{((?:[-+.,/\d]|{_SPACE})*\d(?:[-+.,/\d]|{_SPACE})*)\}}")
-_BOLD = re.compile(r"\\(?:boldsymbol|bm|pmb)(?=\s*\{)|\\bf(?:series)?(?![a-zA-Z])")
-_PHANTOM = re.compile(r"\\[hv]?phantom\s*(?:\{[^{}]*\}|[^\\{}\s])")
-_FRACTION_OF_COMMAND = re.compile(r"(\\[dt]?frac)\s*(\\(?!frac|sqrt)[a-zA-Z]+)\s*(\d|\\(?!frac|sqrt)[a-zA-Z]+)")
-_ROOT = re.compile(r"√\s*(?:(\d+(?:\.\d+)?|[a-zA-Z])|\(([^()]*)\)|(?=\{))")
-_CHARACTERS = str.maketrans(
-    {
-        "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ",
-        "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
-        "±": r"\pm ", "∅": r"\emptyset ", "\u00a0": " ", "\u2009": " ", "\u202f": " ",
-    }
-)  # fmt: skip
-_NO_DIGIT_BEFORE = r"(?<![\d.,}\])_^])"
-_SPACED = re.compile(
-    rf"(?<![\d.,])(?<!\d\s)(?<!\\[ ,;:])([1-9]\d{{0,2}})((?:{_SPACE}|\{{,\}})+)(\d{{3}})(?:\2(\d{{3}}))*"
-    rf"(?!\d|,\d|(?:{_SPACE})+\d)"
-)
-_THOUSANDS = re.compile(r"(^|[=$])(\s*[-+]?\s*)([1-9]\d{0,2}(?:(?:,|\{,\}|,\\!)\d{3})+)(?=$|[^\d,]|,\s)")
-_MIXED = re.compile(rf"(?<![\d./,}}])(\d{{1,9}}){_SPACE}+(\d{{1,9}})\s*/\s*(\d{{1,9}})(?![\d./(])")
-_PRODUCT = re.compile(r"(?<![\d.^_])((?<!\^\{)(?<!_\{)\d+(?:\.\d+)?)\s*\(\s*(?=[-+]?\d)")
-_SEPARATING_TEXT = re.compile(rf"(?<=[^\s,;])\s*{_FONT}\s*\{{[\s,;]*(?:[,;]|and|or)[\s,;]*\}}\s*(?=[^\s,;.])")
-_POWER_OF_TEN = re.compile(r"^([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?=$|[\s\\])")
-_LONGEST = 10_000
-
-
-def normal_form(text: str) -> str:
-    r"""The same answer in notations that Math-Verify reads.
-
-    Blanks, Markdown's asterisks, dollar signs and a full stop around it go; ``\mathbf{42}`` is 42, ``√5`` a root,
-    ``1 1/2`` a mixed number, ``12\,000``, ``12 000`` and ``x=12,000`` are thousands, ``\varnothing`` is the empty set,
-    ``2(3)`` a product, ``\text{, and }`` a comma. Texts of more than 10,000 characters stay as they are.
-    """
-    if len(text) > _LONGEST:
-        return text
-    text = _unwrapped(text).translate(_CHARACTERS).replace(r"\varnothing", r"\emptyset").replace("~=", r"\approx ")
-    text = _SEPARATING_TEXT.sub(", ", text)
-    text = _BOLD.sub("", _NUMERAL_IN_FONT.sub(r"\1", text))
-    text = _FRACTION_OF_COMMAND.sub(r"\1{\2}{\3}", _PHANTOM.sub("", text))
-    text = _ROOT.sub(lambda m: r"\sqrt" + (f"{{{m[1] or m[2]}}}" if m[1] or m[2] else ""), text)
-    text = _SPACED.sub(lambda m: re.sub(r"\D", "", _without_spaces(m[0])), text)
-    text = _THOUSANDS.sub(lambda m: m[1] + m[2] + _joined(m, text), text)
-    text = _MIXED.sub(_mixed, _POWER_OF_TEN.sub(r"\1\\cdot 10^{\2}", text))
-    return _unwrapped(_PRODUCT.sub(r"\1\\cdot (", text))
-
-
-def _without_spaces(text: str) -> str:
-    return re.sub(_SPACE, "", text)
-
-
-def _unwrapped(text: str) -> str:
-    previous = None
-    while text != previous:
-        previous = text
-        text = _ENDS.sub("", text)
-        text = _TRAILING.sub("", text)
-        match = _WRAPPED.fullmatch(text)
-        if match is not None:
-            text = next(part for part in match.groups()[1:] if part is not None)
-    return text
-
-
-def _joined(match: re.Match[str], text: str) -> str:
-    """The thousands as digits, but where the text has other commas too and may be a list."""
-    group = match[3]
-    plain = group.replace("{,}", "").replace(r",\!", "")
-    others = text[: match.start()] + text[match.end() :]
-    return plain if "," in others else plain.replace(",", "")
-
-
-def _mixed(match: re.Match[str]) -> str:
-    whole, top, bottom = match.groups()
-    return rf"{whole}\frac{{{top}}}{{{bottom}}}" if 0 < int(top) < int(bottom) else match[0]
-
+from basis_rl.rewards.math.notation import FONT, SPACE
 
 # What the parser passes over, and what is removed before it reads: what stands on both sides stands side by side.
 _SKIPPED = (
@@ -96,10 +20,10 @@ _SKIPPED = (
 )
 # What follows is scanned once, from left to right, to find what stands beside something else.
 _TOKENS = re.compile(
-    rf"(?P<apart>\\q?quad(?![a-zA-Z])|\n)|(?P<blank>{_SPACE}|\\(?:left|right|[bB]igg?[lr]?|displaystyle)(?![a-zA-Z])\.?"
-    rf"|{_SKIPPED}|{_FONT}\s*\{{\s*\}})"
-    rf"|{_FONT}\s*\{{(?P<text>[^{{}}]*)\}}|(?P<numeral>\d+(?:\.\d+)?|\.\d+)|\\(?P<command>[a-zA-Z]+)"
-    r"|(?P<word>[a-zA-Z]+)|(?P<close>[)\]}]|\\\})|(?P<raised>[\^_])|(?P<open>\{)|(?P<postfix>\\?%|[!'°])|(?P<other>\\?.)",
+    rf"(?P<apart>\\q?quad(?![a-zA-Z])|\n)|(?P<row>\\\\|&)|\\(?P<environment>begin|end)\s*\{{[a-zA-Z*]+\}}(?:\{{[clr|\s]+\}})?"
+    rf"|(?P<blank>{SPACE}|\\(?:left|right|displaystyle)(?![a-zA-Z])\.?|{_SKIPPED}|{FONT}\s*\{{\s*\}})"
+    rf"|{FONT}\s*\{{(?P<text>[^{{}}]*)\}}|(?P<numeral>\d+(?:\.\d+)?|\.\d+)|\\(?P<command>[a-zA-Z]+)"
+    r"|(?P<word>[a-zA-Z]+)|(?P<close>[)\]}]|\\\})|(?P<raised>[\^_])|(?P<open>\{)|(?P<postfix>\\?%|[!'])|(?P<other>\\?.)",
     re.DOTALL,
 )
 _FRACTIONS = {"frac", "dfrac", "tfrac", "cfrac", "binom", "dbinom", "tbinom"}
@@ -107,30 +31,46 @@ _FUNCTIONS = {
     "arccos", "arcsin", "arctan", "cos", "cosh", "cot", "csc", "deg", "det", "exp", "gcd", "int", "lcm", "lg", "lim",
     "ln", "log", "mathrm", "max", "min", "operatorname", "prod", "sec", "sin", "sinh", "sqrt", "sum", "tan", "tanh",
 }  # fmt: skip
-_OPERATORS = {
-    "Rightarrow", "angle", "approx", "ast", "backslash", "begin", "bmod", "cap", "cdot", "colon", "cong", "cup",
-    "div", "end", "equiv", "ge", "geq", "geqslant", "gt", "hline", "iff", "implies", "in", "land", "langle",
-    "lbrace", "lceil", "le", "leq", "leqslant", "lfloor", "longrightarrow", "lor", "lt", "lvert", "mapsto", "mid",
-    "mod", "mp", "ne", "neg", "neq", "ni", "not", "notin", "parallel", "perp", "pm", "pmod", "propto", "rightarrow",
-    "setminus", "sim", "star", "subset", "subseteq", "supset", "times", "to", "triangle", "vee", "vert", "wedge",
+# What may follow a wide space, since it says how the two sides belong together, and the other operators.
+_RELATIONS = {
+    "Rightarrow", "approx", "cap", "colon", "cong", "cup", "equiv", "ge", "geq", "geqslant", "gt", "iff", "implies",
+    "in", "land", "le", "leq", "leqslant", "longrightarrow", "lor", "lt", "mapsto", "mid", "ne", "neq", "ni", "notin",
+    "pmod", "propto", "rightarrow", "setminus", "sim", "subset", "subseteq", "supset", "to", "vee", "wedge",
 }  # fmt: skip
+_OPERATORS = _RELATIONS | {
+    "angle", "ast", "backslash", "bmod", "cdot", "div", "hline", "langle", "lbrace", "lceil", "lfloor", "lvert", "mod",
+    "mp", "neg", "not", "parallel", "perp", "pm", "star", "times", "triangle", "vert",
+}  # fmt: skip
+_LONGEST_FRACTION = 16  # tokens
 _CONNECTIVE = re.compile(r"[\s,;]*(?:and|or|,|;|&)?[\s,;]*")
 _DOTS = re.compile(r"\\[lc]?dots(?![a-zA-Z])|\.\.\.|…")
-_BUILDER = re.compile(r"\\\{[^{}]*(?::|\\mid|\|)[^{}]*(?:[=<>]|\\(?:in|[lgn]e)(?![a-z]))")
-_IMPROPER = re.compile(r"(?<![\d.,^_{}])\d+\s*\\[dt]?frac\{\s*(\d{1,30})\s*\}\{\s*(\d{1,30})\s*\}")
-_LAST_TEXT = re.compile(rf"{_FONT}\s*\{{([^{{}}]*)\}}(?:\^\d|\^\{{\d\}})?$")
+_BUILDER = re.compile(
+    r"\\\{(?:[^{}]|\{[^{}]*\})*?(?::|\\(?:mid|colon|vert)(?![a-z])|\|)[^{}]*(?:[=<>]|\\(?:in|[lgn]e)(?![a-z]))"
+    r"|(?<![a-zA-Z\\])([a-zA-Z])\s*(?::|\\(?:mid|colon)(?![a-z]))\s*\1\s*(?:[=<>]|\\(?:in|[lgn]e)(?![a-z]))"
+)
+_LAST_TEXT = re.compile(rf"{FONT}\s*\{{([^{{}}]*)\}}(?:\^\d|\^\{{\d\}})?$")
 _DENIAL = (
-    r"no(?!\.\s*of)|not|nor|none|nothing|never|neither|cannot|[a-z]+n['’]t|isnt|arent|dont|cant|wrong|false|untrue"
-    r"|incorrect|unequal|maybe|perhaps|possibly|probably|presumably|hopefully|guess|guessing|unsure|uncertain|unknown"
-    r"|unlikely|doubtful|idk|give up|instead|either|rather|otherwise|else|except|unless|if|but|other than|far from"
-    r"|plus|minus|excluded|rejected|ignore|kidding|joking|etc"
+    r"no(?!\.\s*of)|not|nor|none|nothing|nope|never|neither|hardly|cannot|[a-z]+n['’]t|isnt|arent|dont|cant|wrong(?:ly)?"
+    r"|false(?:ly)?|untrue|incorrect|unequal|maybe|perhaps|possibly|probably|presumably|hopefully|guess|guessing|doubt"
+    r"|unsure|uncertain|unknown|unlikely|doubtful|idk|dunno|give up|instead|either|rather|otherwise|else|except|unless"
+    r"|if|but|other than|far from|excluded|rejected|ignore|kidding|joking|etc"
+)
+_NUMBER_WORDS = (
+    r"zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty|sixty|seventy|eighty"
+    r"|ninety"
 )
 _DENIES = re.compile(
     rf"(?<![a-zA-Z\\])(?:{_DENIAL})(?![a-zA-Z])|\\(?:not|neg|lnot|nexists|nsim|ncong|[bx]?cancel|sout|st)(?![a-zA-Z])|¬"
-    rf"|{_FONT}\s*\{{(?:[^{{}}]*\bor\b|\s*-?\d+\s*[,;?])[^{{}}]*\}}(?=[\s$]*(?:=|\\approx))",
+    rf"|{FONT}\s*\{{(?:[^{{}}]*\b(?:or|vs|versus)\b|\s*-?\d+\s*[,:;?])[^{{}}]*\}}(?=[\s$}}]*(?:=|\\approx))"
+    rf"|{FONT}\s*\{{\s*(?:{_NUMBER_WORDS})\s*[,:;?]?\s*\}}(?=[\s$]*(?:=|\\approx))",
     re.IGNORECASE,
 )
-_NO_UNIT = re.compile(rf"\d|\?|\b(?:{_DENIAL}|or|and|about|any|all|every)\b", re.IGNORECASE)
+_NO_UNIT = re.compile(
+    rf"(?<!\^)(?<!\^\{{)(?<!\^-)(?<!\^\{{-)\d|\?|\\begin|\b(?:{_DENIAL}|{_NUMBER_WORDS}|or|and|about|any|all|every"
+    r"|plus|minus|than|vs|versus|at (?:least|most)|up to|I (?:think|suppose|believe)|squared|cubed|doubled|halved"
+    r"|negative|inverse|reciprocal|factorial|swapped|reversed|open|closed)\b(?!-)",
+    re.IGNORECASE,
+)
 
 
 def refused_reading(text: str) -> str | None:
@@ -144,12 +84,10 @@ def refused_reading(text: str) -> str | None:
         return "dots"
     if _BUILDER.search(text):
         return "builder"
-    if any(int(top) >= int(bottom) for top, bottom in _IMPROPER.findall(text)):
-        return "improper"
     last = _LAST_TEXT.search(text)
     if last is not None and last.start() > 0 and _NO_UNIT.search(last[1]):
         return "unit"
-    return "beside" if r"\begin" not in text and _beside(_tokens(text)) else None
+    return _scan(_tokens(text))
 
 
 def hedged(gold: str, answer: str) -> bool:
@@ -169,48 +107,68 @@ def _tokens(text: str) -> list[Token]:
     return [(match.lastgroup or "other", match[match.lastgroup or 0]) for match in _TOKENS.finditer(text)]
 
 
-def _beside(tokens: list[Token]) -> bool:
-    """Whether a numeral follows an operand, or anything a text or a wide space."""
+def _scan(tokens: list[Token]) -> str | None:
+    """``beside`` where a numeral follows an operand, or anything a text or a wide space; ``improper`` fractions."""
     ended = ""  # what ended just before: "", "operand", "bracket", "text", "apart" (and a wide space), "function"
-    before: Token = ("", "")
-    bars = at = 0
-    while at < len(tokens):
-        kind, value = tokens[at]
-        at += 1
+    awaited, becomes = 0, ""  # so many arguments of a command or an index are to come, and what they end as
+    groups: list[tuple[int, str]] = []  # of each open brace: what is awaited behind it, and what it ends as
+    previous: Token = ("", "")
+    whole = False  # nothing but braces since a numeral, which makes a mixed number of a fraction
+    bars = environments = 0
+    for at, (kind, value) in enumerate(tokens):
         if kind == "blank":
             continue
-        previous, before = before, (kind, value)
-        if kind == "apart":
+        before, previous = previous, (kind, value)
+        mixed, whole = whole, (kind == "numeral" and not awaited) or (whole and value in ("{", "}"))
+        if awaited:
+            if kind == "open":
+                groups.append((awaited - 1, becomes))
+                awaited, ended = 0, ""
+            else:
+                awaited -= 2 if awaited == 2 and kind == "numeral" and len(value) > 1 else 1  # \frac12
+                ended = ended if awaited else becomes
+        elif kind == "apart" or (kind == "row" and not environments):
             ended = "apart" if ended else ""
-        elif kind in ("close", "postfix") or (value == "|" and bars and ended):
+        elif kind == "environment":
+            environments += 1 if value == "begin" else -1
+            if environments < 0 or (value == "begin" and ended in ("text", "apart")):
+                return "beside"
+            ended = "" if value == "begin" else "bracket"
+        elif value == "}" and groups:
+            awaited, ended = groups.pop()
+            becomes, whole = ended, whole and ended == "bracket"
+        elif kind in ("close", "postfix") or (value == "|" and bars and ended not in ("", "apart")):
             ended = "bracket"
             bars -= value == "|"
         elif kind == "raised":
-            at, group = _argument(tokens, at)
-            if _beside(group):
-                return True
-            before = tokens[at - 1]
-            ended = ended if ended == "function" else "operand"
-        elif _is_operator(kind, value):
+            awaited, becomes = 1, ended if ended == "function" else "operand"
+        elif _is_operator(kind, value) and not (ended == "apart" and not _relates(kind, value)):
             ended = ""
             bars += value == "|"
-        elif ended in ("text", "apart") or (kind == "numeral" and _is_product(ended, tokens[at : at + 1])):
-            return True
+        elif ended in ("text", "apart") or (kind == "numeral" and _is_product(ended, tokens[at + 1 : at + 2])):
+            return "beside"
         elif kind == "command" and value in _FRACTIONS:
-            at, first = _argument(tokens, at)
-            both = tokens[at - 1][0] == "numeral" and len(tokens[at - 1][1]) > 1  # \frac12
-            at, second = (at, []) if both else _argument(tokens, at)
-            if _beside(first) or _beside(second):
-                return True
-            before = tokens[at - 1]
-            ended = "operand"
+            if mixed and _is_improper(tokens[at + 1 : at + _LONGEST_FRACTION]):
+                return "improper"
+            awaited, becomes = 2, "operand"
         elif kind == "open":  # what is in it is a factor of what ended, {2}{3}, or belongs to a command
-            ended = "" if previous[0] == "command" or previous[1] == "]" else ended
-        elif kind == "text":
-            ended = "text"
+            groups.append((0, "bracket"))
+            ended = "" if before[0] == "command" or before[1] == "]" else ended
         else:
-            ended = "function" if kind in ("command", "word") and value in _FUNCTIONS else "operand"
-    return False
+            named = kind in ("command", "word") and value in _FUNCTIONS
+            ended = "text" if kind == "text" else "function" if named else "operand"
+    return "beside" if environments else None
+
+
+def _is_improper(tokens: list[Token]) -> bool:
+    r"""Whether the two arguments that follow a ``\frac`` are numerals, and the first is no less than the second."""
+    numerals: list[str] = []
+    for kind, value in tokens:
+        if kind == "numeral" and len(numerals) < 2:
+            numerals += [value[0], value[1:]] if not numerals and len(value) > 1 and value is tokens[0][1] else [value]
+        elif kind != "blank" and value not in ("{", "}"):
+            break
+    return len(numerals) >= 2 and Fraction(numerals[0]) >= Fraction(numerals[1])
 
 
 def _is_operator(kind: str, value: str) -> bool:
@@ -218,28 +176,14 @@ def _is_operator(kind: str, value: str) -> bool:
         return value in ("and", "or")
     if kind == "command":
         return value in _OPERATORS
-    return kind == "other" or (kind == "text" and _CONNECTIVE.fullmatch(value) is not None)
+    return kind in ("other", "row") or (kind == "text" and _CONNECTIVE.fullmatch(value) is not None)
+
+
+def _relates(kind: str, value: str) -> bool:
+    """Whether an operator says how what stands on both sides of a wide space belongs together."""
+    return kind in ("word", "text", "row") or value in _RELATIONS or value in (",", ";", ":", "=", "<", ">")
 
 
 def _is_product(ended: str, following: list[Token]) -> bool:
     """Whether a numeral stands beside an operand; ``(n-2) 2^n`` is meant."""
     return ended == "operand" or (ended == "bracket" and following != [("raised", "^")])
-
-
-def _argument(tokens: list[Token], at: int) -> tuple[int, list[Token]]:
-    """Where the argument that begins at `at` ends, and what it consists of."""
-    while at < len(tokens) and tokens[at][0] == "blank":
-        at += 1
-    if at < len(tokens) and tokens[at][0] == "open":
-        depth = 0
-        for end in range(at, len(tokens)):
-            depth += (tokens[end][0] == "open") - (tokens[end][1] == "}")
-            if depth == 0:
-                return end + 1, tokens[at + 1 : end]
-    return min(at + 1, len(tokens)), tokens[at : at + 1]
-
-
-def text_form(text: str) -> str:
-    """A normal form without insignificant blanks and braces, for the comparison of texts that are not formulas."""
-    text = re.sub(r"([_^])\s*\{\s*(\w)\s*\}", r"\1\2", " ".join(text.split()))
-    return re.sub(r"(?<![a-zA-Z0-9]) | (?![a-zA-Z0-9])", "", re.sub(r"\\(?:left|right)(?![a-zA-Z])", "", text))

@@ -12,8 +12,9 @@ from typing import Any
 from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
 from basis_rl.rewards.extract import completion_text, last_boxed
 from basis_rl.rewards.math.cache import Pair, Verdict, Verdicts
-from basis_rl.rewards.math.quick import quick_verdict, same_text
-from basis_rl.rewards.math.reading import hedged, normal_form, refused_reading, text_form
+from basis_rl.rewards.math.notation import normal_form, text_form
+from basis_rl.rewards.math.quick import quick_verdict, same_text, same_time
+from basis_rl.rewards.math.reading import hedged, refused_reading
 from basis_rl.rewards.math.rules import RULES, refused
 from basis_rl.rewards.math.screen import screened
 from basis_rl.rewards.workers.calls import WALL_CLOCK
@@ -33,10 +34,10 @@ class MathVerifyReward(Reward):
     r"""1.0 if the last balanced ``\boxed{...}`` of the rollout equals the gold answer, else 0.0.
 
     Equal is what Math-Verify finds equal, but for the notations and readings that docs/rewards.md lists. The gold's own
-    text, plain numerals and single letters are compared here (`quick_verdict`), what is far too large or too deep for
-    the gold is wrong unseen (`screened`), what says nothing as a formula too (`refused_reading`), and so is what denies
-    or doubts what the gold does not (`hedged`); only the rest goes to a worker, each pair once. Boxes side by side,
-    ``\boxed{1} and \boxed{2}``, are one answer.
+    text, plain numerals, single letters and times of day are compared here (`quick_verdict`, `same_time`), what is far
+    too large or too deep for the gold is wrong unseen (`screened`), what says nothing as a formula too
+    (`refused_reading`), and so is what denies or doubts what the gold does not (`hedged`); only the rest goes to a
+    worker, each pair once. Boxes side by side, ``\boxed{1} and \boxed{2}``, are one answer.
 
     A reward function as TRL knows them; it reads the dataset's ``solution`` column. The gold is the content of its own
     last ``\boxed{}`` where it has one, else the whole text, and is given to Math-Verify inside a box (bare LaTeX golds
@@ -189,7 +190,8 @@ class MathVerifyReward(Reward):
             if right is None:
                 asked.append(pair)
             else:
-                graded[pair] = "right" if right else "wrong"
+                misread = right and check and same_time(*pair)  # a ratio to Math-Verify
+                graded[pair] = "misread" if misread else "right" if right else "wrong"
         graded.update(self._verdicts.find(asked))
         new = [pair for pair in asked if pair not in graded]
         options: dict[str, Any] = {"refuse": list(self.refused)} if self.refused else {}
@@ -205,7 +207,9 @@ class MathVerifyReward(Reward):
         gold, answer = pair
         if not check and same_text(text_form(gold), text_form(answer)):
             return True
-        right = quick_verdict(gold, answer, any_case="case" not in self.refused)
+        right = same_time(gold, answer)
+        if right is None:
+            right = quick_verdict(gold, answer, any_case="case" not in self.refused)
         if right is None and (refused_reading(answer) or refused_reading(gold) or hedged(gold, answer)):
             return False
         return right

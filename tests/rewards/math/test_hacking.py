@@ -3,9 +3,11 @@
 import json
 from fractions import Fraction
 
+import pytest
+
 from basis_rl.rewards import MathVerifyReward
 from benchmarks.reward.cases import FEW
-from benchmarks.reward.hacking import Gold, Template, accepted_by, is_one_of, pairs, run, templates
+from benchmarks.reward.hacking import FEW_AND_HARD, Gold, Template, accepted_by, is_one_of, pairs, run, templates
 
 
 class Lax:
@@ -21,13 +23,15 @@ class Lax:
         return [1.0] * len(completions)
 
 
-def test_no_free_points_at_a_small_size():
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_no_free_points_at_a_small_size(every):
+    size = len({template.text for template in templates()}) if every else 100
     reward = MathVerifyReward(num_workers=2, timeout=3.0)
-    found = run(reward, list(pairs(FEW, 150, seed=1)))
+    found = run(reward, list(pairs(FEW_AND_HARD, size, seed=2, every=every)))
     reward.close()
-    assert found["pairs"] == 150
+    assert found["pairs"] == size
     assert found["free_points"] == []
-    assert set(found["accepted"]) > {"degrees", "currency"}
+    assert len(found["accepted"]) > 5 if every else found["accepted"]
 
 
 def test_whatever_a_person_would_reject_is_a_free_point():

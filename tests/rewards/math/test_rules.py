@@ -8,7 +8,7 @@ from math_verify import parse, verify
 
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.math.grading import _RELIES_ON, grade
-from basis_rl.rewards.math.reading import normal_form
+from basis_rl.rewards.math.notation import normal_form
 from basis_rl.rewards.math.rules import QUIRKS, RULES, refused
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "rewards.md"
@@ -53,10 +53,68 @@ DIFFERENCES: dict[str, Difference] = {
     "mixed_number": Difference(r"\frac{3}{2}", "1 1/2", True, False, "It reads 1 times 1/2, or 1."),
     "empty_set": Difference(r"\emptyset", r"\varnothing", True, False, "It reads a name."),
     "product": Difference("8", "2(4)", True, False, "It reads a mixed number, 2 + 4."),
+    "product_of_brackets": Difference("40", "(5)(8)", True, False, "It reads an application of 5 to 8."),
+    "braces": Difference("(1,2)", "{(1,2)}", True, False, "It reads braces, fonts and colours as part of the formula."),
+    "colour": Difference("40", r"\color{red}{40}", True, False, "For the same reason."),
+    "sizes": Difference("(1,2)", r"\bigl(1,2\bigr)", True, False, "It does not know the sizes of brackets."),
+    "matrix_rows": Difference(
+        r"\begin{pmatrix}1\\2\end{pmatrix}",
+        r"\begin{pmatrix}1\\[4pt]2\end{pmatrix}",
+        True,
+        False,
+        "It does not know distances of rows.",
+    ),
+    "sign_of_currency": Difference("5", "€5", True, False, "It does not know the sign."),
+    "unicode": Difference("x^2", "x²", True, False, "It does not know the character, nor ½, ５, • and the like."),
+    "degree_sign": Difference("90", "90°", True, False, "For the same reason."),
+    "degree_command": Difference(r"90^\circ", r"90\degree", True, False, "It does not know the command."),
+    "repeating": Difference(r"\frac{1}{3}", r"0.\overline{3}", True, False, "It reads a name."),
+    "listed_thousands": Difference("1000, 2000", "1,000, 2,000", True, False, "It reads a list of four numbers."),
+    "braced_thousands": Difference(
+        r"\dfrac{1}{29,\!322}", r"\frac{1}{29322}", True, False, "It does not read thousands in a fraction."
+    ),
+    "counted": Difference("40", "40 dollars", True, False, "It knows some units outside of \\text{} only."),
+    "speed": Difference("40", "40 m/s", True, False, "For the same reason."),
+    "ordinal": Difference("40", r"40^{\text{th}}", True, False, "It reads a power."),
+    "letter_in_font": Difference("3i", r"3\mathrm{i}", True, False, "It takes a letter in a font for a unit."),
+    "spaced_i": Difference("2+3i", "2+3 i", True, False, "It reads a real variable."),
+    "text_name": Difference(
+        "40", r"\text{cost}=40\text{ dollars}", True, False, "It cuts off all from the first text on."
+    ),
+    "percent_in_text": Difference(r"\frac{1}{2}", r"50\text{ percent}", True, False, "It cuts off the text as a unit."),
+    "assigned_e": Difference("0.00085", "x=8.5e-4", True, False, "It reads Euler's number."),
+    "quotient_point": Difference("-1./3", r"-\frac13", True, False, "It does not read 1. before the stroke."),
+    "times_x": Difference(r"6.02\times10^{23}", "6.02 x 10^{23}", True, False, "It reads a variable."),
+    "tilde": Difference("40", r"40~\text{units}", True, False, "It does not know the blank."),
+    "index": Difference("n^2-1", r"m_{\max}=n^2-1", True, False, "It does not read the index."),
+    "gamma": Difference(
+        r"m\left(\gamma^{2}-1\right)",
+        r"(\gamma^2-1)m",
+        True,
+        False,
+        "It reads the gamma function, not a letter.",
+    ),
+    "stop_in_text": Difference("A", r"\text{A.}", True, False, "It does not read a full stop behind an answer."),
     "text_beside": Difference("0", r"\text{I give up, } 0", False, True, "It reads a product with a text, here 0."),
     "text_in_list": Difference("6, 8, 10", r"6, 8\text{, and }10", True, False, "For the same reason."),
     "number_beside": Difference("6", "1 2 3", False, True, "It reads a product; here what stands beside is none."),
     "wide_space": Difference("0", r"25 \quad 0", False, True, "For the same reason."),
+    "behind_a_space": Difference("5", r"7\quad -2", False, True, "It reads over a wide space, a new line too."),
+    "cell": Difference(
+        r"\begin{pmatrix}6&1\end{pmatrix}",
+        r"\begin{pmatrix}1 2 3&1\end{pmatrix}",
+        False,
+        True,
+        "It reads a product in the cell.",
+    ),
+    "letter_is_no_unit": Difference("3", r"3\mathrm{i}", False, True, "It takes the letter for a unit."),
+    "constant_beside": Difference(r"3\pi", r"\pi 3", False, True, "It reads a product; numbers stand before letters."),
+    "unit_of_nothing": Difference(r"\text{A}", "A cm", False, True, "It cuts off a unit where there is no number."),
+    "denied_name": Difference(
+        "5", r"\text{number who play neither} = 5", False, True, "Names with such words are refused as well."
+    ),
+    "number_word": Difference("5", r"5\text{ six}", False, True, "It cuts off any text at the end."),
+    "number_word_as_name": Difference("5", r"\text{six} = 5", False, True, "It takes the text for a name."),
     "group_beside": Difference("0", "{87}{0}", False, True, "For the same reason."),
     "dollars_beside": Difference("0, -1", "7 $0, -1$", False, True, "It removes dollar signs, and reads a product."),
     "quotation_mark": Difference("56", '5"6', False, True, "It removes quotation marks, and reads one number."),
@@ -72,13 +130,16 @@ DIFFERENCES: dict[str, Difference] = {
     ),
     "dots": Difference("1,9", r"1,\ldots,9", False, True, "It leaves out dots; a gold with them is its text."),
     "builder": Difference("4", r"\{x : x = 4\}", False, True, "It reads x : x as 1, and the right side."),
+    "formula_chain": Difference("x^2", "2x=x^2", False, True, "It takes the last side, whatever stands before it."),
     "chain": Difference("8", "x = 7 = 8", False, True, "It takes the last side, whatever stands before it."),
     "untrue_equation": Difference("2", "3=2", False, True, "For the same reason."),
     "far_approximation": Difference("7", r"7 \approx 8", False, True, "It takes the first side, whatever follows."),
+    "any_function": Difference("0", "0 f(7)", False, True, "For the same reason as the next."),
     "any_symbol": Difference("0", r"0 \cdot a", False, True, "An answer must have no letters that the gold has not."),
     "small_numbers": Difference(
         r"1.6 \times 10^{-19}", "0.0", False, True, "It rounds to six decimals, so that all small numbers are 0."
     ),
+    "other_currency": Difference(r"x=\$18.90", "x=€18.90", False, True, "It leaves out the signs of currencies."),
     "point_interval": Difference("5", "[5, 5]", False, True, "It reads a set of one element."),
     "closed_infinity": Difference(
         r"(-\infty,\infty)",
@@ -86,6 +147,12 @@ DIFFERENCES: dict[str, Difference] = {
         False,
         True,
         "To sympy both are the same; infinity is no number.",
+    ),
+    "set_with_infinity": Difference(
+        r"(-\infty,2)", r"\{-\infty,2\}", False, True, "It takes a set of two for a pair, also for this interval."
+    ),
+    "time": Difference(
+        "8:34", r"\frac{4}{17}", False, True, "It reads a ratio; one that is not in lowest terms is a time of day."
     ),
     "gold_tail": Difference("2x^2 + 3y^2 = d", "3", False, True, "It takes the gold's last letter for a unit."),
     "gold_letter": Difference("6m", "6", False, True, "A bare letter of a gold is its own, and no unit."),
@@ -103,6 +170,10 @@ DIFFERENCES: dict[str, Difference] = {
 # Rollouts, whose boxes Math-Verify finds otherwise.
 BOXES: dict[str, Difference] = {
     "last_box": Difference("2", r"\boxed{1} is wrong, so \boxed{2}", True, False, "It joins boxes that are near."),
+    "no_box": Difference("7", "no box: 7", False, True, "It takes the last number, or a box that is not closed."),
+    "part_of_a_formula": Difference(
+        r"\frac{5}{6}", r"\boxed 5/6", False, True, "It takes all that follows; here a box without braces is a numeral."
+    ),
 }
 
 
@@ -144,13 +215,19 @@ MORE = {
 }
 # How wide the rows are: what scores for the gold 5, and by which of them, if any.
 WIDE = {
-    "units": [r"5\text{ million}", r"5\text{ at least}", r"5\text{ doubled}"],
+    "units": [r"5\text{ million}", r"5\text{ halves}", r"5\text{ approximately}"],
     "equation": ["x^2 = 5"],
     "assignment": ["banana = 5", "f(7) = 5", r"x \in 5"],
     "approximation": [r"banana \approx 5", "banana ~= 5"],
     "base": ["5_7", "5_0", "5_x"],
     None: [r"\min(5, 7)", r"5 \mod 7", "5^T", r"5 \cdot 1^7", "--5", "5'", '5"'],
 }
+# What scores for other golds, by the same rows.
+WIDE_ELSEWHERE = [
+    ("assignment", "(1,2)", "y=1,x=2"),
+    ("assignment", r"\text{odd}", r"\text{even}=\text{odd}"),
+    (None, "east", "seat"),
+]
 # Right by any reading: refusing all quirks leaves these.
 STRICT = [
     ("0.5", r"\frac{1}{2}"),
@@ -195,6 +272,13 @@ def test_the_rows_are_as_wide_as_described(name, answer, reward):
     assert reward.equivalent([("5", answer)]) == [True]
     assert [quirk for quirk in QUIRKS if not grade("5", form, [quirk])] == ([] if name is None else [name])
     assert answer == "banana ~= 5" or f"`{answer}`" in DOCS.read_text()
+
+
+@pytest.mark.parametrize(("name", "gold", "answer"), WIDE_ELSEWHERE)
+def test_the_rows_are_as_wide_for_other_golds(name, gold, answer):
+    assert grade(gold, answer) is True
+    assert name is None or grade(gold, answer, [name]) is False
+    assert f"`{answer}` for `{gold}`" in DOCS.read_text()
 
 
 @pytest.mark.parametrize(("gold", "answer"), STRICT)

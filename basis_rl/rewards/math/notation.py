@@ -1,0 +1,208 @@
+r"""Notations that mean the same, in the one form that Math-Verify reads: thousands, mixed numbers, fonts, Unicode.
+
+This runs in the trainer's process, outside every time limit: every step takes time that is linear in the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+SPACE = r"(?:\s|~|\\[ ,;:>!]|\\q?quad(?![a-zA-Z])|\\(?:thin|med|thick)space(?![a-zA-Z]))"
+FONT = r"\\(?:(?:math|text)(?:bf|rm|it|sf|tt|normal)|text|mbox|textnormal|boldsymbol|bm|pmb)"
+_LONGEST = 10_000
+
+_CHARACTERS = str.maketrans(
+    {
+        "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "•": r"\cdot ", "÷": "/", "π": r"\pi ",
+        "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∪": r"\cup ", "∩": r"\cap ",
+        "∈": r"\in ", "±": r"\pm ", "∅": r"\emptyset ", "°": r"^\circ ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}",
+        "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "∶": ":", "\u00a0": " ", "\u2009": " ",
+        "\u202f": " ", **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),
+        **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
+        **dict(zip("аеорсухіАЕОРСХ", "aeopcyxiAEOPCX", strict=True)),  # Cyrillic
+    }
+)  # fmt: skip
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+
+# What is stripped from the ends, and what may stand around the whole answer: quotation marks, a font, a colour, braces.
+_LEADING = re.compile(
+    rf"(?:{SPACE}|\\(?:displaystyle|textstyle|large|Large|huge|therefore|Rightarrow|implies)(?![a-zA-Z])|=(?![=/])"
+    r"|\\color\s*\{[a-zA-Z]+\})*+"
+)
+_TRAILING = re.compile(
+    rf"(?:{SPACE}|\\+|(?<![.\\\s])(?<![a-zA-Z]\.[a-zA-Z])\s*[.,;]|\\(?:text|mbox)\{{\s*[.,;]?\s*\}})\Z"
+)
+_LONGEST_END = 16
+_QUOTED = re.compile(
+    r"(?P<mark>\*\*|\*(?!\*)|__|`|\$\$?|['\"])((?:(?!(?P=mark)).)+)(?<!\\)(?P=mark)|\\\((.*)\\\)|\\\[(.*)\\\]",
+    re.DOTALL,
+)
+_WRAPPER = re.compile(rf"(?:({FONT}|\\underline|\\textcolor\s*\{{\w+\}})\s*)?(?=\{{)")
+_MOST_WRAPPERS = 8
+_STOP_IN_TEXT = re.compile(rf"({FONT}\s*\{{[^{{}}]*[^{{}}.\s])(?<![a-zA-Z]\.[a-zA-Z])\.\s*\}}\Z")
+_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
+
+_SPACED = re.compile(
+    rf"(?<![\d.,])(?<!\d\s)(?<!\\[ ,;:])([1-9]\d{{0,2}})((?:{SPACE}|\{{,\}})+)(\d{{3}})(?:\2(\d{{3}}))*"
+    rf"(?!\d|,\d|(?:{SPACE})+\d)"
+)
+_THOUSANDS = re.compile(
+    r"(^|[=$+*/(]|(?<![\\_])\{|,\s|\\(?:approx|cdot|times)(?![a-zA-Z])|\b(?:and|or)\b)(\s*[-+]?\s*)"
+    r"([1-9]\d{0,2}(?:(?:,|\{,\}|,\\!)\d{3})+)(?=$|[^\d,]|,\s)"
+)
+_NOT_ROUND = re.compile(r",(?!\s|0\d\d(?!\d))")
+_MIXED = re.compile(rf"(?<![\d./,}}])(\d{{1,9}}){SPACE}+(\d{{1,9}})\s*/\s*(\d{{1,9}})(?![\d./(])")
+_REPEATING = re.compile(
+    r"(?<![\d.,])(\d{0,20})\.(\d{0,20})\\(?:overline|bar|dot)\s*(?:\{(\d{1,20})\}|(\d))(?!\s*[\d\\])"
+)
+_NUMBER = r"[-+]?(?:\\?\$)?\d[\d,]*(?:\.\d+)?"
+_VARIABLE = r"[abcefiknopqrxyzuvBDEGIOPQRSUXYZ]|\\?pi(?![a-zA-Z])"  # letters that are no units
+_SPEED = r"(?:[kcmd]?m|mi|ft|in|k?g|k?J|L|mL)/(?:s|sec|h|hr|min|m|L|mol)(?:\^(?:\d|\{\d\}))?"
+_BETWEEN = rf"(?:{SPACE}|[,;])*"
+_MATH_FONT = r"\\math(?:bf|rm|it|sf|normal)\s*"
+# Applied in this order; a function computes what replaces the match.
+_REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
+    (re.compile(pattern), form)
+    for pattern, form in (
+        (r"⁻?[⁰¹²³⁴⁵⁶⁷⁸⁹]+", lambda m: f"^{{{m[0].translate(_RAISED)}}}"),
+        (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
+        (r"\\lbrack(?![a-zA-Z])\s*", "["),
+        (r"\\rbrack(?![a-zA-Z])", "]"),
+        (r"\\lbrace(?![a-zA-Z])\s*", r"\\{"),
+        (r"\\rbrace(?![a-zA-Z])", r"\\}"),
+        (r"~=", r"\\approx "),
+        (r"~", " "),
+        (r":=|\\coloneqq(?![a-zA-Z])", "="),
+        (r"\\[bB]igg?[lrm]?(?![a-zA-Z])\s*", ""),
+        # Rows of a matrix with a distance, or with none behind them.
+        (r"\\\\\s*\[[\d.]+\s*[a-z]{2}\]", r"\\\\ "),
+        (r"\\\\\s*(?=\\end(?![a-zA-Z]))", ""),
+        (r"\\[hv]?phantom\s*(?:\{[^{}]*\}|[^\\{}\s])", " "),
+        # The name of a probability; its event may be a text that denies, P(\text{not red}) = ...
+        (r"\\Pr(?![a-zA-Z])", "P"),
+        (r"\\(?:mathbb|operatorname)\s*\{([EP])\}", r"\1"),
+        (r"^([a-zA-Z])\s*\((?=[^()]*\\text)[^()]*\)\s*(?==)", r"\1"),
+        (
+            rf"(?<=[^\s,;~:!>\\]){SPACE}*+[,;]?{SPACE}*{FONT}\s*\{{{_BETWEEN}(?:[,;]|and|or){_BETWEEN}\}}{SPACE}*(?=[^\s,;.])",
+            ", ",
+        ),
+        # Numerals, and letters that are none of units, in a font.
+        (rf"{FONT}\s*\{{\s*(?:percent|\\?%)\s*\}}", r"\\%"),
+        (rf"{FONT}\s*\{{(?=[^{{}}]*\d)((?:[-+.,/\d]|{SPACE})*+)\}}", r"\1"),
+        (r"\\(?:boldsymbol|bm|pmb)(?=\s*\{)|\\bf(?:series)?(?![a-zA-Z])", ""),
+        (rf"(?:(?!^)|(?={_MATH_FONT}\{{[^{{}}]*\}}\s*\S)){_MATH_FONT}\{{\s*({_VARIABLE})\s*\}}", r" \1 "),
+        (rf"(?!^){SPACE}*\\(?:text\w*|mbox)\s*\{{\s*({_VARIABLE})\s*\}}", r" \1 "),
+        (r"([\^_])\s+(?=\w)", r"\1"),
+        (r"(?<=\d)\s*(?<!\\)pi(?=\s*$)", r"\\pi "),
+        (rf"(?<=\d)(?:{SPACE}|\\cdot(?![a-zA-Z])|\*)+i(?![a-zA-Z])", "i"),
+        (rf"(?<=\d)\s*\^\s*(?:\{{\s*)?(?:{FONT}\s*\{{\s*)?(?:st|nd|rd|th)\s*\}}+", ""),
+        (r"\^?\s*\\degree(?![a-zA-Z])", r"^\\circ "),
+        (r"(?<=\d)\s+x\s+(?=10\s*\^)", r"\\times "),
+        (r"(?:\{|^)([^{}]*)\\over(?![a-zA-Z])([^{}]*)(?:\}|$)", r"\\frac{\1}{\2}"),
+        (r"(\\[dt]?frac)\s*(\d)\s*(\d)(?!\d)", r"\1{\2}{\3}"),
+        (r"(\\[dt]?frac)\s*(\\(?!frac|sqrt)[a-zA-Z]+)\s*(\d|\\(?!frac|sqrt)[a-zA-Z]+)", r"\1{\2}{\3}"),
+        (r"√\s*(?:(\d+(?:\.\d+)?|[a-zA-Z])|\(([^()]*)\)|(?=\{))", lambda m: rf"\sqrt{_braced(m[1] or m[2])}"),
+        (r"\^\s*\(([^()]*)\)", r"^{\1}"),
+        (r"(?<=\d)\.(?=/\d)", ""),
+        (r"_\s*\{\s*\\(max|min)\s*\}", r"_{\1}"),
+        (rf"^({_NUMBER}){SPACE}+((?:[a-z]{{3,}}s|people|children)(?: per [a-z]+)?)$", r"\1\\text{ \2}"),
+        (rf"(?<=\d){SPACE}+({_SPEED})$", r"\\text{ \1}"),
+        (r"^((?:[^=<>a-zA-Z\\]|\\(?:[dt]?frac|sqrt|pi|cdot|pm)(?![a-zA-Z])|\\[ ,])*+)=\s*([a-zA-Z])$", r"\2=\1"),
+    )
+)
+_LAST_REWRITES = (
+    (re.compile(r"(^|=\s*)([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?=$|[\s\\])"), r"\1\2\\cdot 10^{\3}"),
+    (re.compile(r"(?<=\()([-+]?\d+(?:\.\d+)?)\)[^\S\n]*\((?=[-+]?\d+(?:\.\d+)?\))"), r"\1)\\cdot ("),
+    (
+        re.compile(r"(?<![\d.^_])((?<!\^\{)(?<!_\{)\d+(?:\.\d+)?)[^\S\n]*(?:\\left\s*)?\(\s*(?=[-+]?\d|\\[dt]?frac)"),
+        r"\1\\cdot (",
+    ),
+)
+
+
+def normal_form(text: str) -> str:
+    r"""The same answer in notations that Math-Verify reads.
+
+    Blanks, Markdown's asterisks, dollar signs, fonts, colours and a full stop around it go; ``\mathbf{42}`` is 42,
+    ``√5`` a root, ``1 1/2`` a mixed number, ``0.\overline{3}`` a third; ``12\,000``, ``12 000`` and ``x=12,000`` are
+    thousands, ``\varnothing`` is the empty set, ``2(3)`` a product, ``\text{, and }`` a comma, ``5 = x`` is ``x = 5``.
+    Texts of more than 10,000 characters stay as they are.
+    """
+    if len(text) > _LONGEST:
+        return text
+    text = _bare(text.translate(_CHARACTERS))
+    for pattern, form in _REWRITES:
+        text = pattern.sub(form, text)
+    text = _SPACED.sub(lambda m: re.sub(r"\D", "", re.sub(SPACE, "", m[0])), text)
+    text = _THOUSANDS.sub(lambda m: m[1] + m[2] + _joined(m, text), text)
+    text = _MIXED.sub(_mixed, _REPEATING.sub(_repeating, text))
+    for last, form in _LAST_REWRITES:
+        text = last.sub(form, text)
+    return _bare(text)
+
+
+def text_form(text: str) -> str:
+    """A normal form without insignificant blanks and braces, for the comparison of texts that are not formulas."""
+    text = re.sub(r"([_^])\s*\{\s*(\w)\s*\}", r"\1\2", " ".join(text.split()))
+    return re.sub(r"(?<![a-zA-Z0-9]) | (?![a-zA-Z0-9])", "", re.sub(r"\\(?:left|right)(?![a-zA-Z])", "", text))
+
+
+def _bare(text: str) -> str:
+    """The answer without what stands around it; each of a bounded number of steps is linear."""
+    for _ in range(_MOST_WRAPPERS):
+        text = _STOP_IN_TEXT.sub(r"\1}", _trimmed(text))
+        quoted = _QUOTED.fullmatch(text)
+        inside = next((part for part in quoted.groups()[1:] if part is not None), None) if quoted else _unwrapped(text)
+        if inside is None:
+            break
+        text = inside
+    return text
+
+
+def _trimmed(text: str) -> str:
+    leading = _LEADING.match(text)
+    start, end = leading.end() if leading else 0, len(text)
+    while match := _TRAILING.search(text, max(start, end - _LONGEST_END), end):
+        end = match.start()
+    return text[start:end]
+
+
+def _unwrapped(text: str) -> str | None:
+    r"""What is in the braces around all of the text, None if there are none; words in a font stay in it."""
+    wrapper = _WRAPPER.match(text)
+    if wrapper is None:
+        return None
+    depth = 0
+    for brace in _BRACES.finditer(text, wrapper.end()):
+        depth += (brace[0] == "{") - (brace[0] == "}")
+        if depth == 0:
+            if brace.end() < len(text):
+                return None
+            inside, font = text[wrapper.end() + 1 : -1], wrapper[1] or ""
+            words = re.fullmatch(FONT, font) and not re.match(r"[-+\s(\[$]*(?:\d|\\)", inside)
+            return None if words and (font in (r"\text", r"\mbox") or re.fullmatch(r"[^=]*", inside)) else inside
+    return None
+
+
+def _braced(text: str | None) -> str:
+    return f"{{{text}}}" if text else ""
+
+
+def _joined(match: re.Match[str], text: str) -> str:
+    """The thousands as digits; in a list or a bracket only where all are round, ``1,000``, as ``(1,200)`` is a pair."""
+    plain = match[3].replace("{,}", "").replace(r",\!", "")
+    listed = "," in text[: match.start(2)] + text[match.end() :] or match[1] == "("
+    return plain if listed and _NOT_ROUND.search(text) else plain.replace(",", "")
+
+
+def _mixed(match: re.Match[str]) -> str:
+    whole, top, bottom = match.groups()
+    return rf"{whole}\frac{{{top}}}{{{bottom}}}" if 0 < int(top) < int(bottom) else match[0]
+
+
+def _repeating(match: re.Match[str]) -> str:
+    r"""``0.1\overline{6}`` as a fraction: the digits less those before the period, by as many nines and zeros."""
+    once = (match[1] or "0") + match[2]
+    period = match[3] or match[4]
+    return rf"\frac{{{int(once + period) - int(once)}}}{{{'9' * len(period)}{'0' * len(match[2])}}}"
