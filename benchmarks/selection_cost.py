@@ -2,10 +2,11 @@
 
     python -m benchmarks.selection_cost [--prompts 1000000] [--batch 512] [--rollouts 1 8] [--repeats 20] [--quick]
 
-Measured on one core, in two parts: the draw of each sampler (they take turns) by the belief of `basis_history` about
-every prompt; and by each belief what a batch of `frontier` takes altogether: the draw, its rows of the dataset, and the
-belief's update. A belief that knows every prompt learns from prompts that are all new to it; one with a prior from the
-text knows texts alone, and learns from the prompts that it draws.
+Measured on one core, in processor time, which other programs on the machine do not lengthen, in two parts: the draw of
+each sampler (they take turns) by the belief of `basis_history` about every prompt; and by each belief what a batch of
+`frontier` takes altogether: the draw, its rows of the dataset, and the belief's update. A belief that knows every
+prompt learns from prompts that are all new to it; one with a prior from the text knows texts alone, and learns from the
+prompts that it draws.
 
 Results: ``benchmarks/results/selection_cost.json``.
 """
@@ -69,10 +70,10 @@ def selection(data: Dataset, prompt_ids: list[str], name: str, belief: Baseline,
 
 
 def timed(work: Callable[[], Any], times: list[float]) -> None:
-    """Add the milliseconds that `work` takes."""
-    began = time.perf_counter()
+    """Add the milliseconds of processor time that `work` takes."""
+    began = time.process_time()
     work()
-    times.append(1e3 * (time.perf_counter() - began))
+    times.append(1e3 * (time.process_time() - began))
 
 
 def batch_of(prompt_ids: list[str], rollouts: int, step: int) -> RolloutBatch:
@@ -159,9 +160,10 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         for count in options.prompts:
             each = measure(count, (min(options.batch, count), rollouts), options.repeats)
             found.setdefault(str(rollouts), {})[str(count)] = each
-            for name, parts in (each["samplers"] | each["beliefs"]).items():
-                medians = ", ".join(f"{part} {ms['median']:.1f}" for part, ms in parts.items())
-                print(f"{rollouts} x {count}, {name}: {medians} ms", flush=True)
+            for kind, rows in each.items():
+                for name, parts in rows.items():
+                    medians = ", ".join(f"{part} {ms['median']:.1f}" for part, ms in parts.items())
+                    print(f"{rollouts} x {count}, {kind}, {name}: {medians} ms", flush=True)
     results = {"batch": options.batch, "repeats": options.repeats, "milliseconds": found}
     save("selection_cost", results, Path(tempfile.mkdtemp()) if options.quick else RESULTS)
     return results
