@@ -19,7 +19,7 @@ from basis_rl.functional.selection import effective_number, inclusion_probabilit
 
 # Prompts whose belief is looked at for one batch; of a larger dataset a uniform part, another one for each batch. It
 # bounds the cost of a draw whatever the dataset's size, and a batch is far smaller.
-POOL = 1 << 14
+POOL = 1 << 13
 
 
 @runtime_checkable
@@ -179,9 +179,13 @@ def part_of(count: int, size: int, generator: torch.Generator) -> Tensor:
     """Indices of the candidates whose belief is looked at: all, or a uniform part. ``(min(P, POOL),)``, ascending."""
     if count <= max(POOL, size):
         return torch.arange(count)
-    wanted = max(POOL, size)
+    return subset(count, max(POOL, size), generator)
+
+
+def subset(count: int, wanted: int, generator: torch.Generator) -> Tensor:
+    """`wanted` of the numbers below `count`, every such set with the same probability. ``(wanted,)``, ascending."""
     if count >= 4 * wanted:  # as uniform as the permutation, without a number for each of a million prompts
-        found = torch.randint(count, (5 * wanted // 4,), generator=generator).unique()
+        found = torch.randint(count, (5 * wanted // 4 + 8,), generator=generator).unique()
         if len(found) >= wanted:
             return found[torch.randperm(len(found), generator=generator)[:wanted]].sort().values
     return torch.randperm(count, generator=generator)[:wanted].sort().values
@@ -203,7 +207,7 @@ def correction(value: bool, clip: Sequence[float]) -> tuple[bool, tuple[float, f
 class WeightedSampler(PromptSampler):
     """Draws prompts with chances ``pi_i = min(1, c w_i)``, n of them in the mean of every batch exactly n.
 
-    Subclasses give the weights. Of more than 16,384 candidates, each batch looks at a uniform part, and the chances are
+    Subclasses give the weights. Of more than 8,192 candidates, each batch looks at a uniform part, and the chances are
     those of both draws together.
     """
 
