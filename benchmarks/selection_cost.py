@@ -1,8 +1,12 @@
 """What does choosing the prompts of one generation batch cost, by size of the dataset?
 
-    python -m benchmarks.selection_cost [--prompts 1000000] [--batch 512] [--repeats 20] [--quick]
+    python -m benchmarks.selection_cost [--prompts 1000000] [--batch 512] [--rollouts 1 8] [--repeats 20] [--quick]
 
-Measured on one core, with the belief of `basis_history` about every prompt. The prompt samplers take turns.
+Measured on one core, in processor time, which other programs on the machine do not lengthen, in two parts: the draw of
+each sampler (they take turns) by the belief of `basis_history` about every prompt; and by each belief what a batch of
+`frontier` takes altogether: the draw, its rows of the dataset, and the belief's update. A belief that knows every
+prompt learns from prompts that are all new to it; one with a prior from the text knows texts alone, and learns from the
+prompts that it draws.
 
 Results: ``benchmarks/results/selection_cost.json``.
 """
@@ -12,50 +16,128 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 
-from basis_rl.baselines import BasisHistory
+from basis_rl.baselines import Baseline, BasisHistory, Spo
 from basis_rl.samplers import SAMPLERS, build_sampler
+from basis_rl.trainer.selection import Selection
+from basis_rl.types import RolloutBatch
 from benchmarks.common import RESULTS, one_thread, save
 
+BELIEFS: dict[str, Callable[[], Any]] = {
+    "flat": BasisHistory,
+    "beta": lambda: BasisHistory(belief="beta"),
+    "text": lambda: BasisHistory(prior="text"),
+    "spo": Spo,
+}
 
-def belief_about(prompt_ids: list[str]) -> BasisHistory:
-    """A `basis_history` with a different belief about each prompt, as after a long run."""
-    found = BasisHistory()
-    generator = torch.Generator().manual_seed(0)
-    shape = (len(found.drifts), len(prompt_ids))
+
+def known(found: Any, prompt_ids: list[str]) -> Any:
+    """The belief `found` with a different belief about each prompt, as after a long run."""
+    generator, count = torch.Generator().manual_seed(0), len(prompt_ids)
+    if isinstance(found, Spo):
+        alpha, beta = torch.rand((2, count), generator=generator).tolist()
+        found.trackers = {name: (a, b, 0.0) for name, a, b in zip(prompt_ids, alpha, beta, strict=True)}
+        return found
+    shape = (len(found.drifts), count)
     state = found.state_dict()
     state |= {
         "prompt_ids": prompt_ids,
         "mean": torch.randn(shape, generator=generator, dtype=torch.float64),
         "variance": torch.rand(shape, generator=generator, dtype=torch.float64),
-        "last_seen": torch.zeros(len(prompt_ids), dtype=torch.float64),
+        "last_seen": torch.zeros(count, dtype=torch.float64),
         "shift_variance": 0.1,
     }
     found.load_state_dict(state)
     return found
 
 
-def measure(prompts: int, batch: int, repeats: int) -> dict[str, dict[str, float]]:
-    """Milliseconds to draw prompts and look up their believed values: median, minimum and maximum."""
-    ids = [f"{i:016x}" for i in range(prompts)]
-    belief, samplers = belief_about(ids), {name: build_sampler(name) for name in SAMPLERS}
+def selection(data: Dataset, prompt_ids: list[str], name: str, belief: Baseline, shape: tuple[int, int]) -> Selection:
+    """What `BasisTrainer` draws its prompts with."""
+    batch, rollouts = shape
+    args = SimpleNamespace(generation_batch_size=batch * rollouts, num_generations=rollouts, seed=0)
+    one = SimpleNamespace(process_index=0, num_processes=1)
+    run: Any = SimpleNamespace(args=args, num_generations=rollouts, accelerator=one, train_dataset=data)
+    return Selection(run, build_sampler(name), belief, prompt_ids, ())
+
+
+def timed(work: Callable[[], Any], times: list[float]) -> None:
+    """Add the milliseconds of processor time that `work` takes."""
+    began = time.process_time()
+    work()
+    times.append(1e3 * (time.process_time() - began))
+
+
+def batch_of(prompt_ids: list[str], rollouts: int, step: int) -> RolloutBatch:
+    """Rollouts of these prompts, every other one right."""
+    names = [name for name in prompt_ids for _ in range(rollouts)]
+    return RolloutBatch(
+        rewards=(torch.arange(len(names)) % 2).float(),
+        group_ids=torch.arange(len(prompt_ids)).repeat_interleave(rollouts),
+        prompt_ids=names,
+        action_mask=torch.ones((len(names), 1), dtype=torch.bool),
+        step=step,
+    )
+
+
+def figures(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    """Median, least and largest of each part of a batch, and of their sum."""
+    whole = {**times, "all": [sum(parts) for parts in zip(*times.values(), strict=True)]}
+    return {part: {"median": float(np.median(ms)), "least": min(ms), "largest": max(ms)} for part, ms in whole.items()}
+
+
+def of_samplers(data: Dataset, prompt_ids: list[str], shape: tuple[int, int], repeats: int) -> dict[str, Any]:
+    """What each sampler's draw takes, by a belief about every prompt."""
+    belief = known(BasisHistory(), prompt_ids)
+    samplers = {name: selection(data, prompt_ids, name, belief, shape) for name in SAMPLERS}
     times: dict[str, list[float]] = {name: [] for name in samplers}
     for repeat in range(repeats):
-        for name, sampler in samplers.items():
-            generator = torch.Generator().manual_seed(repeat)
-            began = time.perf_counter()
-            draw = sampler.draw(ids, belief, batch, generator)
-            belief.believed([ids[row] for row in draw.rows.tolist()])
-            times[name].append(1e3 * (time.perf_counter() - began))
-    return {
-        name: {"median": float(np.median(each)), "least": min(each), "largest": max(each)}
-        for name, each in times.items()
-    }
+        for name, each in samplers.items():
+            timed(partial(each._draw, repeat, shape[0]), times[name])
+    return {name: figures({"draw": each}) for name, each in times.items()}
+
+
+def of_belief(
+    name: str, data: Dataset, prompt_ids: list[str], shape: tuple[int, int], repeats: int
+) -> dict[str, dict[str, float]]:
+    """What one belief takes: it knows every prompt and learns new ones, or by their texts alone those that it draws."""
+    belief = BELIEFS[name]()
+    if name == "text":
+        belief.text_prior.know(
+            {key: prompt[0]["content"] for key, prompt in zip(prompt_ids, data["prompt"], strict=True)}
+        )
+    else:
+        known(belief, prompt_ids)
+    chosen = selection(data, prompt_ids, "frontier", belief, shape)
+    times: dict[str, list[float]] = {"draw": [], "rows": [], "update": []}
+
+    def draw(number: int) -> None:
+        chosen._draws[number] = chosen._draw(number, shape[0])
+
+    for repeat in range(repeats):
+        timed(partial(draw, repeat), times["draw"])
+        timed(partial(chosen.rows, repeat), times["rows"])
+        names = [prompt_ids[row] for row in chosen._draws[repeat].rows.tolist()]
+        new = names if name == "text" else [f"{repeat} {key}" for key in names]
+        timed(partial(belief.update, batch_of(new, shape[1], repeat)), times["update"])
+    return figures(times)
+
+
+def measure(prompts: int, shape: tuple[int, int], repeats: int) -> dict[str, Any]:
+    """Milliseconds of one generation batch, by sampler and by belief."""
+    ids = [f"{i:016x}" for i in range(prompts)]
+    said = ([{"role": "user", "content": f"What is {i} plus {7 * i % 1000}?"}] for i in range(prompts))
+    data = Dataset.from_dict({"prompt": list(said), "prompt_id": ids})
+    samplers = of_samplers(data, ids, shape, repeats)
+    return {"samplers": samplers, "beliefs": {name: of_belief(name, data, ids, shape, repeats) for name in BELIEFS}}
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -64,7 +146,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     sizes = [1_000, 10_000, 100_000, 1_000_000]
     parser.add_argument("--prompts", type=int, nargs="+", default=sizes, help="sizes of the dataset (1000 to 1000000)")
     parser.add_argument("--batch", type=int, default=512, help="prompts per generation batch (512)")
-    parser.add_argument("--repeats", type=int, default=20, help="draws per sampler and size (20)")
+    parser.add_argument("--rollouts", type=int, nargs="+", default=[1, 8], help="rollouts per prompt (1 and 8)")
+    parser.add_argument("--repeats", type=int, default=20, help="batches per sampler, belief and size (20)")
     parser.add_argument(
         "--quick", action="store_true", help="run for seconds only, to check that it works; its numbers mean nothing"
     )
@@ -72,9 +155,15 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     if options.quick:
         options.prompts, options.repeats = [1_000], 2
     one_thread()
-    found = {str(count): measure(count, min(options.batch, count), options.repeats) for count in options.prompts}
-    for count, row in found.items():
-        print(count, {name: f"{each['median']:.1f} ms" for name, each in row.items()})
+    found: dict[str, Any] = {}
+    for rollouts in options.rollouts:
+        for count in options.prompts:
+            each = measure(count, (min(options.batch, count), rollouts), options.repeats)
+            found.setdefault(str(rollouts), {})[str(count)] = each
+            for kind, rows in each.items():
+                for name, parts in rows.items():
+                    medians = ", ".join(f"{part} {ms['median']:.1f}" for part, ms in parts.items())
+                    print(f"{rollouts} x {count}, {kind}, {name}: {medians} ms", flush=True)
     results = {"batch": options.batch, "repeats": options.repeats, "milliseconds": found}
     save("selection_cost", results, Path(tempfile.mkdtemp()) if options.quick else RESULTS)
     return results

@@ -190,6 +190,18 @@ def scorable_rows(batch: RolloutBatch) -> Tensor:
     return (~batch.rewards.isnan() & batch.action_mask.any(dim=1)).cpu()
 
 
+def with_room(table: Tensor, rows: int) -> Tensor:
+    """`table`, ``(P, ...)``, or a copy with room for `rows` rows and half as many again; what is in those is undefined.
+
+    So a table that grows row by row is copied a few times in a run and not in every batch.
+    """
+    if rows <= len(table):
+        return table
+    grown = table.new_empty((rows + rows // 2, *table.shape[1:]))
+    grown[: len(table)] = table
+    return grown
+
+
 class CenterScale(Baseline):
     """``A_i = (r_i - center_i) / (scale_i + eps)``: an estimator that is a center and a scale, one value per rollout.
 

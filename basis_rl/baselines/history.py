@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows
+from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows, with_room
 from basis_rl.baselines.text_prior import TextPrior
 from basis_rl.functional.history import (
     beta_update,
@@ -137,18 +138,35 @@ class BasisHistory(Baseline):
         self.reward_range = self.values.reward_range if self.values else (0.0, 1.0)
         self.shifts = shift_grid()
         self.shift_mean, self.shift_variance, self.step = 0.0, _UNKNOWN_SHIFT, 0
-        self._set_prompts(self.values.prompt_ids if self.values else [])
-        mean = variance = torch.zeros(len(self._row), dtype=torch.float64)
+        prompt_ids = self.values.prompt_ids if self.values else []
+        mean = variance = torch.zeros(len(prompt_ids), dtype=torch.float64)
         if self.values is not None:
             p = self.values.tilt(self.values.prompt_ids, smoothing)(torch.tensor([torch.inf]))[0][0]
             rollouts = torch.tensor([float(len(self.values.rewards(i))) for i in self.values.prompt_ids]).double()
             mean = torch.logit(p)
             variance = 1.0 / ((rollouts + 2 * smoothing) * p * (1 - p))
-        self.mean, self.variance = mean.repeat(len(self.drifts), 1), variance.repeat(len(self.drifts), 1)
-        self.last_seen = torch.zeros(len(self._row), dtype=torch.float64)
+        drifts = len(self.drifts)
+        self._set_beliefs(prompt_ids, mean.repeat(drifts, 1), variance.repeat(drifts, 1), torch.zeros(len(mean)))
 
-    def _set_prompts(self, prompt_ids: list[str]) -> None:
+    def _set_beliefs(self, prompt_ids: Sequence[str], mean: Tensor, variance: Tensor, last_seen: Tensor) -> None:
+        """Rows ``mean_d, variance_d, last_seen`` of one table, which a new prompt does not copy."""
         self._row = {prompt_id: row for row, prompt_id in enumerate(prompt_ids)}
+        self._table = torch.cat([mean, variance, last_seen[None]]).double().T.contiguous()
+
+    @property
+    def mean(self) -> Tensor:
+        """``(D, P)`` logits, of the prompts that have a belief of their own."""
+        return self._table[: len(self._row), : len(self.drifts)].T
+
+    @property
+    def variance(self) -> Tensor:
+        """``(D, P)``, when the prompts were last seen."""
+        return self._table[: len(self._row), len(self.drifts) : -1].T
+
+    @property
+    def last_seen(self) -> Tensor:
+        """``(P,)`` float64, the step at which each prompt was seen last."""
+        return self._table[: len(self._row), -1]
 
     def validate(self, run: RunContext) -> None:
         if self.values is not None:
@@ -158,16 +176,17 @@ class BasisHistory(Baseline):
 
     def _belief(self, prompt_ids: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and variance now, ``(D, N)``, and who has a belief of its own, ``(N,)``. Others have the prior."""
-        rows = torch.tensor([self._row.get(prompt_id, -1) for prompt_id in prompt_ids], dtype=torch.long)
+        rows = torch.tensor(list(map(self._row.get, prompt_ids, itertools.repeat(-1))), dtype=torch.long)
         known = rows >= 0
         mean = torch.zeros((len(self.drifts), len(rows)), dtype=torch.float64)
         variance = torch.full_like(mean, self.prior_variance)
         if self.text_prior is not None and not bool(known.all()):
             new = [name for name, own in zip(prompt_ids, known.tolist(), strict=True) if not own]
             mean[:, ~known], variance[:, ~known] = self.text_prior(new)
-        mean[:, known] = self.mean[:, rows[known]]
-        age = self.step - self.last_seen[rows[known]]
-        variance[:, known] = self.variance[:, rows[known]] + self.drifts[:, None] * age
+        own = self._table[rows[known]].T
+        age = self.step - own[-1]
+        mean[:, known] = own[: len(self.drifts)]
+        variance[:, known] = own[len(self.drifts) : -1] + self.drifts[:, None] * age
         return mean, variance, known
 
     def believed(self, prompt_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -289,21 +308,16 @@ class BasisHistory(Baseline):
         return filter_update(mean, variance, residual, count * value * (1 - value))
 
     def _store(self, prompts: list[str], mean: Tensor, variance: Tensor) -> None:
-        new = [prompt_id for prompt_id in prompts if prompt_id not in self._row]
-        if new:
-            self._set_prompts([*self._row, *new])
-            more = torch.zeros((len(self.drifts), len(new)), dtype=torch.float64)
-            self.mean, self.variance = torch.cat([self.mean, more], 1), torch.cat([self.variance, more], 1)
-            self.last_seen = torch.cat([self.last_seen, more[0]])
-        rows = torch.tensor([self._row[prompt_id] for prompt_id in prompts], dtype=torch.long)
-        self.mean[:, rows], self.variance[:, rows] = mean, variance
-        self.last_seen[rows] = float(self.step)
+        rows = torch.tensor([self._row.setdefault(name, len(self._row)) for name in prompts], dtype=torch.long)
+        self._table = with_room(self._table, len(self._row))
+        seen = torch.full((1, len(prompts)), float(self.step), dtype=torch.float64)
+        self._table[rows] = torch.cat([mean, variance, seen]).T
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "prompt_ids": list(self._row),
-            "mean": self.mean.clone(),
-            "variance": self.variance.clone(),
+            "mean": self.mean.clone(memory_format=torch.contiguous_format),
+            "variance": self.variance.clone(memory_format=torch.contiguous_format),
             "last_seen": self.last_seen.clone(),
             "log_weights": self.log_weights.clone(),
             "shift_mean": self.shift_mean,
@@ -327,9 +341,7 @@ class BasisHistory(Baseline):
             )
         if self.text_prior is not None:
             self.text_prior.load_state_dict(state["text_prior"])
-        self._set_prompts(list(state["prompt_ids"]))
+        self._set_beliefs(*(state[name] for name in ("prompt_ids", "mean", "variance", "last_seen")))
         self.log_weights = state["log_weights"].clone()
-        self.mean, self.variance = state["mean"].clone(), state["variance"].clone()
-        self.last_seen = state["last_seen"].clone()
         self.shift_mean, self.shift_variance = float(state["shift_mean"]), float(state["shift_variance"])
         self.step = int(state["step"])

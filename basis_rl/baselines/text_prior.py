@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from basis_rl.baselines.base import with_room
 from basis_rl.functional.regression import hashed_words, predicted_logits, regression_update
 
 _WIDTH = 128
@@ -38,8 +39,10 @@ class TextPrior:
         """Take in the texts of prompts, by their ids; needed before they can be asked for."""
         new = {name: text for name, text in texts.items() if name not in self._row}
         if new:
-            self._row.update({name: len(self._row) + place for place, name in enumerate(new)})
-            self._features = torch.cat([self._features, hashed_words(list(new.values()), _WIDTH).half()])
+            known = len(self._row)
+            self._row.update({name: known + place for place, name in enumerate(new)})
+            self._features = with_room(self._features, len(self._row))
+            self._features[known : len(self._row)] = hashed_words(list(new.values()), _WIDTH).half()
 
     def __call__(self, prompt_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Mean and variance of the logits, ``(P,), (P,)`` float64; of a text that is not known, those of no words."""

@@ -221,8 +221,6 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     found.show("Batch arithmetic", check_run.arithmetic(args, len(loaded), found.warn))
     check_dataset(loaded, args, rewards)
     check_sampler_fits(sampler, loaded, args, {})
-    if not sampler.in_dataset_order:
-        found.show("Sampling", check_run.sampling(sampler))
     found.show("Columns", check_run.columns(loaded, args, rewards))
     texts = check_run.render_prompts(loaded, args, tokenizer, functions)
     lengths = check_run.prompt_lengths(texts, tokenizer)
@@ -238,6 +236,8 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     if artefact is not None or check_site.validates(baseline):
         text = check_site.artefact(recipe, baseline, artefact, context, arguments, found.warn)
         found.show("What the baseline needs", text)
+    if not sampler.in_dataset_order:
+        found.show("Sampling", check_run.sampling(sampler, baseline if artefact is None else None, scored, args))
     learned = check_site.learned_parameters(baseline, config, launch)
     plan = check_site.Plan(recipe, args, config, launch, max(lengths), gpu_memory, learned)
     found.show("Memory of a GPU", check_site.memory(plan, found.warn))

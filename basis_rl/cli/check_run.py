@@ -8,6 +8,8 @@ from typing import Any
 import yaml
 from datasets import Dataset
 
+from basis_rl.baselines import Baseline, NoBaseline
+from basis_rl.data import problem_text
 from basis_rl.estimate.footprint import Launch
 from basis_rl.recipe.keys import Recipe
 from basis_rl.rewards.base import GoldChecker, required_columns
@@ -15,6 +17,8 @@ from basis_rl.samplers import PromptSampler
 from basis_rl.samplers.registry import sampler_name
 from basis_rl.trainer import BasisConfig
 from basis_rl.trainer.preflight import with_tools
+from basis_rl.trainer.selection import tried_belief
+from basis_rl.trainer.state import prompt_ids_of
 from basis_rl.values.provenance import rendered_prompt
 
 Warn = Callable[[str], None]
@@ -52,8 +56,14 @@ def configuration(recipe: Recipe, args: BasisConfig, launch: Launch, warn: Warn)
     return f"  {given}\nNot given, and so: {shown}.\nLaunched as: {launch}."
 
 
-def sampling(sampler: PromptSampler) -> str:
-    """What a prompt sampler does to the objective."""
+def sampling(sampler: PromptSampler, baseline: Baseline | None, dataset: Dataset, args: BasisConfig) -> str:
+    """What a prompt sampler does to the objective.
+
+    Raises:
+        ValueError: it cannot draw a first batch by the baseline's belief; by a separate one where that cannot be built.
+    """
+    texts = (problem_text(prompt) for prompt in dataset["prompt"])
+    tried_belief(sampler, baseline or NoBaseline(), prompt_ids_of(dataset) or [], texts, args)
     name = sampler_name(sampler)
     parameters = ", ".join(f"{key} {value}" for key, value in sampler.parameters.items())
     drawn = f"Prompts are drawn by `{name}`" + (f" ({parameters})" if parameters else "")

@@ -45,7 +45,7 @@ def regression_update(
 ) -> tuple[Tensor, Tensor]:
     """``S' = (S^-1 + phi' H phi)^-1``, ``m' = m + S' phi' (r - V)``, with ``H = diag(V (1 - V))`` at the expected V.
 
-    By Woodbury's identity, in O(F^2 N + N^3).
+    By Woodbury's identity where there are fewer rollouts than features: in O(F^2 N + min(F, N)^3).
 
     Args:
         mean: ``(F,)`` float64.
@@ -61,8 +61,12 @@ def regression_update(
     logit, variance = predicted_logits(mean, covariance, phi)
     value = expected_sigmoid(logit + offset, variance)
     information = (value * (1 - value)).clamp(min=1e-6)
-    spread = covariance @ phi.T
-    gain = torch.linalg.solve(torch.diag(1.0 / information) + phi @ spread, spread.T).T
-    covariance = covariance - gain @ spread.T
+    if len(r) < len(mean):
+        spread = covariance @ phi.T
+        gain = torch.linalg.solve(torch.diag(1.0 / information) + phi @ spread, spread.T).T
+        covariance = covariance - gain @ spread.T
+    else:
+        total = phi.T @ (information[:, None] * phi)
+        covariance = torch.linalg.solve(torch.eye(len(mean), dtype=phi.dtype) + covariance @ total, covariance)
     covariance = (covariance + covariance.T) / 2
     return mean + covariance @ (phi.T @ (r - value)), covariance

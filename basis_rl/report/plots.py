@@ -42,6 +42,7 @@ _PROMPTS = (
     ("believed_impossible", "prompts believed to be impossible", True),
     ("effective_prompts", "prompts that a draw is spread over", True),
     ("coverage", "prompts ever drawn", True),
+    ("ratio_clipped", "ratios to a uniform draw that were clipped", True),
     ("refills", "refills of a batch", False),
 )
 _LEARNING = ("num_rollouts", "num_rollout_tokens", "seconds")

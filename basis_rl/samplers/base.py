@@ -19,7 +19,7 @@ from basis_rl.functional.selection import effective_number, inclusion_probabilit
 
 # Prompts whose belief is looked at for one batch; of a larger dataset a uniform part, another one for each batch. It
 # bounds the cost of a draw whatever the dataset's size, and a batch is far smaller.
-POOL = 1 << 14
+POOL = 1 << 13
 
 
 @runtime_checkable
@@ -44,7 +44,29 @@ def scaled_belief(belief: ValueBelief, prompt_ids: Sequence[str]) -> tuple[Tenso
     """`ValueBelief.believed` on the scale where ``reward_range`` is (0, 1): means in [0, 1], variances >= 0."""
     low, high = belief.reward_range
     mean, variance = belief.believed(prompt_ids)
+    for name, values in (("mean", mean), ("variance", variance)):
+        if tuple(values.shape) != (len(prompt_ids),) or not bool(values.isfinite().all()):
+            raise ValueError(
+                f"`{type(belief).__name__}.believed` must return one finite {name} for each of {len(prompt_ids)} "
+                f"prompts, and returned {_shown(values)}."
+            )
     return ((mean - low) / (high - low)).clamp(0.0, 1.0), (variance / (high - low) ** 2).clamp(min=0.0)
+
+
+def _shown(value: Any) -> str:
+    """What was returned in place of a tensor that fits."""
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    infinite = " that is not finite" if not bool(value.isfinite().all()) else ""
+    return f"a tensor of shape {tuple(value.shape)} and type {str(value.dtype).removeprefix('torch.')}{infinite}"
+
+
+def believed_shares(mean: Tensor) -> dict[str, float]:
+    """Shares of the prompts that are believed to be solved and impossible, by their scaled believed values ``(P,)``."""
+    return {
+        "believed_solved": float((mean > 0.95).double().mean()),
+        "believed_impossible": float((mean < 0.05).double().mean()),
+    }
 
 
 @dataclass(frozen=True)
@@ -61,6 +83,32 @@ class Draw:
     rows: Tensor
     ratio: Tensor | None
     metrics: dict[str, float]
+
+    @staticmethod
+    def checked(draw: Any, candidates: int, size: int, *, correct: bool) -> Draw:
+        """What a sampler has returned, if it is `size` different prompts, with the ratio that `correct` needs.
+
+        Raises:
+            ValueError: it is not; the message says what it is.
+        """
+        if not isinstance(draw, Draw):
+            raise ValueError(f"`draw` must return a Draw, and returned a {type(draw).__name__}.")
+        rows, ratio = draw.rows, draw.ratio
+        if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or tuple(rows.shape) != (size,):
+            raise ValueError(f"`draw` must return {size} rows as an int64 tensor, and returned {_shown(rows)}.")
+        if len(rows.unique()) != size or int(rows.min()) < 0 or int(rows.max()) >= candidates:
+            raise ValueError(f"`draw` did not draw {size} different prompts out of {candidates}.")
+        if correct and not (
+            isinstance(ratio, Tensor) and ratio.shape == rows.shape and bool((ratio.isfinite() & (ratio > 0)).all())
+        ):
+            raise ValueError(
+                f"`correct` needs a ratio for each of {size} prompts, finite and > 0, and `draw` returned "
+                f"{_shown(ratio)}."
+            )
+        try:
+            return Draw(rows, ratio, {name: float(value) for name, value in draw.metrics.items()})
+        except (AttributeError, TypeError, ValueError):
+            raise ValueError("`draw` must return its metrics as a dictionary of numbers.") from None
 
 
 class PromptSampler(ABC):
@@ -110,7 +158,11 @@ class PromptSampler(ABC):
         return torch.ones(rewards.shape[0], dtype=torch.bool)
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors, numbers and strings from which `load_state_dict` restores the object exactly."""
+        """Tensors, numbers and strings from which `load_state_dict` restores the object exactly.
+
+        No sampler of the registry has any: `draw` must not change the object and nothing else is called, since what is
+        learnt is in the belief. It is for what `__init__` makes by chance or from elsewhere, such as a file.
+        """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -127,24 +179,35 @@ def part_of(count: int, size: int, generator: torch.Generator) -> Tensor:
     """Indices of the candidates whose belief is looked at: all, or a uniform part. ``(min(P, POOL),)``, ascending."""
     if count <= max(POOL, size):
         return torch.arange(count)
-    return torch.randperm(count, generator=generator)[: max(POOL, size)].sort().values
+    return subset(count, max(POOL, size), generator)
+
+
+def subset(count: int, wanted: int, generator: torch.Generator) -> Tensor:
+    """`wanted` of the numbers below `count`, every such set with the same probability. ``(wanted,)``, ascending."""
+    if count >= 4 * wanted:  # as uniform as the permutation, without a number for each of a million prompts
+        found = torch.randint(count, (5 * wanted // 4 + 8,), generator=generator).unique()
+        if len(found) >= wanted:
+            return found[torch.randperm(len(found), generator=generator)[:wanted]].sort().values
+    return torch.randperm(count, generator=generator)[:wanted].sort().values
 
 
 def correction(value: bool, clip: Sequence[float]) -> tuple[bool, tuple[float, float]]:
     """`correct` and `clip` of a sampler, checked.
 
     Raises:
-        ValueError: not ``0 <= least <= 1 <= largest``.
+        ValueError: not true or false, or not ``0 <= least <= 1 <= largest``.
     """
+    if not isinstance(value, bool):
+        raise ValueError(f"correct must be true or false, got {value!r}.")
     if len(clip) != 2 or not 0 <= clip[0] <= 1 <= clip[1]:
         raise ValueError(f"clip must be (least, largest) with 0 <= least <= 1 <= largest, got {tuple(clip)}.")
-    return bool(value), (float(clip[0]), float(clip[1]))
+    return value, (float(clip[0]), float(clip[1]))
 
 
 class WeightedSampler(PromptSampler):
     """Draws prompts with chances ``pi_i = min(1, c w_i)``, n of them in the mean of every batch exactly n.
 
-    Subclasses give the weights. Of more than 16,384 candidates, each batch looks at a uniform part, and the chances are
+    Subclasses give the weights. Of more than 8,192 candidates, each batch looks at a uniform part, and the chances are
     those of both draws together.
     """
 
@@ -165,11 +228,15 @@ class WeightedSampler(PromptSampler):
         ids = candidates if len(part) == len(candidates) else [candidates[i] for i in part.tolist()]
         mean, variance = scaled_belief(belief, ids)
         weights = self.weights(mean, variance)
-        chances = inclusion_probabilities(weights, size)
+        if not isinstance(weights, Tensor) or weights.shape != mean.shape:
+            raise ValueError(f"`weights` must return a tensor of shape ({len(ids)},), and returned {_shown(weights)}.")
+        try:
+            chances = inclusion_probabilities(weights, size)
+        except ValueError as error:
+            if len(part) == len(candidates):
+                raise
+            looked = f"Each batch considers {len(part):,} of {len(candidates):,} prompts, drawn uniformly"
+            raise ValueError(f"{error} ({looked}: these are meant.)") from error
         drawn = systematic_sample(chances, generator)
-        metrics = {
-            "believed_solved": float((mean > 0.95).double().mean()),
-            "believed_impossible": float((mean < 0.05).double().mean()),
-            "effective_prompts": effective_number(chances) / len(part),
-        }
+        metrics = {**believed_shares(mean), "effective_prompts": effective_number(chances) / len(part)}
         return Draw(part[drawn], size / len(part) / chances[drawn], metrics)

@@ -87,11 +87,16 @@ def _draw(sampler: PromptSampler, belief: Any, size: int = _SIZE, seed: int = 0)
 def _check_rows(make: Callable[[], PromptSampler]) -> None:
     for name, belief in example_beliefs().items():
         for size in (1, _SIZE, len(_IDS)):
-            rows = _draw(make(), belief, size).rows
-            if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or tuple(rows.shape) != (size,):
-                raise SamplerError(f"does not return {size} rows as an int64 tensor ({name})")
-            if len(set(rows.tolist())) != size or int(rows.min()) < 0 or int(rows.max()) >= len(_IDS):
-                raise SamplerError(f"does not draw {size} different prompts out of {len(_IDS)} ({name})")
+            _checked(make(), belief, size, name)
+
+
+def _checked(sampler: PromptSampler, belief: Any, size: int, name: str, *, correct: bool = False) -> None:
+    """A run finds nothing wrong with a draw."""
+    draw = _draw(sampler, belief, size)
+    try:
+        Draw.checked(draw, len(_IDS), size, correct=correct)
+    except ValueError as error:
+        raise SamplerError(f"breaks a promise ({name}): {error}") from error
 
 
 def _check_determinism(make: Callable[[], PromptSampler]) -> None:
@@ -145,12 +150,12 @@ def _check_ratio(make: Callable[[], PromptSampler]) -> None:
         ratio = _draw(sampler, belief).ratio
         if (ratio is not None) != sampler.known_chances:
             raise SamplerError("must return a ratio exactly where it says known_chances = True")
-        if ratio is not None and (
-            tuple(ratio.shape) != (_SIZE,) or not bool(ratio.isfinite().all()) or bool((ratio <= 0).any())
-        ):
-            raise SamplerError(f"returns a ratio that is not ({_SIZE},), finite and > 0 ({name})")
+        if ratio is not None:
+            _checked(sampler, belief, _SIZE, name, correct=True)
     if sampler.correct and not sampler.known_chances:
         raise SamplerError("says correct = True, but does not know the chances of its draws")
+    if sampler.correct and sampler.max_refills:
+        raise SamplerError("says correct = True and max_refills > 0: the chances of a refill are not known")
 
 
 def _check_keeps(make: Callable[[], PromptSampler]) -> None:

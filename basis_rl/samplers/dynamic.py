@@ -22,14 +22,16 @@ class Dynamic(Uniform):
         max_refills: draws beyond the first one, >= 1.
 
     Raises:
-        ValueError: `max_refills` out of its range.
+        ValueError: `max_refills` is not a whole number >= 1.
     """
 
     in_dataset_order = False
 
     def __init__(self, max_refills: int = 4) -> None:
-        if max_refills < 1:
-            raise ValueError(f"dynamic needs max_refills >= 1, got {max_refills}; without refills take 'uniform'.")
+        if not isinstance(max_refills, int) or isinstance(max_refills, bool) or max_refills < 1:
+            raise ValueError(
+                f"dynamic needs a whole number max_refills >= 1, got {max_refills}; without refills take 'uniform'."
+            )
         self.max_refills = max_refills
 
     def keeps(self, rewards: Tensor) -> Tensor:

@@ -45,9 +45,11 @@ def build_sampler(name: str, **params: Any) -> PromptSampler:
             f"Unknown prompt sampler '{name}'.{did_you_mean(name, SAMPLERS)} Known: {', '.join(SAMPLERS)}; your own is "
             "'module:Class'."
         )
-    known = inspect.signature(cls).parameters
+    signature = inspect.signature(cls).parameters
+    known = {key: each for key, each in signature.items() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in signature.values())
     for key in params:
-        if key not in known:
+        if key not in known and not takes_any:
             raise ValueError(
                 f"Prompt sampler '{name}' has no parameter '{key}'.{did_you_mean(key, known)} Its parameters: "
                 f"{', '.join(known) or 'none'}."

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from basis_rl.samplers.base import Draw, PromptSampler, ValueBelief, part_of, scaled_belief
+from basis_rl.functional.selection import effective_number
+from basis_rl.samplers.base import Draw, PromptSampler, ValueBelief, believed_shares, part_of, scaled_belief
 
 
 class Thompson(PromptSampler):
     """Draws ``v_i ~ N(V_i, sd_i^2)`` from the belief about each prompt, and takes the prompts nearest to `target`.
 
     Uncertain prompts are tried because their draws reach everywhere; prompts that are firmly believed to be far from
-    the
-    target are not, and a belief that has aged would never be corrected. So the share `explore` of each batch is drawn
-    with equal chances from all prompts. The chances of a draw have no closed form, so `correct` is not possible.
+    the target are not, and a belief that has aged would never be corrected. So the share `explore` of each batch is
+    drawn with equal chances from all prompts. The chances of a draw have no closed form, so `correct` is not possible.
+
+    ``effective_prompts`` takes the chance of a prompt for that of a draw as near to the target as the farthest one that
+    was taken.
 
     Args:
         target: value that a prompt should have, in [0, 1].
@@ -43,8 +47,15 @@ class Thompson(PromptSampler):
         anyone = torch.randperm(len(part), generator=generator)[: -int(-self.explore * size // 1)]
         distance[anyone] = -1.0
         rows = distance.argsort(stable=True)[:size]
-        metrics = {
-            "believed_solved": float((mean > 0.95).double().mean()),
-            "believed_impossible": float((mean < 0.05).double().mean()),
-        }
+        near = self._chances(mean, variance.sqrt(), max(0.0, float(distance[rows[-1]])))
+        share = len(anyone) / len(part)
+        effective = effective_number(share + (1 - share) * near)
+        metrics = {**believed_shares(mean), "effective_prompts": effective / len(part)}
         return Draw(part[rows[torch.randperm(size, generator=generator)]], None, metrics)
+
+    def _chances(self, mean: Tensor, deviation: Tensor, reach: float) -> Tensor:
+        """``P(|v_i - target| <= reach)`` of draws that are clamped to [0, 1]. ``(P,)``."""
+        low, high = self.target - reach, self.target + reach
+        ends = torch.tensor([-torch.inf if low <= 0 else low, torch.inf if high >= 1 else high], dtype=torch.float64)
+        below, above = torch.special.ndtr((ends[:, None] - mean) / deviation.clamp(min=1e-9))
+        return above - below

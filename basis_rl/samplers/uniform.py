@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from basis_rl.samplers.base import Draw, PromptSampler, ValueBelief
+from basis_rl.samplers.base import Draw, PromptSampler, ValueBelief, believed_shares, part_of, scaled_belief, subset
 
 
 class Uniform(PromptSampler):
@@ -18,5 +18,9 @@ class Uniform(PromptSampler):
     def draw(
         self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: torch.Generator
     ) -> Draw:
-        rows = torch.randperm(len(candidates), generator=generator)[:size]
-        return Draw(rows, torch.ones(size, dtype=torch.float64), {})
+        rows = subset(len(candidates), size, generator)[torch.randperm(size, generator=generator)]
+        metrics = {"effective_prompts": 1.0}
+        if belief is not None:
+            part = part_of(len(candidates), size, generator)
+            metrics |= believed_shares(scaled_belief(belief, [candidates[i] for i in part.tolist()])[0])
+        return Draw(rows, torch.ones(size, dtype=torch.float64), metrics)

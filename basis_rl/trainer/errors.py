@@ -35,4 +35,4 @@ class StopAsked(BaseException):
 
 
 class SelectionFailed(RuntimeError):
-    """The prompt sampler has no prompts for a generation batch. Raised on every rank at once."""
+    """The prompt sampler failed, or has no prompts for a generation batch. Raised on every rank at once."""

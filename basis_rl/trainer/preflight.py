@@ -228,6 +228,11 @@ def check_sampler_fits(sampler: PromptSampler, dataset: Any, args: BasisConfig, 
         )
     if sampler.correct and not sampler.known_chances:
         raise ValueError(f"prompt_sampler '{name}' does not know the chances of its draws, so leave `correct` out.")
+    if sampler.correct and sampler.max_refills:
+        raise ValueError(
+            f"prompt_sampler '{name}' cannot `correct` batches that it refills: the chances of a prompt that replaces "
+            "another are not known. Leave `correct` out, or set max_refills to 0."
+        )
     if sampler.max_refills:
         _check_refills(name, dataset, args, given)
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,11 +18,95 @@ from torch import Tensor
 from basis_rl.baselines import Baseline, BasisHistory
 from basis_rl.samplers import Draw, PromptSampler, ValueBelief
 from basis_rl.samplers.registry import sampler_name
+from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.errors import SelectionFailed
-from basis_rl.trainer.ports import SelectingRun
+from basis_rl.trainer.ports import Run, SelectingRun
 from basis_rl.types import RolloutBatch
 
 _logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def _failing(sampler: PromptSampler, number: int) -> Iterator[None]:
+    """Turn whatever a sampler raises, on every rank the same, into one message.
+
+    Raises:
+        SelectionFailed: caused by it.
+    """
+    try:
+        yield
+    except ValueError as error:  # of the contract: it tells what is wrong in words
+        name = sampler_name(sampler)
+        message = f"Prompt sampler '{name}' has no prompts for generation batch {number}: {error}"
+        raise SelectionFailed(message) from error
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise SelectionFailed(
+            f"Prompt sampler '{sampler_name(sampler)}' raised {type(error).__name__} for generation batch {number}: "
+            f"{str(error)[:500]} ({os.path.basename(where.filename)}, line {where.lineno})."
+        ) from error
+
+
+def drawn(
+    sampler: PromptSampler,
+    belief: ValueBelief,
+    prompt_ids: Sequence[str],
+    size: int,
+    of: tuple[int, int, int] = (0, 0, 0),
+) -> Draw:
+    """A checked draw.
+
+    Args:
+        sampler: draws.
+        belief: is given to it where it needs one, and for the metrics of a first draw.
+        prompt_ids: of the dataset.
+        size: how many prompts.
+        of: seed of the run, number of the generation batch, number of the refill. All of them decide the random
+            numbers, hashed: a seed may have any size.
+
+    Raises:
+        SelectionFailed: the sampler raises an exception, or returns something else.
+    """
+    digest = hashlib.blake2b(" ".join(map(str, of)).encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+    with _failing(sampler, of[1]):
+        given = belief if sampler.needs_belief or of[2] == 0 else None
+        draw = sampler.draw(prompt_ids, given, size, generator)
+        return Draw.checked(draw, len(prompt_ids), size, correct=sampler.correct)
+
+
+def tried_belief(
+    sampler: PromptSampler,
+    baseline: Baseline,
+    prompt_ids: Sequence[str],
+    texts: Iterable[str],
+    args: BasisConfig,
+) -> ValueBelief:
+    """The belief by which a run's prompts are drawn, after a first draw with it that shows that the sampler can.
+
+    Raises:
+        ValueError: a prompt is in the dataset twice, or the sampler fails.
+    """
+    rows = Counter(prompt_ids)
+    if len(rows) < len(prompt_ids):
+        twice = next(name for name, count in rows.items() if count > 1)
+        raise ValueError(
+            f"prompt_sampler '{sampler_name(sampler)}' draws different prompts, but {len(prompt_ids) - len(rows)} of "
+            f"{len(prompt_ids)} rows have the prompt_id of another row (first: '{twice}'). Leave them out, give "
+            "different prompts different ids, or take prompt_sampler 'uniform'."
+        )
+    belief: ValueBelief
+    if isinstance(baseline, ValueBelief):
+        belief = baseline
+    else:
+        belief = beside = BasisHistory(prior="text")
+        if beside.text_prior is not None:
+            beside.text_prior.know(dict(zip(prompt_ids, texts, strict=True)))
+    try:
+        drawn(sampler, belief, prompt_ids, args.generation_batch_size // args.num_generations)
+    except SelectionFailed as error:  # nothing has been spent yet: a mistake in the settings
+        raise ValueError(str(error)) from error
+    return belief
 
 
 class Selection:
@@ -49,38 +139,19 @@ class Selection:
         texts: Iterable[str],
     ) -> None:
         self.run, self.sampler = run, sampler
-        self.own_belief = None if isinstance(baseline, ValueBelief) else BasisHistory(prior="text")
-        self.belief: ValueBelief = baseline if isinstance(baseline, ValueBelief) else self.own_belief or BasisHistory()
+        self.belief = tried_belief(sampler, baseline, prompt_ids, texts, run.args)
+        self.own_belief = self.belief if isinstance(self.belief, BasisHistory) and self.belief is not baseline else None
         self.prompt_ids = prompt_ids
-        if self.own_belief is not None and self.own_belief.text_prior is not None:
-            self.own_belief.text_prior.know(dict(zip(prompt_ids, texts, strict=True)))
         self.size = run.args.generation_batch_size // run.num_generations
         self.seen = torch.zeros(len(prompt_ids), dtype=torch.bool)
         self.refills = 0
         self._draws: dict[int, Draw] = {}
+        self._refilled: dict[int, tuple[Tensor, set[int]]] = {}
         self._warned = False
-        try:
-            self._draw(0, self.size)
-        except SelectionFailed as error:  # nothing has been spent yet: a mistake in the settings
-            raise ValueError(str(error)) from error
 
     def _draw(self, number: int, size: int, refill: int = 0) -> Draw:
-        generator = torch.Generator().manual_seed((self.run.args.seed << 40) + (number << 8) + refill)
-        belief = self.belief if self.sampler.needs_belief else None
-        try:
-            draw = self.sampler.draw(self.prompt_ids, belief, size, generator)
-        except ValueError as error:
-            name = sampler_name(self.sampler)
-            raise SelectionFailed(
-                f"Prompt sampler '{name}' has no prompts for generation batch {number}: {error}"
-            ) from error
-        rows = draw.rows.tolist()
-        if len(set(rows)) != size or not all(0 <= row < len(self.prompt_ids) for row in rows):
-            raise SelectionFailed(
-                f"Prompt sampler '{sampler_name(self.sampler)}' did not draw {size} different prompts for generation "
-                f"batch {number}. `basis_rl.samplers.check_sampler` tells what else it breaks."
-            )
-        mean, _ = self.belief.believed([self.prompt_ids[row] for row in rows])
+        draw = drawn(self.sampler, self.belief, self.prompt_ids, size, (self.run.args.seed, number, refill))
+        mean, _ = self.belief.believed([self.prompt_ids[row] for row in draw.rows.tolist()])
         return Draw(draw.rows, draw.ratio, {"believed": float(mean.mean()), **draw.metrics})
 
     def rows(self, number: int) -> list[dict[str, Any]]:
@@ -90,17 +161,49 @@ class Selection:
         return self._of_rank(self._draws[number].rows)
 
     def _of_rank(self, prompts: Tensor) -> list[dict[str, Any]]:
+        """Each prompt is read once; its rollouts have copies, as what is said later is added to a prompt in place."""
         mine = prompts.repeat_interleave(self.run.num_generations).chunk(self.run.accelerator.num_processes)
-        dataset = self.run.train_dataset
-        return [dict(dataset[row]) for row in mine[self.run.accelerator.process_index].tolist()]
+        different, places = mine[self.run.accelerator.process_index].unique(return_inverse=True)
+        columns = self.run.train_dataset[different.tolist()]
+        read = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        return [copy.deepcopy(read[place]) for place in places.tolist()]
 
-    def more(self, number: int, refill: int, size: int) -> list[dict[str, Any]]:
-        """This rank's rows of `size` other prompts in place of some of the batch; not those that it was drawn with."""
-        known = set(self._draws[number].rows.tolist())
-        wanted = min(len(self.prompt_ids), size + len(known))
-        drawn = self._draw(number, wanted, refill).rows
-        fresh = [row for row in drawn.tolist() if row not in known] + [row for row in drawn.tolist() if row in known]
-        rows = torch.tensor(fresh[:size])
+    def kept(self, number: int, rewards: Tensor) -> Tensor:
+        """``(M, G) -> (M,)`` bool: the groups of the batch that the sampler keeps.
+
+        Raises:
+            SelectionFailed: the sampler raises an exception, or does not tell.
+        """
+        with _failing(self.sampler, number):
+            kept = self.sampler.keeps(rewards)
+            if not isinstance(kept, Tensor) or kept.dtype != torch.bool or len(kept) != len(rewards):
+                raise ValueError(f"`keeps` must return one bool for each of {len(rewards)} groups.")
+        return kept
+
+    def more(self, number: int, refill: int, refused: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+        """This rank's rows of other prompts in place of the refused groups of the batch.
+
+        New prompts are those that were not drawn for this batch before, while there are any, then those that were
+        refused: no prompt is in a batch twice.
+
+        Args:
+            number: of the generation batch.
+            refill: 1, 2, ...
+            refused: of each rank the groups, counted on that rank; as many rows are returned as for the longest.
+        """
+        of_rank, most = self.size // len(refused), max(map(len, refused))
+        batch, tried = self._refilled.setdefault(number, (self._draws[number].rows.clone(), set()))
+        tried |= set(batch.tolist())
+        at = [rank * of_rank + group for rank, own in enumerate(refused) for group in own]
+        kept = set(batch.tolist()) - set(batch[at].tolist())
+        found = self._draw(number, min(len(self.prompt_ids), most * len(refused) + len(tried)), refill).rows.tolist()
+        found.sort(key=lambda row: (row in tried) + (row in kept))
+        wanted = [rank * most + new for rank, own in enumerate(refused) for new in range(len(own))]
+        others = sorted(set(range(most * len(refused))) - set(wanted))  # of ranks that miss fewer: not trained on
+        rows = torch.empty(most * len(refused), dtype=torch.long)
+        rows[wanted + others] = torch.tensor(found[: len(rows)])
+        batch[at] = rows[wanted]
+        tried |= set(rows.tolist())
         self.seen[rows] = True
         self.refills += 1
         return self._of_rank(rows)
@@ -110,12 +213,13 @@ class Selection:
         if not self.sampler.correct:
             return None
         ratio = self._draws[number].ratio
-        assert ratio is not None  # checked when the trainer was built
+        assert ratio is not None  # checked when it was drawn
         return ratio.clamp(*self.sampler.clip).repeat_interleave(self.run.num_generations)
 
     def log(self, batch: RolloutBatch) -> None:
         """Log what was drawn and what it got; the draw is forgotten with it."""
         draw = self._draws.pop(batch.step)
+        self._refilled.pop(batch.step, None)
         self.seen[draw.rows] = True
         metrics = {
             **draw.metrics,
@@ -132,19 +236,20 @@ class Selection:
             self.run.log_metric(f"sampler/{name}", value)
 
     def update(self, batch: RolloutBatch) -> None:
-        """Let the belief learn that is not the baseline's."""
-        if self.own_belief is None:
-            return
-        self.own_belief.update(batch)
-        low, high = self.own_belief.reward_range
-        outside = int(((batch.rewards < low) | (batch.rewards > high)).sum())
+        """Let the belief learn that is not the baseline's; say once if rewards are outside what a belief can hold."""
+        low, high = self.belief.reward_range
+        slack = 1e-6 * (high - low)  # rewards are float32
+        outside = int(((batch.rewards < low - slack) | (batch.rewards > high + slack)).sum())
         if outside and not self._warned and self.sampler.needs_belief:
             self._warned = True
             _logger.warning(
                 "%d rewards are outside %g to %g, and the belief that chooses prompts takes them for the nearer end. "
-                "Scale the rewards, or take a baseline with a value table (basis, basis_history): it knows the range.",
+                "Scale the rewards, or take a baseline with a value table of such rewards (basis, basis_history): it "
+                "knows the range.",
                 outside, low, high,
             )  # fmt: skip
+        if self.own_belief is not None:
+            self.own_belief.update(batch)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -161,3 +266,22 @@ class Selection:
             self.own_belief.load_state_dict(state["belief"])
         self.seen = state["seen"].clone()
         self._draws = {int(number): Draw(*fields) for number, fields in state["draws"].items()}
+
+
+class Coverage:
+    """Logs ``sampler/coverage``, the share of prompts that were ever sampled, where prompts come in dataset order."""
+
+    def __init__(self, run: Run, prompt_ids: Iterable[str]) -> None:
+        self.run, self.seen = run, set[str]()
+        self.prompts = len(set(prompt_ids))
+
+    def log(self, batch: RolloutBatch) -> None:
+        """Count the prompts of a batch."""
+        self.seen.update(batch.prompt_ids)
+        self.run.log_metric("sampler/coverage", len(self.seen) / self.prompts)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": sorted(self.seen)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.seen = set(state["seen"])

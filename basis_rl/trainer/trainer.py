@@ -64,7 +64,7 @@ from basis_rl.trainer.rollouts.sampler import EpochSampler
 from basis_rl.trainer.rollouts.tool_check import as_functions, check_tools
 from basis_rl.trainer.rollouts.turns import Turns, reading_calls
 from basis_rl.trainer.scoring import EnergyRecorder, ScoringPass
-from basis_rl.trainer.selection import Selection
+from basis_rl.trainer.selection import Coverage, Selection
 from basis_rl.trainer.spending import Spending
 from basis_rl.trainer.stability import GradientMonitor, log_rollout_mismatch, rollout_weights
 from basis_rl.trainer.state import (
@@ -140,12 +140,12 @@ class BasisTrainer(GRPOTrainer):
         with _vllm(args) if args.use_vllm else nullcontext():
             super().__init__(model=model, reward_funcs=funcs or None, args=args, train_dataset=train_dataset, **kwargs)
         use_progress_lines(self)
+        if type(self.baseline).validate is not Baseline.validate:  # before its belief is asked about the prompts
+            known = (self.model.config, self._tokenizer, self.train_dataset, self.reward_funcs, self.args)
+            self.baseline.validate(run_context(*known, tools=self.tools))
         self._build_parts()
         if args.use_vllm:
             self.vllm_generation.hear(self.stop_on_signal.interrupting)
-        if type(self.baseline).validate is not Baseline.validate:
-            known = (self.model.config, self._tokenizer, self.train_dataset, self.reward_funcs, self.args)
-            self.baseline.validate(run_context(*known, tools=self.tools))
 
     def _checked(
         self, args: BasisConfig, funcs: list[Any], dataset: Dataset | None, kwargs: dict[str, Any]
@@ -186,6 +186,7 @@ class BasisTrainer(GRPOTrainer):
             assert ids is not None  # checked before the model was loaded
             texts = (problem_text(row["prompt"]) for row in self.train_dataset)
             self.selection = Selection(self, self.sampler, self.baseline, ids, texts)
+        self._coverage = Coverage(self, ids) if self.selection is None and ids else None
         self._refill = Refill(self) if self.selection is not None and self.sampler.max_refills else None
         self._place, self._unlearnt = Place(self), Unlearnt()
         self._generation_batch = 0
@@ -347,6 +348,8 @@ class BasisTrainer(GRPOTrainer):
             if weights is not None:
                 values = values * weights.to(values).reshape(-1, *[1] * (values.ndim - 1))
             self.selection.log(batch)
+        if self._coverage is not None:
+            self._coverage.log(batch)
         self._log_advantages(batch, values, advantage_metrics(batch, replace(result, values=values)) | own)
         self._log_difficulty(inputs, batch.rewards)
         used_up = self._step + self.args.steps_per_generation * self.num_iterations
@@ -422,7 +425,7 @@ class BasisTrainer(GRPOTrainer):
             NonFiniteGradients: too many steps in a row without a finite gradient.
             ServerLost: the vLLM server failed and did not come back; a checkpoint has been written.
             RewardFailed: a reward function raised or returned an invalid reward; a checkpoint has been written.
-            SelectionFailed: the prompt sampler has no prompts for a batch; a checkpoint has been written.
+            SelectionFailed: the prompt sampler failed, or has no prompts for a batch; a checkpoint has been written.
         """
         end_with_launcher()
         with held(str(self.args.output_dir)), self.stop_on_signal.listening():
@@ -550,6 +553,7 @@ class BasisTrainer(GRPOTrainer):
             "critic": self._critic,
             "prefetch": self._prefetch,
             "selection": self.selection,
+            "coverage": self._coverage,
         }
         return {name: part for name, part in parts.items() if part is not None}
 

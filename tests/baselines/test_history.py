@@ -316,6 +316,35 @@ def test_a_state_of_another_drift_does_not_load():
         BasisHistory(drift=0.003).load_state_dict(BasisHistory().state_dict())
 
 
+def test_new_prompts_do_not_copy_what_is_known():
+    """The table has room for more; what it holds, and what is saved, does not depend on that."""
+    grown, places, states = BasisHistory(), set(), []
+    for step in range(60):
+        batch = batch_of([1.0, 0.0, 1.0], [f"p{2 * step + k}" for k in range(3)], step=step)
+        again = BasisHistory()
+        again.load_state_dict(grown.state_dict())
+        for each in (grown, again):
+            each.update(batch)
+        places.add(grown._table.data_ptr())
+        states.append(grown.state_dict())
+        for key, value in again.state_dict().items():
+            assert torch.equal(value, states[-1][key]) if torch.is_tensor(value) else value == states[-1][key]
+    assert len(places) < 20
+    assert states[0]["prompt_ids"] == ["p0", "p1", "p2"]
+    for name, shape in (("mean", (6, 121)), ("variance", (6, 121)), ("last_seen", (121,))):
+        assert states[-1][name].shape == shape
+        assert states[-1][name].untyped_storage().nbytes() == 8 * states[-1][name].numel()
+
+
+def test_what_was_saved_of_one_prompt_does_not_change_with_it():
+    baseline = BasisHistory()
+    baseline.update(batch_of([1.0], ["a"]))
+    state = baseline.state_dict()
+    kept = {name: state[name].clone() for name in ("mean", "variance", "last_seen")}
+    baseline.update(batch_of([0.0], ["a"], step=1))
+    assert all(torch.equal(state[name], value) for name, value in kept.items())
+
+
 def test_without_a_table_it_learns_the_prompts():
     baseline = BasisHistory()
     for step in range(30):

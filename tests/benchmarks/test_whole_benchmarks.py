@@ -112,8 +112,11 @@ def test_a_table_beside_raw_requests_and_batches_ahead():
     assert len(found["seconds"]["ahead"][0]["step"]) == len(found["seconds"]["plain"][0]["step"]) == 1
 
 
-def test_selection_cost_measures_every_sampler():
+def test_selection_cost_measures_every_sampler_and_belief():
     found = selection_cost.main(["--quick"])["milliseconds"]
-    assert found.keys() == {"1000"}
-    assert set(found["1000"]) == set(SAMPLERS)
-    assert all(0 < row["least"] <= row["median"] <= row["largest"] for row in found["1000"].values())
+    assert {rollouts: set(each) for rollouts, each in found.items()} == {"1": {"1000"}, "8": {"1000"}}
+    for each in (found["1"]["1000"], found["8"]["1000"]):
+        assert set(each["samplers"]) == set(SAMPLERS)
+        for row in each["beliefs"].values():
+            assert row.keys() == {"draw", "rows", "update", "all"}
+            assert all(0 < part["least"] <= part["median"] <= part["largest"] for part in row.values())

@@ -263,6 +263,10 @@ def test_a_sampler_says_what_it_does_to_the_objective(settings, said, check):
         ({"prompt_sampler": "variance", "prompt_sampler_kwargs": {"flor": 1}}, "Did you mean 'floor'?"),
         ({"prompt_sampler": "dynamic"}, "Set num_generations to 2 or more"),
         ({"prompt_sampler_kwargs": [1]}, "prompt_sampler_kwargs must be a mapping"),
+        (
+            {"prompt_sampler": "tests.samplers.test_samplers:Short"},
+            "'Short' has no prompts for generation batch 0: `we",
+        ),
     ],
 )
 def test_what_a_sampler_cannot_do_is_one_message(settings, said, check):

@@ -75,3 +75,13 @@ def test_every_pair_can_be_drawn_together():
     generator = torch.Generator().manual_seed(0)
     pairs = {tuple(sorted(systematic_sample(chances, generator).tolist())) for _ in range(100)}
     assert len(pairs) == 6
+
+
+def test_the_smallest_weights_still_give_chances():
+    """Beside a large one, a weight is a chance or 0, never NaN."""
+    found = inclusion_probabilities(torch.tensor([1.0, 0.0, 0.0, 1e-310], dtype=torch.float64), 2)
+    assert found.tolist() == [1.0, 0.0, 0.0, 1.0]
+    found = inclusion_probabilities(torch.tensor([1.0, 1e-310, 1e-310, 0.0], dtype=torch.float64), 2)
+    assert found.tolist() == pytest.approx([1.0, 0.5, 0.5, 0.0])
+    with pytest.raises(ValueError, match=r"1 prompts have a positive weight \(2 more vanish beside the largest one\)"):
+        inclusion_probabilities(torch.tensor([1e200, 1e-200, 1e-200], dtype=torch.float64), 2)

@@ -8,11 +8,12 @@ import torch
 from basis_rl.functional.regression import hashed_words, predicted_logits, regression_update
 
 
-def test_an_update_is_the_information_filters():
-    """By inverses, row by row sums, as in the docstring; rows without a reward are left out."""
+@pytest.mark.parametrize("copies", [1, 2])
+def test_an_update_is_the_information_filters(copies):
+    """By inverses, row by row sums, as in the docstring, of fewer and of more rows than features; NaN is left out."""
     torch.manual_seed(0)
     f, n = 5, 4
-    phi, rewards = torch.randn(n, f).double(), torch.tensor([1.0, 0.25, math.nan, 0.0]).double()
+    phi, rewards = torch.randn(copies * n, f).double(), torch.tensor([1.0, 0.25, math.nan, 0.0] * copies).double()
     root = torch.randn(f, f).double()
     mean, covariance, offset = torch.randn(f).double(), root @ root.T + torch.eye(f), 0.7
     information, gradient = torch.linalg.inv(covariance), torch.zeros(f).double()

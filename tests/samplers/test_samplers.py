@@ -191,16 +191,43 @@ class Counting(Uniform):
         return Draw((super().draw(candidates, belief, size, generator).rows + self.drawn) % 16, torch.ones(size), {})
 
 
+class Short(WeightedSampler):
+    def weights(self, mean, variance):
+        return torch.ones(5)
+
+
+class Floats(Variance):
+    def draw(self, *args):
+        return Draw(super().draw(*args).rows.float(), None, {})
+
+
+class Unknown(Variance):
+    def draw(self, *args):
+        draw = super().draw(*args)
+        return Draw(draw.rows, draw.ratio * torch.nan, draw.metrics)
+
+
+class Refilling(Variance):
+    max_refills = 1
+
+    def __init__(self):
+        super().__init__(correct=True)
+
+
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
-        (Sevens, "does not draw 4 different prompts"),
+        (Sevens, "did not draw 4 different prompts"),
         (Sevens, "does not use the generator"),
         (Sevens, "a ratio exactly where it says known_chances"),
         (Greedy, "positive weight"),
         (Lying, "ratios that do not fit the frequencies"),
         (Global, "other random numbers than the generator's"),
         (Counting, "changes its state in `draw`"),
+        (Short, "`weights` must return a tensor of shape (16,), and returned a tensor of shape (5,)"),
+        (Floats, "int64 tensor, and returned a tensor of shape (1,) and type float32"),
+        (Unknown, "a ratio for each of 4 prompts, finite and > 0"),
+        (Refilling, "correct = True and max_refills > 0"),
     ],
 )
 def test_what_is_broken_is_said(broken, said):
@@ -219,6 +246,10 @@ def test_what_is_broken_is_said(broken, said):
         ("thompson", {"explore": 0}, "0 < explore <= 1"),
         ("drop_solved", {"solved": 1.0}, "0 < solved < 1"),
         ("dynamic", {"max_refills": 0}, "max_refills >= 1"),
+        ("dynamic", {"max_refills": 2.5}, "whole number max_refills >= 1, got 2.5"),
+        ("dynamic", {"max_refills": True}, "whole number max_refills >= 1"),
+        ("variance", {"correct": "false"}, "correct must be true or false, got 'false'"),
+        ("tests.samplers.test_samplers:Anything", {"flor": 1}, "unexpected keyword argument 'flor'"),
         ("spo", {"clip": [2, 3]}, "least <= 1 <= largest"),
         ("tests.samplers.test_samplers:IDS", {}, "not a subclass of basis_rl.samplers.PromptSampler"),
         ("tests.samplers.test_samplers:Nobody", {}, "cannot be imported"),
@@ -234,6 +265,61 @@ def test_a_draw_tells_what_share_is_believed_solved_and_impossible():
     for sampler in (Variance(), Thompson()):
         metrics = sampler.draw(IDS, ExampleBelief(values, torch.zeros(16)), 4, generator()).metrics
         assert (metrics["believed_solved"], metrics["believed_impossible"]) == (2 / 16, 3 / 16)
+
+
+class Anything(Variance):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+
+
+def test_somebodys_own_may_take_anything():
+    assert build_sampler("tests.samplers.test_samplers:Anything").floor == 0.01
+    assert build_sampler("tests.samplers.test_samplers:Anything", floor=0.5).floor == 0.5
+
+
+def test_thompson_tells_how_many_prompts_it_chooses_from():
+    """Its chances against frequencies of its draws."""
+    values = torch.linspace(0, 1, 16, dtype=torch.float64)
+    for spread in (0.0, 0.01, 0.09):
+        belief, count, said = ExampleBelief(values, torch.full((16,), spread)), torch.zeros(16), 0.0
+        for seed in range(500):
+            draw = Thompson(target=0.2, explore=0.25).draw(IDS, belief, 4, generator(seed))
+            count[draw.rows] += 1
+            said += draw.metrics["effective_prompts"] / 500
+        assert said == pytest.approx(float(count.sum() ** 2 / (count**2).sum()) / 16, abs=0.06)
+
+
+def test_too_few_weights_in_the_part_that_is_looked_at_are_said_to_be_of_it(monkeypatch):
+    monkeypatch.setattr(sampler_base, "POOL", 8)
+    with pytest.raises(ValueError, match=r"3 prompts have .* \(Each batch considers 8 of 16 prompts"):
+        Few().draw(IDS, ExampleBelief(torch.zeros(16), torch.zeros(16)), 4, generator())
+
+
+class Few(WeightedSampler):
+    def weights(self, mean, variance):
+        return torch.arange(len(mean)) < 3
+
+
+def test_the_part_of_a_large_dataset_is_uniform(monkeypatch):
+    """Also where it is not drawn from a permutation."""
+    monkeypatch.setattr(sampler_base, "POOL", 8)
+    count = torch.zeros(40)
+    for seed in range(1500):
+        part = sampler_base.part_of(40, 3, generator(seed))
+        assert len(set(part.tolist())) == 8
+        assert torch.equal(part, part.sort().values)
+        count[part] += 1
+    assert ((count / 1500 / 0.2 - 1).abs() < 0.31).all()  # six standard deviations
+
+
+def test_a_belief_that_is_no_belief_is_said():
+    class Half(ExampleBelief):
+        def believed(self, prompt_ids):
+            mean, variance = super().believed(prompt_ids)
+            return mean[:8], variance
+
+    with pytest.raises(ValueError, match=r"`Half.believed` must return one finite mean for each of 16 .* \(8,\)"):
+        Variance().draw(IDS, Half(torch.zeros(16), torch.zeros(16)), 4, generator())
 
 
 def test_somebodys_own_is_built_by_its_path():

@@ -32,16 +32,16 @@ class Refill:
     def generate(self, generate: Callable[[list[Any]], Generated], prompts: list[Any]) -> Generated:
         """TRL's `_generate` of `prompts`, whose refused groups are replaced, there and in ``self.inputs``."""
         run, size = self.run, self.run.num_generations
-        sampler, number = run.selection.sampler, run._generation_batch
+        number = run._generation_batch
         result = [list(part) if isinstance(part, list) else part for part in generate(prompts)]
         rewards = run.score_rollouts(self.inputs, prompts, result[3], result[1])
-        for refill in range(1, sampler.max_refills + 1):
+        for refill in range(1, run.selection.sampler.max_refills + 1):
             refused = self._refused(rewards)
             most = max(len(places) for places in refused)
             if most == 0:
                 break
-            ranks, rank = run.accelerator.num_processes, run.accelerator.process_index
-            rows = run.selection.more(number, refill, most * ranks)
+            rank = run.accelerator.process_index
+            rows = run.selection.more(number, refill, refused)
             asked = [copy.deepcopy(row["prompt"]) for row in rows]
             drawn = generate(asked)
             scores = run.scores_apart(rows, asked, drawn[3], drawn[1])
@@ -60,7 +60,7 @@ class Refill:
         """Of each rank the groups, counted on that rank, that are not kept."""
         run, size = self.run, self.run.num_generations
         totals = total_rewards(rewards, run.reward_weights).cpu().view(-1, size)
-        kept = run.selection.sampler.keeps(totals).view(run.accelerator.num_processes, -1)
+        kept = run.selection.kept(run._generation_batch, totals).view(run.accelerator.num_processes, -1)
         return [(~of_rank).nonzero().flatten().tolist() for of_rank in kept]
 
     def _replace(
