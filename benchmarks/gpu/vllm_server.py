@@ -5,6 +5,7 @@ On one GPU NCCL refuses the second process, which is recorded, and no fault; on 
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,11 @@ START, ANSWER = 90.0, 60.0  # seconds until the server must answer, and until a 
 
 def options_for(found: Findings, model: Path, several: bool) -> ServerOptions:
     """A server that starts soon, on the second GPU where there are several."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
     extra = ("--gpu-memory-utilization", "0.2", "--enforce-eager") if found.cuda else ()
     return ServerOptions(
         str(model), port=0, dtype="bfloat16" if found.cuda else "float32", max_model_len=CONTEXT,
-        log=found.folder / "server.log", devices="1" if several else None, extra=extra,
+        log=found.folder / "server.log", devices=visible[1] if several else None, extra=extra,
     )  # fmt: skip
 
 
