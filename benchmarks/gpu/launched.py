@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from trl.generation import vllm_generation
 
 from basis_rl.__main__ import leave
 from benchmarks.gpu.runs import Given, build_trainer
@@ -49,6 +51,9 @@ def main(folder: Path, side: str, device: str, settings: dict[str, Any]) -> None
     if device == "cuda":
         share_gpus()
     given = settings.pop("given", True)
+    if settings.pop("eager_engine", False):
+        eager = partial(vllm_generation.LLM, enforce_eager=True)
+        patch.object(vllm_generation, "LLM", eager).start()
     out = folder / settings.pop("out")
     if device == "cpu" and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
         # DeepSpeed would spend a minute on compiling an extension for shared memory between CPU ranks.
@@ -65,6 +70,7 @@ def main(folder: Path, side: str, device: str, settings: dict[str, Any]) -> None
         "log": trainer.state.log_history,
         "type": str(trainer.accelerator.distributed_type),
         "device": str(trainer.accelerator.device),
+        "backend": torch.distributed.get_backend() if torch.distributed.is_initialized() else None,
         "world": trainer.accelerator.num_processes,
         "sharded": hasattr(parameter, "ds_tensor") or hasattr(parameter, "full_tensor"),
         "peak": torch.cuda.max_memory_allocated() if device == "cuda" else None,

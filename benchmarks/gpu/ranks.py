@@ -1,4 +1,4 @@
-"""Two ranks on one device, which communicate by gloo (NCCL refuses two ranks on one GPU), compared with one rank."""
+"""Two ranks compared with one rank: on two GPUs over NCCL, on one by gloo, since NCCL refuses two ranks on one GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ def run(found: Findings) -> None:
     save_model(found.folder / "model", found.device, shape_on(found))
     (one,) = launch(found, "one", "otb", per_device_train_batch_size=16, **SETTINGS)
     kind = "ddp" if found.cuda else "cpu"
-    two = launch(found, "two", "otb", kind=kind, ranks=2, per_device_train_batch_size=8, ddp_backend="gloo", **SETTINGS)
+    backend = "nccl" if torch.cuda.device_count() > 1 and found.cuda else "gloo"
+    two = launch(
+        found, "two", "otb", kind=kind, ranks=2, per_device_train_batch_size=8, ddp_backend=backend, **SETTINGS
+    )
+    found.figure("backend", [rank["backend"] for rank in two])
     found.figure("devices", [rank["device"] for rank in two])
     found.check("two ranks", all(rank["world"] == 2 for rank in two))
     found.check("on the device", all(rank["device"].startswith(found.device) for rank in two))

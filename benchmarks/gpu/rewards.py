@@ -14,7 +14,7 @@ import torch
 
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.registry import build_reward
-from benchmarks.gpu.stage import Findings
+from benchmarks.gpu.stage import Findings, Skipped
 
 GOLDS = ["\\frac{1}{2}", "x+1", "12", "\\sqrt{2}"]
 ANSWERS = ["0.5", "1+x", "13", "2^{1/2}"]  # right, right, wrong, right
@@ -38,12 +38,33 @@ def holders_of_the_gpu() -> list[str]:
 
 
 def graded(found: Findings, name: str, grade: Callable[[], Any], expected: list[float]) -> None:
-    """Grade twice, since the first call starts the workers."""
+    """Grade twice, since the first call starts the workers; then look at the processes that did it."""
     for attempt in ("first", "second"):
         began = time.perf_counter()
         scores = grade()
         found.figure(f"{name}, {attempt}: seconds", time.perf_counter() - began)
         found.check(f"{name}, {attempt}: verdicts", scores == expected, f"{scores}")
+    holders = holders_of_the_gpu()
+    found.check(f"{name}: no grader holds the GPU", not holders, "; ".join(holders))
+
+
+def mathematics(found: Findings) -> None:
+    """Grade answers in mathematics."""
+    copies = 8
+    answers, golds = [f"\\boxed{{{answer}}}" for answer in ANSWERS * copies], GOLDS * copies
+    reward = MathVerifyReward(num_workers=2, timeout=5.0)
+    grade = partial(reward, prompts=golds, completions=answers, solution=golds)
+    graded(found, "mathematics", grade, EXPECTED * copies)
+
+
+def programs(found: Findings) -> None:
+    """Run programs."""
+    try:
+        reward = build_reward("code", {})
+    except ValueError as error:
+        raise Skipped(f"this machine cannot isolate programs: {error}") from error
+    grade = partial(reward, prompts=[""] * 4, completions=[PROGRAM] * 4, solution=[TESTS] * 4)
+    graded(found, "programs", grade, [1.0] * 4)
 
 
 def run(found: Findings) -> None:
@@ -52,20 +73,6 @@ def run(found: Findings) -> None:
     matrix = torch.randn(size, size, device=found.device)
     for _ in range(20 if found.cuda else 1):
         matrix = (matrix @ matrix) / size
-    copies = 8
-    answers, golds = [f"\\boxed{{{answer}}}" for answer in ANSWERS * copies], GOLDS * copies
-    with found.part("mathematics"):
-        mathematics = MathVerifyReward(num_workers=2, timeout=5.0)
-        grade = partial(mathematics, prompts=golds, completions=answers, solution=golds)
-        graded(found, "mathematics", grade, EXPECTED * copies)
-    with found.part("programs"):
-        try:
-            programs = build_reward("code", {})
-        except ValueError as error:  # this machine cannot isolate programs
-            found.figure("programs", f"not run: {error}")
-        else:
-            grade = partial(programs, prompts=[""] * 4, completions=[PROGRAM] * 4, solution=[TESTS] * 4)
-            graded(found, "programs", grade, [1.0] * 4)
-    holders = holders_of_the_gpu()
-    found.check("no grader holds the GPU", not holders, "; ".join(holders))
+    for part in (mathematics, programs):
+        found.attempt(part.__name__, part, found)
     found.check("the GPU still computes", bool(torch.isfinite(matrix).all()))

@@ -6,13 +6,14 @@ import gc
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
@@ -160,16 +161,22 @@ def relative(a: Tensor, b: Tensor) -> float:
 
 
 @contextmanager
-def deterministic() -> Iterator[list[str]]:
-    """Use deterministic algorithms where PyTorch has them; yields a list of the operations for which it has none."""
+def deterministic(strict: bool = False) -> Iterator[list[str]]:
+    """Use deterministic algorithms; yields a list of the operations for which PyTorch has none, and which it used.
+
+    Args:
+        strict: what a user would set: such an operation is an error, and attention is what PyTorch chooses. Otherwise
+            it is a warning. PyTorch then keeps the faster backward passes of attention, which are not deterministic;
+            so attention is computed by matrix products and a softmax.
+    """
     without: list[str] = []
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=not strict)
     try:
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings(record=True) as caught, nullcontext() if strict else sdpa_kernel(SDPBackend.MATH):
             warnings.simplefilter("always")
             yield without
-        told = {str(warning.message).split(" ")[0] for warning in caught if "deterministic" in str(warning.message)}
+        told = {str(warning.message).split(".")[0] for warning in caught if "deterministic" in str(warning.message)}
         without.extend(sorted(told))
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])

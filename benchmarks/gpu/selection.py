@@ -35,13 +35,24 @@ def sampled(found: Findings, name: str, baseline: str, **settings: Any) -> list[
     return prompts
 
 
+def frontier(found: Findings) -> None:
+    """A sampler that weights prompts, twice."""
+    first, second = (sampled(found, "frontier", "basis_history") for _ in range(2))
+    found.check("frontier: the first draw depends on the seed alone", first[0] == second[0])
+
+
+def dynamic(found: Findings) -> None:
+    """A sampler that draws groups again."""
+    sampled(found, "dynamic", "rloo")
+
+
+def draw(found: Findings) -> None:
+    """What a draw costs."""
+    size = 100_000 if found.cuda else 2_000
+    found.figure(f"a draw of 512 among {size:,} prompts: milliseconds", measure(size, 512, 5))
+
+
 def run(found: Findings) -> None:
-    """Run a sampler that weights prompts, one that draws groups again, and measure the cost of a draw."""
-    with found.part("frontier"):
-        first, second = (sampled(found, "frontier", "basis_history") for _ in range(2))
-        found.check("frontier: the first draw depends on the seed alone", first[0] == second[0])
-    with found.part("dynamic"):
-        sampled(found, "dynamic", "rloo")
-    with found.part("a draw"):
-        size = 100_000 if found.cuda else 2_000
-        found.figure(f"a draw of 512 among {size:,} prompts: milliseconds", measure(size, 512, 5))
+    """Run all parts; an error in one does not stop the others."""
+    for part in (frontier, dynamic, draw):
+        found.attempt(part.__name__, part, found)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
 import math
 from typing import Any
 
@@ -11,7 +13,7 @@ from trl import GRPOTrainer
 
 from basis_rl import BasisTrainer
 from benchmarks.gpu.runs import build_trainer, deterministic, flat, free, logged, model_on, relative, shape_on, train
-from benchmarks.gpu.stage import Findings
+from benchmarks.gpu.stage import Findings, need
 from benchmarks.trainers import TRL, tokenizer
 
 # Relative to TRL's losses and gradients. In float32 only the order of sums differs; in bfloat16, rounding the last bit
@@ -23,7 +25,7 @@ SIDES: dict[str, dict[str, Any]] = {
 
 
 class Recording:
-    """Records loss and gradient of each backward pass on the host."""
+    """Records loss and gradient of each backward pass, where the model is: copying them to the host takes longer."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.trace: list[tuple[float, Tensor]] = []
@@ -38,7 +40,7 @@ class Recording:
 
     @staticmethod
     def _gradient(model: Any) -> Tensor:
-        return flat(torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()).cpu()
+        return flat(torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters())
 
 
 class RecordingTrl(Recording, GRPOTrainer):
@@ -64,6 +66,10 @@ def against_trl(found: Findings, precision: str) -> None:
     ours, theirs = traces["grpo"], traces[TRL]
     found.check(f"{precision}: the rollouts are TRL's", texts["grpo"] == texts[TRL])
     found.check(f"{precision}: losses are not all 0", any(abs(loss) > 1e-5 for loss, _ in theirs))
+    numbers = [
+        number for side in traces.values() for loss, gradient in side for number in (loss, float(gradient.norm()))
+    ]
+    found.check(f"{precision}: losses and gradients are finite", all(map(math.isfinite, numbers)))
     losses = max(abs(a - b) / max(abs(b), 1e-3) for (a, _), (b, _) in zip(ours, theirs, strict=True))
     gradients = max(relative(a, b) for (_, a), (_, b) in zip(ours, theirs, strict=True) if float(b.norm()) > 0)
     for name, value in (("loss", losses), ("gradient", gradients)):
@@ -104,22 +110,36 @@ def lora() -> Any:
     return LoraConfig(r=8, lora_alpha=32, target_modules="all-linear")
 
 
+def little_memory(found: Findings) -> dict[str, Any]:
+    """Settings of continuous batching: a part of the memory, and attention that needs no download."""
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+    known = {field.name for field in dataclasses.fields(ContinuousBatchingConfig)}
+    chosen: dict[str, Any] = {"num_blocks": 32, "max_batch_tokens": 256}  # by default nearly all of a CPU's memory
+    if found.cuda:
+        chosen = {"max_memory_percent": 0.2}
+    if importlib.util.find_spec("flash_attn") is None and importlib.util.find_spec("flash_attn_interface") is None:
+        chosen["auto_switch_to_flash"] = False  # with the package `kernels`, transformers would fetch it from the Hub
+    return {key: value for key, value in chosen.items() if key in known}
+
+
+def with_lora(found: Findings, name: str) -> None:
+    """Train an adapter."""
+    need("peft")
+    short_run(found, name, "grpo", peft_config=lora(), learning_rate=1e-2)
+
+
 def run(found: Findings) -> None:
     """Run all parts; an error in one does not stop the others."""
     for precision in ("float32", "bfloat16"):
-        with found.part(f"against TRL, {precision}"):
-            against_trl(found, precision)
+        found.attempt(f"against TRL, {precision}", against_trl, found, precision)
     for side, settings in SIDES.items():
-        with found.part(f"run, {side}"):
-            short_run(found, side, side, **settings)
-    with found.part("run, LoRA"):
-        short_run(found, "grpo, LoRA", "grpo", peft_config=lora(), learning_rate=1e-2)
-    with found.part("run, gradient checkpointing"):
-        short_run(found, "otb, checkpointed", "otb", gradient_checkpointing=True)
-    with found.part("run, continuous batching"):
-        # By default it would take nearly all of a CPU's memory; a little is enough here.
-        little = {} if found.cuda else {"num_blocks": 32, "max_batch_tokens": 256}
-        short_run(
-            found, "rloo, continuous batching", "rloo",
-            use_transformers_continuous_batching=True, transformers_continuous_batching_config=little,
-        )  # fmt: skip
+        found.attempt(f"run, {side}", short_run, found, side, side, **settings)
+    found.attempt("run, LoRA", with_lora, found, "grpo, LoRA")
+    found.attempt(
+        "run, gradient checkpointing", short_run, found, "otb, checkpointed", "otb", gradient_checkpointing=True
+    )
+    found.attempt(
+        "run, continuous batching", short_run, found, "rloo, continuous batching", "rloo",
+        use_transformers_continuous_batching=True, transformers_continuous_batching_config=little_memory(found),
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""vLLM's engine in the process of the trainer, with and without sleep mode, and its server on the same GPU.
+"""vLLM's engine in the process of the trainer, with and without sleep mode.
 
 The difference between served and trained log-probabilities after each sync, in bfloat16, shows which
 `vllm_sync_tolerance` is right.
@@ -6,14 +6,12 @@ The difference between served and trained log-probabilities after each sync, in 
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
+import math
 from typing import Any
 
-from basis_rl.rollout.server import Server, ServerOptions
 from benchmarks.gpu.launch import launch
 from benchmarks.gpu.runs import save_model
-from benchmarks.gpu.stage import Findings, Skipped
+from benchmarks.gpu.stage import Findings, need
 
 # vLLM's kernels need heads of size 32 or more.
 SHAPES = {"cuda": (151_936, 512, 12, 8), "cpu": (320, 128, 2, 4)}
@@ -29,6 +27,7 @@ def check(found: Findings, name: str, rank: dict[str, Any], steps: int = 4) -> N
     }
     found.figure(name, row | {"peak bytes of torch": rank["peak"]})
     errors = row["rollout/sync_error"]
+    found.check(f"{name}: its numbers are finite", all(math.isfinite(value) for each in row.values() for value in each))
     found.check(f"{name}: every step synced", len(errors) == steps, f"{len(errors)} of {steps}")
     bound = TOLERANCE[found.device]
     found.check(
@@ -48,29 +47,13 @@ def colocated(found: Findings, name: str, **settings: Any) -> None:
     check(found, name, rank)
 
 
-def served(found: Findings, model: Path) -> None:
-    """Run a server on the same GPU; weights go through shared memory, since NCCL refuses two ranks on one GPU."""
-    options = ServerOptions(
-        str(model), dtype="bfloat16", max_model_len=CONTEXT, log=found.folder / "server.log",
-        extra=("--gpu-memory-utilization", "0.2", "--enforce-eager"),
-    )  # fmt: skip
-    with Server(options, 90) as server:
-        (rank,) = launch(
-            found, "server", "rloo", given=False, use_vllm=True, vllm_mode="server", vllm_server_base_url=server.url,
-            vllm_weight_sync="folder", max_steps=4, max_completion_length=64,
-        )  # fmt: skip
-    check(found, "server", rank)
-
-
 def run(found: Findings) -> None:
-    """Run the engine; on a GPU also with sleep mode, and the server."""
-    if importlib.util.find_spec("vllm") is None:
-        raise Skipped("vLLM is not installed")
-    model = save_model(found.folder / "model", found.device, SHAPES[found.device])
-    with found.part("engine"):
-        colocated(found, "engine")
+    """Run the engine without compilation, which starts sooner, and on a GPU with it and with sleep mode."""
+    need("vllm")
+    save_model(found.folder / "model", found.device, SHAPES[found.device])
+    found.attempt("engine", colocated, found, "engine", eager_engine=found.cuda)
     if found.cuda:
-        with found.part("engine that sleeps"):
-            colocated(found, "engine that sleeps", vllm_enable_sleep_mode=True)
-        with found.part("server"):
-            served(found, model)
+        name = "compiled engine that sleeps"
+        found.attempt(name, colocated, found, name, vllm_enable_sleep_mode=True)
+    else:
+        found.figure("not run on a CPU", "sleep mode")
