@@ -89,9 +89,7 @@ PAIRS: dict[str, tuple[tuple[str, str], ...]] = {
         ("spo", UNIFORM), (LCB, "frontier"), (TEXT, "frontier"), (GROUPS, BEST), (TEXT, BEST), ("batch_mean", BEST),
         ("ppo", BEST), ("spo", BEST),
     ),
-    "again": (
-        (GROUPS, UNIFORM), (LCB, BEST), ("spo", "spo"), (LCB, UNIFORM), ("spo", UNIFORM), ("none", BEST),
-    ),
+    "again": ((GROUPS, UNIFORM), (LCB, BEST), ("spo", "spo")),
     "long": ((GROUPS, UNIFORM), (LCB, BEST), ("none", UNIFORM), ("none", BEST)),
     "alike": ((GROUPS, UNIFORM), ("basis_history", UNIFORM), (LCB, UNIFORM), (LCB, BEST)),
 }  # fmt: skip
