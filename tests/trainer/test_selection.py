@@ -392,7 +392,7 @@ def rare(completions, prompts, **kwargs):
 
 def test_groups_without_variance_are_replaced_and_all_rollouts_counted(tmp_path):
 
-    kept = run(tmp_path, "grpo", Dynamic(max_refills=6), reward=rare, max_steps=8)
+    kept = run(tmp_path, "grpo", Dynamic(max_refills=12), reward=rare, max_steps=8)
     plain = run(tmp_path, "grpo", Dynamic(max_refills=1), reward=lambda completions, **_: [1.0] * len(completions))
 
     def varied(trainer):
