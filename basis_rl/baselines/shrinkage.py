@@ -115,6 +115,7 @@ class Ebpo(CenterScale):
 
     min_group_size: int = 2
     uses_own_reward: bool = True
+    scales: bool = True
 
     def __init__(self, eps: float = 1e-6) -> None:
         if not eps > 0:
