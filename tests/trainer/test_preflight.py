@@ -289,7 +289,7 @@ def test_trls_own_settings_do_not_go_with_another_baseline(settings, tmp_path):
 
 
 UNSCALED = ["none", "batch_mean", "rloo", "dr_grpo", "opo", "otb", "isolated_energy", "ogb", "remax", "james_stein"]
-SCALED = ["grpo", "reinforce_pp", "reinforce_pp_baseline", "quantile", "max_rl", "gdpo", "spo"]
+SCALED = ["grpo", "reinforce_pp", "reinforce_pp_baseline", "quantile", "max_rl", "gdpo", "spo", "ebpo"]
 
 
 @pytest.mark.parametrize("name", [*UNSCALED, *SCALED])
