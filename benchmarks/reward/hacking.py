@@ -130,7 +130,7 @@ def _has_number(gold: Gold) -> bool:
 
 def _has_no_x(gold: Gold) -> bool:
     """So that a formula in x is an unknown that is set to it: rows `equation` and `assignment`."""
-    return "x" not in re.sub(r"\\[a-z]+", "", gold.text.lower())
+    return "x" not in re.sub(r"\\[a-z]+|\{\w?matrix\}", "", gold.text.lower())
 
 
 def _has_no_dollar(gold: Gold) -> bool:

@@ -112,10 +112,13 @@ def _gold_reading(gold: str) -> Any:
     """What the gold says, None if it is not a formula. Its letters are part of it: ``6m`` is not 6.
 
     A capital is the same letter to the parser. So it reads ``N = n`` as ``n = n``, which every equation that has no
-    solution, ``n = n - 3``, is equal to: such a gold is its text only.
+    solution, ``n = n - 3``, is equal to: such a gold is its text only. One between numbers, ``0.56 = 56 \\%``, is true
+    as every other is: it is its number.
     """
     read = next(iter(_readings(gold, letters_are_units=False)), None)
-    return None if _says_nothing(read) else read
+    if _says_nothing(read):
+        return None
+    return _value(read) if is_equation(read) and all(map(_is_number, _sides(read))) else read
 
 
 def _holds(reading: Any, text: str) -> bool:
@@ -312,7 +315,7 @@ def _approximates(answer: str) -> bool:
         return True
     sides = [_latex(_normalized(text)) for text in texts]
     numbers = [_number(_value(side)) for side in sides]
-    return all(
+    return all(map(_holds, sides, texts)) and all(
         a is not None and b is not None and abs(a - b) <= _rounding_of(text, abs(a))
         for a, b, text in zip(numbers, numbers[1:], texts[1:], strict=False)
     )

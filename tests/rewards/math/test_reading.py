@@ -247,6 +247,8 @@ def test_right_answers_in_other_notations(gold, answer, reward):
         (r"8\!:\!34 \text{ p.m.}", "8:34 a.m."),
         (r"8\!:\!34 \text{ p.m.}", "0.235294"),
         ("0", "0 f(7)"),
+        (r"0.56 = 56\%", "1=2"),  # a gold that is an equation between numbers is its number
+        ("5", r"5 \approx 5\text{ cm} + {x}"),
     ],
 )
 def test_free_points_are_none(gold, answer, reward):
