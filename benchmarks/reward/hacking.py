@@ -91,9 +91,14 @@ def is_one_of(*texts: str) -> Truth:
     values = {value for value in map(plain_number, texts) if value is not None}
     return lambda gold: (
         _bare(gold.text) in map(_bare, texts)
-        or (r"\text" in gold.text and _bare(gold.text) in (_bare(text).upper() for text in texts))  # a choice
+        or (_is_choice(gold) and _bare(gold.text) in (_bare(text).upper() for text in texts))
         or {gold.value, *map(plain_number, (_unitless(gold), _valued(gold)))} & values != set()
     )
+
+
+def _is_choice(gold: Gold) -> bool:
+    """Row `case`."""
+    return r"\text" in gold.text or gold.text in "ABCDEFGH"
 
 
 def _unitless(gold: Gold) -> str:

@@ -277,7 +277,16 @@ def _consistent(relation: Any, equation: bool = False) -> bool:
     *sides, last = _sides(relation)
     if equation and len(sides) == 1:
         return not _says_nothing(relation)
+    sides = [_with_values(side, sides, last) for side in sides]
     return not _says_nothing(relation) and all(_equal(last, side) for side in sides if not _is_name(side, last))
+
+
+def _with_values(side: Any, sides: Sequence[Any], last: Any) -> Any:
+    """A side of a chain with the value of every letter that is itself a side of it: ``7x = x = 5`` says ``35 = 5``."""
+    if not isinstance(side, Expr) or isinstance(side, (Symbol, MatrixExpr)) or side.has(AppliedUndef):
+        return side
+    known = {name: last for name in sides if isinstance(name, Symbol) and isinstance(last, Expr)}
+    return side if isinstance(last, MatrixExpr) else side.subs(known)
 
 
 def _is_name(side: Any, last: Any) -> bool:

@@ -94,9 +94,11 @@ def serve_forks(
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     logging.disable(logging.CRITICAL)
+    gc.disable()  # what `start` makes stays
     if start is not None:
         start()
     gc.collect()
+    gc.enable()
     gc.freeze()  # a collection in a worker would write to every object, and so copy all of the shared memory
     _hide()
     told, tell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

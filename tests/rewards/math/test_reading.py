@@ -54,7 +54,7 @@ def score(reward, gold, completion):
         ("1, 2", r"\boxed{1} and \boxed{2}"),
         ("2, 3, 5", r"$$\boxed{2}, \boxed{3}, \boxed{5}$$"),
         ("(2,2), (6,2)", r"$$\boxed{(2, 2)} \quad \text{and} \quad \boxed{(6, 2)}$$"),
-        ("5", r"x = 2 + 3 = 5"),
+        *[("5", text) for text in (r"x = 2 + 3 = 5", "x = 2x - 5 = 5", "a + b = x = 5", "f(x) = x = 5", "y = x^7 = 5")],
         (r"\pi", r"\pi \approx 3.14"),
         ("7465", r"7465 \approx 7500"),
         ("1.41", r"\sqrt{2} \approx 1.41"),
@@ -247,7 +247,11 @@ def test_right_answers_in_other_notations(gold, answer, reward):
         (r"8\!:\!34 \text{ p.m.}", "8:34 a.m."),
         (r"8\!:\!34 \text{ p.m.}", "0.235294"),
         ("0", "0 f(7)"),
-        (r"0.56 = 56\%", "1=2"),  # a gold that is an equation between numbers is its number
+        # A gold that is an equation between numbers is its number.
+        *[(r"0.56 = 56\%", text) for text in ("1=2", r"0.56 = 56\%\mathrm{e}")],
+        # A letter that is a side of a chain has the chain's value in every other one.
+        *[("5", text) for text in ("7x = x = 5", "f(x) = x^2 = x = 5", "y = 2x = x = 5")],
+        ("$x=\\pi k, x=2$", r"f(x) = 7x^7 = $x=\pi k, x=2$"),
         ("5", r"5 \approx 5\text{ cm} + {x}"),
     ],
 )
