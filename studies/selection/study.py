@@ -10,7 +10,7 @@ prompts x 1 or 8 x 8, with objective ``grpo`` and no KL. A run ends when it has 
 that a prompt sampler discards count. The rollouts of a value table, which only `TABLES` have, are counted separately.
 Accuracy and pass@8 are measured with eight rollouts at temperature 1 for each held-out prompt, easy and hard ones.
 
-``--again`` repeats the most important rows with three further seeds: the settings that are recommended were chosen by
+``--again`` repeats the most important rows with six further seeds: the settings that are recommended were chosen by
 the results of the first three. ``--task alike`` has prompts of one difficulty, so nothing can be gained by choosing.
 ``--long`` is four times as long, to see which rows collapse. With ``--rows`` or ``--samplers``, each of the rows is run
 with each of the samplers.
@@ -60,7 +60,7 @@ from studies.training import Measured, train_to_the_end
 
 GROUPS, UNIFORM, DYNAMIC, TABLE = report.REFERENCE, "uniform", "dynamic", "basis"
 TEXT, HISTORY_TABLE, BETA = "basis_history, text", "basis_history, table", "basis_history, beta"
-LCB = "basis_history, beta, lcb"
+LCB, LCB_TABLE = "basis_history, beta, lcb", "basis_history, table, beta, lcb"
 # The baseline of a row, and its rollouts per prompt.
 ROWS: dict[str, tuple[str, int]] = {
     GROUPS: ("grpo", 8),
@@ -68,6 +68,7 @@ ROWS: dict[str, tuple[str, int]] = {
     HISTORY_TABLE: ("basis_history", 1),  # begins with the table's values
     BETA: ("basis_history", 1),  # without a table, Beta beliefs
     LCB: ("basis_history", 1),  # the same, and the baseline is their lower confidence bound
+    LCB_TABLE: ("basis_history", 1),  # the same with a table
     TEXT: ("basis_history", 1),  # no table, but the prior from the text that the belief beside other baselines has
     "none": ("none", 1),
     "batch_mean": ("batch_mean", 1),
@@ -75,7 +76,7 @@ ROWS: dict[str, tuple[str, int]] = {
     "ppo": ("ppo", 1),
     **({"spo": ("spo", 1)} if "spo" in BASELINES else {}),
 }
-TABLES = (TABLE, HISTORY_TABLE)
+TABLES = (TABLE, HISTORY_TABLE, LCB_TABLE)
 # The exponents of (1 - V) and V may follow a name, and then the floor.
 SAMPLERS = (UNIFORM, "variance", "frontier", "frontier 2:1", "spo", "thompson", DYNAMIC)
 BEST = "frontier 2:1"
@@ -89,12 +90,12 @@ PAIRS: dict[str, tuple[tuple[str, str], ...]] = {
         ("spo", UNIFORM), (LCB, "frontier"), (TEXT, "frontier"), (GROUPS, BEST), (TEXT, BEST), ("batch_mean", BEST),
         ("ppo", BEST), ("spo", BEST),
     ),
-    "again": ((GROUPS, UNIFORM), (LCB, BEST), ("spo", "spo")),
+    "again": ((GROUPS, UNIFORM), (LCB, BEST), (LCB, UNIFORM), ("spo", "spo")),
     "long": ((GROUPS, UNIFORM), (LCB, BEST), ("none", UNIFORM), ("none", BEST)),
     "alike": ((GROUPS, UNIFORM), ("basis_history", UNIFORM), (LCB, UNIFORM), (LCB, BEST)),
 }  # fmt: skip
 RATES, ONE_RATE, LONG = [3e-4, 6e-4, 9e-4], [6e-4], 4  # LONG: how many times as long
-SEEDS, FURTHER_SEEDS = [0, 1, 2], [3, 4, 5]
+SEEDS, FURTHER_SEEDS = [0, 1, 2], [3, 4, 5, 6, 7, 8]
 LOGGED = ("entropy", "reward", "grad_norm", "completions/mean_length", "baseline/beta", "baseline/mse_to_reward")
 
 
@@ -195,9 +196,9 @@ def baseline_of(row: str, folder: Path) -> Baseline:
     settings: dict[str, Any] = {"values": folder / "values"} if row in TABLES else {}
     if row == TEXT:
         settings["prior"] = "text"
-    if row in (BETA, LCB):
+    if row in (BETA, LCB, LCB_TABLE):
         settings["belief"] = "beta"
-    if row == LCB:
+    if row in (LCB, LCB_TABLE):
         settings["lcb"] = 1.0
     return build_baseline(ROWS[row][0], **settings)
 
