@@ -76,7 +76,7 @@ def norms(case: Case, value: Tensor) -> tuple[Tensor, Tensor]:
 
 def estimators(table: ValueTable) -> dict[str, Baseline]:
     """The baselines that are compared."""
-    found = (NoBaseline(), BatchMean(), Basis(table), BasisHistory(table), LeastVariance(table))
+    found = (NoBaseline(), BatchMean(), Basis(table), BasisHistory(table, belief="gaussian"), LeastVariance(table))
     return dict(zip((*SIMPLE, "least_variance"), found, strict=True))
 
 

@@ -170,10 +170,10 @@ def of_history(table: ValueTable) -> dict[str, Baseline]:
         "batch mean": BatchMean(),
         "basis": Basis(table),
         "basis, likelihood": Basis(table, calibration="likelihood"),
-        "basis_history": BasisHistory(table),
-        "basis_history, no table": BasisHistory(),
-        "basis_history, drift 0.003": BasisHistory(table, drift=0.003),
-        "basis_history, drift 0.003, no table": BasisHistory(drift=0.003),
+        "basis_history": BasisHistory(table, belief="gaussian"),
+        "basis_history, no table": BasisHistory(belief="gaussian"),
+        "basis_history, drift 0.003": BasisHistory(table, drift=0.003, belief="gaussian"),
+        "basis_history, drift 0.003, no table": BasisHistory(drift=0.003, belief="gaussian"),
     }
 
 
@@ -183,8 +183,8 @@ def of_field(table: ValueTable) -> dict[str, Baseline]:
         "batch mean": BatchMean(),
         "basis_history": BasisHistory(table),
         "basis_history, no table": BasisHistory(),
-        "basis_history, beta": BasisHistory(table, belief="beta"),
-        "basis_history, beta, no table": BasisHistory(belief="beta"),
+        "basis_history, gaussian": BasisHistory(table, belief="gaussian"),
+        "basis_history, gaussian, no table": BasisHistory(belief="gaussian"),
         "spo": Spo(table, normalize=False),
         "spo, no table": Spo(normalize=False),
         "spo, rho 0.875, no table": Spo(forgetting=0.875, normalize=False),

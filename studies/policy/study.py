@@ -8,9 +8,9 @@ and ONE value table, which all its runs share. Every run samples the same number
 prompts x 1 or 8 x 8. As in the paper there are two updates per batch, a constant learning rate that is the same for
 all, and no KL. The learning rate matters more than the estimator, so the first objective is run with those of
 ``--rates`` as well. With ``--worked`` the policy writes steps of its own choice before it answers
-(`studies.worked_sums`). With ``--sampler`` the rows are `basis_history`, plain and with Beta beliefs and a lower
-confidence bound, each with prompts drawn uniformly and by ``frontier``, to see what selection costs where all prompts
-are alike. Accuracy is greedy, on held-out problems. Times are processor seconds of this process without the
+(`studies.worked_sums`). With ``--sampler`` the rows are `basis_history` with Gaussian beliefs, and with Beta beliefs
+and a lower confidence bound, each with prompts drawn uniformly and by ``frontier``, to see what selection costs where
+all prompts are alike. Accuracy is greedy, on held-out problems. Times are processor seconds of this process without the
 measurements; wall-clock seconds are recorded as well.
 
 Results: ``studies/results/policy_study*.json`` and ``.png``, but only for the whole study with its default settings. A
@@ -48,19 +48,20 @@ ROWS: dict[str, dict[str, str]] = {
     "grpo G=8": {"baseline": "grpo", "baseline_kwargs": "{}", "num_generations": "8"},
     "none": {"baseline": "none", "baseline_kwargs": "{}", "num_generations": "1"},
     "batch_mean": {"baseline": "batch_mean", "baseline_kwargs": "{}", "num_generations": "1"},
-    "basis_history": {"baseline": "basis_history", "baseline_kwargs": "{}", "num_generations": "1"},  # without a table
     "ppo": {"baseline": "ppo", "baseline_kwargs": "{}", "num_generations": "1"},
 }
-LCB = "basis_history, beta, lcb"
-ROWS[LCB] = {**ROWS["basis_history"], "baseline_kwargs": '{"belief": "beta", "lcb": 1}'}
+# Without a table. Gaussian beliefs were the default when this was measured.
+GAUSSIAN, LCB = "basis_history, gaussian", "basis_history, lcb"
+ROWS[GAUSSIAN] = {**ROWS["none"], "baseline": "basis_history", "baseline_kwargs": '{"belief": "gaussian"}'}
+ROWS[LCB] = {**ROWS[GAUSSIAN], "baseline_kwargs": '{"lcb": 1}'}
 # Pairs with and without a prompt sampler: those of ``--sampler``.
 FRONTIER = {"prompt_sampler": "frontier", "prompt_sampler_kwargs": '{"hard": 2, "easy": 1}'}
 SAMPLED = {
-    "basis_history, frontier": {**ROWS["basis_history"], "prompt_sampler": "frontier"},
+    f"{GAUSSIAN}, frontier": {**ROWS[GAUSSIAN], "prompt_sampler": "frontier"},
     f"{LCB}, frontier 2:1": {**ROWS[LCB], **FRONTIER},
 }
 ROWS.update(SAMPLED)
-PAIRS = ["basis_history", "basis_history, frontier", LCB, f"{LCB}, frontier 2:1"]
+PAIRS = [GAUSSIAN, f"{GAUSSIAN}, frontier", LCB, f"{LCB}, frontier 2:1"]
 # Not in the paper: run only with the first objective and the common learning rate.
 ONCE = ("ppo", *PAIRS)
 LOGGED = ("reward", "baseline/beta", "baseline/mse_to_reward", "entropy", "advantages/zero")

@@ -59,14 +59,16 @@ from studies.small_policy import draw, trainer_for
 from studies.training import Measured, train_to_the_end
 
 GROUPS, UNIFORM, DYNAMIC, TABLE = report.REFERENCE, "uniform", "dynamic", "basis"
-TEXT, HISTORY_TABLE, BETA = "basis_history, text", "basis_history, table", "basis_history, beta"
-LCB, LCB_TABLE = "basis_history, beta, lcb", "basis_history, table, beta, lcb"
+HISTORY, LCB, LCB_TABLE = "basis_history", "basis_history, lcb", "basis_history, table, lcb"
+# With ``belief: gaussian``, which was the default when most rows were measured.
+GAUSSIAN, TEXT = "basis_history, gaussian", "basis_history, text, gaussian"
+HISTORY_TABLE = "basis_history, table, gaussian"
 # The baseline of a row, and its rollouts per prompt.
 ROWS: dict[str, tuple[str, int]] = {
     GROUPS: ("grpo", 8),
-    "basis_history": ("basis_history", 1),  # without a table
+    GAUSSIAN: ("basis_history", 1),  # without a table
     HISTORY_TABLE: ("basis_history", 1),  # begins with the table's values
-    BETA: ("basis_history", 1),  # without a table, Beta beliefs
+    HISTORY: ("basis_history", 1),  # without a table, Beta beliefs
     LCB: ("basis_history", 1),  # the same, and the baseline is their lower confidence bound
     LCB_TABLE: ("basis_history", 1),  # the same with a table
     TEXT: ("basis_history", 1),  # no table, but the prior from the text that the belief beside other baselines has
@@ -83,16 +85,16 @@ BEST = "frontier 2:1"
 # The rows of each study with their samplers, the most informative ones first: the plot shows the first eight.
 PAIRS: dict[str, tuple[tuple[str, str], ...]] = {
     "": (
-        (GROUPS, UNIFORM), ("basis_history", UNIFORM), (LCB, BEST), ("basis_history", BEST), ("none", UNIFORM),
+        (GROUPS, UNIFORM), (GAUSSIAN, UNIFORM), (LCB, BEST), (GAUSSIAN, BEST), ("none", UNIFORM),
         ("none", BEST), (GROUPS, "frontier"), (GROUPS, DYNAMIC), (TABLE, BEST), (HISTORY_TABLE, BEST), (LCB, UNIFORM),
-        (BETA, BEST), (BETA, UNIFORM), ("none", "frontier"), ("basis_history", "frontier"),
-        ("basis_history", "variance"), ("spo", "spo"), (TABLE, UNIFORM), ("batch_mean", UNIFORM), ("ppo", UNIFORM),
+        (HISTORY, BEST), (HISTORY, UNIFORM), ("none", "frontier"), (GAUSSIAN, "frontier"),
+        (GAUSSIAN, "variance"), ("spo", "spo"), (TABLE, UNIFORM), ("batch_mean", UNIFORM), ("ppo", UNIFORM),
         ("spo", UNIFORM), (LCB, "frontier"), (TEXT, "frontier"), (GROUPS, BEST), (TEXT, BEST), ("batch_mean", BEST),
         ("ppo", BEST), ("spo", BEST),
     ),
     "again": ((GROUPS, UNIFORM), (LCB, BEST), (LCB, UNIFORM), ("spo", "spo")),
     "long": ((GROUPS, UNIFORM), (LCB, BEST), ("none", UNIFORM), ("none", BEST)),
-    "alike": ((GROUPS, UNIFORM), ("basis_history", UNIFORM), (LCB, UNIFORM), (LCB, BEST)),
+    "alike": ((GROUPS, UNIFORM), (GAUSSIAN, UNIFORM), (LCB, UNIFORM), (LCB, BEST)),
 }  # fmt: skip
 RATES, ONE_RATE, LONG = [3e-4, 6e-4, 9e-4], [6e-4], 4  # LONG: how many times as long
 SEEDS, FURTHER_SEEDS = [0, 1, 2], [3, 4, 5, 6, 7, 8]
@@ -196,8 +198,8 @@ def baseline_of(row: str, folder: Path) -> Baseline:
     settings: dict[str, Any] = {"values": folder / "values"} if row in TABLES else {}
     if row == TEXT:
         settings["prior"] = "text"
-    if row in (BETA, LCB, LCB_TABLE):
-        settings["belief"] = "beta"
+    if row in (GAUSSIAN, HISTORY_TABLE, TEXT):
+        settings["belief"] = "gaussian"
     if row in (LCB, LCB_TABLE):
         settings["lcb"] = 1.0
     return build_baseline(ROWS[row][0], **settings)

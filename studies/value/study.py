@@ -244,9 +244,9 @@ def estimators(table: ValueTable, rollouts: dict[str, Any], batches: int) -> lis
         return va.Estimator(name, va.replay(blended, seen(group)), group)
 
     learners: dict[str, Baseline] = {
-        "basis_history": BasisHistory(table),
-        "basis_history, no table": BasisHistory(),
-        "basis_history, beta, no table": BasisHistory(belief="beta"),
+        "basis_history": BasisHistory(table, belief="gaussian"),
+        "basis_history, no table": BasisHistory(belief="gaussian"),
+        "basis_history, beta, no table": BasisHistory(),
         "spo": Spo(table, normalize=False),
         "spo, no table": Spo(normalize=False),
     }

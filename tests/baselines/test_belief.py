@@ -92,17 +92,23 @@ def test_values_are_in_the_units_of_the_rewards():
             torch.testing.assert_close(variance, (high - low) ** 2 * plain.believed("abc")[1])
 
 
-def test_history_is_believed_as_a_mixture_over_its_drifts():
+@pytest.mark.parametrize("belief", ["beta", "gaussian"])
+def test_history_is_believed_as_a_mixture_over_its_drifts(belief):
     """Against draws: a drift by its weight, a logit of the prompt and of the shift, the value."""
-    found = BasisHistory(TABLE)
+    found = BasisHistory(TABLE, belief=belief)
     for step in range(6):
         found.update(batch([1.0, float(step % 2), 1.0], "abc", step))
     torch.manual_seed(0)
     mean, variance, _ = found._belief("abcz")
     which = torch.multinomial(found.log_weights.exp(), 400_000, replacement=True)
-    x = mean[which] + variance[which].sqrt() * torch.randn(len(which), 4).double()
-    x += found.shift_mean + math.sqrt(found.shift_variance + found.shift_drift) * torch.randn(len(which), 4).double()
-    drawn = torch.sigmoid(x)
+    shift = found.shift_mean + math.sqrt(found.shift_variance + found.shift_drift) * torch.randn(len(which), 4).double()
+    if belief == "gaussian":
+        drawn = torch.sigmoid(mean[which] + variance[which].sqrt() * torch.randn(len(which), 4).double() + shift)
+    else:  # a Beta about the shifted value, with so many rollouts behind it
+        now = torch.sigmoid(mean + found.shift_mean)
+        behind = (1 / (variance * now * (1 - now)))[which]
+        value = torch.sigmoid(mean[which] + shift)
+        drawn = torch.distributions.Beta(behind * value, behind * (1 - value)).sample()
     torch.testing.assert_close(found.believed("abcz")[0], drawn.mean(0), rtol=0, atol=0.02)
     torch.testing.assert_close(found.believed("abcz")[1], drawn.var(0), rtol=0, atol=0.02)
     assert found.believed("z")[1] > found.believed("a")[1]  # never seen

@@ -55,8 +55,21 @@ def loop_shift(i, means, rewards, shift_mean, shift_variance):
     return mean, sum(w * (s - mean) ** 2 for w, s in zip(weights, shift_grid().tolist(), strict=True)) / total
 
 
-def loop_values(ids, beliefs, rewards, shift_mean, shift_variance):
-    """V_i of one filter: the belief, filtered with the other rewards of the prompt, moved by the others' shift."""
+def logit(p):
+    return math.log(p / (1 - p))
+
+
+def loop_mean(belief, told, others, form):
+    """The mean of a belief that has learnt from the `others` of its prompt, of which `told` was expected."""
+    m, v = belief
+    if form == "gaussian":
+        return m + v / (1 + v * len(others) * told * (1 - told)) * sum(r - told for r in others)
+    behind = 1 / (v * told * (1 - told))
+    return m + logit(told + sum(r - told for r in others) / (behind + len(others))) - logit(told)
+
+
+def loop_values(ids, beliefs, rewards, shift_mean, shift_variance, form="beta"):
+    """V_i of one filter: the belief, with the other rewards of the prompt, moved by the others' shift."""
     values = []
     means = [beliefs[p][0] for p in ids]
     for i, prompt in enumerate(ids):
@@ -65,8 +78,7 @@ def loop_values(ids, beliefs, rewards, shift_mean, shift_variance):
         scale = math.sqrt(1 + math.pi * u / 8)
         told = sigmoid((m + s) / scale)
         others = [r for j, r in enumerate(rewards) if j != i and ids[j] == prompt and not math.isnan(r)]
-        gain = v / (1 + v * len(others) * told * (1 - told))
-        values.append(sigmoid((m + gain * sum(r - told for r in others) + s) / scale))
+        values.append(sigmoid((loop_mean((m, v), told, others, form) + s) / scale))
     return values
 
 
@@ -85,12 +97,13 @@ def test_first_batch_equals_plain_loop():
     )
 
 
-def test_other_rollouts_of_the_prompt_are_used_as_in_the_plain_loop():
+@pytest.mark.parametrize("belief", ["beta", "gaussian"])
+def test_other_rollouts_of_the_prompt_are_used_as_in_the_plain_loop(belief):
     ids = ["p0", "p0", "p1", "p0", "p1", "new", "new"]
     rewards = [1.0, 0.0, 1.0, math.nan, 0.25, 1.0, 1.0]
     beliefs = {"p0": table_belief(1), "p1": table_belief(2), "new": (0.0, 4.0)}
-    result = BasisHistory(TABLE).advantages(batch_of(rewards, ids))
-    expected = loop_values(ids, beliefs, rewards, 0.0, 100.0 + 0.02)
+    result = BasisHistory(TABLE, belief=belief).advantages(batch_of(rewards, ids))
+    expected = loop_values(ids, beliefs, rewards, 0.0, 100.0 + 0.02, belief)
     assert result.baseline.tolist() == pytest.approx(expected, abs=1e-6)
 
 
@@ -128,7 +141,7 @@ def test_drifts_are_weighed_by_how_well_they_predicted():
 def test_a_beta_belief_counts_as_a_beta_does_where_nothing_is_shared(monkeypatch):
     """Without a common shift: Beta(1/2, 1/2), and one more on its side for each rollout, however many there are."""
     monkeypatch.setattr(history, "shift_grid", lambda: torch.tensor([0.0], dtype=torch.float64))
-    baseline = BasisHistory(belief="beta", drift=0.0)
+    baseline = BasisHistory(drift=0.0)
     rewards = {"never": [0.0] * 40, "mixed": [1.0, 0.0, 0.0, 1.0, 0.25], "always": [1.0] * 20}
     for step in range(40):
         ids = [name for name, own in rewards.items() if step < len(own)]
@@ -181,8 +194,9 @@ def test_a_prompt_that_always_fails_is_believed_to_fail_by_a_beta_sooner():
     assert found["beta"] < found["gaussian"] / 2
 
 
-def test_update_is_the_kalman_step_and_ages():
-    baseline = BasisHistory(TABLE, drift=0.1)
+@pytest.mark.parametrize("belief", ["beta", "gaussian"])
+def test_update_is_one_step_of_the_belief_and_ages(belief):
+    baseline = BasisHistory(TABLE, drift=0.1, belief=belief)
     before_mean, before_variance = baseline.mean[0].clone(), baseline.variance[0].clone()
     baseline.update(batch_of(REWARDS, IDS))
     shift = baseline.shift_mean
@@ -190,24 +204,32 @@ def test_update_is_the_kalman_step_and_ages():
         if math.isnan(r):
             assert baseline.mean[0, i] == before_mean[i]
             continue
-        value = sigmoid(float(before_mean[i]) + shift)
-        gain = float(before_variance[i]) / (1 + float(before_variance[i]) * value * (1 - value))
-        assert baseline.mean[0, i].item() == pytest.approx(float(before_mean[i]) + gain * (r - value))
-        assert baseline.variance[0, i].item() == pytest.approx(gain)
+        m, v, value = float(before_mean[i]), float(before_variance[i]), sigmoid(float(before_mean[i]) + shift)
+        new = loop_mean((m, v), value, [r], belief)
+        after = sigmoid(new + shift)  # of a Beta
+        information = 1 / v + value * (1 - value)
+        if belief == "beta":
+            information = (1 / (v * value * (1 - value)) + 1) * after * (1 - after)
+        assert baseline.mean[0, i].item() == pytest.approx(new)
+        assert baseline.variance[0, i].item() == pytest.approx(1 / information)
     _, aged, _ = baseline._belief(IDS)
     assert aged[0, 0].item() == pytest.approx(float(baseline.variance[0, 0]) + 0.1)
     assert aged[0, 2].item() == pytest.approx(float(before_variance[2]) + 0.1)
 
 
-def test_rollouts_of_one_prompt_are_counted_together():
-    baseline = BasisHistory()
+@pytest.mark.parametrize("belief", ["beta", "gaussian"])
+def test_rollouts_of_one_prompt_are_counted_together(belief):
+    baseline = BasisHistory(belief=belief)
     baseline.update(batch_of([1.0, 0.0, 1.0], ["a", "a", "b"], [0, 0, 1]))
     value = sigmoid(baseline.shift_mean)
     for prompt_id, rewards in {"a": [1.0, 0.0], "b": [1.0]}.items():
-        row = baseline._row[prompt_id]
-        variance = 4.0 / (1 + 4.0 * len(rewards) * value * (1 - value))
-        assert baseline.variance[:, row].tolist() == pytest.approx([variance] * 6)
-        assert baseline.mean[:, row].tolist() == pytest.approx([variance * sum(r - value for r in rewards)] * 6)
+        row, mean = baseline._row[prompt_id], loop_mean((0.0, 4.0), value, rewards, belief)
+        after = sigmoid(mean + baseline.shift_mean)
+        information = 1 / 4.0 + len(rewards) * value * (1 - value)
+        if belief == "beta":
+            information = (1 / (4.0 * value * (1 - value)) + len(rewards)) * after * (1 - after)
+        assert baseline.variance[:, row].tolist() == pytest.approx([1 / information] * 6)
+        assert baseline.mean[:, row].tolist() == pytest.approx([mean] * 6)
 
 
 @pytest.mark.parametrize("ids", [IDS, ["p0", "p0", "p0", "p1", "p1", "p2"]])
