@@ -124,7 +124,7 @@ def test_policy_study_runs_and_resumes(tmp_path):
     assert {tuple(run["responses"]) for run in runs} == {(0, 32, 64)}  # as many responses at each measurement
     grid = beta_grid().tolist()
     assert all(min(abs(beta - each) for each in grid) < 1e-5 for beta in runs[0]["log"]["baseline/beta"])
-    assert {run["row"] for run in runs if "baseline/beta" in run["log"]} == {"basis", "basis_history"}
+    assert {run["row"] for run in runs if "baseline/beta" in run["log"]} == {"basis", policy_study.GAUSSIAN}
     assert (tmp_path / "policy_study.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "policy_study.json").read_text())["missing"] == 0
 
