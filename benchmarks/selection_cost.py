@@ -34,7 +34,7 @@ from benchmarks.common import RESULTS, one_thread, save
 
 BELIEFS: dict[str, Callable[[], Any]] = {
     "flat": BasisHistory,
-    "beta": lambda: BasisHistory(belief="beta"),
+    "gaussian": lambda: BasisHistory(belief="gaussian"),
     "text": lambda: BasisHistory(prior="text"),
     "spo": Spo,
 }
