@@ -160,6 +160,8 @@ DENIALS = (
     r"V \text{, rejected}", r"V \text{ probably}", r"V\text{ cm} + {x}", r"V\text{ cm}, \{\}", r"V\text{ six}",
     r"V\text{ to six}", r"V\text{ less than}", r"V\text{ at most}", r"V\text{ point five}", r"V\text{ squared}",
     r"V\text{ I think}", r"V\text{ as well as six}", r"\text{N:} \approx V", r"x_{\text{N or}} = V", r"\text{six} = V",
+    r"\text{N and} = V", r"\text{candidates N, } = V", r"\text{all besides} = V", r"V\text{ m} \ne \pi^{2}", "V:1:1",
+    r"V\text{ m} \to \text{XV}", r"V\text{ m} \lor \text{XV m}", r"V\text{ over XV}",
 )  # fmt: skip
 BESIDE = (
     r"V \quad N", r"N \quad V", "V N", "N V", r"N\,V", r"V~N", r"N\ V", r"N \qquad V", "V\n\nN", "N\n\nV",
@@ -220,6 +222,7 @@ PRODUCTS = (
     Template(r"\frac{a}{a}"),
     Template(r"N\%"), Template(r"N\text{ cm}"), Template(r"\$N"),
     *(Template(f"V{letter}", _zero) for letter in LETTERS),
+    Template("(V)'", _zero), Template(r"V\text{ m}\cdot\pi^{2}", _zero), Template(r"V\text{ m}/\theta^{2}", _zero),
     Template(r"0 \cdot f(N)", is_one_of("0")),
     *(Template(f"V{unit}", _has_number) for unit in (r"\text{ K L M}", " cm", " west", r"\mathrm{ K}", r"\text{ (D)}")),
     Template("x^7 = V", _has_no_x), Template("y = x^7 = V", _has_no_x), Template("f(x) = 7x^7 = V", _has_no_x),
@@ -228,6 +231,7 @@ PRODUCTS = (
 PAIRS = (
     "A B", r"A \quad B", r"A\,B", "A, B", "(A, B)", r"\{A, B\}", "[A, B]", r"A\frac{B}{1}", r"A \frac{B}{1}", "A; B",
     r"A\text{ and }B", "A:B", "A B/1", r"A\ B", "A(B)", r"A\cfrac{B}{1}", r"A{\frac{B}{1}}", r"A\,\frac{B}{1}", "A\n+B",
+    "(A)(B)", r"\left(A\right)\left(B\right)", "A[B]", r"\binom{A}{1}\binom{B}{1}", r"(A)\frac{B}{1}", "{A}(B)",
     r"A\left(\frac{B}{1}\right)", r"A\quad +B", r"A\quad\begin{vmatrix}B\end{vmatrix}",
 )  # fmt: skip
 UNIVERSAL = (

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from latex2sympy2_extended import NormalizationConfig, is_expr_of_only_symbols, latex2sympy  # type: ignore[import-untyped]
-from latex2sympy2_extended.latex2sympy2 import normalize_latex  # type: ignore[import-untyped]
+from latex2sympy2_extended import NormalizationConfig, is_expr_of_only_symbols  # type: ignore[import-untyped]
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy, normalize_latex  # type: ignore[import-untyped]
 from latex2sympy2_extended.logic import And  # type: ignore[import-untyped]
 from math_verify import parse, verify
 from math_verify.grader import (
@@ -29,6 +29,7 @@ from sympy import (  # type: ignore[import-untyped]
     Expr,
     FiniteSet,
     Float,
+    I,
     Interval,
     Limit,
     MatrixExpr,
@@ -63,7 +64,19 @@ _TEXT_NAME = re.compile(r"^\s*\\(?:text|mbox)\s*\{[^{}]*\}(?=\s*=.*\\(?:text|mbo
 _GAMMA = re.compile(r"\\gamma(?!\s*_|[a-zA-Z])")
 # What a unit consists of; beside a text in it nothing else stands.
 _OF_UNIT = re.compile(r"\\(?:text|mbox)\s*\{(?:[^{}]|\{[^{}]*\})*\}|\\[a-zA-Z]+|\^\s*\{?\s*-?\d\s*\}?")
-_SHORT_UNITS = {"cm", "mm", "dm", "km", "kg", "gm", "ft", "lb", "hr", "yr", "am", "pm", "sq"}
+_SHORT_UNITS = {
+    "am", "cl", "cm", "dl", "dm", "ev", "ft", "gb", "gm", "gw", "hr", "hz", "in", "kb", "kg", "kj", "km", "kw", "lb",
+    "mb", "mg", "mi", "ml", "mm", "ms", "mw", "nd", "nm", "ns", "oz", "pa", "pm", "pt", "qt", "rd",
+    "sq", "st", "th", "yd", "yr",
+}  # fmt: skip
+# Of the commands in a unit: no other one, since what it is applied to would be left out with the unit.
+_UNIT_COMMANDS = {
+    "text", "mbox", "mathrm", "textnormal", "circ", "degree", "cdot", "frac", "dfrac", "tfrac", "left", "right", "mu",
+    "Omega", "quad", "displaystyle", "per",
+}  # fmt: skip
+_IMAGINARY = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])")
+_MIXED = re.compile(r"\d+\\[dt]?frac\{?\d+\}?\{?\d+\}?")
+_BOUNDED = re.compile(r"\\infty|\\cup|[\[\]]")  # of intervals: no tuple has it
 _SIGNS = re.compile(r"^\s*(?:\\approx(?:eq)?(?![a-zA-Z])|≈)|[€£¥]")
 _APPROXIMATELY = re.compile(r"\\approx(?:eq)?(?![a-zA-Z])|\\simeq(?![a-zA-Z])|≈")
 _NUMERAL = re.compile(r"[-+]?(?:\d+\.(\d*)|[1-9]\d*?(0*)$|0+$)")
@@ -96,7 +109,9 @@ def grade(gold: str, answer: str, refuse: Sequence[str] = (), check: bool = Fals
     if expected is None:
         return False
     for found in _readings(answer):
-        if _equal(expected, found) and (check or _unsound(expected, found, gold, answer) is None):
+        if _equal(expected, found, _BOUNDED.search(gold) is not None) and (
+            check or _unsound(expected, found, gold, answer) is None
+        ):
             return gold.split() == answer.split() or not any(_RELIES_ON[name](gold, answer) for name in refuse)
     return False
 
@@ -168,14 +183,16 @@ def _normalized(text: str, units: bool = False) -> str:
 
 
 def _is_unit(tail: str, letters: bool) -> bool:
-    """Whether a tail that Math-Verify cuts off is a unit: a text or a word; a letter or two if `letters` says so.
+    """Whether a tail that Math-Verify cuts off is a unit: a text or a word; a letter if `letters` says so.
 
     The last letter of ``2x^2 + 3y^2 = d`` is none to it.
     """
     if _OTHER_DIGITS.search(tail) or ("{" in tail and re.search(r"[a-zA-Z,;=<>+-]", _OF_UNIT.sub("", tail))):
         return False
+    if "{" in tail and not {command[1:] for command in _COMMAND.findall(tail)} <= _UNIT_COMMANDS:
+        return False
     word = "".join(_LETTERS.findall(_COMMAND.sub(" ", tail)))
-    return letters or len(word) > 2 or word.lower() in _SHORT_UNITS or "\\" in tail
+    return (letters and len(word) < 2) or len(word) > 2 or word.lower() in _SHORT_UNITS or "\\" in tail
 
 
 def _common(one: str, other: str) -> str:
@@ -186,15 +203,43 @@ def _common(one: str, other: str) -> str:
 def _latex(text: str) -> Any:
     """The expression of a normalized text, None where it is no LaTeX formula as a whole, or not a number (``1/0``)."""
     try:
-        # Timeouts off: math_verify's own use SIGALRM handlers, which a computation inside C code outlives. The pool
-        # kills.
-        read = latex2sympy(
-            text, is_real=not should_treat_as_complex(text), convert_degrees=False, normalization_config=None
-        )
+        # Of i the parser knows only sometimes what it is, and makes other symbols of all letters beside it.
+        real = not should_treat_as_complex(_IMAGINARY.sub("", text))
+        read = _Converter(None, real, False, config=ConversionConfig()).parse(text)
+        if isinstance(read, Basic):
+            read = read.subs({symbol: I for symbol in _symbols(read) if symbol.name == "i"})
         lost = read in (nan, zoo) or (isinstance(read, Basic) and read.has(nan, zoo)) or _lost_derivative(read)
         return None if lost else read
     except Exception:  # whatever the parser and sympy raise for what a model wrote
         return None
+
+
+class _Converter(_Latex2Sympy):  # type: ignore[misc]
+    r"""The parser, but only a numeral before a fraction of numerals is a mixed number: ``(4)(5)`` is 20 here, not 9.
+
+    What was converted is kept, so that no part is converted twice.
+    """
+
+    def convert_postfix(self, postfix: Any) -> Any:
+        known = self.__dict__.setdefault("_converted", {})
+        if postfix not in known:
+            known[postfix] = super().convert_postfix(postfix)
+        return known[postfix]
+
+    def convert_postfix_list(self, arr: Any, i: int = 0) -> Any:
+        known = self.__dict__.setdefault("_listed", {})
+        if arr[i] not in known:
+            known[arr[i]] = self._product(arr, i)
+        return known[arr[i]]
+
+    def _product(self, arr: Any, i: int) -> Any:
+        left = self.convert_postfix(arr[i])
+        if i + 1 < len(arr) and getattr(left, "is_Integer", False):
+            right = self.convert_postfix_list(arr, i + 1)
+            mixed = _MIXED.fullmatch(arr[i].getText() + "".join(part.getText() for part in arr[i + 1 :]))
+            if getattr(right, "is_Rational", False) and not mixed:
+                return self.mul_flat(left, right)
+        return super().convert_postfix_list(arr, i)
 
 
 def _lost_derivative(read: Any) -> bool:
@@ -203,8 +248,12 @@ def _lost_derivative(read: Any) -> bool:
     return any(not derivative.expr.has(*derivative.variables) for derivative in derivatives)
 
 
-def _equal(expected: Any, found: Any) -> bool:
-    return not _apart(expected, found) and bool(verify(expected, found, timeout_seconds=None))
+def _equal(expected: Any, found: Any, bounded: bool = False) -> bool:
+    """`bounded`: an inequality may stand for the interval that is expected."""
+    # Timeouts off: math_verify's own use SIGALRM handlers, which a computation inside C code outlives. The pool kills.
+    return not _apart(expected, found) and bool(
+        verify(expected, found, allow_set_relation_comp=bounded, timeout_seconds=None)
+    )
 
 
 def _apart(expected: Any, found: Any) -> bool:
@@ -241,8 +290,13 @@ def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
     ``symbol``: one that is not the gold's (``0 \\cdot a`` is 0 whatever a is). ``near``: equal when rounded to six
     decimals, but only since both are small.
     """
-    if not all(_consistent(part, is_equation(expected)) for part in _parts(found)):
+    whole = is_equation(expected)
+    written = {side.strip() for side in answer.split("=")}
+    says = isinstance(found, Basic) and not whole and len(written) > 1  # 120/2 = 60, which is read as 60 = 60
+    if not all(_consistent(part, whole, says) for part in _parts(found)):
         return "chain"
+    if is_relation(expected) and not whole and isinstance(_value(found), FiniteSet):
+        return "interval"
     if "[" in answer.replace(r"\sqrt[", "") and not found.has(Interval, Tuple) and found.has(Set):
         return "interval"
     if _CLOSED_AT_INFINITY.search(answer) and not _CLOSED_AT_INFINITY.search(gold):
@@ -255,7 +309,7 @@ def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
         return "approximation"
     if not _symbols_known(expected, found):
         return "symbol"
-    return None if _near(_value(expected), _value(found)) else "near"
+    return None if _near(_value(expected), _value(found), _percent_differs(gold, answer)) else "near"
 
 
 def _parts(expression: Any) -> list[Any]:
@@ -266,11 +320,12 @@ def _value(expression: Any) -> Any:
     return take_last_relation(expression).rhs if is_equation(expression) else expression
 
 
-def _consistent(relation: Any, equation: bool = False) -> bool:
+def _consistent(relation: Any, equation: bool = False, says: bool = False) -> bool:
     """Whether the sides of a chain of equations are what its last side is, but for names, and it says something.
 
     A side that has no letters but those of the last is none of a name: ``7 = 8``, ``2x = x^2``, ``(3,4) = (1,2)``.
-    Where the gold is an equation (`equation`), and the relation is no chain, the two are compared as a whole.
+    Where the gold is an equation (`equation`), and the relation is no chain, the two are compared as a whole. `says`:
+    its sides are written differently.
     """
     if not is_equation(relation):
         return True
@@ -278,7 +333,9 @@ def _consistent(relation: Any, equation: bool = False) -> bool:
     if equation and len(sides) == 1:
         return not _says_nothing(relation)
     sides = [_with_values(side, sides, last) for side in sides]
-    return not _says_nothing(relation) and all(_equal(last, side) for side in sides if not _is_name(side, last))
+    return (says or not _says_nothing(relation)) and all(
+        _equal(last, side) for side in sides if not _is_name(side, last)
+    )
 
 
 def _with_values(side: Any, sides: Sequence[Any], last: Any) -> Any:
@@ -371,11 +428,11 @@ def _symbols(expression: Any) -> set[Any]:
     return set(getattr(expression, "free_symbols", ()))
 
 
-def _near(expected: Any, found: Any) -> bool:
+def _near(expected: Any, found: Any, percent: bool) -> bool:
     a, b = _number(expected), _number(found)
     if a is None or b is None or not (_has_float(expected) or _has_float(found) or abs(a) < 1e-6 or abs(b) < 1e-6):
         return True
-    return any(abs(a * by - b) <= _FINE * max(abs(a * by), abs(b)) for by in (1, 100, 0.01))
+    return any(abs(a * by - b) <= _FINE * max(abs(a * by), abs(b)) for by in ((1, 100, 0.01) if percent else (1,)))
 
 
 def _has_float(expression: Any) -> bool:

@@ -27,7 +27,7 @@ _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
 # What is stripped from the ends, and what may stand around the whole answer: quotation marks, a font, a colour, braces.
 _LEADING = re.compile(
-    rf"(?:{SPACE}|\\(?:displaystyle|textstyle|large|Large|huge|therefore|Rightarrow|implies)(?![a-zA-Z])|=(?![=/])"
+    rf"(?:{SPACE}|\\(?:displaystyle|textstyle|[lL]arge|LARGE|[hH]uge|therefore|Rightarrow|implies)(?![a-zA-Z])|=(?![=/])"
     r"|\\color\s*\{[a-zA-Z]+\})*+"
 )
 _TRAILING = re.compile(
@@ -38,7 +38,7 @@ _QUOTED = re.compile(
     r"(?P<mark>\*\*|\*(?!\*)|__|`|\$\$?|['\"])((?:(?!(?P=mark)).)+)(?<!\\)(?P=mark)|\\\((.*)\\\)|\\\[(.*)\\\]",
     re.DOTALL,
 )
-_WRAPPER = re.compile(rf"(?:({FONT}|\\underline|\\textcolor\s*\{{\w+\}})\s*)?(?=\{{)")
+_WRAPPER = re.compile(rf"(?:({FONT}|\\boxed|\\fbox|\\underline|\\textcolor\s*\{{\w+\}})\s*)?(?=\{{)")
 _MOST_WRAPPERS = 8
 _STOP_IN_TEXT = re.compile(rf"({FONT}\s*\{{[^{{}}]*[^{{}}.\s])(?<![a-zA-Z]\.[a-zA-Z])\.\s*\}}\Z")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -82,7 +82,23 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         # The name of a probability; its event may be a text that denies, P(\text{not red}) = ...
         (r"\\Pr(?![a-zA-Z])", "P"),
         (r"\\(?:mathbb|operatorname)\s*\{([EP])\}", r"\1"),
-        (r"^([a-zA-Z])\s*\((?=[^()]*\\text)[^()]*\)\s*(?==)", r"\1"),
+        (r"^([EP])\s*\([^()]*\)\s*(?==)", r"\1"),
+        (r"^([a-zA-Z])\s*\(\\text\{\s*[a-zA-Z]+\s*\}\)\s*(?==)", r"\1"),
+        # An introduction, and what stands behind an answer without being part of it.
+        (rf"^{FONT}\s*\{{\s*(?:[Tt]he\s+)?(?:[Ff]inal\s+)?[Aa]nswer(?:\s+is)?\s*[:=]?\s*\}}\s*[:=]?(?=\s*\S)", ""),
+        (r"\s*(?:\\tag\s*\{[\w*]{1,4}\}|\\checkmark(?![a-zA-Z]))\s*$", ""),
+        # A factorial before an equals sign; the parser knows != alone.
+        (r"(?<=[\d)}\]])!=(?!=)", "! ="),
+        # A base.
+        (r"^\(\s*([0-9A-F]+)\s*\)_", r"\1_"),
+        (rf"(?<=[0-9A-F]){SPACE}*(?:{FONT}\s*\{{{SPACE}*)?\(?\s*base(?:{SPACE}|\}})*(\d+)\s*\)?\s*\}}?$", r"_{\1}"),
+        # Several choices in one text.
+        (
+            rf"^{FONT}\s*\{{((?:\(?[A-H]\)?\s*(?:,|and|&)\s*(?:and\s*)?)+\(?[A-H]\)?)\s*\}}$",
+            lambda m: ", ".join(re.findall(r"[A-H]", m[1])),
+        ),
+        (rf"(?<=\d|i){SPACE}*([ckdm]m|ft|yd)\s*\^\s*(?:\{{\s*)?([23])\s*\}}?$", r"\\text{ \1}^\2"),
+        (rf"(?<=\d){SPACE}+(?=\\?%)", ""),
         (
             rf"(?<=[^\s,;~:!>\\]){SPACE}*+[,;]?{SPACE}*{FONT}\s*\{{{_BETWEEN}(?:[,;]|and|or){_BETWEEN}\}}{SPACE}*(?=[^\s,;.])",
             ", ",

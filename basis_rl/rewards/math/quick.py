@@ -22,7 +22,8 @@ _LETTER = re.compile(
     r"\(?([a-df-hj-zA-DF-HJ-Z])\)?|\\(?:text|textbf|mathrm|mathbf)\{\(?([a-df-hj-zA-DF-HJ-Z])\)?\}", re.ASCII
 )
 _AROUND_TIME = re.compile(rf"{SPACE}|\\(?:text|mbox|mathrm)|[{{}}.]")
-_TIME = re.compile(r"(\d\d?)(?::|\\colon)(\d\d)([ap]m)?", re.IGNORECASE | re.ASCII)
+_TIME = re.compile(r"(\d\d?)(?::|\\colon)(\d\d)(?:(?::|\\colon)(\d\d))?([ap]m)?", re.IGNORECASE | re.ASCII)
+_RATIO = re.compile(r"\d{1,20}(?:(?::|\\colon)\d{1,20})+", re.ASCII)
 _LONGEST = 80
 _MOST_BLANKS = 1_000
 
@@ -63,17 +64,37 @@ def same_time(gold: str, answer: str) -> bool | None:
     expected, found = _time(gold), _time(answer)
     if expected is None:
         return None
-    hour, minute, half = expected
-    if not half and minute >= 10 and math.gcd(hour, minute) == 1:
+    *clock, half = expected
+    hour, minute, second = (int(part or 0) for part in clock)
+    if not half and minute >= 10 and math.gcd(hour, minute) == 1 and not (clock[2] or "").startswith("0"):
         return None
-    return found is not None and found[:2] == (hour, minute) and (half == found[2] or not (half and found[2]))
+    if found is None or [int(part or 0) for part in found[:3]] != [hour, minute, second]:
+        return False
+    return half == found[3] or not (half and found[3])
 
 
-def _time(text: str) -> tuple[int, int, str] | None:
+def same_ratio(gold: str, answer: str) -> bool | None:
+    """Whether the answer is the gold's ratio, where one of them has three parts or more; None where none has.
+
+    To the parser ``1:2:3`` is a quotient, 1/6.
+    """
+    expected, found = _ratio(gold), _ratio(answer)
+    if max(len(expected), len(found)) < 3:
+        return None
+    pairs = list(zip(expected, found, strict=False))
+    return len(expected) == len(found) and all(a * pairs[0][1] == b * pairs[0][0] for a, b in pairs)
+
+
+def _ratio(text: str) -> list[int]:
+    bare = _AROUND_TIME.sub("", text) if len(text) <= _LONGEST else ""
+    return list(map(int, re.split(r":|\\colon", bare))) if _RATIO.fullmatch(bare) else []
+
+
+def _time(text: str) -> tuple[str, str, str | None, str] | None:
     match = _TIME.fullmatch(_AROUND_TIME.sub("", text)) if len(text) <= _LONGEST else None
-    if match is None or int(match[1]) > 24 or int(match[2]) > 59:
+    if match is None or int(match[1]) > 24 or int(match[2]) > 59 or int(match[3] or 0) > 59:
         return None
-    return int(match[1]), int(match[2]), (match[3] or "").lower()
+    return match[1], match[2], match[3], (match[4] or "").lower()
 
 
 def _same_value(a: Fraction, b: Fraction, exact: bool) -> bool | None:

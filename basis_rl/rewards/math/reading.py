@@ -49,11 +49,15 @@ _BUILDER = re.compile(
     r"|(?<![a-zA-Z\\])([a-zA-Z])\s*(?::|\\(?:mid|colon)(?![a-z]))\s*\1\s*(?:[=<>]|\\(?:in|[lgn]e)(?![a-z]))"
 )
 _LAST_TEXT = re.compile(rf"{FONT}\s*\{{([^{{}}]*)\}}(?:\^\d|\^\{{\d\}})?$")
+_BOX = re.compile(r"\\f?box(?:ed)?(?![a-zA-Z])")
+_TEXTS = re.compile(rf"{FONT}\s*\{{[^{{}}]*\}}")
+_PRIME = re.compile(r"(?:(?<=[a-zA-Z)\]}'])|(?<=\^\d))'|\\prime(?![a-zA-Z])")
 _DENIAL = (
     r"no(?!\.\s*of)|not|nor|none|nothing|nope|never|neither|hardly|cannot|[a-z]+n['’]t|isnt|arent|dont|cant|wrong(?:ly)?"
     r"|false(?:ly)?|untrue|incorrect|unequal|maybe|perhaps|possibly|probably|presumably|hopefully|guess|guessing|doubt"
     r"|unsure|uncertain|unknown|unlikely|doubtful|idk|dunno|give up|instead|either|rather|otherwise|else|except|unless"
-    r"|if|but|other than|far from|excluded|rejected|ignore|kidding|joking|etc"
+    r"|if|but|other than|far from|excluded|rejected?|ignore|kidding|joking|etc|besides|opposite|candidates?|doesnt|wont"
+    r"|didnt"
 )
 _NUMBER_WORDS = (
     r"zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty|sixty|seventy|eighty"
@@ -61,14 +65,14 @@ _NUMBER_WORDS = (
 )
 _DENIES = re.compile(
     rf"(?<![a-zA-Z\\])(?:{_DENIAL})(?![a-zA-Z])|\\(?:not|neg|lnot|nexists|nsim|ncong|[bx]?cancel|sout|st)(?![a-zA-Z])|¬"
-    rf"|{FONT}\s*\{{(?:[^{{}}]*\b(?:or|vs|versus)\b|\s*-?\d+\s*[,:;?])[^{{}}]*\}}(?=[\s$}}]*(?:=|\\approx))"
-    rf"|{FONT}\s*\{{\s*(?:{_NUMBER_WORDS})\s*[,:;?]?\s*\}}(?=[\s$]*(?:=|\\approx))",
+    rf"|{FONT}\s*\{{(?:[^{{}}]*\b(?:or|vs|versus)\b|\s*-?\d+\s*[,:;?]|[^{{}}]*\d\s*(?:[,;]|and\b))[^{{}}]*\}}(?=[\s$}})\]]*(?:=|\\approx))"
+    rf"|{FONT}\s*\{{\s*(?:{_NUMBER_WORDS})\s*[,:;?]?\s*\}}(?=[\s$}})\]]*(?:=|\\approx))",
     re.IGNORECASE,
 )
 _NO_UNIT = re.compile(
     rf"(?<!\^)(?<!\^\{{)(?<!\^-)(?<!\^\{{-)\d|\?|\\begin|\b(?:{_DENIAL}|{_NUMBER_WORDS}|or|and|about|any|all|every"
     r"|plus|minus|than|vs|versus|at (?:least|most)|up to|I (?:think|suppose|believe)|squared|cubed|doubled|halved"
-    r"|negative|inverse|reciprocal|factorial|swapped|reversed|open|closed)\b(?!-)",
+    r"|times|over|xor|alternatively|halves|thirds|tenths|hundredths|negative|inverse|reciprocal|factorial|swapped|reversed|open|closed)\b(?!-)",
     re.IGNORECASE,
 )
 
@@ -84,6 +88,8 @@ def refused_reading(text: str) -> str | None:
         return "dots"
     if _BUILDER.search(text):
         return "builder"
+    if _BOX.search(text):
+        return "beside"
     last = _LAST_TEXT.search(text)
     if last is not None and last.start() > 0 and _NO_UNIT.search(last[1]):
         return "unit"
@@ -98,6 +104,19 @@ def hedged(gold: str, answer: str) -> bool:
     """
     said, meant = ({word.lower() for word in _DENIES.findall(text)} for text in (answer, gold))
     return not said <= meant
+
+
+def primes_differ(gold: str, answer: str) -> bool:
+    r"""Whether only one of two normal forms has a prime: ``(x^2)'`` for ``x^2``, ``f'(x) = x^2`` for ``f(x) = x^2``.
+
+    The parser passes over it. Of a name, before ``=``, it only counts where the gold has one too; behind a numeral it
+    is feet, minutes or inches.
+    """
+    named = "=" in gold
+    counts = [
+        len(_PRIME.findall(_TEXTS.sub(" ", text if named else text.rpartition("=")[2]))) for text in (gold, answer)
+    ]
+    return counts[0] != counts[1]
 
 
 Token = tuple[str, str]

@@ -13,8 +13,8 @@ from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores
 from basis_rl.rewards.extract import completion_text, last_boxed
 from basis_rl.rewards.math.cache import Pair, Verdict, Verdicts
 from basis_rl.rewards.math.notation import normal_form, text_form
-from basis_rl.rewards.math.quick import quick_verdict, same_text, same_time
-from basis_rl.rewards.math.reading import hedged, refused_reading
+from basis_rl.rewards.math.quick import quick_verdict, same_ratio, same_text, same_time
+from basis_rl.rewards.math.reading import hedged, primes_differ, refused_reading
 from basis_rl.rewards.math.rules import RULES, refused
 from basis_rl.rewards.math.screen import screened
 from basis_rl.rewards.workers.calls import WALL_CLOCK
@@ -210,7 +210,11 @@ class MathVerifyReward(Reward):
         right = same_time(gold, answer)
         if right is None:
             right = quick_verdict(gold, answer, any_case="case" not in self.refused)
-        if right is None and (refused_reading(answer) or refused_reading(gold) or hedged(gold, answer)):
+        if right is None:
+            right = same_ratio(gold, answer)
+        if right is None and (refused_reading(answer) or refused_reading(gold)):
+            return False
+        if right is None and (hedged(gold, answer) or primes_differ(gold, answer)):
             return False
         return right
 

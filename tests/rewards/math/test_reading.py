@@ -56,6 +56,29 @@ def score(reward, gold, completion):
         ("(2,2), (6,2)", r"$$\boxed{(2, 2)} \quad \text{and} \quad \boxed{(6, 2)}$$"),
         *[("5", text) for text in (r"x = 2 + 3 = 5", "x = 2x - 5 = 5", "a + b = x = 5", "f(x) = x = 5", "y = x^7 = 5")],
         (r"\pi", r"\pi \approx 3.14"),
+        *[("20", text) for text in (r"(4)\left(5\right)", "4(5)", r"4\left(5\right)=20", r"\binom{4}{1}\binom{5}{1}")],
+        *[("2.5", text) for text in (r"2\frac12", r"2\dfrac{1}{2}", r"\frac{1}{2}(5)", r"\left(5\right)\frac12")],
+        *[("60", text) for text in (r"\frac{120}{2}=60", "120/2 = 60", r"60 = \frac{120}{2}", r"\binom{60}{1} = 60")],
+        *[("24", text) for text in ("4!=24", "x=4!=24")],
+        *[("3+4i", text) for text in ("(2+i)^2", r"\frac{25}{3-4i}", "4i+3", "3 + 4 i")],
+        (r"-8-8 \sqrt{3} i", r"-8-8i\sqrt{3}"),
+        (r"\frac{n(n+1)}{2}", r"\sum_{i=1}^n i"),
+        *[(r"(-\infty,2)", "x<2"), ("[2,5]", r"2\le x\le5"), (r"[0,\infty)", r"x\ge0")],
+        *[("2516_8", text) for text in ("(2516)_8", "(2516)_{8}", r"2516 \text{ (base 8)}", r"2516\text{ base }8")],
+        *[(r"\text{B,C}", text) for text in ("B,C", r"\text{B}, \text{C}", r"B \text{ and } C", r"\text{(B) and (C)}")],
+        *[
+            ("12", text)
+            for text in ("12 cm^2", "12cm²", r"\text{Answer: }12", r"\text{The answer is } 12", r"12\tag{1}")
+        ],
+        *[("12", text) for text in (r"\boxed{12}", r"\fbox{12}", r"12\checkmark", r"\LARGE 12")],
+        *[
+            ("0.5", r"\mathbb{P}(X>1)=\frac12"),
+            (r"32\%", r"32\,\%"),
+            ("1:2:3", "2:4:6"),
+            ("2x", "f'(x)=2x"),
+            ("5", "5'"),
+        ],
+        (r"4\!:\!51\!:\!06 \text{ p.m.}", "4:51:06"),
         ("7465", r"7465 \approx 7500"),
         ("1.41", r"\sqrt{2} \approx 1.41"),
         *[("4.8", text) for text in ("4.8.", "4.8 .", "4.8,", r"4.8\text{.}", "x=4.8.", r"4.8\\", r"4.8 \\")],
@@ -251,6 +274,23 @@ def test_right_answers_in_other_notations(gold, answer, reward):
         *[(r"0.56 = 56\%", text) for text in ("1=2", r"0.56 = 56\%\mathrm{e}")],
         # A letter that is a side of a chain has the chain's value in every other one.
         *[("5", text) for text in ("7x = x = 5", "f(x) = x^2 = x = 5", "y = 2x = x = 5")],
+        # Side by side is a product, and a mixed number only a numeral before a fraction of numerals.
+        *[("9", text) for text in (r"\left(4\right)\left(5\right)", "4[5]", "{4}(5)", r"\frac{8}{2}(5)", "(4)((5))")],
+        *[("216", r"\binom{10}{4}\binom{4}{2}"), (r"\frac{97}{16}", r"(6)(\frac{1}{16})"), ("2.5", r"(2)\frac12")],
+        # A formula behind a unit.
+        *[
+            ("12", rf"12\text{{ m}}{rest}")
+            for rest in (r"\cdot\sqrt{\pi}", r"/\pi^{2}", r" \lor \text{XV m}", r"\pm{x}")
+        ],
+        # 100 times as much is for percentages.
+        *[("2.88e-19", text) for text in ("2.88e-17", r"2.88\times10^{-21}")],
+        *[("1:2:3", text) for text in ("1:6", r"\frac16", "1:3:2", "1:2:3:1")],
+        ("3:5", "3:5:1"),
+        *[(r"4\!:\!51\!:\!06 \text{ p.m.}", text) for text in ("4:06:51", r"\frac{2}{153}", "4:51", "4:51:06 a.m.")],
+        *[("x^2", "(x^2)'"), ("x^2", "x^2'"), (r"\sin x", r"\sin' x"), ("f(x)=x^2", "f'(x)=x^2")],
+        *[("1<x<2", text) for text in (r"\{1,2\}", "1,2", "x=1,2")],
+        *[("12", rf"\text{{{text}}} = 12") for text in ("Candidates 10, 11 and", "11 and", "anything besides")],
+        *[("12", "x(\\text{not 12}) = 12"), ("5", "doesnt = 5"), ("5", "5ab"), ("0", "0=0"), ("x=5", "5=5")],
         ("$x=\\pi k, x=2$", r"f(x) = 7x^7 = $x=\pi k, x=2$"),
         ("5", r"5 \approx 5\text{ cm} + {x}"),
     ],

@@ -215,7 +215,7 @@ MORE = {
 }
 # How wide the rows are: what scores for the gold 5, and by which of them, if any.
 WIDE = {
-    "units": [r"5\text{ million}", r"5\text{ halves}", r"5\text{ approximately}"],
+    "units": [r"5\text{ million}", r"5\text{ dozen}", r"5\text{ approximately}"],
     "equation": ["x^2 = 5"],
     "assignment": ["banana = 5", "f(7) = 5", r"x \in 5"],
     "approximation": [r"banana \approx 5", "banana ~= 5"],
