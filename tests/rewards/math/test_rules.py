@@ -166,6 +166,39 @@ DIFFERENCES: dict[str, Difference] = {
         True,
         "It reads the beginning of a loop that runs on; what is that deep or long is wrong unseen.",
     ),
+    "product_sized": Difference(
+        "20", r"(4)\left(5\right)", True, False, "It reads a mixed number, 4 + 5, wherever brackets make the numbers."
+    ),
+    "mixed_of_brackets": Difference("9", r"(4)\left(5\right)", False, True, "For the same reason."),
+    "product_of_binomials": Difference("1260", r"\binom{10}{4}\binom{4}{2}", True, False, "For the same reason."),
+    "imaginary": Difference(r"-8-8 \sqrt{3} i", r"-8-8i\sqrt{3}", True, False, "It reads a real variable."),
+    "complex_square": Difference(
+        "3+4i", "(2+i)^2", True, False, "It reads a real variable, or none, by what stands beside the letter."
+    ),
+    "factorial_equals": Difference("24", "4!=24", True, False, "It reads 4 is not 24."),
+    "inequality": Difference(
+        r"(-\infty,2)", "x<2", True, False, "It lets an interval stand for an inequality, but not the reverse."
+    ),
+    "base_in_brackets": Difference("2516_8", "(2516)_8", True, False, "It reads an index of a product."),
+    "base_in_words": Difference("2516_8", r"2516\text{ base }8", True, False, "It cuts off the text as a unit."),
+    "choices": Difference(r"\text{B,C}", "B, C", True, False, "It reads a name of three characters."),
+    "introduction": Difference("12", r"\text{Answer: }12", True, False, "It cuts off all from the text on."),
+    "square_unit": Difference("12", "12 cm^2", True, False, "It reads a product of letters."),
+    "blank_percent": Difference(r"32\%", r"32\,\%", True, False, "It does not know the blank."),
+    "event": Difference("0.5", r"\mathbb{P}(X>1)=\frac12", True, False, "It reads an inequality in the brackets."),
+    "tag": Difference("12", r"12\tag{1}", True, False, "It does not know the command."),
+    "unit_formula": Difference(
+        "12",
+        r"12\text{ m}\cdot\sqrt{\pi}",
+        False,
+        True,
+        "It cuts off all from the text on; a unit is one, and nothing else.",
+    ),
+    "three_parts": Difference("1:2:3", "1:6", False, True, "It reads a quotient, 1/6."),
+    "seconds": Difference(r"4\!:\!51\!:\!06 \text{ p.m.}", "4:06:51", False, True, "For the same reason."),
+    "prime": Difference("x^2", "(x^2)'", False, True, "It passes over primes, also those of derivatives."),
+    "end_points": Difference("1<x<2", r"\{1,2\}", False, True, "It takes an open interval for the pair of its ends."),
+    "short_word": Difference("5", "5ab", False, True, "It knows units of two letters that are none."),
 }
 # Rollouts, whose boxes Math-Verify finds otherwise.
 BOXES: dict[str, Difference] = {
