@@ -210,6 +210,18 @@ BOXES: dict[str, Difference] = {
 }
 
 
+# Right answers that score 0: (gold, answer, why).
+LOST = [
+    ("(A)", "(A) 5", "What stands beside a choice is not read; write `(A)`, or give both golds."),
+    (r"(-\infty,-1)\cup(3,\infty)", r"x<-1 \text{ or } x>3", "Two inequalities are a list, and not a union."),
+    (r"1\pm\sqrt{2}", r"\frac{2\pm\sqrt{8}}{2}", "Two signs within a formula are not read."),
+    ("(1,2)", r"\begin{cases}x=1\\y=2\end{cases}", "A system is not read; write `(1,2)` or `x=1, y=2`."),
+    ("12", "12 L", "One letter behind a number is a variable where it is no metre, second or gram."),
+    ("12", r"\max f(x) = 12", "A name of several words is not read."),
+    (r"33\frac{1}{3}\%", r"\frac{100}{3}\%", "The parser reads a sign of percent behind a numeral only."),
+]
+
+
 def math_verify(gold, answer):
     """Its own verdict on the contents of two boxes."""
     sides = [parse(rf"\boxed{{{text}}}", parsing_timeout=None) for text in (gold, answer)]
@@ -385,6 +397,12 @@ def test_boxes_are_found_as_listed(name, reward):
     assert reward([], [row.answer], [row.gold]) == [float(row.here)]
     found = verify(parse(rf"\boxed{{{row.gold}}}"), parse(row.answer), timeout_seconds=None)
     assert found is row.math_verify is not row.here
+
+
+@pytest.mark.parametrize(("gold", "answer", "why"), LOST)
+def test_what_is_lost_is_as_listed(gold, answer, why, reward):
+    assert reward([], [rf"\boxed{{{answer}}}"], [gold]) == [0.0]
+    assert f"| `{gold}` | `{answer}` | {why} |" in DOCS.read_text()
 
 
 def test_the_docs_show_every_row():
