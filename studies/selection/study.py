@@ -92,7 +92,9 @@ PAIRS: dict[str, tuple[tuple[str, str], ...]] = {
         ("spo", UNIFORM), (LCB, "frontier"), (TEXT, "frontier"), (GROUPS, BEST), (TEXT, BEST), ("batch_mean", BEST),
         ("ppo", BEST), ("spo", BEST),
     ),
-    "again": ((GROUPS, UNIFORM), (LCB, BEST), (LCB, UNIFORM), ("spo", "spo")),
+    "again": (
+        (GROUPS, UNIFORM), (LCB, BEST), (LCB, UNIFORM), ("spo", "spo"), (GROUPS, "frontier"), (LCB_TABLE, BEST),
+    ),
     "long": ((GROUPS, UNIFORM), (LCB, BEST), ("none", UNIFORM), ("none", BEST)),
     "alike": ((GROUPS, UNIFORM), (GAUSSIAN, UNIFORM), (LCB, UNIFORM), (LCB, BEST)),
 }  # fmt: skip
