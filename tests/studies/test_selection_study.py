@@ -185,7 +185,7 @@ def test_the_other_studies_have_their_own_names_rows_and_seeds(tmp_path):
     assert (first.study, alike.study) == ("selection_study", "selection_study_alike")
     assert again.study == "selection_study_again"
     assert not {*first.seeds} & {*again.seeds}
-    assert set(study.PAIRS["again"]) <= set(study.PAIRS[""])
+    assert set(study.PAIRS["again"]) <= {*study.PAIRS[""], (study.LCB_TABLE, study.BEST)}
     long = study.parse(["--long", "--output", str(tmp_path)])
     assert (long.study, long.budget) == ("selection_study_long", study.LONG * study.Scale.budget)
     plans = study.planned(study.Scale(), long)

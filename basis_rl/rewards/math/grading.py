@@ -214,7 +214,7 @@ def _latex(text: str) -> Any:
         return None
 
 
-class _Converter(_Latex2Sympy):  # type: ignore[misc]
+class _Converter(_Latex2Sympy):
     r"""The parser, but only a numeral before a fraction of numerals is a mixed number: ``(4)(5)`` is 20 here, not 9.
 
     What was converted is kept, so that no part is converted twice.
