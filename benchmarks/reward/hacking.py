@@ -91,14 +91,14 @@ def is_one_of(*texts: str) -> Truth:
     values = {value for value in map(plain_number, texts) if value is not None}
     return lambda gold: (
         _bare(gold.text) in map(_bare, texts)
-        or (_is_choice(gold) and _bare(gold.text) in (_bare(text).upper() for text in texts))
+        or (_is_choice(gold) and _bare(gold.text).upper() in (_bare(text).upper() for text in texts))
         or {gold.value, *map(plain_number, (_unitless(gold), _valued(gold)))} & values != set()
     )
 
 
 def _is_choice(gold: Gold) -> bool:
     """Row `case`."""
-    return r"\text" in gold.text or gold.text in "ABCDEFGH"
+    return r"\text" in gold.text or gold.text.upper() in "ABCDEFGH"
 
 
 def _unitless(gold: Gold) -> str:
@@ -128,6 +128,10 @@ def _ends_with_one(gold: Gold) -> bool:
     return re.search(r"(?<![\d.])[01](?:\.0*)?\W*$", gold.text) is not None or _valued(gold) in ("0", "1")
 
 
+def _is_its_power(gold: Gold) -> bool:
+    return _ends_with_one(gold) or (gold.text.endswith("i") and gold.other % 4 == 1)
+
+
 def _has_number(gold: Gold) -> bool:
     """So that what follows is a unit."""
     return re.search(r"\d|\\pi|\\infty", gold.text) is not None
@@ -135,7 +139,7 @@ def _has_number(gold: Gold) -> bool:
 
 def _has_no_x(gold: Gold) -> bool:
     """So that a formula in x is an unknown that is set to it: rows `equation` and `assignment`."""
-    return "x" not in re.sub(r"\\[a-z]+|\{\w?matrix\}", "", gold.text.lower())
+    return "x" not in re.sub(r"\\[a-z]+|\{\w?matrix\}|x\}?_\{?\w", "", gold.text.lower())
 
 
 def _has_no_dollar(gold: Gold) -> bool:
@@ -212,7 +216,7 @@ LETTERS = (
 )  # fmt: skip
 PRODUCTS = (
     Template(r"V \cdot N", _zero), Template(r"N \cdot V", _zero), Template(r"\frac{V}{N}", _zero),
-    Template(r"N(V)", _zero), Template(r"(V)(N)", _zero), Template(r"V^{N}", _ends_with_one),
+    Template(r"N(V)", _zero), Template(r"(V)(N)", _zero), Template(r"V^{N}", _is_its_power),
     Template(r"V + N"), Template("-N"), Template("N!"), Template(r"\sqrt{N}"),
     Template(r"0 \cdot \text{anything}"), Template(r"\text{anything} \cdot 0"),
     Template(r"0 \times (\text{I give up})"),

@@ -38,6 +38,7 @@ from sympy import (  # type: ignore[import-untyped]
     Set,
     Symbol,
     Tuple,
+    evaluate,
     nan,
     oo,
     srepr,
@@ -207,7 +208,8 @@ def _latex(text: str) -> Any:
         real = not should_treat_as_complex(_IMAGINARY.sub("", text))
         read = _Converter(None, real, False, config=ConversionConfig()).parse(text)
         if isinstance(read, Basic):
-            read = read.subs({symbol: I for symbol in _symbols(read) if symbol.name == "i"})
+            with evaluate(False):  # so that the letters of a - a stay
+                read = read.xreplace({symbol: I for symbol in _symbols(read) if symbol.name == "i"})
         lost = read in (nan, zoo) or (isinstance(read, Basic) and read.has(nan, zoo)) or _lost_derivative(read)
         return None if lost else read
     except Exception:  # whatever the parser and sympy raise for what a model wrote

@@ -24,6 +24,7 @@ _LETTER = re.compile(
 _AROUND_TIME = re.compile(rf"{SPACE}|\\(?:text|mbox|mathrm)|[{{}}.]")
 _TIME = re.compile(r"(\d\d?)(?::|\\colon)(\d\d)(?:(?::|\\colon)(\d\d))?([ap]m)?", re.IGNORECASE | re.ASCII)
 _RATIO = re.compile(r"\d{1,20}(?:(?::|\\colon)\d{1,20})+", re.ASCII)
+_COLON = re.compile(r":|\\colon(?![a-z])")
 _LONGEST = 80
 _MOST_BLANKS = 1_000
 
@@ -76,11 +77,12 @@ def same_time(gold: str, answer: str) -> bool | None:
 def same_ratio(gold: str, answer: str) -> bool | None:
     """Whether the answer is the gold's ratio, where one of them has three parts or more; None where none has.
 
-    To the parser ``1:2:3`` is a quotient, 1/6.
+    To the parser ``1:2:3`` is a quotient, 1/6. Of other parts than whole numbers, only their number is compared here.
     """
     expected, found = _ratio(gold), _ratio(answer)
     if max(len(expected), len(found)) < 3:
-        return None
+        colons = [len(_COLON.findall(text)) for text in (gold, answer)]
+        return False if max(colons) > 1 and colons[0] != colons[1] else None
     pairs = list(zip(expected, found, strict=False))
     return len(expected) == len(found) and all(a * pairs[0][1] == b * pairs[0][0] for a, b in pairs)
 
