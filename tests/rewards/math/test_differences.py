@@ -13,8 +13,8 @@ from math_verify import parse, verify
 from basis_rl.rewards.extract import last_boxed, plain_number
 from basis_rl.rewards.math.grading import _apart, _equal, _gold_reading, _readings, _unsound, grade, misread
 from basis_rl.rewards.math.notation import normal_form, text_form
-from basis_rl.rewards.math.quick import quick_verdict, same_text, same_time
-from basis_rl.rewards.math.reading import hedged, refused_reading
+from basis_rl.rewards.math.quick import quick_verdict, same_ratio, same_text, same_time
+from basis_rl.rewards.math.reading import hedged, primes_differ, refused_reading
 from basis_rl.rewards.math.screen import screened
 from benchmarks.reward.cases import FEW
 from benchmarks.reward.hacking import FEW_AND_HARD, pairs
@@ -41,7 +41,10 @@ def verdict(gold, answer):
         return True
     quick = same_time(gold, answer)
     quick = quick_verdict(gold, answer) if quick is None else quick
-    if quick is None and (refused_reading(gold) or refused_reading(answer) or hedged(gold, answer)):
+    quick = same_ratio(gold, answer) if quick is None else quick
+    if quick is None and (refused_reading(gold) or refused_reading(answer)):
+        return False
+    if quick is None and (hedged(gold, answer) or primes_differ(gold, answer)):
         return False
     return bool(grade(gold, answer)) if quick is None else quick
 
@@ -93,11 +96,22 @@ NOTATIONS = {
     "stop_in_text": r"\.\s*\}",
     "text_in_list": r"\\(?:text|mbox)\s*\{[\s,;]*(?:and|or|,|;)",
     "full_stop": r"[.,;]\W*$",
+    "factorial_equals": r"\d!=",
+    "square_unit": r"\d\s*(?:[ckd]?m|ft|yd)\s*\^",
+    "product_sized": r"\)\s*\\left\s*\(",
+    "product_of_binomials": r"\\binom.*\\binom",
+    "imaginary": r"i\s*\\sqrt|\}\s*i(?![a-z])",
+    "complex_square": r"\([^()]*i[^()]*\)\s*\^",
+    "inequality": r"[<>]|\\[lg]eq?(?![a-z])",
     "braces": r"^\W*?(?:\\(?:math|text|bold|under)\w*\s*)?(?<!\\)\{.*(?<!\\)\}\W*$",
 }
 
 
-GRADED = ("gamma", "text_name", "sign_of_currency")  # these are read by the worker
+# These are read by the worker.
+GRADED = (
+    "gamma", "text_name", "sign_of_currency", "product_sized", "product_of_binomials", "imaginary", "complex_square",
+    "inequality",
+)  # fmt: skip
 
 
 def notation(*texts):
@@ -119,6 +133,10 @@ def row_of_wrong(gold, answer, forms):
             return REFUSED.get(reason) or row_of_beside(form)
     if hedged(*forms):
         return "denied"
+    if primes_differ(*forms):
+        return "prime"
+    if same_ratio(*forms) is not None:
+        return "three_parts"
     if same_time(*forms) is not None:
         return "time"
     if None not in map(plain_number, forms):
