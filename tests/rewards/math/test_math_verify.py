@@ -229,7 +229,7 @@ def test_as_many_workers_as_there_are_cores_for_this_rank(monkeypatch):
 def test_a_batch_of_slow_answers_ends_in_its_budget_and_what_is_not_graded_is_not_scored():
     reward = MathVerifyReward(num_workers=2, timeout=20.0, batch_timeout=4.0)
     reward.equivalent([("x+1", "1+x"), ("y", "y+x")])  # so that the start is not part of it
-    answers = [rf"\boxed{{(3+4i)^{{{9001 + i}}}}}" for i in range(8)]
+    answers = [rf"\boxed{{(3+4i)^{{{30001 + i}}}}}" for i in range(8)]
     metrics = {}
     began = time.monotonic()
     rewards = reward([], [r"\boxed{x+1}", *answers], ["1+x", *["5"] * 8], metrics.__setitem__)
