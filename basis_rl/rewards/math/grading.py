@@ -238,8 +238,8 @@ class _Converter(_Latex2Sympy):
         left = self.convert_postfix(arr[i])
         if i + 1 < len(arr) and getattr(left, "is_Integer", False):
             right = self.convert_postfix_list(arr, i + 1)
-            mixed = _MIXED.fullmatch(arr[i].getText() + "".join(part.getText() for part in arr[i + 1 :]))
-            if getattr(right, "is_Rational", False) and not mixed:
+            rational = getattr(right, "is_Rational", False)
+            if rational and not _MIXED.fullmatch("".join(part.getText() for part in arr[i:])):
                 return self.mul_flat(left, right)
         return super().convert_postfix_list(arr, i)
 
@@ -286,8 +286,8 @@ def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
     """Why an equal answer does not stand for the gold; None where it does.
 
     ``chain``: a side of a chain of equations is not what the chain ends with (``x = 7 = 8``). ``interval``: one of a
-    single number, or of none, not an interval for SymPy. ``infinity``: an interval or a set that holds infinity, where
-    the gold's is open there, which is one and the same to sympy. ``currency``: another one than the gold's.
+    single number, or of none, not an interval for SymPy, or the ends of an open one for it.
+    ``infinity``: an interval or a set that holds infinity, where the gold's is open there, which is one and the same to sympy. ``currency``: another one than the gold's.
     ``approximation``: the sides of the sign are not near.
     ``symbol``: one that is not the gold's (``0 \\cdot a`` is 0 whatever a is). ``near``: equal when rounded to six
     decimals, but only since both are small.

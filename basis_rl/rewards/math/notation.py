@@ -82,7 +82,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         # The name of a probability; its event may be a text that denies, P(\text{not red}) = ...
         (r"\\Pr(?![a-zA-Z])", "P"),
         (r"\\(?:mathbb|operatorname)\s*\{([EP])\}", r"\1"),
-        (r"^([EP])\s*\([^()]*\)\s*(?==)", r"\1"),
+        (r"^([EP])\s*\((?=[^()]*(?:[<>|]|\\(?:text|[lg]eq?|in|mid|cap|cup)(?![a-z])))[^()]*\)\s*(?==)", r"\1"),
         (r"^([a-zA-Z])\s*\(\\text\{\s*[a-zA-Z]+\s*\}\)\s*(?==)", r"\1"),
         # An introduction, and what stands behind an answer without being part of it.
         (rf"^{FONT}\s*\{{\s*(?:[Tt]he\s+)?(?:[Ff]inal\s+)?[Aa]nswer(?:\s+is)?\s*[:=]?\s*\}}\s*[:=]?(?=\s*\S)", ""),

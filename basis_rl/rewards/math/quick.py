@@ -1,4 +1,4 @@
-r"""Verdicts that need no Math-Verify: the same text, two numerals, single letters, times of day.
+r"""Verdicts that need no Math-Verify: the same text, two numerals, single letters, times of day, ratios.
 
 Each is proved equal to Math-Verify's by tests/rewards/math/test_quick.py, but for the differences that docs/rewards.md
 lists.

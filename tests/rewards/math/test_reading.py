@@ -56,6 +56,7 @@ def score(reward, gold, completion):
         ("(2,2), (6,2)", r"$$\boxed{(2, 2)} \quad \text{and} \quad \boxed{(6, 2)}$$"),
         *[("5", text) for text in (r"x = 2 + 3 = 5", "x = 2x - 5 = 5", "a + b = x = 5", "f(x) = x = 5", "y = x^7 = 5")],
         (r"\pi", r"\pi \approx 3.14"),
+        *[("0.5", rf"{event}=\frac12") for event in (r"P(\text{not red})", "P(A|B)", r"E(X \mid Y)")],
         *[("20", text) for text in (r"(4)\left(5\right)", "4(5)", r"4\left(5\right)=20", r"\binom{4}{1}\binom{5}{1}")],
         *[("2.5", text) for text in (r"2\frac12", r"2\dfrac{1}{2}", r"\frac{1}{2}(5)", r"\left(5\right)\frac12")],
         *[("60", text) for text in (r"\frac{120}{2}=60", "120/2 = 60", r"60 = \frac{120}{2}", r"\binom{60}{1} = 60")],
