@@ -287,7 +287,8 @@ def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
 
     ``chain``: a side of a chain of equations is not what the chain ends with (``x = 7 = 8``). ``interval``: one of a
     single number, or of none, not an interval for SymPy, or the ends of an open one for it.
-    ``infinity``: an interval or a set that holds infinity, where the gold's is open there, which is one and the same to sympy. ``currency``: another one than the gold's.
+    ``infinity``: an interval or a set that holds infinity, where the gold's is open there, which is one and
+    the same to sympy. ``currency``: another one than the gold's.
     ``approximation``: the sides of the sign are not near.
     ``symbol``: one that is not the gold's (``0 \\cdot a`` is 0 whatever a is). ``near``: equal when rounded to six
     decimals, but only since both are small.
