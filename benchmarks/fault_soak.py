@@ -25,8 +25,8 @@ from huggingface_hub import constants
 from transformers import TrainerCallback
 
 from basis_rl.baselines import Ppo
-from basis_rl.rollout.server import free_port
-from basis_rl.trainer import checkpoint
+from basis_rl.engine.server import free_port
+from basis_rl.run import checkpoint
 from basis_rl.trainer.shards import whole
 from examples.quickstart.warm_start import save as save_model
 from tests.support.fake_vllm import ModelServer

@@ -35,9 +35,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from basis_rl.rollout.server import Server
-from basis_rl.trainer import BasisTrainer, checkpoint
-from basis_rl.trainer.errors import ServerLost
+from basis_rl.engine.server import Server
+from basis_rl.run import checkpoint
+from basis_rl.run.errors import ServerLost
+from basis_rl.trainer import BasisTrainer
 from benchmarks.common import RESULTS, one_thread, parser_of, save
 from benchmarks.fault_soak import CONFIGURATIONS, Told, soak
 from tests.support.served import save_model, server, trainer

@@ -25,7 +25,7 @@ from datasets import Dataset
 from transformers import TrainerCallback
 
 from basis_rl import BasisConfig, BasisTrainer
-from basis_rl.rollout.server import Server, ServerOptions
+from basis_rl.engine.server import Server, ServerOptions
 from benchmarks.common import one_thread, parser_of, save
 from benchmarks.trainers import parity, quiet, random_model, tokenizer
 

@@ -30,10 +30,10 @@ from datasets import Dataset
 from transformers import AutoConfig, AutoTokenizer
 
 from basis_rl.data import prompt_id
+from basis_rl.engine import Sampling, prompt_tokens
+from basis_rl.engine.client import _body, request_seed
+from basis_rl.engine.server import Server, ServerOptions
 from basis_rl.rewards import MathVerifyReward
-from basis_rl.rollout import Sampling, prompt_tokens
-from basis_rl.rollout.client import _body, request_seed
-from basis_rl.rollout.server import Server, ServerOptions
 from basis_rl.values.build import TablePlan, build_table
 from basis_rl.values.sources import ServerSource
 from benchmarks.common import parser_of, save

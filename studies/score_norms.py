@@ -30,10 +30,10 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast, set_seed
 
 from basis_rl.data import load_prompts
+from basis_rl.engine import Sampling, prompt_tokens, sample
 from basis_rl.functional.energy import logit_gradient_energy
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.rewards import MathVerifyReward
-from basis_rl.rollout import Sampling, prompt_tokens, sample
 from benchmarks.common import one_thread, save
 from studies import worked_sums
 from studies.runs import placed, rounded, study_parser

@@ -16,7 +16,7 @@ from transformers.trainer_callback import PrinterCallback
 from basis_rl import BasisConfig, BasisTrainer
 from basis_rl.baselines import Baseline
 from basis_rl.data import DataArguments, load_prompts
-from basis_rl.rollout import Sampling, prompt_tokens, sample
+from basis_rl.engine import Sampling, prompt_tokens, sample
 from basis_rl.samplers import PromptSampler
 from examples.quickstart.warm_start import build_model, build_tokenizer, warm_start
 

@@ -16,7 +16,7 @@ from datasets import Dataset
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3ForCausalLM, set_seed
 
-from basis_rl.rollout import Sampling, prompt_tokens, sample
+from basis_rl.engine import Sampling, prompt_tokens, sample
 from examples.quickstart.warm_start import END, build_model, build_tokenizer
 from studies.small_policy import SUM
 from studies.training import started

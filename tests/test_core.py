@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from basis_rl import artefacts
 from basis_rl.names import article, did_you_mean, import_object
+from basis_rl.run import artefacts
 from basis_rl.types import RolloutBatch
 
 BATCH = RolloutBatch(

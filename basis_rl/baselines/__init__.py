@@ -12,7 +12,6 @@ from basis_rl.baselines.base import (
 from basis_rl.baselines.basis import Basis
 from basis_rl.baselines.batch import BatchMean, NoBaseline, WReinforce
 from basis_rl.baselines.bv_blend import BVBlend
-from basis_rl.baselines.checks import BaselineError, check_baseline
 from basis_rl.baselines.gdpo import Gdpo
 from basis_rl.baselines.group import DrGrpo, Grpo, MaxRl, Quantile, Rloo
 from basis_rl.baselines.history import BasisHistory
@@ -30,7 +29,6 @@ __all__ = [
     "BASELINES",
     "BVBlend",
     "Baseline",
-    "BaselineError",
     "Basis",
     "BasisHistory",
     "BatchMean",
@@ -61,7 +59,6 @@ __all__ = [
     "TokenLoss",
     "WReinforce",
     "build_baseline",
-    "check_baseline",
     "check_state_keys",
     "scorable_rows",
 ]

@@ -13,20 +13,36 @@ from typing import Any
 
 import yaml
 
-from basis_rl.baselines import Baseline, BaselineError, check_baseline
+from basis_rl.baselines import (
+    Baseline,
+)
 from basis_rl.cli import check_run, check_site
 from basis_rl.cli.main import notes, report
 from basis_rl.cli.options import check_parser
+from basis_rl.conformance import (
+    BaselineError,
+    ObjectiveError,
+    SamplerError,
+    check_baseline,
+    check_objective,
+    check_sampler,
+)
 from basis_rl.estimate.footprint import Launch, planned, read_launch
 from basis_rl.names import article, import_object
-from basis_rl.objectives import Objective, ObjectiveError, TrlObjective, check_objective
+from basis_rl.objectives import (
+    Objective,
+    TrlObjective,
+)
 from basis_rl.recipe.build import load_config_and_tokenizer, load_eval_data, load_training_data
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
 from basis_rl.recipe.objects import build_recipe_baseline, build_rewards, build_tools
 from basis_rl.recipe.words import parse_yaml
 from basis_rl.rewards import RewardError, check_reward
-from basis_rl.samplers import PromptSampler, SamplerError, build_sampler, check_sampler
+from basis_rl.samplers import (
+    PromptSampler,
+    build_sampler,
+)
 from basis_rl.trainer.config import with_objective
 from basis_rl.trainer.preflight import (
     baseline_of_settings,
@@ -40,7 +56,7 @@ from basis_rl.trainer.preflight import (
     check_start,
     run_context,
 )
-from basis_rl.trainer.rollouts.tool_check import as_functions, check_tools
+from basis_rl.trainer.tool_check import as_functions, check_tools
 
 _IN_ORDER = "The recipe is in order."
 

@@ -11,18 +11,18 @@ from typing import Any
 
 import torch
 
-from basis_rl.artefacts import MissingArtefact
 from basis_rl.baselines import Baseline, LearnedBaseline
 from basis_rl.clusters import PromptClusters
+from basis_rl.engine.probe import ask_server
 from basis_rl.estimate.footprint import Launch, model_size, setting_of
 from basis_rl.estimate.memory import ModelSize, Part, Phase, Setting, kv_cache, memory_parts, peak
 from basis_rl.names import missing_extra
 from basis_rl.recipe.keys import Recipe, RunArguments
 from basis_rl.recipe.objects import build_recipe_baseline
-from basis_rl.rollout.probe import ask_server
+from basis_rl.run.artefacts import MissingArtefact
+from basis_rl.run.disk import checkpoint_bytes, free_bytes
 from basis_rl.sandbox import isolation
 from basis_rl.trainer import BasisConfig
-from basis_rl.trainer.disk import checkpoint_bytes, free_bytes
 from basis_rl.types import RunContext
 from basis_rl.values import ValueTable
 from basis_rl.values.provenance import mismatches

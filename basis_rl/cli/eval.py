@@ -6,14 +6,14 @@ import os
 from collections.abc import Sequence
 
 from basis_rl.cli.main import LOST, STOPPED, fail, report
+from basis_rl.engine import ServersLost
+from basis_rl.engine.server import ServerError
 from basis_rl.evaluation.arguments import EvalArguments
 from basis_rl.evaluation.plan import Plan
 from basis_rl.recipe.build import load_parts
 from basis_rl.recipe.file import Parser
 from basis_rl.recipe.words import check_flags
 from basis_rl.rewards import MathVerifyReward
-from basis_rl.rollout import ServersLost
-from basis_rl.rollout.server import ServerError
 
 
 def parser() -> Parser:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from basis_rl import shipped
+from basis_rl import resources
 from basis_rl.cli.main import report
 from basis_rl.cli.options import INIT_DATASET, INIT_MODEL, init_parser
 from basis_rl.text import render
@@ -41,7 +41,7 @@ def recipe_text(options: argparse.Namespace) -> str:
         settings = ("model_name_or_path", "dataset_name", "output_dir", "cpu")
         if given := [name for name in settings if getattr(options, name)]:
             raise ValueError(f"--recipe copies a recipe as it is: leave out --{given[0]}, and edit the file.")
-        return shipped.recipe(options.recipe).read_text()
+        return resources.recipe(options.recipe).read_text()
     dataset = options.dataset_name or INIT_DATASET
     return render(
         _TEMPLATE,

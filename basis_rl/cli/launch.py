@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import yaml
 
-from basis_rl import shipped
+from basis_rl import resources
 from basis_rl.names import require_extra
 
 OPTION = "--accelerate_config"
@@ -41,7 +41,7 @@ def command(argv: Sequence[str]) -> list[str]:
     if "LOCAL_RANK" in os.environ:
         raise ValueError(f"{OPTION} starts `accelerate launch` itself: leave one of the two out.")
     given, rest = _taken(argv)
-    file = shipped.accelerate_config(given.pop(OPTION))
+    file = resources.accelerate_config(given.pop(OPTION))
     settings = yaml.safe_load(file.read_text())
     if isinstance(settings, dict) and settings.get("distributed_type") == "DEEPSPEED":
         require_extra("deepspeed", f"{OPTION} {file}")

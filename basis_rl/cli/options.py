@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from basis_rl import shipped
+from basis_rl import resources
 from basis_rl.cli.offline import go_offline_if_unreachable
 from basis_rl.recipe.words import Key, check_flags, check_words, is_current, known_keys
 
@@ -120,8 +120,8 @@ def init_parser() -> argparse.ArgumentParser:
     """Options of ``basis-rl init``."""
     result = parser("init", _INIT)
     result.epilog = (
-        f"Shipped recipes, which can be trained by name, too:\n  {_lines(shipped.recipes())}\n"
-        f"Shipped configurations of accelerate, for --accelerate_config:\n  {_lines(shipped.accelerate_configs())}"
+        f"Shipped recipes, which can be trained by name, too:\n  {_lines(resources.recipes())}\n"
+        f"Shipped configurations of accelerate, for --accelerate_config:\n  {_lines(resources.accelerate_configs())}"
     )
     result.add_argument("file", nargs="?", default="recipe.yaml", type=Path, help="file to write; default: recipe.yaml")
     result.add_argument(

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from basis_rl.cli.main import LOST, fail, report
 from basis_rl.cli.options import push_parser
-from basis_rl.hub.card import load_facts, save_facts
-from basis_rl.hub.repository import Hub, Push, files_of_run
-from basis_rl.hub.results import BASE_FILE_NAME, FILE_NAME, results_of
-from basis_rl.trainer.checkpoint import was_cut_off
+from basis_rl.report.card import load_facts, save_facts
+from basis_rl.report.results import BASE_FILE_NAME, FILE_NAME, results_of
+from basis_rl.run.checkpoint import was_cut_off
+from basis_rl.run.hub import Hub, Push, files_of_run
 from basis_rl.trainer.publish import by_hand, write_readme
 
 

@@ -12,7 +12,7 @@ from basis_rl.cli.options import serve_parser
 
 def main(argv: Sequence[str]) -> int:
     """Serve until a signal arrives or the server ends by itself."""
-    from basis_rl.rollout.server import Server, ServerError, ServerOptions
+    from basis_rl.engine.server import Server, ServerError, ServerOptions
 
     known, extra = serve_parser().parse_known_args(list(argv))
     options = ServerOptions(known.model, known.host, known.port, known.dtype, known.max_model_len, extra=extra)

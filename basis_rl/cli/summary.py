@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from basis_rl.trainer.progress import clock
+from basis_rl.run.progress import clock
 
 _AVERAGE = re.compile(r"eval_(?:(?P<name>.+)_)?avg@\d+")
 _TENTH = 10

@@ -23,7 +23,7 @@ from basis_rl.cli.main import FAILED, STOPPED, report
 from basis_rl.cli.options import sweep_parser
 from basis_rl.cli.sweep_plan import Planned, launcher_processes, plan
 from basis_rl.report.runs import flatten, what_counts
-from basis_rl.trainer.checkpoint import was_cut_off
+from basis_rl.run.checkpoint import was_cut_off
 
 _SHOW_EVERY = 15.0
 

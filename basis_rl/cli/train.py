@@ -11,21 +11,21 @@ from typing import Any
 import yaml
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from basis_rl.artefacts import write_whole
 from basis_rl.cli.main import FAILED, LOST, STOPPED, fail, notes, report
 from basis_rl.cli.summary import summary
-from basis_rl.hub.redact import redact_command
+from basis_rl.engine.server import Server, ServerError
+from basis_rl.engine.supervisor import kept_alive
 from basis_rl.recipe.build import build_trainer, server_options
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
-from basis_rl.rollout.server import Server, ServerError
-from basis_rl.rollout.supervisor import kept_alive
+from basis_rl.run.artefacts import write_whole
+from basis_rl.run.checkpoint import newest, resolve
+from basis_rl.run.errors import DiskFull, NonFiniteGradients, RewardFailed, ServerLost, SyncError
+from basis_rl.run.progress import how_sampled
+from basis_rl.run.ranks import on_main_process
+from basis_rl.run.redact import redact_command
+from basis_rl.run.run_lock import held
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.checkpoint import newest, resolve
-from basis_rl.trainer.claim import held
-from basis_rl.trainer.errors import DiskFull, NonFiniteGradients, RewardFailed, ServerLost, SyncError
-from basis_rl.trainer.preflight import on_main_process
-from basis_rl.trainer.progress import how_sampled
 from basis_rl.trainer.publish import is_finished
 from basis_rl.trainer.state import load_baseline
 

@@ -17,13 +17,13 @@ from huggingface_hub import get_token
 from transformers import AutoModelForCausalLM
 
 from basis_rl.cli.main import LOST, STOPPED, fail, report
+from basis_rl.engine import ServersLost
+from basis_rl.engine.server import Server, ServerError
 from basis_rl.evaluation.sources import check_served, declared_ends
 from basis_rl.recipe.build import load_config_and_tokenizer, load_training_data, model_init_kwargs, server_options
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
 from basis_rl.recipe.objects import build_rewards
-from basis_rl.rollout import ServersLost
-from basis_rl.rollout.server import Server, ServerError
 from basis_rl.trainer.preflight import check_dataset, check_golds, sampling_of
 from basis_rl.values import ValueTable
 from basis_rl.values.build import TablePlan, assemble, build_table

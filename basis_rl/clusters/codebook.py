@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from basis_rl.artefacts import Kind, versions
 from basis_rl.clusters.encoder import PROBE, Encoder
+from basis_rl.run.artefacts import Kind, versions
 
 KIND = Kind("prompt codebook", "clusters.parquet", 1, "basis-rl clusters RECIPE")
 _CENTROIDS = "centroids.parquet"

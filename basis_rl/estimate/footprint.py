@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from trl import ModelConfig, get_peft_config
 
-from basis_rl import shipped
+from basis_rl import resources
 from basis_rl.estimate.memory import Engine, ModelSize, Setting
 from basis_rl.trainer.config import BasisConfig
 
@@ -64,7 +64,7 @@ def read_launch(path: str | None = None, world_size: int | None = None) -> Launc
     else:
         from accelerate.commands.config.config_args import load_config_from_file
 
-        path = str(shipped.accelerate_config(path))
+        path = str(resources.accelerate_config(path))
         try:
             config = load_config_from_file(path)
             kind = getattr(config.distributed_type, "value", config.distributed_type)

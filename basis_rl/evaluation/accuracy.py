@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from basis_rl.rollout import Sampling, prompt_tokens, sample
+from basis_rl.engine import Sampling, prompt_tokens, sample
 
 
 def accuracy(

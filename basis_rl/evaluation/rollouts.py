@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basis_rl.artefacts import differences, lock, read_lines, write_whole
+from basis_rl.run.artefacts import differences, lock, read_lines, write_whole
 
 
 @dataclass(frozen=True)

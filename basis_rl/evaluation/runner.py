@@ -14,12 +14,12 @@ from typing import Any, Protocol
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from basis_rl.artefacts import write_whole
+from basis_rl.engine import Completion, Sampling, prompt_tokens
 from basis_rl.evaluation.benchmarks import Problems
 from basis_rl.evaluation.rollouts import GradedRollout, RolloutFile
 from basis_rl.evaluation.scores import score
 from basis_rl.rewards import MathVerifyReward, last_boxed
-from basis_rl.rollout import Completion, Sampling, prompt_tokens
+from basis_rl.run.artefacts import write_whole
 from basis_rl.values.provenance import fingerprint, rendered_prompt
 
 RESULTS = "results.json"

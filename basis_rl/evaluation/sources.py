@@ -6,8 +6,8 @@ from pathlib import Path
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from basis_rl.rollout import end_tokens
-from basis_rl.rollout.client import served_model
+from basis_rl.engine import end_tokens
+from basis_rl.engine.client import served_model
 
 
 def declared_ends(name: str, config: object, tokenizer: PreTrainedTokenizerBase, revision: str | None) -> list[int]:

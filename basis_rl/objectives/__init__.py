@@ -2,7 +2,6 @@
 
 from basis_rl.functional.objectives import AGGREGATIONS, Aggregation
 from basis_rl.objectives.base import LossInputs, LossOutputs, LossSettings, Objective, TrlObjective, objective
-from basis_rl.objectives.checks import ObjectiveError, check_objective
 from basis_rl.objectives.registry import OBJECTIVES, AnyObjective, build_objective, for_token_advantages, objective_name
 
 __all__ = [
@@ -14,10 +13,8 @@ __all__ = [
     "LossOutputs",
     "LossSettings",
     "Objective",
-    "ObjectiveError",
     "TrlObjective",
     "build_objective",
-    "check_objective",
     "for_token_advantages",
     "objective",
     "objective_name",

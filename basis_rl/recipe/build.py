@@ -15,14 +15,14 @@ from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from basis_rl.data import GYM_COLUMN, load_prompts
+from basis_rl.engine.server import ServerOptions
 from basis_rl.evaluation.benchmarks import load_benchmark
 from basis_rl.recipe.keys import Recipe
 from basis_rl.recipe.objects import build_recipe_baseline, build_rewards, build_tools
-from basis_rl.rollout.server import ServerOptions
 from basis_rl.samplers import build_sampler
 from basis_rl.trainer import BasisConfig, BasisTrainer
 from basis_rl.trainer.preflight import check_context, check_start, longest_prompt, with_tools
-from basis_rl.trainer.rollouts.tool_check import as_functions
+from basis_rl.trainer.tool_check import as_functions
 
 
 def load_config_and_tokenizer(model: ModelConfig, args: BasisConfig) -> tuple[Any, PreTrainedTokenizerBase]:

@@ -9,11 +9,11 @@ from typing import Any, NoReturn
 from trl import ModelConfig, TrlParser
 
 from basis_rl.data import DataArguments
-from basis_rl.hub.redact import redact
 from basis_rl.names import require_extra
 from basis_rl.recipe.keys import Recipe, RunArguments
 from basis_rl.recipe.trl_recipes import translate_rewards
 from basis_rl.recipe.words import DICT_KEYS, check_keys, read_words, set_environment
+from basis_rl.run.redact import redact
 from basis_rl.trainer import BasisConfig
 
 TYPES = (RunArguments, DataArguments, ModelConfig, BasisConfig)

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from basis_rl import shipped
+from basis_rl import resources
 from basis_rl.names import did_you_mean
 from basis_rl.recipe.trl_recipes import from_trl
 
@@ -113,7 +113,7 @@ def read(path: str) -> dict[str, Any]:
     Raises:
         ValueError: no such file, or no mapping in YAML.
     """
-    file = shipped.recipe(path)
+    file = resources.recipe(path)
     try:
         config = parse_yaml(file.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:

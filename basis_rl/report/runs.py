@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from basis_rl.artefacts import read_lines
 from basis_rl.report.curves import read_log
+from basis_rl.run.artefacts import read_lines
 
 # Share of rollouts whose advantage is not exactly 0, that is of those that contribute to the gradient.
 EFFECTIVE = "advantages/effective"
@@ -57,7 +57,7 @@ class Run:
         path: the folder.
         rows: its log, one row per step, in increasing order of steps.
         recipe: its ``recipe.yaml``, nested keys flattened as in ``baseline_kwargs.values``; empty if there is none.
-        record: its ``run.json`` (`basis_rl.hub.card.RunFacts`); empty if there is none.
+        record: its ``run.json`` (`basis_rl.report.card.RunFacts`); empty if there is none.
         benchmarks: accuracy of its final model (``results.json`` of ``basis-rl eval``), by benchmark and ``avg@n``.
     """
 

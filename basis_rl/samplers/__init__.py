@@ -1,7 +1,6 @@
 """Which prompts a generation batch is made of: samplers that read the value belief."""
 
 from basis_rl.samplers.base import Draw, PromptSampler, ValueBelief, WeightedSampler
-from basis_rl.samplers.checks import SamplerError, check_sampler
 from basis_rl.samplers.dynamic import Dynamic
 from basis_rl.samplers.registry import SAMPLERS, build_sampler
 from basis_rl.samplers.thompson import Thompson
@@ -15,7 +14,6 @@ __all__ = [
     "Dynamic",
     "Frontier",
     "PromptSampler",
-    "SamplerError",
     "Spo",
     "Thompson",
     "Uniform",
@@ -23,5 +21,4 @@ __all__ = [
     "Variance",
     "WeightedSampler",
     "build_sampler",
-    "check_sampler",
 ]

@@ -12,9 +12,9 @@ from typing import Any
 from trl import GRPOConfig
 
 from basis_rl.functional.kl import ESTIMATORS
-from basis_rl.hub.redact import redact
 from basis_rl.names import option, require_extra
 from basis_rl.objectives import AnyObjective, Objective, TrlObjective, build_objective, objective_name
+from basis_rl.run.redact import redact
 from basis_rl.trainer.builds import break_abandoned_locks
 
 CISPO_BOUND = 5.0

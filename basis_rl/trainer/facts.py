@@ -18,11 +18,11 @@ import yaml
 from accelerate.utils import is_peft_model
 from huggingface_hub import ModelCard, hf_hub_download
 
-from basis_rl.artefacts import versions
 from basis_rl.baselines import BASELINES, Baseline
 from basis_rl.clusters import PromptClusters
-from basis_rl.hub.card import Artefact, License, RunFacts, is_hub_id
-from basis_rl.hub.redact import redact
+from basis_rl.report.card import Artefact, License, RunFacts, is_hub_id
+from basis_rl.run.artefacts import versions
+from basis_rl.run.redact import redact
 from basis_rl.samplers.registry import sampler_name
 from basis_rl.trainer.config import BasisConfig, plain_values
 from basis_rl.trainer.ports import RecordedRun

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from basis_rl.trainer.errors import NonFiniteGradients, StopAsked
+from basis_rl.run.errors import NonFiniteGradients, StopAsked
 from basis_rl.trainer.ports import Run
 
 STOP_FILE = "STOP"

@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import TrainerState
 
 from basis_rl.baselines import Baseline
+from basis_rl.run.usage import Spending
 from basis_rl.samplers import PromptSampler
 from basis_rl.trainer.config import BasisConfig
-from basis_rl.trainer.spending import Spending
 
 
 class Run(Protocol):

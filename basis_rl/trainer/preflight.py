@@ -6,20 +6,20 @@ import inspect
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
 from basis_rl.baselines import BASELINES, Baseline, DrGrpo, Gdpo, Grpo, LearnedBaseline
 from basis_rl.data import problem_text
+from basis_rl.engine import Sampling
 from basis_rl.objectives import OBJECTIVES, AnyObjective, for_token_advantages, objective_name
 from basis_rl.rewards.base import GoldChecker, required_columns
-from basis_rl.rollout import Sampling
+from basis_rl.run.ranks import on_main_process
 from basis_rl.samplers import SAMPLERS, PromptSampler
 from basis_rl.samplers.registry import sampler_name
 from basis_rl.trainer.config import BasisConfig
@@ -27,7 +27,6 @@ from basis_rl.trainer.gather import row_prompt_id
 from basis_rl.types import RunContext
 from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provenance
 
-T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 _MOST_DIFFICULTIES = 20
 _LONGEST = 256  # prompts that are tokenized to find the longest: to tokenize all of them may take a minute
@@ -382,23 +381,6 @@ def check_golds(dataset: Dataset, args: BasisConfig, reward_funcs: Sequence[Any]
 
 def _invalid_golds(solutions: list[str], checkers: Sequence[GoldChecker]) -> list[int]:
     return sorted({index for checker in checkers for index in checker.check_golds(solutions)})
-
-
-def on_main_process(work: Callable[[], T]) -> T:
-    """Return on all processes what `work` returns on the main one; raise its exception on all, so that none waits."""
-    state = PartialState()
-    outcome: list[Any] = [None]
-    if state.is_main_process:
-        try:
-            outcome = [work()]
-        except Exception as error:
-            outcome = [error]
-    if state.num_processes > 1:
-        broadcast_object_list(outcome)
-    if isinstance(outcome[0], Exception):
-        raise outcome[0]
-    result: T = outcome[0]
-    return result
 
 
 def run_context(

@@ -12,16 +12,16 @@ from pathlib import Path
 from huggingface_hub import CommitInfo
 from transformers.trainer_utils import HubStrategy
 
-from basis_rl.hub.card import FACTS, FILE_NAME, RunFacts, load_facts, model_card, save_facts
-from basis_rl.hub.repository import ONLY_TO_RESUME, Hub, Push, files_of_checkpoint, files_of_run, model_of_checkpoint
-from basis_rl.hub.results import read_results
 from basis_rl.report import plot_training
-from basis_rl.trainer import checkpoint
+from basis_rl.report.card import FACTS, FILE_NAME, RunFacts, load_facts, model_card, save_facts
+from basis_rl.report.results import read_results
+from basis_rl.run import checkpoint
+from basis_rl.run.hub import ONLY_TO_RESUME, Hub, Push, files_of_checkpoint, files_of_run, model_of_checkpoint
+from basis_rl.run.progress import PLOT
+from basis_rl.run.ranks import on_main_process
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.facts import run_facts
 from basis_rl.trainer.ports import PublishedRun
-from basis_rl.trainer.preflight import on_main_process
-from basis_rl.trainer.progress import PLOT
 
 _logger = logging.getLogger(__name__)
 

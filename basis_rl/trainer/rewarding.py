@@ -14,7 +14,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from basis_rl.trainer.errors import RewardFailed
+from basis_rl.run.errors import RewardFailed
 from basis_rl.trainer.ports import Run
 
 _LARGEST = float(torch.finfo(torch.float32).max)

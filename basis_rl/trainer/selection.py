@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from basis_rl.baselines import Baseline, BasisHistory
+from basis_rl.run.errors import SelectionFailed
 from basis_rl.samplers import Draw, PromptSampler, ValueBelief
 from basis_rl.samplers.registry import sampler_name
 from basis_rl.trainer.config import BasisConfig
-from basis_rl.trainer.errors import SelectionFailed
 from basis_rl.trainer.ports import Run, SelectingRun
 from basis_rl.types import RolloutBatch
 

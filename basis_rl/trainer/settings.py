@@ -11,7 +11,7 @@ from typing import Any
 
 from datasets import Dataset
 
-from basis_rl.artefacts import differences, write_whole
+from basis_rl.run.artefacts import differences, write_whole
 from basis_rl.samplers.registry import sampler_name
 from basis_rl.trainer.facts import baseline_name, changed_settings
 from basis_rl.trainer.ports import RecordedRun

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from datasets import Dataset
@@ -25,20 +26,28 @@ from basis_rl.data import problem_text
 from basis_rl.functional.diagnostics import advantage_metrics, mean_by
 from basis_rl.names import require_extra
 from basis_rl.objectives import AnyObjective, objective_name
+from basis_rl.report import plot_training
+from basis_rl.run import checkpoint
+from basis_rl.run.disk import checkpoint_bytes, naming_a_full_disk
+from basis_rl.run.errors import NonFiniteGradients, RewardFailed, SelectionFailed, ServerLost, StopAsked, SyncError
+from basis_rl.run.progress import use_progress_lines
+from basis_rl.run.ranks import on_main_process
+from basis_rl.run.run_lock import end_with_launcher, held
+from basis_rl.run.usage import Spending
 from basis_rl.samplers import PromptSampler
-from basis_rl.trainer import checkpoint, settings
-from basis_rl.trainer.claim import end_with_launcher, held
+from basis_rl.trainer import settings
 from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.critic import Critic
-from basis_rl.trainer.disk import checkpoint_bytes, naming_a_full_disk
-from basis_rl.trainer.errors import NonFiniteGradients, RewardFailed, SelectionFailed, ServerLost, StopAsked, SyncError
+from basis_rl.trainer.epoch_indices import EpochSampler
 from basis_rl.trainer.evaluating import EvalScores, of_set, random_numbers_kept
 from basis_rl.trainer.facts import Record, without_secrets
 from basis_rl.trainer.faults import FiniteGradients, StopOnSignal
 from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id
+from basis_rl.trainer.greedy import greedy_rewards
 from basis_rl.trainer.inputs import as_baseline, as_config, as_dataset, as_rewards, as_sampler
 from basis_rl.trainer.loss import PolicyLoss, kl_in_reward, old_log_probs
 from basis_rl.trainer.ports import Stateful
+from basis_rl.trainer.prefetch import Prefetch
 from basis_rl.trainer.preflight import (
     baseline_of_settings,
     check_baseline_fits,
@@ -51,21 +60,13 @@ from basis_rl.trainer.preflight import (
     check_single_turns,
     check_start,
     check_token_advantages,
-    on_main_process,
     run_context,
 )
-from basis_rl.trainer.progress import use_progress_lines
 from basis_rl.trainer.publish import Publisher
+from basis_rl.trainer.resample import Refill
 from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, total_rewards
-from basis_rl.trainer.rollouts.greedy import greedy_rewards
-from basis_rl.trainer.rollouts.prefetch import Prefetch
-from basis_rl.trainer.rollouts.refill import Refill
-from basis_rl.trainer.rollouts.sampler import EpochSampler
-from basis_rl.trainer.rollouts.tool_check import as_functions, check_tools
-from basis_rl.trainer.rollouts.turns import Turns, reading_calls
 from basis_rl.trainer.scoring import EnergyRecorder, ScoringPass
 from basis_rl.trainer.selection import Coverage, Selection
-from basis_rl.trainer.spending import Spending
 from basis_rl.trainer.stability import GradientMonitor, log_rollout_mismatch, rollout_weights
 from basis_rl.trainer.state import (
     Place,
@@ -77,6 +78,8 @@ from basis_rl.trainer.state import (
     save_baseline,
     save_parts,
 )
+from basis_rl.trainer.tool_check import as_functions, check_tools
+from basis_rl.trainer.turns import Turns, reading_calls
 from basis_rl.types import RolloutBatch
 
 
@@ -139,7 +142,7 @@ class BasisTrainer(GRPOTrainer):
         self._scoring: list[ScoringPass] = []
         with _vllm(args) if args.use_vllm else nullcontext():
             super().__init__(model=model, reward_funcs=funcs or None, args=args, train_dataset=train_dataset, **kwargs)
-        use_progress_lines(self)
+        use_progress_lines(self, plot_training)
         if type(self.baseline).validate is not Baseline.validate:  # before its belief is asked about the prompts
             known = (self.model.config, self._tokenizer, self.train_dataset, self.reward_funcs, self.args)
             self.baseline.validate(run_context(*known, tools=self.tools))
@@ -335,7 +338,7 @@ class BasisTrainer(GRPOTrainer):
         if tuple(result.values.shape) not in {batch.action_mask.shape, batch.rewards.shape}:
             raise ValueError(
                 f"{name} returned advantages of shape {tuple(result.values.shape)} for a batch of (N, T) = "
-                f"{tuple(batch.action_mask.shape)}. `basis_rl.baselines.check_baseline` tells what else it breaks."
+                f"{tuple(batch.action_mask.shape)}. `basis_rl.conformance.check_baseline` tells what else it breaks."
             )
         if result.values.ndim == 2:
             check_token_advantages(name, self.objective)
@@ -702,11 +705,22 @@ class BasisTrainer(GRPOTrainer):
 
 def _vllm(args: BasisConfig) -> AbstractContextManager[None]:
     try:
-        from basis_rl.trainer.rollouts.generation import checked_generation
+        from basis_rl.engine.generation import checked_generation
+        from basis_rl.engine.trl_client import SyncSettings
     except ImportError as error:
         require_extra("vllm", "use_vllm")
         raise ValueError(f"use_vllm: vLLM is installed but cannot be imported: {error}") from error
-    return checked_generation(args)
+    on_cpu = args.use_cpu or not torch.cuda.is_available()
+    exact = not (args.bf16 or args.fp16)
+    settings = SyncSettings(
+        transfer=("folder" if on_cpu else "nccl") if args.vllm_weight_sync == "auto" else args.vllm_weight_sync,
+        folder=Path(args.vllm_sync_folder) if args.vllm_sync_folder else None,
+        tolerance=args.vllm_sync_tolerance if args.vllm_sync_tolerance is not None else 1e-3 if exact else 1.0,
+        request_timeout=args.vllm_request_timeout,
+        recovery_timeout=args.vllm_recovery_timeout,
+        fp32_head=args.cast_lm_head_to_fp32,
+    )
+    return checked_generation(settings)
 
 
 class _UpdateBaseline(TrainerCallback):

@@ -18,7 +18,7 @@ from datasets import Dataset
 from tqdm import tqdm
 from transformers import TrainerState
 
-from basis_rl.rollout import Completion, Sampling, prompt_tokens
+from basis_rl.engine import Completion, Sampling, prompt_tokens
 from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provenance
 from basis_rl.values.shards import Record, Shards
 from basis_rl.values.sources import Request, Source, ahead

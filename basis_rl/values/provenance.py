@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # baselines read tables, and must not wait for transformers
-    from basis_rl.rollout import Sampling
+    from basis_rl.engine import Sampling
 
 _EDGE = 1 << 20
 

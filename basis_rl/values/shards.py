@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from basis_rl.artefacts import differences, lock, read_lines
+from basis_rl.run.artefacts import differences, lock, read_lines
 
 _PATTERN = "shard-*.jsonl"
 _SYNC_SECONDS = 1.0

@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from basis_rl.rollout import Completion, Sampling, end_tokens, sample, sample_servers
-from basis_rl.rollout.client import request_seed
+from basis_rl.engine import Completion, Sampling, end_tokens, sample, sample_servers
+from basis_rl.engine.client import request_seed
 
 T = TypeVar("T")
 Rollouts = Iterator[tuple[int, list[Completion]]]

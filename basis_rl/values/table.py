@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from basis_rl.artefacts import Kind
 from basis_rl.functional.tilt import tilt_bernoulli, tilt_samples
+from basis_rl.run.artefacts import Kind
 from basis_rl.types import RunContext
 from basis_rl.values.card import card, describe
 from basis_rl.values.provenance import mismatches

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from basis_rl.rollout.server import Server, ServerOptions, free_port
+from basis_rl.engine.server import Server, ServerOptions, free_port
 from benchmarks.gpu.launch import launch
 from benchmarks.gpu.runs import save_model
 from benchmarks.gpu.stage import Findings, need

@@ -8,14 +8,13 @@ import torch
 from basis_rl.baselines import (
     BASELINES,
     Baseline,
-    BaselineError,
     CenterScale,
     Ppo,
     Rloo,
     build_baseline,
-    check_baseline,
 )
 from basis_rl.baselines.basis import Basis
+from basis_rl.conformance import BaselineError, check_baseline
 from basis_rl.types import Advantages
 from basis_rl.values import ValueTable
 from examples.custom_baseline import Shrinkage

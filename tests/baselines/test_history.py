@@ -8,7 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from basis_rl.baselines import BasisHistory, check_baseline, history
+from basis_rl.baselines import (
+    BasisHistory,
+    history,
+)
+from basis_rl.conformance import check_baseline
 from basis_rl.functional.history import beta_update, drift_grid, expected_sigmoid, filter_update, shift_grid
 from basis_rl.types import RolloutBatch, RunContext
 from basis_rl.values import ValueTable

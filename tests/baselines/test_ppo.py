@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from basis_rl.baselines import Ppo
-from basis_rl.baselines.checks import example_batch
+from basis_rl.conformance.baselines import example_batch
 from basis_rl.functional.gae import gae
 from basis_rl.functional.returns import reward_to_go
 

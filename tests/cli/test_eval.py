@@ -7,9 +7,9 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from basis_rl.cli.main import main
+from basis_rl.engine import Sampling, sample
+from basis_rl.engine.client import request_seed
 from basis_rl.evaluation.rollouts import read_rollouts
-from basis_rl.rollout import Sampling, sample
-from basis_rl.rollout.client import request_seed
 from tests.support.fake_vllm import FakeServer
 from tests.support.served import ENGINE, save_model
 

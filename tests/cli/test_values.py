@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from basis_rl.cli.main import main
-from basis_rl.rollout import client
-from basis_rl.rollout.client import request_seed
+from basis_rl.engine import client
+from basis_rl.engine.client import request_seed
 from basis_rl.trainer import BasisConfig
 from basis_rl.values import ValueTable
 from basis_rl.values.shards import Shards

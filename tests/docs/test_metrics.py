@@ -11,11 +11,11 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from basis_rl.baselines import BASELINES
-from basis_rl.baselines.checks import example_batch
+from basis_rl.conformance.baselines import example_batch
+from basis_rl.conformance.samplers import _IDS, example_beliefs
 from basis_rl.functional.diagnostics import advantage_metrics
 from basis_rl.rewards.math.reward import _METRICS
 from basis_rl.samplers import SAMPLERS, build_sampler
-from basis_rl.samplers.checks import _IDS, example_beliefs
 from basis_rl.trainer import BasisTrainer
 from tests.support.tiny import config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from basis_rl.engine import Sampling, prompt_tokens, sample
 from basis_rl.evaluation import accuracy
-from basis_rl.rollout import Sampling, prompt_tokens, sample
 from tests.support.tiny import sums, tiny_model, tiny_tokenizer
 
 

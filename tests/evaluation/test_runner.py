@@ -8,13 +8,13 @@ import pytest
 import torch
 from datasets import Dataset
 
+from basis_rl.engine import Completion, Sampling
 from basis_rl.evaluation.benchmarks import Benchmark, Problems
 from basis_rl.evaluation.rollouts import GradedRollout, RolloutFile, read_rollouts
 from basis_rl.evaluation.runner import Evaluation
 from basis_rl.evaluation.scores import compare, score, table
 from basis_rl.functional.passk import bootstrap_interval, majority_at_k, pass_at_k
 from basis_rl.rewards import MathVerifyReward
-from basis_rl.rollout import Completion, Sampling
 from tests.support.tiny import tiny_tokenizer
 
 N = 4

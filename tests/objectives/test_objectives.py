@@ -6,21 +6,20 @@ from dataclasses import replace
 import pytest
 import torch
 
+from basis_rl.conformance import ObjectiveError, check_objective
+from basis_rl.conformance.objectives import example_inputs
 from basis_rl.functional.objectives import AGGREGATIONS
 from basis_rl.objectives import (
     OBJECTIVES,
     LossInputs,
     LossOutputs,
     Objective,
-    ObjectiveError,
     TrlObjective,
     build_objective,
-    check_objective,
     for_token_advantages,
     objective,
     objective_name,
 )
-from basis_rl.objectives.checks import example_inputs
 from examples.custom_objective import simple
 from tests.support.loss_run import FakeRun, micro_batch
 

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from basis_rl.conformance import SamplerError, check_sampler
+from basis_rl.conformance.samplers import ExampleBelief, example_beliefs
 from basis_rl.samplers import (
     SAMPLERS,
     Draw,
@@ -10,7 +12,6 @@ from basis_rl.samplers import (
     Dynamic,
     Frontier,
     PromptSampler,
-    SamplerError,
     Spo,
     Thompson,
     Uniform,
@@ -18,10 +19,10 @@ from basis_rl.samplers import (
     Variance,
     WeightedSampler,
     build_sampler,
-    check_sampler,
 )
-from basis_rl.samplers import base as sampler_base
-from basis_rl.samplers.checks import ExampleBelief, example_beliefs
+from basis_rl.samplers import (
+    base as sampler_base,
+)
 from basis_rl.samplers.registry import sampler_name
 from examples.custom_sampler import Harder
 

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from basis_rl.rollout.server import free_port
+from basis_rl.engine.server import free_port
 
 
 def completion(prompt: list[int], seed: int, length: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from basis_rl.rollout.server import Server, ServerOptions
+from basis_rl.engine.server import Server, ServerOptions
 from basis_rl.trainer import BasisTrainer
 from tests.support.tiny import config, named_baseline, sums, tiny_tokenizer
 
@@ -48,7 +48,7 @@ def server(model: Path, log: Path, port: int = 0) -> Server:
 
 def push(url: str, model: Path) -> None:
     """Give a server the weights of that checkpoint."""
-    from basis_rl.trainer.rollouts.client import Client, SyncSettings
+    from basis_rl.engine.trl_client import Client, SyncSettings
 
     client = Client(SyncSettings("folder", None, 1e-3, 60.0, 60.0, False), base_url=url, connection_timeout=60.0)
     client.init_communicator()

@@ -6,8 +6,7 @@ from typing import Any
 
 from basis_rl.rewards.extract import completion_text
 from basis_rl.tools import calculator
-from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.rollouts import turns
+from basis_rl.trainer import BasisTrainer, turns
 from examples.quickstart.warm_start import save
 from examples.tools.warm_start import tool_tokenizer
 from tests.support.tiny import config, named_baseline, sums, tiny_model

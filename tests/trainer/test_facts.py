@@ -12,12 +12,12 @@ from transformers import BitsAndBytesConfig
 
 from basis_rl.baselines import build_baseline
 from basis_rl.clusters import PromptClusters
-from basis_rl.hub.card import load_facts, save_facts
+from basis_rl.report.card import load_facts, save_facts
 from basis_rl.report.runs import Run
+from basis_rl.run.usage import Spending
 from basis_rl.samplers import Frontier
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.facts import Record, changed_settings, run_facts, without_secrets
-from basis_rl.trainer.spending import Spending
 from basis_rl.values import ValueTable
 from tests.support.tiny import Tokenwise, parity_reward, sums
 

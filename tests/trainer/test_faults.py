@@ -15,10 +15,11 @@ import pytest
 import torch
 from transformers import TrainerControl, TrainerState
 
-from basis_rl.trainer import BasisTrainer, checkpoint
-from basis_rl.trainer.errors import NonFiniteGradients, RequestRefused, RolloutError, StopAsked
+from basis_rl.engine.trl_client import Client, as_error
+from basis_rl.run import checkpoint
+from basis_rl.run.errors import NonFiniteGradients, RequestRefused, RolloutError, StopAsked
+from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.faults import FiniteGradients, StopOnSignal
-from basis_rl.trainer.rollouts.client import Client, as_error
 from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from basis_rl.baselines import BASELINES, Rloo, build_baseline
-from basis_rl.baselines.checks import example_batch
+from basis_rl.conformance.baselines import example_batch
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.trainer import BasisConfig, BasisTrainer
 from basis_rl.trainer.config import with_objective

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from basis_rl.baselines import Ppo, build_baseline
-from basis_rl.trainer import BasisTrainer, checkpoint
+from basis_rl.run import checkpoint
+from basis_rl.trainer import BasisTrainer
 from tests.support.tiny import config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
 from tests.trainer.test_state import RunningMean
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from basis_rl.trainer import checkpoint, rewarding
-from basis_rl.trainer.errors import RewardFailed
+from basis_rl.run import checkpoint
+from basis_rl.run.errors import RewardFailed
+from basis_rl.trainer import rewarding
 from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, scores_of, total_rewards
 from tests.support.ranks import Ranks
 from tests.support.tiny import parity_reward

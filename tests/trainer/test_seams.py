@@ -15,7 +15,8 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.utils import RepeatSampler
 
-TRAINER = Path(__file__).resolve().parents[2] / "basis_rl" / "trainer"
+PACKAGE = Path(__file__).resolve().parents[2] / "basis_rl"
+BENDING = [path for room in ("trainer", "engine") for path in sorted((PACKAGE / room).rglob("*.py"))]
 
 
 def source(function):
@@ -190,7 +191,7 @@ def test_weights_are_named_as_vllm_knows_them():
 
 def test_requests_are_those_of_trl():
     """The settings that `Generation._request` states are all that TRL's own call states, and its result is ours."""
-    from basis_rl.trainer.rollouts.generation import _SETTINGS
+    from basis_rl.engine.generation import _SETTINGS
 
     text = source(VLLMGeneration.generate)
     server = text[text.index('if self.mode == "server"') : text.index('elif self.mode == "colocate"')]
@@ -259,7 +260,7 @@ def test_each_rank_saves_its_random_numbers():
 
 # The page that lists them all.
 
-PAGE = TRAINER / "seams.md"
+PAGE = PACKAGE / "trainer" / "seams.md"
 OWNERS = {
     "GRPOConfig": GRPOConfig,
     "GRPOTrainer": GRPOTrainer,
@@ -306,7 +307,7 @@ def test_the_page_is_whole_and_every_name_on_it_exists():
     tests = "\n".join(path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py"))
     for owner, name, file, test in rows():
         assert name in names_of(OWNERS[owner]), f"TRL has no {owner}.{name}"
-        assert name in set(used(TRAINER / file)), f"{file} does not use {owner}.{name}"
+        assert name in set(used(PACKAGE / file)), f"{file} does not use {owner}.{name}"
         assert f"def {test}(" in tests, f"there is no {test}"
 
 
@@ -314,14 +315,14 @@ def test_every_private_name_of_trl_that_we_use_is_on_the_page():
     listed = {name for _, name, *_ in rows()}
     theirs = {name for owner in OWNERS.values() if inspect.isclass(owner) for name in names_of(owner)}
     private = {name for name in theirs if name.startswith("_") and not name.startswith("__")}
-    for path in TRAINER.rglob("*.py"):
+    for path in BENDING:
         assert set(used(path)) & private <= listed, path
 
 
 def test_every_replaced_global_of_trl_is_on_the_page():
     listed = {(owner, name) for owner, name, *_ in rows()}
     found = set()
-    for path in TRAINER.rglob("*.py"):
+    for path in BENDING:
         found |= set(re.findall(r'patch\.object\((?:trl\.\w+\.)?(\w+), "(\w+)"', path.read_text()))
     ours = {("run", "generation_config"), ("self", "generation_config")}
     assert found - ours <= listed

@@ -7,10 +7,10 @@ import torch
 from datasets import Dataset, IterableDataset
 
 from basis_rl.baselines import BasisHistory, build_baseline
+from basis_rl.run.errors import SelectionFailed
 from basis_rl.samplers import Draw, Dynamic, Frontier, PromptSampler, Uniform, Variance, WeightedSampler, build_sampler
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.errors import SelectionFailed
-from basis_rl.trainer.rollouts.refill import Refill
+from basis_rl.trainer.resample import Refill
 from basis_rl.trainer.selection import Selection, drawn
 from tests.support.ranks import Ranks
 from tests.support.tiny import config, named_baseline, parity_reward, sums, table_for, tiny_model, tiny_tokenizer

@@ -11,7 +11,7 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from basis_rl.rollout.server import free_port
+from basis_rl.engine.server import free_port
 from basis_rl.types import RolloutBatch
 from tests.support.served import save_model, server
 from tests.support.tiny import named_baseline, sums

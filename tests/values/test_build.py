@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from basis_rl.rollout import Sampling, prompt_tokens
-from basis_rl.rollout.client import request_seed
+from basis_rl.engine import Sampling, prompt_tokens
+from basis_rl.engine.client import request_seed
 from basis_rl.values import ValueTable, build
 from basis_rl.values.build import TablePlan, build_table
 from basis_rl.values.provenance import fingerprint

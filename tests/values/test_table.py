@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from basis_rl.rollout import Sampling
+from basis_rl.engine import Sampling
 from basis_rl.types import RunContext
 from basis_rl.values import ValueTable
 from basis_rl.values.card import _size_category

@@ -1,0 +1,339 @@
+"""TRL's vLLM generation with weights that are checked, timeouts, and a server that may come back."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+import torch
+import trl.trainer.grpo_trainer
+from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from trl.generation import vllm_generation
+from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer.utils import add_fused_lm_head
+
+from basis_rl.engine.trl_client import Ahead, Answer, Client, Request, SyncSettings, as_error, describe
+from basis_rl.run.errors import RequestRefused, RolloutError, ServerLost, StopAsked, SyncError
+
+_PROBE = "Let x be the sum of the first ten odd numbers. What is 3 x + 17, and why is 317 prime?"
+# Of each request, as TRL's client takes them; with `n`, `min_p` and `max_tokens`.
+_SETTINGS = (
+    *("temperature", "top_p", "top_k", "repetition_penalty"),
+    *("logprobs", "structured_outputs_regex", "generation_kwargs"),
+)
+_logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Generation(VLLMGeneration):
+    """`VLLMGeneration` whose every push of weights is checked, and which outlives a restart of its server.
+
+    After each push the engine's log-probabilities of a probe are compared with those of the model that is trained:
+    `sync_error`, the largest absolute difference. Failures of the main process, which alone talks to the server, travel
+    to all ranks and are raised there, since the others would wait forever. After one, the trainer waits for the server,
+    pushes the weights again and generates the batch again: nothing is trained on rollouts of other weights.
+
+    A request may be asked ahead: `ask_ahead` sends it and returns, and the same request in training has the answer.
+    `longest` bounds the tokens of a prompt and its completion together (None: `max_completion_length` alone).
+    """
+
+    interrupting: Callable[[], AbstractContextManager[None]] = nullcontext
+    given_up: Callable[[], bool] = staticmethod(lambda: False)  # whoever keeps the server alive has stopped to
+
+    def __init__(self, *args: Any, settings: SyncSettings, **kwargs: Any) -> None:
+        self.settings = settings
+        self.sync_error = 0.0
+        self.recoveries = 0
+        self.longest: int | None = None
+        self._ahead: Ahead | None = None  # on the main process
+        self._taken: int | None = None
+        self._waited = 0.0
+        self._weight_metadata: Any = None
+        super().__init__(*args, **kwargs)
+        tokenizer: Any = getattr(self.processing_class, "tokenizer", self.processing_class)
+        self.probe: list[int] = tokenizer(_PROBE, add_special_tokens=False)["input_ids"][:64]
+
+    def _init_vllm(self) -> None:
+        if self.mode != "server":
+            on_cpu = self.accelerator.device.type == "cpu"
+            with _small_cpu_engine(str(self.model.dtype).removeprefix("torch.")) if on_cpu else nullcontext():
+                super()._init_vllm()
+            return
+        url = self.server_base_url or f"http://{self.server_host}:{self.server_port}"
+        try:
+            self._by_main(partial(self._connect, url))
+        except (RolloutError, RequestRefused) as error:
+            raise ValueError(f"use_vllm: {error}") from error
+
+    def _connect(self, url: str) -> None:
+        self.vllm_client = Client(
+            self.settings, base_url=url, group_port=self.group_port, connection_timeout=self.server_timeout
+        )
+        self.vllm_client.init_communicator(device=self.accelerator.device)
+
+    def hear(self, interrupting: Callable[[], AbstractContextManager[None]]) -> None:
+        """Let a signal to stop end each wait for the server: `interrupting` is a context within which it raises."""
+        if self.mode == "server" and self.accelerator.is_main_process:
+            self.interrupting = interrupting
+            self.vllm_client.hear(interrupting)
+
+    def sync_weights(self) -> None:
+        if self.mode == "server":
+            self._persist(self._push)
+        elif self.accelerator.device.type == "cpu":
+            self._reload_colocated()
+            self._check(self._colocated_log_probs())
+        else:
+            super().sync_weights()
+            self._check(self._colocated_log_probs())
+
+    def generate(
+        self, prompts: list[list[int]], images: list[Any] | None, num_generations: int, profiler: Any = None
+    ) -> tuple[Any, ...]:
+        if self.mode != "server":
+            result: tuple[Any, ...] = super().generate(prompts, images, num_generations, profiler)
+            return result
+        with profiler or nullcontext():
+            return self._persist(partial(self._ask, prompts, images, num_generations))
+
+    def _ask(self, prompts: list[list[int]], images: list[Any] | None, num_generations: int) -> tuple[Any, ...]:
+        """What TRL's `generate` returns for this rank's rows: the main process asks for those of all ranks at once."""
+        rows = gather_object(list(zip(prompts, images or [None] * len(prompts), strict=True)))
+        answer = self._by_main(partial(self._answer, rows[::num_generations], num_generations))
+        first = self.accelerator.process_index * len(prompts)
+        found = (answer.get(key) for key in ("completion_ids", "logprobs", "logprob_token_ids"))
+        return prompts, *(values and values[first : first + len(prompts)] for values in found)
+
+    def _answer(self, rows: list[tuple[list[int], Any]], num_generations: int) -> Answer:
+        request = self._request(rows, num_generations)
+        return self._answer_from_ahead(request) or self.vllm_client.ask(request)
+
+    def _request(self, rows: list[tuple[list[int], Any]], num_generations: int) -> Request:
+        """Of all ranks, one row for each `num_generations` completions."""
+        settings = {name: getattr(self, name) for name in _SETTINGS}
+        settings |= {"n": num_generations, "min_p": self.min_p or 0.0, "max_tokens": self.max_completion_length}
+        prompts, images = [prompt for prompt, _ in rows], [image for _, image in rows]
+        if all(image is None for image in images):
+            return Request(prompts, settings, self.longest)
+        features = self.vllm_client.image_features(images)
+        try:
+            placed = list(map(self._place_features, features, prompts))
+        except ValueError as error:  # not as many images as the prompt has places for
+            raise RequestRefused(str(error)) from error
+        return Request(prompts, settings, self.longest, placed)
+
+    def ask_ahead(self, prompts: list[list[int]], num_generations: int, step: int) -> None:
+        """Ask the server for these ranks' completions and return; the same `generate` in training has the answer.
+
+        Args:
+            prompts: this rank's rows, as for `generate`.
+            num_generations: G.
+            step: optimizer steps taken.
+        """
+        rows = gather_object([(prompt, None) for prompt in prompts])
+        if self.accelerator.is_main_process:
+            self._ahead = Ahead(self._request(rows[::num_generations], num_generations), step)
+            self._ahead.send(self.vllm_client)
+
+    def last_taken(self) -> tuple[int | None, float]:
+        """Of the last batch, on the main process: the step at which it was asked for ahead (None: it was not), and the
+        seconds that it was waited for."""
+        waited, self._waited = self._waited, 0.0
+        return self._taken, waited
+
+    def ahead_state(self, wait: bool) -> dict[str, Any] | None:
+        """The request that is under way with its answer, for a checkpoint; None without one, and on other processes.
+
+        Args:
+            wait: whether to wait for the answer if it has not arrived yet.
+        """
+        if self._ahead is not None and (wait or self._ahead.done):
+            self._settle()
+        ahead = self._ahead
+        if ahead is None or ahead.answer is None:
+            return None
+        return {"request": vars(ahead.request), "step": ahead.step, "answer": ahead.answer}
+
+    def set_ahead(self, state: dict[str, Any] | None) -> None:
+        """Restore `ahead_state`'s result; None forgets what is under way."""
+        self._ahead = None
+        if state is not None and self.accelerator.is_main_process:
+            self._ahead = Ahead(Request(**state["request"]), state["step"], state["answer"])
+
+    def _settle(self) -> None:
+        """Wait for the request that is under way, whose weights must not change; drop it if it failed."""
+        if self._ahead is not None:
+            with self.interrupting():
+                self._waited += self._ahead.wait()
+            if self._ahead.answer is None:
+                self._ahead = None
+
+    def _answer_from_ahead(self, request: Request) -> Answer | None:
+        """The answer to this request, if it was asked ahead and training asks for it now."""
+        self._taken = None
+        if self._ahead is None or self._ahead.request != request or not self.model.training:
+            return None
+        self._settle()
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return None
+        self._taken = ahead.step
+        return ahead.answer
+
+    def _persist(self, action: Callable[[], T]) -> T:
+        """Do it; if the server fails, wait for it, push the weights and do it again, until the time is over."""
+        deadline = None
+        while True:
+            try:
+                if deadline is not None and action != self._push:
+                    self._push()
+                return action()
+            except RolloutError as error:
+                deadline = deadline or time.monotonic() + self.settings.recovery_timeout
+                if self.accelerator.is_main_process:
+                    _logger.warning("The vLLM server failed (%s). Waiting for it.", error)
+                self._wait_for_server(deadline, error)
+                self.recoveries += 1
+
+    def _wait_for_server(self, deadline: float, cause: RolloutError) -> None:
+        if not self._by_main(partial(self._is_back, deadline)):
+            gone = "was given up after several ends" if self.given_up() else "did not come back within "
+            gone += "" if self.given_up() else f"{self.settings.recovery_timeout:g} s"
+            raise ServerLost(
+                f"The vLLM server {gone} ({cause}). Start it again and resume with resume_from_checkpoint: auto."
+            )
+
+    def _is_back(self, deadline: float) -> bool:
+        while time.monotonic() < deadline and not self.given_up():
+            with self.interrupting():
+                time.sleep(1.0)
+            try:
+                self.vllm_client.check_server(total_timeout=0.0)
+                self.vllm_client.prompt_log_probs(self.probe)  # /health answers although the engine is dead
+                self.vllm_client.close_communicator()
+                self.vllm_client.init_communicator(device=self.accelerator.device)
+                return True
+            except Exception as error:
+                _logger.info("Still waiting: %s", describe(error))
+        return False
+
+    def _push(self) -> None:
+        self._settle()  # what is under way has been promised the old weights
+        if self._weight_metadata is None and self.settings.transfer == "nccl":
+            self._weight_metadata = [
+                (name, str(parameter.dtype).removeprefix("torch."), list(parameter.shape))
+                for name, parameter in self._iter_named_params()
+            ]
+        parameters = self._iter_named_params()
+        if not self.accelerator.is_main_process:
+            _gather(parameters)
+        self._check(self._by_main(partial(self._sent, parameters)))
+
+    def _sent(self, parameters: Iterator[tuple[str, Tensor]]) -> Tensor:
+        """Send the weights; the probe's log-probabilities under them."""
+        try:
+            self.vllm_client.update_named_params(self._weight_metadata, parameters)
+        finally:
+            _gather(parameters)  # to the end with the others, also where it was stopped early
+        self.vllm_client.reset_prefix_cache()
+        return self.vllm_client.prompt_log_probs(self.probe)
+
+    def _check(self, served: Tensor) -> None:
+        """Compare a probe's log-probabilities by the engine with the trained model's."""
+        error = (served - self._trained_log_probs()).abs().max()[None]
+        self.sync_error = float(self.accelerator.gather(error.to(self.accelerator.device)).max())
+        if not self.sync_error <= self.settings.tolerance:
+            raise SyncError(
+                f"After the weights were sent, the vLLM engine's log-probabilities are {self.sync_error:.3g} off those "
+                f"of the trained model; the bound is {self.settings.tolerance:g} (vllm_sync_tolerance). It would "
+                "sample from another policy. Is it the same model, in the same precision, started with "
+                "`basis-rl serve`?"
+            )
+
+    @torch.no_grad()
+    def _trained_log_probs(self) -> Tensor:
+        """``(L - 1,)`` of the probe, on every rank: a forward pass is collective where parameters are sharded.
+
+        By a fused head (at temperature 1), as all that training scores. ZeRO-3 remembers the order in which passes use
+        parameters, and fetches them ahead: after a pass by another way, in which the head is a module of its own, it
+        would fetch that of an untied head, wait for nobody to use it, and fail.
+        """
+        ids = torch.tensor([self.probe], device=self.accelerator.device)
+        model = self.accelerator.unwrap_model(self.model)
+        model = model.get_base_model() if is_peft_model(model) else model
+        forward, training = model.forward, self.model.training
+        add_fused_lm_head(model, cast_lm_head_to_fp32=self.settings.fp32_head)
+        self.model.eval()
+        try:
+            with self.accelerator.autocast():
+                found = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids, fused_lm_head=True)
+        finally:
+            model.forward = forward
+            self.model.train(training)
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):  # outer ones stay gathered after a pass without a backward
+                module.reshard()
+        log_probs: Tensor = found.log_probs[0].float().cpu()
+        return log_probs
+
+    def _reload_colocated(self) -> None:
+        """The CPU engine repacks weights when it loads them, which `load_weights` alone does not undo."""
+        from basis_rl.engine.worker import WeightSync
+
+        worker = self.llm.llm_engine.model_executor.driver_worker
+        worker = getattr(worker, "worker", worker)
+        copies = ((name, parameter.detach().clone()) for name, parameter in self._iter_named_params())
+        worker.reload_weights(weights_iterator=copies)
+        WeightSync.basis_retie(worker)
+        self.llm.reset_prefix_cache()
+
+    def _colocated_log_probs(self) -> Tensor:
+        from basis_rl.engine.worker import prompt_log_probs
+
+        if self.enable_sleep_mode:  # TRL wakes the cache only when it generates
+            self.llm.wake_up(tags=["kv_cache"])
+        return prompt_log_probs(self.llm, self.probe)
+
+    def _by_main(self, action: Callable[[], T]) -> T:
+        """What `action` returns on the main process, on every rank; what it raises there is raised on every rank."""
+        told: list[Any] = [None]
+        if self.accelerator.is_main_process:
+            try:
+                told = [action()]
+            except (Exception, StopAsked) as error:
+                told = [as_error(error)]
+        broadcast_object_list(told, from_process=0)
+        if isinstance(told[0], (Exception, StopAsked)):
+            raise told[0]
+        result: T = told[0]
+        return result
+
+
+def _gather(parameters: Iterator[Any]) -> None:
+    """The shards of all that are left: this is collective, so every rank iterates to the end."""
+    for _ in parameters:
+        pass
+
+
+@contextmanager
+def _small_cpu_engine(dtype: str) -> Iterator[None]:
+    """Within it TRL builds its engine without compilation, in the trained model's precision, and with a small cache."""
+    size = int(os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")) << 30
+    small = partial(vllm_generation.LLM, enforce_eager=True, dtype=dtype, kv_cache_memory_bytes=size)
+    with patch.object(vllm_generation, "LLM", small):
+        yield
+
+
+@contextmanager
+def checked_generation(settings: SyncSettings) -> Iterator[None]:
+    """Within it, TRL's trainer builds a `Generation` where it would build a `VLLMGeneration`."""
+    with patch.object(trl.trainer.grpo_trainer, "VLLMGeneration", partial(Generation, settings=settings)):
+        yield

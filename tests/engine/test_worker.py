@@ -1,0 +1,126 @@
+"""Weights in a folder and vLLM's worker, without vLLM: what is written, loaded and tied anew."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from basis_rl.engine import weights
+from basis_rl.engine.weights import default_folder, write_weights
+from basis_rl.engine.worker import WeightSync, prompt_log_probs
+
+
+def test_weights_are_written_in_shards_and_a_folder_is_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "_SHARD_BYTES", 40)
+    parameters = {f"p{i}": torch.arange(4.0) + i for i in range(6)}
+    parameters["transposed"] = torch.arange(6.0).view(2, 3).T
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    (folder / "left.safetensors").touch()
+    assert write_weights(folder, parameters.items()) == (6 * 4 + 6) * 4
+    files = sorted(folder.iterdir())
+    assert [len(load_file(path)) for path in files] == [3, 3, 1], "40 bytes and more each, and what is left"
+    found = {name: value for path in files for name, value in load_file(path).items()}
+    assert found.keys() == parameters.keys()
+    assert all(torch.equal(found[name], value) for name, value in parameters.items())
+    assert [path.name for path in tmp_path.iterdir()] == ["weights"]
+
+    def dying():
+        yield "p0", torch.zeros(4)
+        raise RuntimeError("gone")
+
+    with pytest.raises(RuntimeError, match="gone"):
+        write_weights(folder, dying())
+    assert sorted(folder.iterdir()) == files, "what was there is there"
+
+
+def test_a_tensor_may_be_freed_after_its_turn(tmp_path):
+    shared = torch.zeros(3)
+
+    def gathered():
+        for i in range(3):
+            shared.fill_(i)
+            yield f"p{i}", shared
+
+    write_weights(tmp_path / "weights", gathered())
+    (path,) = (tmp_path / "weights").iterdir()
+    assert {name: value.tolist() for name, value in load_file(path).items()} == {f"p{i}": [i] * 3 for i in range(3)}
+
+
+def test_users_and_servers_have_folders_of_their_own():
+    one, other = default_folder("http://127.0.0.1:8000"), default_folder("http://127.0.0.1:8001")
+    assert one != other
+    assert one.name == "127.0.0.1-8000"
+
+
+class Embedding(torch.nn.Module):
+    pass
+
+
+class Head(Embedding):
+    def __init__(self):
+        super().__init__()
+        self.tied_to, self.processed = None, []
+        self.quant_method = SimpleNamespace(
+            process_weights_after_loading=lambda head: self.processed.append(head.tied_to)
+        )
+
+    def tie_weights(self, embedding):
+        self.tied_to = embedding
+
+
+@pytest.fixture
+def worker(monkeypatch):
+    module = ModuleType("vllm.model_executor.layers.vocab_parallel_embedding")
+    module.ParallelLMHead, module.VocabParallelEmbedding = Head, Embedding
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def of(tied, *embeddings):
+        model = torch.nn.ModuleDict({f"embed{i}": each for i, each in enumerate(embeddings)})
+        model["lm_head"] = Head()
+        made = WeightSync()
+        made.model_config = SimpleNamespace(hf_text_config=SimpleNamespace(tie_word_embeddings=tied))
+        made.model_runner = SimpleNamespace(get_model=lambda: model)
+        made.loaded = []
+        made.reload_weights = lambda weights_path: made.loaded.append((weights_path, model["lm_head"].tied_to))
+        return made, model
+
+    return of
+
+
+def test_a_tied_head_is_tied_and_processed_after_loading(worker):
+    embedding = Embedding()
+    made, model = worker(True, embedding)
+    assert made.basis_reload("folder", 3) == {"version": 3, "tied": ["lm_head"]}
+    assert made.loaded == [("folder", None)], "first the weights"
+    assert model["lm_head"].tied_to is embedding
+    assert model["lm_head"].processed == [embedding]
+
+
+def test_a_head_of_its_own_is_left_alone_and_several_embeddings_are_refused(worker):
+    made, model = worker(False, Embedding())
+    assert made.basis_reload("folder", 1) == {"version": 1, "tied": []}
+    assert model["lm_head"].tied_to is None
+    made, _ = worker(True, Embedding(), Embedding())
+    with pytest.raises(RuntimeError, match="2 token embeddings"):
+        made.basis_retie()
+
+
+def test_a_worker_is_known_by_its_start():
+    one, other = WeightSync(), WeightSync()
+    assert one.basis_identity() == one.basis_identity() != other.basis_identity()
+
+
+def test_an_engine_in_this_process_tells_log_probabilities_of_the_tokens_given(monkeypatch):
+    asked = []
+
+    def generate(prompts, settings, use_tqdm):
+        asked.append((prompts, settings["prompt_logprobs"]))
+        rows = [None, *({7: SimpleNamespace(logprob=-9.0), token: SimpleNamespace(logprob=-token)} for token in (5, 6))]
+        return [SimpleNamespace(prompt_logprobs=rows)]
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=dict))
+    assert prompt_log_probs(SimpleNamespace(generate=generate), [4, 5, 6]).tolist() == [-5.0, -6.0]
+    assert asked == [([{"prompt_token_ids": [4, 5, 6]}], 0)]

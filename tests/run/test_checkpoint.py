@@ -1,0 +1,241 @@
+"""Which folder is a checkpoint, which is the newest, which go: without a training."""
+
+import pytest
+
+from basis_rl.run import checkpoint
+
+FILES = {"model.safetensors": b"weights", "optimizer.pt": b"moments", "scheduler.pt": b"rate", "rng_state.pth": b"seed"}
+FILES |= {"phase_0.pt": b"place", "baseline_state.pt": b"means", "sub/part.bin": b"deep"}
+
+
+def make(folder, number, complete=True, state=True):
+    path = folder / (number if isinstance(number, str) else f"checkpoint-{number}")
+    checkpoint.begin(path)
+    for name, content in FILES.items():
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_bytes(content)
+    if state:
+        (path / "trainer_state.json").write_text("{}")
+    if complete:
+        checkpoint.finish(path)
+    return path
+
+
+def names(paths):
+    return [path.name for path in paths]
+
+
+def test_complete_is_what_was_written_to_its_end(tmp_path):
+    assert checkpoint.is_complete(make(tmp_path, 1))
+    assert not checkpoint.is_complete(make(tmp_path, 2, complete=False))
+    assert not checkpoint.is_complete(make(tmp_path, 3, state=False))
+    again = make(tmp_path, 4)
+    checkpoint.begin(again)
+    assert not checkpoint.is_complete(again)
+    assert not checkpoint.is_complete(tmp_path / "nothing")
+
+
+def test_they_are_in_the_order_of_their_numbers(tmp_path):
+    for number in (10, 9, 100):
+        make(tmp_path, number)
+    make(tmp_path, 101, complete=False)
+    (tmp_path / "checkpoint-x").mkdir()
+    (tmp_path / "checkpoint-7").write_text("a file")
+    assert names(checkpoint.checkpoints(tmp_path)) == [f"checkpoint-{n}" for n in (9, 10, 100, 101)]
+    assert checkpoint.newest(tmp_path).name == "checkpoint-100"
+
+
+def test_one_from_the_hub_is_taken_only_where_there_is_no_other(tmp_path):
+    assert checkpoint.newest(tmp_path) is None
+    pulled = make(tmp_path, checkpoint.LAST)
+    assert checkpoint.newest(tmp_path) == pulled
+    make(tmp_path, 3)
+    assert checkpoint.newest(tmp_path).name == "checkpoint-3"
+
+
+@pytest.mark.parametrize(
+    ("limit", "left"), [(None, [1, 2, 3, 5]), (0, [1, 2, 3, 5]), (2, [2, 3, 5]), (1, [2, 5]), (-1, [2, 5])]
+)
+def test_the_newest_stay_and_the_one_that_is_kept(limit, left, tmp_path):
+    for number in (1, 2, 3, 5):
+        make(tmp_path, number)
+    make(tmp_path, 4, complete=False)
+    (tmp_path / "checkpoint-6").mkdir()  # nothing of ours
+    checkpoint.rotate(tmp_path, limit, keep=[tmp_path / "checkpoint-2"])
+    assert names(checkpoint.checkpoints(tmp_path)) == [f"checkpoint-{n}" for n in [*left, 6]]
+
+
+def test_a_kill_in_the_middle_of_a_deletion_leaves_nothing_that_looks_whole(tmp_path, monkeypatch):
+    make(tmp_path, 1)
+    make(tmp_path, 2)
+    seen = []
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda path, **_: seen.append(checkpoint.is_complete(path)))
+    checkpoint.rotate(tmp_path, 1)
+    assert seen == [False]
+
+
+@pytest.mark.parametrize("asked", [None, False, "false", "False", ""])
+def test_nothing_is_resumed_that_is_not_asked_for(asked, tmp_path):
+    assert checkpoint.resolve(asked, tmp_path) is None
+    make(tmp_path, 1, complete=False)
+    assert checkpoint.resolve(asked, tmp_path) is None
+    make(tmp_path, 2)
+    with pytest.raises(
+        ValueError, match=r"1 checkpoint\(s\) of an earlier run, the newest is checkpoint-2.*auto.*over"
+    ):
+        checkpoint.resolve(asked, tmp_path)
+    assert checkpoint.resolve(asked, tmp_path, overwrite=True) is None
+
+
+def test_what_is_asked_for_is_found(tmp_path):
+    for word in (True, "true", "auto"):
+        if word == "auto":
+            assert checkpoint.resolve(word, tmp_path) is None
+        else:
+            with pytest.raises(ValueError, match="no complete checkpoint"):
+                checkpoint.resolve(word, tmp_path)
+    make(tmp_path, 1)
+    make(tmp_path, 2)
+    assert {checkpoint.resolve(word, tmp_path) for word in (True, "true", "auto")} == {str(tmp_path / "checkpoint-2")}
+    assert checkpoint.resolve(tmp_path / "checkpoint-1", tmp_path) == str(tmp_path / "checkpoint-1")
+    cut = make(tmp_path, 3, complete=False)
+    with pytest.raises(ValueError, match=r"was cut off while it was written\. The newest whole .*checkpoint-2"):
+        checkpoint.resolve(str(cut), tmp_path)
+    with pytest.raises(ValueError, match=r"nothing' is not a checkpoint\. The newest"):
+        checkpoint.resolve(tmp_path / "nothing", tmp_path)
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "cut short": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"x"),
+    "flipped": flip,
+    "missing": lambda path: path.unlink(),
+    "empty": lambda path: path.write_bytes(b""),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("name", [*FILES, "trainer_state.json"])
+def test_a_damaged_checkpoint_is_named_and_the_next_older_whole_one_is_taken(name, how, tmp_path, caplog):
+    make(tmp_path, 1)
+    make(tmp_path, 2)
+    third = make(tmp_path, 3)
+    DAMAGES[how](third / name)
+    assert checkpoint.resolve("auto", tmp_path) == str(tmp_path / "checkpoint-2")
+    assert len(caplog.messages) == 1
+    assert "checkpoint-3" in caplog.text
+    assert name in caplog.text
+    with pytest.raises(ValueError, match=r"checkpoint-3' is .* newest whole one beside it is .*checkpoint-2"):
+        checkpoint.resolve(third, tmp_path)
+
+
+def test_where_all_are_damaged_nothing_is_started(tmp_path):
+    for number in (1, 2):
+        flip(make(tmp_path, number) / "optimizer.pt")
+    for word in ("auto", True):
+        with pytest.raises(
+            ValueError, match=r"none of them can be resumed: checkpoint-2 \(optimizer.pt has other bytes"
+        ):
+            checkpoint.resolve(word, tmp_path)
+
+
+def test_a_damaged_manifest_is_no_proof(tmp_path):
+    make(tmp_path, 1)
+    (make(tmp_path, 2) / "manifest.json").write_text('{"files": ')
+    assert checkpoint.newest(tmp_path).name == "checkpoint-1"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_without_a_manifest_it_is_another_trainers_and_must_have_what_that_one_reads(name, tmp_path):
+    path = make(tmp_path, 1)
+    (path / "manifest.json").unlink()
+    assert checkpoint.newest(tmp_path) == path
+    (path / name).unlink()
+    with pytest.raises(ValueError, match=r"none of them can be resumed"):
+        checkpoint.newest(tmp_path)
+
+
+def test_a_checkpoint_without_the_optimizer_is_not_resumed_though_its_manifest_agrees(tmp_path):
+    path = tmp_path / "checkpoint-1"  # save_only_model
+    checkpoint.begin(path)
+    for name in ("model.safetensors", "trainer_state.json"):
+        (path / name).write_text("{}")
+    checkpoint.finish(path)
+    with pytest.raises(ValueError, match=r"the optimizer's state \(optimizer.pt\) is missing"):
+        checkpoint.resolve("auto", tmp_path)
+
+
+def test_files_are_read_once_in_a_process_unless_they_change(tmp_path, monkeypatch):
+    path, read = make(tmp_path, 1), []
+    checkpoint._digest.cache_clear()
+    blake = checkpoint.hashlib.sha256
+    monkeypatch.setattr(checkpoint.hashlib, "sha256", lambda *args: read.append(1) or blake(*args))
+    assert checkpoint.damage(path) == ""
+    first = len(read)
+    assert first == len(FILES) + 1
+    assert checkpoint.damage(path) == ""
+    assert len(read) == first
+    flip(path / "optimizer.pt")
+    assert checkpoint.damage(path) == "optimizer.pt has other bytes"
+    assert len(read) == first + 1
+
+
+def test_the_manifest_is_the_last_thing_written(tmp_path, monkeypatch):
+    def killed(path, text):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "write_whole", killed)
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path, 1)
+    assert not checkpoint.is_complete(tmp_path / "checkpoint-1")
+    assert checkpoint.newest(tmp_path) is None
+
+
+def test_a_fresh_start_moves_the_earlier_run_aside_and_deletes_nothing(tmp_path):
+    for number in (9, 10):
+        make(tmp_path, number)
+    make(tmp_path, 11, complete=False)
+    kept = {
+        "metrics.jsonl": "old",
+        "run.json": "{}",
+        "model.safetensors": "w",
+        "README.md": "card",
+        "notes.txt": "mine",
+    }
+    for name, text in kept.items():
+        (tmp_path / name).write_text(text)
+    place = checkpoint.make_room(tmp_path, None)
+    assert place == tmp_path / "previous-1"
+    assert {path.name for path in place.iterdir()} == {"checkpoint-9", "checkpoint-10", *kept} - {"notes.txt"}
+    assert checkpoint.damage(place / "checkpoint-10") == ""
+    assert {path.name for path in tmp_path.iterdir()} == {"previous-1", "checkpoint-11", "notes.txt"}
+    assert checkpoint.resolve(None, tmp_path) is None
+    assert checkpoint.make_room(tmp_path, None) is None
+    make(tmp_path, 3)
+    assert checkpoint.make_room(tmp_path, None) == tmp_path / "previous-2"
+
+
+def test_checkpoints_after_the_one_that_is_resumed_go_aside(tmp_path):
+    """Else `rotate` would keep those and delete the new ones, and `auto` continue the wrong run."""
+    for number in (3, 9, 12):
+        make(tmp_path, number)
+    (tmp_path / "metrics.jsonl").write_text("of this run")
+    place = checkpoint.make_room(tmp_path, str(tmp_path / "checkpoint-3"))
+    assert sorted(names(place.iterdir())) == ["checkpoint-12", "checkpoint-9"]
+    assert (tmp_path / "metrics.jsonl").is_file()
+    assert checkpoint.make_room(tmp_path, str(tmp_path / "checkpoint-3")) is None
+
+
+def test_a_checkpoint_of_another_folder_is_a_fresh_start(tmp_path):
+    start = make(tmp_path / "a", 5)
+    make(tmp_path / "b", 7)
+    with pytest.raises(ValueError, match="of an earlier run"):
+        checkpoint.resolve(start, tmp_path / "b")
+    assert checkpoint.resolve(start, tmp_path / "b", overwrite=True) == str(start)
+    assert checkpoint.make_room(tmp_path / "b", str(start)) == tmp_path / "b" / "previous-1"

@@ -1,0 +1,376 @@
+"""Pushes by the real `huggingface_hub` client to an endpoint of our own: what is sent, and what happens on failure."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file
+
+from basis_rl.run.checkpoint import is_complete, resolve
+from basis_rl.run.hub import Hub, Push, files_of_run
+from tests.support.hub_endpoint import HubEndpoint
+
+ROOT = Path(__file__).resolve().parents[2]
+TOKEN, READER = "hf_AliceMayWriteHere0001", "hf_AliceMayOnlyRead0002"
+STRATEGIES = ["end", "every_save", "checkpoint", "all_checkpoints"]
+FAST = ("checkpoint", "flaky", "dead", "wrong-token")
+
+
+def named(names):
+    """Parameters: what only the long launch has is for `make test-all`."""
+    return [pytest.param(name, marks=[] if name in FAST else pytest.mark.long) for name in names]
+
+
+def job(name, folder, **args):
+    """A run of `tests.run.pushing`; what is no setting of `BasisConfig` stays outside `args`."""
+    own = {key: args.pop(key) for key in ("resume", "push", "baseline") if key in args}
+    return {"name": name, "out": str(folder / name), "args": {"hub_token": TOKEN, **args}, **own}
+
+
+def python(hub, home, *arguments, token=None, launcher=()):
+    environment = {key: value for key, value in os.environ.items() if key not in ("HF_TOKEN", "HF_HUB_OFFLINE")}
+    command = [sys.executable, *launcher, *map(str, arguments)]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**environment, **hub.environment(home, token), "CI": "1"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+    return done
+
+
+@pytest.fixture(scope="module")
+def hub():
+    with HubEndpoint({TOKEN: ("alice", "write"), READER: ("alice", "read")}) as endpoint:
+        yield endpoint
+        assert endpoint.complaints == []
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("hub")
+
+
+class Launches:
+    """Runs of one process each, started when the first of their names is asked for: name -> what came of it."""
+
+    def __init__(self, launch):
+        self.launch, self.found = launch, {}
+
+    def __getitem__(self, name):
+        if name not in self.found:
+            self.found |= self.launch(name in FAST)
+        return self.found[name]
+
+
+@pytest.fixture(scope="module")
+def ran(hub, folder, tiny_path):
+    """The runs: name -> what came of it; ``stderr`` of each is what all of its process said."""
+
+    def third_is_there():
+        first, third = (folder / "slow" / f"checkpoint-{step}" for step in (1, 3))
+        until = time.monotonic() + 60
+        while first.exists() and not is_complete(third) and time.monotonic() < until:
+            time.sleep(0.05)
+
+    faults = {
+        "flaky": hub.fail(r"POST .*alice/flaky/commit", 503, times=2),
+        "lfs": hub.fail(r"POST .*alice/flaky\.git/info/lfs", "drop", times=1),
+        "dead": hub.fail(r"POST .*alice/dead/commit", 500),
+        "revoked": hub.fail(r"POST .*alice/revoked/commit", 403),
+        "slow": hub.fail(r"POST .*alice/slow/preupload", third_is_there, times=2),  # the first is before training
+        "down": hub.fail(r'(POST /api/repos/create .*"down")|(alice/down)', "drop"),
+        "late": hub.fail(r'POST /api/repos/create .*"late"', 502, times=2),
+    }
+    history = {"baseline": "basis_history"}
+    jobs = [
+        job("end", folder, hub_strategy="end"),
+        job("every_save", folder, hub_strategy="every_save"),
+        job(
+            "checkpoint",
+            folder,
+            hub_strategy="checkpoint",
+            hub_private_repo=True,
+            hub_revision="dev",
+            model_init_kwargs={"token": TOKEN},
+            **history,
+        ),
+        job("all_checkpoints", folder, hub_strategy="all_checkpoints"),
+        job("flaky", folder, hub_strategy="checkpoint"),
+        job("dead", folder, hub_retries=1),
+        job("revoked", folder),
+        job("slow", folder, hub_strategy="all_checkpoints", save_total_limit=1, max_steps=4, **history),
+        job("down", folder, hub_retries=1),
+        job("late", folder, hub_strategy="checkpoint"),
+        job("wrong-token", folder, hub_token="hf_NobodyKnowsThisToken"),
+        job("read-only", folder, hub_token=READER),
+        job("no good name", folder),
+        job("bob/theirs", folder),
+    ]
+
+    def launch(fast):
+        chosen = [json.dumps(job) for job in jobs if (job["name"] in FAST) == fast]
+        done = python(hub, folder / "home", "-m", "tests.run.pushing", tiny_path, *chosen)
+        outcome = json.loads(done.stdout.splitlines()[-1])
+        return {name: {**came, "stderr": done.stderr} for name, came in outcome.items()} | {"faults": faults}
+
+    return Launches(launch)
+
+
+def trained(folder, name):
+    return load_file(folder / name / "_as_trained" / "model.safetensors")
+
+
+def same(weights, expected):
+    return weights.keys() == expected.keys() and all(torch.equal(weights[key], expected[key]) for key in weights)
+
+
+def sent(hub, name, path, revision="main"):
+    return hub.files(f"models/alice/{name}", revision)[path]
+
+
+@pytest.mark.parametrize("name", named(STRATEGIES))
+def test_model_tokenizer_card_and_baseline_state_arrive(name, ran, hub, folder):
+    assert ran[name]["pushed"]
+    revision = "dev" if name == "checkpoint" else "main"
+    files = hub.files(f"models/alice/{name}", revision)
+    there = {"model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "README.md", "run.json"}
+    assert there | {"training.png", "baseline_state.pt"} <= set(files)
+    (folder / "pulled.safetensors").write_bytes(files["model.safetensors"])
+    assert same(load_file(folder / "pulled.safetensors"), trained(folder, name))
+    assert hub.repos[f"models/alice/{name}"].private == (name == "checkpoint")
+    card = ModelCard(files["README.md"].decode())
+    assert card.data.pipeline_tag == "text-generation"
+    assert {"trl", "basis-rl"} <= set(card.data.tags)
+    assert f"alice/{name}" in card.text
+
+
+@pytest.mark.long
+def test_every_strategy_pushes_what_it_says(ran, hub):
+    assert all(ran[name]["pushed"] for name in STRATEGIES)
+    steps = {
+        name: hub.messages(f"models/alice/{name}", "dev" if name == "checkpoint" else "main") for name in STRATEGIES
+    }
+    assert steps["end"] == ["initial commit", "End of training"]
+    for name in STRATEGIES[1:]:
+        assert steps[name][-1] in ("Training in progress, step 2", "End of training")
+    assert hub.messages("models/alice/checkpoint", "main") == ["initial commit"]
+    folders = {
+        name: {path.split("/")[0] for path in hub.files(f"models/alice/{name}", revision) if "/" in path}
+        for name, revision in zip(STRATEGIES, ["main", "main", "dev", "main"], strict=True)
+    }
+    assert folders["end"] == folders["every_save"] == set()
+    assert folders["checkpoint"] == {"last-checkpoint"}
+    assert folders["all_checkpoints"] == {"checkpoint-1", "checkpoint-2"}
+
+
+@pytest.mark.parametrize("name", named(["checkpoint", "all_checkpoints", "flaky", "slow"]))
+def test_pushed_checkpoints_are_whole(name, ran, hub):
+    assert ran[name]["pushed"]
+    commits = hub.repos[f"models/alice/{name}"].branches["dev" if name == "checkpoint" else "main"]
+    seen = 0
+    for commit in commits:
+        for place in {path.split("/")[0] for path in commit.files if "checkpoint" in path.split("/")[0]}:
+            files = {path.removeprefix(f"{place}/") for path in commit.files if path.startswith(f"{place}/")}
+            whole = {"model.safetensors", "optimizer.pt", "rng_state.pth", "phase_0.pt", "baseline_state.pt"}
+            assert whole | {"trainer_state.json"} <= files
+            assert "INCOMPLETE" not in files
+            steps = json.loads(commit.files[f"{place}/trainer_state.json"].data)["global_step"]
+            assert place in ("last-checkpoint", f"checkpoint-{steps}")
+            seen += 1
+    assert seen
+
+
+@pytest.mark.long
+def test_rotation_waits_for_the_upload(ran, hub, folder):
+    assert ran["slow"]["pushed"]
+    places = {path.split("/")[0] for path in hub.files("models/alice/slow") if path.startswith("checkpoint-")}
+    assert places == {f"checkpoint-{step}" for step in (1, 2, 3, 4)}
+    assert ran["faults"]["slow"].hit == 2
+
+
+def test_no_token_is_sent_or_saved(ran, hub, folder):
+    assert ran["checkpoint"]["pushed"]
+    arguments = torch.load(folder / "checkpoint" / "training_args.bin", weights_only=False)
+    assert arguments.hub_token is None
+    assert "token" not in arguments.model_init_kwargs
+    assert arguments.hub_model_id == "checkpoint"
+    content = [
+        blob.data for repo in hub.repos.values() for b in repo.branches.values() for c in b for blob in c.files.values()
+    ]
+    content += [hub.everything(), *hub.objects.values()]
+    content += [path.read_bytes() for path in folder.rglob("*") if path.is_file() and "home" not in path.parts]
+    for token in (TOKEN, READER):
+        assert not any(token.encode() in data for data in content)
+    control = folder / "control.bin"
+    torch.save({"hub_token": TOKEN}, control)
+    assert TOKEN.encode() in control.read_bytes(), "the search would not find a token that is there"
+
+
+def test_what_fails_for_a_while_arrives(ran, hub, folder):
+    assert ran["flaky"]["pushed"]
+    assert ran["faults"]["flaky"].hit == 2
+    assert ran["faults"]["lfs"].hit == 1
+    assert "last-checkpoint/optimizer.pt" in hub.files("models/alice/flaky")
+
+
+@pytest.mark.parametrize("name", named(["dead", "revoked", "down"]))
+def test_what_fails_for_good_is_a_warning(name, ran, hub, folder):
+    assert ran[name]["step"] == 2
+    assert ran[name]["pushed"] is None
+    assert f"basis-rl push {folder / name}" in ran[name]["stderr"]
+    weights = load_file(folder / name / "model.safetensors")
+    assert same(weights, trained(folder, name))
+    assert list(hub.files(f"models/alice/{name}")) == [".gitattributes"] if name != "down" else True
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_kill_within_a_push_loses_no_checkpoint(answered, hub, folder, tiny_path):
+    """The resumed run would delete it before anything else is pushed: only one is kept."""
+    name = f"killed-{answered}"
+    settings = {"hub_strategy": "all_checkpoints", "save_total_limit": 1, "max_steps": 8}
+    command = [sys.executable, "-m", "tests.run.pushing", str(tiny_path), json.dumps(job(name, folder, **settings))]
+    environment = {key: value for key, value in os.environ.items() if key not in ("HF_TOKEN", "HF_HUB_OFFLINE")}
+    environment |= hub.environment(folder / "home")
+
+    def kill():
+        killed.kill()
+        killed.wait()
+        return None if answered else "drop"
+
+    hub.fail(rf"POST .*alice/{name}/commit", kill, times=1)
+    with (folder / f"{name}.log").open("w") as log:
+        killed = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+        assert killed.wait(300) == -9, (folder / f"{name}.log").read_text()[-3000:]
+    assert ("checkpoint-1/optimizer.pt" in hub.files(f"models/alice/{name}")) == answered
+    again = json.dumps(job(name, folder, resume="auto", **settings))
+    outcome = json.loads(
+        python(hub, folder / "home", "-m", "tests.run.pushing", tiny_path, again).stdout.splitlines()[-1]
+    )
+    assert outcome[name]["pushed"]
+    files = hub.files(f"models/alice/{name}")
+    assert {f"checkpoint-{step}/optimizer.pt" for step in range(1, 9)} <= set(files)
+    assert not (folder / name / "checkpoint-1").exists()
+
+
+@pytest.mark.long
+def test_only_what_may_pass_is_repeated(ran):
+    assert ran["revoked"]["pushed"] is ran["dead"]["pushed"] is None
+    # Pushed: the last save and the end of the training, and the first save, where none was on its way.
+    assert 2 <= ran["faults"]["revoked"].hit <= 3
+    assert 4 <= ran["faults"]["dead"].hit <= 6
+
+
+@pytest.mark.long
+def test_a_hub_that_comes_back_gets_everything(ran, hub):
+    assert "the Hub cannot be reached" in ran["late"]["stderr"]
+    assert "last-checkpoint/optimizer.pt" in hub.files("models/alice/late")
+    assert "alice/late" in sent(hub, "late", "README.md").decode()
+
+
+@pytest.mark.parametrize("name", named(["wrong-token", "read-only", "no good name", "bob/theirs"]))
+def test_a_refusal_is_one_message_before_anything_is_spent(name, ran, folder):
+    error = ran[name]["error"]
+    assert f"the Hub refuses '{name}'" in error
+    assert "hf auth login" in error
+    assert "basis-rl push" in error
+    assert not (folder / name / "model.safetensors").exists()
+
+
+def test_without_a_network_a_run_begins_all_the_same(caplog):
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+    hub = Hub(name="alice/x", wait_first=60.0)
+    assert hub.connect() is None
+    push = Push(message="m", files={"a": b"1"}, by_hand="basis-rl push runs/x {repo}")
+    assert hub.submit(push).result(timeout=30) is None
+    assert "each push will try again" in caplog.text
+    assert "basis-rl push runs/x alice/x" in caplog.text
+
+
+def test_a_pulled_checkpoint_is_found_by_auto(tmp_path):
+    pulled, own = tmp_path / "last-checkpoint", tmp_path / "checkpoint-3"
+    for place in (pulled, own):
+        assert resolve("auto", tmp_path) == (None if place is pulled else str(pulled))
+        place.mkdir()
+        for name in ("trainer_state.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
+            (place / name).write_text("{}")
+    assert resolve("auto", tmp_path) == str(own)
+    assert not any(name.startswith("last-checkpoint") for name in files_of_run(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def pulled(ran, hub, folder, tiny_path):
+    """What another machine makes of it: `tests.run.pulling`."""
+    assert all(ran[name]["pushed"] for name in ("end", "checkpoint", "slow"))
+    done = python(hub, folder / "other", "-m", "tests.run.pulling", tiny_path, folder, token=TOKEN)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.long
+def test_models_load_from_the_hub(pulled, folder):
+    assert pulled["generated"] > 0
+    assert same(load_file(folder / "from_hub" / "model.safetensors"), trained(folder, "end"))
+
+
+@pytest.mark.long
+def test_a_pulled_checkpoint_goes_on_as_if_never_stopped(pulled, folder):
+    assert pulled["resumed_from"] == 2
+    assert same(trained(folder, "resumed"), trained(folder, "slow"))
+
+
+@pytest.mark.long
+def test_tables_and_codebooks_come_back_as_they_were(pulled):
+    assert pulled["table"][0] == pulled["table"][1]
+    assert pulled["clusters"][0] == pulled["clusters"][1]
+
+
+@pytest.mark.long
+def test_recipe_evaluation_and_artefacts_are_on_the_card(pulled, hub, folder):
+    assert pulled["codes"] == [0, 0]
+    card = ModelCard(sent(hub, "cli", "README.md").decode())
+    assert card.data.license == "apache-2.0", "of the base model's card"
+    assert card.data.base_model == "alice/base"
+    assert card.data.eval_results[0].metric_value == 0.5
+    assert card.data.eval_results[0].dataset_type == "HuggingFaceH4/MATH-500"
+    for text in (
+        "alice/table",
+        pulled["table"][0],
+        "alice/base (base)",
+        "basis-rl train",
+        "math-verify",
+        "gong2026basis",
+    ):
+        assert text in card.text, text
+    recipe = sent(hub, "cli", "recipe.yaml").decode()
+    assert recipe.strip() in card.text
+    (reference,) = json.loads(sent(hub, "cli", "run.json"))["artefacts"]
+    assert reference["source"] == "alice/table"
+    assert reference["sha256"] == pulled["table"][0]
+    assert {"results.json", "base_results.json", "metrics.jsonl", "training.png"} <= set(hub.files("models/alice/cli"))
+
+
+@pytest.mark.long
+def test_no_rank_waits_for_a_push_that_fails(hub, folder, tiny_path):
+    dead = hub.fail(r"POST .*alice/two-dead/commit", 500)
+    launcher = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
+    launcher += ["--num_processes", "2", "--main_process_port", "0"]
+    settings = {"per_device_train_batch_size": 4, "ddp_backend": "gloo", "hub_retries": 1}
+    jobs = [job("two-dead", folder, **settings), job("two-refused", folder, **{**settings, "hub_token": READER})]
+    jobs.append(job("two-well", folder, **settings, hub_strategy="checkpoint"))
+    done = python(hub, folder / "home", "-m", "tests.run.pushing", tiny_path, *map(json.dumps, jobs), launcher=launcher)
+    outcome = json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith("{")))
+    assert outcome["two-dead"]["pushed"] is None
+    assert dead.hit >= 4
+    assert "the Hub refuses" in outcome["two-refused"]["error"]
+    assert {"last-checkpoint/phase_0.pt", "last-checkpoint/phase_1.pt"} <= set(hub.files("models/alice/two-well"))

@@ -1,0 +1,128 @@
+"""ReMax in training: one greedy rollout per distinct prompt, the right one for each row, and no trace in the logs."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from basis_rl.baselines import ReMax
+from basis_rl.engine import Sampling, prompt_tokens, sample
+from basis_rl.run.usage import Spending
+from basis_rl.trainer import BasisTrainer, greedy
+from tests.support.ranks import Ranks
+from tests.support.tiny import config, sums, tiny_tokenizer
+
+
+class Keep(ReMax):
+    def __init__(self):
+        self.batches = []
+
+    def advantages(self, batch):
+        self.batches.append(batch)
+        return super().advantages(batch)
+
+
+@pytest.mark.parametrize("continuous", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_greedy_rewards_are_those_of_greedy_decoding(continuous, tmp_path, tiny_path):
+    calls = []
+
+    def score(ids, solution):
+        return (sum(ids) + 7 * int(solution)) % 97 / 97
+
+    def reward(prompts, completions, completion_ids, solution, log_metric, log_extra, **kwargs):
+        calls.append(len(completions))
+        log_metric("reward/calls", 1.0)
+        log_extra("number", [float(sum(ids)) for ids in completion_ids])
+        return [score(ids, gold) for ids, gold in zip(completion_ids, solution, strict=True)]
+
+    class Compare(BasisTrainer):
+        expected: dict
+
+        def _advantages(self, inputs, output):
+            rows = {r["solution"]: r["prompt"] for r in inputs}
+            tokenizer = tiny_tokenizer()
+            tokens = [prompt_tokens(prompt, tokenizer, {}) for prompt in rows.values()]
+            greedy = sample(self.model, tokenizer, tokens, Sampling(6, temperature=0.0))
+            answers = {i: completions[0].token_ids for i, completions in greedy}
+            self.model.train()
+            self.expected = {gold: score(answers[i], gold) for i, gold in enumerate(rows)}
+            self.rows = [r["solution"] for r in inputs]
+            return super()._advantages(inputs, output)
+
+    baseline = Keep()
+    trainer = Compare(
+        model=str(tiny_path),
+        reward_funcs=reward,
+        args=config(
+            tmp_path,
+            num_generations=4,
+            max_steps=2,
+            log_completions=True,
+            use_transformers_continuous_batching=continuous,
+        ),
+        train_dataset=sums(),
+        baseline=baseline,
+    )
+    before = trainer.generation_config
+    trainer.train()
+    (batch,) = baseline.batches
+    expected = torch.tensor([trainer.expected[row] for row in trainer.rows])
+    torch.testing.assert_close(batch.greedy_rewards, expected)
+    assert len(set(expected.tolist())) > 1
+    assert calls == [16, 4], "16 rollouts, and one greedy one for each of 4 prompts"
+    assert trainer.generation_config is before
+    assert len(trainer._logs["extra"]["number"]) == 16
+    assert len(trainer._logs["rewards"]["reward"]) == 16
+    assert not trainer._pending_metrics
+
+
+class FakeRun:
+    """A rank of a run: what it says to a prompt is told by how it was asked."""
+
+    def __init__(self, accelerator, use_vllm, ranks):
+        drawn = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1}
+        self.accelerator, self.use_vllm, self.ranks = accelerator, use_vllm, ranks
+        self.vllm_generation = SimpleNamespace(**drawn)
+        self.generation_config = GenerationConfig(do_sample=True, max_new_tokens=6, **drawn)
+        self.spending, self.reward_weights = Spending(), torch.tensor([1.0, 0.5])
+
+    def rollouts_apart(self, prompts):
+        config = self.generation_config
+        self.settings = {
+            name: getattr(config, name) for name in ("do_sample", "temperature", "top_p", "top_k", "min_p")
+        }
+        self.engine = dict(vars(self.vllm_generation))
+        self.prompts = list(prompts)
+        return [f"{prompt}!" for prompt in prompts], [[0] * int(prompt) for prompt in prompts], len(prompts) * 10
+
+    def scores_apart(self, rows, prompts, rollouts, token_ids):
+        assert [row["prompt"] for row in rows] == prompts
+        assert [f"{len(ids)}!" for ids in token_ids] == rollouts
+        return self.ranks.accelerator(0).gather(torch.tensor([[float(prompt), 1.0] for prompt in prompts]))
+
+
+@pytest.mark.parametrize("use_vllm", [False, True])
+def test_ranks_ask_for_as_many_and_every_row_gets_its_prompts_reward(use_vllm, monkeypatch):
+    ranks = Ranks(2)
+    monkeypatch.setattr(greedy, "gather_object", ranks.gather_object)
+    prompts = [["3", "3", "4", "4", "5", "5"], ["4", "4", "4", "4", "6", "6"]]
+
+    def work(rank):
+        run = FakeRun(ranks.accelerator(rank), use_vllm, ranks)
+        return run, greedy.greedy_rewards(run, [{"prompt": prompt} for prompt in prompts[rank]])
+
+    found = ranks.run(work)
+    for _, rewards in found:
+        assert rewards.tolist() == [float(prompt) + 0.5 for each in prompts for prompt in each]
+    assert [run.prompts for run, _ in found] == [["3", "4", "5"], ["4", "6", "6"]]
+    drawn = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1}
+    for run, _ in found:
+        assert run.spending.drawn == (6, 60)
+        if use_vllm:
+            assert run.engine == {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+        else:
+            assert run.settings == {**dict.fromkeys(drawn), "do_sample": False}
+        assert vars(run.vllm_generation) == drawn
+        assert run.generation_config.do_sample
+        assert run.generation_config.top_k == 5
