@@ -16,13 +16,15 @@ Shape legend, used by every docstring of the package:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from torch import Tensor
 
-_OF_TOKENS = ("action_mask", "energies", "kl", "rollout_weights", "values", "log_probs")
-_OF_ROWS = ("rewards", "group_ids", "greedy_rewards", "reward_parts")
+
+def _signal(shape: str) -> Any:
+    """A field of `RolloutBatch` that is there only where something asks for it, with its shape by the legend."""
+    return field(default=None, metadata={"shape": shape})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,45 +54,51 @@ class RolloutBatch:
     group_ids: Tensor
     prompt_ids: list[str]
     action_mask: Tensor
-    energies: Tensor | None = None
-    kl: Tensor | None = None
-    rollout_weights: Tensor | None = None
-    values: Tensor | None = None
-    log_probs: Tensor | None = None
-    reward_parts: Tensor | None = None
-    reward_weights: Tensor | None = None
-    greedy_rewards: Tensor | None = None
-    prompt_texts: list[str] | None = None
+    energies: Tensor | None = _signal("NT")
+    kl: Tensor | None = _signal("NT")
+    rollout_weights: Tensor | None = _signal("NT")
+    values: Tensor | None = _signal("NT")
+    log_probs: Tensor | None = _signal("NT")
+    reward_parts: Tensor | None = _signal("NF")
+    reward_weights: Tensor | None = _signal("F")
+    greedy_rewards: Tensor | None = _signal("N")
+    prompt_texts: list[str] | None = _signal("N")
     step: int = 0
 
     def __post_init__(self) -> None:
-        n = self.rewards.shape[0]
+        n = len(self.rewards)
         assert self.rewards.ndim == 1, f"rewards must be (N,), got {tuple(self.rewards.shape)}"
         assert self.group_ids.shape == (n,), f"group_ids must be ({n},), got {tuple(self.group_ids.shape)}"
         assert len(self.prompt_ids) == n, f"{len(self.prompt_ids)} prompt_ids for {n} rewards"
-        assert self.prompt_texts is None or len(self.prompt_texts) == n, f"prompt_texts must be {n}"
         assert self.action_mask.ndim == 2, f"action_mask must be (N, T), got {tuple(self.action_mask.shape)}"
-        assert self.action_mask.shape[0] == n, f"action_mask has {self.action_mask.shape[0]} rows, rewards {n}"
-        for name in _OF_TOKENS:
-            value: Tensor | None = getattr(self, name)
-            assert value is None or value.shape == self.action_mask.shape, f"{name} must be {self.action_mask.shape}"
-        assert self.greedy_rewards is None or self.greedy_rewards.shape == (n,), f"greedy_rewards must be ({n},)"
+        assert len(self.action_mask) == n, f"action_mask has {len(self.action_mask)} rows, rewards {n}"
         parts, weights = self.reward_parts, self.reward_weights
         assert (parts is None) == (weights is None), "reward_parts and reward_weights come together"
-        assert parts is None or weights is None or parts.shape == (n, *weights.shape), f"reward_parts must be ({n}, F)"
+        sizes = {"N": n, "T": self.action_mask.shape[1], "F": 0 if weights is None else len(weights)}
+        for name, shape in SIGNALS.items():
+            value = getattr(self, name)
+            if value is not None:
+                expected = tuple(sizes[letter] for letter in shape)
+                found = tuple(value.shape) if isinstance(value, Tensor) else (len(value),)
+                assert found == expected, f"{name} must be {expected}, got {found}"
 
     def take(self, rows: Tensor, tokens: int | None = None) -> RolloutBatch:
         """The batch with the rows `rows` (indices, ``(M,)``), in that order, and the first `tokens` columns."""
-        texts = self.prompt_texts
-        fields: dict[str, Any] = {
-            "prompt_ids": [self.prompt_ids[i] for i in rows.tolist()],
-            "prompt_texts": None if texts is None else [texts[i] for i in rows.tolist()],
-        }
-        for name in _OF_ROWS + _OF_TOKENS:
-            value: Tensor | None = getattr(self, name)
-            kept = None if value is None else value[rows]
-            fields[name] = kept[:, :tokens] if kept is not None and name in _OF_TOKENS else kept
-        return replace(self, **fields)
+        shapes = {"rewards": "N", "group_ids": "N", "prompt_ids": "N", "action_mask": "NT", **SIGNALS}
+        taken: dict[str, Any] = {}
+        for name, shape in shapes.items():
+            value = getattr(self, name)
+            if value is None or shape[0] != "N":
+                continue
+            if isinstance(value, Tensor):
+                taken[name] = value[rows][:, :tokens] if shape == "NT" else value[rows]
+            else:
+                taken[name] = [value[row] for row in rows.tolist()]
+        return replace(self, **taken)
+
+
+# Each optional signal of a batch, with its shape. A new one is a field here, and a row of the trainer that computes it.
+SIGNALS: dict[str, str] = {f.name: f.metadata["shape"] for f in fields(RolloutBatch) if f.metadata}
 
 
 @dataclass(frozen=True, kw_only=True)

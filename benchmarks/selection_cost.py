@@ -63,10 +63,9 @@ def known(found: Any, prompt_ids: list[str]) -> Any:
 def selection(data: Dataset, prompt_ids: list[str], name: str, belief: Baseline, shape: tuple[int, int]) -> Selection:
     """What `BasisTrainer` draws its prompts with."""
     batch, rollouts = shape
-    args = SimpleNamespace(generation_batch_size=batch * rollouts, num_generations=rollouts, seed=0)
-    one = SimpleNamespace(process_index=0, num_processes=1)
-    run: Any = SimpleNamespace(args=args, num_generations=rollouts, accelerator=one, train_dataset=data)
-    return Selection(run, build_sampler(name), belief, prompt_ids, ())
+    args: Any = SimpleNamespace(generation_batch_size=batch * rollouts, num_generations=rollouts, seed=0)
+    one: Any = SimpleNamespace(process_index=0, num_processes=1)
+    return Selection(build_sampler(name), belief, data, prompt_ids, args, one)
 
 
 def timed(work: Callable[[], Any], times: list[float]) -> None:

@@ -108,7 +108,7 @@ class FirstVisits(BasisTrainer):
         self.visits.append({
             **{name: state.double().numpy() for name, state in states.items()},
             "prompts": [row["prompt"] for row in inputs],
-            "rewards": self._unlearnt.newest.rewards.double().numpy(),
+            "rewards": self._pending.newest.rewards.double().numpy(),
             "values": self._measure_values(self.model, Dataset.from_list(inputs)),
         })  # fmt: skip
         self.model.train()

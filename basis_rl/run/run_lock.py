@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -105,3 +106,66 @@ def end_with_launcher() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != _launcher:
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def break_abandoned_locks(root: Path | None = None, patience: float = 300.0) -> list[Path]:
+    """Remove the lock files of compilations that no process is working on, and warn about each.
+
+    torch takes a lock by creating a file, which it holds open; whoever comes next waits, without a word and without an
+    end, until the file is gone. A process that is killed meanwhile leaves it, and every later run hangs at its start.
+    A lock that no process of this machine has open, and that is older than `patience` seconds, is taken for such a
+    one; a younger one is waited for, since the folder may be shared with a machine that is compiling. Does
+    nothing where a process's open files cannot be read (anywhere but on Linux).
+
+    Args:
+        root: where extensions are compiled; default as in torch (``TORCH_EXTENSIONS_DIR``, else the user's cache).
+
+    Returns:
+        The files removed.
+    """
+    from torch.utils.cpp_extension import get_default_build_root
+
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root()) if root is None else root
+    removed: list[Path] = []
+    while unheld := _unheld_locks(root):
+        path, age = unheld[0]
+        if age >= patience:
+            path.unlink(missing_ok=True)
+            removed.append(path)
+            warnings.warn(f"Removed {path}: a process that was compiling an extension died and left it.", stacklevel=2)
+        else:
+            print(f"Waiting for {path}, up to {patience - age:.0f} s: another machine may be compiling.", flush=True)
+            time.sleep(min(10.0, patience - age))
+    return removed
+
+
+def _unheld_locks(root: Path) -> list[tuple[Path, float]]:
+    """Lock files under `root` that no process here has open, and their ages in seconds."""
+    if not Path("/proc/self/fd").is_dir():
+        return []
+    ages = {}
+    for path in sorted(root.glob("**/lock")):
+        try:
+            ages[path] = time.time() - path.stat().st_mtime
+        except FileNotFoundError:
+            # Its holder has just finished.
+            continue
+    in_use = _open_files() if ages else set()
+    return [(path, age) for path, age in ages.items() if str(path.resolve()) not in in_use]
+
+
+def _open_files() -> set[str]:
+    """Paths that processes of this machine have open, as far as this user may see."""
+    found = set()
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        try:
+            links = os.listdir(process / "fd")
+        except OSError:
+            # It has ended meanwhile, or is another user's.
+            continue
+        for link in links:
+            with suppress(OSError):  # closed meanwhile
+                found.add(os.readlink(process / "fd" / link))
+    return found

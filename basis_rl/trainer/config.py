@@ -15,7 +15,7 @@ from basis_rl.functional.kl import ESTIMATORS
 from basis_rl.names import option, require_extra
 from basis_rl.objectives import AnyObjective, Objective, TrlObjective, build_objective, objective_name
 from basis_rl.run.redact import redact
-from basis_rl.trainer.builds import break_abandoned_locks
+from basis_rl.run.run_lock import break_abandoned_locks
 
 CISPO_BOUND = 5.0
 

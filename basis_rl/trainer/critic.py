@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from accelerate import Accelerator
+from torch import Tensor, nn
 from transformers.integrations import deepspeed
 
 from basis_rl.baselines import LearnedBaseline
-from basis_rl.trainer.evaluating import random_numbers_kept
-from basis_rl.trainer.ports import LearningRun
-from basis_rl.trainer.scoring import HiddenStates
+from basis_rl.trainer.config import BasisConfig
+from basis_rl.trainer.scoring import HiddenStates, random_numbers_kept
 from basis_rl.trainer.shards import load_module, load_optimizer, policy_is_sharded, shard, whole, whole_tensor
 from basis_rl.types import RolloutBatch
 
@@ -34,29 +34,38 @@ class Critic:
     takes in one pass over a generation batch.
     """
 
-    def __init__(self, trainer: LearningRun, baseline: LearnedBaseline) -> None:
-        self.trainer, self.baseline = trainer, baseline
-        self.hidden = HiddenStates(trainer) if baseline.reads_hidden_states else None
-        args, device = trainer.args, trainer.accelerator.device
-        policy = trainer.accelerator.unwrap_model(trainer.model)
+    def __init__(
+        self, baseline: LearnedBaseline, policy: nn.Module, tokenizer: Any, args: BasisConfig, accelerator: Accelerator
+    ) -> None:
+        self.baseline = baseline
+        self.args = args
+        self.accelerator = accelerator
+        self.hidden = HiddenStates(policy) if baseline.reads_hidden_states else None
+        device = accelerator.device
         with random_numbers_kept(device), _not_sharded():
             torch.manual_seed(args.seed)
-            self.module = baseline.build_module(policy, trainer.processing_class)
-        self.sharded = self.hidden is None and policy_is_sharded(trainer.accelerator)
+            self.module = baseline.build_module(policy, tokenizer)
+        self.sharded = self.hidden is None and policy_is_sharded(accelerator)
         enable: Any = getattr(self.module, "gradient_checkpointing_enable", None)
         if args.gradient_checkpointing and enable is not None:
             enable()
         if self.sharded:
-            shard(self.module, trainer.accelerator)
+            shard(self.module, accelerator)
         self.module.to(device)
         self.parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=baseline.learning.rate, weight_decay=0.0)
         self._kept: dict[int, dict[str, Tensor]] = {}
 
-    def values(self, output: dict[str, Any], step: int) -> Tensor:
-        """``(B, T)`` predictions for this rank's rows; what they were made from is kept until it is learned from."""
+    def values(self, output: dict[str, Any], step: int, score: Callable[[dict[str, Any]], Tensor]) -> Tensor:
+        """``(B, T)`` predictions for this rank's rows; what they were made from is kept until it is learned from.
+
+        Args:
+            output: the generation batch as TRL has it.
+            step: its number.
+            score: makes a scoring pass over the policy, where TRL has made none (`ScoringPass.take`).
+        """
         if self.hidden is not None:
-            inputs = {"hidden_states": self.hidden.take(output)}
+            inputs = {"hidden_states": self.hidden.take(output, score)}
         else:
             inputs = {
                 "input_ids": torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1),
@@ -71,14 +80,14 @@ class Critic:
         return found
 
     def _micro_batches(self, rows: Tensor) -> tuple[Tensor, ...]:
-        return rows.split(self.trainer.args.per_device_train_batch_size)
+        return rows.split(self.args.per_device_train_batch_size)
 
     def _predict(self, inputs: dict[str, Tensor], rows: Tensor, tokens: int) -> Tensor:
-        device = self.trainer.accelerator.device
+        device = self.accelerator.device
         chosen: dict[str, Any] = {key: value[rows.to(value.device)].to(device) for key, value in inputs.items()}
         if self.hidden is None:
             chosen["tokens"] = tokens
-        with self.trainer.accelerator.autocast():
+        with self.accelerator.autocast():
             predicted: Tensor = self.module(**chosen)
         return predicted.float()
 
@@ -86,11 +95,12 @@ class Critic:
         """Train on a generation batch; metrics of it, the same on every rank."""
         inputs = self._kept.pop(batch.step)
         tokens = int(inputs.pop("tokens"))
-        args, ranks = self.trainer.args, self.trainer.accelerator.num_processes
-        parts, rest = divmod(args.steps_per_generation, args.gradient_accumulation_steps)
-        parts = 1 if rest else parts  # as many rows of each part on every rank, or sharded ones would wait forever
+        ranks = self.accelerator.num_processes
+        parts, rest = divmod(self.args.steps_per_generation, self.args.gradient_accumulation_steps)
+        # As many rows of each part on every rank, or sharded ones would wait forever.
+        parts = 1 if rest else parts
         mine = len(batch.rewards) // ranks
-        first = self.trainer.accelerator.process_index * mine
+        first = self.accelerator.process_index * mine
         places = torch.arange(first, first + mine)
         found: dict[str, list[float]] = {}
         for _ in range(self.baseline.learning.epochs):
@@ -105,8 +115,8 @@ class Critic:
         self, batch: RolloutBatch, inputs: dict[str, Tensor], places: Tensor, first: int, tokens: int
     ) -> dict[str, float]:
         """One optimizer step on the rows at `places` of the global batch; a gradient that is not finite is dropped."""
-        reduce = self.trainer.accelerator.reduce
-        device = self.trainer.accelerator.device
+        reduce = self.accelerator.reduce
+        device = self.accelerator.device
         self.optimizer.zero_grad(set_to_none=True)
         sums: dict[str, Tensor] = {}
         for chunk in self._micro_batches(places):
@@ -123,10 +133,10 @@ class Critic:
         for parameter in self.parameters:
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             if self.sharded:  # averaged over ranks in the backward pass
-                parameter.grad = gradient * (self.trainer.accelerator.num_processes / count)
+                parameter.grad = gradient * (self.accelerator.num_processes / count)
             else:
                 parameter.grad = reduce(gradient, reduction="sum") / count
-        limit = self.trainer.args.max_grad_norm or math.inf
+        limit = self.args.max_grad_norm or math.inf
         norm = float(whole_tensor(torch.nn.utils.clip_grad_norm_(self.parameters, limit)))
         if math.isfinite(norm):
             self.optimizer.step()
@@ -149,7 +159,7 @@ class Critic:
     def save(self, folder: str | Path) -> None:
         """Write weights and optimizer into a checkpoint folder, whole. Collective."""
         content = whole({"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()})
-        if self.trainer.accelerator.is_main_process:
+        if self.accelerator.is_main_process:
             torch.save(content, Path(folder) / FILE_NAME)
 
     def load(self, folder: str | Path) -> None:

@@ -25,7 +25,6 @@ from basis_rl.run.artefacts import versions
 from basis_rl.run.redact import redact
 from basis_rl.samplers.registry import sampler_name
 from basis_rl.trainer.config import BasisConfig, plain_values
-from basis_rl.trainer.ports import RecordedRun
 from basis_rl.values import ValueTable
 from basis_rl.values.provenance import model_revision, reward_identity
 
@@ -89,9 +88,7 @@ class Record:
         return License(id=data.license, name=data.license_name, link=link)
 
 
-def run_facts(
-    run: RecordedRun, record: Record, model_name: str, dataset_name: str | None, tags: Iterable[str]
-) -> RunFacts:
+def run_facts(run: Any, record: Record, model_name: str, dataset_name: str | None, tags: Iterable[str]) -> RunFacts:
     """The facts of a run as it stands."""
     args, state, processes = run.args, run.state, run.accelerator.num_processes
     rewards = [row["reward"] for row in state.log_history if row.get("reward") is not None]
@@ -114,7 +111,7 @@ def run_facts(
         sampler_parameters={key: _shown(value) for key, value in run.sampler.parameters.items()},
         artefacts=artefacts_of(run.baseline),
         objective=record.objective,
-        reward=reward_identity(run.reward_funcs, args.reward_weights),
+        reward=reward_identity(run._functions, args.reward_weights),
         settings=_settings(args),
         compared={
             "num_generations": args.num_generations,

@@ -1,4 +1,4 @@
-"""What may end a long run, or not: signals to stop, gradients that are not finite."""
+"""What may end a long run, and what tells how stable it is: signals, gradients that are not finite, their noise."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from types import FrameType
 from typing import Any
 
 import torch
+from accelerate import Accelerator, DistributedType
+from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from basis_rl.run.errors import NonFiniteGradients, StopAsked
-from basis_rl.trainer.ports import Run
 
 STOP_FILE = "STOP"
 _SAME_SIGNAL = 5.0
@@ -33,8 +34,8 @@ class StopOnSignal(TrainerCallback):
     step outlasts; it is removed when the run stops.
     """
 
-    def __init__(self, trainer: Run) -> None:
-        self.trainer = trainer
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
         self.asked: float | None = None
         self.stopped = False
         self._interrupts = False
@@ -87,63 +88,123 @@ class StopOnSignal(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         file = Path(str(args.output_dir)) / STOP_FILE
-        told = self.asked is not None or (self.trainer.accelerator.is_main_process and file.exists())
-        asked = torch.tensor([float(told)], device=self.trainer.accelerator.device)
-        if float(self.trainer.accelerator.reduce(asked, reduction="sum")) > 0:
+        here = self.asked is not None or (self.accelerator.is_main_process and file.exists())
+        anywhere = torch.tensor([float(here)], device=self.accelerator.device)
+        if float(self.accelerator.reduce(anywhere, reduction="sum")) > 0:
             self.stopped = True
-            if self.trainer.accelerator.is_main_process:
+            if self.accelerator.is_main_process:
                 file.unlink(missing_ok=True)
             control.should_save = args.save_strategy != "no"
             control.should_training_stop = True
 
 
 class FiniteGradients:
-    """Steps whose gradient is not finite are skipped: no weight, no moment of the optimizer is touched.
+    """Skips steps whose gradient is not finite: no weight, no moment of the optimizer is touched.
 
     DeepSpeed steps before it tells the norm, and leaves such a step out by itself (0.19, ZeRO-3). If it has applied
-    one, the weights are lost and the run ends at once.
+    one, the weights are lost and the run ends at once. The norm is that of the gradient averaged over ranks, so all
+    ranks decide alike.
 
-    The norm is that of the gradient averaged over ranks, so all ranks decide alike. Metric
-    ``gradient/skipped_steps``: how many steps of the run were skipped.
+    Args:
+        most: how many steps in a row may be skipped before the run ends.
     """
 
-    def __init__(self, trainer: Run) -> None:
-        self.trainer = trainer
+    def __init__(self, most: int) -> None:
+        self.most = most
         self.skipped = 0
         self.in_a_row = 0
 
-    def check(self, model: Any, grad_norm: Any) -> None:
-        """Drop the gradients if their norm is not finite.
+    def keeps(self, model: Any, grad_norm: Any, step: int) -> bool:
+        """Whether optimizer step number `step` may use its gradients; if not, they are dropped.
 
         Raises:
-            NonFiniteGradients: for the ``max_nonfinite_steps``-th time in a row.
+            NonFiniteGradients: it is the `most`-th step in a row without finite ones.
         """
-        finite = grad_norm is None or (math.isfinite(float(grad_norm)) and float(grad_norm) >= 0)  # DeepSpeed's -1
+        # DeepSpeed's norm is -1 where it has none.
+        finite = grad_norm is None or (math.isfinite(float(grad_norm)) and float(grad_norm) >= 0)
         if hasattr(model, "was_step_applied"):
             applied = bool(model.was_step_applied())
             if applied and not finite:
                 raise NonFiniteGradients(
-                    f"The gradients of step {self.trainer.state.global_step + 1} are not finite, and DeepSpeed has "
-                    "applied them. Go on from the newest checkpoint, with a lower learning rate or other data."
+                    f"The gradients of step {step} are not finite, and DeepSpeed has applied them. Resume from the "
+                    "newest checkpoint, with a lower learning rate or other data."
                 )
             finite = applied
         if finite:
             self.in_a_row = 0
-            return
+            return True
+        # Optimizers pass over parameters without a gradient.
         for parameter in model.parameters():
-            parameter.grad = None  # optimizers pass over parameters without one
+            parameter.grad = None
         self.skipped += 1
         self.in_a_row += 1
-        self.trainer.log_metric("gradient/skipped_steps", float(self.skipped))
-        if self.in_a_row >= self.trainer.args.max_nonfinite_steps:
+        if self.in_a_row >= self.most:
             raise NonFiniteGradients(
-                f"{self.in_a_row} steps in a row (step {self.trainer.state.global_step + 1} is the last) had gradients "
-                "that are not finite. They were skipped; the weights are those before them, in the newest checkpoint. "
-                "Look at the learning rate, the precision (bf16 rather than fp16) and the advantages' metrics."
+                f"{self.in_a_row} steps in a row (step {step} is the last) had gradients that are not finite. They "
+                "were skipped; the weights are those before them, in the newest checkpoint. Look at the learning rate, "
+                "the precision (bf16 rather than fp16) and the advantages' metrics."
             )
+        return False
 
     def state_dict(self) -> dict[str, int]:
         return {"skipped": self.skipped, "in_a_row": self.in_a_row}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.skipped, self.in_a_row = int(state["skipped"]), int(state["in_a_row"])
+
+
+class GradientMonitor:
+    """Total power, signal and variance of an optimizer step's gradient (Optimal Token Baseline, App. E, Eqs. 65-67).
+
+    With the gradients ``g_1 .. g_n`` of the step's micro-batches (over all ranks), each scaled to be an estimate of the
+    whole step's gradient ``g = mean_j g_j``::
+
+        total_power = mean_j |g_j|^2      signal = |g|^2      variance = (total_power - signal) / (n - 1)
+
+    `variance` is the variance of g; one micro-batch of one rollout is the paper's sample. The paper puts a proxy of the
+    power in LOGIT space beside a signal in parameter space; here all three are in parameter space, before clipping.
+    Gradients are caught on their way into ``.grad``, so nothing is copied. Steps of a single micro-batch log nothing.
+
+    Raises:
+        ValueError: gradients are sharded or scaled, so that a parameter's whole gradient is never seen.
+    """
+
+    def __init__(self, model: nn.Module, accelerator: Accelerator, *, fp16: bool) -> None:
+        kind = accelerator.distributed_type
+        if kind in (DistributedType.DEEPSPEED, DistributedType.FSDP) or fp16:
+            found = "fp16" if fp16 else kind.value
+            raise ValueError(
+                f"log_gradient_variance does not work with {found}: whole, unscaled "
+                "gradients are needed. Leave it out, or train with plain data parallelism in bf16 or fp32."
+            )
+        self.accelerator = accelerator
+        self._power: Tensor | None = None
+        self._micro_batches = 0
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(self._add)
+
+    def _add(self, gradient: Tensor) -> None:
+        power = torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32) ** 2
+        self._power = power if self._power is None else self._power + power
+
+    def count(self) -> None:
+        """Call after each micro-batch's backward pass."""
+        self._micro_batches += 1
+
+    def close(self, grad_norm: float) -> dict[str, float]:
+        """Metrics of the step whose gradient, averaged over ranks and not clipped, has this norm."""
+        ranks = self.accelerator.num_processes
+        n = self._micro_batches * ranks
+        power = self._power
+        self._power = None
+        self._micro_batches = 0
+        if power is None or n < 2:
+            return {}
+        total = n / ranks**2 * float(self.accelerator.reduce(power, reduction="sum"))
+        signal = float(grad_norm) ** 2
+        return {
+            "gradient/total_power": total,
+            "gradient/signal": signal,
+            "gradient/variance": (total - signal) / (n - 1),
+        }

@@ -10,8 +10,8 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from basis_rl.data import problem_text, prompt_id
-from basis_rl.types import RolloutBatch
+from basis_rl.data import prompt_id
+from basis_rl.types import SIGNALS, RolloutBatch
 
 
 def row_prompt_id(row: Mapping[str, Any]) -> str:
@@ -29,14 +29,7 @@ def gather_batch(
     action_mask: Tensor,
     num_generations: int,
     step: int,
-    energies: Tensor | None = None,
-    kl: Tensor | None = None,
-    rollout_weights: Tensor | None = None,
-    values: Tensor | None = None,
-    log_probs: Tensor | None = None,
-    reward_parts: tuple[Tensor, Tensor] | None = None,
-    greedy_rewards: Tensor | None = None,
-    with_texts: bool = False,
+    signals: Mapping[str, Any],
 ) -> RolloutBatch:
     """The global batch, on CPU, the same on every rank.
 
@@ -48,37 +41,23 @@ def gather_batch(
         num_generations: G; TRL's sampler puts the G rollouts of a prompt next to each other in the global order, and a
             group may straddle two ranks.
         step: index of the generation batch.
-        energies: this rank's, shaped like `action_mask`, or None.
-        kl: likewise.
-        rollout_weights: likewise.
-        values: likewise.
-        log_probs: likewise.
-        reward_parts: rewards of each function, ``(N, F)``, already global, and the functions' weights, ``(F,)``.
-        greedy_rewards: ``(N,)``, already global, or None.
-        with_texts: whether to gather the prompts' texts too.
+        signals: optional fields of `RolloutBatch` by name: those of shape ``(N, T)`` as this rank has them, shaped like
+            `action_mask`; all others already global. None stays None.
     """
     mask = _gather_tokens(accelerator, action_mask.to(torch.uint8)).bool()
-
-    def of_tokens(local: Tensor | None) -> Tensor | None:
-        return None if local is None else _gather_tokens(accelerator, local.float()) * mask
-
-    parts, weights = (None, None) if reward_parts is None else (each.float().cpu() for each in reward_parts)
+    gathered = dict(signals)
+    for name, value in signals.items():
+        if isinstance(value, Tensor):
+            whole = _gather_tokens(accelerator, value.float()) * mask if SIGNALS[name] == "NT" else value
+            gathered[name] = whole.float().cpu()
     ids: list[str] = gather_object([row_prompt_id(row) for row in inputs])
     return RolloutBatch(
         rewards=rewards.float().cpu(),
         group_ids=torch.arange(rewards.numel()) // num_generations,
         prompt_ids=ids,
         action_mask=mask,
-        energies=of_tokens(energies),
-        kl=of_tokens(kl),
-        rollout_weights=of_tokens(rollout_weights),
-        values=of_tokens(values),
-        log_probs=of_tokens(log_probs),
-        reward_parts=parts,
-        reward_weights=weights,
-        greedy_rewards=greedy_rewards,
-        prompt_texts=gather_object([problem_text(row.get("prompt", "")) for row in inputs]) if with_texts else None,
         step=step,
+        **gathered,
     )
 
 

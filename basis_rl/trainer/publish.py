@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import CommitInfo
 from transformers.trainer_utils import HubStrategy
@@ -21,7 +22,6 @@ from basis_rl.run.progress import PLOT
 from basis_rl.run.ranks import on_main_process
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.facts import run_facts
-from basis_rl.trainer.ports import PublishedRun
 
 _logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Publisher:
         ValueError: ``push_to_hub`` is set, and the Hub refuses.
     """
 
-    def __init__(self, run: PublishedRun, args: BasisConfig) -> None:
+    def __init__(self, run: Any, args: BasisConfig) -> None:
         self.run = run
         self.asked = args.push_to_hub
         self.hub = Hub(

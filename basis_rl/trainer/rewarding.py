@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from accelerate import Accelerator, PartialState
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from basis_rl.run.errors import RewardFailed
-from basis_rl.trainer.ports import Run
 
 _LARGEST = float(torch.finfo(torch.float32).max)
 _WARN_AFTER = 10
@@ -23,21 +23,21 @@ _logger = logging.getLogger(__name__)
 
 
 class RewardGuard:
-    """Stands between TRL and the reward functions of one scoring: a failure waits until all ranks have met.
+    """Stands between TRL and the reward functions: a failure waits until all ranks have met.
 
     A rank whose function raises while the others wait in a collective for its rewards would leave them waiting. So it
     hands on zeros, and after the collective `check` raises on every rank.
     """
 
-    def __init__(self, run: Run, names: Sequence[str]) -> None:
-        self.run, self.names = run, list(names)
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
         self._failures: list[tuple[str, BaseException | None]] = []
 
-    def guarded(self, functions: Sequence[Any]) -> list[Any]:
+    def guarded(self, functions: Sequence[Any], names: Sequence[str]) -> list[Any]:
         """The functions as TRL is to call them; modules (reward models) are left as they are."""
         return [
             function if isinstance(function, nn.Module) else self._guarded(name, function)
-            for name, function in zip(self.names, functions, strict=True)
+            for name, function in zip(names, functions, strict=True)
         ]
 
     def _guarded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,13 +76,14 @@ class RewardGuard:
         Raises:
             RewardFailed: a function failed on some rank; the first failure is named, others are counted.
         """
-        mine, accelerator = self._failures, self.run.accelerator
+        mine, accelerator = self._failures, self.accelerator
         self._failures = []
-        told = [f"{message}, on rank {accelerator.process_index}" for message, _ in mine]
-        told = told if accelerator.num_processes == 1 else gather_object(told)
-        if told:
-            more = f" ({len(told) - 1} more such failure(s) in this batch.)" if len(told) > 1 else ""
-            raise RewardFailed(f"{told[0]}.{more}") from (mine[0][1] if mine else None)
+        messages = [f"{message}, on rank {accelerator.process_index}" for message, _ in mine]
+        if accelerator.num_processes > 1:
+            messages = gather_object(messages)
+        if messages:
+            more = f" ({len(messages) - 1} more such failure(s) in this batch.)" if len(messages) > 1 else ""
+            raise RewardFailed(f"{messages[0]}.{more}") from (mine[0][1] if mine else None)
 
 
 class _Wrong(Exception):
@@ -149,8 +150,8 @@ class UniformRewards:
     After ten of them one warning says so. With ``max_uniform_batches`` the run ends after as many.
     """
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, most: int | None) -> None:
+        self.most = most
         self.in_a_row = 0
         self.warned = False
 
@@ -167,12 +168,11 @@ class UniformRewards:
         self.in_a_row += 1
         what = f"all rewards were {float(scored[0]):g}" if scored.numel() else "no rollout could be scored (all None)"
         since = f"In {self.in_a_row} generation batches in a row {what}: there was nothing to learn from"
-        most = self.run.args.max_uniform_batches
-        if most is not None and self.in_a_row >= most:
+        if self.most is not None and self.in_a_row >= self.most:
             raise RewardFailed(f"{since} (max_uniform_batches). Look at the reward function and at its columns.")
         if self.in_a_row >= _WARN_AFTER and not self.warned:
             self.warned = True
-            if self.run.accelerator.is_main_process:
+            if PartialState().is_main_process:
                 _logger.warning("%s. Look at some rollouts, the reward function and its columns.", since)
 
     def state_dict(self) -> dict[str, Any]:

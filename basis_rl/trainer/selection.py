@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 import os
 import pickle
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from accelerate import Accelerator
+from datasets import Dataset
 from torch import Tensor
+from trl.trainer.utils import RepeatSampler
 
 from basis_rl.baselines import Baseline, BasisHistory
+from basis_rl.data import problem_text
 from basis_rl.run.errors import SelectionFailed
 from basis_rl.samplers import Draw, PromptSampler, ValueBelief
 from basis_rl.samplers.registry import sampler_name
 from basis_rl.trainer.config import BasisConfig
-from basis_rl.trainer.ports import Run, SelectingRun
+from basis_rl.trainer.rewarding import total_rewards
 from basis_rl.types import RolloutBatch
 
 _logger = logging.getLogger(__name__)
@@ -132,17 +137,23 @@ class Selection:
 
     def __init__(
         self,
-        run: SelectingRun,
         sampler: PromptSampler,
         baseline: Baseline,
+        dataset: Dataset,
         prompt_ids: Sequence[str],
-        texts: Iterable[str],
+        args: BasisConfig,
+        accelerator: Accelerator,
     ) -> None:
-        self.run, self.sampler = run, sampler
-        self.belief = tried_belief(sampler, baseline, prompt_ids, texts, run.args)
-        self.own_belief = self.belief if isinstance(self.belief, BasisHistory) and self.belief is not baseline else None
+        self.sampler = sampler
+        self.dataset = dataset
         self.prompt_ids = prompt_ids
-        self.size = run.args.generation_batch_size // run.num_generations
+        self.accelerator = accelerator
+        self.seed = args.seed
+        self.num_generations = args.num_generations
+        texts = (problem_text(row["prompt"]) for row in dataset)
+        self.belief = tried_belief(sampler, baseline, prompt_ids, texts, args)
+        self.own_belief = self.belief if isinstance(self.belief, BasisHistory) and self.belief is not baseline else None
+        self.size = args.generation_batch_size // args.num_generations
         self.seen = torch.zeros(len(prompt_ids), dtype=torch.bool)
         self.refills = 0
         self._draws: dict[int, Draw] = {}
@@ -150,7 +161,7 @@ class Selection:
         self._warned = False
 
     def _draw(self, number: int, size: int, refill: int = 0) -> Draw:
-        draw = drawn(self.sampler, self.belief, self.prompt_ids, size, (self.run.args.seed, number, refill))
+        draw = drawn(self.sampler, self.belief, self.prompt_ids, size, (self.seed, number, refill))
         mean, _ = self.belief.believed([self.prompt_ids[row] for row in draw.rows.tolist()])
         return Draw(draw.rows, draw.ratio, {"believed": float(mean.mean()), **draw.metrics})
 
@@ -162,11 +173,12 @@ class Selection:
 
     def _of_rank(self, prompts: Tensor) -> list[dict[str, Any]]:
         """Each prompt is read once; its rollouts have copies, as what is said later is added to a prompt in place."""
-        mine = prompts.repeat_interleave(self.run.num_generations).chunk(self.run.accelerator.num_processes)
-        different, places = mine[self.run.accelerator.process_index].unique(return_inverse=True)
-        columns = self.run.train_dataset[different.tolist()]
+        mine = prompts.repeat_interleave(self.num_generations).chunk(self.accelerator.num_processes)
+        different, places = mine[self.accelerator.process_index].unique(return_inverse=True)
+        columns = self.dataset[different.tolist()]
         read = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-        stored = [pickle.dumps(row) for row in read]  # twice as fast as copy.deepcopy
+        # Twice as fast as copy.deepcopy.
+        stored = [pickle.dumps(row) for row in read]
         return [pickle.loads(stored[place]) for place in places.tolist()]
 
     def kept(self, number: int, rewards: Tensor) -> Tensor:
@@ -215,10 +227,10 @@ class Selection:
             return None
         ratio = self._draws[number].ratio
         assert ratio is not None  # checked when it was drawn
-        return ratio.clamp(*self.sampler.clip).repeat_interleave(self.run.num_generations)
+        return ratio.clamp(*self.sampler.clip).repeat_interleave(self.num_generations)
 
-    def log(self, batch: RolloutBatch) -> None:
-        """Log what was drawn and what it got; the draw is forgotten with it."""
+    def take_metrics(self, batch: RolloutBatch) -> dict[str, float]:
+        """What was drawn for the batch and what it got; the draw is forgotten with it."""
         draw = self._draws.pop(batch.step)
         self._refilled.pop(batch.step, None)
         self.seen[draw.rows] = True
@@ -233,11 +245,10 @@ class Selection:
         if self.sampler.max_refills:
             metrics["refills"] = float(self.refills)
         self.refills = 0
-        for name, value in metrics.items():
-            self.run.log_metric(f"sampler/{name}", value)
+        return {f"sampler/{name}": value for name, value in metrics.items()}
 
     def update(self, batch: RolloutBatch) -> None:
-        """Let the belief learn that is not the baseline's; say once if rewards are outside what a belief can hold."""
+        """Update the separate belief, if there is one; warn once if rewards are outside what a belief can hold."""
         low, high = self.belief.reward_range
         slack = 1e-6 * (high - low)  # rewards are float32
         outside = int(((batch.rewards < low - slack) | (batch.rewards > high + slack)).sum())
@@ -270,19 +281,137 @@ class Selection:
 
 
 class Coverage:
-    """Logs ``sampler/coverage``, the share of prompts that were ever sampled, where prompts come in dataset order."""
+    """The share of prompts that were ever sampled, where prompts come in dataset order."""
 
-    def __init__(self, run: Run, prompt_ids: Iterable[str]) -> None:
-        self.run, self.seen = run, set[str]()
+    def __init__(self, prompt_ids: Iterable[str]) -> None:
+        self.seen = set[str]()
         self.prompts = len(set(prompt_ids))
 
-    def log(self, batch: RolloutBatch) -> None:
-        """Count the prompts of a batch."""
+    def take_metrics(self, batch: RolloutBatch) -> dict[str, float]:
+        """Count the prompts of a batch: ``sampler/coverage``."""
         self.seen.update(batch.prompt_ids)
-        self.run.log_metric("sampler/coverage", len(self.seen) / self.prompts)
+        return {"sampler/coverage": len(self.seen) / self.prompts}
 
     def state_dict(self) -> dict[str, Any]:
         return {"seen": sorted(self.seen)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.seen = set(state["seen"])
+
+
+class EpochIndices(RepeatSampler):
+    """TRL's sampler of dataset indices, which knows the epoch: a resumed run must find the same order in any epoch.
+
+    TRL's draws one permutation per epoch from one generator, so that a run resumed in epoch e would walk through epoch
+    0 again. Here the generator is reset in each epoch and skips e permutations, which gives the same order as TRL.
+
+    Args:
+        epoch: tells the epoch, when iteration starts.
+        **kwargs: as in TRL.
+    """
+
+    def __init__(self, *, epoch: Callable[[], int], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        if self.shuffle:
+            self.generator.manual_seed(self.seed)
+            for _ in range(self.epoch()):
+                torch.randperm(self.num_samples, generator=self.generator)
+        yield from super().__iter__()
+
+
+Generated = tuple[Any, ...]
+# Of what TRL's `_generate` returns: lists with an entry per rollout, or None.
+_OF_ROLLOUTS = (0, 1, 2, 3, 4, 7)
+
+
+class Resampling:
+    """Replaces groups that the sampler does not keep by other prompts' (DAPO), at most `max_refills` times.
+
+    TRL generates, scores the policy on what it has, and rewards it. Here a batch is rewarded as soon as it is
+    generated, and its refused groups are generated again, prompt by prompt in the same places, so that TRL continues
+    with one batch as if it had been drawn at once; the rewards are handed to it when it asks (`take_rewards`). Groups
+    are whole on each rank, and every rank draws as many as the one that misses most: generation is collective.
+
+    Args:
+        selection: draws, and keeps or refuses groups.
+        generate: TRL's `_generate`.
+        score: rows, prompts, rollouts, token ids -> ``(N, F)`` rewards of all ranks; what the functions log is kept.
+        score_unlogged: the same, but what the functions log is dropped.
+        weights: ``(F,)`` of the reward functions.
+    """
+
+    def __init__(
+        self,
+        selection: Selection,
+        generate: Callable[[list[Any]], Generated],
+        score: Callable[..., Tensor],
+        score_unlogged: Callable[..., Tensor],
+        weights: Tensor,
+    ) -> None:
+        self.selection = selection
+        self.generate = generate
+        self.score = score
+        self.score_unlogged = score_unlogged
+        self.weights = weights
+        self.inputs: list[dict[str, Any]] = []
+        self.rewards: Tensor | None = None
+
+    def generated(self, prompts: list[Any], number: int, extra_logs: Mapping[str, list[Any]]) -> Generated:
+        """TRL's `_generate` of `prompts`; refused groups are replaced in its result, in `prompts` and in ``inputs``.
+
+        Args:
+            prompts: this rank's, one per rollout.
+            number: of the generation batch.
+            extra_logs: what reward functions logged of each rollout; of one that is replaced it becomes None.
+        """
+        size = self.selection.num_generations
+        local = len(prompts)
+        rank = self.selection.accelerator.process_index
+        result = [list(part) if isinstance(part, list) else part for part in self.generate(prompts)]
+        rewards = self.score(self.inputs, prompts, result[3], result[1])
+        for refill in range(1, self.selection.sampler.max_refills + 1):
+            refused = self._refused(rewards, number)
+            most = max(len(places) for places in refused)
+            if most == 0:
+                break
+            rows = self.selection.more(number, refill, refused)
+            asked = [copy.deepcopy(row["prompt"]) for row in rows]
+            drawn = self.generate(asked)
+            scores = self.score_unlogged(rows, asked, drawn[3], drawn[1])
+            for of_rank, places in enumerate(refused):
+                for new, group in enumerate(places):
+                    at = of_rank * local + group * size
+                    fresh = (of_rank * most + new) * size
+                    rewards[at : at + size] = scores[fresh : fresh + size]
+            for new, group in enumerate(refused[rank]):
+                for k in range(size):
+                    at, fresh = group * size + k, new * size + k
+                    _replace(result, drawn, at, fresh, local)
+                    prompts[at] = asked[fresh]
+                    self.inputs[at] = rows[fresh]
+                    for column in extra_logs.values():
+                        if at < len(column):
+                            column[at] = None
+        self.rewards = rewards
+        return tuple(result)
+
+    def _refused(self, rewards: Tensor, number: int) -> list[list[int]]:
+        """Of each rank the groups, counted on that rank, that are not kept."""
+        totals = total_rewards(rewards, self.weights).cpu().view(-1, self.selection.num_generations)
+        kept = self.selection.kept(number, totals).view(self.selection.accelerator.num_processes, -1)
+        return [(~of_rank).nonzero().flatten().tolist() for of_rank in kept]
+
+    def take_rewards(self) -> Tensor | None:
+        """``(N, F)`` rewards of the batch, once, if it has been rewarded already."""
+        rewards, self.rewards = self.rewards, None
+        return rewards
+
+
+def _replace(result: list[Any], drawn: Generated, at: int, fresh: int, local: int) -> None:
+    """Put rollout `fresh` of a refill in place of rollout `at` of a batch of `local` rollouts."""
+    for part in _OF_ROLLOUTS:
+        if isinstance(result[part], list) and len(result[part]) == local:
+            result[part][at] = drawn[part][fresh]

@@ -1,22 +1,38 @@
-"""What a checkpoint holds beside transformers' files: the baseline's state, and on each rank that of the parts."""
+"""What a checkpoint holds beside transformers' files: the baseline's state, the settings, each rank's parts."""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import send_to_device
 from datasets import Dataset
 
 from basis_rl.baselines import Baseline
+from basis_rl.run.artefacts import differences, write_whole
+from basis_rl.samplers import PromptSampler
+from basis_rl.samplers.registry import sampler_name
+from basis_rl.trainer.config import BasisConfig
+from basis_rl.trainer.facts import baseline_name, changed_settings
 from basis_rl.trainer.gather import row_prompt_id
-from basis_rl.trainer.ports import BufferedRun, Stateful
+from basis_rl.trainer.preflight import with_tools
 from basis_rl.types import RolloutBatch
+from basis_rl.values.provenance import fingerprint, rendered_prompt, reward_identity
 
 FILE_NAME = "baseline_state.pt"
+SETTINGS = "run_settings.json"
+_RENDERED = 64
+_PROMPTS = "prompts as the model is given them"
+# Where a run writes, what it is called and how it is watched: may differ without a word.
+_BESIDE = {
+    "output_dir", "overwrite_output_dir", "allow_changed_settings", "resume_from_checkpoint", "run_name", "report_to",
+    "disable_tqdm", "push_to_hub", "vllm_server_base_url", "vllm_server_port", "vllm_server_host", "vllm_group_port",
+    "seed", "num_generations", "generation_batch_size",
+}  # fmt: skip
 
 
 def save_baseline(folder: str | Path, baseline: Baseline, step: int, dataset: str | None = None) -> None:
@@ -75,8 +91,8 @@ def dataset_identity(prompt_ids: Sequence[str] | None) -> str | None:
     return digest.hexdigest()[:16]
 
 
-class Unlearnt:
-    """Generation batches that the baseline has not learnt from: the policy is still being updated on them."""
+class PendingBatches:
+    """Generation batches that the baseline has not learned from yet: the policy is still being updated on them."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[int, RolloutBatch]] = []
@@ -105,73 +121,180 @@ class Unlearnt:
         self._waiting = [(used_up, RolloutBatch(**fields)) for used_up, fields in state["waiting"]]
 
 
-class Place:
-    """Where a rank is in its run: TRL's count of micro-batches, the rollouts in use, the metrics since the last log.
+def loop_state(
+    step: int, rollouts: Any, metrics: Mapping[str, Mapping[str, Any]], *, ranks: int, generate_every: int
+) -> dict[str, Any]:
+    """Where a rank is in its run, as a checkpoint keeps it.
 
     A generation batch may serve several optimizer steps. Its rollouts cannot be drawn again, because the policy that
     drew them is gone, so between two generations they are part of the state.
+
+    Args:
+        step: TRL's count of micro-batches.
+        rollouts: in use.
+        metrics: since the last log, by mode.
+        ranks: of the run.
+        generate_every: micro-batches that one generation batch serves.
     """
-
-    def __init__(self, trainer: BufferedRun) -> None:
-        self.trainer = trainer
-
-    def _shape(self) -> dict[str, int]:
-        every = self.trainer.args.steps_per_generation * self.trainer.num_iterations
-        return {"ranks": self.trainer.accelerator.num_processes, "generate_every": every}
-
-    def state_dict(self) -> dict[str, Any]:
-        trainer, shape = self.trainer, self._shape()
-        between = trainer._step % shape["generate_every"] != 0
-        return {
-            "step": trainer._step,
-            **shape,
-            "rollouts": trainer._buffered_inputs if between else None,
-            "metrics": {mode: dict(values) for mode, values in trainer._metrics.items()},
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`'s result.
-
-        Raises:
-            ValueError: it was saved between two generations, by another number of processes or with batches of another
-                shape.
-        """
-        trainer, now = self.trainer, self._shape()
-        other = {key: state[key] for key in now if state[key] != now[key]}
-        if state["rollouts"] is not None and other:
-            raise ValueError(
-                f"The checkpoint was saved in the middle of a generation batch, with {other}; this run has {now}, and "
-                "its rollouts do not fit. Resume with the same number of processes, steps_per_generation and "
-                "num_iterations, or from a checkpoint at the end of a generation batch."
-            )
-        batches = int(state["step"]) // state["generate_every"]
-        trainer._step = batches * now["generate_every"] if other else int(state["step"])
-        trainer._buffered_inputs = send_to_device(state["rollouts"], trainer.accelerator.device)
-        for mode, values in state["metrics"].items():
-            trainer._metrics[mode].update(values)
+    return {
+        "step": step,
+        "ranks": ranks,
+        "generate_every": generate_every,
+        "rollouts": rollouts if step % generate_every != 0 else None,
+        "metrics": {mode: dict(values) for mode, values in metrics.items()},
+    }
 
 
-def save_parts(folder: str | Path, rank: int, parts: Mapping[str, Stateful]) -> None:
-    """Write the state of this rank's parts into a checkpoint folder."""
+def resumed_step(state: Mapping[str, Any], *, ranks: int, generate_every: int) -> int:
+    """The count of micro-batches with which a run of this shape resumes from `loop_state`'s result.
+
+    Raises:
+        ValueError: it was saved between two generations, by another number of processes or with batches of another
+            shape.
+    """
+    now = {"ranks": ranks, "generate_every": generate_every}
+    other = {key: state[key] for key in now if state[key] != now[key]}
+    if state["rollouts"] is not None and other:
+        raise ValueError(
+            f"The checkpoint was saved in the middle of a generation batch, with {other}; this run has {now}, and its "
+            "rollouts do not fit. Resume with the same number of processes, steps_per_generation and num_iterations, "
+            "or from a checkpoint at the end of a generation batch."
+        )
+    if other:
+        return int(state["step"]) // int(state["generate_every"]) * generate_every
+    return int(state["step"])
+
+
+def save_parts(folder: str | Path, rank: int, states: Mapping[str, Any]) -> None:
+    """Write the states of this rank's parts into a checkpoint folder."""
     Path(folder).mkdir(parents=True, exist_ok=True)
-    torch.save({name: part.state_dict() for name, part in parts.items()}, _parts_file(folder, rank))
+    torch.save(dict(states), _parts_file(folder, rank))
 
 
-def load_parts(folder: str | Path, rank: int, parts: Mapping[str, Stateful]) -> None:
-    """Restore `save_parts`'s result; a rank that the saving run did not have takes the first one's.
+def load_parts(folder: str | Path, rank: int) -> dict[str, Any]:
+    """`save_parts`'s states; a rank that the saving run did not have takes the first one's.
 
-    A checkpoint of TRL's own trainer has none: the run then starts with a generation batch. A part that the saving run
-    did not have stays as it was built.
+    Empty for a checkpoint of TRL's own trainer: the run then starts with a generation batch.
     """
     path = _parts_file(folder, rank)
     path = path if path.is_file() else _parts_file(folder, 0)
     if not path.is_file():
-        return
-    content = torch.load(path, weights_only=True, map_location="cpu")  # "cpu:0", a rank's device, it does not know
-    for name, part in parts.items():
-        if name in content:
-            part.load_state_dict(content[name])
+        return {}
+    # A checkpoint does not know "cpu:0", the device of a rank.
+    states: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+    return states
 
 
 def _parts_file(folder: str | Path, rank: int) -> Path:
     return Path(folder) / f"phase_{rank}.pt"
+
+
+def settings_of(
+    args: BasisConfig,
+    baseline: Baseline,
+    sampler: PromptSampler,
+    reward_funcs: Sequence[Any],
+    dataset: Any,
+    identity: str | None,
+    tokenizer: Any,
+    tools: Sequence[Any] = (),
+) -> dict[str, dict[str, Any]]:
+    """What decides a run, in JSON, without secrets. To be asked before training: parameters may be changed by it.
+
+    Args:
+        args: settings of the run.
+        baseline: of the run; likewise `sampler`, `reward_funcs`, `dataset`, `tokenizer` and `tools`.
+        sampler: see above.
+        reward_funcs: see above.
+        dataset: see above.
+        identity: `dataset_identity` of the prompts.
+        tokenizer: see above.
+        tools: see above.
+
+    Returns:
+        ``fixed``: what gives the order of the data and the state their meaning, so that a resume must have the same;
+        ``free``: the rest, of which a resume tells what differs; ``data``: which prompts (`load_baseline` compares).
+    """
+    fixed = {
+        "seed": args.seed,
+        "data_seed": args.data_seed,
+        "shuffle_dataset": args.shuffle_dataset,
+        "generation_batch_size": args.generation_batch_size,
+        "num_generations": args.num_generations,
+        "baseline": baseline_name(baseline),
+        **{f"baseline.{name}": _plain(value) for name, value in baseline.parameters.items()},
+        "prompt_sampler": sampler_name(sampler),
+        **{f"prompt_sampler.{name}": _plain(value) for name, value in sampler.parameters.items()},
+        _PROMPTS: _rendered(dataset, args, tokenizer, tools),
+    }
+    free = {key: value for key, value in changed_settings(args, defaults=True).items() if key not in _BESIDE}
+    free["reward"] = reward_identity(reward_funcs, args.reward_weights)
+    free["objective"] = [args.loss_type, args.importance_sampling_level]
+    whole: dict[str, dict[str, Any]] = json.loads(
+        json.dumps({"fixed": fixed, "free": free, "data": {"dataset": identity}}, default=_plain)
+    )
+    return whole
+
+
+def _rendered(dataset: Any, args: BasisConfig, tokenizer: Any, tools: Sequence[Any]) -> str | None:
+    """A hash over the first prompts in the chat template; None for a stream, or what no template takes."""
+    if not isinstance(dataset, Dataset):
+        return None
+    template = with_tools(args, tools)
+    rows = dataset.select(range(min(_RENDERED, len(dataset))))
+    try:
+        return fingerprint("\n".join(rendered_prompt(row["prompt"], tokenizer, template) for row in rows))
+    except Exception:
+        # Images, or a processor with a template of its own.
+        return None
+
+
+def _plain(value: Any) -> Any:
+    """A parameter as JSON; what stands for much data, by a hash of it."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    digest = getattr(value, "digest", None)
+    if isinstance(digest, str):
+        return f"{type(value).__name__} {digest[:16]}"
+    if isinstance(value, Mapping):
+        text = json.dumps({str(key): _plain(entry) for key, entry in value.items()}, sort_keys=True)
+        return text if len(text) < 200 else f"mapping {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(entry) for entry in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)]
+    if isinstance(value, Path):
+        return str(value)
+    if inspect.isroutine(value) or inspect.isclass(value):
+        return f"{value.__module__}.{value.__qualname__}"
+    shown = repr(value)
+    return shown if " at 0x" not in shown else type(value).__name__
+
+
+def save_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Write them into a checkpoint."""
+    write_whole(folder / SETTINGS, json.dumps(settings, indent=1, sort_keys=True) + "\n")
+
+
+def compare_settings(folder: str | Path, now: Mapping[str, dict[str, Any]], allow: bool) -> list[str]:
+    """One line for each setting of a checkpoint that this run has otherwise; none where the checkpoint has no settings.
+
+    Raises:
+        ValueError: one of them changes the order of the data or the meaning of the state, and `allow` is not set.
+    """
+    path = Path(folder) / SETTINGS
+    if not path.is_file():
+        return []
+    before = json.loads(path.read_text())
+    if before["data"] != now["data"]:
+        # Other prompts, whatever they look like: `load_baseline` says so.
+        now = {**now, "fixed": {**now["fixed"], _PROMPTS: before["fixed"][_PROMPTS]}}
+    refused = differences(before["fixed"], now["fixed"])
+    # Another version has settings that this one has not.
+    known = before["free"].keys() & now["free"].keys()
+    changed = differences(*({key: each["free"][key] for key in known} for each in (before, now)))
+    if refused and not allow:
+        raise ValueError(
+            f"'{folder}' was saved under other settings, which give the order of the data or the state another "
+            f"meaning: {'; '.join(refused)}. Set them back, start a new run in another output_dir, or set "
+            "allow_changed_settings to resume all the same."
+        )
+    return [*refused, *changed]

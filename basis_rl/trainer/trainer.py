@@ -1,31 +1,42 @@
-"""`BasisTrainer`: TRL's `GRPOTrainer`, with the advantage taken from a baseline object."""
+"""`BasisTrainer`: TRL's `GRPOTrainer`, with the advantage taken from a baseline object.
+
+A step, in the order in which TRL calls the methods that stand here in the same order:
+
+- draw: `_generate_and_score_completions` asks the prompt sampler which rows the generation batch has (`rows`);
+- generate: `_generate`, turn by turn (`_generate_single_turn`, `_tool_call_loop`);
+- score: `_calculate_rewards`; what one forward pass over the policy tells is kept on the way (`SIGNALS`);
+- estimate: `_advantages` gathers one `RolloutBatch` over all ranks and asks the baseline;
+- loss: `_compute_loss` of each micro-batch, with an own objective or KL term beside TRL's (`PolicyLoss`);
+- update: `_get_grad_norm` skips steps without finite gradients;
+- learn: `_learn`, once the policy has used up a generation batch, updates the baseline, the critic and the belief.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, send_to_device
 from datasets import Dataset
 from huggingface_hub import CommitInfo
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from trl import GRPOTrainer
+from trl.models.utils import disable_gradient_checkpointing
 
 from basis_rl.baselines import Baseline, LearnedBaseline
 from basis_rl.data import problem_text
 from basis_rl.functional.diagnostics import advantage_metrics, mean_by
 from basis_rl.names import require_extra
-from basis_rl.objectives import AnyObjective, objective_name
+from basis_rl.objectives import AnyObjective, LossInputs, objective_name
 from basis_rl.report import plot_training
 from basis_rl.run import checkpoint
 from basis_rl.run.disk import checkpoint_bytes, naming_a_full_disk
@@ -35,18 +46,14 @@ from basis_rl.run.ranks import on_main_process
 from basis_rl.run.run_lock import end_with_launcher, held
 from basis_rl.run.usage import Spending
 from basis_rl.samplers import PromptSampler
-from basis_rl.trainer import settings
 from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.critic import Critic
-from basis_rl.trainer.epoch_indices import EpochSampler
-from basis_rl.trainer.evaluating import EvalScores, of_set, random_numbers_kept
 from basis_rl.trainer.facts import Record, without_secrets
-from basis_rl.trainer.faults import FiniteGradients, StopOnSignal
+from basis_rl.trainer.faults import FiniteGradients, GradientMonitor, StopOnSignal
 from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id
 from basis_rl.trainer.greedy import greedy_rewards
 from basis_rl.trainer.inputs import as_baseline, as_config, as_dataset, as_rewards, as_sampler
-from basis_rl.trainer.loss import PolicyLoss, kl_in_reward, old_log_probs
-from basis_rl.trainer.ports import Stateful
+from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, kl_penalty, token_means
 from basis_rl.trainer.prefetch import Prefetch
 from basis_rl.trainer.preflight import (
     baseline_of_settings,
@@ -63,24 +70,35 @@ from basis_rl.trainer.preflight import (
     run_context,
 )
 from basis_rl.trainer.publish import Publisher
-from basis_rl.trainer.resample import Refill
 from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, total_rewards
-from basis_rl.trainer.scoring import EnergyRecorder, ScoringPass
-from basis_rl.trainer.selection import Coverage, Selection
-from basis_rl.trainer.stability import GradientMonitor, log_rollout_mismatch, rollout_weights
+from basis_rl.trainer.scoring import (
+    EnergyRecorder,
+    EvalScores,
+    ScoringPass,
+    of_set,
+    random_numbers_kept,
+    rollout_mismatch,
+    rollout_weights,
+)
+from basis_rl.trainer.seams import attributes
+from basis_rl.trainer.selection import Coverage, EpochIndices, Resampling, Selection
 from basis_rl.trainer.state import (
-    Place,
-    Unlearnt,
+    PendingBatches,
+    compare_settings,
     dataset_identity,
     load_baseline,
     load_parts,
+    loop_state,
     prompt_ids_of,
+    resumed_step,
     save_baseline,
     save_parts,
+    save_settings,
+    settings_of,
 )
 from basis_rl.trainer.tool_check import as_functions, check_tools
 from basis_rl.trainer.turns import Turns, reading_calls
-from basis_rl.types import RolloutBatch
+from basis_rl.types import Advantages, RolloutBatch
 
 
 class BasisTrainer(GRPOTrainer):
@@ -115,6 +133,8 @@ class BasisTrainer(GRPOTrainer):
     _tag_names = ("trl", "basis-rl")
     _name = "BASIS"
     generation_config: Any
+    _pending_extra_logs: Any
+    _pending_metrics: Any
 
     def __init__(
         self,
@@ -136,10 +156,6 @@ class BasisTrainer(GRPOTrainer):
         kwargs["eval_dataset"] = eval_dataset
         train_dataset, kwargs = self._checked(args, funcs, train_dataset, kwargs)
         self.publisher = Publisher(self, args)
-        # What the methods below read while TRL's constructor runs.
-        self.policy_loss, self.turns = PolicyLoss(self, self.objective), Turns(self)
-        self.selection: Selection | None = None
-        self._scoring: list[ScoringPass] = []
         with _vllm(args) if args.use_vllm else nullcontext():
             super().__init__(model=model, reward_funcs=funcs or None, args=args, train_dataset=train_dataset, **kwargs)
         use_progress_lines(self, plot_training)
@@ -173,49 +189,150 @@ class BasisTrainer(GRPOTrainer):
         return dataset, {**kwargs, "tools": tools} if tools else kwargs
 
     def _build_parts(self) -> None:
-        """What `BasisTrainer` adds to TRL's trainer, in components that see it through `basis_rl.trainer.ports`."""
-        args, requires = self.args, self.baseline.requires
+        """What `BasisTrainer` adds to TRL's trainer; each part is given what it needs."""
+        args, accelerator = self.args, self.accelerator
         self.record = Record.of(self.model.config, args, objective_name(self.objective))
-        self.spending, self._eval_scores, self._eval_name = Spending(), EvalScores(), ""
-        self._energies = EnergyRecorder(self) if "energies" in requires else None
-        self._critic = Critic(self, self.baseline) if isinstance(self.baseline, LearnedBaseline) else None
-        hidden = self._critic.hidden if self._critic is not None else None
-        self._scoring = [each for each in (self._energies, hidden) if each is not None]
-        self._monitor = GradientMonitor(self) if args.log_gradient_variance else None
-        self._finite, self._uniform = FiniteGradients(self), UniformRewards(self)
-        self._prefetch = Prefetch(self) if args.async_prefetch else None
-        ids = prompt_ids_of(self.train_dataset)
-        if not self.sampler.in_dataset_order:
-            assert ids is not None  # checked before the model was loaded
-            texts = (problem_text(row["prompt"]) for row in self.train_dataset)
-            self.selection = Selection(self, self.sampler, self.baseline, ids, texts)
-        self._coverage = Coverage(self, ids) if self.selection is None and ids else None
-        self._refill = Refill(self) if self.selection is not None and self.sampler.max_refills else None
-        self._place, self._unlearnt = Place(self), Unlearnt()
-        self._generation_batch = 0
-        self._last_step: tuple[int, int, Any, tuple[int, int]] = (0, 0, None, (0, 0))
+        self.spending = Spending()
         self.was_finished = False
-        self._rewards_per_func: Tensor | None = None
-        self.dataset_identity = dataset_identity(ids)
-        self._settings = settings.settings_of(self, self._tokenizer, self.dataset_identity, self.tools or [])
-        self.stop_on_signal = StopOnSignal(self)
+        self._generation_batch = 0
+        self._pending = PendingBatches()
+        # Micro-batches, generation batches, rollouts in use and usage after the last whole optimizer step.
+        self._last_step: tuple[int, int, Any, tuple[int, int]] = (0, 0, None, (0, 0))
+        self.stop_on_signal = StopOnSignal(accelerator)
         self.add_callback(_UpdateBaseline(self))
         self.add_callback(self.stop_on_signal)
+        self._build_generation()
+        self._build_scoring()
+        self._build_selection()
+        self._settings = settings_of(
+            args,
+            self.baseline,
+            self.sampler,
+            self._functions,
+            self.train_dataset,
+            self.dataset_identity,
+            self._tokenizer,
+            self.tools or [],
+        )
+
+    def _build_generation(self) -> None:
+        args = self.args
+        self.turns = Turns(
+            self.accelerator,
+            self._tokenizer,
+            self.tools or [],
+            args.max_completion_length,
+            self._room,
+            has_log_probs=args.use_vllm,
+        )
+        self._prefetch: Prefetch | None = None
+        if args.async_prefetch:
+            self._prefetch = Prefetch(
+                self.vllm_generation,
+                self.rows,
+                lambda prompts: self._tokenize_prompts(prompts)[0],
+                is_main=self.accelerator.is_main_process,
+            )
+
+    def _build_scoring(self) -> None:
+        args, accelerator = self.args, self.accelerator
+        self._guard = RewardGuard(accelerator)
+        self.reward_funcs = self._functions
+        self._rewards_per_func: Tensor | None = None
+        self._uniform = UniformRewards(args.max_uniform_batches)
+        self._eval_scores = EvalScores()
+        self._eval_name = ""
+        self._energies: EnergyRecorder | None = None
+        if "energies" in self.baseline.requires:
+            head = {"temperature": self.temperature, "fp32_head": args.cast_lm_head_to_fp32}
+            self._energies = EnergyRecorder(self.model, **head)
+        self._critic: Critic | None = None
+        if isinstance(self.baseline, LearnedBaseline):
+            policy = accelerator.unwrap_model(self.model)
+            self._critic = Critic(self.baseline, policy, self.processing_class, args, accelerator)
+        hidden = self._critic.hidden if self._critic is not None else None
+        self._scoring: list[ScoringPass] = [each for each in (self._energies, hidden) if each is not None]
+        self.policy_loss = PolicyLoss(self.objective, args, accelerator)
+        self._scored: list[tuple[Tensor, Tensor]] | None = None
+        if self.policy_loss.own is not None:
+            self.loss_type = SILENT_LOSS_TYPE
+        self._finite = FiniteGradients(args.max_nonfinite_steps)
+        self._monitor: GradientMonitor | None = None
+        if args.log_gradient_variance:
+            self._monitor = GradientMonitor(self.model, accelerator, fp16=args.fp16)
+
+    def _build_selection(self) -> None:
+        ids = prompt_ids_of(self.train_dataset)
+        self.dataset_identity = dataset_identity(ids)
+        self._epoch_order: tuple[int, list[int]] = (-1, [])
+        self.selection: Selection | None = None
+        self._resampling: Resampling | None = None
+        self._coverage: Coverage | None = None
+        if self.sampler.in_dataset_order:
+            self._coverage = Coverage(ids) if ids else None
+            return
+        assert ids is not None, "a stream is refused before the model is loaded"
+        self.selection = Selection(self.sampler, self.baseline, self.train_dataset, ids, self.args, self.accelerator)
+        if self.sampler.max_refills:
+            scoring = (self._scores, self._scores_unlogged)
+            self._resampling = Resampling(self.selection, self._generate_counted, *scoring, self.reward_weights)
 
     def log_metric(self, name: str, value: float) -> None:
         """Add a value to a metric of the mode (training or evaluation) that the model is in; the log has their mean."""
         self._metrics["train" if self.model.training else "eval"][name].append(value)
 
-    def replace_metric(self, name: str, value: float) -> None:
-        """Put a value in place of the last one that TRL has added to a metric."""
-        self._metrics["train" if self.model.training else "eval"][name][-1] = value
+    def _log_all(self, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self.log_metric(name, value)
 
-    # Rollouts.
+    @property
+    def _generate_every(self) -> int:
+        """Micro-batches that one generation batch serves."""
+        return int(self.args.steps_per_generation * self.num_iterations)
+
+    # Draw.
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        training = self.model.training
+        if training and self.selection is not None:
+            inputs = self.selection.rows(self._generation_batch)
+            if self._resampling is not None:
+                self._resampling.inputs = inputs
+        with ExitStack() as recordings:
+            for scoring in self._scoring if training else []:
+                recordings.enter_context(scoring.recording())
+            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if not training:
+            # There is nothing to learn in an evaluation, and a value table need not know its prompts.
+            names = gather_object([row_prompt_id(row) for row in inputs])
+            self._eval_scores.add(names, self._total(), self.num_generations_eval)
+            return output
+        self._log_all(rollout_mismatch(self.accelerator, output))
+        if self.use_vllm:
+            self.log_metric("rollout/sync_error", self.vllm_generation.sync_error)
+        output["advantages"] = self._advantages(inputs, output)
+        if self.tools and self.args.filter_void_turns:
+            self.turns.drop_void(output)
+        return output
+
+    def rows(self, number: int) -> list[dict[str, Any]]:
+        """This rank's rows of the generation batch with that number, counted from the start of training."""
+        if self.selection is not None:
+            return self.selection.rows(number)
+        size = self.args.generation_batch_size
+        epoch, place = divmod(number, len(self.train_dataset) * self.num_generations // size)
+        if self._epoch_order[0] != epoch:
+            self._epoch_order = (epoch, list(self.epoch_order(epoch)))
+        mine = size // self.accelerator.num_processes
+        first = place * size + self.accelerator.process_index * mine
+        return [self.train_dataset[index] for index in self._epoch_order[1][first : first + mine]]
+
+    # Generate.
 
     def _generate(self, prompts: list[Any]) -> Any:
         with reading_calls():
-            if self._refill is not None and self.model.training:
-                return self._refill.generate(self._generate_counted, prompts)
+            if self._resampling is not None and self.model.training:
+                return self._resampling.generated(prompts, self._generation_batch, self._pending_extra_logs)
             return self._generate_counted(prompts)
 
     def _generate_counted(self, prompts: list[Any]) -> Any:
@@ -232,7 +349,11 @@ class BasisTrainer(GRPOTrainer):
         else:
             result = super()._generate_single_turn(prompt_ids, images, fields, *args, **kwargs)
         if self._prefetch is not None and self.model.training:
-            self._prefetch.after_generation()
+            # The weights are on the server, and the next batch can be generated beside the training on this one.
+            every, step = self._generate_every, self.state.global_step
+            micro_batches = self.state.max_steps * self.args.gradient_accumulation_steps
+            last = -(-micro_batches // every) - 1
+            self._log_all(self._prefetch.after_generation(self._step // every, last, self.num_generations, step))
         return result
 
     def _tool_call_loop(self, prompts: Any, prompt_ids: list[list[int]], *args: Any) -> tuple[Any, ...]:
@@ -243,34 +364,30 @@ class BasisTrainer(GRPOTrainer):
         suffix: list[int] = super()._get_tool_suffix_ids(tool_messages)
         return suffix
 
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any) -> Tensor:
-        if self.tools:
-            self.turns.log(completions)
-        known = self._refill.take() if self._refill is not None and self.model.training else None
-        rewards = self._scores(inputs, prompts, completions, *args) if known is None else known
-        self._rewards_per_func = rewards
-        return rewards
+    def _room(self, longest: int, most: int) -> AbstractContextManager[None]:
+        """Within it no more than `most` tokens are generated; by a server, no more than `longest` with the prompt."""
+        if self.use_vllm:
+            return attributes(self.vllm_generation, max_completion_length=most, longest=longest)
+        return self._generation_config(max_new_tokens=most)
 
-    def _scores(self, *given: Any) -> Tensor:
-        """``(N, F)`` of all ranks' rollouts. Raises RewardFailed on every rank if a function fails on one."""
-        guard = RewardGuard(self, self.reward_func_names)
-        with patch.multiple(self, reward_funcs=guard.guarded(self.reward_funcs)):
-            scores: Tensor = super()._calculate_rewards(*given)
-        guard.check()
-        return scores
+    def _greedy(self) -> AbstractContextManager[None]:
+        """Within it generation is greedy, whichever engine does it."""
+        settings: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+        if self.use_vllm:
+            return attributes(self.vllm_generation, **settings)
+        return self._generation_config(do_sample=False, **dict.fromkeys(settings))
 
-    def _total(self) -> Tensor:
-        """``(N,)`` weighted sums of the rewards of the batch at hand."""
-        assert self._rewards_per_func is not None
-        return total_rewards(self._rewards_per_func, self.reward_weights, self.reward_func_names)
+    def _generation_config(self, **changes: Any) -> AbstractContextManager[None]:
+        config = copy.deepcopy(self.generation_config)
+        config.update(**changes)
+        return attributes(self, generation_config=config)
 
-    def score_rollouts(self, rows: Any, prompts: Any, rollouts: Any, token_ids: Any) -> Tensor:
-        """``(N, F)`` of all ranks' rollouts; what reward functions log is kept."""
-        return self._scores(rows, prompts, rollouts, token_ids)
+    def _generate_unlogged(self, prompts: list[Any]) -> tuple[list[Any], list[list[int]], int]:
+        """One rollout of each prompt, all turns, without a trace in the logs.
 
-    def rollouts_apart(self, prompts: list[Any]) -> tuple[list[Any], list[list[int]], int]:
-        """One rollout of each prompt, all turns, without a trace in the logs: the rollouts, their token ids, and how
-        many tokens are the model's own."""
+        Returns:
+            The rollouts, their token ids, and how many tokens are the model's own.
+        """
         prompt_ids, images, fields = self._tokenize_prompts(prompts)
         completion_ids, _ = self._generate_single_turn(prompt_ids, images, fields, 1)
         if not self.tools:
@@ -282,40 +399,99 @@ class BasisTrainer(GRPOTrainer):
         mask, rollouts, ids, *_ = self._tool_call_loop(prompts, prompt_ids, completion_ids, first, None, None, {})
         return rollouts, ids, sum(map(sum, mask))
 
-    def scores_apart(
-        self, rows: Sequence[Any], prompts: list[Any], rollouts: list[Any], token_ids: list[list[int]]
-    ) -> Tensor:
-        """``(N, F)`` of all ranks' rollouts; what reward functions log is dropped."""
-        logs = {name: copy.deepcopy(getattr(self, name)) for name in ("_pending_extra_logs", "_pending_metrics")}
-        with patch.multiple(self, **logs):
-            return self._scores(rows, prompts, rollouts, token_ids)
+    # Score.
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        if self.selection is not None and self.model.training:
-            inputs = self.selection.rows(self._generation_batch)
-            if self._refill is not None:
-                self._refill.inputs = inputs
-        with ExitStack() as recordings:
-            for scoring in self._scoring if self.model.training else []:
-                recordings.enter_context(scoring.recording())
-            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        if self.model.training:  # in evaluation there is nothing to learn, and a table need not know the prompts
-            log_rollout_mismatch(self, output)
-            if self.use_vllm:
-                self.log_metric("rollout/sync_error", self.vllm_generation.sync_error)
-            output["advantages"] = self._advantages(inputs, output)
-            if self.tools and self.args.filter_void_turns:
-                self.turns.drop_void(output)
-        else:
-            names = gather_object([row_prompt_id(row) for row in inputs])
-            self._eval_scores.add(names, self._total(), self.num_generations_eval)
-        return output
+    @property
+    def reward_funcs(self) -> list[Any]:
+        """As TRL calls them: what one of them raises waits until all ranks have met."""
+        return self._guarded
+
+    @reward_funcs.setter
+    def reward_funcs(self, functions: list[Any]) -> None:
+        self._functions = functions
+        # While TRL's constructor runs there is no guard yet.
+        guard = getattr(self, "_guard", None)
+        self._guarded = functions if guard is None else guard.guarded(functions, self.reward_func_names)
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any) -> Tensor:
+        if self.tools:
+            self._log_all(self.turns.take_metrics(completions))
+        known = self._resampling.take_rewards() if self._resampling is not None and self.model.training else None
+        rewards = self._scores(inputs, prompts, completions, *args) if known is None else known
+        self._rewards_per_func = rewards
+        return rewards
+
+    def _scores(self, *given: Any) -> Tensor:
+        """``(N, F)`` of all ranks' rollouts. Raises RewardFailed on every rank if a function fails on one."""
+        scores: Tensor = super()._calculate_rewards(*given)
+        self._guard.check()
+        return scores
+
+    def _scores_unlogged(self, *given: Any) -> Tensor:
+        """The same; what reward functions log is dropped."""
+        logs: Any = copy.deepcopy((self._pending_extra_logs, self._pending_metrics))
+        scores = self._scores(*given)
+        self._pending_extra_logs, self._pending_metrics = logs
+        return scores
+
+    def _total(self) -> Tensor:
+        """``(N,)`` weighted sums of the rewards of the batch at hand."""
+        assert self._rewards_per_func is not None
+        return total_rewards(self._rewards_per_func, self.reward_weights, self.reward_func_names)
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        for scoring in self._scoring:
+            model = scoring.listen(model)
+        result = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+        if self._scored is not None:
+            self._scored.append(result[:2])
+        return result
+
+    def _old_log_probs(self, output: dict[str, Any]) -> Tensor:
+        """``(B, T)`` log-probabilities of the policy that sampled: TRL's, or of one scoring pass where it made none."""
+        if "old_per_token_logps" in output:
+            found: Tensor = output["old_per_token_logps"]
+            return found
+        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+        mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
+        tokens = output["completion_ids"].shape[1]
+        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            log_probs, _, _ = self._get_per_token_logps_and_entropies(
+                self.model, ids, mask, tokens, batch_size=self.args.per_device_train_batch_size
+            )
+        scored: Tensor = log_probs
+        return scored
+
+    def _signals(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> dict[str, Any]:
+        """The optional fields of the batch that the baseline or the settings ask for, each by its row of `SIGNALS`."""
+        wanted = set(self.baseline.requires)
+        if "reward_parts" in wanted:
+            wanted.add("reward_weights")
+        if self.args.beta != 0.0 and self.args.kl_placement == "reward":
+            wanted.add("kl")
+        return {name: compute(self, inputs, output) for name, compute in SIGNALS.items() if name in wanted}
+
+    def _kl_in_reward(self, output: dict[str, Any]) -> Tensor:
+        """``(B, T)`` penalty of each token, ``beta * KL(pi_old || pi_ref)`` (REINFORCE++ Eq. 4); logs ``kl``."""
+        penalty = kl_penalty(self.args, self._old_log_probs(output), output)
+        self._log_all(token_means(self.accelerator, {"kl": penalty}, action_mask(output)))
+        return self.args.beta * penalty
+
+    def _greedy_rewards(self, inputs: list[dict[str, Any]]) -> Tensor:
+        def generate(prompts: list[Any]) -> Any:
+            with self._greedy():
+                return self._generate_unlogged(prompts)
+
+        scoring = (generate, self._scores_unlogged, self.reward_weights)
+        rewards, generated = greedy_rewards(self.accelerator, inputs, *scoring)
+        self.spending.draw(*generated)
+        return rewards
+
+    # Estimate.
 
     def _advantages(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Tensor:
         """This rank's advantages; the whole batch's go into the logs."""
-        parts, requires = self._rewards_per_func, self.baseline.requires
-        assert parts is not None
-        mask = output["completion_mask"] * output.get("tool_mask", 1)
+        mask = action_mask(output)
         batch = gather_batch(
             self.accelerator,
             rewards=self._total(),
@@ -323,16 +499,31 @@ class BasisTrainer(GRPOTrainer):
             action_mask=mask,
             num_generations=self.num_generations,
             step=self._generation_batch,
-            energies=self._energies.take(output) if self._energies else None,
-            rollout_weights=rollout_weights(output) if "rollout_weights" in requires else None,
-            values=self._critic.values(output, self._generation_batch) if self._critic else None,
-            log_probs=old_log_probs(self, output) if "log_probs" in requires else None,
-            reward_parts=(parts, self.reward_weights) if "reward_parts" in requires else None,
-            kl=kl_in_reward(self, output),
-            greedy_rewards=greedy_rewards(self, inputs) if "greedy_rewards" in requires else None,
-            with_texts="prompt_texts" in requires,
+            signals=self._signals(inputs, output),
         )
         self._uniform.check(batch.rewards)
+        result = self._checked_advantages(batch)
+        values = result.values
+        weights = self.selection.weights(batch.step) if self.selection is not None else None
+        if weights is not None:
+            values = values * weights.to(values).reshape(-1, *[1] * (values.ndim - 1))
+        chosen = self.selection or self._coverage
+        if chosen is not None:
+            self._log_all(chosen.take_metrics(batch))
+        # On a name clash the baseline's metric wins.
+        own = {f"baseline/{key}": value for key, value in result.metrics.items()}
+        self._log_advantages(batch, values, advantage_metrics(batch, replace(result, values=values)) | own)
+        self._log_difficulty(inputs, batch.rewards)
+        self._pending.add(batch, used_up=self._step + self._generate_every)
+        self._generation_batch += 1
+        return local_rows(values, self.accelerator, len(inputs), mask.shape[1])
+
+    def _checked_advantages(self, batch: RolloutBatch) -> Advantages:
+        """What the baseline makes of the batch.
+
+        Raises:
+            ValueError: advantages of another shape, or not finite, or for tokens where the objective averages them.
+        """
         result = self.baseline.advantages(batch)
         name = type(self.baseline).__name__
         if tuple(result.values.shape) not in {batch.action_mask.shape, batch.rewards.shape}:
@@ -344,21 +535,7 @@ class BasisTrainer(GRPOTrainer):
             check_token_advantages(name, self.objective)
         if not bool(result.values.isfinite().all()):
             raise ValueError(f"{name} returned advantages that are not finite in generation batch {batch.step}.")
-        own = {f"baseline/{key}": value for key, value in result.metrics.items()}  # of a name that both have, its own
-        values = result.values
-        if self.selection is not None:
-            weights = self.selection.weights(batch.step)
-            if weights is not None:
-                values = values * weights.to(values).reshape(-1, *[1] * (values.ndim - 1))
-            self.selection.log(batch)
-        if self._coverage is not None:
-            self._coverage.log(batch)
-        self._log_advantages(batch, values, advantage_metrics(batch, replace(result, values=values)) | own)
-        self._log_difficulty(inputs, batch.rewards)
-        used_up = self._step + self.args.steps_per_generation * self.num_iterations
-        self._unlearnt.add(batch, used_up)
-        self._generation_batch += 1
-        return local_rows(values, self.accelerator, len(inputs), mask.shape[1])
+        return result
 
     def _log_advantages(self, batch: RolloutBatch, values: Tensor, metrics: dict[str, float]) -> None:
         for key, value in metrics.items():
@@ -376,14 +553,48 @@ class BasisTrainer(GRPOTrainer):
         for name, value in mean_by(gather_object([str(row[column]) for row in inputs]), rewards).items():
             self.log_metric(f"reward/{column}/{name}", value)
 
-    # Loss and gradient.
+    # Loss and update.
 
-    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        for scoring in self._scoring:
-            model = scoring.listen(model)
-        result = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
-        self.policy_loss.scored(*result[:2])
-        return result
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        loss = super()._compute_loss(model, inputs) if self.policy_loss.is_trl_alone else self._own_loss(model, inputs)
+        learned = self.baseline if isinstance(self.baseline, LearnedBaseline) and self.model.training else None
+        return loss * 0.0 if learned and learned.policy_waits(self._generation_batch - 1) else loss
+
+    def _own_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """TRL's loss without its KL term, and our terms, from one scoring pass."""
+        self._scored = []
+        try:
+            # What TRL makes of the reference log-probabilities depends on this number alone.
+            with attributes(self, beta=0.0):
+                loss: Tensor = super()._compute_loss(model, self.policy_loss.for_trl(inputs))
+            ((log_probs, entropy),) = self._scored
+        finally:
+            self._scored = None
+        accumulation = float(self.current_gradient_accumulation_steps) if self.model.training else None
+        terms, metrics = self.policy_loss.terms(
+            inputs, log_probs, entropy, lambda given: self._token_masks(given, inputs), accumulation
+        )
+        if "policy_loss" in metrics:
+            # In place of TRL's own entry, which is of advantages of 0.
+            self._metrics["train" if self.model.training else "eval"]["policy_loss"].pop()
+        self._log_all(metrics)
+        return loss + terms
+
+    def _token_masks(self, given: LossInputs, inputs: dict[str, Any]) -> Tensor:
+        """``(B, T)`` or ``(B, 1)``: TRL's two masks, by which it multiplies the losses of any objective."""
+        factor = torch.ones_like(given.log_probs[:, :1])
+        mask = action_mask(inputs)
+        if self.top_entropy_quantile < 1.0:
+            factor = factor * self.get_high_entropy_mask(given.entropy, mask, 1 - self.top_entropy_quantile)
+        if self.off_policy_mask_threshold is not None:
+            factor = factor * self.get_off_policy_mask(
+                advantages=given.token_advantages,
+                per_token_logps=given.log_probs,
+                sampling_per_token_logps=inputs.get("sampling_per_token_logps", given.old_log_probs),
+                mask=mask,
+                off_policy_threshold=self.off_policy_mask_threshold,
+            )
+        return factor
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss: Tensor = super().training_step(*args, **kwargs)
@@ -393,27 +604,25 @@ class BasisTrainer(GRPOTrainer):
 
     def _get_grad_norm(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         norm = super()._get_grad_norm(model, *args, **kwargs)
-        self._finite.check(model, norm)
+        if not self._finite.keeps(model, norm, self.state.global_step + 1):
+            self.log_metric("gradient/skipped_steps", float(self._finite.skipped))
         if self._monitor is not None:
-            self._monitor.close(norm)
+            self._log_all(self._monitor.close(norm))
         return norm
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        loss = self.policy_loss(super()._compute_loss, model, inputs)
-        learned = self.baseline if isinstance(self.baseline, LearnedBaseline) and self.model.training else None
-        return loss * 0.0 if learned and learned.policy_waits(self._generation_batch - 1) else loss
-
-    # The run: baseline and critic learn, epochs, evaluation, log.
+    # Learn.
 
     def _learn(self) -> None:
         """Let the baseline learn from the batches that are used up: the policy was updated on all of them."""
-        for batch in self._unlearnt.due(self._step):
+        for batch in self._pending.due(self._step):
             self.baseline.update(batch)
             if self.selection is not None:
                 self.selection.update(batch)
-            for key, value in self._critic.learn(batch).items() if self._critic else ():
-                self.log_metric(f"baseline/{key}", value)
+            if self._critic is not None:
+                self._log_all({f"baseline/{key}": value for key, value in self._critic.learn(batch).items()})
         self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)
+
+    # The run: epochs, evaluation, log.
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """As in transformers; ``True`` resumes from the newest checkpoint that is whole, ``"auto"`` if there is one.
@@ -479,7 +688,7 @@ class BasisTrainer(GRPOTrainer):
         """
         if folder is None:
             return []
-        return settings.compare(folder, self._settings, self.args.allow_changed_settings)
+        return compare_settings(folder, self._settings, self.args.allow_changed_settings)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         if self.state.global_step >= self.state.max_steps:  # transformers would look only after another step
@@ -496,21 +705,21 @@ class BasisTrainer(GRPOTrainer):
         if self._prefetch is not None:
             self._prefetch.drop()
         self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn = self._last_step
-        self._unlearnt.forget(self._generation_batch)
+        self._pending.forget(self._generation_batch)
         if self._critic is not None:
             self._critic.forget(self._generation_batch)
         self._save_checkpoint(self.model_wrapped, trial=None)
 
-    def _get_train_sampler(self, dataset: Dataset | None = None) -> EpochSampler:
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> EpochIndices:
         repeat_count = self.num_iterations * self.args.steps_per_generation
         return self._sampler(dataset, lambda: int(self.state.epoch or 0), repeat_count)
 
-    def epoch_order(self, epoch: int) -> EpochSampler:
+    def epoch_order(self, epoch: int) -> EpochIndices:
         """Indices of an epoch's rollouts into the dataset, each once, in the order in which they are generated."""
         return self._sampler(None, lambda: epoch, 1)
 
-    def _sampler(self, dataset: Dataset | None, epoch: Callable[[], int], repeat_count: int) -> EpochSampler:
-        return EpochSampler(
+    def _sampler(self, dataset: Dataset | None, epoch: Callable[[], int], repeat_count: int) -> EpochIndices:
+        return EpochIndices(
             epoch=epoch,
             data_source=self.train_dataset if dataset is None else dataset,
             mini_repeat_count=self.num_generations,
@@ -545,20 +754,42 @@ class BasisTrainer(GRPOTrainer):
 
     # Checkpoints.
 
-    def _parts(self) -> dict[str, Stateful]:
-        """What has state of its own on each rank, beside model, optimizer and baseline."""
-        parts: dict[str, Stateful | None] = {
-            "place": self._place,
-            "unlearnt": self._unlearnt,
+    def _parts(self) -> dict[str, Any]:
+        """What has state of its own on each rank, beside model, optimizer and baseline, by its name in a checkpoint."""
+        parts = {
+            "unlearnt": self._pending,
             "spending": self.spending,
             "gradients": self._finite,
             "uniform": self._uniform,
             "critic": self._critic,
-            "prefetch": self._prefetch,
             "selection": self.selection,
             "coverage": self._coverage,
         }
         return {name: part for name, part in parts.items() if part is not None}
+
+    def _save_parts(self, folder: str) -> None:
+        shape = {"ranks": self.accelerator.num_processes, "generate_every": self._generate_every}
+        states = {name: part.state_dict() for name, part in self._parts().items()}
+        states["place"] = loop_state(self._step, self._buffered_inputs, self._metrics, **shape)
+        if self._prefetch is not None:
+            states["prefetch"] = self._prefetch.state_dict(stopping=self.stop_on_signal.stopped)
+        save_parts(folder, self.accelerator.process_index, states)
+
+    def _load_parts(self, folder: str) -> None:
+        """Restore `_save_parts`'s result; a part that the saving run did not have stays as it was built."""
+        states = load_parts(folder, self.accelerator.process_index)
+        if "place" in states:
+            place = states["place"]
+            self._step = resumed_step(place, ranks=self.accelerator.num_processes, generate_every=self._generate_every)
+            self._buffered_inputs = send_to_device(place["rollouts"], self.accelerator.device)
+            for mode, values in place["metrics"].items():
+                self._metrics[mode].update(values)
+        parts = self._parts()
+        if self._prefetch is not None:
+            parts["prefetch"] = self._prefetch
+        for name, part in parts.items():
+            if name in states:
+                part.load_state_dict(states[name])
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         folder = Path(output_dir or str(self.args.output_dir))
@@ -574,9 +805,9 @@ class BasisTrainer(GRPOTrainer):
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
-        save_parts(output_dir, self.accelerator.process_index, self._parts())
+        self._save_parts(output_dir)
         if self.args.should_save:
-            settings.save(Path(output_dir), self._settings)
+            save_settings(Path(output_dir), self._settings)
         if self._critic is not None:
             self._critic.save(output_dir)
 
@@ -613,7 +844,7 @@ class BasisTrainer(GRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint_folder)
         if checkpoint_folder is not None:
             self._generation_batch = load_baseline(checkpoint_folder, self.baseline, self.dataset_identity)
-            load_parts(checkpoint_folder, self.accelerator.process_index, self._parts())
+            self._load_parts(checkpoint_folder)
             if self._critic is not None:
                 self._critic.load(checkpoint_folder)
             self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)
@@ -701,6 +932,23 @@ class BasisTrainer(GRPOTrainer):
         given = {tags} if isinstance(tags, str) else set(tags or [])
         given |= {*self._tag_names, *(getattr(self.model, "model_tags", None) or [])}
         self.publisher.write_card(model_name, dataset_name, given)
+
+
+# Each optional signal of a batch with what computes it, in this order on every rank, from the trainer, the rows and
+# TRL's output: this rank's part where the shape is (N, T) (`basis_rl.types.SIGNALS`), else the whole.
+SIGNALS: dict[str, Callable[[BasisTrainer, list[dict[str, Any]], dict[str, Any]], Any]] = {
+    "energies": lambda run, rows, output: run._energies and run._energies.take(output, run._old_log_probs),
+    "rollout_weights": lambda run, rows, output: rollout_weights(output),
+    "values": lambda run, rows, output: (
+        run._critic and run._critic.values(output, run._generation_batch, run._old_log_probs)
+    ),
+    "log_probs": lambda run, rows, output: run._old_log_probs(output),
+    "reward_parts": lambda run, rows, output: run._rewards_per_func,
+    "reward_weights": lambda run, rows, output: run.reward_weights,
+    "kl": lambda run, rows, output: run._kl_in_reward(output),
+    "greedy_rewards": lambda run, rows, output: run._greedy_rewards(rows),
+    "prompt_texts": lambda run, rows, output: gather_object([problem_text(row.get("prompt", "")) for row in rows]),
+}
 
 
 def _vllm(args: BasisConfig) -> AbstractContextManager[None]:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import trl.trainer.grpo_trainer
+from accelerate import Accelerator
 from accelerate.utils import gather_object
 from trl.chat_template_utils import parse_response
 
 from basis_rl.rewards import last_boxed
-from basis_rl.trainer.ports import TurnsRun
+from basis_rl.trainer.seams import attributes
 from basis_rl.trainer.tool_check import Pending
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -30,11 +29,35 @@ class Turns:
     whose rollouts end at different turns would wait for each other forever, or take each other's results. Here every
     turn begins with all ranks telling what they have left; the rows of all are shared out evenly and generated
     together; a rank that has finished helps the others until no rank has a row left.
+
+    Args:
+        accelerator: gathers.
+        tokenizer: of the policy.
+        tools: as functions.
+        max_completion_length: tokens of a rollout, over all turns.
+        room: ``room(longest, most)``, a context within which no more than `most` tokens are generated; by a server, no
+            more than `longest` with the prompt.
+        has_log_probs: whether the engine gives the log-probabilities of what it sampled (vLLM).
     """
 
-    def __init__(self, run: TurnsRun) -> None:
-        self.run = run
-        self._longest: int | None = None  # tokens of prompt and completion; within the loop over turns only
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        tokenizer: Any,
+        tools: Sequence[Any],
+        max_completion_length: int,
+        room: Callable[[int, int], AbstractContextManager[Any]],
+        *,
+        has_log_probs: bool,
+    ) -> None:
+        self.accelerator = accelerator
+        self.tokenizer = tokenizer
+        self.tools = tools
+        self.max_completion_length = max_completion_length
+        self.room = room
+        self.has_log_probs = has_log_probs
+        # Tokens of prompt and completion; within the loop over turns only.
+        self._longest: int | None = None
         self._generate: Generate | None = None
         self._failed_calls = 0
         self._void: list[bool] = []
@@ -47,7 +70,7 @@ class Turns:
     def first(self, prompt_ids: list[list[int]], completion_ids: list[list[int]]) -> list[list[dict[str, Any]]]:
         """The messages of first turns, a list for each rollout."""
         pairs = zip(prompt_ids, completion_ids, strict=True)
-        return [[parsed(self.run._tokenizer, ids, prefix, self.run.tools)] for prefix, ids in pairs]
+        return [[parsed(self.tokenizer, ids, prefix, self.tools)] for prefix, ids in pairs]
 
     def loop(
         self, trl_loop: Callable[..., tuple[Any, ...]], generate: Generate, prompts: Any, prompt_ids: list[list[int]],
@@ -60,7 +83,8 @@ class Turns:
             generate: TRL's `_generate_single_turn`.
             prompts: as TRL has them; `prompt_ids` and `args` likewise.
         """
-        self._longest, self._generate = max(map(len, prompt_ids)) + self.run.max_completion_length, generate
+        self._longest = max(map(len, prompt_ids)) + self.max_completion_length
+        self._generate = generate
         self._failed_calls = 0
         try:
             with reading_calls():
@@ -77,39 +101,30 @@ class Turns:
 
         Returns None when no rank has a row. A row that has no room left gets an empty completion.
         """
-        run = self.run
         everyone: list[tuple[list[list[int]], int]] = gather_object([(rows, self._longest)])
         longest = max(limit for _, limit in everyone)
         open_rows = [[row for row in theirs if len(row) < longest] for theirs, _ in everyone]
         waiting = [row for theirs in open_rows for row in theirs]
         if not any(theirs for theirs, _ in everyone):
             return None
-        rank, ranks = run.accelerator.process_index, run.accelerator.num_processes
+        rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
         answers: list[tuple[list[int], list[float]]] = []
         if waiting:
             assert self._generate is not None
             share = -(-len(waiting) // ranks)
             asked = waiting + [waiting[0]] * (share * ranks - len(waiting))  # all ranks ask for the same number
             mine = asked[rank * share : (rank + 1) * share]
-            with self._room(longest, max(longest - len(row) for row in asked)):
+            with self.room(longest, max(longest - len(row) for row in asked)):
                 ids, log_probs = self._generate(mine, None, {}, 1)
             answers = gather_object(list(zip(ids, log_probs or [[]] * len(ids), strict=True)))
         first = sum(map(len, open_rows[:rank]))
         own = iter(answers[first : first + len(open_rows[rank])])
         found = [next(own) if len(row) < longest else ([], []) for row in rows]
-        return [ids for ids, _ in found], [log_probs for _, log_probs in found] if run.use_vllm else None
-
-    def _room(self, longest: int, most: int) -> AbstractContextManager[Any]:
-        """Within it no more than `most` tokens are generated; by a server, no more than `longest` with the prompt."""
-        if self.run.use_vllm:
-            return patch.multiple(self.run.vllm_generation, max_completion_length=most, longest=longest)
-        config = copy.deepcopy(self.run.generation_config)
-        config.max_new_tokens = most
-        return patch.object(self.run, "generation_config", config)
+        return [ids for ids, _ in found], [log_probs for _, log_probs in found] if self.has_log_probs else None
 
     def take_answers(self, tool_messages: list[dict[str, Any]]) -> None:
         """Wait for the answers of a turn, all of whose calls have been begun, and make them harmless, in place."""
-        special = self.run._tokenizer.all_special_tokens
+        special = self.tokenizer.all_special_tokens
         for message in tool_messages:
             if isinstance(message["content"], Pending):
                 result = message["content"].answer.result()
@@ -119,16 +134,14 @@ class Turns:
                 message["content"] = harmless(message["content"], special)
             message["name"] = harmless(message["name"], special)
 
-    def log(self, completions: Sequence[list[dict[str, Any]]]) -> None:
-        """Log turns, calls and void turns of this rank's rollouts, over all ranks."""
+    def take_metrics(self, completions: Sequence[list[dict[str, Any]]]) -> dict[str, float]:
+        """Turns, calls and void turns of this rank's rollouts, over all ranks; which are void is kept."""
         self._void = [has_void_turn(messages) for messages in completions]
         turns = [sum(message["role"] == "assistant" for message in messages) for messages in completions]
         called = [any(message.get("tool_calls") for message in messages) for messages in completions]
-        device = self.run.accelerator.device
-        sums = torch.tensor([len(turns), sum(turns), sum(called), sum(self._void)], device=device)
-        rows, *totals = self.run.accelerator.reduce(sums, reduction="sum").tolist()
-        for name, total in zip(("turns", "used", "void"), totals, strict=True):
-            self.run.log_metric(f"tools/{name}", total / rows)
+        sums = torch.tensor([len(turns), sum(turns), sum(called), sum(self._void)], device=self.accelerator.device)
+        rows, *totals = self.accelerator.reduce(sums, reduction="sum").tolist()
+        return {f"tools/{name}": total / rows for name, total in zip(("turns", "used", "void"), totals, strict=True)}
 
     def drop_void(self, output: dict[str, Any]) -> None:
         """Take rollouts with a void turn out of the loss (SimpleTIR, Xue et al. 2025). Their rewards have counted in
@@ -136,12 +149,12 @@ class Turns:
         void = torch.tensor(self._void, device=output["tool_mask"].device)
         output["tool_mask"] = output["tool_mask"] * (~void)[:, None].to(output["tool_mask"].dtype)
         tokens = (output["completion_mask"] * output["tool_mask"]).sum()
-        output["num_items_in_batch"] = self.run.accelerator.gather(tokens).sum()
+        output["num_items_in_batch"] = self.accelerator.gather(tokens).sum()
 
 
-def reading_calls() -> AbstractContextManager[Any]:
+def reading_calls() -> AbstractContextManager[None]:
     """Within it, TRL reads calls of tools by `parsed`."""
-    return patch.object(trl.trainer.grpo_trainer, "parse_response", parsed)
+    return attributes(trl.trainer.grpo_trainer, parse_response=parsed)
 
 
 def parsed(tokenizer: Any, ids: list[int], *args: Any, **kwargs: Any) -> dict[str, Any]:

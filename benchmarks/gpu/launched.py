@@ -31,7 +31,7 @@ class Keep(OnCpus):
 
     def _advantages(self, inputs: Any, output: Any) -> Any:
         local = super()._advantages(inputs, output)
-        batch = self._unlearnt.newest
+        batch = self._pending.newest
         self.kept.append({"batch": dict(vars(batch)), "advantages": local.detach().cpu().clone()})
         return local
 

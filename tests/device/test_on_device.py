@@ -11,8 +11,8 @@ from basis_rl.baselines import OptimalTokenBaseline, Ppo, Rloo
 from basis_rl.functional.energy import logit_gradient_energy
 from basis_rl.samplers import Frontier
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.evaluating import random_numbers_kept
 from basis_rl.trainer.gather import gather_batch, local_rows
+from basis_rl.trainer.scoring import random_numbers_kept
 from benchmarks.energy_precision import exact, spread_model
 from tests.support.tiny import DEVICE, config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
 from tests.trainer.test_energies import Keep
@@ -97,7 +97,7 @@ class Watched(BasisTrainer):
     """Keeps the critic and the newest batch, as they were when the critic's values of it were asked for."""
 
     def _learn(self):
-        batch = self._unlearnt.newest
+        batch = self._pending.newest
         if batch is not None and batch.step in self._critic._kept:
             kept = {key: value.clone() for key, value in self._critic._kept[batch.step].items()}
             self.seen = (batch, kept, copy.deepcopy(self._critic.module).cpu())

@@ -8,23 +8,20 @@ from types import SimpleNamespace
 import torch
 from trl import GRPOTrainer
 
-from basis_rl.trainer.loss import PolicyLoss
+from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss
 from tests.support.tiny import config
 
 LENGTHS = (6, 3, 5, 1)
 
 
-class FakeRun:
-    """What `PolicyLoss` and TRL's loss read of a trainer; log-probabilities and entropies are leaves."""
-
-    get_gamma_weights = staticmethod(GRPOTrainer.get_gamma_weights)
-    get_off_policy_mask = staticmethod(GRPOTrainer.get_off_policy_mask)
-    get_high_entropy_mask = GRPOTrainer.get_high_entropy_mask
+class FakeRun(BasisTrainer):
+    """A trainer that has only what the loss reads; log-probabilities and entropies are leaves."""
 
     def __init__(self, objective, *, training=True, accumulation=1, aux=None, vllm=False, **settings):
         settings = {"gradient_accumulation_steps": accumulation, "steps_per_generation": 4, **settings}
         self.args = args = config("unused", max_completion_length=9, **settings)
-        self.loss_type = getattr(objective, "loss_type", "dapo")
+        self.loss_type = args.loss_type = getattr(objective, "loss_type", "dapo")
         self.importance_sampling_level = getattr(objective, "importance_sampling_level", "token")
         self.beta, self.max_completion_length = args.beta, args.max_completion_length
         self.epsilon_low, self.epsilon_high = args.epsilon, args.epsilon_high or args.epsilon
@@ -45,7 +42,11 @@ class FakeRun:
             pad_across_processes=lambda x, **kwargs: x,
         )
         self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
-        self.policy_loss = PolicyLoss(self, objective)
+        self.baseline = None
+        self._scored = None
+        self.policy_loss = PolicyLoss(objective, args, self.accelerator)
+        if self.policy_loss.own is not None:
+            self.loss_type = SILENT_LOSS_TYPE
         generator = torch.Generator().manual_seed(1)
         self.log_probs = (-0.2 - torch.rand(4, 6, generator=generator, dtype=torch.float64)).requires_grad_()
         self.entropy = torch.rand(4, 6, generator=generator, dtype=torch.float64).requires_grad_()
@@ -55,14 +56,9 @@ class FakeRun:
         """Those of the mode, as lists."""
         return dict(self._metrics["train" if self.model.training else "eval"])
 
-    def log_metric(self, name, value):
-        self._metrics["train" if self.model.training else "eval"][name].append(value)
-
-    def replace_metric(self, name, value):
-        self._metrics["train" if self.model.training else "eval"][name][-1] = value
-
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
-        self.policy_loss.scored(self.log_probs, self.entropy)
+        if self._scored is not None:
+            self._scored.append((self.log_probs, self.entropy))
         return self.log_probs, self.entropy, self.aux
 
     def trl_loss(self, model, inputs):
@@ -70,7 +66,7 @@ class FakeRun:
 
     def loss(self, inputs):
         """The policy's loss, and its gradients by log-probabilities and entropies."""
-        return self.with_gradients(self.policy_loss(self.trl_loss, self.model, inputs))
+        return self.with_gradients(self._compute_loss(self.model, inputs))
 
     def with_gradients(self, loss):
         found = torch.autograd.grad(loss, [self.log_probs, self.entropy], retain_graph=True, allow_unused=True)

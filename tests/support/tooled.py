@@ -91,7 +91,7 @@ class Kept(BasisTrainer):
                 "ids": self.completion_lists,
                 "mask": output["completion_mask"] * output["tool_mask"],
                 "advantages": local.clone(),
-                "batch": self._unlearnt.newest,
+                "batch": self._pending.newest,
             }
         )
         return local

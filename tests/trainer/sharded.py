@@ -48,7 +48,7 @@ class Keep(OnCpus):
         tokens = {
             key: output[key].clone() for key in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
         }
-        self.kept.append({"batch": vars(self._unlearnt.newest), "advantages": local.clone(), **tokens})
+        self.kept.append({"batch": vars(self._pending.newest), "advantages": local.clone(), **tokens})
         return local
 
 

@@ -46,11 +46,11 @@ class GivenRollouts(BasisTrainer):
 
     def _advantages(self, inputs, output):
         local = super()._advantages(inputs, output)
-        width = torch.tensor([self._unlearnt.newest.action_mask.shape[1]])
+        width = torch.tensor([self._pending.newest.action_mask.shape[1]])
         wide = local
         if local.ndim == 2:
             wide = torch.nn.functional.pad(local, (0, int(width) - local.shape[1]))
-        self.kept.append((self._unlearnt.newest, self.accelerator.gather(wide).clone()))
+        self.kept.append((self._pending.newest, self.accelerator.gather(wide).clone()))
         return local
 
 
@@ -162,7 +162,7 @@ class Refilled(BasisTrainer):
 
     def _advantages(self, inputs, output):
         local = super()._advantages(inputs, output)
-        batch = self._unlearnt.newest
+        batch = self._pending.newest
         sums = self.accelerator.gather((output["completion_ids"] * output["completion_mask"]).sum(1))
         self.kept.append({"prompt_ids": batch.prompt_ids, "rewards": batch.rewards, "sums": sums})
         return local

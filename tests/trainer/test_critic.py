@@ -34,7 +34,7 @@ class Watched(BasisTrainer):
 
     def _learn(self):
         critic = self._critic
-        for used_up, batch in self._unlearnt._waiting:
+        for used_up, batch in self._pending._waiting:
             if used_up <= self._step:
                 kept = {key: value.clone() for key, value in critic._kept[batch.step].items()}
                 self.seen.append((batch, kept, copy.deepcopy(critic.module), copy.deepcopy(critic.optimizer)))
@@ -145,7 +145,7 @@ def test_the_gradients_of_two_ranks_add_up_to_those_of_one(tmp_path):
 
         places = {"num_processes": ranks, "process_index": rank, "device": torch.device("cpu"), "reduce": reduce}
         accelerator = SimpleNamespace(**places, autocast=trained.accelerator.autocast)
-        critic.trainer = SimpleNamespace(args=trained.args, accelerator=accelerator)
+        critic.accelerator = accelerator
         critic._kept[batch.step] = {key: value[rows] if value.ndim else value for key, value in kept.items()}
         critic.learn(batch)
         return found
@@ -187,7 +187,9 @@ def test_the_module_does_not_depend_on_what_was_drawn_before(tmp_path):
     torch.manual_seed(99)
     after = torch.rand(3)
     torch.manual_seed(99)
-    again = Critic(trained, trained.baseline).module.state_dict()
+    policy = trained.accelerator.unwrap_model(trained.model)
+    given = (policy, trained.processing_class, trained.args, trained.accelerator)
+    again = Critic(trained.baseline, *given).module.state_dict()
     assert all(torch.equal(first[key], value) for key, value in again.items())
     assert torch.equal(torch.rand(3), after), "and nothing that is drawn later depends on it"
 
@@ -251,7 +253,8 @@ def test_the_policy_waits_while_the_critic_warms_up(tmp_path, tiny_path):
     assert still == [True] * 4 + [False] * 2
     modules = [seen[2].state_dict() for seen in trained.seen]
     assert not torch.equal(modules[0]["outer.bias"], modules[1]["outer.bias"])
-    trained.policy_loss, trained._generation_batch = lambda *args: torch.tensor(3.0), 1  # back in the warm-up
+    trained._own_loss, trained._generation_batch = lambda *args: torch.tensor(3.0), 1  # back in the warm-up
+    trained.policy_loss = SimpleNamespace(is_trl_alone=False)
     for mode, loss in ((True, 0.0), (False, 3.0)):
         assert float(trained._compute_loss(trained.model.train(mode), {})) == loss, "an evaluation tells its loss"
 

@@ -26,7 +26,7 @@ class Keep(BasisTrainer):
         chosen = probs.gather(-1, output["completion_ids"][..., None])[..., 0]
         local = super()._advantages(inputs, output)
         squares = (probs**2).sum(-1)
-        self.kept = (self._unlearnt.newest, (1 - 2 * chosen + squares).cpu(), squares.cpu())
+        self.kept = (self._pending.newest, (1 - 2 * chosen + squares).cpu(), squares.cpu())
         return local
 
 
@@ -69,7 +69,7 @@ class Passes(ScoringPass):
 
 
 def test_the_first_pass_of_a_recording_is_kept_and_no_other():
-    scoring, model = Passes(None), torch.nn.Identity()
+    scoring, model = Passes(), torch.nn.Identity()
     assert scoring.listen(model) is model
     for number in (1.0, 2.0):
         with scoring.recording():

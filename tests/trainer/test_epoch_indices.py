@@ -3,7 +3,7 @@
 import pytest
 from trl.trainer.utils import RepeatSampler
 
-from basis_rl.trainer.epoch_indices import EpochSampler
+from basis_rl.trainer.selection import EpochIndices
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -13,6 +13,6 @@ def test_a_resumed_epoch_is_that_of_a_run_from_the_start(shuffle):
     whole = [list(theirs) for _ in range(4)]
     assert (len({tuple(order) for order in whole}) > 1) == shuffle
     for epoch in (0, 3, 1):
-        ours = EpochSampler(epoch=lambda epoch=epoch: epoch, **given, shuffle=shuffle)
+        ours = EpochIndices(epoch=lambda epoch=epoch: epoch, **given, shuffle=shuffle)
         assert list(ours) == whole[epoch]
         assert list(ours) == whole[epoch], "as often as it is asked"

@@ -13,7 +13,7 @@ import yaml
 from basis_rl.cli.main import main
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.evaluating import EvalScores, random_numbers_kept
+from basis_rl.trainer.scoring import EvalScores, random_numbers_kept
 from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
 
 

@@ -133,40 +133,29 @@ class Engine:
         return self.applied
 
 
-def finite_gradients():
-    logged = []
-    run = SimpleNamespace(
-        args=SimpleNamespace(max_nonfinite_steps=2),
-        state=SimpleNamespace(global_step=7),
-        log_metric=lambda name, value: logged.append((name, value)),
-    )
-    return FiniteGradients(run), logged
-
-
 def test_what_deepspeed_tells_decides():
     for norm in (-1.0, 0.5, None):  # of a step that it left out; -1 as a rule
-        counted, logged = finite_gradients()
-        counted.check(Engine(applied=True), 1.0)
-        assert (counted.skipped, counted.in_a_row, logged) == (0, 0, [])
-        counted.check(Engine(applied=False), norm)
+        counted = FiniteGradients(2)
+        assert counted.keeps(Engine(applied=True), 1.0, 8)
+        assert (counted.skipped, counted.in_a_row) == (0, 0)
+        assert not counted.keeps(Engine(applied=False), norm, 8)
         assert (counted.skipped, counted.in_a_row) == (1, 1)
-        assert logged == [("gradient/skipped_steps", 1.0)]
     for norm in (math.nan, -1.0):
         with pytest.raises(NonFiniteGradients, match=r"step 8 are not finite, and DeepSpeed has applied them"):
-            counted.check(Engine(applied=True), norm)
+            counted.keeps(Engine(applied=True), norm, 8)
 
 
 @pytest.mark.parametrize("norm", [math.nan, math.inf, -1.0])
 def test_a_norm_that_is_not_finite_drops_the_gradients(norm):
-    counted, _ = finite_gradients()
+    counted = FiniteGradients(2)
     module = torch.nn.Linear(2, 1)
     module(torch.ones(1, 2)).sum().backward()
-    counted.check(module, norm)
+    assert not counted.keeps(module, norm, 8)
     assert all(parameter.grad is None for parameter in module.parameters())
-    counted.check(module, None)  # no clipping: nothing is known
-    counted.check(module, norm)
+    assert counted.keeps(module, None, 8)  # no clipping: nothing is known
+    assert not counted.keeps(module, norm, 8)
     with pytest.raises(NonFiniteGradients, match="2 steps in a row"):
-        counted.check(module, norm)
+        counted.keeps(module, norm, 8)
 
 
 def test_a_second_signal_kills_at_once_but_not_the_one_that_comes_twice(monkeypatch):
@@ -206,7 +195,7 @@ def test_a_rank_stops_when_another_one_was_asked(others, tmp_path):
     accelerator = SimpleNamespace(
         is_main_process=False, device=torch.device("cpu"), reduce=lambda asked, reduction: asked + others
     )
-    stopping, control = StopOnSignal(SimpleNamespace(accelerator=accelerator)), TrainerControl()
+    stopping, control = StopOnSignal(accelerator), TrainerControl()
     stopping.on_step_end(SimpleNamespace(output_dir=tmp_path, save_strategy="steps"), TrainerState(), control)
     assert stopping.stopped == control.should_training_stop == control.should_save == bool(others)
 

@@ -7,7 +7,9 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from basis_rl import types
 from basis_rl.data import prompt_id
+from basis_rl.trainer import trainer
 from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id
 from basis_rl.trainer.rewarding import total_rewards
 
@@ -33,6 +35,13 @@ def test_without_a_prompt_the_row_itself_has_an_id():
     assert ids[0] == ids[1] != ids[2]
 
 
+def test_every_signal_has_a_shape_and_somebody_who_computes_it():
+    assert set(trainer.SIGNALS) == set(types.SIGNALS) >= {"energies", "kl", "prompt_texts"}
+
+
+TEXTS = [f"question {i // 2}" for i in range(4)]
+
+
 @pytest.mark.parametrize("with_texts", [False, True])
 def test_a_batch_has_all_that_was_given_and_nothing_outside_the_mask(with_texts):
     numbers = 1.0 + torch.arange(12.0).reshape(4, 3)
@@ -44,15 +53,18 @@ def test_a_batch_has_all_that_was_given_and_nothing_outside_the_mask(with_texts)
         action_mask=MASK,
         num_generations=2,
         step=5,
-        reward_parts=(torch.arange(8.0).reshape(4, 2).double(), torch.tensor([1.0, 2.0])),
-        greedy_rewards=torch.tensor([0.5, 0.5, 1.0, 1.0]),
-        with_texts=with_texts,
-        **fields,
+        signals={
+            **fields,
+            "reward_parts": torch.arange(8.0).reshape(4, 2).double(),
+            "reward_weights": torch.tensor([1.0, 2.0]),
+            "greedy_rewards": torch.tensor([0.5, 0.5, 1.0, 1.0]),
+            "prompt_texts": TEXTS if with_texts else None,
+        },
     )
     assert batch.rewards.dtype == torch.float32
     assert batch.group_ids.tolist() == [0, 0, 1, 1]
     assert batch.prompt_ids == ["id 0", "id 0", "id 1", "id 1"]
-    assert batch.prompt_texts == ([f"question {i // 2}" for i in range(4)] if with_texts else None)
+    assert batch.prompt_texts == (TEXTS if with_texts else None)
     assert torch.equal(batch.action_mask, MASK.bool())
     for name, values in fields.items():
         assert torch.equal(getattr(batch, name), values * MASK), name

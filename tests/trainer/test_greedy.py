@@ -77,7 +77,7 @@ def test_greedy_rewards_are_those_of_greedy_decoding(continuous, tmp_path, tiny_
     assert not trainer._pending_metrics
 
 
-class FakeRun:
+class FakeRun(BasisTrainer):
     """A rank of a run: what it says to a prompt is told by how it was asked."""
 
     def __init__(self, accelerator, use_vllm, ranks):
@@ -87,7 +87,7 @@ class FakeRun:
         self.generation_config = GenerationConfig(do_sample=True, max_new_tokens=6, **drawn)
         self.spending, self.reward_weights = Spending(), torch.tensor([1.0, 0.5])
 
-    def rollouts_apart(self, prompts):
+    def _generate_unlogged(self, prompts):
         config = self.generation_config
         self.settings = {
             name: getattr(config, name) for name in ("do_sample", "temperature", "top_p", "top_k", "min_p")
@@ -96,7 +96,7 @@ class FakeRun:
         self.prompts = list(prompts)
         return [f"{prompt}!" for prompt in prompts], [[0] * int(prompt) for prompt in prompts], len(prompts) * 10
 
-    def scores_apart(self, rows, prompts, rollouts, token_ids):
+    def _scores_unlogged(self, rows, prompts, rollouts, token_ids):
         assert [row["prompt"] for row in rows] == prompts
         assert [f"{len(ids)}!" for ids in token_ids] == rollouts
         return self.ranks.accelerator(0).gather(torch.tensor([[float(prompt), 1.0] for prompt in prompts]))
@@ -110,7 +110,7 @@ def test_ranks_ask_for_as_many_and_every_row_gets_its_prompts_reward(use_vllm, m
 
     def work(rank):
         run = FakeRun(ranks.accelerator(rank), use_vllm, ranks)
-        return run, greedy.greedy_rewards(run, [{"prompt": prompt} for prompt in prompts[rank]])
+        return run, run._greedy_rewards([{"prompt": prompt} for prompt in prompts[rank]])
 
     found = ranks.run(work)
     for _, rewards in found:

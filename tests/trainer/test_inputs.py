@@ -16,7 +16,6 @@ from basis_rl.rewards.function import FunctionReward
 from basis_rl.rewards.overlong import OverlongReward
 from basis_rl.samplers import Uniform
 from basis_rl.trainer.inputs import as_baseline, as_config, as_dataset, as_rewards, as_sampler
-from basis_rl.trainer.quiet import quieten
 from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
 
 
@@ -30,7 +29,6 @@ def test_the_names_are_at_the_top_of_the_package():
 def test_a_run_from_python_leaves_and_says_what_the_command_does(tmp_path, capsys):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        quieten()
         trainer = BasisTrainer(
             model=tiny_model(),
             processing_class=tiny_tokenizer(),

@@ -12,7 +12,8 @@ from basis_rl.functional.kl import kl_estimate
 from basis_rl.functional.objectives import AGGREGATIONS, OF_LOSS_TYPE
 from basis_rl.objectives import OBJECTIVES, LossOutputs, TrlObjective, objective
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.loss import kl_in_reward, kl_loss, no_kl, without_old_log_probs
+from basis_rl.trainer.loss import without_old_log_probs
+from basis_rl.trainer.seams import attributes
 from tests.support.loss_run import FakeRun, micro_batch
 from tests.support.tiny import config, parity_reward, sums
 
@@ -104,7 +105,7 @@ def test_gpg_is_trls_loss_without_ratios(settings, vllm, tokens):
     assert {"entropy", "aux_loss"} <= set(kept)
     for key, value in kept.items():
         assert run.metrics[key] == pytest.approx(value, rel=1e-9), key
-    assert (run.beta, run.loss_type) == (trls.beta, trls.loss_type)
+    assert run.beta == trls.beta
 
 
 def test_the_masks_and_weights_of_that_test_act():
@@ -148,14 +149,11 @@ def test_an_own_objective_is_trls_where_it_is_the_same(settings, loss_type, trai
 @pytest.mark.parametrize("tools", [False, True], ids=["", "tools"])
 @pytest.mark.parametrize("loss_type", OF_LOSS_TYPE)
 def test_our_aggregation_of_the_kl_is_trls(loss_type, tools, training):
-    """TRL's own KL term, k3, against the same estimate through our `kl_loss`, on ragged rollouts."""
+    """TRL's own KL term, k3, against the same estimate through ours, on ragged rollouts."""
     settings = {"beta": 0.3, "use_bias_correction_kl": False, "accumulation": 2, "training": training}
     run, ours = FakeRun(TrlObjective(loss_type), **settings), FakeRun(TrlObjective(loss_type), **settings)
     inputs = micro_batch(tools=tools)
-    with no_kl(ours):
-        loss = ours.trl_loss(ours.model, inputs)
-    loss = loss + kl_loss(ours, inputs, ours.log_probs, OF_LOSS_TYPE[loss_type])
-    same(ours.with_gradients(loss), run.loss(inputs))
+    same(ours.with_gradients(ours._own_loss(ours.model, inputs)), run.loss(inputs))
     assert ours.metrics["kl"] == pytest.approx(run.metrics["kl"])
     assert run.metrics["kl"][0] > 0.1
 
@@ -189,18 +187,15 @@ def test_kl_in_the_reward_is_of_the_policy_that_sampled(old, estimator):
     output = micro_batch(old=old, tools=True)
     d = (output["old_per_token_logps"] if old else run.log_probs.detach()) - output["ref_per_token_logps"]
     expected = {"k1": d, "k2": d**2 / 2, "k3": (-d).exp() - 1 + d}[estimator]
-    torch.testing.assert_close(kl_in_reward(run, output).detach(), 0.3 * expected)
+    torch.testing.assert_close(run._kl_in_reward(output).detach(), 0.3 * expected)
     mask = (output["completion_mask"] * output["tool_mask"]).bool()
     assert run.metrics["kl"] == [pytest.approx(expected[mask].mean().item())]
-    assert kl_in_reward(FakeRun(GPG, beta=0.3), output) is None
-    assert kl_in_reward(FakeRun(GPG, kl_placement="reward"), output) is None
 
 
 def test_trls_own_loss_is_called_as_it_is():
-    inputs, kept = micro_batch(), []
-    run = FakeRun(OBJECTIVES["gspo"], beta=0.3)
-    run.policy_loss(lambda model, given: kept.append((model, given, run.beta)) or torch.zeros(()), run.model, inputs)
-    assert kept == [(run.model, inputs, 0.3)]
+    run, inputs = FakeRun(OBJECTIVES["gspo"], beta=0.3), micro_batch()
+    same(run.loss(inputs), run.with_gradients(run.trl_loss(run.model, inputs)))
+    assert run.policy_loss.is_trl_alone
 
 
 def test_metrics_of_an_own_objective():
@@ -264,15 +259,16 @@ def test_without_a_change_of_the_policy_the_ratio_is_1():
 
 
 def test_a_failed_scoring_pass_leaves_nothing_behind():
-    run = FakeRun(GPG)
+    run = FakeRun(GPG, beta=0.3)
 
-    def fails(model, inputs):
+    def fails(*args, **kwargs):
         raise RuntimeError("out of memory")
 
+    run._get_per_token_logps_and_entropies = fails
     with pytest.raises(RuntimeError, match="out of memory"):
-        run.policy_loss(fails, run.model, micro_batch())
-    assert (run.beta, run.loss_type) == (run.args.beta, "dapo")
-    assert run.policy_loss._recorded is None
+        run.loss(micro_batch())
+    assert run.beta == run.args.beta == 0.3
+    assert run._scored is None
 
 
 def test_aggregations_of_these_tests_are_all():
@@ -328,7 +324,8 @@ def test_own_objective_in_training_is_trls_of_the_same_formula(tmp_path, tiny_pa
 
     class AsTrl(Checked):
         def other(self, model, inputs):
-            return GRPOTrainer._compute_loss(self, model, inputs)
+            with attributes(self, loss_type="dapo"):
+                return GRPOTrainer._compute_loss(self, model, inputs)
 
     settings = {"beta": 0.1, "entropy_coef": 0.01, "num_iterations": 3, "gradient_accumulation_steps": 2}
     trainer = build(AsTrl, tmp_path, tiny_path, objective=ppo("token_mean"), max_steps=6, **settings)

@@ -202,27 +202,23 @@ def test_an_evaluation_neither_asks_ahead_nor_takes_what_was_asked(served, tmp_p
 
 
 class FakeRun:
-    """As much of a trainer as prefetch sees: 2 ranks, 12 prompts of which an epoch's order is known, G = 2."""
+    """A trainer's rows, and an engine: 2 ranks, 12 prompts of which an epoch's order is known, G = 2."""
 
     train_dataset = tuple({"prompt": f"{i}"} for i in range(12))
-    num_generations, num_iterations, _step = 2, 2, 0
-    selection = None
-    state = SimpleNamespace(global_step=0, max_steps=100)
-    args = SimpleNamespace(steps_per_generation=3, generation_batch_size=8, gradient_accumulation_steps=3)
+    num_generations = 2
+    selection, _epoch_order = None, (-1, [])
+    args = SimpleNamespace(generation_batch_size=8)
+    rows = BasisTrainer.rows
 
     def __init__(self, rank):
-        self.accelerator = SimpleNamespace(process_index=rank, num_processes=2, is_main_process=rank == 0)
-        self.stop_on_signal = SimpleNamespace(stopped=False)
-        self.vllm_generation, self.logged, self.asked, self.taken = self, [], [], (None, 0.5)
+        self.accelerator = SimpleNamespace(process_index=rank, num_processes=2)
+        self.asked, self.taken = [], (None, 0.5)
 
     def epoch_order(self, epoch):
         return [(i + epoch) % 12 for i in range(12) for _ in range(2)]
 
-    def _tokenize_prompts(self, prompts):
-        return [[int(prompt)] for prompt in prompts], None, {}
-
-    def log_metric(self, name, value):
-        self.logged.append((name, value))
+    def prefetch(self, is_main=True):
+        return Prefetch(self, self.rows, lambda prompts: [[int(prompt)] for prompt in prompts], is_main=is_main)
 
     def last_taken(self):
         return self.taken
@@ -240,25 +236,24 @@ class FakeRun:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_next_batch_is_asked_for_once_and_each_rank_asks_for_its_rows(rank):
     run = FakeRun(rank)
-    prefetch = Prefetch(run)
-    for run._step in range(0, 30, 2):  # micro-batches: a generation batch serves 3 x 2 of them
-        run.state = SimpleNamespace(global_step=run._step // 3, max_steps=10)
-        run.taken = (run.state.global_step - 2, 0.5) if run._step else (None, 0.0)
-        prefetch.after_generation()
+    prefetch, logged = run.prefetch(is_main=rank == 0), []
+    for micro_batch in range(0, 30, 2):  # a generation batch serves 6 of them, an optimizer step 3
+        step = micro_batch // 3
+        run.taken = (step - 2, 0.5) if micro_batch else (None, 0.0)
+        logged += prefetch.after_generation(micro_batch // 6, 4, 2, step).items()
     order = [(i + epoch) % 12 for epoch in range(2) for i in range(12) for _ in range(2)]
     batches = [order[k : k + 8][4 * rank : 4 * rank + 4] for k in range(8, 40, 8)]
     assert run.asked == [(batch, 2, 2 * k) for k, batch in enumerate(batches)], "and nothing after the last one"
     fresh = [("rollout/staleness", 0.0), ("rollout/waited", 0.0)]
     later = [("rollout/staleness", 2.0), ("rollout/waited", 0.5)]
-    assert run.logged == ([] if rank else fresh + 4 * later)
+    assert logged == ([] if rank else fresh + 4 * later)
 
 
 def test_state_is_waited_for_unless_the_run_was_told_to_stop():
     run = FakeRun(0)
-    prefetch = Prefetch(run)
-    assert prefetch.state_dict() == {"ahead": {"waited": True}}
-    run.stop_on_signal.stopped = True
-    assert prefetch.state_dict() == {"ahead": {"waited": False}}
+    prefetch = run.prefetch()
+    assert prefetch.state_dict(stopping=False) == {"ahead": {"waited": True}}
+    assert prefetch.state_dict(stopping=True) == {"ahead": {"waited": False}}
     prefetch.load_state_dict({"ahead": {"a": 1}})
     assert run.restored == {"a": 1}
     prefetch.drop()

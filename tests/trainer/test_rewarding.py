@@ -1,7 +1,6 @@
 """Reward functions that fail: one message, on every rank, before anything is learnt from them."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -68,9 +67,8 @@ def test_a_failure_on_one_rank_is_the_same_message_on_all(failing, monkeypatch):
     monkeypatch.setattr(rewarding, "gather_object", ranks.gather_object)
 
     def on(rank):
-        run = SimpleNamespace(accelerator=ranks.accelerator(rank))
-        guard = RewardGuard(run, ["first", "second"])
-        first, second = guard.guarded([good, bad if rank in failing else good])
+        guard = RewardGuard(ranks.accelerator(rank))
+        first, second = guard.guarded([good, bad if rank in failing else good], ["first", "second"])
         scored = [function(completions=["a"] * SIZE) for function in (first, second)]
         ranks.exchange(scored)  # TRL's collective, which every rank reaches
         guard.check()
@@ -105,8 +103,7 @@ def test_the_weighted_sum_must_be_finite_too():
 
 @pytest.mark.parametrize("row", [[0.5] * 4, [math.nan] * 4])
 def test_batches_without_a_difference_are_one_warning_or_the_end(row, caplog):
-    args = SimpleNamespace(max_uniform_batches=None)
-    counting = UniformRewards(SimpleNamespace(args=args, accelerator=SimpleNamespace(is_main_process=True)))
+    counting = UniformRewards(None)
     uniform, mixed = torch.tensor(row), torch.tensor([0.0, 1.0, math.nan, 0.0])
     for _ in range(9):
         counting.check(uniform)
@@ -115,11 +112,11 @@ def test_batches_without_a_difference_are_one_warning_or_the_end(row, caplog):
         counting.check(uniform)
     assert len(caplog.messages) == 1
     assert "In 10 generation batches in a row" in caplog.text
-    args.max_uniform_batches = 27
-    counting.load_state_dict(counting.state_dict())
-    counting.check(uniform)
+    resumed = UniformRewards(27)
+    resumed.load_state_dict(counting.state_dict())
+    resumed.check(uniform)
     with pytest.raises(RewardFailed, match="In 27 generation batches in a row"):
-        counting.check(uniform)
+        resumed.check(uniform)
 
 
 def test_a_reward_that_fails_ends_a_run_with_a_checkpoint(tmp_path):

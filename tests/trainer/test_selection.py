@@ -10,8 +10,7 @@ from basis_rl.baselines import BasisHistory, build_baseline
 from basis_rl.run.errors import SelectionFailed
 from basis_rl.samplers import Draw, Dynamic, Frontier, PromptSampler, Uniform, Variance, WeightedSampler, build_sampler
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.resample import Refill
-from basis_rl.trainer.selection import Selection, drawn
+from basis_rl.trainer.selection import Resampling, Selection, drawn
 from tests.support.ranks import Ranks
 from tests.support.tiny import config, named_baseline, parity_reward, sums, table_for, tiny_model, tiny_tokenizer
 from tests.trainer.test_resume import assert_same_end
@@ -32,8 +31,8 @@ class Noted(BasisTrainer):
         trained = super()._advantages(inputs, output)
         sampled = zip(output["completion_ids"], output["completion_mask"], strict=True)
         self.batches.append(SimpleNamespace(
-            ids=[row["prompt_id"] for row in inputs], belief=belief, trained=trained, batch=self._unlearnt.newest,
-            own=self.baseline.advantages(self._unlearnt.newest).values,
+            ids=[row["prompt_id"] for row in inputs], belief=belief, trained=trained, batch=self._pending.newest,
+            own=self.baseline.advantages(self._pending.newest).values,
             recomputed=[float(sum(ids[mask.bool()].tolist()) % 2) for ids, mask in sampled],
         ))  # fmt: skip
         return trained
@@ -141,7 +140,7 @@ def test_the_rollouts_of_a_prompt_have_rows_of_their_own():
     """What a tool says is added to a prompt in place."""
     selection = fake_selection()
     prompts = [[{"role": "user", "content": str(i)}] for i in range(16)]
-    selection.run.train_dataset = Dataset.from_dict({"prompt_id": [str(i) for i in range(16)], "prompt": prompts})
+    selection.dataset = Dataset.from_dict({"prompt_id": [str(i) for i in range(16)], "prompt": prompts})
     rows = selection.rows(0)
     assert all(row["prompt"] == [{"role": "user", "content": row["prompt_id"]}] for row in rows)
     rows[0]["prompt"].append("said")
@@ -161,13 +160,10 @@ class Believing:
 
 def fake_selection(rank=0, ranks=1, sampler=None, prompts=16, batch=8, rollouts=2):
     accelerator = SimpleNamespace(process_index=rank, num_processes=ranks)
-    logged = {}
-    fake = SimpleNamespace(
-        args=SimpleNamespace(generation_batch_size=batch, seed=1, num_generations=rollouts),
-        num_generations=rollouts, accelerator=accelerator, log_metric=logged.__setitem__, logged=logged,
-        train_dataset=Dataset.from_list([{"prompt_id": str(i), "prompt": str(i)} for i in range(prompts)]),
-    )  # fmt: skip
-    found = Selection(fake, sampler or Variance(), build_baseline("rloo"), *[[str(i) for i in range(prompts)]] * 2)
+    args = SimpleNamespace(generation_batch_size=batch, seed=1, num_generations=rollouts)
+    ids = [str(i) for i in range(prompts)]
+    dataset = Dataset.from_list([{"prompt_id": name, "prompt": name} for name in ids])
+    found = Selection(sampler or Variance(), build_baseline("rloo"), dataset, ids, args, accelerator)
     found.belief = Believing(torch.linspace(0, 1, prompts).flip(0) ** 2)
     return found
 
@@ -467,30 +463,24 @@ def refilled(number):
 
     def work(rank):
         selection = fake_selection(rank, number, Dynamic(max_refills=20), prompts=40, batch=16)
-        run = SimpleNamespace(
-            selection=selection, num_generations=2, accelerator=ranks.accelerator(rank), _generation_batch=0,
-            reward_weights=torch.ones(1), _pending_extra_logs={},
-        )  # fmt: skip
-        selection.run.accelerator = run.accelerator
+        selection.accelerator = ranks.accelerator(rank)
 
         def rewards(rows, prompts, completions, ids):
             assert [row["prompt"] for row in rows] == prompts == [text.split(":")[0] for text in completions]
             mine = [[float(int(p) >= 8 and k % 2)] for k, p in enumerate(prompts)]
-            return run.accelerator.gather(torch.tensor(mine))
-
-        run.score_rollouts = run.scores_apart = rewards
-        refill = Refill(run)
-        refill.inputs = selection.rows(0)
-        prompts = [row["prompt"] for row in refill.inputs]
+            return selection.accelerator.gather(torch.tensor(mine))
 
         def generate(asked):
             return ([[int(p)] for p in asked], [[int(p), 1] for p in asked], None, [f"{p}:a" for p in asked], None, {},
                     None, [])  # fmt: skip
 
-        result = refill.generate(generate, prompts)
-        assert [text.split(":")[0] for text in result[3]] == prompts == [row["prompt"] for row in refill.inputs]
+        resampling = Resampling(selection, generate, rewards, rewards, torch.ones(1))
+        resampling.inputs = selection.rows(0)
+        prompts = [row["prompt"] for row in resampling.inputs]
+        result = resampling.generated(prompts, 0, {})
+        assert [text.split(":")[0] for text in result[3]] == prompts == [row["prompt"] for row in resampling.inputs]
         assert [ids[0] for ids in result[0]] == [ids[0] for ids in result[1]] == [int(p) for p in prompts]
-        return prompts, refill.take()
+        return prompts, resampling.take_rewards()
 
     found = ranks.run(work)
     for each in found:

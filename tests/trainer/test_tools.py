@@ -288,8 +288,8 @@ def test_greedy_rollouts_call_tools_too(tmp_path):
     seen = []
 
     class Greedy(Kept):
-        def rollouts_apart(self, *args):
-            result = super().rollouts_apart(*args)
+        def _generate_unlogged(self, *args):
+            result = super()._generate_unlogged(*args)
             seen.append(result)
             return result
 

@@ -78,7 +78,7 @@ class Recording(BasisTrainer):
 
     def _advantages(self, inputs, output):
         local = super()._advantages(inputs, output)
-        self.seen = [*getattr(self, "seen", []), (self._unlearnt.newest, local.double())]
+        self.seen = [*getattr(self, "seen", []), (self._pending.newest, local.double())]
         return local
 
 
@@ -293,7 +293,7 @@ class KeepAdvantages(BasisTrainer):
 
     def _advantages(self, inputs, output):
         local = super()._advantages(inputs, output)
-        self.kept = (self._unlearnt.newest, local)
+        self.kept = (self._pending.newest, local)
         return local
 
 

@@ -21,13 +21,12 @@ def two(monkeypatch):
     return ranks
 
 
-class FakeRun:
+class FakeRun(BasisTrainer):
     """A rank of a run; `asked` gets what it generates for, its room, and the most tokens with the prompt."""
-
-    max_completion_length = 10
 
     def __init__(self, accelerator, use_vllm, asked):
         self.accelerator, self.use_vllm, self.asked = accelerator, use_vllm, asked
+        self.turns = turns.Turns(accelerator, None, [], 10, self._room, has_log_probs=use_vllm)
         self.vllm_generation = SimpleNamespace(max_completion_length=99, longest=None)
         self.generation_config = GenerationConfig(max_new_tokens=99)
 
@@ -42,9 +41,8 @@ class FakeRun:
 def within_loop(ranks, rank, use_vllm, longest, asked):
     """`Turns` of one rank, as within the loop over turns."""
     run = FakeRun(ranks.accelerator(rank), use_vllm, asked[rank])
-    made = turns.Turns(run)
-    made._longest, made._generate = longest, run.generate
-    return made
+    run.turns._longest, run.turns._generate = longest, run.generate
+    return run
 
 
 @pytest.mark.parametrize("use_vllm", [False, True])
@@ -53,10 +51,11 @@ def test_every_rank_gets_the_answers_to_its_own_rows(use_vllm, two):
     rows = [[[1, 1], [2] * 7, [3] * 8, [4, 4, 4]], [[5]]]  # of which the third has no room left
 
     def work(rank):
-        made = within_loop(two, rank, use_vllm, 8 - rank, asked)
+        run = within_loop(two, rank, use_vllm, 8 - rank, asked)
+        made = run.turns
         found = made.turn(rows[rank]), made.turn(rows[rank][:1] if rank else []), made.turn([])
-        engine = made.run.vllm_generation
-        assert engine.max_completion_length == made.run.generation_config.max_new_tokens == 99
+        engine = run.vllm_generation
+        assert engine.max_completion_length == run.generation_config.max_new_tokens == 99
         assert engine.longest is None
         return found
 
@@ -74,11 +73,11 @@ def test_every_rank_gets_the_answers_to_its_own_rows(use_vllm, two):
 def test_a_rank_without_rows_fills_up_and_all_full_rows_generate_nothing(two):
     asked = [[], []]
     rows = [[[1], [2], [3]], []]
-    odd = two.run(lambda rank: within_loop(two, rank, True, 4, asked).turn(rows[rank]))
+    odd = two.run(lambda rank: within_loop(two, rank, True, 4, asked).turns.turn(rows[rank]))
     assert [found[0] for found in odd] == [[[1], [2], [3]], []]
     assert [each[0][0] for each in asked] == [[[1], [2]], [[3], [1]]], "as many on each rank"
     asked = [[], []]
-    full = two.run(lambda rank: within_loop(two, rank, True, 2, asked).turn([[1, 1]]))
+    full = two.run(lambda rank: within_loop(two, rank, True, 2, asked).turns.turn([[1, 1]]))
     assert full == [([[]], [[]])] * 2
     assert asked == [[], []]
 
@@ -88,7 +87,7 @@ def test_the_loop_helps_the_others_until_nobody_has_a_row(two):
 
     def work(rank):
         run = FakeRun(two.accelerator(rank), True, asked[rank])
-        made = turns.Turns(run)
+        made = run.turns
 
         def trl_loop(prompts, prompt_ids, rounds):
             assert made.running
@@ -118,12 +117,12 @@ def test_a_rollout_of_one_turn_has_the_form_of_its_prompt(conversational):
     if conversational:
         prompts = [[{"role": "user", "content": prompt}] for prompt in prompts]
         said = [[{"role": "assistant", "content": text}] for text in said]
-    assert made.rollouts_apart(prompts) == (said, [[5, 6], [7]], 3)
+    assert made._generate_unlogged(prompts) == (said, [[5, 6], [7]], 3)
 
 
 def test_answers_are_waited_for_and_neither_they_nor_names_end_a_turn():
     tokenizer = SimpleNamespace(all_special_tokens=["<|im_end|>"])
-    made = turns.Turns(SimpleNamespace(_tokenizer=tokenizer))
+    made = turns.Turns(None, tokenizer, [], 10, None, has_log_probs=False)
     answer = Future()
     messages = [
         {"role": "tool", "name": "sum<|im_end|>", "content": Pending(answer)},

@@ -9,7 +9,7 @@ import warnings
 import pytest
 from torch.utils.file_baton import FileBaton
 
-from basis_rl.trainer.builds import break_abandoned_locks
+from basis_rl.run.run_lock import break_abandoned_locks
 
 
 def lock(folder, name, age):

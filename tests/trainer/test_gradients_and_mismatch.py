@@ -4,10 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate import DistributedType
+from accelerate import Accelerator, DistributedType
 
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.stability import GradientMonitor, log_rollout_mismatch, rollout_weights
+from basis_rl.trainer.faults import GradientMonitor
+from basis_rl.trainer.scoring import rollout_mismatch, rollout_weights
 from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
 
 
@@ -71,21 +72,15 @@ def test_the_noise_of_two_ranks_is_that_of_all_their_micro_batches():
         num_processes=2,
         reduce=lambda power, reduction: power + (others**2).sum() if reduction == "sum" else None,
     )
-    weight, logged = torch.nn.Parameter(torch.zeros(3)), {}
-    run = SimpleNamespace(
-        accelerator=accelerator,
-        args=SimpleNamespace(fp16=False),
-        model=torch.nn.ParameterList([weight]),
-        log_metric=logged.__setitem__,
-    )
-    monitor = GradientMonitor(run)
+    weight = torch.nn.Parameter(torch.zeros(3))
+    monitor = GradientMonitor(torch.nn.ParameterList([weight]), accelerator, fp16=False)
     for _ in range(2):  # two steps, so that nothing is left of the first
         for gradient in own:
             (weight * gradient).sum().backward()
             monitor.count()
         each = 2 * torch.cat([own, others]).double()
         mean = each.mean(dim=0)
-        monitor.close(float(mean.norm()))
+        logged = monitor.close(float(mean.norm()))
         assert logged.pop("gradient/total_power") == pytest.approx(float((each**2).sum(dim=1).mean()), rel=1e-5)
         assert logged.pop("gradient/signal") == pytest.approx(float(mean @ mean), rel=1e-5)
         variance = ((each - mean) ** 2).sum() / (4 - 1) / 4
@@ -111,45 +106,39 @@ def mismatched():
     }
 
 
-def test_rollout_mismatch_by_hand(tmp_path):
-    trainer = build(BasisTrainer, tmp_path)
-    log_rollout_mismatch(trainer, mismatched())
+def test_rollout_mismatch_by_hand():
     rows = [[-0.1, 0.2, -0.3], [0.0, -0.1], [0.0, -0.1, -0.2]]  # the token without a log-probability is left out
     flat = torch.tensor([d for row in rows for d in row], dtype=torch.float64)
-    found = {key: values[-1] for key, values in trainer._metrics["train"].items()}
+    found = rollout_mismatch(Accelerator(cpu=True), mismatched())
     assert found["rollout/kl"] == pytest.approx(float((flat.exp() - 1 - flat).mean()), abs=1e-6)
     assert found["rollout/log_ppl_gap"] == pytest.approx(sum(abs(sum(r) / len(r)) for r in rows) / 3, abs=1e-6)
     assert found["rollout/masked"] == pytest.approx(1 / 3)
     assert rollout_weights(mismatched()).tolist() == [[pytest.approx(w)] * 4 for w in (0.8, 0.0, 1.1)]
 
 
-def test_tool_output_is_no_part_of_the_mismatch(tmp_path):
+def test_tool_output_is_no_part_of_the_mismatch():
     """As if it were padding, though the engine gives it a log-probability."""
-    trainer = build(BasisTrainer, tmp_path)
+    accelerator = Accelerator(cpu=True)
     tool_mask = torch.tensor([[1, 0, 1, 1], [1, 1, 1, 1], [0, 1, 1, 0]])
     plain = mismatched()
-    log_rollout_mismatch(trainer, {**plain, "completion_mask": plain["completion_mask"] * tool_mask})
-    log_rollout_mismatch(trainer, {**plain, "tool_mask": tool_mask})
-    log_rollout_mismatch(trainer, plain)
-    for key in ("rollout/kl", "rollout/log_ppl_gap", "rollout/masked"):
-        expected, found, other = trainer._metrics["train"][key]
-        assert found == expected
-        assert found != other or key == "rollout/masked"
+    expected = rollout_mismatch(accelerator, {**plain, "completion_mask": plain["completion_mask"] * tool_mask})
+    found = rollout_mismatch(accelerator, {**plain, "tool_mask": tool_mask})
+    other = rollout_mismatch(accelerator, plain)
+    assert found == expected
+    assert all(found[key] != other[key] for key in ("rollout/kl", "rollout/log_ppl_gap"))
 
 
-def test_a_rollout_with_some_weights_of_0_is_not_silenced(tmp_path):
-    trainer = build(BasisTrainer, tmp_path)
+def test_a_rollout_with_some_weights_of_0_is_not_silenced():
     weights = torch.tensor([[0.0, 1.0, 0.0, 1.0], [0.0, 0.0, 1.0, 1.0], [1.0, 1.0, 1.0, 0.0]])
-    log_rollout_mismatch(trainer, {**mismatched(), "importance_sampling_ratio": weights})
-    assert trainer._metrics["train"]["rollout/masked"][-1] == pytest.approx(1 / 3)  # the second: padding aside
+    found = rollout_mismatch(Accelerator(cpu=True), {**mismatched(), "importance_sampling_ratio": weights})
+    assert found["rollout/masked"] == pytest.approx(1 / 3)  # the second: padding aside
 
 
 @pytest.mark.parametrize("kind", [DistributedType.DEEPSPEED, DistributedType.FSDP, DistributedType.NO])
 def test_sharded_or_scaled_gradients_are_refused(kind):
-    args = SimpleNamespace(fp16=kind == DistributedType.NO)
-    run = SimpleNamespace(accelerator=SimpleNamespace(distributed_type=kind), args=args)
+    accelerator = SimpleNamespace(distributed_type=kind)
     with pytest.raises(ValueError, match="log_gradient_variance does not work with"):
-        GradientMonitor(run)
+        GradientMonitor(torch.nn.Linear(1, 1), accelerator, fp16=kind == DistributedType.NO)
 
 
 def test_nothing_is_logged_where_the_engine_gives_no_log_probabilities(tmp_path):

@@ -1,0 +1,25 @@
+"""The one way in which a setting of TRL's is another one for a moment; `seams.md` lists what is treated so, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def attributes(owner: Any, **values: Any) -> Iterator[None]:
+    """Within it, `owner` has these attributes: for what TRL reads from an object or a module and takes no argument for.
+
+    Args:
+        owner: an object or a module of TRL's, which has the attributes already.
+        **values: by name.
+    """
+    before = {name: getattr(owner, name) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
