@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from studies.policy import report as policy_report
-from studies.policy import study as policy_study
 from studies.training import levels
 
 
@@ -78,14 +77,3 @@ def test_the_best_rate_of_the_reference_is_that_of_its_highest_mean():
     assert basis["row"] == "basis"
     assert (basis["never"], basis["never_best"]) == (1, 1)  # 0.9 with the second seed; 0.8 with the first
     assert basis["to_best"]["median"] > basis["to_reference"]["median"]
-
-
-def test_the_whole_worked_study_has_one_objective():
-    whole = policy_study.parse(["--worked"])
-    assert policy_study.parse(["--worked", "--objectives", "grpo"]) == whole
-    assert (whole.objectives, whole.start, whole.study) == (["grpo"], 0.25, "policy_study_worked")
-    assert policy_study.parse([]).objectives == list(policy_study.OBJECTIVES)
-    sampler = policy_study.parse(["--sampler"])
-    assert (sampler.objectives, sampler.study) == (["grpo"], "policy_study_sampler")
-    assert sampler.rows == policy_study.PAIRS
-    assert not {policy_study.LCB, *policy_study.SAMPLED} & {*whole.rows}

@@ -96,18 +96,6 @@ def test_prompts_and_rollouts_are_of_one_length_and_known_words():
         assert task.reward([text], [shown.rsplit("= ", 1)[1].removesuffix(f" {task.END}")]) == [1.0]
 
 
-def test_rollouts_of_each_family_are_counted():
-    counts = {"easy": 0, "hard": 0}
-    counted = task.counting(counts)
-    assert counted(completions=["= 1 2", "= 1 2", ""], solution=["1 2"] * 3, family=["easy", "hard", "easy"]) == [
-        1,
-        1,
-        0,
-    ]
-    counted(completions=[""], solution=["1 2"], family=["easy"], prompts=[""])
-    assert counts == {"easy": 3, "hard": 1}
-
-
 def fake_run(row, sampler, rate, seed, accuracy):
     rollouts = [100 * i for i in range(len(accuracy))]
     scores = {"hard": accuracy, "pass@8 hard": accuracy, "easy": accuracy}
@@ -145,6 +133,8 @@ def test_each_row_is_judged_at_its_own_best_rate_against_the_best_level_of_group
     assert sum("**" in line for line in shown) == 3
     assert len({line.count("|") for line in shown}) == 1  # every line of the Markdown table has all columns
     assert report.table([]) == "no runs yet"
+    (alone,) = report.summary(runs[-1:], "hard")  # without groups there are no levels
+    assert (alone["best"], alone["to"]) == (True, {})
 
 
 def test_the_median_run_must_reach_the_level_not_the_fastest():
@@ -156,11 +146,6 @@ def test_the_median_run_must_reach_the_level_not_the_fastest():
     lines = {(line["row"], line["learning_rate"]): line for line in report.summary(runs, "hard")}
     assert lines["none", 1e-3]["best"]
     assert lines["none", 3e-3]["to"]["0.9"]["never"] == 2
-
-
-def test_a_summary_without_groups_has_no_levels():
-    (line,) = report.summary([fake_run("none", "uniform", 1e-3, 0, rising(0.3, 8))], "hard")
-    assert (line["best"], line["to"]) == (True, {})
 
 
 def test_every_row_of_a_study_has_all_rates_and_seeds(tmp_path):
@@ -192,9 +177,13 @@ def test_a_run_is_measured_by_rollouts_and_ends_with_its_budget():
     assert stopped == 450
 
 
+def test_rollouts_of_each_family_are_counted():
+    counts = {"easy": 0, "hard": 0}
+    counted = task.counting(counts)
+    told = counted(completions=["= 1 2", "= 1 2", ""], solution=["1 2"] * 3, family=["easy", "hard", "easy"])
+    assert (told, counts) == ([1, 1, 0], {"easy": 2, "hard": 1})
+
+
 def test_samplers_are_named_with_their_exponents():
     sampler = study.sampler_of("frontier 2:1")
     assert (type(sampler).__name__, sampler.hard, sampler.easy) == ("Frontier", 2.0, 1.0)
-    for name in study.SAMPLERS:
-        plain = study.sampler_of(name)
-        assert (plain.parameters == study.sampler_of(name.split()[0]).parameters) == (" " not in name)

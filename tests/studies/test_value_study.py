@@ -117,11 +117,6 @@ def test_rollouts_are_kept_for_their_plan_and_no_other(tmp_path, monkeypatch):
         value_study.kept_rollouts(replace(plan, table=plan.table + 1), tmp_path)
 
 
-def test_families_are_digits_and_sign():
-    found = {family(f"... problem: {text} =") for text in ("3 + 4", "3 - 4", "3 + 44", "3 - 44", "33 + 4", "33 - 44")}
-    assert found == {0, 1, 2, 3, 4, 7}
-
-
 @pytest.mark.parametrize("moved", [0.0, 1.5])
 def test_drift_finds_a_common_shift_and_what_is_beside_it(moved):
     rng = np.random.default_rng(2)
@@ -132,3 +127,8 @@ def test_drift_finds_a_common_shift_and_what_is_beside_it(moved):
     found = va.drift(before, now)
     assert found["shift"] == pytest.approx(moved, abs=0.05)
     assert found["spread"] == pytest.approx(0.8, abs=0.05)
+
+
+def test_families_are_digits_and_sign():
+    found = {family(f"... problem: {text} =") for text in ("3 + 4", "3 - 4", "3 + 44", "3 - 44", "33 + 4", "33 - 44")}
+    assert found == {0, 1, 2, 3, 4, 7}

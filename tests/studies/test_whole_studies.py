@@ -54,17 +54,6 @@ def test_a_warm_start_is_used_again_for_its_own_problems_and_settings_only(tmp_p
     assert model.read_bytes() == made
 
 
-def test_the_worked_policy_is_warm_started_until_its_own_answers_are_right(monkeypatch):
-    monkeypatch.setattr(worked_sums, "accuracy", lambda *args: 0.3)
-    few = problems(60)
-    ended, short, whole = (
-        worked_sums.worked_policy(few, 0, until, max_steps=steps, every=2)[0].state_dict()["lm_head.weight"]
-        for until, steps in ((0.3, 4), (0.4, 2), (0.4, 4))
-    )
-    assert torch.equal(ended, short)
-    assert not torch.equal(ended, whole)
-
-
 def test_values_and_variance_are_measured_on_the_selection_study_s_policy(tmp_path, monkeypatch):
     folders = ["--output", str(tmp_path / "run"), "--results", str(tmp_path)]
     value_study.main(["--quick", "--selection", "--seeds", "0", *folders])
