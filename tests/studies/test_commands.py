@@ -1,4 +1,4 @@
-"""Every benchmark and study is found: by its command, by its first lines, by its README; imports run one way."""
+"""Every benchmark and study has a help, every command that a text names exists; imports run one way."""
 
 import ast
 import importlib
