@@ -103,7 +103,7 @@ gpu-wheels: install
 
 # Those of the papers' claims that take minutes; the others, which train many runs, by their own commands.
 studies: install
-	@for name in simulated_mse otb.tail quickstart_seeds; do $(BIN)/python -m studies.$$name || exit 1; done
+	@for name in simulated_mse otb_tail quickstart_seeds; do $(BIN)/python -m studies.$$name || exit 1; done
 
 clean:
 	rm -rf .venv runs

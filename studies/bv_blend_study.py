@@ -25,8 +25,8 @@ from torch import Tensor
 
 from basis_rl.baselines import BVBlend
 from basis_rl.clusters.encoder import Encoder
-from benchmarks.common import one_thread, save
-from studies.runs import placed, study_parser
+from benchmarks.common import one_thread
+from studies.runs import placed, save_table, study_parser
 from studies.simulated_mse import QUICK, Scale, error, run
 
 SIZES = (1, 8, 32, 128, 300)  # sizes of the codebooks that runs are simulated with
@@ -93,11 +93,10 @@ def main(argv: list[str] | None = None) -> None:
     torch.manual_seed(0)
     logits = torch.tensor(1.8 - 0.9 * levels) + 1.2 * torch.randn(len(levels)).double()
     spread = float(torch.sigmoid(logits + TILT / 2).std())
-    results: dict[str, Any] = {"prompts": len(levels), "std_of_values": spread}
     print(f"{len(levels)} prompts, standard deviation of V half-way {spread:.2f}")
     finest = len(levels) // 2 if options.quick else max(SHARES)
-    results["held_out_share"] = {k: held_out_share(vectors, levels, k) for k in SHARES if k <= finest}
-    for k, share in results["held_out_share"].items():
+    shares = {k: held_out_share(vectors, levels, k) for k in SHARES if k <= finest}
+    for k, share in shares.items():
         print(f"K = {k:4}: {share:.3f} of the variance of the level of unseen problems")
     codebooks = {k: KMeans(k, n_init=1, random_state=0).fit(vectors).labels_.tolist() for k in SIZES if k <= finest}
     codebooks[len(levels)] = list(range(len(levels)))  # every prompt for itself
@@ -105,7 +104,7 @@ def main(argv: list[str] | None = None) -> None:
         {"confidence": 0.0}, {"confidence": "count"}, {"confidence": "scale"}, {"mapping": "inverse"},
         {"mapping": "linear"}, {"decay": 0.1}, {"decay": 0.5}, {"prior_mass": 8.0}, {"prior_variance": 0.05},
     ]  # fmt: skip
-    results["simulated"] = []
+    rows = []
     print("   G     K   MSE first, last   signal  confidence  parameters")
     for group in (1, 4, 8):
         cases: list[tuple[int, dict[str, Any]]] = [
@@ -116,10 +115,11 @@ def main(argv: list[str] | None = None) -> None:
             if k not in codebooks:
                 continue
             found = simulate(logits, codebooks[k], group, **{"rollouts": scale.rollouts, **params}, scale=scale)
-            results["simulated"].append({"group": group, "k": k, "params": params, **found})
+            rows.append({"group": group, "k": k, "params": params, **found})
             errors = f"{found['first']:.4f}  {found['mse']:.4f}"
             print(f"{group:4} {k:5}  {errors}   {found['effective_signal']:.3f}   {found['confidence']:.2f}  {params}")
-    save("bv_blend_study", results, options.results)
+    facts = {"prompts": len(levels), "std_of_values": spread, "held_out_share": shares}
+    save_table("bv_blend_study", facts, rows, options.results)
 
 
 if __name__ == "__main__":

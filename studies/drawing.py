@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ def panels(path: Path, rows: int, columns: int, *, width: float = 4.6, height: f
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+    from PIL import Image
 
     with matplotlib.rc_context({"font.size": 10, "font.family": "sans-serif"}):
         figure, grid = plt.subplots(rows, columns, figsize=(width * columns, height * rows), squeeze=False)
@@ -35,6 +36,8 @@ def panels(path: Path, rows: int, columns: int, *, width: float = 4.6, height: f
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=110, facecolor="white", bbox_inches="tight", pad_inches=0.08)
         plt.close(figure)
+    with Image.open(path) as picture:
+        picture.convert("RGB").quantize(128).save(path, optimize=True)  # a third of the size
     print(f"plot: {path}")
 
 
@@ -54,16 +57,6 @@ def title(axis: Any, text: str, x: str, y: str) -> None:
     axis.set_title(text, fontsize=11, loc="left")
     axis.set_xlabel(x)
     axis.set_ylabel(y)
-
-
-def log_scale(axis: Any) -> None:
-    """Make the y axis logarithmic, with plain numbers."""
-    from matplotlib import ticker
-
-    axis.set_yscale("log")
-    axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-    axis.yaxis.set_minor_formatter(ticker.NullFormatter())
 
 
 def thousands(axis: Any) -> None:
@@ -86,6 +79,15 @@ def beside(axis: Any, of: Any | None = None) -> None:
     """Draw the legend of `of` (by default of `axis` itself) to the right of `axis`, where it covers no curve."""
     handles, labels = (of or axis).get_legend_handles_labels()
     axis.legend(handles, labels, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def curves(axis: Any, pairs: Sequence[tuple[Sequence[float], Sequence[float]]], index: int, label: str) -> None:
+    """`band` of pairs of x and y, cut to the shortest; x is the mean over seeds. Does nothing without pairs."""
+    import numpy as np
+
+    if pairs:
+        count = min(len(y) for _, y in pairs)
+        band(axis, np.mean([x[:count] for x, _ in pairs], axis=0), [y[:count] for _, y in pairs], index, label)
 
 
 def band(axis: Any, x: ArrayLike, curves: ArrayLike, index: int, label: str) -> None:

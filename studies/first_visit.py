@@ -41,10 +41,10 @@ from basis_rl.data import problem_text
 from basis_rl.functional.history import expected_sigmoid
 from basis_rl.functional.regression import hashed_words, predicted_logits, regression_update
 from basis_rl.rewards import MathVerifyReward
-from benchmarks.common import one_thread, save
+from benchmarks.common import one_thread
 from benchmarks.trainers import quiet
 from studies import small_policy, training, worked_sums
-from studies.runs import Planned, kept_runs, placed, study_parser
+from studies.runs import Planned, kept_runs, placed, save_table, study_parser
 from studies.selection import task as selection
 
 POLICIES = ("quickstart", "worked", "selection")
@@ -134,7 +134,7 @@ def regression_errors(features: list[np.ndarray], rewards: list[np.ndarray], val
 
 
 def run(scale: Scale, policy: str, seed: int, output: Path) -> dict[str, Any]:
-    """Train once and measure; returns the errors by batch."""
+    """Train once and measure; returns `errors_of` what was seen."""
     folder, chosen = output / f"{policy}-seed{seed}", setting(policy, scale, seed)
     chosen.make(folder / "warm_start")
     model = AutoModelForCausalLM.from_pretrained(folder / "warm_start", dtype=torch.float32)
@@ -158,8 +158,8 @@ def run(scale: Scale, policy: str, seed: int, output: Path) -> dict[str, Any]:
     return errors_of(trainer.visits, scale.rollouts)
 
 
-def errors_of(visits: list[dict[str, Any]], rollouts: int) -> dict[str, Any]:
-    """Errors of each estimator by batch, minus the noise of the measured values; and the values' mean and spread."""
+def errors_of(visits: list[dict[str, Any]], rollouts: int) -> dict[str, dict[str, float]]:
+    """Mean error of each estimator over all batches and over the last third, minus the noise of the measured values."""
     rewards, values = ([each[key] for each in visits] for key in ("rewards", "values"))
     states = {name: [each[name] for each in visits] for name in ("hidden", "start")}
     unit = {name: [h / np.linalg.norm(h, axis=1, keepdims=True) for h in each] for name, each in states.items()}
@@ -170,33 +170,16 @@ def errors_of(visits: list[dict[str, Any]], rollouts: int) -> dict[str, Any]:
         **{name: regression_errors(features, rewards, values) for name, features in unit.items()},
         "words": regression_errors([words(each["prompts"]) for each in visits], rewards, values),
     }
+    below = {name: [e - n for e, n in zip(each, noise, strict=True)] for name, each in errors.items()}
+    late = 2 * len(visits) // 3
     return {
-        "errors": {name: [e - n for e, n in zip(each, noise, strict=True)] for name, each in errors.items()},
-        "mean_value": [float(v.mean()) for v in values],
-        "spread": [float(v.std()) for v in values],
+        "all": {name: float(np.mean(each)) for name, each in below.items()},
+        "last third": {name: float(np.mean(each[late:])) for name, each in below.items()},
     }
 
 
-def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Mean errors of each run, over all batches and over the last third, as shares of the batch mean's."""
-    lines = []
-    for each in runs:
-        line = {"policy": each["policy"], "seed": each["seed"]}
-        for name, part in (("all", 0.0), ("last third", 2 / 3)):
-            found = {key: float(np.mean(e[int(part * len(e)) :])) for key, e in each["errors"].items()}
-            line[f"batch mean, {name}"] = round(found["batch mean"], 5)
-            line |= {
-                f"{key} / batch mean, {name}": round(
-                    found[key] / found["batch mean"] if found["batch mean"] else float("nan"), 3
-                )
-                for key in ("hidden", "start", "words")
-            }
-        lines.append(line)
-    return lines
-
-
-def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """Run the study; returns its results."""
+def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
+    """Run the study; returns its runs."""
     parser = study_parser(__doc__, "first_visit")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
@@ -212,13 +195,16 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         )
         for seed in options.seeds for policy in options.policies
     ]  # fmt: skip
-    runs, told = kept_runs(planned)
-    lines = summary(runs)
-    for line in lines:
-        print(line)
-    results = {**told, "scale": dataclasses.asdict(scale), "runs": runs, "summary": lines}
-    save("first_visit", results, options.results)
-    return results
+    runs, facts = kept_runs(planned)
+    for each in runs:
+        for part in ("all", "last third"):
+            least = each[part]["batch mean"]
+            shown = ", ".join(f"{name} {error / least:.3f}" for name, error in each[part].items() if least)
+            print(
+                f"{each['policy']}, seed {each['seed']}, {part}: batch mean's error {least:.4f}; shares of it: {shown}"
+            )
+    save_table("first_visit", {**facts, "scale": dataclasses.asdict(scale)}, runs, options.results)
+    return runs
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Stores the runs of a study, and decides where a study writes its output."""
+"""Stores the runs and the table of a study, and decides where a study writes its output."""
 
 from __future__ import annotations
 
@@ -16,13 +16,43 @@ from benchmarks.common import machine, parser_of
 RESULTS = Path(__file__).with_name("results")
 
 
-def rounded(value: Any) -> Any:
-    """`value` with every float rounded to four significant digits, and NaN, which JSON does not have, as None."""
+def rounded(value: Any, digits: int = 4) -> Any:
+    """`value` with every float rounded to significant `digits`, and NaN, which JSON does not have, as None."""
     if isinstance(value, float):
-        return None if value != value else float(f"{value:.4g}")
+        return None if value != value else float(f"{value:.{digits}g}")
     if isinstance(value, dict):
-        return {key: rounded(each) for key, each in value.items()}
-    return [rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {key: rounded(each, digits) for key, each in value.items()}
+    return [rounded(each, digits) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+DIGITS = 6  # significant digits in a table, two more than any page shows
+
+
+def table_text(facts: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """A small table as JSON: `facts`, ``columns``, and ``rows``, of which each has a line of its own.
+
+    All `rows` have the same keys. Numbers have `DIGITS` significant digits.
+    """
+    columns = [*rows[0]] if rows else []
+    facts = {**facts, "columns": columns}
+    head = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in rounded(facts, DIGITS).items()]
+    lines = [f"  {json.dumps(rounded([row[column] for column in columns], DIGITS))}" for row in rows]
+    return "{\n" + ",\n".join(head) + ',\n "rows": [\n' + ",\n".join(lines) + "\n ]\n}\n"
+
+
+def save_table(name: str, facts: dict[str, Any], rows: Sequence[dict[str, Any]], folder: Path) -> None:
+    """Write the table ``NAME.json`` in `folder`, with date, processor, versions and commit (`machine`)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    path.write_text(table_text({**machine(), **facts}, rows))
+    print(f"table: {path}")
+
+
+def read_table(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The facts and the rows of a table of `save_table`."""
+    facts = json.loads(path.read_text())
+    columns, rows = facts.pop("columns"), facts.pop("rows")
+    return facts, [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def study_parser(doc: str | None, name: str, parts: Iterable[str] = ()) -> argparse.ArgumentParser:
@@ -83,19 +113,14 @@ def kept(file: Path, settings: dict[str, Any], make: Callable[[], dict[str, Any]
     return there, False
 
 
-def _origin(file: Path) -> dict[str, Any] | None:
-    """The `machine` record of the run in `file` (written by `kept`), None if it has none."""
-    origin: dict[str, Any] | None = json.loads(file.read_text()).get("machine")
-    return origin
-
-
 def origins(files: Iterable[Path]) -> list[dict[str, Any] | None]:
-    """The distinct `machine` records of the runs in `files`; None for runs without one.
+    """The distinct `machine` records of the runs in `files` (written by `kept`); None for runs without one.
 
-    Store it with results that are computed from stored runs: `save` dates the results, not the runs.
+    Store it with results that are computed from stored runs: `save_table` dates the table, not the runs.
     """
     found: list[dict[str, Any] | None] = []
-    for origin in map(_origin, files):
+    for file in files:
+        origin = json.loads(file.read_text()).get("machine")
         if origin not in found:
             found.append(origin)
     return found
@@ -119,10 +144,9 @@ class Planned:
 
 
 def kept_runs(planned: Sequence[Planned], at_most: int | None = None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The stored runs and those made by this call, each with its labels; and facts about them for the results.
+    """The stored runs and those made by this call, each with its labels; and facts about them for the table.
 
-    The facts are ``runs made`` (`origins`), and how many are ``missing`` because at most `at_most` runs are made. Each
-    run has the index of its own entry of ``runs made`` as ``made``.
+    The facts are ``runs made`` (`origins`), and how many runs are ``missing`` because at most `at_most` are made.
     """
     runs, files, made = [], [], 0
     for plan in planned:
@@ -131,38 +155,4 @@ def kept_runs(planned: Sequence[Planned], at_most: int | None = None) -> tuple[l
         if found is not None:
             runs.append({**plan.labels, **found})
             files.append(plan.file)
-    everywhere = origins(files)
-    for run, file in zip(runs, files, strict=True):
-        run["made"] = everywhere.index(_origin(file))
-    return runs, {"runs made": everywhere, "missing": len(planned) - len(runs)}
-
-
-def _common(origins_there: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """What all records agree on, for results that do not say which run is whose; None if that is nothing."""
-    known = [origin for origin in origins_there if origin]
-    return {key: value for key, value in known[0].items() if all(o.get(key) == value for o in known)} if known else None
-
-
-def restore(planned: Sequence[Planned], results: Path) -> int:
-    """Restore the files of runs whose numbers are in the study's `results`; returns how many were restored.
-
-    Runs take hours, and their folder is not part of the repository, but the results are. A run is restored if the
-    results have the same settings: their ``scale`` together with the run's labels must equal the run's settings.
-    """
-    if not results.is_file():
-        return 0
-    found = json.loads(results.read_text())
-    origins_there = found.get("runs made", [])
-    count = 0
-    for plan in planned:
-        labels = json.loads(json.dumps(plan.labels))
-        there = [run for run in found["runs"] if all(run.get(key) == value for key, value in labels.items())]
-        settings = json.loads(json.dumps(plan.settings))
-        if plan.file.is_file() or len(there) != 1 or {**found["scale"], **labels} != settings:
-            continue
-        columns = {key: value for key, value in there[0].items() if key not in labels and key != "made"}
-        machine_then = origins_there[there[0]["made"]] if "made" in there[0] else _common(origins_there)
-        plan.file.parent.mkdir(parents=True, exist_ok=True)
-        plan.file.write_text(json.dumps({"settings": settings, "machine": machine_then, **columns}))
-        count += 1
-    return count
+    return runs, {"runs made": origins(files), "missing": len(planned) - len(runs)}

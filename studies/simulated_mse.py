@@ -33,8 +33,8 @@ from torch import Tensor
 from basis_rl.baselines import Baseline, Basis, BasisHistory, BatchMean, DrGrpo, Ebpo, JamesStein, Rloo, Spo
 from basis_rl.types import RolloutBatch
 from basis_rl.values import ValueTable
-from benchmarks.common import one_thread, save
-from studies.runs import placed, study_parser
+from benchmarks.common import one_thread
+from studies.runs import placed, save_table, study_parser
 
 N_REFERENCE = 32
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -144,24 +144,23 @@ def cell(beta: float | None, prompts: int, repeats: int) -> dict[str, Any]:
                 betas.append(result.metrics["beta"])
         errors["group mean of 8"].append(error(group, truth))
     return {
-        "mse": {k: mean(v) for k, v in errors.items()},
-        "sd": {k: stdev(v) for k, v in errors.items()},
-        "beta": betas,
+        "chosen beta": sorted(betas)[repeats // 2],  # the median
+        "mse": {name: mean(found) for name, found in errors.items()},
+        "sd": {name: stdev(found) for name, found in errors.items()},
     }
 
 
-def basis(scale: Scale) -> dict[str, Any]:
-    """Run and print the part ``basis``."""
-    results = {}
+def basis(scale: Scale) -> list[dict[str, Any]]:
+    """Run and print the part ``basis``; returns its rows."""
+    rows = []
     for prompts in scale.sizes:
         for beta in (None, 1.0, 0.5, 0.3):
-            key = f"B={prompts}, beta={'infinity' if beta is None else beta}"
-            results[key] = cell(beta, prompts, scale.repeats)
-            mse, chosen = results[key]["mse"], sorted(results[key]["beta"])[scale.repeats // 2]
-            print(f"\n{key}   (median of the chosen beta: {chosen:.2f})")
-            for name, value in mse.items():
-                print(f"  {name:33} {value:.4f}   {value / mse['batch mean']:6.3f} of the batch mean")
-    return {"repeats": scale.repeats, "results": results}
+            found = cell(beta, prompts, scale.repeats)
+            rows.append({"prompts": prompts, "beta": beta, **found})
+            print(f"\nB = {prompts}, beta = {beta or 'infinity'}   (median of the chosen: {found['chosen beta']:.2f})")
+            for name, value in found["mse"].items():
+                print(f"  {name:33} {value:.4f}   {value / found['mse']['batch mean']:6.3f} of the batch mean")
+    return rows
 
 
 def of_history(table: ValueTable) -> dict[str, Baseline]:
@@ -237,47 +236,45 @@ def simulate(
     return {name: {"first": mean(e[: scale.edge]), "last": mean(e[-scale.edge :])} for name, e in errors.items()}
 
 
-def history(scale: Scale) -> dict[str, Any]:
-    """Run and print the part ``history``."""
-    results: dict[str, Any] = {}
+def compared(
+    scale: Scale,
+    cases: Sequence[tuple[str, float, float, int]],
+    of: Callable[[ValueTable], dict[str, Baseline]],
+) -> list[dict[str, Any]]:
+    """Run and print each case: drift, d, common tilt, rollouts per prompt; returns a row for each and estimator.
+
+    A row has the error over the first and the last steps, by seed.
+    """
+    rows = []
+    for drift, d, tilt, group in cases:
+        runs = [simulate(DRIFTS[drift], d, tilt, seed, group, scale, of) for seed in range(scale.seeds)]
+        print(f"\ndrift {drift}, d = {d}, common tilt {tilt}, {group} per prompt   (first and last {scale.edge} steps)")
+        labels = {"drift": drift, "d": d, "tilt": tilt, "rollouts per prompt": group}
+        for name in runs[0]:
+            first, last = ([run[name][part] for run in runs] for part in ("first", "last"))
+            rows.append({**labels, "estimator": name, "first": first, "last": last})
+            print(f"  {name:36} {mean(first):.4f}  {mean(last):.4f}")
+    return rows
+
+
+def history(scale: Scale) -> list[dict[str, Any]]:
+    """Run and print the part ``history``; returns its rows."""
     cases = [("sqrt", 0.0, 0.0, 1), ("sqrt", 0.0, 2.5, 1), *((k, d, 2.5, 1) for k in DRIFTS for d in (0.5, 1.5))]
     cases += [("sqrt", 0.0, 2.5, 4), ("sqrt", 1.5, 2.5, 4), ("walk", 1.5, 2.5, 4)]
-    for kind, d, tilt, rollouts in cases:
-        key = f"drift {kind}, d = {d}, common tilt {tilt}" + (f", {rollouts} rollouts" if rollouts > 1 else "")
-        runs = [simulate(DRIFTS[kind], d, tilt, seed, rollouts, scale) for seed in range(scale.seeds)]
-        results[key] = runs
-        print(f"\n{key}   (MSE over the first and the last {scale.edge} steps; the last against the group mean of 8)")
-        group = mean(run["group mean of 8"]["last"] for run in runs)
-        for name in runs[0]:
-            first, last = (mean(run[name][part] for run in runs) for part in ("first", "last"))
-            print(f"  {name:36} {first:.4f}  {last:.4f}   {last / group:.2f}")
-    return {"seeds": scale.seeds, "results": results}
+    return compared(scale, cases, of_history)
 
 
-def compared(scale: Scale, groups: Sequence[int], of: Callable[[ValueTable], dict[str, Baseline]]) -> dict[str, Any]:
-    """Run and print the estimators of `of`, with each of the numbers of rollouts per prompt."""
-    results: dict[str, Any] = {}
-    for kind, d in (("sqrt", 0.0), ("sqrt", 1.5), ("walk", 1.5)):
-        key = f"drift {kind}, d = {d}, common tilt 2.5"
-        print(f"\n{key}   (MSE over the first and the last {scale.edge} steps)")
-        results[key] = {}
-        for rollouts in groups:
-            runs = [simulate(DRIFTS[kind], d, 2.5, seed, rollouts, scale, of) for seed in range(scale.seeds)]
-            results[key][f"{rollouts} per prompt"] = runs
-            for name in runs[0]:
-                first, last = (mean(run[name][part] for run in runs) for part in ("first", "last"))
-                print(f"  {rollouts} x {name:32} {first:.4f}  {last:.4f}")
-    return {"seeds": scale.seeds, "results": results}
+DRIFTED = (("sqrt", 0.0, 2.5), ("sqrt", 1.5, 2.5), ("walk", 1.5, 2.5))
 
 
-def field(scale: Scale) -> dict[str, Any]:
-    """Run and print the part ``field``."""
-    return compared(scale, (1,), of_field)
+def field(scale: Scale) -> list[dict[str, Any]]:
+    """Run and print the part ``field``; returns its rows."""
+    return compared(scale, [(*case, 1) for case in DRIFTED], of_field)
 
 
-def groups(scale: Scale) -> dict[str, Any]:
-    """Run and print the part ``groups``."""
-    return compared(scale, (4, 8), of_groups)
+def groups(scale: Scale) -> list[dict[str, Any]]:
+    """Run and print the part ``groups``; returns its rows."""
+    return compared(scale, [(*case, group) for case in DRIFTED for group in (4, 8)], of_groups)
 
 
 PARTS = {"basis": basis, "history": history, "field": field, "groups": groups}
@@ -289,7 +286,9 @@ def main(argv: list[str] | None = None) -> None:
     options = placed(parser.parse_args(argv))
     one_thread()
     for part in options.parts:
-        save(f"{part}_mse", PARTS[part](QUICK if options.quick else Scale()), options.results)
+        scale = QUICK if options.quick else Scale()
+        facts = {"batches": scale.repeats} if part == "basis" else {"seeds": scale.seeds}
+        save_table(f"{part}_mse", facts, PARTS[part](scale), options.results)
 
 
 if __name__ == "__main__":

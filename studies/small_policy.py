@@ -24,16 +24,16 @@ TOKENS = 12  # of a rollout, at most, as in the quickstart
 SUM = re.compile(r"(\d+) ([+-]) (\d+)")
 
 
-def problems(size: int, seed: int = 1, *, max_digits: int = 2, held_out: bool = False) -> Dataset:
-    """Sums and differences with the columns ``prompt``, ``solution``, ``prompt_id`` and ``family``.
+def problems(size: int) -> Dataset:
+    """Sums and differences to train on, with the columns ``prompt``, ``solution``, ``prompt_id`` and ``family``.
 
-    Of `size` problems, without duplicates, these are the nine tenths to train on or, with `held_out`, the others.
+    `size` problems are drawn; they are these without duplicates and without the tenth that is held out.
     """
-    kwargs = {"size": size, "seed": seed, "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": max_digits}
+    kwargs = {"size": size, "seed": 1, "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
     data = DataArguments(
         dataset_name="reasoning_gym:chain_sum", dataset_kwargs=kwargs, prompt_template="{prompt}", test_fraction=0.1
     )
-    dataset = load_prompts(data, conversational=True, held_out=held_out)
+    dataset = load_prompts(data, conversational=True)
     return dataset.add_column("family", [family(row[0]["content"]) for row in dataset["prompt"]])
 
 

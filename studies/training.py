@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, TrainerCallback
 
 from basis_rl import BasisTrainer
-from basis_rl.evaluation import accuracy
 from benchmarks.trainers import quiet
 from examples.quickstart.warm_start import save
 from studies.runs import kept
@@ -31,14 +30,14 @@ class Point:
 
     Attributes:
         step: optimizer steps so far.
-        responses: rollouts for training so far.
+        rollouts: rollouts for training so far.
         cpu: processor seconds of this process so far, of all its threads, without the measurements.
         wall: wall-clock seconds so far, without the measurements.
         scores: the measured score of each set, in [0, 1].
     """
 
     step: int
-    responses: int
+    rollouts: int
     cpu: float
     wall: float
     scores: dict[str, float]
@@ -85,30 +84,12 @@ def train_to_the_end(trainer: BasisTrainer) -> None:
         raise SystemExit("A signal stopped the training. The next call repeats this run from its start.")
 
 
-def measured_training(
-    trainer: BasisTrainer, score: Callable[[Any], dict[str, float]], every: int
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Train to the end; returns the points of `Measured` and the trainer's log, both ready for JSON."""
-    measured = Measured(trainer, score, every)
+def measured_training(trainer: BasisTrainer, measured: Measured) -> list[Point]:
+    """Train to the end; returns the points of `measured`."""
     quiet(trainer).add_callback(measured)
     train_to_the_end(trainer)
     trainer.end()
-    return [asdict(point) for point in measured.points], trainer.state.log_history
-
-
-def greedy(
-    trainer: BasisTrainer, sets: dict[str, Dataset], reward: Any, length: int
-) -> Callable[[Any], dict[str, float]]:
-    """A function that measures the accuracy of one greedy rollout per problem, for each of `sets`."""
-    tokenizer = trainer.processing_class
-
-    def score(model: Any) -> dict[str, float]:
-        return {
-            name: accuracy(model, tokenizer, problems, reward, max_completion_length=length)
-            for name, problems in sets.items()
-        }
-
-    return score
+    return measured.points
 
 
 def levels(accuracy: Sequence[float], last: int = LAST) -> list[float]:

@@ -28,7 +28,7 @@ class EnergyBaseline(Baseline):
 
     Where one rollout of a group outlives the others, Eq. 8 gives ``B_t = G_t`` and its tail learns nothing
     (``tail="zero"``); ``"last"`` keeps the last baseline that was shared: less bias, more variance. They are nearly
-    even (`studies.otb.tail`), so the default is the paper's; take ``"last"`` where long answers are rewarded.
+    even (`studies.otb_tail`), so the default is the paper's; take ``"last"`` where long answers are rewarded.
     ``"return"`` sets ``B_t = 0`` there, as the authors' code can (verl since 2026-01-08, ``handle_zero_tail``: the
     default of ``tir_optimal_token_baseline``, not of ``optimal_token_baseline``).
 

@@ -45,10 +45,9 @@ def summary(runs: Sequence[dict[str, Any]], reference: str = "grpo G=8") -> list
     """A line for each objective, learning rate and row, over its seeds.
 
     ``final`` is the level at the end. ``to_reference`` is the number of rollouts until the level reaches the final
-    level of `reference` with the same objective, learning rate and seed, as a share of the budget;
-    ``cpu_to_reference`` is the same in processor seconds. For rows with a value table both also exist with the suffix
-    ``_with_table``, where the whole table is charged to this one run. The reference's own line shows when it first
-    reached its final level. ``never`` counts the seeds that do not reach it; they are not part of any spread.
+    level of `reference` with the same objective, learning rate and seed, as a share of the budget. For rows with a
+    value table ``to_reference_with_table`` charges the whole table to this one run. The reference's own line shows when
+    it first reached its final level. ``never`` counts the seeds that do not reach it; they are not part of any spread.
     ``to_best`` and ``never_best`` are the same for the reference at its best learning rate (highest mean final level).
     """
     references: dict[tuple[tuple[str, float | None], int], dict[str, Any]] = {
@@ -67,7 +66,7 @@ def summary(runs: Sequence[dict[str, Any]], reference: str = "grpo G=8") -> list
             "final": spread([levels(run["accuracy"])[-1] for run in own]),
             "best": spread([max(levels(run["accuracy"])) for run in own]),
             "collapsed": sum(collapsed(run["accuracy"]) for run in own),
-            "cpu": spread([run["cpu"][-1] for run in own]),
+            "cpu": spread([run["cpu"] for run in own]),
         }
         others = [references.get((setting, run["seed"])) for run in own]
         shares = [shares_of(run, other) for run, other in zip(own, others, strict=True) if other is not None]
@@ -95,18 +94,17 @@ def _setting(run: dict[str, Any]) -> tuple[str, float]:
 
 
 def shares_of(run: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
-    """What `run` had spent when it reached the final level of `other`, as a share of what `other` spent in total.
+    """Rollouts until `run` reached the final level of `other`, as a share of all that `other` sampled.
 
     Empty if it never reached it.
     """
-    final, shares = levels(other["accuracy"])[-1], {}
-    for name, prefix in (("responses", "to_reference"), ("cpu", "cpu_to_reference")):
-        spent = spent_until(run[name], run["accuracy"], final)
-        if spent is None:
-            return {}
-        shares[prefix] = spent / other[name][-1]
-        if run.get("table"):
-            shares[f"{prefix}_with_table"] = (spent + run["table"][name]) / other[name][-1]
+    spent = spent_until(run["rollouts"], run["accuracy"], levels(other["accuracy"])[-1])
+    if spent is None:
+        return {}
+    budget = other["rollouts"][-1]
+    shares = {"to_reference": spent / budget}
+    if run.get("table"):
+        shares["to_reference_with_table"] = (spent + run["table"]["rollouts"]) / budget
     return shares
 
 
@@ -130,45 +128,7 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
     return "\n".join(text)
 
 
-def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
-    """Plot accuracy over rollouts and over processor seconds, and the beta of `basis`; one column per objective."""
-    objectives = list(dict.fromkeys(run["objective"] for run in runs))
-    rows = list(dict.fromkeys(run["row"] for run in runs))
-    columns = len(objectives)
-    width = 4.2 if columns > 1 else 7.0  # the legend beside the first column needs some of it
-    with drawing.panels(path, 3 if "basis" in rows else 2, columns, width=width, height=2.9) as axes:
-        for column, objective in enumerate(objectives):
-            rollouts, seconds, *beta = axes[column::columns]
-            first = "" if column else "held-out accuracy, greedy"
-            drawing.title(rollouts, f"objective {objective}", "rollouts", first)
-            drawing.title(seconds, "", "processor seconds", first)
-            drawing.thousands(rollouts)
-            for axis in beta:
-                drawing.title(axis, "", "rollouts", "" if column else "calibrated β")
-                drawing.thousands(axis)
-            for index, row in enumerate(rows):
-                own = [run for run in runs if (run["objective"], run["row"]) == (objective, row)]
-                _band(rollouts, [(run["responses"], run["accuracy"]) for run in own], index, row)
-                _band(seconds, [(run["cpu"], run["accuracy"]) for run in own], index, row)
-                betas = [run["log"] for run in own if row == "basis"]
-                for axis in beta:
-                    _band(axis, [(log["num_rollouts"], log["baseline/beta"]) for log in betas], index, row)
-        for number, axis in enumerate(axes):
-            if number % columns:
-                axis.sharey(axes[number - number % columns])
-            (drawing.percent if number < 2 * columns else drawing.log_scale)(axis)
-        drawing.beside(axes[columns - 1], axes[0])  # the first objective has all rows
-
-
-def _band(axis: Any, curves: Sequence[tuple[Sequence[float], Sequence[float]]], index: int, label: str) -> None:
-    """`drawing.band` of pairs of x and y, cut to the shortest; x is the mean over seeds. Does nothing without pairs."""
-    if curves:
-        count = min(len(y) for _, y in curves)
-        x = np.mean([x[:count] for x, _ in curves], axis=0)
-        drawing.band(axis, x, [y[:count] for _, y in curves], index, label)
-
-
-def draw_rates(runs: Sequence[dict[str, Any]], rate: float, path: Path) -> None:
+def draw(runs: Sequence[dict[str, Any]], rate: float, path: Path) -> None:
     """Plot, for the first objective, accuracy over rollouts at the learning rate `rate`, and the final level by rate.
 
     Shown are the mean over seeds, and a band from the smallest to the largest.
@@ -181,7 +141,7 @@ def draw_rates(runs: Sequence[dict[str, Any]], rate: float, path: Path) -> None:
         for index, row in enumerate(dict.fromkeys(run["row"] for run in runs)):
             own = [run for run in runs if (run["objective"], run["row"]) == (objective, row)]
             curves = [run for run in own if run["learning_rate"] == rate]
-            _band(left, [(run["responses"], run["accuracy"]) for run in curves], index, row)
+            drawing.curves(left, [(run["rollouts"], run["accuracy"]) for run in curves], index, row)
             ends = {r: [levels(run["accuracy"])[-1] for run in own if run["learning_rate"] == r] for r in rates}
             if all(ends.values()) and len({len(finals) for finals in ends.values()}) == 1:
                 drawing.band(right, rates, list(zip(*ends.values(), strict=True)), index, row)

@@ -1,6 +1,6 @@
 """Does one rollout per prompt with BASIS train as well as eight?
 
-    python -m studies.policy.study [--worked] [--sampler] [--budget 12800] [--seeds 0 1 2] [--runs N] [--quick]
+    python -m studies.policy.study [--worked] [--sampler] [--seeds 0 1 2] [--runs N] [--report] [--quick]
 
 The paper of BASIS (Table 1, Figs. 5 to 7) says that it does, and faster. This study checks it on a small model: the
 quickstart's model, with sums and differences of numbers of one and two digits. For each seed there is ONE warm start
@@ -11,11 +11,12 @@ all, and no KL. The learning rate matters more than the estimator, so the first 
 (`studies.worked_sums`). With ``--sampler`` the rows are `basis_history` with Gaussian beliefs, and with Beta beliefs
 and a lower confidence bound, each with prompts drawn uniformly and by ``frontier``, to see what selection costs where
 all prompts are alike. Accuracy is greedy, on held-out problems. Times are processor seconds of this process without the
-measurements; wall-clock seconds are recorded as well.
+measurements.
 
-Results: ``studies/results/policy_study*.json`` and ``.png``, but only for the whole study with its default settings. A
-run whose numbers are in the output folder (``runs/policy_study``) is not repeated, so the command can be resumed after
-an interruption, or make only ``--runs`` new runs at a time. Summary and plots use the runs that exist.
+Results: the tables ``studies/results/policy_study*.json``, with a plot, but only for the whole study with its default
+settings. A run that is in the output folder (``runs/policy_study``) is not repeated, so the command can be resumed
+after an interruption, or make only ``--runs`` new runs at a time. ``--report`` prints and plots the table that is
+stored, and trains nothing.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from basis_rl.cli.main import main as basis_rl
 from basis_rl.data import load_prompts
+from basis_rl.evaluation import accuracy
 from basis_rl.recipe.build import build_trainer
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.rewards import MathVerifyReward
-from benchmarks.common import one_thread, save
+from benchmarks.common import one_thread
 from studies import small_policy, worked_sums
 from studies.policy import report as policy_report
-from studies.runs import Planned, kept, kept_runs, placed, study_parser
-from studies.training import RECIPE, greedy, measured_training, quickstart_model
+from studies.runs import RESULTS, Planned, kept, kept_runs, placed, read_table, save_table, study_parser
+from studies.training import RECIPE, Measured, measured_training, quickstart_model
 
 OBJECTIVES = ("grpo", "gpg", "gspo")
 # A row of the comparison: its name, and what it changes in the recipe. "{values}" is the seed's value table.
@@ -64,7 +66,6 @@ ROWS.update(SAMPLED)
 PAIRS = [GAUSSIAN, f"{GAUSSIAN}, frontier", LCB, f"{LCB}, frontier 2:1"]
 # Not in the paper: run only with the first objective and the common learning rate.
 ONCE = ("ppo", *PAIRS)
-LOGGED = ("reward", "baseline/beta", "baseline/mse_to_reward", "entropy", "advantages/zero")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,32 +136,31 @@ def prepare(scale: Scale, seed: int, folder: Path) -> dict[str, Any]:
         began = time.process_time()
         if basis_rl(["values", *argv]):
             raise SystemExit("The value table was not built.")
-        return {"responses": scale.prompts * scale.table_rollouts, "cpu": time.process_time() - began}
+        return {"rollouts": scale.prompts * scale.table_rollouts, "cpu": time.process_time() - began}
 
     return kept(folder / "prepared.json", key, make)[0]
 
 
 def run(scale: Scale, objective: str, row: str, seed: int, output: Path) -> dict[str, Any]:
-    """Train once; returns the measurements and the log as columns."""
+    """Train once; returns the columns of the table."""
     folder, uses_table = output / f"seed{seed}", "{values}" in str(ROWS[row])
     cost = prepare(scale, seed, folder)
     recipe = parse_recipe(settings(scale, objective, row, seed, folder))
     everything = dataclasses.replace(recipe.data, max_train_samples=None)
     held_out = load_prompts(everything, conversational=True, held_out=True)
-    sets = {"held_out": held_out.select(range(min(scale.held_out, len(held_out))))}
-    trainer = build_trainer(recipe)
-    score = greedy(trainer, sets, MathVerifyReward(), recipe.args.max_completion_length)
-    points, log = measured_training(trainer, score, 2 * scale.every)
-    logged = [entry for entry in log if "reward" in entry]
+    held_out = held_out.select(range(min(scale.held_out, len(held_out))))
+    trainer, reward, tokens = build_trainer(recipe), MathVerifyReward(), recipe.args.max_completion_length
+
+    def score(model: Any) -> dict[str, float]:
+        tokenizer: Any = trainer.processing_class
+        return {"held_out": accuracy(model, tokenizer, held_out, reward, max_completion_length=tokens)}
+
+    points = measured_training(trainer, Measured(trainer, score, 2 * scale.every))
     return {
-        "responses": [point["responses"] for point in points],
-        "accuracy": [round(point["scores"]["held_out"], 4) for point in points],
-        "cpu": [round(point["cpu"], 2) for point in points],
-        "wall": [round(point["wall"], 2) for point in points],
+        "rollouts": [point.rollouts for point in points],
+        "accuracy": [round(point.scores["held_out"], 4) for point in points],
+        "cpu": round(points[-1].cpu, 2),
         "table": cost if uses_table else None,
-        "log": {
-            key: [round(entry[key], 5) for entry in logged] for key in ("num_rollouts", *LOGGED) if key in logged[0]
-        },
     }
 
 
@@ -203,6 +203,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--sampler", action="store_true", help="only basis_history, with and without a sampler")
     parser.add_argument("--rows", nargs="+", choices=list(ROWS))
     parser.add_argument("--runs", type=int, help="stop after this many new runs")
+    parser.add_argument("--report", action="store_true", help="print and plot the stored table, and train nothing")
     options = parser.parse_args(argv)
     if options.start is None:
         options.start = 0.25 if options.worked else 0.45
@@ -213,10 +214,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """Run the study; returns its results."""
+def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
+    """Run the study; returns its runs."""
     options = parse(argv)
-    placed(options, parse([f"--{name}" for name in ("worked", "sampler") if getattr(options, name)]))
+    placed(options, parse([f"--{name}" for name in ("worked", "sampler", "report") if getattr(options, name)]))
     scale = Scale(
         budget=options.budget, learning_rate=options.learning_rate, worked=options.worked,
         warm_start=(options.start, 3000),
@@ -227,17 +228,15 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             worked=options.worked,
         )  # fmt: skip
     one_thread()
-    everything = planned(options.objectives, options.rows, options.seeds, scale.learning_rate, options.rates)
-    runs, told = kept_runs([asked(scale, *each, options.output) for each in everything], options.runs)
-    lines = policy_report.summary(runs)
-    print(policy_report.table(lines))
-    results = {**told, "scale": dataclasses.asdict(scale), "runs": runs, "summary": lines}
-    plot = options.results / f"{options.study}.png"
-    policy_report.draw([run for run in runs if run["learning_rate"] == scale.learning_rate], plot)
-    if len({run["learning_rate"] for run in runs}) > 1:
-        policy_report.draw_rates(runs, scale.learning_rate, plot.with_stem(f"{plot.stem}_rates"))
-    save(options.study, results, options.results)
-    return results
+    if options.report:
+        _, runs = read_table(RESULTS / f"{options.study}.json")
+    else:
+        everything = planned(options.objectives, options.rows, options.seeds, scale.learning_rate, options.rates)
+        runs, facts = kept_runs([asked(scale, *each, options.output) for each in everything], options.runs)
+        save_table(options.study, {**facts, "scale": dataclasses.asdict(scale)}, runs, options.results)
+    print(policy_report.table(policy_report.summary(runs)))
+    policy_report.draw(runs, scale.learning_rate, options.results / f"{options.study}.png")
+    return runs
 
 
 if __name__ == "__main__":

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
-
-import numpy as np
 
 from studies import drawing
 from studies.policy.report import collapsed, spent_until, spread
@@ -77,27 +75,22 @@ def line_of(runs: Sequence[Run], judged: str, targets: dict[str, float]) -> dict
     line: dict[str, Any] = {
         "seeds": [run["seed"] for run in runs],
         "rollouts": spread([run["rollouts"][-1] for run in runs]),
-        "final": {name: spread([levels(run["scores"][name], HELD)[-1] for run in runs]) for name in _shown(runs[0])},
+        "final": {name: spread([levels(run["scores"][name], HELD)[-1] for run in runs]) for name in runs[0]["scores"]},
         "collapsed": sum(collapsed(run["scores"][judged], last=HELD) for run in runs),
-        "entropy": spread([float(np.mean(run["log"]["entropy"][-4:])) for run in runs]),
-        "cpu": spread([run["cpu"][-1] for run in runs]),
+        "entropy": spread([run["entropy"] for run in runs]),
+        "cpu": spread([run["cpu"] for run in runs]),
         "to": {},
     }
     for name, level in targets.items():
         spent = [_never(reached(run, judged, level)) for run in runs]
         line["to"][name] = {**_told(spent), "never": sum(map(math.isinf, spent)), "seeds": [*map(_finite, spent)]}
-    drawn = {key: run["scores"][key][-1] for run in runs[:1] for key in run["scores"] if key.startswith("drawn ")}
-    total = sum(drawn.values()) or 1.0
-    line["drawn"] = {key.removeprefix("drawn "): count / total for key, count in drawn.items()}
+    total = sum(runs[0]["drawn"].values()) or 1
+    line["drawn"] = {family: count / total for family, count in runs[0]["drawn"].items()}
     return line
 
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _shown(run: Run) -> list[str]:
-    return [name for name in run["scores"] if not name.startswith("drawn ")]
 
 
 def summary(runs: Sequence[Run], judged: str) -> list[dict[str, Any]]:
@@ -107,7 +100,7 @@ def summary(runs: Sequence[Run], judged: str) -> list[dict[str, Any]]:
     the accuracy on `judged` reaches this share of `reference_level`: the median, minimum and maximum over the seeds
     (None if infinite), how many seeds never reach it, and the number for each seed. ``best`` says whether this rate
     suits the row best (`best_rate` at the share `DECIDING`). ``drawn`` is the share of each family among the rollouts
-    of the first seed, ``entropy`` the mean of the last four logged values. Without runs of the reference there are no
+    of the first seed. Without runs of the reference there are no
     levels, and the best rate is the one with the highest final level.
     """
     final = reference_level(runs, judged)
@@ -152,39 +145,24 @@ def _range(to: dict[str, Any]) -> str:
 
 
 def draw(runs: Sequence[Run], lines: Sequence[dict[str, Any]], judged: str, samples: int, path: Path) -> None:
-    """Plot the first `DRAWN` rows.
+    """Plot the first `DRAWN` rows: accuracy and pass@`samples` on `judged` at their best rate, and the end by rate.
 
-    Each row is shown at its best rate, with accuracy and pass@`samples` on `judged`, the entropy during training, and
-    the accuracy on the other families; and at all rates, with the final accuracy on `judged`. Lines are means over the
-    seeds, bands their range.
+    Lines are means over the seeds, bands their range.
     """
     if not runs:
         return
     best = dict([((line["row"], line["sampler"]), line["learning_rate"]) for line in lines if line["best"]][:DRAWN])
-    others = [name for name in _shown(runs[0]) if name != judged and not name.startswith("pass@")]
-    shown: list[tuple[str, Callable[[Run], tuple[Sequence[float], Sequence[float]]]]] = [
-        (f"accuracy, {judged} prompts", lambda run: (run["rollouts"], run["scores"][judged])),
-        (f"pass@{samples}, {judged} prompts", lambda run: (run["rollouts"], run["scores"][f"pass@{samples} {judged}"])),
-        ("entropy of a token in training, nats", lambda run: (run["log"]["num_rollouts"], run["log"]["entropy"])),
-        *((f"accuracy, {name} prompts", _score(name)) for name in others),
-    ]
-    with drawing.panels(path, 2, 3, width=4.4, height=3.2) as axes:
-        for axis, (title, curve) in zip(axes, shown, strict=False):
+    shown = {f"accuracy, {judged} prompts": judged, f"pass@{samples}, {judged} prompts": f"pass@{samples} {judged}"}
+    with drawing.panels(path, 1, 3, width=4.4, height=3.2) as axes:
+        for axis, (title, score) in zip(axes, shown.items(), strict=False):
             drawing.title(axis, f"{title}, own best rate", "rollouts", "")
             drawing.thousands(axis)
             for index, (pair, rate) in enumerate(best.items()):
-                curves = [curve(run) for run in by_rate(runs, *pair)[rate]]
-                _band(axis, curves, index, " + ".join(pair))
-            if "entropy" not in title:
-                drawing.percent(axis)
-        _draw_rates(axes[len(shown)], runs, [*best], judged)
-        for axis in axes[len(shown) + 1 :]:
-            axis.set_visible(False)
+                curves = [(run["rollouts"], run["scores"][score]) for run in by_rate(runs, *pair)[rate]]
+                drawing.curves(axis, curves, index, " + ".join(pair))
+            drawing.percent(axis)
+        _draw_rates(axes[2], runs, [*best], judged)
         drawing.beside(axes[2], axes[0])
-
-
-def _score(name: str) -> Callable[[Run], tuple[Sequence[float], Sequence[float]]]:
-    return lambda run: (run["rollouts"], run["scores"][name])
 
 
 def _draw_rates(axis: Any, runs: Sequence[Run], rows: Sequence[tuple[str, str]], judged: str) -> None:
@@ -200,10 +178,3 @@ def _draw_rates(axis: Any, runs: Sequence[Run], rows: Sequence[tuple[str, str]],
     axis.set_xticklabels([f"{rate:g}" for rate in sorted({run["learning_rate"] for run in runs})])
     axis.minorticks_off()
     drawing.percent(axis)
-
-
-def _band(axis: Any, curves: Sequence[tuple[Sequence[float], Sequence[float]]], index: int, label: str) -> None:
-    """`drawing.band` of pairs of x and y, cut to the shortest; x is the mean over seeds."""
-    count = min(len(y) for _, y in curves)
-    x = np.mean([x[:count] for x, _ in curves], axis=0)
-    drawing.band(axis, x, [y[:count] for _, y in curves], index, label)

@@ -1,6 +1,6 @@
 """Does it help to choose prompts by the value belief, and when do estimators differ?
 
-    python -m studies.selection.study [--again | --long | --task alike] [--runs N] [--quick]
+    python -m studies.selection.study [--again | --long | --task alike] [--runs N] [--report] [--quick]
 
 The task is similar to RLVR (`studies.selection.task`): 66 % of the prompts are nearly solved; 19 % are hard, because
 they need two right choices among strategies of which the likeliest is wrong; and 15 % are impossible. Each row of the
@@ -24,10 +24,10 @@ one favourite strategy for all kinds (the policy then only learns to avoid it: 1
 34 % and right strategies at 22 % with eight hard kinds (both rows stayed at 6 %). The learning rates bracket the one at
 which groups of eight are best; at 1.2e-3 they end at 12 %.
 
-Results: ``studies/results/selection_study*.json`` and ``.png``, but only for the whole study with its default settings.
-A run whose numbers are in the output folder (``runs/selection_study``) or in those results is not repeated, so the
-command can be resumed after an interruption, or make only ``--runs`` new runs at a time. Summary and plot use the runs
-that exist.
+Results: the tables ``studies/results/selection_study*.json``, with a plot, but only for the whole study with its
+default settings. A run that is in the output folder (``runs/selection_study``) is not repeated, so the command can be
+resumed after an interruption, or make only ``--runs`` new runs at a time. ``--report`` prints and plots the table that
+is stored, and trains nothing.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ import os
 import time
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -47,16 +48,15 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from basis_rl import BasisTrainer
-from basis_rl.baselines import BASELINES, Baseline, build_baseline
+from basis_rl.baselines import Baseline, build_baseline
 from basis_rl.samplers import PromptSampler, build_sampler
 from basis_rl.values import ValueTable
-from benchmarks.common import one_thread, save
-from benchmarks.trainers import quiet
-from studies.runs import RESULTS, Planned, kept, kept_runs, placed, restore, rounded, study_parser
+from benchmarks.common import one_thread
+from studies.runs import RESULTS, Planned, kept, kept_runs, placed, read_table, rounded, save_table, study_parser
 from studies.selection import report
 from studies.selection.task import TASKS, TOKENS, counting, datasets, reward, warm_model
 from studies.small_policy import draw, trainer_for
-from studies.training import Measured, train_to_the_end
+from studies.training import Measured, measured_training
 
 GROUPS, UNIFORM, DYNAMIC, TABLE = report.REFERENCE, "uniform", "dynamic", "basis"
 HISTORY, LCB, LCB_TABLE = "basis_history", "basis_history, lcb", "basis_history, table, lcb"
@@ -76,7 +76,7 @@ ROWS: dict[str, tuple[str, int]] = {
     "batch_mean": ("batch_mean", 1),
     TABLE: ("basis", 1),
     "ppo": ("ppo", 1),
-    **({"spo": ("spo", 1)} if "spo" in BASELINES else {}),
+    "spo": ("spo", 1),
 }
 TABLES = (TABLE, HISTORY_TABLE, LCB_TABLE)
 # The exponents of (1 - V) and V may follow a name, and then the floor.
@@ -100,7 +100,7 @@ PAIRS: dict[str, tuple[tuple[str, str], ...]] = {
 }  # fmt: skip
 RATES, ONE_RATE, LONG = [3e-4, 6e-4, 9e-4], [6e-4], 4  # LONG: how many times as long
 SEEDS, FURTHER_SEEDS = [0, 1, 2], [3, 4, 5, 6, 7, 8]
-LOGGED = ("entropy", "reward", "grad_norm", "completions/mean_length", "baseline/beta", "baseline/mse_to_reward")
+ENTROPIES = 4  # logged values that the entropy at the end is the mean of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,8 +180,8 @@ def table_cost(scale: Scale, seed: int, folder: Path) -> dict[str, Any]:
     return cost
 
 
-def scores_of(model: Any, tokenizer: Any, sets: dict[str, Dataset], samples: int) -> dict[str, float]:
-    """Accuracy at temperature 1 on each set under its name, and pass@`samples` under ``pass@samples NAME``.
+def scores_of(model: Any, tokenizer: Any, sets: dict[str, Dataset], samples: int, judged: str) -> dict[str, float]:
+    """Accuracy at temperature 1 on each set under its name, and ``pass@samples JUDGED`` of the set `judged`.
 
     Every call uses the same random numbers, and restores the state of the generator.
     """
@@ -191,7 +191,8 @@ def scores_of(model: Any, tokenizer: Any, sets: dict[str, Dataset], samples: int
         for name, prompts in sets.items():
             rewards = draw(model, tokenizer, prompts, samples, reward, None, TOKENS)
             scores[name] = float(rewards.mean())
-            scores[f"pass@{samples} {name}"] = float(rewards.max(axis=1).mean())
+            if name == judged:
+                scores[f"pass@{samples} {name}"] = float(rewards.max(axis=1).mean())
     return scores
 
 
@@ -216,11 +217,11 @@ def sampler_of(name: str) -> PromptSampler:
 
 
 def run(scale: Scale, row: str, sampler: str, rate: float, seed: int, output: Path) -> dict[str, Any]:
-    """Train once; returns the measurements and the log as columns."""
-    folder = output / f"seed{seed}"
+    """Train once; returns the columns of the table: curves of the scores, and what was spent and drawn in total."""
+    folder, task = output / f"seed{seed}", TASKS[scale.task]
     prepare(scale, seed, folder)
     cost = table_cost(scale, seed, folder) if row in TABLES else None
-    (prompts, held_out), drawn = prompts_of(scale), dict.fromkeys(TASKS[scale.task].shares, 0)
+    (prompts, held_out), drawn = prompts_of(scale), dict.fromkeys(task.shares, 0)
     model, tokenizer = loaded(folder)
     trainer = trainer_for(
         model, tokenizer, prompts, baseline_of(row, folder), folder / "run", counting(drawn),
@@ -230,26 +231,20 @@ def run(scale: Scale, row: str, sampler: str, rate: float, seed: int, output: Pa
     )  # fmt: skip
 
     def score(policy: Any) -> dict[str, float]:
-        shares = {f"drawn {family}": float(count) for family, count in drawn.items()}
-        return {**scores_of(policy, tokenizer, held_out, scale.samples), **shares}
+        return scores_of(policy, tokenizer, held_out, scale.samples, task.judged)
 
-    measured = MeasuredToTheBudget(trainer, score, scale.every, scale.budget)
-    quiet(trainer).add_callback(measured)
-    train_to_the_end(trainer)
-    trainer.end()
-    points = measured.points
+    points = measured_training(trainer, MeasuredToTheBudget(trainer, score, scale.every, scale.budget))
     # When a run ends at its budget between two logged lines, its last line is incomplete.
     logged = [entry for entry in trainer.state.log_history if {"reward", "grad_norm"} <= entry.keys()]
     found = {
-        "rollouts": [point.responses for point in points],
-        "steps": points[-1].step,
-        "cpu": [point.cpu for point in points],
-        "wall": [point.wall for point in points],
+        "rollouts": [point.rollouts for point in points],
         "scores": {name: [point.scores[name] for point in points] for name in points[0].scores},
+        "drawn": drawn,
+        "entropy": mean(entry["entropy"] for entry in logged[-ENTROPIES:]),
+        "cpu": points[-1].cpu,
         "table": cost,
-        "log": {key: [entry[key] for entry in logged] for key in ("num_rollouts", *LOGGED) if key in logged[0]},
     }
-    return {**found, **{key: rounded(found[key]) for key in ("cpu", "wall", "scores", "log")}}
+    return {key: rounded(value) for key, value in found.items()}
 
 
 def pairs(part: str, rows: list[str] | None, samplers: list[str] | None) -> list[tuple[str, str]]:
@@ -290,6 +285,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), help="(those of the study)")
     parser.add_argument("--samplers", nargs="+", help="names of prompt samplers: " + ", ".join(SAMPLERS))
     parser.add_argument("--runs", type=int, help="stop after this many new runs")
+    parser.add_argument("--report", action="store_true", help="print and plot the stored table, and train nothing")
     options = parser.parse_args(argv)
     alike = options.task if options.task != Scale.task else ""
     options.part = "again" if options.again else "long" if options.long else alike
@@ -300,11 +296,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """Run the study; returns its results."""
+def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
+    """Run the study; returns its runs."""
     options = parse(argv)
     flags = {"": [], "alike": ["--task", "alike"]}
-    placed(options, parse(flags.get(options.part, [f"--{options.part}"])))
+    whole = parse(flags.get(options.part, [f"--{options.part}"]))
+    whole.report = options.report
+    placed(options, whole)
     every = Scale.every * (2 if options.long else 1)
     scale = Scale(budget=options.budget, task=options.task, every=every)
     if options.quick:
@@ -313,16 +311,16 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             task=options.task,
         )  # fmt: skip
     one_thread()
-    wanted = planned(scale, options)
-    restore(wanted, RESULTS / f"{options.study}.json")
-    runs, told = kept_runs(wanted, options.runs)
     judged = TASKS[scale.task].judged
+    if options.report:
+        _, runs = read_table(RESULTS / f"{options.study}.json")
+    else:
+        runs, facts = kept_runs(planned(scale, options), options.runs)
+        save_table(options.study, {**facts, "scale": dataclasses.asdict(scale)}, runs, options.results)
     lines = report.summary(runs, judged)
     print(report.table(lines))
-    results = {**told, "scale": dataclasses.asdict(scale), "runs": runs, "summary": lines}
     report.draw(runs, lines, judged, scale.samples, options.results / f"{options.study}.png")
-    save(options.study, results, options.results)
-    return results
+    return runs
 
 
 if __name__ == "__main__":

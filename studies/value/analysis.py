@@ -13,12 +13,7 @@ import torch
 
 from basis_rl.baselines import Baseline
 from basis_rl.functional import gae
-from basis_rl.functional.blue import Weighting, refine
-from basis_rl.functional.tilt import beta_grid
 from basis_rl.types import RolloutBatch
-from basis_rl.values import ValueTable
-
-BANDS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 @dataclass(frozen=True)
@@ -30,32 +25,9 @@ class Estimator:
     rollouts: int
 
 
-def tilt_to(values: np.ndarray, spread: float) -> np.ndarray:
-    """``(P,)`` sampling weights ``w_i = exp(-k (V_i - mean)^2) / Z`` that give V the standard deviation `spread`.
-
-    ``k > 0`` prefers prompts of medium value and ``k < 0`` the extremes, down to the k below which the weight gathers
-    on the single most distant prompt. k is found by bisection; if no k gives this spread, the closest one is used.
-    """
-
-    def weights(k: float) -> np.ndarray:
-        logits = -k * (values - values.mean()) ** 2
-        w = np.exp(logits - logits.max())
-        return w / w.sum()
-
-    def spread_at(k: float) -> float:
-        w = weights(k)
-        return float(np.sqrt(w @ (values - w @ values) ** 2))
-
-    low, high = max(np.linspace(-40.0, 0.0, 161).tolist(), key=spread_at), 200.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if spread_at(middle) > spread else (low, middle)
-    return weights((low + high) / 2)
-
-
-def draw_batch(rng: np.random.Generator, weights: np.ndarray, size: int) -> np.ndarray:
-    """``(B,)`` distinct rows of the pool."""
-    return rng.choice(len(weights), size=size, replace=False, p=weights)
+def draw_batch(rng: np.random.Generator, pool: int, size: int) -> np.ndarray:
+    """``(B,)`` distinct rows of the pool, each as likely as any other."""
+    return rng.choice(pool, size=size, replace=False, p=np.full(pool, 1 / pool))
 
 
 def draw_rewards(rng: np.random.Generator, samples: np.ndarray, rows: np.ndarray, rollouts: int) -> np.ndarray:
@@ -88,11 +60,6 @@ def squared_errors(baselines: np.ndarray, truth: np.ndarray) -> np.ndarray:
     return ((baselines - truth[:, None]) ** 2).mean(axis=1)
 
 
-def at_bounds(baselines: np.ndarray) -> np.ndarray:
-    """``(B,)``: the share of each prompt's baselines that are exactly 0 or 1."""
-    return ((baselines == 0) | (baselines == 1)).mean(axis=1)
-
-
 def explained_variance(baselines: np.ndarray, rewards: np.ndarray) -> float:
     """``1 - Var(r - b) / Var(r)`` over ``(B, G)`` rollouts, as a run logs it; NaN if the rewards do not vary."""
     found = gae.explained_variance(
@@ -101,89 +68,45 @@ def explained_variance(baselines: np.ndarray, rewards: np.ndarray) -> float:
     return float("nan") if found is None else found
 
 
-def by_band(numbers: np.ndarray, truth: np.ndarray, edges: Sequence[float] = BANDS) -> list[float]:
-    """Mean of `numbers` over the prompts in each band of V; the last band is closed. NaN for a band without prompts."""
-    band = np.clip(np.digitize(truth, edges) - 1, 0, len(edges) - 2)
-    return [float(numbers[band == k].mean()) if (band == k).any() else float("nan") for k in range(len(edges) - 1)]
-
-
-def nanmean_rows(rows: Sequence[Sequence[float]]) -> list[float]:
-    """Column means without NaN: each row is a mean within a batch, so these are means over batches (App. A)."""
-    table = np.array(rows, dtype=float)
-    known = ~np.isnan(table)
-    sums = np.where(known, table, 0.0).sum(axis=0)
-    return [float(s / n) if n else float("nan") for s, n in zip(sums, known.sum(axis=0), strict=True)]
-
-
 def measure(
     estimators: Sequence[Estimator],
     prompt_ids: Sequence[str],
     truth: np.ndarray,
     samples: np.ndarray,
-    weights: np.ndarray,
     *,
     size: int,
-    repeats: int,
+    batches: int,
     seed: int,
-) -> dict[str, object]:
-    """Draw `repeats` batches: the spread of V in each, and each estimator's MSE and shares by batch and by band."""
+) -> dict[str, dict[str, float]]:
+    """Of each estimator the mean ``mse`` over random batches, its standard ``error``, and the mean ``explained``.
+
+    ``explained`` is `explained_variance`; batches in which the rewards do not vary are left out of it.
+    """
     rng = np.random.default_rng(seed)
     most = max(estimator.rollouts for estimator in estimators)
-    spreads: list[float] = []
-    found: dict[str, dict[str, list]] = {
-        e.name: {"mse": [], "at_bounds": [], "explained": [], "mse_by_band": [], "at_bounds_by_band": []}
-        for e in estimators
-    }
-    for _ in range(repeats):
-        rows = draw_batch(rng, weights, size)
-        rewards, values = draw_rewards(rng, samples, rows, most), truth[rows]
-        ids = [prompt_ids[row] for row in rows]
-        spreads.append(float(values.std()))
+    errors: dict[str, list[float]] = {estimator.name: [] for estimator in estimators}
+    explained: dict[str, list[float]] = {estimator.name: [] for estimator in estimators}
+    for _ in range(batches):
+        rows = draw_batch(rng, len(truth), size)
+        rewards, ids = draw_rewards(rng, samples, rows, most), [prompt_ids[row] for row in rows]
         for estimator in estimators:
             baselines = estimate(estimator, ids, rewards)
-            errors, bounds = squared_errors(baselines, values), at_bounds(baselines)
-            into = found[estimator.name]
-            into["mse"].append(float(errors.mean()))
-            into["at_bounds"].append(float(bounds.mean()))
-            into["explained"].append(explained_variance(baselines, rewards[:, : estimator.rollouts]))
-            into["mse_by_band"].append(by_band(errors, values))
-            into["at_bounds_by_band"].append(by_band(bounds, values))
-    for into in found.values():
-        for key in ("mse_by_band", "at_bounds_by_band"):
-            into[key] = nanmean_rows(into[key])
-    return {"spread": spreads, "estimators": found}
-
-
-def bin_means(x: Sequence[float], y: Sequence[float], edges: Sequence[float]) -> list[float]:
-    """Mean of y over the pairs whose x lies in each bin ``[edge, next)``; NaN for an empty bin."""
-    where, values = np.digitize(x, edges) - 1, np.asarray(y, dtype=float)
-    return [float(values[where == k].mean()) if (where == k).any() else float("nan") for k in range(len(edges) - 1)]
-
-
-def beta_curves(
-    table: ValueTable, prompt_ids: Sequence[str], rewards: np.ndarray, truth: np.ndarray, smoothing: float,
-    weighting: Weighting = "unb", epsilon: float = 1e-6,
-) -> dict[str, np.ndarray]:  # fmt: skip
-    """MSE of one batch at each beta of the grid, ``(K,)``: ``initial`` with ``V_beta``, ``refined`` with Eq. 7.
-
-    As in `Basis` with its calibration ``common``, a prompt is active depending on its reference value alone, and values
-    are clamped, so that at the smallest betas the refined estimator is the mean of the other rewards of the batch.
-
-    `rewards`: ``(B,)``, one per prompt.
-    """
-    tilt = table.tilt(prompt_ids, smoothing)
-    reference, _ = tilt(torch.tensor([torch.inf], dtype=torch.float64))
-    active = (reference[0] > epsilon) & (reference[0] < 1 - epsilon)
-    values, variances = tilt(beta_grid())
-    clamped = values.clamp(epsilon, 1 - epsilon)
-    refined = refine(
-        clamped, variances.clamp(min=epsilon * (1 - epsilon)), torch.from_numpy(rewards).double(), active, weighting
-    )
-    target = torch.from_numpy(truth)
+            errors[estimator.name].append(float(squared_errors(baselines, truth[rows]).mean()))
+            explained[estimator.name].append(explained_variance(baselines, rewards[:, : estimator.rollouts]))
     return {
-        "initial": ((values - target) ** 2).mean(dim=1).numpy(),
-        "refined": ((refined - target) ** 2).mean(dim=1).numpy(),
+        name: {
+            "mse": float(np.mean(found)),
+            "error": float(np.std(found, ddof=1) / len(found) ** 0.5) if len(found) > 1 else float("nan"),
+            "explained": mean_of_known(explained[name]),
+        }
+        for name, found in errors.items()
     }
+
+
+def mean_of_known(numbers: Sequence[float]) -> float:
+    """The mean of the numbers that are not NaN; NaN if there are none."""
+    known = [number for number in numbers if number == number]
+    return float(np.mean(known)) if known else float("nan")
 
 
 def drift(before: np.ndarray, now: np.ndarray) -> dict[str, float]:

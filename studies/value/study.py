@@ -1,8 +1,8 @@
 """How close are baselines to the true values of a real policy?
 
-    python -m studies.value.study [--worked | --slow | --selection] [--seeds 0 1 2] [--quick]
+    python -m studies.value.study [--worked | --slow | --selection] [--seeds 0 1 2] [--report] [--quick]
 
-In the paper of BASIS (Sec. 5.1 and App. A, Figs. 2, 3, 4), the error of BASIS is 69 % below that of the batch mean, and
+In the paper of BASIS (Sec. 5.1 and App. A), the error of BASIS is 69 % below that of the batch mean, and
 below that of the mean of a group of 8. This study checks it at small scale. The quickstart's model learns sums by GRPO
 with 8 rollouts per prompt. At three checkpoints of this run (early, middle, late), every prompt of a pool gets 256
 rollouts for its true value, and 64 more for the estimators. The value table has 32 rollouts per prompt of the policy
@@ -14,18 +14,18 @@ then smaller, because its rollouts take twice as long; the learning rate is a th
 ``--slow`` uses this learning rate and these checkpoints with the quickstart's policy. ``--selection`` has the policy of
 `studies.selection.task`, whose prompts are nearly solved, hard or impossible; `bv_blend` has kinds for families.
 
-Results: ``studies/results/value_study*.json`` and ``.png``, but only for all seeds. Rollouts are stored in ``--output``
-(``runs/value_study``), with the policies of the checkpoints; a second call only repeats the analysis.
+Results: the tables ``studies/results/value_study*.json``, each with a plot, but only for all seeds. Rollouts are stored
+in ``--output`` (``runs/value_study``), with the policies of the checkpoints; a second call only repeats the analysis.
+``--report`` prints and plots the table that is stored.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import mean
 from typing import Any, Literal
 
 import numpy as np
@@ -48,9 +48,9 @@ from basis_rl.baselines import (
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.types import RolloutBatch
 from basis_rl.values import ValueTable
-from benchmarks.common import machine, one_thread, save
+from benchmarks.common import machine, one_thread
 from examples.quickstart.warm_start import save as save_policy
-from studies.runs import placed, rounded, study_parser
+from studies.runs import RESULTS, placed, read_table, save_table, study_parser
 from studies.selection import task
 from studies.small_policy import TOKENS, draw, problems, trainer_for, warm_policy
 from studies.training import train_to_the_end
@@ -59,7 +59,7 @@ from studies.value import report
 from studies.worked_sums import TOKENS as WORKED_TOKENS
 from studies.worked_sums import worked_policy
 
-GROUP, SPREADS, REPEATS, MANY = 8, (0.20, 0.23, 0.26, 0.29, 0.32), 10, 200
+GROUP, BATCHES = 8, 200
 STAGES = report.STAGES
 
 
@@ -159,11 +159,9 @@ def make_rollouts(plan: Plan, output: Path) -> dict[str, Any]:
 
 def rollouts_of(plan: Plan, output: Path, reward: Any) -> dict[str, Any]:
     """`make_rollouts` with this reward."""
-    seconds = {"warm start": time.process_time()}
     start = started_policy(plan, output)
     model, tokenizer, trained, tokens = start.model, start.tokenizer, start.prompts, start.tokens
-    seconds["warm start"] = time.process_time() - seconds["warm start"]
-    pool, began = trained.select(range(plan.pool)), time.process_time()
+    pool = trained.select(range(plan.pool))
     found: dict[str, Any] = {"ids": trained["prompt_id"], "family": trained["family"]}
     found["reference"] = draw(model, tokenizer, trained, plan.table, reward, "value table", tokens)
     recorder = Recorder()
@@ -185,9 +183,7 @@ def rollouts_of(plan: Plan, output: Path, reward: Any) -> dict[str, Any]:
         max_completion_length=tokens,
     )  # fmt: skip
     train_to_the_end(trainer)
-    seconds["training and rollouts"] = time.process_time() - began
     found["history"] = recorder.batches
-    found["seconds"] = {key: round(value, 1) for key, value in seconds.items()}
     return found
 
 
@@ -204,18 +200,17 @@ def kept_rollouts(plan: Plan, output: Path) -> dict[str, Any]:
                 raise SystemExit(f"{path} was made with another plan. Give another --output, or remove the file.")
             found: dict[str, Any] = {k: kept[k] for k in ("reference", *STAGES)}
             found |= {k: kept[k].tolist() for k in ("ids", "family")}
-            found["seconds"] = json.loads(str(kept["seconds"]))
             found["origin"] = json.loads(str(kept["machine"])) if "machine" in kept else None
             found["history"] = list(zip(kept["history_ids"].tolist(), kept["history_rewards"], strict=True))
             return found
     origin = machine()
     found = make_rollouts(plan, output)
     output.mkdir(parents=True, exist_ok=True)
-    arrays = {k: v for k, v in found.items() if k not in ("history", "seconds")}
+    arrays = {k: v for k, v in found.items() if k != "history"}
     found["origin"] = origin
     partial = path.with_name("partial.npz")
     np.savez_compressed(
-        partial, plan=key, seconds=json.dumps(found["seconds"]), machine=json.dumps(origin),
+        partial, plan=key, machine=json.dumps(origin),
         history_ids=np.array([ids for ids, _ in found["history"]]),
         history_rewards=np.stack([rewards for _, rewards in found["history"]]), **arrays,
     )  # fmt: skip
@@ -268,94 +263,42 @@ def estimators(table: ValueTable, rollouts: dict[str, Any], batches: int) -> lis
     ]
 
 
-def analyse(plan: Plan, rollouts: dict[str, Any], repeats: int, many: int) -> dict[str, Any]:
-    """Compute all results of the study for one seed."""
+def analyse(plan: Plan, rollouts: dict[str, Any], batches: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rows of the table for one seed, and the facts about its checkpoints."""
     table, ids = reference_table(rollouts), rollouts["ids"][: plan.pool]
     size = min(64, plan.pool // 2)
-    stages, curves = {}, {}
-    for stage, batches in zip(STAGES, plan.checkpoints, strict=True):
-        truth = rollouts[stage][:, : plan.oracle].mean(axis=1)
-        samples = rollouts[stage][:, plan.oracle :]
-        rows, natural = estimators(table, rollouts, batches), np.full(len(ids), 1 / len(ids))
-        paper = va.tilt_to(truth, 0.26)
-        common = {"size": size, "seed": plan.seed}
-        spread = [
-            va.measure(rows, ids, truth, samples, va.tilt_to(truth, s), repeats=many // 5, **common) for s in SPREADS
-        ]
-        stages[stage] = {
-            "generation batches": batches,
+    rows, checkpoints = [], []
+    for stage, learnt_from in zip(STAGES, plan.checkpoints, strict=True):
+        truth, samples = rollouts[stage][:, : plan.oracle].mean(axis=1), rollouts[stage][:, plan.oracle :]
+        compared = estimators(table, rollouts, learnt_from)
+        found = va.measure(compared, ids, truth, samples, size=size, batches=batches, seed=1)
+        rows += [{"seed": plan.seed, "stage": stage, "estimator": name, **row} for name, row in found.items()]
+        checkpoints.append({
+            "seed": plan.seed,
+            "stage": stage,
             "mean V": float(truth.mean()),
             "spread of V": float(truth.std()),
-            "drift": va.drift(rollouts["reference"][: plan.pool], rollouts[stage][:, : plan.table]),
+            **va.drift(rollouts["reference"][: plan.pool], rollouts[stage][:, : plan.table]),
             "error of the oracle": float((truth * (1 - truth)).mean() / (plan.oracle - 1)),
-            "natural": va.measure(rows, ids, truth, samples, natural, repeats=repeats, **common),
-            "natural, many": va.measure(rows, ids, truth, samples, natural, repeats=many, size=size, seed=1),
-            "spread 0.26": va.measure(rows, ids, truth, samples, paper, repeats=repeats, **common),
-            "by spread": by_spread(rows, spread),
-        }
-        curves[stage] = curves_over_beta(table, ids, truth, samples, size, many // 5, plan.seed)
-    return {"stages": stages, "beta": curves, "age of the table": by_table(plan, rollouts, size, many)}
+            "by table": by_table(plan, rollouts, stage, size, batches),
+        })  # fmt: skip
+    return rows, checkpoints
 
 
-def by_table(plan: Plan, rollouts: dict[str, Any], size: int, repeats: int) -> dict[str, dict[str, float]]:
-    """MSE of `basis` at each stage (rows) with a table of the reference and of each stage up to it (columns).
+def by_table(plan: Plan, rollouts: dict[str, Any], stage: str, size: int, batches: int) -> dict[str, float]:
+    """MSE of `basis` at a stage with a table of the reference and of each stage up to it; ``none`` is the batch mean.
 
     The rollouts that do not measure the true value are split in half: one half makes the tables, the other the batches.
     """
     ids, half = rollouts["ids"][: plan.pool], plan.samples // 2
-    natural, found = np.full(len(ids), 1 / len(ids)), {}
-    for now, stage in enumerate(STAGES):
-        truth = rollouts[stage][:, : plan.oracle].mean(axis=1)
-        samples, rows = rollouts[stage][:, plan.oracle : plan.oracle + half], [va.Estimator("none", BatchMean(), 1)]
-        for name in ("reference", *STAGES[: now + 1]):
-            rewards = rollouts[name][: plan.pool, -half:].astype(float).tolist()
-            table = ValueTable.from_rewards(dict(zip(ids, rewards, strict=True)))
-            rows.append(va.Estimator(name, Basis(table), 1))
-        measured = va.measure(rows, ids, truth, samples, natural, size=size, repeats=repeats, seed=2)
-        estimators: Any = measured["estimators"]
-        found[stage] = {name: float(np.mean(row["mse"])) for name, row in estimators.items()}
-    return found
-
-
-def by_spread(rows: list[va.Estimator], measured: list[dict[str, Any]]) -> dict[str, Any]:
-    """MSE in the paper's bins of a batch's spread of V, over the batches of all mixtures together."""
-    spreads = [s for one in measured for s in one["spread"]]
-    mse = {e.name: [x for one in measured for x in one["estimators"][e.name]["mse"]] for e in rows}
-    return {
-        "edges": report.EDGES,
-        "batches": np.histogram(spreads, report.EDGES)[0].tolist(),
-        "least and greatest": [min(spreads), max(spreads)],
-        "mse": {name: va.bin_means(spreads, errors, report.EDGES) for name, errors in mse.items()},
-    }
-
-
-def curves_over_beta(
-    table: ValueTable, ids: list[str], truth: np.ndarray, samples: np.ndarray, size: int, batches: int, seed: int
-) -> dict[str, Any]:
-    """MSE of the initial and the refined estimator at each beta (mean over batches), and the betas that were chosen."""
-    rng = np.random.default_rng(seed)
-    weights, basis = np.full(len(ids), 1 / len(ids)), Basis(table)
-    curves: dict[str, list[np.ndarray]] = {"initial": [], "refined": []}
-    grid = basis.betas.numpy()
-    chosen, at_chosen, unrefined = [], [], []
-    for _ in range(batches):
-        rows = va.draw_batch(rng, weights, size)
-        rewards, names = va.draw_rewards(rng, samples, rows, 1), [ids[row] for row in rows]
-        for key, curve in va.beta_curves(table, names, rewards[:, 0], truth[rows], basis.smoothing).items():
-            curves[key].append(curve)
-        result = basis.advantages(va.rollout_batch(names, rewards))
-        chosen.append(result.metrics["beta"])
-        at_chosen.append(float(((result.baseline.numpy() - truth[rows]) ** 2).mean()))
-        unrefined.append(float(curves["initial"][-1][np.abs(grid - chosen[-1]).argmin()]))
-    means = {key: np.mean(rows, axis=0) for key, rows in curves.items()}
-    return {
-        **{key: curve.tolist() for key, curve in means.items()},
-        "best": {key: float(grid[curve.argmin()]) for key, curve in means.items()},
-        "least": {key: float(curve.min()) for key, curve in means.items()},
-        "chosen": chosen,
-        "mse at the chosen": float(np.mean(at_chosen)),
-        "initial mse at the chosen": float(np.mean(unrefined)),
-    }
+    truth = rollouts[stage][:, : plan.oracle].mean(axis=1)
+    samples, rows = rollouts[stage][:, plan.oracle : plan.oracle + half], [va.Estimator("none", BatchMean(), 1)]
+    for name in ("reference", *STAGES[: STAGES.index(stage) + 1]):
+        rewards = rollouts[name][: plan.pool, -half:].astype(float).tolist()
+        table = ValueTable.from_rewards(dict(zip(ids, rewards, strict=True)))
+        rows.append(va.Estimator(name, Basis(table), 1))
+    measured = va.measure(rows, ids, truth, samples, size=size, batches=batches, seed=2)
+    return {name: row["mse"] for name, row in measured.items()}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -368,34 +311,38 @@ def main(argv: list[str] | None = None) -> None:
         "--slow", action="store_true", help="use the learning rate and checkpoints of --worked with the default policy"
     )
     policies.add_argument("--selection", action="store_true", help="use the policy of the selection study")
+    parser.add_argument("--report", action="store_true", help="print and plot the stored table")
     options = parser.parse_args(argv)
     chosen = [name for name in CHANGES if getattr(options, name)]
-    placed(options, parser.parse_args([f"--{name}" for name in chosen]))
+    flags = [*chosen, "report"] if options.report else chosen
+    placed(options, parser.parse_args([f"--{name}" for name in flags]))
     one_thread()
     name = "_".join(["value_study", *chosen])
-    changes = CHANGES[chosen[0]] if chosen else {}
+    if options.report:
+        facts, rows = read_table(RESULTS / f"{name}.json")
+        checkpoints = facts["checkpoints"]
+    else:
+        rows, checkpoints = measured(options, name, CHANGES[chosen[0]] if chosen else {})
+    print(report.table(rows, checkpoints))
+    report.plot(rows, checkpoints, options.results / f"{name}.png")
+
+
+def measured(
+    options: argparse.Namespace, name: str, changes: dict[str, Any]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Make the rollouts of each seed unless they are stored, analyse them, and save the table."""
     plan = replace(QUICK, policy=changes.get("policy", QUICK.policy)) if options.quick else replace(Plan(), **changes)
-    results, seeds, runs_made = [], {}, []
+    rows, checkpoints, runs_made = [], [], []
     for seed in options.seeds:
         own = replace(plan, seed=seed)
         rollouts = kept_rollouts(own, options.output / f"{name}-{seed}")
-        began = time.process_time()
-        results.append(analyse(own, rollouts, *((2, 10) if options.quick else (REPEATS, MANY))))
+        found = analyse(own, rollouts, 10 if options.quick else BATCHES)
+        rows += found[0]
+        checkpoints += found[1]
         runs_made += [] if rollouts["origin"] in runs_made else [rollouts["origin"]]
-        seconds = {**rollouts["seconds"], "analysis": round(time.process_time() - began, 1)}
-        learnt = [float(rewards.mean()) for _, rewards in rollouts["history"]]
-        seeds[seed] = {"processor seconds": seconds, "reward of each batch": learnt, **report.shortened(results[-1])}
-        print(f"\nseed {seed}")
-        report.show(results[-1])
-    report.plot(results, options.results, name)
-    report.plot_age(results, options.results / f"{name}_age.png")
-    report.plot_beta(results, options.results / f"{name}_beta.png")
-    found = report.summary(results)
-    for stage, rows in found.items():
-        shares = ", ".join(f"{key} {mean(row['share']):.2f}" for key, row in rows.items())
-        print(f"{stage}, share of the batch mean's error: {shares}")
-    told = {"runs made": runs_made, "plan": asdict(plan), "temperature": TEMPERATURE, "summary": found, "seeds": seeds}
-    save(name, rounded(told), options.results)
+    facts = {"runs made": runs_made, "plan": asdict(plan), "temperature": TEMPERATURE, "checkpoints": checkpoints}
+    save_table(name, facts, rows, options.results)
+    return rows, checkpoints
 
 
 if __name__ == "__main__":

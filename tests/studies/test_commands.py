@@ -1,4 +1,4 @@
-"""Every benchmark and study is found: by its command, by its first lines, by its README; imports run one way."""
+"""Every benchmark and study has a help, every command that a text names exists; imports run one way."""
 
 import ast
 import importlib
@@ -36,19 +36,15 @@ def texts():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_is_the_head_of_the_script_and_says_what_where_and_quick(name, capsys):
+def test_every_script_has_a_help_and_a_run_of_seconds(name, capsys):
     module = importlib.import_module(name)
     module = module if hasattr(module, "main") else importlib.import_module(f"{name}.__main__")
     with pytest.raises(SystemExit) as ended:
         module.main(["--help"])
     assert ended.value.code == 0
-    shown, head = capsys.readouterr().out, module.__doc__
-    assert head in shown
+    shown = capsys.readouterr().out
+    assert module.__doc__ in shown
     assert "--quick" in shown or "--cpu" in shown
-    question = head.splitlines()[0]
-    assert question.endswith(("?", ".")), question
-    assert f"python -m {name}" in head
-    assert re.search(r"^Results", head, re.MULTILINE), "says where its results go"
 
 
 def test_every_command_that_a_text_names_exists():
@@ -57,33 +53,9 @@ def test_every_command_that_a_text_names_exists():
         for module, _ in re.findall(r"python -m ((benchmarks|studies)\.[\w.]*\w)", text):
             assert module in COMMANDS, f"{name} names {module}"
         for module, _ in re.findall(r"`((benchmarks|studies)\.[\w.]*\w)", text):
-            found = {module, module.rsplit(".", 1)[0]} & known
-            assert found, f"{name} names {module}"
-        for path, _ in re.findall(r"(?<![\w/])((benchmarks|studies)/[\w/.]+\.(?:py|md|json|png))", text):
-            assert (ROOT / path).is_file() or "DEVICE" in path, f"{name} names {path}"
-
-
-def test_the_makefile_runs_commands_that_exist():
-    text = (ROOT / "Makefile").read_text()
-    named = re.findall(r"for name in ([^;]+); do [^;]*-m (benchmarks|studies)\.\$\$name", text)
-    assert {room for _, room in named} == set(ROOMS)
-    for names, room in named:
+            assert {module, module.rsplit(".", 1)[0]} & known, f"{name} names {module}"
+    for names, room in re.findall(r"for name in ([^;]+); do [^;]*-m (\w+)\.\$\$name", (ROOT / "Makefile").read_text()):
         assert {f"{room}.{name}" for name in names.split()} <= set(COMMANDS)
-
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_the_readme_has_every_script_and_every_result(room):
-    readme = (ROOT / room / "README.md").read_text()
-    table = [line for line in readme.splitlines() if line.startswith("| `python -m")]
-    listed = [re.search(r"python -m ([\w.]*\w)", line)[1] for line in table]
-    assert sorted(set(listed)) == [name for name in COMMANDS if name.startswith(room)]
-    named = {name for line in table for name in re.findall(r"results/([\w.]+\.json)", line)}
-    kept = {path.name for path in (ROOT / room / "results").glob("*.json")}
-    assert named == kept
-    for path in (ROOT / room / "results" / "gpu").glob("*.json"):
-        assert path.name in readme, f"{path}: a section says what was run"
-    for path in (ROOT / room / "results").glob("*.png"):
-        assert any(path.name.startswith(name.removesuffix(".json")) for name in kept), path
 
 
 def test_benchmarks_do_not_import_studies_and_the_package_imports_neither():

@@ -1,7 +1,7 @@
-"""Stored runs, the folders that a study writes to, and what measuring costs."""
+"""Stored runs, tables, the folders that a study writes to, and what measuring costs."""
 
-import dataclasses
 import json
+import math
 import tempfile
 import time
 from pathlib import Path
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from studies import runs as study_runs
-from studies.runs import Planned, kept, kept_runs, origins, placed, restore, study_parser
+from studies.runs import Planned, kept, kept_runs, origins, placed, read_table, save_table, study_parser
 from studies.training import Measured, measured_training
 
 
@@ -29,7 +29,7 @@ def test_what_measuring_costs_is_not_counted():
         burn(0.1)
         trainer.spending.drawn = (8 * step, 0)
         measured.on_step_end(None, SimpleNamespace(global_step=step), None)
-    assert [point.responses for point in measured.points] == [0, 8, 16]
+    assert [point.rollouts for point in measured.points] == [0, 8, 16]
     assert [point.cpu for point in measured.points] == pytest.approx([0, 0.1, 0.2], abs=0.05)
 
 
@@ -46,7 +46,7 @@ def test_a_run_that_a_signal_stops_is_not_kept():
         train=train,
     )
     with pytest.raises(SystemExit, match="signal"):
-        measured_training(trainer, lambda model: {}, 1)
+        measured_training(trainer, Measured(trainer, lambda model: {}, 1))
 
 
 def test_a_kept_run_is_not_made_again_and_other_settings_are_refused(tmp_path):
@@ -102,56 +102,23 @@ def test_no_more_runs_are_made_than_asked_for_and_those_that_are_there_count_too
     everything = [planned(name) for name in "abc"]
     kept_runs(everything[1:2])
     runs, told = kept_runs(everything, at_most=1)
-    assert runs == [{"row": "a", "x": 2, "made": 0}, {"row": "b", "x": 1, "made": 0}]
+    assert runs == [{"row": "a", "x": 2}, {"row": "b", "x": 1}]
     assert (made, told["missing"]) == (["b", "a"], 1)
     runs, told = kept_runs(everything)
     assert [run["row"] for run in runs] == ["a", "b", "c"]
     assert (made, told["missing"], len(told["runs made"])) == (["b", "a", "c"], 0, 1)
 
 
-def test_runs_come_back_from_the_results_of_the_same_settings(tmp_path):
-    """A folder of runs that is gone; not where scale or labels differ, and not over a file that is there."""
-
-    def plan(folder, seed, **scale):
-        labels = {"row": "none", "seed": seed}
-        made = {"accuracy": [0.1, seed / 10]}
-        return Planned(labels, folder / f"seed{seed}.json", {**scale, **labels}, lambda: made)
-
-    before = [plan(tmp_path / "old", seed, budget=64) for seed in (0, 1)]
-    runs, told = kept_runs(before)
-    results = tmp_path / "study.json"
-    results.write_text(json.dumps({**told, "scale": {"budget": 64}, "runs": runs}))
-
-    def never():
-        raise AssertionError("made again")
-
-    after = [dataclasses.replace(plan(tmp_path / "new", seed, budget=64), make=never) for seed in (0, 1)]
-    assert restore(after, results) == 2
-    again, told_again = kept_runs(after)
-    assert again == runs
-    assert told_again["runs made"] == told["runs made"]
-    assert restore(after, results) == 0
-    assert restore([plan(tmp_path / "other", 0, budget=128), plan(tmp_path / "other", 2, budget=64)], results) == 0
-    assert restore(after, tmp_path / "nothing.json") == 0
-
-
-def test_runs_that_come_back_keep_the_place_where_they_were_made(tmp_path, monkeypatch):
-    """Each its own, also where the results are of several machines; of older results what all machines share."""
-    dates = iter(["Monday", "Tuesday"])
-    monkeypatch.setattr(study_runs, "machine", lambda: {"date": next(dates), "cpu": "Z80"})
-
-    def plan(folder, seed):
-        return Planned({"seed": seed}, folder / f"seed{seed}.json", {"seed": seed}, lambda: {"x": seed})
-
-    runs, told = kept_runs([plan(tmp_path / "old", seed) for seed in (0, 1)])
-    assert [told["runs made"][run["made"]]["date"] for run in runs] == ["Monday", "Tuesday"]
-    results = tmp_path / "study.json"
-    results.write_text(json.dumps({**told, "scale": {}, "runs": runs}))
-    after = [plan(tmp_path / "new", seed) for seed in (1, 0)]
-    assert restore(after, results) == 2
-    again, told_again = kept_runs(after)
-    assert [told_again["runs made"][run["made"]]["date"] for run in again] == ["Tuesday", "Monday"]
-    older = [{key: value for key, value in run.items() if key != "made"} for run in runs]
-    results.write_text(json.dumps({**told, "scale": {}, "runs": older}))
-    assert restore([plan(tmp_path / "newer", 0)], results) == 1
-    assert kept_runs([plan(tmp_path / "newer", 0)])[1]["runs made"] == [{"cpu": "Z80"}]
+def test_a_table_has_a_line_for_each_row_and_is_read_as_it_was_saved(tmp_path):
+    rows = [
+        {"row": "a, b", "curve": [0.12345678, 2], "cost": {"cpu": math.nan}},
+        {"row": "c", "curve": [], "cost": None},
+    ]
+    save_table("study", {"scale": {"budget": 64}}, rows, tmp_path)
+    facts, found = read_table(tmp_path / "study.json")
+    assert (facts["scale"], "cpu" in facts) == ({"budget": 64}, True)
+    assert found == [{**rows[0], "curve": [0.123457, 2], "cost": {"cpu": None}}, rows[1]]
+    lines = (tmp_path / "study.json").read_text().splitlines()
+    assert [json.loads(line.strip(" ,"))[0] for line in lines if line.startswith("  [")] == ["a, b", "c"]
+    save_table("none", {}, [], tmp_path)
+    assert read_table(tmp_path / "none.json")[1] == []

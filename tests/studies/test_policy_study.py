@@ -1,15 +1,9 @@
-"""What the studies that train make of their runs: levels, spending, signal, puzzles, against plain computation."""
-
-import itertools
+"""What the policy study makes of its runs: levels, and rollouts until a level, against plain computation."""
 
 import numpy as np
 import pytest
 
-from studies import cold_start
 from studies.policy import report as policy_report
-from studies.policy import study as policy_study
-from studies.reinforce_pp import knights
-from studies.reinforce_pp import study as reinforce_pp_study
 from studies.training import levels
 
 
@@ -48,14 +42,13 @@ def test_a_fall_from_the_maximum_is_a_collapse_and_a_rise_is_not():
 def policy_run(row, seed, accuracy):
     spent = [float(i) for i in range(len(accuracy))]
     return {"objective": "grpo", "row": row, "seed": seed, "learning_rate": 1e-4,
-            "accuracy": accuracy, "responses": spent, "cpu": spent,
-            "log": {"num_rollouts": [1], "baseline/beta": [2.0]}}  # fmt: skip
+            "accuracy": accuracy, "rollouts": spent, "cpu": 1.0}  # fmt: skip
 
 
 def test_summary_compares_runs_of_the_same_seed():
     rises = {0: [0.1] + [0.5] * 9, 1: [0.1] + [0.7] * 9}
     runs = [policy_run("grpo G=8", seed, accuracy) for seed, accuracy in rises.items()]
-    table = {"responses": 18, "cpu": 9}
+    table = {"rollouts": 18, "cpu": 9}
     runs += [{**policy_run("basis", seed, [0.1] + [0.6] * 9), "table": table} for seed in rises]
     groups, basis = policy_report.summary(runs)
     assert groups["final"] == {"median": pytest.approx(0.6), "min": pytest.approx(0.5), "max": pytest.approx(0.7)}
@@ -67,7 +60,6 @@ def test_summary_compares_runs_of_the_same_seed():
     share = (3 + (0.5 - held[3]) / (held[4] - held[3])) / 9
     assert basis["to_reference"]["median"] == pytest.approx(share)
     assert basis["to_reference_with_table"]["median"] == pytest.approx(share + 2)
-    assert basis["cpu_to_reference_with_table"]["median"] == pytest.approx(share + 1)
     assert basis["never"] == 1
     assert "never 1" in policy_report.table([groups, basis])
 
@@ -85,57 +77,3 @@ def test_the_best_rate_of_the_reference_is_that_of_its_highest_mean():
     assert basis["row"] == "basis"
     assert (basis["never"], basis["never_best"]) == (1, 1)  # 0.9 with the second seed; 0.8 with the first
     assert basis["to_best"]["median"] > basis["to_reference"]["median"]
-
-
-def test_the_whole_worked_study_has_one_objective():
-    whole = policy_study.parse(["--worked"])
-    assert policy_study.parse(["--worked", "--objectives", "grpo"]) == whole
-    assert (whole.objectives, whole.start, whole.study) == (["grpo"], 0.25, "policy_study_worked")
-    assert policy_study.parse([]).objectives == list(policy_study.OBJECTIVES)
-    sampler = policy_study.parse(["--sampler"])
-    assert (sampler.objectives, sampler.study) == (["grpo"], "policy_study_sampler")
-    assert sampler.rows == policy_study.PAIRS
-    assert not {policy_study.LCB, *policy_study.SAMPLED} & {*whole.rows}
-
-
-def test_signal_counts_rollouts_and_groups():
-    rewards, advantages = np.array([0, 0, 1, 0, 1, 1]), np.array([0, 0, 0.5, -0.5, 0, 0.2])
-    found = cold_start.signal(rewards, advantages, 2)
-    assert found == pytest.approx({"reward": 0.5, "rollouts": 0.5, "groups": 2 / 3, "all wrong": 1 / 3, "mixed": 1 / 3})
-    assert cold_start.up_and_down(rewards, advantages) == pytest.approx({"on right": 0.7 / 1.2, "on wrong": 0.5 / 1.2})
-
-
-@pytest.mark.parametrize("people", [2, 4])
-def test_puzzles_have_the_solution_that_they_are_given_and_no_other(people):
-    found = knights.puzzles(people, 30, seed=3)
-    assert len({question for question, _ in found}) == len(found)
-    for question, solution in found:
-        answers = (
-            " ".join(person + sign for person, sign in zip(knights.PEOPLE, signs, strict=False))
-            for signs in itertools.product("+-", repeat=people)
-        )
-        assert [answer for answer in answers if knights.is_solution(question, answer)] == [solution]
-
-
-def test_the_tokenizer_of_puzzles_knows_all_their_words_and_the_reward_its_own_text():
-    tokenizer = knights.tokenizer(5)
-    for question, solution in knights.puzzles(5, 10, seed=4):
-        for text in (question, f"\\boxed{{{solution}}}<|im_end|>"):
-            assert tokenizer.convert_tokens_to_ids("[unknown]") not in tokenizer(text)["input_ids"]
-        told = tokenizer.decode(tokenizer(f"\\boxed{{{solution}}}<|im_end|>")["input_ids"], skip_special_tokens=True)
-        wrong = told.replace("A+", "A?").replace("A-", "A+").replace("A?", "A-")
-        assert knights.reward([told, wrong, ""], [solution] * 3) == [1.0, 0.0, 0.0]
-
-
-def test_no_puzzle_is_both_trained_on_and_measured():
-    training, measured = knights.split((2, 3), 40, 20, seed=0)
-    for people in (2, 3):
-        assert not {q for q, _ in training[people]} & {q for q, _ in measured[people]}
-        assert measured[people]
-
-
-def test_pass_at_k_is_the_mean_over_subsets():
-    rewards = [[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0], [0.0] * 4]
-    expected = [max(subset) for row in rewards for subset in itertools.combinations(row, 2)]
-    found = reinforce_pp_study.pass_at(rewards, (1, 2))
-    assert found == {"pass@1": pytest.approx(3 / 12), "pass@2": pytest.approx(sum(expected) / len(expected))}

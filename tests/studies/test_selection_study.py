@@ -96,25 +96,12 @@ def test_prompts_and_rollouts_are_of_one_length_and_known_words():
         assert task.reward([text], [shown.rsplit("= ", 1)[1].removesuffix(f" {task.END}")]) == [1.0]
 
 
-def test_rollouts_of_each_family_are_counted():
-    counts = {"easy": 0, "hard": 0}
-    counted = task.counting(counts)
-    assert counted(completions=["= 1 2", "= 1 2", ""], solution=["1 2"] * 3, family=["easy", "hard", "easy"]) == [
-        1,
-        1,
-        0,
-    ]
-    counted(completions=[""], solution=["1 2"], family=["easy"], prompts=[""])
-    assert counts == {"easy": 3, "hard": 1}
-
-
-def fake_run(row, sampler, rate, seed, accuracy, drawn=None):
-    rollouts = drawn or [100 * i for i in range(len(accuracy))]
-    scores = {"hard": accuracy, "pass@8 hard": accuracy, "easy": accuracy, "drawn easy": [3.0 * r for r in rollouts],
-              "drawn hard": [float(r) for r in rollouts]}  # fmt: skip
+def fake_run(row, sampler, rate, seed, accuracy):
+    rollouts = [100 * i for i in range(len(accuracy))]
+    scores = {"hard": accuracy, "pass@8 hard": accuracy, "easy": accuracy}
+    drawn = {"easy": 3 * rollouts[-1], "hard": rollouts[-1]}
     return {"row": row, "sampler": sampler, "learning_rate": rate, "seed": seed, "rollouts": rollouts,
-            "scores": scores, "cpu": [float(r) for r in rollouts],
-            "log": {"num_rollouts": [1], "entropy": [1.0] * 4 + [0.5] * 4}}  # fmt: skip
+            "scores": scores, "drawn": drawn, "cpu": 1.0, "entropy": 0.5}  # fmt: skip
 
 
 def rising(end, steps, points=11):
@@ -146,6 +133,8 @@ def test_each_row_is_judged_at_its_own_best_rate_against_the_best_level_of_group
     assert sum("**" in line for line in shown) == 3
     assert len({line.count("|") for line in shown}) == 1  # every line of the Markdown table has all columns
     assert report.table([]) == "no runs yet"
+    (alone,) = report.summary(runs[-1:], "hard")  # without groups there are no levels
+    assert (alone["best"], alone["to"]) == (True, {})
 
 
 def test_the_median_run_must_reach_the_level_not_the_fastest():
@@ -159,37 +148,18 @@ def test_the_median_run_must_reach_the_level_not_the_fastest():
     assert lines["none", 3e-3]["to"]["0.9"]["never"] == 2
 
 
-def test_a_summary_without_groups_has_no_levels():
-    (line,) = report.summary([fake_run("none", "uniform", 1e-3, 0, rising(0.3, 8))], "hard")
-    assert (line["best"], line["to"]) == (True, {})
-
-
-def test_the_runs_that_tell_most_come_first_with_all_their_rates_and_seeds(tmp_path):
-    options = study.parse(["--output", str(tmp_path)])
-    plans = study.planned(study.Scale(), options)
-    pairs = list(dict.fromkeys((plan.labels["row"], plan.labels["sampler"]) for plan in plans))
-    assert pairs == list(study.PAIRS[""])
-    assert {row for row, sampler in pairs if sampler == "dynamic"} == {report.REFERENCE}
+def test_every_row_of_a_study_has_all_rates_and_seeds(tmp_path):
+    for words in ([], ["--again"], ["--long"], ["--task", "alike"]):
+        options = study.parse([*words, "--output", str(tmp_path)])
+        plans = study.planned(study.Scale(), options)
+        each = len(options.rates) * len(options.seeds)
+        pairs = [(p.labels["row"], p.labels["sampler"]) for p in plans]
+        assert pairs == [pair for pair in study.PAIRS[options.part] for _ in range(each)]
+        assert len({plan.file for plan in plans}) == len(plans)
     asked = study.parse(["--rows", "none", report.REFERENCE, "--samplers", "uniform", "dynamic"])
     crossed = study.pairs(asked.part, asked.rows, asked.samplers)
     assert crossed == [("none", "uniform"), (report.REFERENCE, "uniform"), (report.REFERENCE, "dynamic")]
-    assert len(plans) == len(pairs) * len(options.rates) * len(options.seeds)
-    assert len({plan.file for plan in plans}) == len(plans)
-    each = len(options.rates) * len(options.seeds)
-    for i, pair in enumerate(pairs):
-        assert {(p.labels["row"], p.labels["sampler"]) for p in plans[i * each : (i + 1) * each]} == {pair}
-
-
-def test_the_other_studies_have_their_own_names_rows_and_seeds(tmp_path):
-    first, again, alike = study.parse([]), study.parse(["--again"]), study.parse(["--task", "alike"])
-    assert (first.study, alike.study) == ("selection_study", "selection_study_alike")
-    assert again.study == "selection_study_again"
-    assert not {*first.seeds} & {*again.seeds}
-    assert set(study.PAIRS["again"]) <= {*study.PAIRS[""], (study.LCB_TABLE, study.BEST)}
-    long = study.parse(["--long", "--output", str(tmp_path)])
-    assert (long.study, long.budget) == ("selection_study_long", study.LONG * study.Scale.budget)
-    plans = study.planned(study.Scale(), long)
-    assert [(p.labels["row"], p.labels["sampler"]) for p in plans[:: len(long.seeds)]] == list(study.PAIRS["long"])
+    assert not {*study.SEEDS} & {*study.FURTHER_SEEDS}
 
 
 def test_a_run_is_measured_by_rollouts_and_ends_with_its_budget():
@@ -203,13 +173,17 @@ def test_a_run_is_measured_by_rollouts_and_ends_with_its_budget():
         measured.on_step_end(None, SimpleNamespace(global_step=step), control)
         if control.should_training_stop and stopped is None:
             stopped = drawn
-    assert [point.responses for point in measured.points] == [0, 128, 330, 450]
+    assert [point.rollouts for point in measured.points] == [0, 128, 330, 450]
     assert stopped == 450
+
+
+def test_rollouts_of_each_family_are_counted():
+    counts = {"easy": 0, "hard": 0}
+    counted = task.counting(counts)
+    told = counted(completions=["= 1 2", "= 1 2", ""], solution=["1 2"] * 3, family=["easy", "hard", "easy"])
+    assert (told, counts) == ([1, 1, 0], {"easy": 2, "hard": 1})
 
 
 def test_samplers_are_named_with_their_exponents():
     sampler = study.sampler_of("frontier 2:1")
     assert (type(sampler).__name__, sampler.hard, sampler.easy) == ("Frontier", 2.0, 1.0)
-    for name in study.SAMPLERS:
-        plain = study.sampler_of(name)
-        assert (plain.parameters == study.sampler_of(name.split()[0]).parameters) == (" " not in name)

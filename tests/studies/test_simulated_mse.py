@@ -37,17 +37,16 @@ def test_prompts_drift_to_the_deviation_that_is_asked_for():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("d", "share"), [(0.5, 0.33), (1.5, 0.65)])
-def test_beats_the_group_mean_of_eight_late_in_training(d, share):
-    result = simulate(DRIFTS["sqrt"], d, tilt=2.5, seed=0)
-    assert result["basis_history"]["last"] <= share * result["group mean of 8"]["last"]
-    assert result["basis_history"]["last"] < result["basis"]["last"]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("tilt", [0.0, 2.5])
-def test_pays_where_no_prompt_drifts(tilt):
-    result = simulate(DRIFTS["sqrt"], 0.0, tilt=tilt, seed=0)
-    assert result["basis_history"]["first"] <= result["basis"]["first"]
-    assert result["basis_history"]["last"] <= 0.6 * result["basis"]["last"]
-    assert result["basis_history"]["last"] <= 0.75 * result["basis_history, drift 0.003"]["last"]
+@pytest.mark.parametrize(
+    ("d", "tilt", "of_group"), [(0.0, 0.0, None), (0.0, 2.5, None), (0.5, 2.5, 0.33), (1.5, 2.5, 0.65)]
+)
+def test_history_pays_late_in_a_run(d, tilt, of_group):
+    result = simulate(DRIFTS["sqrt"], d, tilt=tilt, seed=0)
+    late = result["basis_history"]["last"]
+    assert late < result["basis"]["last"]
+    if of_group:
+        assert late <= of_group * result["group mean of 8"]["last"]
+    else:  # no prompt drifts
+        assert late <= 0.6 * result["basis"]["last"]
+        assert late <= 0.75 * result["basis_history, drift 0.003"]["last"]
+        assert result["basis_history"]["first"] <= result["basis"]["first"]

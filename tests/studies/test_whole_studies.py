@@ -5,23 +5,19 @@ import json
 import pytest
 import torch
 
-from basis_rl.functional.tilt import beta_grid
 from basis_rl.recipe.file import parse_recipe
-from benchmarks.common import machine
 from studies import (
     bv_blend_study,
-    cold_start,
     first_visit,
     least_variance,
+    otb_tail,
     quickstart_seeds,
     score_norms,
     simulated_mse,
     worked_sums,
 )
-from studies.otb import study as otb_study
-from studies.otb import tail
 from studies.policy import study as policy_study
-from studies.reinforce_pp import study as reinforce_pp_study
+from studies.runs import read_table
 from studies.selection import study as selection_study
 from studies.selection import task
 from studies.small_policy import problems
@@ -50,49 +46,21 @@ def test_a_warm_start_is_used_again_for_its_own_problems_and_settings_only(tmp_p
             quickstart_model(dataset, seed, tmp_path, **settings)
     with pytest.raises(SystemExit, match="other settings"):
         worked_sums.worked_model(few, 0, tmp_path, **own)
+    with pytest.raises(ValueError, match="right and wrong"):  # two steps teach nothing
+        score_norms.main([str(tmp_path), "--problems", "3", "--samples", "3", "--results", str(tmp_path / "out")])
     (tmp_path / "warm_start.json").unlink()
     with pytest.raises(SystemExit, match=r"no warm_start\.json"):
         quickstart_model(few, 0, tmp_path, **own)
     assert model.read_bytes() == made
 
 
-def test_the_worked_policy_is_warm_started_until_its_own_answers_are_right(monkeypatch):
-    monkeypatch.setattr(worked_sums, "accuracy", lambda *args: 0.3)
-    few = problems(60)
-    ended, short, whole = (
-        worked_sums.worked_policy(few, 0, until, max_steps=steps, every=2)[0].state_dict()["lm_head.weight"]
-        for until, steps in ((0.3, 4), (0.4, 2), (0.4, 4))
-    )
-    assert torch.equal(ended, short)
-    assert not torch.equal(ended, whole)
-
-
-def test_the_worked_policy_is_made_once_and_its_scores_can_be_measured(tmp_path):
-    few = problems(60)
-    worked_sums.worked_model(few, 0, tmp_path, until=1.0, max_steps=6)
-    before = (tmp_path / "model.safetensors").stat().st_mtime_ns
-    worked_sums.worked_model(few, 0, tmp_path, until=1.0, max_steps=6)
-    assert (tmp_path / "model.safetensors").stat().st_mtime_ns == before
-    with pytest.raises(ValueError, match="right and wrong"):  # six steps teach nothing
-        score_norms.main([str(tmp_path), "--problems", "3", "--samples", "3", "--results", str(tmp_path / "out")])
-
-
-@pytest.mark.parametrize(("study", "plots"), [(value_study, 3), (otb_study, 1), (cold_start, 1)])
-def test_quick_run_writes_numbers_and_plots(study, plots, tmp_path):
-    study.main(["--quick", "--seeds", "0", "--output", str(tmp_path / "run"), "--results", str(tmp_path)])
-    (raw,) = tmp_path.glob("*.json")
-    found = json.loads(raw.read_text())
-    assert {"cpu", "versions", "plan"} <= set(found)
-    assert {frozenset(origin) for origin in found["runs made"]} == {frozenset(machine())}
-    assert len(list(tmp_path.glob("*.png"))) == plots
-
-
 def test_values_and_variance_are_measured_on_the_selection_study_s_policy(tmp_path, monkeypatch):
     folders = ["--output", str(tmp_path / "run"), "--results", str(tmp_path)]
     value_study.main(["--quick", "--selection", "--seeds", "0", *folders])
-    found = json.loads((tmp_path / "value_study_selection.json").read_text())
-    assert found["plan"]["policy"] == "selection"
-    assert {"spo, no table", "ebpo 8", "basis_history, no table"} <= set(found["summary"]["late"])
+    facts, rows = read_table(tmp_path / "value_study_selection.json")
+    assert facts["plan"]["policy"] == "selection"
+    assert {"spo, no table", "ebpo 8", "basis_history, no table"} <= {row["estimator"] for row in rows}
+    assert (tmp_path / "value_study_selection.png").read_bytes().startswith(b"\x89PNG")
     policies = [str(tmp_path / "run/value_study_selection-0" / name) for name in ("warm_start", "late")]
     asked = [*policies, "--selection", "--quick", "--problems", "6", "--samples", "4", *folders]
     with pytest.raises(SystemExit):  # without models there is nothing to measure
@@ -107,78 +75,60 @@ def test_values_and_variance_are_measured_on_the_selection_study_s_policy(tmp_pa
 
 def test_policy_study_runs_and_resumes(tmp_path):
     asked = ["--quick", "--output", str(tmp_path), "--seeds", "0", "--objectives", "grpo", "--rates"]
-    first = policy_study.main([*asked, "--runs", "1"])
-    assert (len(first["runs"]), first["missing"]) == (1, len(policy_study.parse([]).rows) - 1)
-    runs = policy_study.main([*asked, "1e-3", "--rows", "basis", "grpo G=8"])["runs"]
+    (first,) = policy_study.main([*asked, "--runs", "1"])
+    runs = policy_study.main([*asked, "1e-3", "--rows", "basis", "grpo G=8"])
     assert [(run["row"], run["learning_rate"]) for run in runs] == [
         ("basis", 1e-4), ("grpo G=8", 1e-4), ("basis", 1e-3), ("grpo G=8", 1e-3)
     ]  # fmt: skip
     assert runs[0]["accuracy"][0] == runs[2]["accuracy"][0]
     asked_for = policy_study.settings(policy_study.Scale(learning_rate=1e-3), "grpo", "basis", 0, tmp_path)
     assert parse_recipe(asked_for).args.learning_rate == 1e-3
-    assert (tmp_path / "policy_study_rates.png").read_bytes().startswith(b"\x89PNG")
-    runs = policy_study.main(asked)["runs"]
+    runs = policy_study.main(asked)
     assert [run["row"] for run in runs] == policy_study.parse([]).rows
-    assert runs[0] == first["runs"][0]
+    assert runs[0] == first
     assert len({run["accuracy"][0] for run in runs}) == 1  # one warm start for all
-    assert {tuple(run["responses"]) for run in runs} == {(0, 32, 64)}  # as many responses at each measurement
-    grid = beta_grid().tolist()
-    assert all(min(abs(beta - each) for each in grid) < 1e-5 for beta in runs[0]["log"]["baseline/beta"])
-    assert {run["row"] for run in runs if "baseline/beta" in run["log"]} == {"basis", policy_study.GAUSSIAN}
+    assert {tuple(run["rollouts"]) for run in runs} == {(0, 32, 64)}  # as many rollouts at each measurement
     assert (tmp_path / "policy_study.png").read_bytes().startswith(b"\x89PNG")
-    assert json.loads((tmp_path / "policy_study.json").read_text())["missing"] == 0
-
-
-def test_reinforce_pp_study_runs(tmp_path):
-    results = reinforce_pp_study.main(["--quick", "--output", str(tmp_path), "--seeds", "0"])
-    assert results["missing"] == 0
-    parts = {part: [run for run in results["runs"] if run["part"] == part] for part in reinforce_pp_study.PARTS}
-    for runs in parts.values():
-        assert [run["row"] for run in runs] == list(reinforce_pp_study.ROWS)
-        for name in runs[0]["accuracy"]:
-            assert len({run["accuracy"][name][0] for run in runs}) == 1
-    assert set(parts["knights"][0]["accuracy"]) == {"2", "3", "4", "5"}
-    assert json.loads((tmp_path / "reinforce_pp_study.json").read_text())["summary"]
-    assert (tmp_path / "reinforce_pp_study.png").read_bytes().startswith(b"\x89PNG")
+    facts, rows = read_table(tmp_path / "policy_study.json")
+    assert (facts["missing"], len(rows)) == (0, len(runs))
 
 
 @pytest.mark.parametrize("task", ["mixed", "alike"])
 def test_selection_study_runs_and_resumes(task, tmp_path):
     asked = ["--quick", "--task", task, "--output", str(tmp_path), "--seeds", "0", "--rates", "1e-3"]
     asked += ["--samplers", "uniform"]
-    first = selection_study.main([*asked, "--runs", "1"])
-    assert (len(first["runs"]), first["missing"]) == (1, len(selection_study.ROWS) - 1)
-    assert first["runs"][0]["row"] == "grpo G=8"
-    found = selection_study.main(asked)
-    runs = found["runs"]
+    (first,) = selection_study.main([*asked, "--runs", "1"])
+    assert first["row"] == "grpo G=8"
+    runs = selection_study.main(asked)
     assert {run["row"] for run in runs} == set(selection_study.ROWS)
-    assert runs[0] == first["runs"][0]
+    assert runs[0] == first
     assert {tuple(run["rollouts"]) for run in runs} == {(0, 32, 64)}
     judged = selection_study.TASKS[task].judged
     for name in (judged, f"pass@2 {judged}"):
         assert len({run["scores"][name][0] for run in runs}) == 1  # one warm start, and the same random numbers
     for run in runs:
-        assert sum(run["scores"][name][-1] for name in run["scores"] if name.startswith("drawn ")) == 64
+        assert sum(run["drawn"].values()) == 64
         assert (run["table"] is not None) == (run["row"] in selection_study.TABLES)
-        assert len(run["log"]["entropy"]) == len(run["log"]["num_rollouts"])
     assert {run["table"]["rollouts"] for run in runs if run["table"]} == {32 * 2}
     name = "selection_study" + ("" if task == "mixed" else f"_{task}")
-    assert json.loads((tmp_path / f"{name}.json").read_text())["summary"]
+    facts, rows = read_table(tmp_path / f"{name}.json")
+    assert (facts["missing"], len(rows)) == (0, len(runs))
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_simulations_run(tmp_path):
     simulated_mse.main(["--quick", "--results", str(tmp_path)])
-    basis, history = (json.loads((tmp_path / f"{part}_mse.json").read_text()) for part in ("basis", "history"))
-    assert {row["mse"].keys() >= simulated_mse.VARIANTS.keys() for row in basis["results"].values()} == {True}
-    assert len(history["results"]) == 11
-    field = json.loads((tmp_path / "field_mse.json").read_text())["results"]
-    assert all({"1 per prompt"} == set(row) for row in field.values())
-    in_groups = json.loads((tmp_path / "groups_mse.json").read_text())["results"]
-    assert all({"4 per prompt", "8 per prompt"} == set(row) for row in in_groups.values())
-    tail.main(["--quick", "--results", str(tmp_path)])
-    cells = json.loads((tmp_path / "otb_tail.json").read_text())["cells"]
-    assert len(cells) == len(tail.REWARDS) * len(tail.GROUPS) * len(tail.POLICIES)
+    tables = {part: read_table(tmp_path / f"{part}_mse.json")[1] for part in simulated_mse.PARTS}
+    assert all(row["mse"].keys() >= simulated_mse.VARIANTS.keys() for row in tables["basis"])
+    cases = {
+        part: {(row["drift"], row["d"], row["tilt"], row["rollouts per prompt"]) for row in tables[part]}
+        for part in ("history", "field", "groups")
+    }
+    assert {part: len(found) for part, found in cases.items()} == {"history": 11, "field": 3, "groups": 6}
+    otb_tail.main(["--quick", "--results", str(tmp_path)])
+    _, rows = read_table(tmp_path / "otb_tail.json")
+    cells = len(otb_tail.REWARDS) * len(otb_tail.GROUPS) * len(otb_tail.POLICIES)
+    assert len(rows) == cells * len(otb_tail.BASELINES)
 
 
 def test_the_least_variance_is_below_all_others_where_wrong_answers_are_loud(tmp_path):
@@ -194,9 +144,9 @@ def test_codebooks_are_compared_on_problems_with_levels(tmp_path):
     rows = [{"problem": f"What is {i} + {i * i}?", "difficulty": 1 + i % 5} for i in range(40)]
     (tmp_path / "problems.json").write_text(json.dumps(rows))
     bv_blend_study.main([str(tmp_path / "problems.json"), str(get_model_path()), "--quick", "--results", str(tmp_path)])
-    found = json.loads((tmp_path / "bv_blend_study.json").read_text())
-    assert found["held_out_share"].keys() == {"8"}
-    assert {(row["group"], row["k"]) for row in found["simulated"]} == {(g, k) for g in (1, 4, 8) for k in (1, 8, 40)}
+    facts, simulated = read_table(tmp_path / "bv_blend_study.json")
+    assert facts["held_out_share"].keys() == {"8"}
+    assert {(row["group"], row["k"]) for row in simulated} == {(g, k) for g in (1, 4, 8) for k in (1, 8, 40)}
 
 
 class Parity:
@@ -224,8 +174,5 @@ def test_the_quickstart_is_run_and_its_model_has_scores(tmp_path, monkeypatch):
 
 
 def test_first_visits_are_measured_by_every_estimator(tmp_path):
-    found = first_visit.main(["--quick", "--policies", "selection", "--seeds", "0", "--output", str(tmp_path)])
-    (run,) = found["runs"]
-    assert set(run["errors"]) == {"batch mean", "hidden", "start", "words"}
-    assert all(len(errors) == 3 for errors in run["errors"].values())
-    assert len(found["summary"]) == 1
+    (run,) = first_visit.main(["--quick", "--policies", "selection", "--seeds", "0", "--output", str(tmp_path)])
+    assert run["all"].keys() == run["last third"].keys() == {"batch mean", "hidden", "start", "words"}

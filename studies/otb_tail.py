@@ -1,6 +1,6 @@
 """When a rollout is longer than the rest of its group: advantage 0 (`tail` "zero") or the last baseline ("last")?
 
-    python -m studies.otb.tail [--quick]
+    python -m studies.otb_tail [--quick]
 
 With Eq. 8 of the OTB paper, the tail of a group's longest rollout has advantage 0. What this costs is measured on a
 softmax policy over two letters and EOS, with at most eight tokens and a 0/1 reward for the whole sequence. All 511
@@ -15,7 +15,7 @@ Monte-Carlo errors:
 - ``gain 1``, ``kept^2 / (kept^2 + aside^2 + variance)``: what a gradient step of the best size gains, as a share of
   what such a step along g would gain. It does not depend on scale. ``gain 64`` is the same for the mean of 64 groups.
 
-Results: ``studies/results/otb_tail.json``.
+Results: ``studies/results/otb_tail.json``, without the Monte-Carlo errors, which the command prints.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from torch import Tensor
 from basis_rl.baselines import Baseline, DrGrpo, Opo, OptimalTokenBaseline, Rloo
 from basis_rl.functional.energy import logit_gradient_energy
 from basis_rl.types import RolloutBatch
-from benchmarks.common import one_thread, save
-from studies.runs import placed, study_parser
+from benchmarks.common import one_thread
+from studies.runs import placed, save_table, study_parser
 
 TOKENS, LENGTH, SEEDS, GROUPS = 3, 8, 3, (2, 4, 8)  # token 0 is EOS
 CHUNKS, CHUNK_GROUPS = 12, 1500  # groups of a cell, and in how many chunks for the jackknife errors
@@ -149,7 +149,7 @@ def main(argv: list[str] | None = None) -> None:
     chunks, chunk_groups, seeds = (3, 20, 1) if options.quick else (CHUNKS, CHUNK_GROUPS, SEEDS)
     one_thread()
     torch.manual_seed(0)
-    raw = []
+    rows = []
     for kind, group in itertools.product(REWARDS, GROUPS):
         tables, correlations = [], []
         for name, seed in itertools.product(POLICIES, range(seeds)):
@@ -157,8 +157,9 @@ def main(argv: list[str] | None = None) -> None:
             tables.append(cell(policy, reward, group, chunks, chunk_groups))
             covariance = torch.cov(torch.stack([LENGTHS, reward]), aweights=policy.probs, correction=0)
             correlations.append(float(covariance[0, 1] / covariance.diag().prod().sqrt()))
-            rows = {b: [[float(f"{x:.4g}") for x in row] for row in t.tolist()] for b, t in tables[-1].items()}
-            raw.append({"reward": kind, "group": group, "policy": name, "seed": seed, "figures, errors": rows})
+            labels = {"reward": kind, "group": group, "policy": name, "seed": seed}
+            for b, (values, _) in tables[-1].items():
+                rows.append({**labels, "baseline": b, **dict(zip(COLUMNS, values.tolist(), strict=True))})
         print(f"\n{kind}, G = {group}; correlation with length {min(correlations):.2f} to {max(correlations):.2f}")
         print(" " * 16 + "".join(f"{column:>16}" for column in COLUMNS))
         for b in BASELINES:
@@ -168,7 +169,7 @@ def main(argv: list[str] | None = None) -> None:
         zero, last = (torch.stack([table[f"otb, {tail}"][0, -2:] for table in tables]) for tail in ("zero", "last"))
         for column, ratio in zip(COLUMNS[-2:], (last / zero).T, strict=True):
             print(f"last / zero, {column}: {ratio.log().mean().exp():.3f}, {ratio.min():.3f} to {ratio.max():.3f}")
-    save("otb_tail", {"groups": chunks * chunk_groups, "columns": COLUMNS, "cells": raw}, options.results)
+    save_table("otb_tail", {"groups": chunks * chunk_groups}, rows, options.results)
 
 
 if __name__ == "__main__":
