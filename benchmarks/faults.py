@@ -98,7 +98,7 @@ class Spoilt(BasisTrainer):
         return loss
 
 
-def disturbed(folder: Path, model: Path, url: str | None, spoil: int = -1, **settings: Any) -> int:
+def disturbed(folder: Path, model: Path, url: Any, spoil: int = -1, **settings: Any) -> int:
     """Train in the process that receives the fault, and return its exit code.
 
     It resumes if there is a checkpoint, and writes step, log and weights into `folder`.
