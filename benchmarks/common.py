@@ -10,9 +10,10 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 RESULTS = Path(__file__).with_name("results")
@@ -77,6 +78,11 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, least and largest."""
+    return {"median": median(values), "least": min(values), "largest": max(values)}
 
 
 def save(name: str, results: dict[str, Any], folder: Path = RESULTS) -> None:

@@ -120,4 +120,4 @@ def test_three_steps_are_finite_and_change_the_policy(run, tmp_path, record_prop
     if trainer._critic is not None:
         parameters = trainer._critic.parameters
         assert {p.device.type for p in parameters} == {DEVICE}
-        assert any(float(p.abs().max()) > 0 for p in parameters), "its last layer starts at 0"
+        assert any(bool(p.any()) for p in parameters), "its last layer starts at 0"
