@@ -8,10 +8,10 @@ is the number of runs whose final weights are not bit-identical to those of the 
 generation), or that trained on rollouts sampled with other weights than the policy's (vLLM: ``rollout/kl`` above 1e-6,
 since its sampling is not repeatable).
 
-With ``--soak`` only this: so many kills at random moments, in turn over nineteen configurations of a smaller model
-(baselines with state, a critic, prompt samplers, several passes, accumulation, ``async_prefetch``, pushes to an
-endpoint of our own, two ranks, FSDP2), each run forked from one warm process. "Wrong" is there also a repository that
-lacks something in the end, or had a checkpoint by halves.
+With ``--soak`` it kills runs of a smaller model instead, so many times, at random moments and in turn over nineteen
+configurations: baselines with state, a critic, prompt samplers, several passes, accumulation, ``async_prefetch``,
+pushes to an endpoint of our own, two ranks, FSDP2. All runs are forked from one process that has imported everything.
+"Wrong" is then also a repository that lacks something in the end, or that had an incomplete checkpoint.
 
 Results: ``benchmarks/results/faults.json``.
 """
