@@ -99,7 +99,7 @@ NEEDS_A_MODEL = {"ppo"}  # its critic is part of the step, not of the advantages
 
 
 def measure_baselines(sizes: Sequence[int], rounds: int) -> dict[str, dict[str, Any]]:
-    """For each baseline, by size: seconds, their median, and bytes; and the exponent of the growth."""
+    """For each baseline, by size: median of the seconds, and bytes; and the exponent of the growth."""
     found: dict[str, dict[str, Any]] = {}
     works: dict[str, Callable[[], Any]] = {}
     for n in sizes:
@@ -109,8 +109,8 @@ def measure_baselines(sizes: Sequence[int], rounds: int) -> dict[str, dict[str, 
     seconds = alternating(works, rounds)
     for key, work in works.items():
         name, size = key.split()
-        entry = found.setdefault(name, {"seconds": {}, "median": {}, "peak_bytes": {}})
-        entry["seconds"][size], entry["median"][size] = seconds[key], median(seconds[key])
+        entry = found.setdefault(name, {"median": {}, "peak_bytes": {}})
+        entry["median"][size] = median(seconds[key])
         entry["peak_bytes"][size] = peak_bytes(work)
     for entry in found.values():
         entry["exponent"] = growth_exponent(sizes, list(entry["median"].values()))

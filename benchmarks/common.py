@@ -10,9 +10,10 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 RESULTS = Path(__file__).with_name("results")
@@ -79,13 +80,35 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, least and largest."""
+    return {"median": median(values), "least": min(values), "largest": max(values)}
+
+
 def save(name: str, results: dict[str, Any], folder: Path = RESULTS) -> None:
-    """Write ``NAME.json`` in `folder`, each list of numbers on one line."""
+    """Write ``NAME.json`` in `folder`, to six digits, each list or dictionary of numbers on one line."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    text = json.dumps({**machine(), **results}, indent=1)
-    path.write_text(re.sub(r"\[[^][{}\"]*\]", lambda found: " ".join(found[0].split()), text) + "\n")
+    text = json.dumps(rounded({**machine(), **results}), indent=1)
+    numbers = r"\[[^][{}\"]*\]|\{(?:\s*\"[^\"]*\": [^][{}\"]*?)*\}"
+    path.write_text(re.sub(numbers, lambda found: " ".join(found[0].split()), text) + "\n")
     print(f"raw numbers: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+
+
+def rounded(value: Any) -> Any:
+    """The same value with all floats in it rounded to six digits."""
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(each) for each in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Replace the content of a file in one atomic step."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(json.dumps(content, indent=1, default=str) + "\n")
+    part.replace(path)
 
 
 def peak_bytes(work: Callable[[], Any]) -> int:

@@ -13,7 +13,6 @@ Results: ``benchmarks/results/selection_cost.json``.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,7 +21,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from datasets import Dataset
 
@@ -30,7 +28,7 @@ from basis_rl.baselines import Baseline, BasisHistory, Spo
 from basis_rl.samplers import SAMPLERS, build_sampler
 from basis_rl.trainer.selection import Selection
 from basis_rl.types import RolloutBatch
-from benchmarks.common import RESULTS, one_thread, save
+from benchmarks.common import RESULTS, one_thread, parser_of, save, spread
 
 BELIEFS: dict[str, Callable[[], Any]] = {
     "flat": BasisHistory,
@@ -90,7 +88,7 @@ def batch_of(prompt_ids: list[str], rollouts: int, step: int) -> RolloutBatch:
 def figures(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     """Median, least and largest of each part of a batch, and of their sum."""
     whole = {**times, "all": [sum(parts) for parts in zip(*times.values(), strict=True)]}
-    return {part: {"median": float(np.median(ms)), "least": min(ms), "largest": max(ms)} for part, ms in whole.items()}
+    return {part: spread(ms) for part, ms in whole.items()}
 
 
 def of_samplers(data: Dataset, prompt_ids: list[str], shape: tuple[int, int], repeats: int) -> dict[str, Any]:
@@ -141,15 +139,12 @@ def measure(prompts: int, shape: tuple[int, int], repeats: int) -> dict[str, Any
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Run the benchmark; returns its results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     sizes = [1_000, 10_000, 100_000, 1_000_000]
     parser.add_argument("--prompts", type=int, nargs="+", default=sizes, help="sizes of the dataset (1000 to 1000000)")
     parser.add_argument("--batch", type=int, default=512, help="prompts per generation batch (512)")
     parser.add_argument("--rollouts", type=int, nargs="+", default=[1, 8], help="rollouts per prompt (1 and 8)")
     parser.add_argument("--repeats", type=int, default=20, help="batches per sampler, belief and size (20)")
-    parser.add_argument(
-        "--quick", action="store_true", help="run for seconds only, to check that it works; its numbers mean nothing"
-    )
     options = parser.parse_args(argv)
     if options.quick:
         options.prompts, options.repeats = [1_000], 2

@@ -16,6 +16,20 @@ import torch
 
 torch.set_num_threads(1)
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    """`pytest -m gpu` tests on a GPU where there is one, in this process on the first one only.
+
+    With several, transformers would split each batch; `BASIS_TEST_GPUS` has all of them for tests that start ranks.
+    """
+    if config.option.markexpr.startswith("gpu") and (gpus := torch.cuda.device_count()):
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
+        os.environ.setdefault("BASIS_TEST_DEVICE", "cuda")
+        os.environ.setdefault("BASIS_TEST_GPUS", visible)
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[0]
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic algorithms
+
+
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 

@@ -1,1 +1,1 @@
-"""Checks and measurements that need a GPU, for about nine minutes: `python -m benchmarks.gpu`. One module per stage."""
+"""What a step costs on a GPU, and a runner for these measurements and the checks of `tests/device`."""

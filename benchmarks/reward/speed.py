@@ -22,7 +22,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
-from statistics import median
 from typing import Any
 
 from basis_rl.rewards import MathVerifyReward
@@ -30,7 +29,7 @@ from basis_rl.rewards.extract import last_boxed, plain_number
 from basis_rl.rewards.math.notation import normal_form
 from basis_rl.rewards.math.quick import same_text
 from basis_rl.rewards.math.reading import refused_reading
-from benchmarks.common import save
+from benchmarks.common import save, spread
 from benchmarks.reward.cases import Case, cases, golds_of, reward_parser
 
 REASONS = {
@@ -85,11 +84,6 @@ def ours(texts: list[str], golds: list[str], workers: int) -> tuple[dict[str, fl
     row["warm"], warm = timed(partial(reward, [], texts, golds))
     reward.close()
     return row, [cold, warm]
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    """Median, minimum and maximum."""
-    return {"median": median(values), "least": min(values), "most": max(values)}
 
 
 def ratios(rows: list[dict[str, float]]) -> dict[str, dict[str, float]]:
@@ -147,7 +141,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     }
     for form, found_ratios in results["ratios"].items():
         text = ", ".join(
-            f"{k} {v['median']:.1f} ({v['least']:.1f} to {v['most']:.1f})" for k, v in found_ratios.items()
+            f"{k} {v['median']:.1f} ({v['least']:.1f} to {v['largest']:.1f})" for k, v in found_ratios.items()
         )
         print(f"TRL / ours, {form} golds: {text}")
     print(f"same in every round: {stable}")

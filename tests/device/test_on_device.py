@@ -1,4 +1,4 @@
-"""What must hold on a GPU as on a CPU: run on the device that BASIS_TEST_DEVICE names (`python -m benchmarks.gpu`)."""
+"""What must hold on a GPU as on a CPU, with tiny models: energies, gathering, the critic, samplers."""
 
 import copy
 
@@ -17,6 +17,7 @@ from benchmarks.energy_precision import exact, spread_model
 from tests.support.tiny import DEVICE, config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
 from tests.trainer.test_energies import Keep
 
+pytestmark = pytest.mark.gpu
 # Tolerances of energies: float32 sums of 40,000 terms; a bfloat16 head's logits are coarse, by 2^-8 of up to 16.
 VOCABULARY = 40_000 if DEVICE == "cpu" else 151_936  # more than one tile of the head
 HEADS = {
@@ -119,7 +120,8 @@ def test_a_critic_is_on_the_device_and_its_values_are_those_of_a_cpu(kind, tmp_p
     assert (batch.values[:, :tokens] - expected)[mask].abs().max() < 1e-4
 
 
-def test_a_sampler_draws_by_the_seed_whatever_the_device(tmp_path):
+@pytest.mark.parametrize(("sampler", "baseline"), [("frontier", "basis_history"), ("dynamic", "rloo")])
+def test_a_sampler_draws_whole_groups_by_the_seed_whatever_the_device(sampler, baseline, tmp_path):
     class Noted(BasisTrainer):
         drawn = ()
 
@@ -129,11 +131,10 @@ def test_a_sampler_draws_by_the_seed_whatever_the_device(tmp_path):
 
     runs = []
     for k in range(2):
-        folder = tmp_path / str(k)
-        sampler = Frontier(correct=True)
-        runs.append(trained(folder, named_baseline("basis_history", sums()), Noted, sampler, max_steps=4))
+        drawn_by = Frontier(correct=True) if sampler == "frontier" else sampler
+        runs.append(trained(tmp_path / str(k), named_baseline(baseline, sums()), Noted, drawn_by, max_steps=8))
     first, second = (run.drawn for run in runs)
-    assert len(first) == 2
+    assert [len(set(prompts)) for prompts in first] == [4] * 4, "whole groups of four"
     assert first[0] == second[0]
     assert any("sampler/" in key for row in runs[0].state.log_history for key in row)
 

@@ -8,6 +8,8 @@ from basis_rl.objectives import OBJECTIVES
 from basis_rl.trainer import BasisTrainer
 from tests.support.tiny import config, parity_reward, sums
 
+pytestmark = pytest.mark.gpu
+
 
 class Recording:
     """Keeps the loss and the gradient of every backward pass."""

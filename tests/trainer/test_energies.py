@@ -11,6 +11,8 @@ from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.scoring import ScoringPass
 from tests.support.tiny import config, parity_reward, sums
 
+pytestmark = pytest.mark.gpu
+
 
 class Keep(BasisTrainer):
     kept = None
