@@ -9,9 +9,9 @@ import pytest
 from basis_rl.rewards import CodeReward
 from basis_rl.rewards.code import reward as code_reward
 from basis_rl.rewards.code import run as code_run
+from basis_rl.rewards.code.harness import decode, encode
 from basis_rl.rewards.code.reward import last_code
 from basis_rl.rewards.code.tests import Case, choose, parse_tests, same_output, same_value
-from basis_rl.rewards.code.values import decode, encode
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
 from basis_rl.sandbox import Isolation, isolation
 from tests.rewards.growth import grows_linearly
