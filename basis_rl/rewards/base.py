@@ -16,7 +16,7 @@ LogMetric = Callable[[str, float], None] | None
 Scores = list[float | None]
 
 # What TRL hands to a reward function besides the columns of the dataset.
-_GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 
 
 class Reward(Protocol):
@@ -66,7 +66,7 @@ def required_columns(reward: Any) -> set[str]:
         return set()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(reward).parameters.values()
-    return {p.name for p in parameters if p.kind in kinds and p.default is p.empty} - set(_GIVEN)
+    return {p.name for p in parameters if p.kind in kinds and p.default is p.empty} - set(GIVEN)
 
 
 def log_shares(log_metric: LogMetric, name: str, counts: Mapping[str, int], of: int) -> None:
@@ -126,7 +126,7 @@ def _built(make: Any) -> Any:
         return make()
     if inspect.isroutine(make):
         parameters = inspect.signature(make).parameters.values()
-        needed = [p for p in parameters if p.default is p.empty or p.name in _GIVEN]
+        needed = [p for p in parameters if p.default is p.empty or p.name in GIVEN]
         return make if needed else make()
     return make
 
@@ -173,7 +173,7 @@ class _Checks:
         if any(p.kind is p.POSITIONAL_ONLY for p in parameters):
             return "has positional-only parameters, but is called with keywords"
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            return f"has no **kwargs, but is given {', '.join(_GIVEN[:-1])} and every column of the dataset"
+            return f"has no **kwargs, but is given {', '.join(GIVEN[:-1])} and every column of the dataset"
         self.rows |= {
             name: [_CELLS[i % len(_CELLS)] for i in range(self.size)]
             for name in required_columns(self.reward) - self.rows.keys()

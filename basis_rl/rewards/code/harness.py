@@ -1,8 +1,8 @@
 """The two processes of a test that calls functions. A script; imports nothing of basis_rl.
 
-``program PATH`` runs the model's code. It reads ``{"name": ..., "args": [...], "kwargs": {...}}`` and writes ``{"value":
-...}`` or ``{"error": name of an exception}``, one a line. Nothing there is trusted: the code may write whatever it likes
-to where the answers go. What it cannot know is what is expected, which is in another process.
+``program PATH`` runs the model's code. It reads ``{"name": ..., "args": [...], "kwargs": {...}}``, one a line, and
+answers ``{"value": ...}`` or ``{"error": name of an exception}``. Nothing there is trusted: the code may write whatever
+it likes to where the answers go. What it cannot know is what is expected, which is in another process.
 
 ``tests PATH`` runs the data set's tests. Every name that they use and do not define is a function of the other process:
 calling it sends the arguments there and returns what comes back. So the code under test never sees an expected value,

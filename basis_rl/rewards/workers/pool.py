@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
-from basis_rl.rewards.workers.process import Worker, WorkerProcess, resident_bytes
+from basis_rl.rewards.workers.process import Started, Worker, resident_bytes
 from basis_rl.rewards.workers.zygote import Zygote, can_fork
 from basis_rl.sandbox import Policy
 
@@ -56,7 +56,7 @@ def _close_all(workers: list[Worker], zygotes: list[Zygote], owner: int) -> None
     if os.getpid() != owner:  # a forked copy of the trainer ends: they are not its own
         return
     for worker in workers:
-        worker.ask_to_end()
+        worker.process.ask_to_end()
     while zygotes:
         zygotes.pop().close()
     while workers:
@@ -146,7 +146,7 @@ class WorkerPool:
         Raises:
             RewardInfrastructureError: no worker can be started, several attempts in a row.
         """
-        if os.getpid() != self._owner:  # forked: workers, lock and pipes are those of the other process
+        if os.getpid() != self._owner:  # forked: workers, lock and sockets are those of the other process
             self._own()
         with self._lock:
             return _Batch(self, tasks, together, seconds).run()
@@ -161,12 +161,12 @@ class WorkerPool:
 
     def _new_worker(self) -> Worker:
         if not self.fork or self.policy is None or not can_fork(self.policy):
-            return WorkerProcess(self.command, self.policy, _STARTUP_SECONDS)
+            return Worker(lambda end: Started(self.command, self.policy, end), _STARTUP_SECONDS)
         if self._zygotes and self._zygotes[0].gone:
             self._end_zygote()
         if not self._zygotes:
             self._zygotes.append(Zygote(self.command, self.policy))
-        return self._zygotes[0].fork(_STARTUP_SECONDS)
+        return Worker(self._zygotes[0].fork, _STARTUP_SECONDS)
 
     def _end_zygote(self) -> None:
         while self._zygotes:
@@ -214,7 +214,7 @@ class _Batch:
                 self._fill()
                 self._wait()
         except BaseException:
-            # their pipes may hold half an answer to a task that nobody waits for
+            # their sockets may hold half an answer to a task that nobody waits for
             self.pool._end()
             raise
         return [self.outcomes[i] for i in range(len(self.tasks))]
@@ -236,7 +236,7 @@ class _Batch:
 
     def _worn_out(self, worker: Worker) -> bool:
         """Dead, old or fat."""
-        if worker.ready and worker.process.poll() is not None:
+        if worker.ready and worker.process.wait(0) is not None:
             return True
         if worker.tasks >= self.pool.max_tasks:
             return True
@@ -249,16 +249,13 @@ class _Batch:
         busy = [worker for worker in self.pool._workers if worker.task is not None or not worker.ready]
         with selectors.DefaultSelector() as selector:
             for worker in busy:
-                selector.register(worker.fd, selectors.EVENT_READ, worker)
-                if worker.outbox:
-                    selector.register(worker.stdin, selectors.EVENT_WRITE, worker)
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.outbox else 0)
+                selector.register(worker.fd, events, worker)
             until = min([self.deadline, *(worker.deadline for worker in busy)])
-            for key, _ in selector.select(max(0.0, until - time.monotonic())):
-                if key.data not in self.pool._workers:
-                    continue  # ended by an earlier event of this round: its pipes are closed
-                if key.fd == key.data.stdin:
+            for key, events in selector.select(max(0.0, until - time.monotonic())):
+                if events & selectors.EVENT_WRITE:
                     key.data.write()
-                else:
+                if events & selectors.EVENT_READ:
                     self._receive(key.data)
         for worker in busy:
             if worker in self.pool._workers and time.monotonic() > worker.deadline:
@@ -278,7 +275,7 @@ class _Batch:
     def _lost(self, worker: Worker) -> None:
         code = worker.return_code()
         if not worker.ready:
-            self._start_failed(worker.last_words())
+            self._start_failed(worker.process.last_words())
         elif worker.task is not None:
             if code == -signal.SIGPROF and self.pool.cpu_timeout is not None:
                 self.outcomes[worker.task] = Outcome("timeout", {})
@@ -289,7 +286,7 @@ class _Batch:
 
     def _expire(self, worker: Worker) -> None:
         if worker.task is None:
-            self._start_failed(worker.last_words())
+            self._start_failed(worker.process.last_words())
         elif self.pool.cpu_timeout is None or worker.slept():
             self.outcomes[worker.task] = Outcome("timeout", {})
         else:

@@ -49,8 +49,12 @@ def serve_tasks(
         memory_bytes: of address space, beyond what `start` has taken; None: not limited here.
         start: what takes long and need not count for the first task, imports above all.
     """
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever a library prints must not end up between the answers
+    asked, out = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
+    # What a library reads must not be the next task, and what it prints must not end up between the answers.
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
     logging.disable(logging.CRITICAL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if start is not None:
@@ -60,7 +64,7 @@ def serve_tasks(
     for number in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     out.write('{"ready": true}\n')
-    for line in sys.stdin:
+    for line in asked:
         task = json.loads(line)
         mark = {"#": task.pop("#")} if "#" in task else {}
         _clock(cpu_seconds)
@@ -93,6 +97,7 @@ def serve_forks(
     orders = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
+    os.dup2(null, 1)
     logging.disable(logging.CRITICAL)
     gc.disable()  # what `start` makes stays
     if start is not None:
@@ -157,7 +162,6 @@ def _become_worker(
         os.dup2(null, 2)
         os.close(end)
         os.close(null)
-        sys.stdin = open(0, closefd=False)  # noqa: SIM115 (for as long as the process lives)
         _refuse_itself()
         serve_tasks(answer, cpu_seconds)
         code = 0
