@@ -19,7 +19,7 @@ SETS = {"knights_knaves": {"n_people": 3}, "decimal_arithmetic": {}, "spiral_mat
 
 @pytest.fixture(scope="module")
 def reward():
-    reward = ReasoningGymReward(num_workers=1, answer_in="tag", timeout=3.0)
+    reward = ReasoningGymReward(num_workers=1, answer_in="tag", timeout=1.5)
     yield reward
     reward.close()
 
