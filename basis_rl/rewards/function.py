@@ -15,16 +15,11 @@ class FunctionReward(Reward):
 
     The function runs in processes of its own, with limits: it may hang, run out of memory or crash. It is given the
     rollout's text (of a conversation the last assistant message), and by name those columns of its row that it has
-    parameters for, all with ``**row``; ``prompt`` is one of them. None leaves the rollout unscored.
+    parameters for, all with ``**row``; ``prompt`` is one of them. None leaves the rollout unscored. The workers have a
+    minimal environment and the working directory on their path; they are not shut off from network and files. In a
+    recipe this is ``pool:my_lib.rewards:mine``.
 
-    It is imported when this object is made, so that what cannot be imported is known before anything is spent. The
-    workers have a minimal environment and the working directory on their path; they are not shut off from network and
-    files. In a recipe this is ``pool:my_lib.rewards:mine``, and ``my_lib.rewards.mine`` a function in TRL's form,
-    called in the training process itself.
-
-    A call that takes longer than `timeout`, or more memory than it may, scores `over_limit`. One whose process died
-    twice is not scored, and too many of these end the run (`FailureMonitor`). The result of a call that raised, or
-    returned no finite number, is `on_error`.
+    A call whose process died twice is not scored, and too many of these end the run (`FailureMonitor`).
 
     Metrics: ``reward/NAME/timeout``, ``.../memory``, ``.../infrastructure`` and ``.../error``, shares of the rollouts.
 

@@ -23,14 +23,10 @@ class ReasoningGymReward(Reward):
     ``entry`` (question, answer, metadata; a tuple in it is ``{"__tuple__": [...]}``), or ``index`` and
     ``question_sha256`` (the first 16 hex digits), from which the worker makes the very entry again.
 
-    Scorers give partial credit, 0.01 for an answer that can be read and the like. Baselines that take rewards for
-    probabilities (``basis``, ``basis_history``) work for any number in [0, 1], and best where most are 0 or 1;
-    `threshold` makes all of them 0 or 1.
-
+    Scorers give partial credit, 0.01 for an answer that can be read and the like; `threshold` makes all of them 0 or 1.
     Some scorers ``eval`` what the model wrote, so they run in workers only, without network and without a place to
     write to (as far as the machine can: `basis_rl.sandbox.isolation`). An answer that takes longer than `timeout`, or
-    more memory than it may, is wrong. A rollout whose worker died twice is not scored (None), and too many of
-    these end the run (`FailureMonitor`).
+    more memory than it may, is wrong. A rollout whose worker died twice is not scored (None).
 
     Metrics: ``reward/reasoning_gym/no_answer``, ``.../timeout``, ``.../memory`` and
     ``.../infrastructure``, shares of the rollouts.

@@ -68,17 +68,11 @@ class WorkerPool:
 
     A task has `timeout` seconds from its dispatch; then its worker is killed and replaced. A task whose worker dies is
     tried once more on a fresh one. Safe to call from any thread, one batch at a time. Workers are started by
-    subprocess, never by a fork of this process, which may hold CUDA and many threads; they see none of its
-    descriptors and, of its environment, paths and language only.
+    subprocess, never by a fork of this process, which may hold CUDA and many threads.
 
-    **Load.** A wall-clock limit makes verdicts depend on what else the machine does. So workers that measure their own
-    CPU time (`basis_rl.rewards.workers.serve_tasks`) die by SIGPROF of a task that is too hard: ``timeout``, wherever
-    and whenever it is tried. With `cpu_timeout`, the wall-clock limit is only the net under it. A task that reaches it
-    has not had its CPU time: if its worker slept by itself, ``timeout``; if it waited for a processor, a disk or
-    memory, the machine is to blame, and the task is tried once more.
-
-    **Time.** n tasks take at most ``2 * ceil(n / size) * timeout`` seconds and 2 startups (120 s each at most),
-    whatever they do; what is not done then is ``late``.
+    With `cpu_timeout`, a task that is too hard ends by its own CPU time, and the wall clock is only the net under it:
+    of a task that reaches it, the worker slept (``timeout``), or the machine is to blame, and it is tried once more.
+    n tasks take at most ``2 * ceil(n / size) * timeout`` seconds and 2 startups (120 s each at most), whatever they do.
 
     Args:
         command: how to start a worker; it speaks the protocol of `basis_rl.rewards.workers.serve_tasks`.

@@ -38,10 +38,8 @@ def serve_tasks(
 ) -> None:
     """Answer tasks from standard input until it ends.
 
-    A task that takes more than `cpu_seconds` of CPU time is ended by SIGPROF, and this process with it: a computation
-    inside C code would not be reached by an exception, and one that is broken off in the middle of a library may leave
-    it in a state in which later answers are wrong. The pool knows the signal and counts the task as too hard. What the
-    other processes of the machine do has no part in it.
+    A task that takes more than `cpu_seconds` of CPU time is ended by SIGPROF, and this process with it: an exception
+    would not reach a computation inside C code, and could leave a library in a state in which later answers are wrong.
 
     Args:
         answer: the answer to a task. What it raises is answered as ``{"error": ...}``.

@@ -25,7 +25,7 @@ def can_fork(policy: Policy | None) -> bool:
     return policy is not None and sys.platform == "linux" and "seccomp" in isolation().mechanisms
 
 
-class Zygote:
+class Zygote(Started):
     """The process, in a sandbox; `basis_rl.rewards.workers.serve_tasks.serve_forks` is what it does.
 
     Over one socket go the orders, with the number of the worker and the worker's end of its own socket, and come back
@@ -39,7 +39,7 @@ class Zygote:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             # The workers refuse themselves new processes, which the zygote alone may start.
-            self.started = Started([*command, "fork"], replace(policy, processes=None), theirs)
+            super().__init__([*command, "fork"], replace(policy, processes=None), theirs)
         except BaseException:
             self._socket.close()
             raise
@@ -79,11 +79,11 @@ class Zygote:
             number, code = json.loads(message)
             self._codes[number] = code
 
-    def close(self) -> None:
+    def close(self) -> int:
         """End it and its workers."""
         self.gone = True
-        self.started.close()
         self._socket.close()
+        return super().close()
 
 
 class ForkedProcess:
@@ -122,4 +122,4 @@ class ForkedProcess:
         return code
 
     def last_words(self) -> str:
-        return self.zygote.started.last_words()
+        return self.zygote.last_words()
