@@ -35,8 +35,8 @@ class MathVerifyReward(Reward):
 
     Equal is what Math-Verify finds equal, except for the notations and readings that docs/rewards.md lists. Simple
     pairs are decided here; the others are graded once each, in processes without network, rights and secrets
-    (docs/security.md). An answer that takes more than `timeout` seconds of CPU time is wrong; nothing that a model wrote
-    raises or hangs. A rollout is not scored (None; its advantage is 0) if none of its golds can be parsed, if the
+    (docs/security.md). An answer that takes more than `timeout` seconds of CPU time is wrong; nothing that a model
+    wrote raises or hangs. A rollout is not scored (None; its advantage is 0) if none of its golds can be parsed, if the
     grading failed (`Outcome.failed`), or if `batch_timeout` was over first.
 
     The gold is the last ``\boxed{}`` of the dataset's column ``solution``, or all of its text. A cell that is a list
