@@ -80,7 +80,8 @@ _TEXTS = (r"So it is \boxed{1}.", "<think>hm</think> <answer>2</answer>", "The a
           r"\boxed{5} or \boxed{\frac{1}{2}}")  # fmt: skip
 _CELLS = ("1", "2", "B", "3", '{"inputs": [""], "outputs": ["4"]}', "0.5")
 _STRANGE = ("", " \n", "\x00", "\ud800", "e\u0301\u200b\u202e\u0663\u00b2", "\U0001f642" * 9, r"\boxed{" * 40, "}" * 40)
-_NEEDED = ("signature", "result", "same_twice")
+_PROMISES = ("name", "version", "golds", "signature", "result", "same_twice", "arguments", "order", "other_rows",
+             "conversations", "strange", "columns", "close")  # fmt: skip
 
 
 def check_reward(make: Any, columns: Mapping[str, Sequence[Any]] | None = None) -> list[str]:
@@ -109,12 +110,11 @@ def check_reward(make: Any, columns: Mapping[str, Sequence[Any]] | None = None) 
     if broken is not None:
         raise RewardError(f"{name} {broken}.")
     checks = _Checks(reward, rows)
-    found = {promise: checks.broken(promise) for promise in ("name", "version", "golds")}
-    for promise in (*_NEEDED, "arguments", "order", "other_rows", "conversations", "strange", "columns"):
-        found[promise] = checks.broken(promise)
-        if found[promise] and promise in _NEEDED:
-            break  # nothing can be said of what follows
-    found["close"] = checks.broken("close")
+    found: dict[str, str] = {}
+    for promise in _PROMISES:
+        # Without these nothing can be said of what follows.
+        if promise == "close" or not any(found.get(needed) for needed in ("signature", "result", "same_twice")):
+            found[promise] = checks.broken(promise)
     lines = [f"- {promise}: it {message}" for promise, message in found.items() if message]
     if lines:
         raise RewardError(f"{name} breaks {len(lines)} of the promises of a reward:\n" + "\n".join(lines))

@@ -107,12 +107,9 @@ class CodeReward(Reward):
                 raise ValueError(f"code: the dataset has no column '{name}'; keep it with keep_columns.")
         names = columns[self.fn_name] if self.fn_name else [None] * len(completions)
         codes = [last_code(completion_text(completion)) for completion in completions]
-        tasks: dict[str, tuple[str | None, Any, str | None]] = {}
-        keys = []
-        for code, cell, name in zip(codes, columns[self.column], names, strict=True):
-            key = hashlib.sha256(json.dumps([code, cell, name], default=str).encode()).hexdigest()
-            keys.append(key)
-            tasks[key] = (code, cell, name)
+        rows = list(zip(codes, columns[self.column], names, strict=True))
+        keys = [hashlib.sha256(json.dumps(row, default=str).encode()).hexdigest() for row in rows]
+        tasks = dict(zip(keys, rows, strict=True))
         with ThreadPoolExecutor(self.num_workers) as threads:
             done = dict(zip(tasks, threads.map(lambda task: self._score(*task), tasks.values()), strict=True))
         results = [done[key] for key in keys]

@@ -57,10 +57,9 @@ def _close_all(workers: list[Worker], zygotes: list[Zygote], owner: int) -> None
         return
     for worker in workers:
         worker.process.ask_to_end()
-    while zygotes:
-        zygotes.pop().close()
-    while workers:
-        workers.pop().close()
+    for processes in (zygotes, workers):
+        while processes:
+            processes.pop().close()
 
 
 class WorkerPool:
