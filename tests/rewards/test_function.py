@@ -16,7 +16,7 @@ HERE = "tests.rewards.user_functions"
 def moody():
     # By the clock ten times what a call may compute, which a busy machine must give it by then. To fill the memory
     # takes about a quarter of that.
-    reward = FunctionReward(f"{HERE}:moody", num_workers=2, timeout=0.5, wall_timeout=5.0, memory_bytes=1 << 26)
+    reward = FunctionReward(f"{HERE}:moody", num_workers=2, timeout=0.3, wall_timeout=3.0, memory_bytes=1 << 25)
     yield reward
     reward.close()
 

@@ -315,12 +315,12 @@ def test_workers_are_replaced_when_they_are_old_or_fat(fork):
 
 
 def test_a_batch_has_an_end_whatever_its_workers_do(monkeypatch):
-    workers = make(size=1, timeout=0.5)
+    workers = make(size=1, timeout=0.3)
     workers.run([{"n": 0}])  # so that the first task meets a worker that is ready
     # Those that replace it are not ready in time. Four in a row would end the batch with an error: after
-    # 0.5 + 4 * 1.5 seconds at least, and its deadline is after 2 * (2 * 0.5 + 1.5).
+    # 0.3 + 4 * 0.8 seconds at least, and its deadline is after 2 * (2 * 0.3 + 0.8).
     workers.command[-2] = "import time\ntime.sleep(600)"
-    monkeypatch.setattr(pool, "_STARTUP_SECONDS", 1.5)
+    monkeypatch.setattr(pool, "_STARTUP_SECONDS", 0.8)
     began = time.monotonic()
     outcomes = workers.run([{"sleep": 60}] * 2)
     assert time.monotonic() - began < 25
@@ -419,7 +419,7 @@ def test_nothing_outlives_the_trainer(how, tmp_path, fork):
 
 def test_starts_that_all_fail_end_the_run_and_those_that_fail_now_and_then_do_not(tmp_path):
     with pytest.raises(RewardInfrastructureError, match=r"(?s)4 attempts failed.*no such module"):
-        make(worker="raise SystemExit('no such module')").run([{"n": 1}])
+        make(worker="raise SystemExit('no such module')", shut_in=False).run([{"n": 1}])
     log = tmp_path / "starts"
     code = f"import os, sys\nopen({str(log)!r}, 'a').write('x')\nif os.path.getsize({str(log)!r}) % 3: sys.exit(1)\n"
     workers = make(size=1, worker=code + WORKER, shut_in=False, max_tasks=1)  # six fail in all, but never four in a row
