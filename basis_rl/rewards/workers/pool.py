@@ -102,13 +102,7 @@ class WorkerPool:
         max_growth: int = 1 << 30,
         fork: bool = False,
     ) -> None:
-        if (
-            size < 1
-            or timeout <= 0
-            or max_tasks < 1
-            or max_growth < 1
-            or (cpu_timeout is not None and cpu_timeout <= 0)
-        ):
+        if min(size, timeout, max_tasks, max_growth, 1 if cpu_timeout is None else cpu_timeout) <= 0:
             raise ValueError(
                 "WorkerPool needs size, timeout, cpu_timeout, max_tasks and max_growth above 0, got "
                 f"{size}, {timeout}, {cpu_timeout}, {max_tasks}, {max_growth}."
@@ -252,12 +246,12 @@ class _Batch:
                     self._receive(key.data)
         for worker in busy:
             if worker in self.pool._workers and time.monotonic() > worker.deadline:
-                self._expire(worker)
+                self._ends(worker, expired=True)
 
     def _receive(self, worker: Worker) -> None:
         answers = worker.read()
         if answers == "lost":
-            self._lost(worker)
+            self._ends(worker, expired=False)
         elif answers and not worker.ready:
             worker.has_started()
             self.failed_starts = 0
@@ -265,25 +259,22 @@ class _Batch:
             for answer in answers:
                 self.outcomes[worker.has_answered()] = Outcome("ok", answer)
 
-    def _lost(self, worker: Worker) -> None:
-        code = worker.return_code()
+    def _ends(self, worker: Worker, expired: bool) -> None:
+        """The worker has ended or broken the protocol, or else its time is over (`expired`)."""
+        code = None if expired else worker.return_code()  # it has said all by then
         if not worker.ready:
             self._start_failed(worker.process.last_words())
+        elif worker.task is not None and expired:
+            if self.pool.cpu_timeout is None or worker.slept():
+                self.outcomes[worker.task] = Outcome("timeout", {})
+            else:
+                self._again(worker.task, "starved", _ATTEMPTS)
         elif worker.task is not None:
             if code == -signal.SIGPROF and self.pool.cpu_timeout is not None:
                 self.outcomes[worker.task] = Outcome("timeout", {})
             else:  # who is killed has not done it himself: memory has a limit of its own
                 killed = code == -signal.SIGKILL
                 self._again(worker.task, "crashed", _ATTEMPTS_IF_KILLED if killed else _ATTEMPTS)
-        self._remove(worker)
-
-    def _expire(self, worker: Worker) -> None:
-        if worker.task is None:
-            self._start_failed(worker.process.last_words())
-        elif self.pool.cpu_timeout is None or worker.slept():
-            self.outcomes[worker.task] = Outcome("timeout", {})
-        else:
-            self._again(worker.task, "starved", _ATTEMPTS)
         self._remove(worker)
 
     def _again(self, task: int, status: Status, attempts: int) -> None:

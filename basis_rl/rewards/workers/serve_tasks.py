@@ -103,7 +103,7 @@ def serve_forks(
     gc.collect()
     gc.enable()
     gc.freeze()  # a collection in a worker would write to every object, and so copy all of the shared memory
-    _hide()
+    _sandbox()[0].set_dumpable(False)  # nobody of the same user looks into it, a worker that is taken over least
     told, tell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
@@ -176,11 +176,6 @@ def _sandbox() -> tuple[Any, Any]:
     from basis_rl.sandbox import kernel, seccomp
 
     return kernel, seccomp
-
-
-def _hide() -> None:
-    """Nobody of the same user looks into this process, a worker that has been taken over least of all."""
-    _sandbox()[0].set_dumpable(False)
 
 
 def _refuse_itself() -> None:
