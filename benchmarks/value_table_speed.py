@@ -34,6 +34,7 @@ from basis_rl.engine import Sampling, prompt_tokens
 from basis_rl.engine.client import _body, request_seed
 from basis_rl.engine.server import Server, ServerOptions
 from basis_rl.rewards import MathVerifyReward
+from basis_rl.rewards.math.cache import Verdicts
 from basis_rl.values.build import TablePlan, build_table
 from basis_rl.values.sources import ServerSource
 from benchmarks.common import parser_of, save
@@ -134,7 +135,7 @@ def measure(url: str, server: int, model: Path, options: argparse.Namespace) -> 
                 row["raw_cpu"] = spent(before)
                 continue
             with tempfile.TemporaryDirectory() as folder:
-                graded.reward._verdicts.clear()  # as if each rollout were seen for the first time
+                graded.reward._verdicts = Verdicts()  # as if each rollout were seen for the first time
                 began = time.perf_counter()
                 table = build_table(source, plan, Path(folder) / "table.partial")
                 row["table"], row["table_cpu"] = time.perf_counter() - began, spent(before)

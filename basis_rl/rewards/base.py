@@ -16,7 +16,7 @@ LogMetric = Callable[[str, float], None] | None
 Scores = list[float | None]
 
 # What TRL hands to a reward function besides the columns of the dataset.
-_GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 
 
 class Reward(Protocol):
@@ -66,7 +66,7 @@ def required_columns(reward: Any) -> set[str]:
         return set()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(reward).parameters.values()
-    return {p.name for p in parameters if p.kind in kinds and p.default is p.empty} - set(_GIVEN)
+    return {p.name for p in parameters if p.kind in kinds and p.default is p.empty} - set(GIVEN)
 
 
 def log_shares(log_metric: LogMetric, name: str, counts: Mapping[str, int], of: int) -> None:
@@ -80,7 +80,8 @@ _TEXTS = (r"So it is \boxed{1}.", "<think>hm</think> <answer>2</answer>", "The a
           r"\boxed{5} or \boxed{\frac{1}{2}}")  # fmt: skip
 _CELLS = ("1", "2", "B", "3", '{"inputs": [""], "outputs": ["4"]}', "0.5")
 _STRANGE = ("", " \n", "\x00", "\ud800", "e\u0301\u200b\u202e\u0663\u00b2", "\U0001f642" * 9, r"\boxed{" * 40, "}" * 40)
-_NEEDED = ("signature", "result", "same_twice")
+_PROMISES = ("name", "version", "golds", "signature", "result", "same_twice", "arguments", "order", "other_rows",
+             "conversations", "strange", "columns", "close")  # fmt: skip
 
 
 def check_reward(make: Any, columns: Mapping[str, Sequence[Any]] | None = None) -> list[str]:
@@ -109,12 +110,11 @@ def check_reward(make: Any, columns: Mapping[str, Sequence[Any]] | None = None) 
     if broken is not None:
         raise RewardError(f"{name} {broken}.")
     checks = _Checks(reward, rows)
-    found = {promise: checks.broken(promise) for promise in ("name", "version", "golds")}
-    for promise in (*_NEEDED, "arguments", "order", "other_rows", "conversations", "strange", "columns"):
-        found[promise] = checks.broken(promise)
-        if found[promise] and promise in _NEEDED:
-            break  # nothing can be said of what follows
-    found["close"] = checks.broken("close")
+    found: dict[str, str] = {}
+    for promise in _PROMISES:
+        # Without these nothing can be said of what follows.
+        if promise == "close" or not any(found.get(needed) for needed in ("signature", "result", "same_twice")):
+            found[promise] = checks.broken(promise)
     lines = [f"- {promise}: it {message}" for promise, message in found.items() if message]
     if lines:
         raise RewardError(f"{name} breaks {len(lines)} of the promises of a reward:\n" + "\n".join(lines))
@@ -126,7 +126,7 @@ def _built(make: Any) -> Any:
         return make()
     if inspect.isroutine(make):
         parameters = inspect.signature(make).parameters.values()
-        needed = [p for p in parameters if p.default is p.empty or p.name in _GIVEN]
+        needed = [p for p in parameters if p.default is p.empty or p.name in GIVEN]
         return make if needed else make()
     return make
 
@@ -173,7 +173,7 @@ class _Checks:
         if any(p.kind is p.POSITIONAL_ONLY for p in parameters):
             return "has positional-only parameters, but is called with keywords"
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            return f"has no **kwargs, but is given {', '.join(_GIVEN[:-1])} and every column of the dataset"
+            return f"has no **kwargs, but is given {', '.join(GIVEN[:-1])} and every column of the dataset"
         self.rows |= {
             name: [_CELLS[i % len(_CELLS)] for i in range(self.size)]
             for name in required_columns(self.reward) - self.rows.keys()

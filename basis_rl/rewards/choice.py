@@ -33,10 +33,9 @@ class ChoiceReward(Reward):
 
     The letter is that of the last balanced ``\boxed{...}`` (``B``, ``(B)``, ``\text{B}``, ``B. Paris``); in a
     rollout without a box, that of the last statement "Answer: (B)", "the answer is B", "the correct option is B".
-    A box or statement that names several letters, or none, is wrong; so is a rollout without either.
-
-    A reward function as TRL knows them; it reads the dataset's ``solution`` column: a letter in any of these forms, or
-    with `gold_index` the number of the option. A rollout whose gold is neither is not scored (None).
+    A box or statement that names several letters, or none, is wrong; so is a rollout without either. The gold is the
+    dataset's column ``solution``: a letter in any of these forms, or with `gold_index` the number of the option. A
+    rollout whose gold is neither is not scored (None).
 
     Metric: ``reward/choice/no_answer``, the share of rollouts without a letter.
 

@@ -75,7 +75,7 @@ class FormatReward(Reward):
         texts = [completion_text(completion).strip() for completion in completions]
         if self._calls is None:
             return [float(has_form(text, self.form, self.opened_by_prompt)) for text in texts]
-        return [score.value for score in self._calls.run([([text, self.pattern], {}) for text in texts], log_metric)]
+        return self._calls.run([([text, self.pattern], {}) for text in texts], log_metric)
 
     def close(self) -> None:
         """End the processes, if there are any; they also end with the object, and with the program."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
-from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
+from basis_rl.rewards.base import GIVEN, Column, Completions, LogMetric, Reward, Scores
 from basis_rl.rewards.extract import completion_text
-from basis_rl.rewards.workers.calls import Calls, FunctionError, check_limits, trl_signature
-
-OnError = Literal["raise", "unscored"]
+from basis_rl.rewards.workers.calls import Calls, OnError, check_limits, trl_signature
 
 
 class FunctionReward(Reward):
@@ -17,16 +15,11 @@ class FunctionReward(Reward):
 
     The function runs in processes of its own, with limits: it may hang, run out of memory or crash. It is given the
     rollout's text (of a conversation the last assistant message), and by name those columns of its row that it has
-    parameters for, all with ``**row``; ``prompt`` is one of them. None leaves the rollout unscored.
+    parameters for, all with ``**row``; ``prompt`` is one of them. None leaves the rollout unscored. The workers have a
+    minimal environment and the working directory on their path; they are not shut off from network and files. In a
+    recipe this is ``pool:my_lib.rewards:mine``.
 
-    It is imported when this object is made, so that what cannot be imported is known before anything is spent. The
-    workers have a minimal environment and the working directory on their path; they are not shut off from network and
-    files. In a recipe this is ``pool:my_lib.rewards:mine``, and ``my_lib.rewards.mine`` a function in TRL's form,
-    called in the training process itself.
-
-    A call that takes longer than `timeout`, or more memory than it may, scores `over_limit`. One whose process died
-    twice is not scored, and too many of these end the run (`FailureMonitor`). The result of a call that raised, or
-    returned no finite number, is `on_error`.
+    A call whose process died twice is not scored, and too many of these end the run (`FailureMonitor`).
 
     Metrics: ``reward/NAME/timeout``, ``.../memory``, ``.../infrastructure`` and ``.../error``, shares of the rollouts.
 
@@ -74,29 +67,13 @@ class FunctionReward(Reward):
         self.__signature__ = trl_signature([name for name in known["required"] if name != "prompt"])
 
     def __call__(
-        self,
-        prompts: Column,
-        completions: Completions,
-        completion_ids: Column | None = None,
-        trainer_state: Any = None,
-        log_extra: Any = None,
-        log_metric: LogMetric = None,
-        environments: Any = None,
-        **columns: Column,
+        self, prompts: Column, completions: Completions, log_metric: LogMetric = None, **columns: Any
     ) -> Scores:
-        rows = {"prompt": prompts, **columns}
+        rows = {"prompt": prompts, **{name: column for name, column in columns.items() if name not in GIVEN}}
         wanted = [name for name in rows if self._wanted is None or name in self._wanted]
         texts = [completion_text(completion) for completion in completions]
         calls = [([text], {name: rows[name][i] for name in wanted}) for i, text in enumerate(texts)]
-        scores = self._calls.run(calls, log_metric)
-        failed = [score.detail for score in scores if score.status == "error"]
-        if failed and (self.on_error == "raise" or len(failed) == len(scores)):
-            raise FunctionError(
-                f"The reward function '{self.function}' failed on {len(failed)} of {len(scores)} rollouts. The "
-                f"first one:\n{failed[0]}"
-            )
-        log_shares(log_metric, self.__name__, {"error": len(failed)}, len(scores))
-        return [score.value for score in scores]
+        return self._calls.run(calls, log_metric, self.on_error)
 
     def close(self) -> None:
         """End the processes; they also end with the object, and with the program."""

@@ -10,7 +10,7 @@ from typing import Any
 from basis_rl.names import require_extra
 from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
 from basis_rl.rewards.extract import AnswerIn, check_where, completion_text, take_answer
-from basis_rl.rewards.workers.calls import Calls, FunctionError, check_limits
+from basis_rl.rewards.workers.calls import Calls, check_limits
 
 _RULES = 1
 
@@ -23,14 +23,10 @@ class ReasoningGymReward(Reward):
     ``entry`` (question, answer, metadata; a tuple in it is ``{"__tuple__": [...]}``), or ``index`` and
     ``question_sha256`` (the first 16 hex digits), from which the worker makes the very entry again.
 
-    Scorers give partial credit, 0.01 for an answer that can be read and the like. Baselines that take rewards for
-    probabilities (``basis``, ``basis_history``) work for any number in [0, 1], and best where most are 0 or 1;
-    `threshold` makes all of them 0 or 1.
-
+    Scorers give partial credit, 0.01 for an answer that can be read and the like; `threshold` makes all of them 0 or 1.
     Some scorers ``eval`` what the model wrote, so they run in workers only, without network and without a place to
     write to (as far as the machine can: `basis_rl.sandbox.isolation`). An answer that takes longer than `timeout`, or
-    more memory than it may, is wrong. A rollout whose worker died twice is not scored (None), and too many of
-    these end the run (`FailureMonitor`).
+    more memory than it may, is wrong. A rollout whose worker died twice is not scored (None).
 
     Metrics: ``reward/reasoning_gym/no_answer``, ``.../timeout``, ``.../memory`` and
     ``.../infrastructure``, shares of the rollouts.
@@ -84,13 +80,8 @@ class ReasoningGymReward(Reward):
         pairs = list(zip(answers, references, strict=True))
         asked = [pair for pair in dict.fromkeys(pairs) if pair[0] is not None]
         scores = self._calls.run([([answer, ref], {}) for answer, ref in asked], log_metric)
-        failed = [score.detail for score in scores if score.status == "error"]
-        if failed:
-            raise FunctionError(
-                f"reasoning_gym: {len(failed)} answers could not be scored. The first one:\n{failed[0]}"
-            )
         log_shares(log_metric, "reasoning_gym", {"no_answer": answers.count(None)}, len(answers))
-        rewards = {pair: self._reward(score.value) for pair, score in zip(asked, scores, strict=True)}
+        rewards = {pair: self._reward(score) for pair, score in zip(asked, scores, strict=True)}
         return [rewards.get(pair, 0.0) for pair in pairs]
 
     def close(self) -> None:

@@ -75,23 +75,19 @@ def split_params(names: Sequence[str], params: Mapping[str, Any]) -> dict[str, d
     twice = [name for name in names if list(names).count(name) > 1]
     if twice:
         raise ValueError(f"reward_funcs: '{twice[0]}' is there twice. Its weight is its entry of reward_weights.")
-    short = {re.split("[.:]", name)[-1]: name for name in names}
-    long = {name: name for name in names}
-    meant = {key: {**short, **long}.get(key) for key in params}
-    if len(names) == 1 and not (
-        params and all(meant.values()) and all(isinstance(p, Mapping) for p in params.values())
-    ):
+    known = {re.split("[.:]", name)[-1]: name for name in names} | {name: name for name in names}
+    by_name = all(key in known and isinstance(value, Mapping) for key, value in params.items())
+    if len(names) == 1 and not (params and by_name):
         return {names[0]: dict(params)}
     result: dict[str, dict[str, Any]] = {name: {} for name in names}
     for key, value in params.items():
-        name = meant[key]
-        if name is None:
-            hint = did_you_mean(key, [*short, *long])
+        if key not in known:
+            hint = did_you_mean(key, known)
             raise ValueError(
                 f"reward_kwargs: '{key}' is none of the reward_funcs {', '.join(names)}.{hint} "
                 "With several, parameters stand below the name: {overlong: {cache: 4096}}."
             )
         if not isinstance(value, Mapping):
             raise ValueError(f"reward_kwargs: the parameters of '{key}' must be a mapping, got {value!r}.")
-        result[name] = dict(value)
+        result[known[key]] = dict(value)
     return result

@@ -131,7 +131,7 @@ class _Monitor:
                 self.kill_everything()
                 self.remove_temporary()
                 os._exit(CANNOT_START)
-            if self.counted and _count(os.getpid()) - 1 - self.namespaces > self.processes:
+            if self.counted and sum(_tree(os.getpid()).values()) - 1 - self.namespaces > self.processes:
                 self._stop(f"more than {self.processes} processes and threads")
                 break
             if self.looked_at and time.monotonic() > next_look:
@@ -178,16 +178,14 @@ class _Monitor:
     def _stop(self, why: str) -> None:
         self.kill_everything()
         self.status = int(signal.SIGKILL)
-        writable = select.select([], [2], [], 0)[1]
-        if writable:
+        if select.select([], [2], [], 0)[1]:
             os.write(2, f"sandbox: killed: {why}\n".encode())
 
     def kill_everything(self) -> None:
         """What is left inside. Only without namespaces is it more than one process whose end is everybody's."""
         until = time.monotonic() + _STUBBORN_SECONDS
         while time.monotonic() < until:
-            left = [pid for pid in _tree(os.getpid()) if pid != os.getpid()] if kernel.LINUX else [self.child]
-            for pid in left:
+            for pid in list(_tree(os.getpid()))[1:] if kernel.LINUX else [self.child]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             try:
@@ -330,27 +328,19 @@ def _leave_pipes(*, errors: bool = False) -> None:
     os.close(null)
 
 
-def _tree(root: int) -> list[int]:
-    """`root` and its descendants."""
-    found = [root]
-    for pid in found:
-        try:
-            for thread in os.listdir(f"/proc/{pid}/task"):
-                with open(f"/proc/{pid}/task/{thread}/children") as file:
-                    found += [int(child) for child in file.read().split()]
-        except OSError:  # has ended
-            continue
-    return found
-
-
-def _count(root: int) -> int:
-    """Threads of `root` and its descendants."""
-    threads = 0
-    for pid in _tree(root):
-        try:
-            threads += len(os.listdir(f"/proc/{pid}/task"))
-        except OSError:
-            continue
+def _tree(root: int) -> dict[int, int]:
+    """`root` and its descendants, with the number of threads of each."""
+    threads: dict[int, int] = {}
+    waiting = [root]
+    while waiting:
+        pid = waiting.pop(0)
+        threads[pid] = 0
+        with contextlib.suppress(OSError):  # it has ended
+            names = os.listdir(f"/proc/{pid}/task")
+            threads[pid] = len(names)
+            for name in names:
+                with open(f"/proc/{pid}/task/{name}/children") as file:
+                    waiting += map(int, file.read().split())
     return threads
 
 

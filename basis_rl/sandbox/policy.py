@@ -111,11 +111,10 @@ class Isolation:
             "no reads outside a list": self.reads,
             "no processes left or signalled": self.processes,
         }
-        kept = [name for name, holds in promises.items() if holds]
-        broken = [name for name, holds in promises.items() if not holds]
-        text = ", ".join(kept) if kept else "limits of memory, CPU time and file size only"
-        text += f"; NOT promised here: {', '.join(broken)}" if broken else ""
-        return f"{text} (by {', '.join(self.mechanisms)})"
+        kept = ", ".join(name for name, holds in promises.items() if holds)
+        broken = ", ".join(name for name, holds in promises.items() if not holds)
+        text = kept or "limits of memory, CPU time and file size only"
+        return f"{text}{broken and f'; NOT promised here: {broken}'} (by {', '.join(self.mechanisms)})"
 
 
 def _landlock(mechanisms: Iterable[str]) -> int:

@@ -16,17 +16,19 @@ from typing import NamedTuple
 
 from basis_rl.sandbox.kernel import MACHINE, checked, syscall
 
-# Name: (x86_64, aarch64). None: not there.
-_SOCKETS: dict[str, tuple[int | None, int | None]] = {
+_Table = dict[str, tuple[int | None, int | None]]
+"""By name: its number on x86_64, on aarch64. None: not there."""
+
+_SOCKETS: _Table = {
     "socket": (41, 198), "connect": (42, 203), "bind": (49, 200), "listen": (50, 201), "accept": (43, 202),
     "accept4": (288, 242),
 }  # fmt: skip
-_PROCESSES: dict[str, tuple[int | None, int | None]] = {
+_PROCESSES: _Table = {
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
     "process_madvise": (440, 440), "process_mrelease": (448, 448), "kcmp": (312, 272), "pidfd_getfd": (438, 438),
     "migrate_pages": (256, 238), "move_pages": (279, 239),
 }  # fmt: skip
-_SYSTEM: dict[str, tuple[int | None, int | None]] = {
+_SYSTEM: _Table = {
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "mount": (165, 40),
     "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51), "open_tree": (428, 428),
     "open_tree_attr": (467, 467), "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431),
@@ -41,35 +43,35 @@ _SYSTEM: dict[str, tuple[int | None, int | None]] = {
     "syslog": (103, 116), "vhangup": (153, 58), "fanotify_init": (300, 262), "uselib": (134, None),
     "inotify_init": (253, None), "inotify_init1": (294, 26), "io_setup": (206, 0),
 }  # fmt: skip
-_SHARED_MEMORY: dict[str, tuple[int | None, int | None]] = {  # and queues: writes that no file system sees
+_SHARED_MEMORY: _Table = {  # and queues: writes that no file system sees
     "mq_open": (240, 180), "mq_unlink": (241, 181), "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195),
     "semget": (64, 190), "semctl": (66, 191), "semop": (65, 193), "semtimedop": (220, 192), "msgget": (68, 186),
     "msgctl": (71, 187), "msgsnd": (69, 189), "msgrcv": (70, 188),
 }  # fmt: skip
 # Files of no folder, which no limit of one counts. Refused as if the kernel had none: libraries fall back on a file.
-_MEMORY_FILES: dict[str, tuple[int | None, int | None]] = {"memfd_create": (319, 279), "memfd_secret": (447, 447)}
+_MEMORY_FILES: _Table = {"memfd_create": (319, 279), "memfd_secret": (447, 447)}
 # They keep pages in a pipe or a socket, each of up to 2 MB, where the kernel counts one byte or one place of the pipe;
 # the mapping or the file that the page is from can go. Callers fall back on reading and writing.
-_KEPT_PAGES: dict[str, tuple[int | None, int | None]] = {
+_KEPT_PAGES: _Table = {
     "splice": (275, 76), "tee": (276, 77), "vmsplice": (278, 75), "sendfile": (40, 71),
 }  # fmt: skip
 # Rules that are never enforced take kernel memory, without a limit. What Landlock holds here is in force by now.
-_LANDLOCK: dict[str, tuple[int | None, int | None]] = {
+_LANDLOCK: _Table = {
     "landlock_create_ruleset": (444, 444), "landlock_add_rule": (445, 445), "landlock_restrict_self": (446, 446),
 }  # fmt: skip
-_GROUP: dict[str, tuple[int | None, int | None]] = {"setsid": (112, 157), "setpgid": (109, 154)}
-_METADATA: dict[str, tuple[int | None, int | None]] = {
+_GROUP: _Table = {"setsid": (112, 157), "setpgid": (109, 154)}
+_METADATA: _Table = {
     "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
     "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "setxattr": (188, 5), "lsetxattr": (189, 6),
     "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
     "setxattrat": (463, 463), "removexattrat": (466, 466), "utime": (132, None), "utimes": (235, None),
     "utimensat": (280, 88), "futimesat": (261, None), "file_setattr": (469, 469), "truncate": (76, 45),
 }  # fmt: skip
-_SIGNALS: dict[str, tuple[int | None, int | None]] = {
+_SIGNALS: _Table = {
     "kill": (62, 129), "tkill": (200, 130), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
     "pidfd_send_signal": (424, 424),
 }  # fmt: skip
-_BY_ARGUMENT: dict[str, tuple[int | None, int | None]] = {
+_BY_ARGUMENT: _Table = {
     "clone": (56, 220), "clone3": (435, 435), "fork": (57, None), "vfork": (58, None), "socketpair": (53, 199),
     "ioctl": (16, 29), "prlimit64": (302, 261), "tgkill": (234, 131), "fcntl": (72, 25), "setpriority": (141, 140),
     "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118),

@@ -1,14 +1,16 @@
-"""Arithmetic without `eval`: one pass over the characters, and no number grows beyond a bound."""
+"""Arithmetic without `eval`: Python's grammar, exact fractions, and no number grows beyond a bound."""
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
+from collections.abc import Callable
 from fractions import Fraction
 
-_TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d*)?|\.\d+)|(\*\*|//|[-+*/%^()]))")
-_REWRITTEN = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-"})
-# Binding strength, and whether a ~ (op) b ~ c is taken from the right. "neg" is the sign: -2^2 is -4, 2^-1 is 0.5.
-_STRENGTH = {"+": 1, "-": 1, "*": 2, "/": 2, "//": 2, "%": 2, "neg": 3, "**": 4}
+# Numerals as Python has them, also `007`, but neither exponents nor anything that is no arithmetic.
+_SYMBOLS = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)|\*\*|//|[-+*/%()]|\s+")
+_REWRITTEN = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "^": "**"})
 _MOST_CHARACTERS = 1000
 _MOST_BITS = 1000
 
@@ -22,11 +24,12 @@ def calculator(expression: str) -> str:
     Returns:
         The exact value of a whole number, else 12 significant digits.
     """
-    return _text(evaluate(expression))
+    value = evaluate(expression)
+    return str(value.numerator) if value.denominator == 1 else f"{float(value):.12g}"
 
 
 def evaluate(expression: str) -> Fraction:
-    """The exact value. ``^`` is a power too. Linear in the length, which is at most 1000 characters.
+    """The exact value. ``^`` is a power too. At most 1000 characters, and about 200 parentheses in one another.
 
     Raises:
         ValueError: no such expression, a division by zero, or a number of more than 1000 bits above or below.
@@ -35,83 +38,53 @@ def evaluate(expression: str) -> Fraction:
         raise ValueError(f"The expression must be text, got {type(expression).__name__}.")
     if len(expression) > _MOST_CHARACTERS:
         raise ValueError(f"The expression has {len(expression)} characters; at most {_MOST_CHARACTERS} are allowed.")
-    values: list[Fraction] = []
-    waiting: list[str] = []
-    operand = True  # what may come next: an operand (a number, a sign, an opening parenthesis), or an operator
-    text, at = expression.translate(_REWRITTEN).rstrip(), 0
-    while at < len(text):
-        token = _TOKEN.match(text, at)
-        if token is None:
-            raise ValueError(f"Cannot read {text[at:].strip()[:20]!r}.")
-        at = token.end()
-        number, symbol = token.groups()
-        symbol = "**" if symbol == "^" else symbol
-        if operand != (number is not None or symbol == "(" or (operand and symbol in ("-", "+"))):
-            raise ValueError(f"'{number or symbol}' is out of place.")
-        if number is not None:
-            values.append(_bounded(Fraction(number)))
-            operand = False
-        elif symbol == "(":
-            waiting.append(symbol)
-        elif operand:
-            if symbol == "-":
-                waiting.append("neg")
-        elif symbol == ")":
-            _apply(values, waiting, 0)
-            if not waiting:
-                raise ValueError("A closing parenthesis without its opening one.")
-            waiting.pop()
-        else:
-            _apply(values, waiting, _STRENGTH[symbol] + (symbol == "**"))
-            waiting.append(symbol)
-            operand = True
-    if operand:
-        raise ValueError("The expression ends too early." if text else "The expression is empty.")
-    _apply(values, waiting, 0)
-    if waiting:
-        raise ValueError("A parenthesis is not closed.")
-    return values[0]
+    text = expression.translate(_REWRITTEN)
+    numbers: list[Fraction] = []
 
+    def name(symbol: re.Match[str]) -> str:
+        # Each numeral becomes a name, so that its digits stay exact.
+        if symbol["number"] is None:
+            return symbol.group() if symbol.group().strip() else " "
+        numbers.append(Fraction(symbol["number"]))
+        return f" n{len(numbers) - 1} "
 
-def _apply(values: list[Fraction], waiting: list[str], least: int) -> None:
-    """Apply the waiting operators from the end while they bind at least as strongly; an open parenthesis stops it."""
-    while waiting and waiting[-1] != "(" and _STRENGTH[waiting[-1]] >= least:
-        symbol = waiting.pop()
-        b = values.pop()
-        values.append(_bounded(-b if symbol == "neg" else _binary(symbol, values.pop(), b)))
-
-
-def _binary(symbol: str, a: Fraction, b: Fraction) -> Fraction:
-    if symbol == "+":
-        return a + b
-    if symbol == "-":
-        return a - b
-    if symbol == "*":
-        return a * b
-    if symbol == "**":
-        return _power(a, b)
-    if b == 0:
-        raise ValueError("Division by zero.")
-    return a / b if symbol == "/" else Fraction(a // b) if symbol == "//" else a % b
-
-
-def _power(a: Fraction, b: Fraction) -> Fraction:
-    if b.denominator != 1:
-        return Fraction(_root(a, b))
-    if a == 0 and b < 0:
-        raise ValueError("Division by zero.")
-    if abs(a) not in (0, 1) and abs(b) * max(a.numerator.bit_length(), a.denominator.bit_length()) > 2 * _MOST_BITS:
-        raise ValueError("The number is too large.")
-    return Fraction(a ** int(b)) if abs(a) not in (0, 1) else Fraction(1 if b == 0 or (b % 2 == 0 and a) else a)
-
-
-def _root(a: Fraction, b: Fraction) -> float:
-    if a < 0:
-        raise ValueError("A fractional power of a negative number.")
+    unknown = _SYMBOLS.sub("", text)
+    if unknown:
+        raise ValueError(f"Cannot read {unknown[:20]!r}.")
     try:
-        return float(a) ** float(b)
-    except (OverflowError, ZeroDivisionError) as error:
-        raise ValueError("The number is too large.") from error
+        return _value(ast.parse(_SYMBOLS.sub(name, text).strip(), mode="eval").body, numbers)
+    except SyntaxError as error:
+        raise ValueError(f"The expression cannot be read: {error.msg}.") from error
+    except (RecursionError, MemoryError) as error:
+        raise ValueError("The expression is nested too deeply.") from error
+    except ZeroDivisionError as error:
+        raise ValueError("Division by zero.") from error
+
+
+def _value(node: ast.expr, numbers: list[Fraction]) -> Fraction:
+    if isinstance(node, ast.Name):
+        return _bounded(numbers[int(node.id[1:])])
+    if isinstance(node, ast.UnaryOp) and type(node.op) in _SIGNS:
+        return _SIGNS[type(node.op)](_value(node.operand, numbers))
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        a, b = _value(node.left, numbers), _value(node.right, numbers)
+        return _bounded(Fraction(_OPERATORS[type(node.op)](a, b)))
+    raise ValueError("An operator is missing, or out of place.")
+
+
+def _power(a: Fraction, b: Fraction) -> Fraction | float:
+    if b.denominator != 1 and a < 0:
+        raise ValueError("A fractional power of a negative number.")
+    if b.denominator != 1:
+        try:
+            return float(a) ** float(b)
+        except OverflowError as error:
+            raise ValueError("The number is too large.") from error
+    if abs(a) in (0, 1):  # b can have any size; only its parity and its sign count
+        return a ** (int(b % 2) + 2 * (b > 0) - 2 * (b < 0))
+    if abs(b) * max(a.numerator.bit_length(), a.denominator.bit_length()) > 2 * _MOST_BITS:
+        raise ValueError("The number is too large.")
+    return a ** int(b)
 
 
 def _bounded(value: Fraction) -> Fraction:
@@ -120,7 +93,13 @@ def _bounded(value: Fraction) -> Fraction:
     return value
 
 
-def _text(value: Fraction) -> str:
-    if value.denominator == 1:
-        return str(value.numerator)
-    return f"{float(value):.12g}"
+_SIGNS: dict[type, Callable[[Fraction], Fraction]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+_OPERATORS: dict[type, Callable[[Fraction, Fraction], Fraction | float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: _power,
+}

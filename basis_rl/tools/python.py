@@ -31,9 +31,8 @@ class PythonTool:
     (Sandbox Fusion, which OTB's App. F.1 names). The value of the last line is printed too, as in a console. What goes
     wrong is text for the model: a traceback, or that a limit was passed.
 
-    The isolation is `basis_rl.sandbox`'s: no network, nothing written outside of the temporary folder, nothing read
-    but the interpreter and its libraries, no other process seen; none of the trainer's environment. Limits on wall
-    time, CPU time, memory, processes, size of files and output. Everything that a program started ends with it.
+    The isolation is `basis_rl.sandbox`'s (docs/security.md), with limits on wall time, CPU time, memory, processes,
+    size of files and output. Everything that a program started ends with it.
 
     Args:
         timeout: seconds of wall time and of CPU time that a program may take, the interpreter's start aside.

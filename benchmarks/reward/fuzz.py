@@ -100,7 +100,7 @@ class Prober:
         began = time.perf_counter()
         outcome = self.pool.run([{"gold": gold, "answer": answer}])[0]
         found = {"seconds": round(time.perf_counter() - began, 3), "status": outcome.status, **outcome.value}
-        workers = [psutil.Process(worker.process.pid) for worker in self.pool._workers]
+        workers = [psutil.Process(worker.pid) for worker in self.pool._workers]
         everyone = [process for worker in workers for process in (worker, *worker.children(recursive=True))]
         found["megabytes"] = sum(process.memory_info().rss for process in everyone) >> 20
         return {**found, "gold": gold, "answer": answer}

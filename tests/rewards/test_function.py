@@ -16,7 +16,7 @@ HERE = "tests.rewards.user_functions"
 def moody():
     # By the clock ten times what a call may compute, which a busy machine must give it by then. To fill the memory
     # takes about a quarter of that.
-    reward = FunctionReward(f"{HERE}:moody", num_workers=2, timeout=0.5, wall_timeout=5.0, memory_bytes=1 << 26)
+    reward = FunctionReward(f"{HERE}:moody", num_workers=2, timeout=0.3, wall_timeout=3.0, memory_bytes=1 << 25)
     yield reward
     reward.close()
 
@@ -33,13 +33,11 @@ def test_it_is_given_its_columns_only_and_runs_in_another_process():
     where = FunctionReward(f"{HERE}:process", num_workers=1)
     assert where(prompts=[], completions=[""]) != [float(os.getpid())]
     where.close()
-
-
-def test_with_keywords_it_is_given_all(moody):
-    reward = FunctionReward(f"{HERE}.length", num_workers=1)
-    assert required_columns(reward) == set()
-    assert reward(prompts=["p"], completions=["four"], solution=["x"], level=[3], trainer_state=object()) == [4.0]
-    reward.close()
+    everything = FunctionReward(f"{HERE}.length", num_workers=1)  # has **row
+    assert required_columns(everything) == set()
+    given = {"solution": ["x"], "level": [3], "trainer_state": object()}
+    assert everything(prompts=["p"], completions=["four"], **given) == [4.0]
+    everything.close()
 
 
 def test_hanging_eating_and_dying_calls_do_not_spoil_the_others(moody):
@@ -54,16 +52,11 @@ def test_hanging_eating_and_dying_calls_do_not_spoil_the_others(moody):
     assert logged == {f"reward/moody/{kind}": share for kind, share in shares.items()}
 
 
-def test_too_many_calls_whose_process_dies_end_the_run():
-    reward = FunctionReward(f"{HERE}:moody", num_workers=2)
-    with pytest.raises(RewardInfrastructureError, match=r"moody' could not score 6 of the last 7 .*\(crashed\)"):
-        reward(prompts=[], completions=["die"] * 6 + ["fine"])
-    reward.close()
-
-
-def test_what_a_limit_scores_is_the_users_choice():
-    reward = FunctionReward(f"{HERE}:moody", num_workers=1, timeout=0.5, over_limit=-1)
+def test_what_a_limit_scores_is_the_users_choice_and_too_many_calls_whose_process_dies_end_the_run():
+    reward = FunctionReward(f"{HERE}:moody", num_workers=2, timeout=0.5, over_limit=-1)
     assert reward(prompts=[], completions=["hang", "fine"]) == [-1, 1.0]
+    with pytest.raises(RewardInfrastructureError, match=r"moody' could not score 6 of the last 9 .*\(crashed\)"):
+        reward(prompts=[], completions=["die"] * 6 + ["fine"])
     reward.close()
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from basis_rl.data import DataArguments, load_prompts
 from basis_rl.rewards import FunctionError, ReasoningGymReward, gym
-from basis_rl.rewards.workers.calls import Score
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
 SCORER = Path(gym.__file__).with_name("gym_scorer.py")
@@ -20,7 +19,7 @@ SETS = {"knights_knaves": {"n_people": 3}, "decimal_arithmetic": {}, "spiral_mat
 
 @pytest.fixture(scope="module")
 def reward():
-    reward = ReasoningGymReward(num_workers=1, answer_in="tag", timeout=3.0)
+    reward = ReasoningGymReward(num_workers=1, answer_in="tag", timeout=1.5)
     yield reward
     reward.close()
 
@@ -109,7 +108,7 @@ def test_without_an_answer_and_with_a_threshold(reward):
 
 
 def test_scores_beyond_the_range_are_brought_into_it(reward, monkeypatch):
-    monkeypatch.setattr(reward._calls, "run", lambda calls, log: [Score("ok", float(args[0])) for args, _ in calls])
+    monkeypatch.setattr(reward._calls, "run", lambda calls, log: [float(args[0]) for args, _ in calls])
     assert reward([], tagged(["1.5", "-0.5", "0.5"]), reasoning_gym=["{}"] * 3) == [1.0, 0.0, 0.5]
 
 

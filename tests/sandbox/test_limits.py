@@ -111,21 +111,12 @@ def test_one_process_means_one(kind, user):
 
 
 @held
-def test_memory(kind):
-    report = own(
-        "self",
-        kind=kind,
-        code="x = bytearray(10)\ntry: x = bytearray(3 << 30)\nexcept MemoryError: print('no')",
-        policy={},
-    )
-    assert report["out"] == "no\n"
-
-
-@held
-def test_endless_computation_ends_by_its_cpu_time(kind):
-    code = "import os, signal\nsignal.signal(24, signal.SIG_IGN) if {} else None\nwhile True: pass"
+def test_memory_and_cpu_time(kind):
+    memory = "x = bytearray(10)\ntry: x = bytearray(3 << 30)\nexcept MemoryError: print('no')"
+    assert own("self", kind=kind, code=memory, policy={})["out"] == "no\n"
     deaf = kind == "all"
-    report = own("self", kind=kind, code=code.format(deaf), policy={"cpu_seconds": 1})
+    code = f"import signal\nsignal.signal(24, signal.SIG_IGN) if {deaf} else None\nwhile True: pass"
+    report = own("self", kind=kind, code=code, policy={"cpu_seconds": 1})
     assert report["code"] == -(signal.SIGKILL if deaf else signal.SIGXCPU)
 
 
@@ -143,48 +134,38 @@ def test_the_disk_is_not_filled(kind):
     assert own("self", kind=kind, code=deep, policy={})["code"] == -signal.SIGKILL
 
 
+# What is unlinked and still open, and what has no content, count as well; each until the folder is full.
 UNLINKED = """
-import os, time
-held, full = [], 0
-while full < 5 and len(held) < 64:
+import os
+held = []
+for _ in range(64):
     file = open("x", "wb", buffering=0)
     os.unlink("x")
-    try:
-        file.write(bytes(1 << 19))
-    except OSError as error:
-        assert error.errno == 28
-        full += 1
-        continue
     held.append(file)
-print(len(held), flush=True)
-time.sleep({seconds})
+    file.write(bytes(1 << 19))
+"""
+EMPTY = "held = range(5000)\nfor held in held: open(f'{held}', 'w').close()"
+FILL = """
+import time
+try:
+    exec({code!r})
+    time.sleep(10)
+except OSError as error:
+    print(error.errno, held if isinstance(held, int) else len(held) - 1)
 """
 
 
 @users
 @held
-def test_unlinked_files_count_too(kind, user):
-    code = UNLINKED.format(seconds=0 if kind == "all" else 10)
-    report = own(user, kind=kind, code=code, policy={"folder_bytes": 4 << 20, "temporary": True})
+@pytest.mark.parametrize(("code", "fit"), [(UNLINKED, 8), (EMPTY, (4 << 20) // 4096 + 1)], ids=["unlinked", "empty"])
+def test_files_without_a_name_or_content_count_too(code, fit, kind, user):
+    policy = {"folder_bytes": 4 << 20, "temporary": True}
+    report = own(user, kind=kind, code=FILL.format(code=code), policy=policy)
     if kind == "all" and "sized-folder" in isolation().mechanisms:
-        assert (report["code"], report["out"]) == (0, "8\n"), report["errors"]  # full at its size, to the byte
+        assert (report["code"], report["out"]) == (0, f"28 {fit}\n"), report["errors"]  # full at its size, to the byte
     else:
         assert report["code"] == -signal.SIGKILL
         assert "bytes in its folder" in report["errors"]
-
-
-@users
-@held
-def test_a_temporary_folder_has_as_many_files_as_it_may_have_bytes(kind, user):
-    code = (
-        "import time\nmade = 0\ntry:\n    while made < 5000: open(f'{made}', 'w').close(); made += 1\n"
-        "except OSError as error: print(error.errno, made)\nelse: time.sleep(10)"
-    )
-    report = own(user, kind=kind, code=code, policy={"folder_bytes": 4 << 20, "temporary": True})
-    if kind == "all" and "sized-folder" in isolation().mechanisms:
-        assert report["out"] == f"28 {(4 << 20) // 4096 + 1}\n"
-    else:
-        assert report["code"] == -signal.SIGKILL
 
 
 THREADS = """
@@ -213,19 +194,8 @@ def test_there_are_as_many_threads_as_are_promised(kind, user):
     assert (report["code"], report["out"]) == (0, "32\n"), report["errors"]
 
 
-@held
-def test_numpy_and_sympy_work_inside(kind):
-    code = (
-        "import ctypes, sympy, numpy\nx = sympy.Symbol('x')\n"
-        "back = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(lambda n: n + 1)\n"
-        "print(sympy.expand((x + 1)**2), float(numpy.linalg.det(numpy.eye(3))), back(1))"
-    )
-    report = own("self", kind=kind, code=code, policy={"temporary": True})
-    assert report["out"] == "x**2 + 2*x + 1 1.0 2\n", report["errors"]
-
-
 CONCURRENT = """
-import asyncio, concurrent.futures, multiprocessing, shutil, socket, sqlite3
+import asyncio, concurrent.futures, ctypes, multiprocessing, numpy, shutil, socket, sqlite3, sympy
 
 async def main():
     process = await asyncio.create_subprocess_exec("echo", "hi", stdout=asyncio.subprocess.PIPE)
@@ -249,13 +219,16 @@ connection = sqlite3.connect("database")
 connection.execute("create table numbers(number)")
 connection.commit()
 print(connection.execute("select count(*) from numbers").fetchone()[0])
+x = sympy.Symbol("x")
+back = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(lambda n: n + 1)
+print(sympy.expand((x + 1)**2), float(numpy.linalg.det(numpy.eye(3))), back(1))
 """
 
 
 @held
-def test_concurrency_copies_and_databases_work_inside(kind):
+def test_concurrency_copies_databases_and_libraries_work_inside(kind):
     report = own("self", kind=kind, code=CONCURRENT, policy={"temporary": True})
-    assert report["out"] == "hi 3 1 2\n4\n100000\n0\n", report["errors"]
+    assert report["out"] == "hi 3 1 2\n4\n100000\n0\nx**2 + 2*x + 1 1.0 2\n", report["errors"]
 
 
 @held

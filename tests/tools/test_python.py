@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -124,21 +123,14 @@ for _ in range(400):
         pass
 while True:
     pass"""
-THREADS = "import threading, time\nfor _ in range(400):\n    threading.Thread(target=time.sleep, args=(60,)).start()"
 BOMBS = {
     "fork bomb": FORK_BOMB,
-    "threads": THREADS,
     "endless loop": "while True:\n    pass",
     "sleeps": "import time\ntime.sleep(1000)",
-    "endless loop that catches all": "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
     "signals ignored": "import signal\nfor s in set(signal.valid_signals()) - {9, 19}:\n"
     "    signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
     "memory": "x = bytearray(10 ** 10)",
-    "memory, slowly": "x = []\nwhile True:\n    x.append(bytearray(10 ** 6))",
-    "a number that is too large": "9 ** 9 ** 9 ** 9",
     "output": "for _ in range(1000):\n    print('y' * 10 ** 6)",
-    "output to the descriptors": "import os\nfor _ in range(1000):\n    os.write(1, b'x' * 10 ** 6)\n"
-    "    os.write(2, b'x' * 10 ** 6)",
     "a large file": "f = open('big', 'wb')\nwhile True:\n    f.write(bytes(10 ** 7))\n    f.flush()",
     "many files": "for i in range(10 ** 9):\n    open(str(i), 'wb').write(bytes(10 ** 6))",
     "kills itself": "import os\nos.kill(os.getpid(), 9)",
@@ -178,67 +170,40 @@ def test_what_a_program_leaves_behind_ends_with_it(tool):
 # What is out of reach.
 
 
-def test_no_network(tool):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(0.1)
-        port = server.getsockname()[1]
-        result = tool.run(f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 2)\nprint('connected')")
-        with pytest.raises(TimeoutError):
-            server.accept()
-    assert result.failed
-    assert "Error" in result.text
-    assert "connected\n" not in result.text
-
-
-def test_the_environment_holds_no_secrets(tool, monkeypatch):
+def test_network_secrets_and_other_files_are_out_of_reach(tool, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", SECRET)
-    monkeypatch.setenv("WANDB_API_KEY", SECRET)
-    seen = tool("import os\nfor k, v in os.environ.items(): print(k, v)")
-    assert "HOME" in seen
-    assert SECRET not in seen
-    assert "HF_TOKEN" not in seen
-    for place in (f"/proc/{os.getpid()}/environ", "/proc/1/environ", f"/proc/{os.getppid()}/environ"):
-        assert SECRET not in tool(f"open({place!r}, 'rb').read()")
-    assert SECRET not in tool(
-        "import glob\nfor p in glob.glob('/proc/[0-9]*/environ'):\n    print(open(p, 'rb').read())"
-    )
-
-
-def test_nothing_outside_is_read_or_written(tool, tmp_path):
     secret = tmp_path / "token"
     secret.write_text(SECRET)
-    for place in (secret, Path.home() / ".netrc", Path.home(), Path(__file__), "/etc/shadow"):
-        result = tool.run(
-            f"import os\np = {str(place)!r}\nprint(os.listdir(p) if os.path.isdir(p) else open(p).read())"
-        )
-        assert result.failed, place
+    read = "import os\np = {!r}\nprint(os.listdir(p) if os.path.isdir(p) else open(p).read())"
+    places = (secret, Path.home(), Path(__file__), "/etc/shadow", f"/proc/{os.getpid()}/environ")
+    codes = [read.format(str(place)) for place in places]
+    written = (tmp_path / "new", secret, "/tmp/new-of-a-program", Path(sys.prefix) / "new")
+    codes += [f"open({str(place)!r}, 'w').write('harm')" for place in written]
+    codes += [
+        f"import os\nos.remove({str(secret)!r})",
+        f"import os\nos.symlink({str(secret)!r}, 'a')\nopen('a').read()",
+    ]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        codes.append(f"import socket\nsocket.create_connection({server.getsockname()!r}, 2)")
+        results = [answer.result() for answer in [tool.start(code=code) for code in codes]]
+        server.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            server.accept()
+    for code, result in zip(codes, results, strict=True):
+        assert result.failed, code
         assert SECRET not in result.text
-    for place in (
-        tmp_path / "new",
-        secret,
-        "/tmp/new-of-a-program",
-        "/dev/shm/new-of-a-program",
-        Path(sys.prefix) / "new",
-    ):
-        result = tool.run(f"open({str(place)!r}, 'w').write('harm')")
-        assert result.failed, place
     assert secret.read_text() == SECRET
-    assert not (tmp_path / "new").exists()
-    assert not Path("/tmp/new-of-a-program").exists()
-    link = f"import os\nos.symlink({str(secret)!r}, 'a')\nprint(open('a').read())"
-    assert SECRET not in tool(link)
-    assert tool.run(f"import os\nos.remove({str(secret)!r})").failed
-    assert secret.exists()
+    assert not any(Path(place).exists() for place in written if place != secret)
+    seen = tool("import os\nfor k, v in os.environ.items(): print(k, v)")
+    assert "HOME" in seen
+    assert "HF_TOKEN" not in seen
 
 
 def test_the_trainer_is_not_killed(tool):
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        for pid in (os.getpid(), os.getppid(), other.pid, -1):
+        for pid in (os.getpid(), other.pid, -1):
             tool.run(f"import os\nos.kill({pid}, 9)")
-        tool.run(
-            "import os\nfor p in range(2, 70000):\n    try:\n        os.kill(p, 9)\n    except OSError:\n        pass"
-        )
         tool.run("import os\nos.kill(os.getppid(), 9)")
         assert other.poll() is None
     finally:
@@ -250,22 +215,20 @@ def test_the_trainer_is_not_killed(tool):
 
 
 def test_many_at_a_time(strict):
-    waits = PythonTool(timeout=60.0, num_workers=16)
+    waits = PythonTool(timeout=60.0, num_workers=8)
     start = time.monotonic()
-    answers = [waits.start(code=f"import time\ntime.sleep(3)\n{i}") for i in range(16)]
-    assert [answer.result().text for answer in answers] == [str(i) for i in range(16)]
-    assert time.monotonic() - start < 16 * 3  # what one after the other would only sleep
-    bombs = [strict.start(code=BOMBS[name]) for name in ("fork bomb", "memory", "output", "endless loop")]
-    honest = [waits.start(code=str(i)) for i in range(4)]  # beside them
-    assert [answer.result().text for answer in honest] == ["0", "1", "2", "3"]
+    answers = [waits.start(code=f"import time\ntime.sleep(2)\n{i}") for i in range(8)]
+    assert [answer.result().text for answer in answers] == [str(i) for i in range(8)]
+    assert time.monotonic() - start < 8 * 2  # what one after the other would only sleep
+    bombs = [strict.start(code=BOMBS[name]) for name in ("fork bomb", "output")]
+    assert waits("3") == "3"  # beside them
     assert all(answer.result().failed for answer in bombs)
-    assert threading.active_count() < 100
 
 
 def test_a_trainer_that_ends_does_not_wait_for_programs():
     script = (
         "from basis_rl.tools import PythonTool\nt = PythonTool(timeout=600, num_workers=2)\n"
-        "for _ in range(8): t.start(code='import time; time.sleep(600)')\nimport time; time.sleep(1.5); print('end')"
+        "for _ in range(8): t.start(code='import time; time.sleep(600)')\nimport time; time.sleep(0.5); print('end')"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
@@ -290,26 +253,22 @@ def test_without_isolation_it_is_refused_unless_one_insists(monkeypatch):
     assert insists("1 + 1") == "2"
 
 
-def test_a_sandbox_that_does_not_start_is_no_answer(tool, monkeypatch):
-    monkeypatch.setattr("basis_rl.tools.python._RUNNER", "import sys; sys.exit('no such thing')")
-    monkeypatch.setattr("basis_rl.tools.python.time.sleep", lambda seconds: None)
-    with pytest.raises(ToolBroken, match="no such thing"):
-        tool.run("1")
+def test_a_sandbox_that_starts_at_the_third_attempt_is_an_answer_and_one_that_never_does_is_none(tool, monkeypatch):
+    attempt, said = tool._attempt, [OSError("no memory")] * 2
 
-
-def test_a_sandbox_that_starts_at_the_third_attempt_is_an_answer(tool, monkeypatch):
-    attempt, said = tool._attempt, [OSError("no memory"), OSError("no memory")]
-
-    def fails_twice(code):
+    def fails(code):
         if said:
             raise said.pop()
         return attempt(code)
 
     monkeypatch.setattr("basis_rl.tools.python.time.sleep", lambda seconds: None)
-    monkeypatch.setattr(tool, "_attempt", fails_twice)
+    monkeypatch.setattr(tool, "_attempt", fails)
     assert tool("6 * 7") == "42"
     said += [OSError("no memory")] * 3
     with pytest.raises(ToolBroken, match="no memory"):
+        tool.run("1")
+    monkeypatch.setattr("basis_rl.tools.python._RUNNER", "import sys; sys.exit('no such thing')")
+    with pytest.raises(ToolBroken, match="no such thing"):
         tool.run("1")
 
 

@@ -1,6 +1,5 @@
 """DaemonThreads: results, errors, cancelled work, and that the threads end with their object."""
 
-import gc
 import threading
 import time
 
@@ -38,7 +37,6 @@ def test_threads_end_with_their_object():
     threads = DaemonThreads(3, "ending")
     assert len(named("ending")) == 3
     del threads
-    gc.collect()
     until = time.monotonic() + 10
     while named("ending"):
         assert time.monotonic() < until

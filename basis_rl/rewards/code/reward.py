@@ -24,16 +24,11 @@ class CodeReward(Reward):
     """1.0 if the rollout's Python code passes all tests of its problem, else 0.0.
 
     The code is the last closed fenced block (three backticks, `python`, `py` or nothing behind them): a whole program,
-    or whole functions. The tests are a column of the dataset, in the forms of `parse_tests`: programs that read and
-    print, functions that are called, and ``assert`` statements. A problem whose tests cannot be read is not scored
-    (None), nor is one whose asserts pass something that is not plain data (numbers, strings, bytes, None, and lists,
-    tuples, sets and dictionaries of them).
+    or whole functions. The tests are a column of the dataset, in the forms of `parse_tests`. A problem whose tests
+    cannot be read, or pass something that is not plain data, is not scored (None).
 
-    Each test runs in a sandbox of its own (`basis_rl.sandbox`): no network, nothing to write to, nothing to read but
-    the interpreter and the code itself, limits of time, memory and processes. What is expected never gets there:
-    output is compared outside, and asserts run in another sandbox, which calls the code's functions by messages of
-    plain data. So a program cannot read the results, hand in an object that equals everything, or end with a success
-    that it has not had; its exit code counts for nothing but failure.
+    Each test runs in a sandbox of its own (docs/security.md), and what is expected never gets there: output is compared
+    outside, and asserts run in another sandbox, which calls the code's functions by messages of plain data.
 
     A column ``solution`` is needed by the trainer's data loading; it may be the one with the tests (``solution_column:
     input_output``). Another one is kept with ``keep_columns``.
@@ -112,12 +107,9 @@ class CodeReward(Reward):
                 raise ValueError(f"code: the dataset has no column '{name}'; keep it with keep_columns.")
         names = columns[self.fn_name] if self.fn_name else [None] * len(completions)
         codes = [last_code(completion_text(completion)) for completion in completions]
-        tasks: dict[str, tuple[str | None, Any, str | None]] = {}
-        keys = []
-        for code, cell, name in zip(codes, columns[self.column], names, strict=True):
-            key = hashlib.sha256(json.dumps([code, cell, name], default=str).encode()).hexdigest()
-            keys.append(key)
-            tasks[key] = (code, cell, name)
+        rows = list(zip(codes, columns[self.column], names, strict=True))
+        keys = [hashlib.sha256(json.dumps(row, default=str).encode()).hexdigest() for row in rows]
+        tasks = dict(zip(keys, rows, strict=True))
         with ThreadPoolExecutor(self.num_workers) as threads:
             done = dict(zip(tasks, threads.map(lambda task: self._score(*task), tasks.values()), strict=True))
         results = [done[key] for key in keys]

@@ -16,14 +16,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from basis_rl.rewards.code.harness import dump, encode
 from basis_rl.rewards.code.tests import Case, same_output, same_value
-from basis_rl.rewards.code.values import dump, encode
 from basis_rl.sandbox import Policy
 from basis_rl.sandbox.launch import CANNOT_START
 from basis_rl.sandbox.run import Bounds, Finished, end, follow, run, start
 
 Verdict = Literal["pass", "fail", "timeout", "unsupported", "no sandbox"]
-_HERE = Path(__file__).parent
+_HARNESS = str(Path(__file__).with_name("harness.py"))
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/etc/localtime",
            "/usr/share/zoneinfo")  # fmt: skip
 
@@ -34,7 +34,7 @@ def python(packages: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     real = os.path.realpath(sys.executable)
     base = {"base": sys.base_prefix, "installed_base": sys.base_prefix, "platbase": sys.base_prefix}
     readable = [real, *(sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib"))]
-    readable += [os.path.join(sys.base_prefix, "lib"), *_SYSTEM, str(_HERE)]
+    readable += [os.path.join(sys.base_prefix, "lib"), *_SYSTEM, _HARNESS]
     if packages:
         readable += [sys.prefix, *(sysconfig.get_path(name) for name in ("purelib", "platlib"))]
     kept = tuple(dict.fromkeys(path for path in readable if path and os.path.exists(path)))
@@ -77,7 +77,7 @@ class Program:
             right = ended == "pass" and same_output(printed, case.expected, self.tolerance)
         else:
             request: dict[str, Any] = {"name": case.name, "args": [encode(value) for value in case.given], "kwargs": {}}
-            ended, printed = self._run([str(_HERE / "driver.py"), str(self.path)], dump(request))
+            ended, printed = self._run([_HARNESS, "program", str(self.path)], dump(request))
             right = ended == "pass" and same_value(_answer(printed), case.expected, self.tolerance)
         return ended if ended != "pass" or right else "fail"
 
@@ -93,9 +93,9 @@ class Program:
             to_tests, answers = os.pipe()
             to_program, requests = os.pipe()
             try:
-                command = self._python([str(_HERE / "driver.py"), str(self.path)], self.path)
+                command = self._python([_HARNESS, "program", str(self.path)], self.path)
                 at_the_end.callback(end, start(*command, to_program, answers))
-                command = self._python([str(_HERE / "tester.py"), str(path)], path)
+                command = self._python([_HARNESS, "tests", str(path)], path)
                 tester = start(*command, to_tests, requests, subprocess.PIPE)
             finally:
                 for descriptor in (to_tests, answers, to_program, requests):

@@ -114,7 +114,7 @@ def same_output(printed: str, expected: str, tolerance: float) -> bool:
 
 
 def same_value(answer: Any, expected: Any, tolerance: float) -> bool:
-    """An encoded value (`values.encode`) is this JSON value: tuples are lists, keys are strings, sets are nothing.
+    """An encoded value (`harness.encode`) is this JSON value: tuples are lists, keys are strings, sets are nothing.
 
     The encoded one is not decoded: a model can write a set whose hashes all collide. `expected` in a list of its own,
     as APPS has it, is the same.

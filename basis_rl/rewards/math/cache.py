@@ -25,14 +25,6 @@ class Verdicts:
         self._size = 0
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self._known)
-
-    @property
-    def size(self) -> int:
-        """Characters that are held."""
-        return self._size
-
     def find(self, pairs: Iterable[Pair]) -> dict[Pair, Verdict]:
         """Those of `pairs` that are known, with their verdicts; they count as used."""
         with self._lock:
@@ -52,9 +44,3 @@ class Verdicts:
             while self._known and (len(self._known) > self.entries or self._size > self.characters):
                 (gold, answer), _ = self._known.popitem(last=False)
                 self._size -= len(gold) + len(answer)
-
-    def clear(self) -> None:
-        """Forget everything."""
-        with self._lock:
-            self._known.clear()
-            self._size = 0

@@ -33,23 +33,14 @@ _log = logging.getLogger(__name__)
 class MathVerifyReward(Reward):
     r"""1.0 if the last balanced ``\boxed{...}`` of the rollout equals the gold answer, else 0.0.
 
-    Equal is what Math-Verify finds equal, but for the notations and readings that docs/rewards.md lists. The gold's own
-    text, plain numerals, single letters and times of day are compared here (`quick_verdict`, `same_time`), what is far
-    too large or too deep for the gold is wrong unseen (`screened`), what says nothing as a formula too
-    (`refused_reading`), and so is what denies or doubts what the gold does not (`hedged`); only the rest goes to a
-    worker, each pair once. Boxes side by side, ``\boxed{1} and \boxed{2}``, are one answer.
+    Equal is what Math-Verify finds equal, except for the notations and readings that docs/rewards.md lists. Simple
+    pairs are decided here; the others are graded once each, in processes without network, rights and secrets
+    (docs/security.md). An answer that takes more than `timeout` seconds of CPU time is wrong; nothing that a model
+    wrote raises or hangs. A rollout is not scored (None; its advantage is 0) if none of its golds can be parsed, if the
+    grading failed (`Outcome.failed`), or if `batch_timeout` was over first.
 
-    A reward function as TRL knows them; it reads the dataset's ``solution`` column. The gold is the content of its own
-    last ``\boxed{}`` where it has one, else the whole text, and is given to Math-Verify inside a box (bare LaTeX golds
-    fail against themselves). A cell that is a list holds several golds, and an answer that equals one of them is right;
-    where all of several numbers are asked for, they are one gold, ``1, 2, 5``.
-
-    Grading runs in processes without network, rights and secrets (`basis_rl.sandbox`) that are killed when they hang,
-    so this never raises for what a model wrote, and never hangs: an answer that takes more than `timeout` seconds of
-    CPU time counts as wrong, on a loaded machine no sooner than on an idle one. A rollout is not scored (None; the
-    trainer gives it advantage 0) when no gold of it can be parsed, when the grading failed (the worker died twice on
-    it, or did not get its CPU time: `Outcome.failed`), or when `batch_timeout` was over before its turn came: nothing
-    is known of it, and it is graded the next time that it comes.
+    The gold is the last ``\boxed{}`` of the dataset's column ``solution``, or all of its text. A cell that is a list
+    holds several golds, one of which is enough; several numbers that are all asked for are one gold, ``1, 2, 5``.
 
     Metrics, where the trainer passes ``log_metric``: ``reward/no_box``, ``reward/screened``, ``reward/timeout``,
     ``reward/infrastructure`` (the grading failed) and ``reward/over_budget``, shares of the rollouts.
@@ -58,9 +49,8 @@ class MathVerifyReward(Reward):
         num_workers: grading processes (of this rank); default: the machine's cores, shared among its ranks, at least 2.
         timeout: seconds of CPU time for one answer.
         batch_timeout: seconds by the clock for the rollouts of one call, which are otherwise bounded by their number
-            only: 4,096 different answers that all take `timeout` would keep 2 workers busy for 2.8 hours. What is not
-            graded by then is not scored, counted in ``reward/over_budget``, and said in a warning; it is never 0, and
-            never a failure that ends the run. None: no bound. `check_golds` and `equivalent` have none.
+            only. What is not graded by then is not scored, and graded the next time that it comes. None: no bound.
+            `check_golds` and `equivalent` have none.
         allow: names of the acceptances of Math-Verify that are kept (`basis_rl.rewards.math.rules.QUIRKS`); a verdict
             that rests on another one is wrong. None: all of them.
 

@@ -1,6 +1,6 @@
 """The process in which a user's function is called. Run as a script by `Calls`; imports nothing of basis_rl.
 
-``{"describe": true}`` -> what the function takes, or ``{"broken": traceback}`` if it cannot be imported. Then
+``{"describe": true}`` -> what the function takes, or ``{"error": traceback}`` if it cannot be imported. Then
 ``{"args": [...], "kwargs": {...}}`` -> ``{"value": number or null}``, ``{"memory": true}`` or ``{"error": traceback}``.
 """
 
@@ -90,7 +90,7 @@ class Worker:
     def answer(self, task: dict[str, Any]) -> dict[str, Any]:
         """To one task."""
         if self.function is None:
-            return {"broken": self.broken}
+            return {"error": self.broken}
         return describe(self.function) if "describe" in task else call(self.function, task["args"], task["kwargs"])
 
 

@@ -6,14 +6,15 @@ import inspect
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from basis_rl.rewards.base import LogMetric, log_shares
+from basis_rl.rewards.base import LogMetric, Scores, log_shares
 from basis_rl.rewards.workers.failures import FailureMonitor
 from basis_rl.rewards.workers.pool import Outcome, WorkerPool
 from basis_rl.sandbox import Policy, python_paths
+
+OnError = Literal["raise", "unscored"]
 
 WALL_CLOCK = 10.0  # times the CPU time: nine of ten processor seconds may go to others
 _IMPORT_BYTES = 4 << 30
@@ -25,17 +26,13 @@ class FunctionError(RuntimeError):
     """A function that scores rollouts raised, or returned no number: a bug of it. Holds its traceback."""
 
 
-@dataclass(frozen=True)
-class Score:
-    """How one call ended; `value` is what the function returned, or `Calls.over_limit` for a call that ran out of time
-    or memory; `detail` the traceback of an ``error``.
-
-    ``failed`` is not the call's doing (`Outcome.failed`).
-    """
-
-    status: Literal["ok", "timeout", "memory", "failed", "error"]
-    value: float | None = None
-    detail: str = ""
+def _ending(outcome: Outcome) -> Literal["ok", "timeout", "memory", "failed", "error"]:
+    """How a call ended; ``failed`` is not its own doing (`Outcome.failed`)."""
+    if outcome.failed:
+        return "failed"
+    if outcome.status == "timeout":
+        return "timeout"
+    return "memory" if "memory" in outcome.value else "error" if "error" in outcome.value else "ok"
 
 
 class Calls:
@@ -78,7 +75,8 @@ class Calls:
         )
         wall = WALL_CLOCK * timeout if wall_timeout is None else wall_timeout
         self._pool = WorkerPool(command, num_workers, wall, cpu_timeout=timeout, policy=policy if shut_in else None)
-        self._failures = FailureMonitor(name=f"The reward function '{Path(target).name}'")
+        self._what = f"The reward function '{Path(target).name}'"
+        self._failures = FailureMonitor(name=self._what)
 
     def describe(self) -> dict[str, Any]:
         """What the worker says of the function.
@@ -87,35 +85,45 @@ class Calls:
             ValueError: it cannot be imported; with the traceback.
         """
         found = self._pool.run([{"describe": True}])[0].value
-        if "broken" in found or not found:
-            raise ValueError(f"'{self.target}' cannot be imported:\n{found.get('broken', 'its process died')}")
+        if "error" in found or not found:
+            raise ValueError(f"'{self.target}' cannot be imported:\n{found.get('error', 'its process died')}")
         return found
 
-    def run(self, calls: Sequence[tuple[Sequence[Any], dict[str, Any]]], log_metric: LogMetric = None) -> list[Score]:
-        """The scores of ``(args, kwargs)``, in order.
+    def run(
+        self,
+        calls: Sequence[tuple[Sequence[Any], dict[str, Any]]],
+        log_metric: LogMetric = None,
+        on_error: OnError | None = None,
+    ) -> Scores:
+        """The scores of ``(args, kwargs)``, in order; None for a call that failed.
 
-        Logs ``reward/NAME/timeout``, ``.../memory`` and, for ``failed``, ``.../infrastructure``, shares of the calls.
+        Logs ``reward/NAME/timeout``, ``.../memory``, ``.../infrastructure`` for ``failed``, and with `on_error`
+        ``.../error``, shares of the calls.
+
+        Args:
+            calls: arguments of each call.
+            log_metric: as TRL hands it over.
+            on_error: ``unscored``: calls that raised have no score, unless all have. Otherwise the first one ends this.
 
         Raises:
+            FunctionError: see `on_error`.
             RewardInfrastructureError: too many of the recent calls failed (`FailureMonitor`).
         """
         outcomes = self._pool.run([{"args": list(args), "kwargs": kwargs} for args, kwargs in calls]) if calls else []
-        scores = [self._score(outcome) for outcome in outcomes]
+        endings = [_ending(outcome) for outcome in outcomes]
+        count = Counter(endings)
         why = ", ".join(sorted({outcome.status for outcome in outcomes if outcome.failed}))
-        count = Counter(score.status for score in scores)
-        self._failures.record(len(scores) - count["failed"], count["failed"], why)
+        self._failures.record(len(outcomes) - count["failed"], count["failed"], why)
         shares = {"timeout": count["timeout"], "memory": count["memory"], "infrastructure": count["failed"]}
-        log_shares(log_metric, self.name, shares, len(scores))
-        return scores
-
-    def _score(self, outcome: Outcome) -> Score:
-        if outcome.failed:
-            return Score("failed")
-        if outcome.status == "timeout" or "memory" in outcome.value:
-            return Score("memory" if outcome.value else "timeout", self.over_limit)
-        if "value" in outcome.value:
-            return Score("ok", outcome.value["value"])
-        return Score("error", detail=outcome.value.get("error") or outcome.value.get("broken", ""))
+        shares |= {"error": count["error"]} if on_error else {}
+        log_shares(log_metric, self.name, shares, len(outcomes))
+        if count["error"] and (on_error != "unscored" or count["error"] == len(outcomes)):
+            first = outcomes[endings.index("error")].value["error"]
+            raise FunctionError(
+                f"{self._what} failed on {count['error']} of {len(outcomes)} rollouts. The first one:\n{first}"
+            )
+        scores: dict[str, float | None] = dict.fromkeys(("timeout", "memory"), self.over_limit)
+        return [scores.get(end, outcome.value.get("value")) for end, outcome in zip(endings, outcomes, strict=True)]
 
     def close(self) -> None:
         """End the processes; they also end with the object, and with the program."""

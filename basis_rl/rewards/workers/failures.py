@@ -16,8 +16,7 @@ class FailureMonitor:
     not a random one. Raised when more than ``limit * max(n, minimum)`` of the last n rollouts failed, n about
     `window`: with the defaults 6 failures in a row, or 51 among 1,000, and never 1 of 10.
 
-    Every rank counts its own rollouts, and raises by itself. The launcher (``accelerate launch``, ``torchrun``) ends
-    the other ranks when one has died; without one they wait in their next collective until that times out.
+    Every rank counts its own rollouts, and raises by itself; the launcher ends the other ranks when one has died.
 
     Args:
         limit: share of the rollouts, in [0, 1).

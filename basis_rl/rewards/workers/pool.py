@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
-from basis_rl.rewards.workers.process import Worker, WorkerProcess, resident_bytes
+from basis_rl.rewards.workers.process import Started, Worker, resident_bytes
 from basis_rl.rewards.workers.zygote import Zygote, can_fork
 from basis_rl.sandbox import Policy
 
@@ -56,11 +56,10 @@ def _close_all(workers: list[Worker], zygotes: list[Zygote], owner: int) -> None
     if os.getpid() != owner:  # a forked copy of the trainer ends: they are not its own
         return
     for worker in workers:
-        worker.ask_to_end()
-    while zygotes:
-        zygotes.pop().close()
-    while workers:
-        workers.pop().close()
+        worker.process.ask_to_end()
+    for processes in (zygotes, workers):
+        while processes:
+            processes.pop().close()
 
 
 class WorkerPool:
@@ -68,17 +67,11 @@ class WorkerPool:
 
     A task has `timeout` seconds from its dispatch; then its worker is killed and replaced. A task whose worker dies is
     tried once more on a fresh one. Safe to call from any thread, one batch at a time. Workers are started by
-    subprocess, never by a fork of this process, which may hold CUDA and many threads; they see none of its
-    descriptors and, of its environment, paths and language only.
+    subprocess, never by a fork of this process, which may hold CUDA and many threads.
 
-    **Load.** A wall-clock limit makes verdicts depend on what else the machine does. So workers that measure their own
-    CPU time (`basis_rl.rewards.workers.serve_tasks`) die by SIGPROF of a task that is too hard: ``timeout``, wherever
-    and whenever it is tried. With `cpu_timeout`, the wall-clock limit is only the net under it. A task that reaches it
-    has not had its CPU time: if its worker slept by itself, ``timeout``; if it waited for a processor, a disk or
-    memory, the machine is to blame, and the task is tried once more.
-
-    **Time.** n tasks take at most ``2 * ceil(n / size) * timeout`` seconds and 2 startups (120 s each at most),
-    whatever they do; what is not done then is ``late``.
+    With `cpu_timeout`, a task that is too hard ends by its own CPU time, and the wall clock is only the net under it:
+    of a task that reaches it, the worker slept (``timeout``), or the machine is to blame, and it is tried once more.
+    n tasks take at most ``2 * ceil(n / size) * timeout`` seconds and 2 startups (120 s each at most), whatever they do.
 
     Args:
         command: how to start a worker; it speaks the protocol of `basis_rl.rewards.workers.serve_tasks`.
@@ -109,13 +102,7 @@ class WorkerPool:
         max_growth: int = 1 << 30,
         fork: bool = False,
     ) -> None:
-        if (
-            size < 1
-            or timeout <= 0
-            or max_tasks < 1
-            or max_growth < 1
-            or (cpu_timeout is not None and cpu_timeout <= 0)
-        ):
+        if min(size, timeout, max_tasks, max_growth, 1 if cpu_timeout is None else cpu_timeout) <= 0:
             raise ValueError(
                 "WorkerPool needs size, timeout, cpu_timeout, max_tasks and max_growth above 0, got "
                 f"{size}, {timeout}, {cpu_timeout}, {max_tasks}, {max_growth}."
@@ -146,7 +133,7 @@ class WorkerPool:
         Raises:
             RewardInfrastructureError: no worker can be started, several attempts in a row.
         """
-        if os.getpid() != self._owner:  # forked: workers, lock and pipes are those of the other process
+        if os.getpid() != self._owner:  # forked: workers, lock and sockets are those of the other process
             self._own()
         with self._lock:
             return _Batch(self, tasks, together, seconds).run()
@@ -161,12 +148,12 @@ class WorkerPool:
 
     def _new_worker(self) -> Worker:
         if not self.fork or self.policy is None or not can_fork(self.policy):
-            return WorkerProcess(self.command, self.policy, _STARTUP_SECONDS)
+            return Worker(lambda end: Started(self.command, self.policy, end), _STARTUP_SECONDS)
         if self._zygotes and self._zygotes[0].gone:
             self._end_zygote()
         if not self._zygotes:
             self._zygotes.append(Zygote(self.command, self.policy))
-        return self._zygotes[0].fork(_STARTUP_SECONDS)
+        return Worker(self._zygotes[0].fork, _STARTUP_SECONDS)
 
     def _end_zygote(self) -> None:
         while self._zygotes:
@@ -214,7 +201,7 @@ class _Batch:
                 self._fill()
                 self._wait()
         except BaseException:
-            # their pipes may hold half an answer to a task that nobody waits for
+            # their sockets may hold half an answer to a task that nobody waits for
             self.pool._end()
             raise
         return [self.outcomes[i] for i in range(len(self.tasks))]
@@ -236,7 +223,7 @@ class _Batch:
 
     def _worn_out(self, worker: Worker) -> bool:
         """Dead, old or fat."""
-        if worker.ready and worker.process.poll() is not None:
+        if worker.ready and worker.process.wait(0) is not None:
             return True
         if worker.tasks >= self.pool.max_tasks:
             return True
@@ -249,25 +236,22 @@ class _Batch:
         busy = [worker for worker in self.pool._workers if worker.task is not None or not worker.ready]
         with selectors.DefaultSelector() as selector:
             for worker in busy:
-                selector.register(worker.fd, selectors.EVENT_READ, worker)
-                if worker.outbox:
-                    selector.register(worker.stdin, selectors.EVENT_WRITE, worker)
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.outbox else 0)
+                selector.register(worker.fd, events, worker)
             until = min([self.deadline, *(worker.deadline for worker in busy)])
-            for key, _ in selector.select(max(0.0, until - time.monotonic())):
-                if key.data not in self.pool._workers:
-                    continue  # ended by an earlier event of this round: its pipes are closed
-                if key.fd == key.data.stdin:
+            for key, events in selector.select(max(0.0, until - time.monotonic())):
+                if events & selectors.EVENT_WRITE:
                     key.data.write()
-                else:
+                if events & selectors.EVENT_READ:
                     self._receive(key.data)
         for worker in busy:
             if worker in self.pool._workers and time.monotonic() > worker.deadline:
-                self._expire(worker)
+                self._ends(worker, expired=True)
 
     def _receive(self, worker: Worker) -> None:
         answers = worker.read()
         if answers == "lost":
-            self._lost(worker)
+            self._ends(worker, expired=False)
         elif answers and not worker.ready:
             worker.has_started()
             self.failed_starts = 0
@@ -275,25 +259,22 @@ class _Batch:
             for answer in answers:
                 self.outcomes[worker.has_answered()] = Outcome("ok", answer)
 
-    def _lost(self, worker: Worker) -> None:
-        code = worker.return_code()
+    def _ends(self, worker: Worker, expired: bool) -> None:
+        """The worker has ended or broken the protocol, or else its time is over (`expired`)."""
+        code = None if expired else worker.return_code()  # it has said all by then
         if not worker.ready:
-            self._start_failed(worker.last_words())
+            self._start_failed(worker.process.last_words())
+        elif worker.task is not None and expired:
+            if self.pool.cpu_timeout is None or worker.slept():
+                self.outcomes[worker.task] = Outcome("timeout", {})
+            else:
+                self._again(worker.task, "starved", _ATTEMPTS)
         elif worker.task is not None:
             if code == -signal.SIGPROF and self.pool.cpu_timeout is not None:
                 self.outcomes[worker.task] = Outcome("timeout", {})
             else:  # who is killed has not done it himself: memory has a limit of its own
                 killed = code == -signal.SIGKILL
                 self._again(worker.task, "crashed", _ATTEMPTS_IF_KILLED if killed else _ATTEMPTS)
-        self._remove(worker)
-
-    def _expire(self, worker: Worker) -> None:
-        if worker.task is None:
-            self._start_failed(worker.last_words())
-        elif self.pool.cpu_timeout is None or worker.slept():
-            self.outcomes[worker.task] = Outcome("timeout", {})
-        else:
-            self._again(worker.task, "starved", _ATTEMPTS)
         self._remove(worker)
 
     def _again(self, task: int, status: Status, attempts: int) -> None:

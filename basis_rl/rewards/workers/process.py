@@ -1,4 +1,4 @@
-"""One process of a `WorkerPool`: its pipes, its sandbox, its clock, its end."""
+"""One process of a `WorkerPool`: its socket, its sandbox, its clock, its end."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from basis_rl.sandbox import Policy, environment, remove_folder, sandboxed
 
@@ -23,10 +23,30 @@ from basis_rl.sandbox import Policy, environment, remove_folder, sandboxed
 _FIXED = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
 _LONGEST_ANSWER = 1 << 22
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 PATIENCE = 5.0
 MARK = "#"
 """The key under which a task of several has its number, and its answer again."""
 _LOOK = 0.1  # seconds in which a thread that runs is seen to: many times the kernel's tick
+
+
+class Process(Protocol):
+    """What a worker runs in: started by itself (`Started`), or forked by a zygote."""
+
+    def is_known(self, pid: int) -> None:
+        """The worker is ready, and the kernel names its process."""
+
+    def ask_to_end(self) -> None:
+        """The first half of `close`, for many at a time."""
+
+    def wait(self, patience: float) -> int | None:
+        """Its return code, as `subprocess` has it; None if it is still alive after so many seconds."""
+
+    def close(self) -> int | None:
+        """End it; its return code, None if it does not obey."""
+
+    def last_words(self) -> str:
+        """What it, or who started it, has written to the standard error."""
 
 
 class Started:
@@ -35,13 +55,13 @@ class Started:
     Args:
         command: how to start it.
         policy: what it may do, in a temporary folder of its own; None: no sandbox.
-        end: of a socket, which is its standard input; it has no standard output then. None: two pipes.
+        end: of a socket, which is its standard input and output.
 
     Raises:
         OSError: it cannot be started.
     """
 
-    def __init__(self, command: Sequence[str], policy: Policy | None, end: socket.socket | None = None) -> None:
+    def __init__(self, command: Sequence[str], policy: Policy | None, end: socket.socket) -> None:
         self.policy = policy
         self.folder: str | None = None
         self._said = ""
@@ -50,8 +70,8 @@ class Started:
             command, env = self._shut_in(command, policy)
             self.process = subprocess.Popen(
                 command,
-                stdin=subprocess.PIPE if end is None else end.fileno(),
-                stdout=subprocess.PIPE if end is None else subprocess.DEVNULL,
+                stdin=end.fileno(),
+                stdout=end.fileno(),
                 stderr=self.stderr,
                 env=env,
                 start_new_session=True,  # Ctrl-C reaches the trainer, which ends the worker; the group can be killed
@@ -68,13 +88,20 @@ class Started:
         shut_in = sandboxed(command, replace(policy, folder=self.folder, temporary=True))
         return shut_in, environment(self.folder, **_FIXED)
 
+    def is_known(self, pid: int) -> None:
+        """The worker's process, which is this one or below it; the group is what gets signals."""
+
     def ask_to_end(self) -> None:
-        """The first half of `close`, for many at a time."""
         # The launcher of a sandbox ends it, and takes in the dead; killed itself, it would leave them to the first
         # process of the machine, which in a container may be the trainer, and takes in nobody.
         number = signal.SIGTERM if self.policy is not None else signal.SIGKILL
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
+
+    def wait(self, patience: float) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(patience)
+        return None
 
     def close(self) -> int:
         """End it, and all that it has started; its return code."""
@@ -90,11 +117,7 @@ class Started:
 
     def _clean_up(self) -> None:
         self.last_words()
-        process = getattr(self, "process", None)  # None: it could not be started
-        for file in (self.stderr, *((process.stdin, process.stdout) if process else ())):
-            if file is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    file.close()
+        self.stderr.close()
         if self.folder is not None:
             remove_folder(self.folder)
 
@@ -106,31 +129,39 @@ class Started:
         return self._said
 
 
-class Worker(ABC):
+class Worker:
     """One process that answers tasks, in turn. The clock of a task starts when those before it are answered.
 
     Args:
-        fd: where its answers come from.
-        stdin: where its tasks go.
+        start: starts the process, given the end of a socket that tasks come from and answers go to.
         patience: seconds until it must be ready.
+
+    Raises:
+        OSError: it cannot be started.
     """
 
-    process: Any
-    pid: int | None
-    """None until it is known: where the process is forked by another one, when it is ready."""
-
-    def __init__(self, fd: int, stdin: int, patience: float) -> None:
-        self.fd, self.stdin = fd, stdin
+    def __init__(self, start: Callable[[socket.socket], Process], patience: float) -> None:
+        self._socket, theirs = socket.socketpair()
+        try:
+            if hasattr(socket, "SO_PASSCRED"):
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            self._socket.setblocking(False)  # a worker that does not read must not hold up the one who writes
+            self.process = start(theirs)
+        except BaseException:
+            self._socket.close()
+            raise
+        finally:
+            theirs.close()
+        self.fd = self._socket.fileno()
+        self.pid: int | None = None  # known when the worker is ready, where the system tells
         self.buffer, self.outbox = b"", b""
         self.ended = False
-        os.set_blocking(self.stdin, False)  # a worker that does not read must not hold up the one who writes
         self.ready = False
         self.in_flight: deque[int] = deque()
         self.tasks = 0
         self.next_look = 9
         self.began = time.monotonic()
         self.deadline = self.began + patience
-        self.pid = None
         self.bytes_at_start = 0
         self._wanted: dict[str, float] = {}
         self._timeout = 0.0
@@ -160,7 +191,7 @@ class Worker(ABC):
     def write(self) -> None:
         """Send as much of the tasks as the pipe takes."""
         try:
-            self.outbox = self.outbox[os.write(self.stdin, self.outbox) :]
+            self.outbox = self.outbox[self._socket.send(self.outbox) :]
         except BlockingIOError:
             pass
         except (BrokenPipeError, ConnectionResetError):  # a dead worker is seen as end of file on its output
@@ -171,6 +202,8 @@ class Worker(ABC):
         protocol.
         """
         chunk = self._receive()
+        if chunk is None:
+            return []
         self.ended = not chunk
         *lines, self.buffer = (self.buffer + chunk).split(b"\n")
         if len(self.buffer) > _LONGEST_ANSWER:
@@ -193,14 +226,26 @@ class Worker(ABC):
         expected = list(self.in_flight)[: len(answers)]
         return [answer.pop(MARK, None) for answer in answers] == expected
 
-    def _receive(self) -> bytes:
+    def _receive(self) -> bytes | None:
+        """What is there; None if nothing is, empty at the end."""
         try:
-            return os.read(self.fd, 1 << 16)
-        except ConnectionResetError:
+            if self.ready:
+                return self._socket.recv(1 << 16)
+            chunk, messages, _, _ = self._socket.recvmsg(1 << 16, socket.CMSG_SPACE(_CREDENTIALS.size))
+        except BlockingIOError:
+            return None
+        except ConnectionError:
             return b""
+        for _, kind, data in messages:
+            # The kernel names the sender by the number that it has here, also out of a namespace.
+            if kind == getattr(socket, "SCM_CREDENTIALS", None) and chunk:
+                self.pid = _CREDENTIALS.unpack(data[: _CREDENTIALS.size])[0] or None
+        return chunk
 
     def has_started(self) -> None:
         self.ready, self.deadline = True, float("inf")
+        if self.pid is not None:
+            self.process.is_known(self.pid)
         self.bytes_at_start = resident_bytes(self.pid)
 
     def has_answered(self) -> int:
@@ -231,62 +276,15 @@ class Worker(ABC):
         wanted = sum(wanted - self._wanted.get(thread, 0.0) for thread, (_, wanted) in threads.items())
         return wanted < 0.5 * (time.monotonic() - self.began)
 
-    @abstractmethod
-    def ask_to_end(self) -> None:
-        """The first half of `close`, for many at a time."""
-
-    @abstractmethod
     def close(self) -> int | None:
-        """End it; its return code."""
+        """End it; its return code, None if it does not obey."""
+        self.process.ask_to_end()
+        self._socket.close()
+        return self.process.close()
 
-    @abstractmethod
     def return_code(self) -> int | None:
         """Of a process whose output has ended; None if it is still alive."""
-
-    @abstractmethod
-    def last_words(self) -> str:
-        """What it, or who started it, has written to the standard error."""
-
-
-class WorkerProcess(Worker):
-    """A worker that was started by itself, with its own pair of pipes.
-
-    Args:
-        command: how to start it.
-        policy: what it may do, in a temporary folder of its own; None: no sandbox.
-        patience: seconds until it must be ready.
-
-    Raises:
-        OSError: it cannot be started.
-    """
-
-    def __init__(self, command: Sequence[str], policy: Policy | None, patience: float) -> None:
-        self.started = Started(command, policy)
-        self.process = self.started.process
-        assert self.process.stdout is not None
-        assert self.process.stdin is not None
-        super().__init__(self.process.stdout.fileno(), self.process.stdin.fileno(), patience)
-        self.pid = self.process.pid
-
-    def has_started(self) -> None:
-        if self.started.policy is not None:
-            self.pid = _innermost(self.process.pid)
-        super().has_started()
-
-    def ask_to_end(self) -> None:
-        self.started.ask_to_end()
-
-    def close(self) -> int:
-        """End it, and all that it has started; its return code."""
-        return self.started.close()
-
-    def return_code(self) -> int | None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.process.wait(PATIENCE) if self.ended else None
-        return None
-
-    def last_words(self) -> str:
-        return self.started.last_words()
+        return self.process.wait(PATIENCE) if self.ended else None
 
 
 def resident_bytes(pid: int | None) -> int:
@@ -295,19 +293,6 @@ def resident_bytes(pid: int | None) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
         return 0
-
-
-def _innermost(pid: int) -> int:
-    """The command itself, below the processes of the launcher."""
-    for _ in range(2):
-        try:
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        except OSError:
-            break
-        if not children:
-            break
-        pid = int(children[0])
-    return pid
 
 
 def _threads(pid: int | None) -> dict[str, tuple[str, float]]:

@@ -38,10 +38,8 @@ def serve_tasks(
 ) -> None:
     """Answer tasks from standard input until it ends.
 
-    A task that takes more than `cpu_seconds` of CPU time is ended by SIGPROF, and this process with it: a computation
-    inside C code would not be reached by an exception, and one that is broken off in the middle of a library may leave
-    it in a state in which later answers are wrong. The pool knows the signal and counts the task as too hard. What the
-    other processes of the machine do has no part in it.
+    A task that takes more than `cpu_seconds` of CPU time is ended by SIGPROF, and this process with it: an exception
+    would not reach a computation inside C code, and could leave a library in a state in which later answers are wrong.
 
     Args:
         answer: the answer to a task. What it raises is answered as ``{"error": ...}``.
@@ -49,8 +47,12 @@ def serve_tasks(
         memory_bytes: of address space, beyond what `start` has taken; None: not limited here.
         start: what takes long and need not count for the first task, imports above all.
     """
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever a library prints must not end up between the answers
+    asked, out = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
+    # What a library reads must not be the next task, and what it prints must not end up between the answers.
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
     logging.disable(logging.CRITICAL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if start is not None:
@@ -60,7 +62,7 @@ def serve_tasks(
     for number in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     out.write('{"ready": true}\n')
-    for line in sys.stdin:
+    for line in asked:
         task = json.loads(line)
         mark = {"#": task.pop("#")} if "#" in task else {}
         _clock(cpu_seconds)
@@ -93,6 +95,7 @@ def serve_forks(
     orders = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
+    os.dup2(null, 1)
     logging.disable(logging.CRITICAL)
     gc.disable()  # what `start` makes stays
     if start is not None:
@@ -100,7 +103,7 @@ def serve_forks(
     gc.collect()
     gc.enable()
     gc.freeze()  # a collection in a worker would write to every object, and so copy all of the shared memory
-    _hide()
+    _sandbox()[0].set_dumpable(False)  # nobody of the same user looks into it, a worker that is taken over least
     told, tell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
@@ -157,7 +160,6 @@ def _become_worker(
         os.dup2(null, 2)
         os.close(end)
         os.close(null)
-        sys.stdin = open(0, closefd=False)  # noqa: SIM115 (for as long as the process lives)
         _refuse_itself()
         serve_tasks(answer, cpu_seconds)
         code = 0
@@ -174,11 +176,6 @@ def _sandbox() -> tuple[Any, Any]:
     from basis_rl.sandbox import kernel, seccomp
 
     return kernel, seccomp
-
-
-def _hide() -> None:
-    """Nobody of the same user looks into this process, a worker that has been taken over least of all."""
-    _sandbox()[0].set_dumpable(False)
 
 
 def _refuse_itself() -> None:

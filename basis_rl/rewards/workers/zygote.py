@@ -8,17 +8,15 @@ import os
 import select
 import signal
 import socket
-import struct
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from basis_rl.rewards.workers.process import PATIENCE, Started, Worker
+from basis_rl.rewards.workers.process import PATIENCE, Started
 from basis_rl.sandbox import Policy, isolation
 from basis_rl.sandbox.kernel import pidfd
 
-_CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 _KILLED = -int(signal.SIGKILL)
 
 
@@ -27,7 +25,7 @@ def can_fork(policy: Policy | None) -> bool:
     return policy is not None and sys.platform == "linux" and "seccomp" in isolation().mechanisms
 
 
-class Zygote:
+class Zygote(Started):
     """The process, in a sandbox; `basis_rl.rewards.workers.serve_tasks.serve_forks` is what it does.
 
     Over one socket go the orders, with the number of the worker and the worker's end of its own socket, and come back
@@ -41,7 +39,7 @@ class Zygote:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             # The workers refuse themselves new processes, which the zygote alone may start.
-            self.started = Started([*command, "fork"], replace(policy, processes=None), theirs)
+            super().__init__([*command, "fork"], replace(policy, processes=None), theirs)
         except BaseException:
             self._socket.close()
             raise
@@ -51,23 +49,15 @@ class Zygote:
         self._last = 0
         self._codes: dict[int, int] = {}
 
-    def fork(self, patience: float) -> ForkedWorker:
-        """A worker that will say when it is ready.
+    def fork(self, end: socket.socket) -> ForkedProcess:
+        """A process that will serve `end`, and say when it is ready.
 
         Raises:
             OSError: the zygote does not take the order.
         """
-        ours, theirs = socket.socketpair()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._last += 1
-        try:
-            socket.send_fds(self._socket, [str(self._last).encode()], [theirs.fileno()], socket.MSG_DONTWAIT)
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        return ForkedWorker(self, self._last, ours, patience)
+        socket.send_fds(self._socket, [str(self._last).encode()], [end.fileno()], socket.MSG_DONTWAIT)
+        return ForkedProcess(self, self._last)
 
     def code(self, number: int, patience: float) -> int | None:
         """What worker `number` has ended by, as `subprocess` says it; None if it has not, in `patience` seconds."""
@@ -89,15 +79,15 @@ class Zygote:
             number, code = json.loads(message)
             self._codes[number] = code
 
-    def close(self) -> None:
+    def close(self) -> int:
         """End it and its workers."""
         self.gone = True
-        self.started.close()
         self._socket.close()
+        return super().close()
 
 
-class _Process:
-    """Of a forked worker, what `subprocess.Popen` has of others."""
+class ForkedProcess:
+    """One that a zygote has forked. It is known when it is ready: the kernel names who sent that."""
 
     def __init__(self, zygote: Zygote, number: int) -> None:
         self.zygote, self.number = zygote, number
@@ -105,19 +95,11 @@ class _Process:
         self.pidfd: int | None = None
         self.returncode: int | None = None
 
-    def poll(self) -> int | None:
-        return self.wait(0.0)
-
-    def wait(self, patience: float) -> int | None:
-        if self.returncode is None:
-            self.returncode = self.zygote.code(self.number, patience)
-        return self.returncode
-
     def is_known(self, pid: int) -> None:
         if pid > 0:
             self.pid, self.pidfd = pid, pidfd(pid)
 
-    def kill(self) -> None:
+    def ask_to_end(self) -> None:
         if self.returncode is None and self.pid is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if self.pidfd is not None:  # its number may be another's by now, its descriptor cannot
@@ -125,51 +107,19 @@ class _Process:
                 else:
                     os.kill(self.pid, signal.SIGKILL)
 
-    def close(self) -> None:
-        if self.pidfd is not None:
-            os.close(self.pidfd)
-            self.pidfd = None
-
-
-class ForkedWorker(Worker):
-    """A worker that a zygote has forked. Its process is known when it is ready: the kernel names who sent that."""
-
-    def __init__(self, zygote: Zygote, number: int, ours: socket.socket, patience: float) -> None:
-        self.zygote, self._sockets = zygote, (ours, ours.dup())  # a selector takes a descriptor once
-        self.process = _Process(zygote, number)
-        super().__init__(self._sockets[0].fileno(), self._sockets[1].fileno(), patience)
-
-    def _receive(self) -> bytes:
-        if self.ready:
-            return super()._receive()
-        room = socket.CMSG_SPACE(_CREDENTIALS.size)
-        try:
-            chunk, messages, _, _ = self._sockets[0].recvmsg(1 << 16, room)
-        except ConnectionError:
-            return b""
-        for level, kind, data in messages:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS) and chunk and self.process.pid is None:
-                self.process.is_known(_CREDENTIALS.unpack(data[: _CREDENTIALS.size])[0])
-        return chunk
-
-    def has_started(self) -> None:
-        self.pid = self.process.pid
-        super().has_started()
-
-    def ask_to_end(self) -> None:
-        self.process.kill()
+    def wait(self, patience: float) -> int | None:
+        if self.returncode is None:
+            self.returncode = self.zygote.code(self.number, patience)
+        return self.returncode
 
     def close(self) -> int | None:
         self.ask_to_end()
-        for end in self._sockets:
-            end.close()
         # Of who was never ready no process is known. It ends when it finds its socket closed, or with the zygote.
-        code = self.process.wait(PATIENCE) if self.process.pid is not None or self.zygote.gone else None
-        self.process.close()
+        code = self.wait(PATIENCE) if self.pid is not None or self.zygote.gone else None
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
         return code
 
-    def return_code(self) -> int | None:
-        return self.process.wait(PATIENCE) if self.ended else None
-
     def last_words(self) -> str:
-        return self.zygote.started.last_words()
+        return self.zygote.last_words()

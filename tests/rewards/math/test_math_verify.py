@@ -1,18 +1,14 @@
 """MathVerifyReward: verdicts, golds, hostile answers, dying workers."""
 
-import gc
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
+import weakref
 
 import pytest
 
 from basis_rl.rewards import MathVerifyReward
-from basis_rl.rewards.workers.pool import WorkerPool
-from tests.rewards.workers.test_pool import end, gone
 
 HOSTILE = [
     r"9^{9^{9^{9}}}",
@@ -113,7 +109,7 @@ def test_equivalence_of_two_answers(reward):
 
 def test_works_off_the_main_thread(reward):
     results = []
-    thread = threading.Thread(target=lambda: results.append(grade(reward, r"\boxed{11}", "11")))
+    thread = threading.Thread(target=lambda: results.append(grade(reward, r"\boxed{x+11}", "11+x")))
     thread.start()
     thread.join(30)
     assert results == [1.0]
@@ -121,96 +117,18 @@ def test_works_off_the_main_thread(reward):
 
 def test_verdicts_are_remembered(reward):
     grade(reward, r"\boxed{123 + 0}", "123")
-    workers = [worker.process.pid for worker in reward._pool._workers]
+    workers = [worker.pid for worker in reward._pool._workers]
     began = time.process_time()
     assert reward(prompts=[], completions=[r"\boxed{123 + 0}"] * 5000, solution=["123"] * 5000) == [1.0] * 5000
     assert time.process_time() - began < 1.0
-    assert [worker.process.pid for worker in reward._pool._workers] == workers
+    assert [worker.pid for worker in reward._pool._workers] == workers
 
 
-def test_a_worker_killed_from_outside_is_replaced(reward):
-    assert grade(reward, r"\boxed{x+21}", "21+x") == 1.0
-    for worker in reward._pool._workers:
-        if worker.ready:
-            end(worker.process.pid)
-    golds = [f"x+{i}" for i in range(1000, 1040)]
-    answers = [rf"\boxed{{{i}+x}}" for i in range(1000, 1040)]
-    assert reward(prompts=[], completions=answers, solution=golds) == [1.0] * 40
-
-
-ECHO = """
-import json, sys, os
-print('{"ready": true}', flush=True)
-for line in sys.stdin:
-    task = json.loads(line)
-    if task.get("die"):
-        os._exit(1)
-    print(json.dumps({"verdict": task["n"]}), flush=True)
-"""
-
-
-def test_outcomes_are_in_input_order_and_a_task_that_kills_its_worker_is_tried_twice():
-    pool = WorkerPool([sys.executable, "-c", ECHO], size=3, timeout=10)
-    tasks = [{"n": i, "die": i % 7 == 3} for i in range(30)]
-    outcomes = pool.run(tasks)
-    for i, outcome in enumerate(outcomes):
-        assert outcome.status == ("crashed" if i % 7 == 3 else "ok")
-        assert outcome.value == ({} if i % 7 == 3 else {"verdict": i})
-    pool.close()
-
-
-def test_a_worker_that_cannot_start_says_why():
-    pool = WorkerPool([sys.executable, "-c", "raise SystemExit('no such module')"], size=1, timeout=1)
-    with pytest.raises(RuntimeError, match=r"(?s)4 attempts failed.*no such module"):
-        pool.run([{"n": 1}])
-
-
-def test_one_failed_start_does_not_end_the_run(tmp_path):
-    first = tmp_path / "first"
-    once = f"import os, sys\nif not os.path.exists({str(first)!r}):\n    open({str(first)!r}, 'w'); sys.exit(1)\n"
-    pool = WorkerPool([sys.executable, "-c", once + ECHO], size=2, timeout=10)
-    assert [outcome.value for outcome in pool.run([{"n": i} for i in range(6)])] == [{"verdict": i} for i in range(6)]
-    pool.close()
-
-
-def test_a_worker_that_dies_with_half_a_task_in_its_pipe():
-    # End of input and room in the pipe arrive together: nothing must be written to a pipe that is closed by then.
-    dying = "import sys, time\nprint('{\"ready\": true}', flush=True)\nsys.stdin.read(1000)\ntime.sleep(0.05)\n"
-    pool = WorkerPool([sys.executable, "-c", dying], size=2, timeout=10.0)
-    outcomes = pool.run([{"answer": "x" * 1_000_000} for _ in range(8)])
-    assert [outcome.status for outcome in outcomes] == ["crashed"] * 8
-    pool.close()
-
-
-def test_a_worker_that_does_not_read_does_not_hold_up_the_batch():
-    deaf = "import time\nprint('{\"ready\": true}', flush=True)\ntime.sleep(60)\n"
-    pool = WorkerPool([sys.executable, "-c", deaf], size=1, timeout=1.0)
-    began = time.perf_counter()
-    assert pool.run([{"answer": "x" * 1_000_000}])[0].status == "timeout"
-    assert time.perf_counter() - began < 20
-    pool.close()
-
-
-def test_workers_end_with_the_object():
+def test_its_pool_goes_with_the_object():
     reward = MathVerifyReward(num_workers=1)
-    grade(reward, r"\boxed{2x}", "x")
-    process = reward._pool._workers[0].process
+    pool = weakref.ref(reward._pool)
     del reward
-    gc.collect()
-    assert process.poll() is not None
-
-
-def test_workers_end_when_the_trainer_is_killed():
-    script = (
-        "from basis_rl.rewards import MathVerifyReward; import os, signal\n"
-        "r = MathVerifyReward(num_workers=1); r(prompts=[], completions=['\\\\boxed{2x}'], solution=['x'])\n"
-        "print(r._pool._workers[0].process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False).stdout
-    until = time.monotonic() + 10
-    while time.monotonic() < until and not gone(int(out)):
-        time.sleep(0.05)
-    assert gone(int(out))
+    assert pool() is None  # and so do the workers of a pool: tests/rewards/workers
 
 
 def test_parameters_out_of_range():
@@ -226,17 +144,16 @@ def test_as_many_workers_as_there_are_cores_for_this_rank(monkeypatch):
     assert MathVerifyReward(num_workers=3)._pool.size == 3
 
 
-def test_a_batch_of_slow_answers_ends_in_its_budget_and_what_is_not_graded_is_not_scored():
-    reward = MathVerifyReward(num_workers=2, timeout=20.0, batch_timeout=4.0)
+def test_a_batch_of_slow_answers_ends_in_its_budget_and_what_is_not_graded_is_not_scored(reward, monkeypatch):
+    monkeypatch.setattr(reward, "batch_timeout", 1.0)  # before any of them is too slow
     reward.equivalent([("x+1", "1+x"), ("y", "y+x")])  # so that the start is not part of it
     answers = [rf"\boxed{{(3+4i)^{{{30001 + i}}}}}" for i in range(8)]
     metrics = {}
     began = time.monotonic()
     rewards = reward([], [r"\boxed{x+1}", *answers], ["1+x", *["5"] * 8], metrics.__setitem__)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 7
     assert rewards == [1.0, *[None] * 8]
     assert metrics["reward/over_budget"] == 8 / 9
-    reward.close()
 
 
 @pytest.mark.parametrize("part", [1, pytest.param(8, marks=pytest.mark.long)], ids=["an eighth", "all"])

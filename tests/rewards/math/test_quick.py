@@ -220,8 +220,14 @@ def test_math_verify_finds_every_text_equal_to_itself(text):
     assert math_verify(text, text)
 
 
-def test_a_list_of_golds_is_one_of_them_and_a_list_in_a_gold_is_all_of_them():
+@pytest.fixture(scope="module")
+def reward():
     reward = MathVerifyReward(num_workers=1)
+    yield reward
+    reward.close()
+
+
+def test_a_list_of_golds_is_one_of_them_and_a_list_in_a_gold_is_all_of_them(reward):
     golds = ["x+1", "7", r"so \boxed{\frac{1}{2}}"]
     answers = [r"\boxed{1+x}", r"\boxed{7}", r"\boxed{0.5}", r"\boxed{8}", r"\boxed{x+2}", "none"]
     assert reward([], answers, [golds] * 6) == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
@@ -229,11 +235,9 @@ def test_a_list_of_golds_is_one_of_them_and_a_list_in_a_gold_is_all_of_them():
     assert reward([], [r"\boxed{1}"] * 3, [["", "1"], ["", "2"], [""]]) == [1.0, 0.0, None]
     assert reward.check_golds([["", "7"], [""], [], ["None"], "7", 7, 7.5, None, ("1", "2")]) == [1, 2, 3, 7]
     assert gold_answers(["1", [r"\boxed{2}"], "1"]) == ("1", "2")
-    reward.close()
 
 
-def test_numerals_need_no_worker_and_the_rest_one_task_a_pair(monkeypatch):
-    reward = MathVerifyReward(num_workers=1)
+def test_numerals_need_no_worker_and_the_rest_one_task_a_pair(reward, monkeypatch):
     asked = []
     run = reward._pool.run
     monkeypatch.setattr(reward._pool, "run", lambda tasks, **given: asked.extend(tasks) or run(tasks, **given))
@@ -246,7 +250,6 @@ def test_numerals_need_no_worker_and_the_rest_one_task_a_pair(monkeypatch):
     assert asked == [{"gold": "x^2", "answer": r"x \cdot x"}]
     unhurt = dict.fromkeys((f"reward/{name}" for name in ("no_box", "timeout", "infrastructure", "over_budget")), 0.0)
     assert metrics == {**unhurt, "reward/screened": 1 / 6}
-    reward.close()
 
 
 @pytest.mark.parametrize(("gold", "answer"), [("3", "٣"), (r"\frac{1}{8}", "\\fra\tc{1}{8}"), ("12", "1 2")])

@@ -10,13 +10,13 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from basis_rl.rewards import MathVerifyReward
-from basis_rl.rewards.workers import pool, process, serve_tasks
+from basis_rl.rewards.workers import pool, process, serve_tasks, zygote
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
 from basis_rl.rewards.workers.pool import WorkerPool
 from basis_rl.sandbox import Isolation, Policy, isolation, python_paths
@@ -61,10 +61,15 @@ def policy(**changes):
     return Policy(**{**granted, "readable": python_paths(), **changes})
 
 
+made = weakref.WeakSet()
+
+
 def make(size=2, timeout=30.0, cpu_timeout=5.0, worker=WORKER, shut_in=True, processes=1, **options):
     command = [sys.executable, "-P", "-c", worker, str(cpu_timeout)]
     granted = policy(processes=processes) if shut_in else None
-    return WorkerPool(command, size, timeout, cpu_timeout=cpu_timeout, policy=granted, **options)
+    workers = WorkerPool(command, size, timeout, cpu_timeout=cpu_timeout, policy=granted, **options)
+    made.add(workers)
+    return workers
 
 
 forms = pytest.mark.parametrize("fork", [False, True], ids=["started", "forked"])
@@ -82,6 +87,11 @@ def end(pid, number=signal.SIGKILL):
         os.kill(pid, number)
 
 
+def outermost(worker):
+    """The launcher of a worker's sandbox, if it has one of its own."""
+    return getattr(worker.process, "process", worker).pid
+
+
 def parent(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
@@ -90,14 +100,25 @@ def children():
     return set(map(int, Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small_heap():
+    """Collections look at what these tests make, and not at all that was imported, which takes seconds."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left(tmp_path, monkeypatch):
-    """No process, descriptor or folder that was not there before, after each test."""
+    """No process, descriptor or folder that was not there before, after each test; pools are closed by it."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     isolation()
     gc.collect()  # pools of earlier tests may be left in cycles, and would go, with what they hold, during this one
     before = children(), len(os.listdir("/proc/self/fd"))
     yield
+    for workers in list(made):
+        workers.close()
     assert not any(tmp_path.glob("basis_rl_worker_*"))
     assert (children(), len(os.listdir("/proc/self/fd"))) == before
 
@@ -119,12 +140,11 @@ def busy_processor():
 
 @pytest.mark.parametrize("options", [{}, {"shut_in": False}, {"fork": True}], ids=["sandbox", "no sandbox", "forked"])
 def test_a_task_that_computes_too_long_or_sleeps_is_its_own_fault(options):
-    for timeout, too_long in ((60.0, "burn"), (2.0, "sleep")):  # who computes is stopped by its CPU time
+    for timeout, too_long in ((60.0, "burn"), (1.0, "sleep")):  # who computes is stopped by its CPU time
         workers = make(timeout=timeout, cpu_timeout=0.5, **options)
         outcomes = workers.run([{too_long: 100}, {"n": 1}])
         assert [outcome.status for outcome in outcomes] == ["timeout", "ok"]
         assert not any(outcome.failed for outcome in outcomes)
-        workers.close()
 
 
 @forms
@@ -135,59 +155,46 @@ def test_a_task_has_its_cpu_time_however_loaded_the_machine_is(busy_processor, f
     assert workers.run([{"burn": 0.4, "affinity": busy_processor}])[0].status == "ok"
     assert time.monotonic() - began > 0.6  # it was longer under way than its limit says
     assert workers.run([{"burn": 2.0}])[0].status == "timeout"
-    workers.close()
 
 
 def test_a_task_that_the_machine_starves_is_tried_again_and_then_nobody_knows(busy_processor):
     # Where sessions are not scheduled as groups, an idle process beside three others gets a slice every few seconds: at
     # its deadline it has been in the queue without a break.
-    workers = make(size=2, timeout=1.0, cpu_timeout=20.0, processes=2)
+    workers = make(size=2, timeout=0.6, cpu_timeout=20.0, processes=2)
     starving = {"affinity": busy_processor, "idle": True}
     outcomes = workers.run([{"burn": 5, **starving}, {"thread": 5, **starving}, {"n": 3}])
     assert [outcome.status for outcome in outcomes] == ["starved", "starved", "ok"]
     assert [outcome.failed for outcome in outcomes] == [True, True, False]
-    workers.close()
 
 
 def test_waiting_that_the_kernel_has_not_yet_counted_is_no_sleep(monkeypatch):
     # It counts a wait for a processor when it is over.
     seen = process._threads
     monkeypatch.setattr(process, "_threads", lambda pid: {key: (s, 0.0) for key, (s, _) in seen(pid).items()})
-    dispatched, dispatch = [], process.WorkerProcess.dispatch
+    dispatched, dispatch = [], process.Worker.dispatch
     monkeypatch.setattr(
-        process.WorkerProcess, "dispatch", lambda self, i, *rest: dispatched.extend(i) or dispatch(self, i, *rest)
+        process.Worker, "dispatch", lambda self, i, *rest: dispatched.extend(i) or dispatch(self, i, *rest)
     )
-    workers = make(timeout=1.0, cpu_timeout=20.0)
+    workers = make(timeout=0.6, cpu_timeout=20.0)
     outcomes = workers.run([{"burn": 100}, {"sleep": 100}])
     assert [outcome.status for outcome in outcomes] == ["starved", "timeout"]
     assert sorted(dispatched) == [0, 0, 1]  # who has slept is not tried again
-    workers.close()
 
 
 @forms
 def test_who_sleeps_and_computes_only_at_the_deadline_has_slept(fork):
-    workers = make(size=1, timeout=1.5, cpu_timeout=20.0, fork=fork)
-    assert [outcome.status for outcome in workers.run([{"sleep": 1.2, "after": 100}])] == ["timeout"]
-    workers.close()
+    workers = make(size=1, timeout=1.0, cpu_timeout=20.0, fork=fork)
+    assert [outcome.status for outcome in workers.run([{"sleep": 0.8, "after": 100}])] == ["timeout"]
 
 
 @forms
 def test_a_worker_that_somebody_stops_is_starved_too(fork):
-    workers = make(size=1, timeout=3.0, fork=fork)  # which is also what the second one has
+    workers = make(size=1, timeout=1.5, fork=fork)  # which is also what the second one has
     workers.run([{"n": 0}])
     first = workers._workers[0]
     end(first.pid, signal.SIGSTOP)
     assert [outcome.status for outcome in workers.run([{"n": 1}])] == ["ok"]  # by the second one
     assert workers._workers[0] is not first
-    workers.close()
-
-
-@forms
-def test_death_by_its_own_hand_and_from_outside(fork):
-    workers = make(fork=fork)
-    outcomes = workers.run([{"signal": signal.SIGSEGV}, {"n": 1}, {"signal": signal.SIGKILL}, {"code": "os._exit(3)"}])
-    assert [outcome.status for outcome in outcomes] == ["crashed", "ok", "crashed", "crashed"]
-    workers.close()
 
 
 COUNTING = """
@@ -199,35 +206,27 @@ for line in sys.stdin:
         file.write("x")
     tries = os.path.getsize(task["file"])
     if tries <= task["deaths"]:
-        os.kill(os.getpid(), task["signal"])
+        os.kill(os.getpid(), task["signals"][tries - 1])
     print(json.dumps({"tries": tries}), flush=True)
 """
 
 
 @pytest.mark.parametrize(
-    ("number", "most"), [(signal.SIGTERM, 2), (signal.SIGKILL, 5)], ids=["its own death", "killed"]
+    ("signals", "most"),
+    # After a death from outside one of its own is the second of two, and nobody tries a third time.
+    [([signal.SIGTERM] * 99, 2), ([signal.SIGKILL] * 99, 5), ([signal.SIGKILL, signal.SIGTERM], 2)],
+    ids=["its own death", "killed", "killed first"],
 )
-def test_a_task_whose_worker_dies_is_tried_a_fixed_number_of_times(number, most, tmp_path):
-    deaths = [0, 1, most - 1, most, 99]
+def test_a_task_whose_worker_dies_is_tried_a_fixed_number_of_times(signals, most, tmp_path):
+    deaths = [0, 1, most - 1, most, len(signals)]
     files = [str(tmp_path / f"{i}") for i in range(len(deaths))]
     workers = make(worker=COUNTING, shut_in=False)
-    tasks = [{"file": file, "deaths": n, "signal": number} for file, n in zip(files, deaths, strict=True)]
+    tasks = [{"file": file, "deaths": n, "signals": signals} for file, n in zip(files, deaths, strict=True)]
     outcomes = workers.run(tasks)
     assert [outcome.status for outcome in outcomes] == ["ok" if n < most else "crashed" for n in deaths]
     assert [os.path.getsize(file) for file in files] == [min(n + 1, most) for n in deaths]
     assert [outcome.value for outcome in outcomes] == [{"tries": n + 1} if n < most else {} for n in deaths]
     assert [outcome.failed for outcome in outcomes] == [n >= most for n in deaths]
-    workers.close()
-
-
-def test_deaths_are_counted_together_but_judged_by_the_last(tmp_path):
-    """After a death from outside one of its own is the second of two, and nobody tries a third time."""
-    mixed = COUNTING.replace('task["signal"]', 'task["signals"][tries - 1]')
-    workers = make(size=1, worker=mixed, shut_in=False, timeout=20.0)
-    signals = [signal.SIGKILL, signal.SIGTERM]
-    outcome = workers.run([{"file": str(tmp_path / "x"), "deaths": 2, "signals": signals}])[0]
-    assert outcome.status == "crashed"  # by its own hand, the second death that counts
-    workers.close()
 
 
 def kill_at_random(workers, over, hits, most, seed=0):
@@ -237,7 +236,7 @@ def kill_at_random(workers, over, hits, most, seed=0):
         ready = [worker for worker in list(workers._workers) if worker.ready and hits[worker.task] < 3]
         for worker in choice.sample(ready, k=min(1, len(ready))):
             hits[worker.task] += 1
-            end(choice.choice([worker.process.pid, worker.pid]))
+            end(choice.choice([outermost(worker), worker.pid]))
 
 
 @forms
@@ -253,36 +252,8 @@ def test_workers_killed_at_random_change_no_answer(fork):
     assert [outcome.value.get("n") for outcome in outcomes] == list(range(90))
     assert sum(hits.values()) > 2
     for worker in filter(lambda worker: worker.ready, workers._workers):  # and while nobody looks
-        end(worker.process.pid)
+        end(outermost(worker))
     assert [outcome.value["n"] for outcome in workers.run([{"n": i} for i in range(6)])] == list(range(6))
-    workers.close()
-
-
-@pytest.mark.long
-def test_workers_killed_at_random_change_no_verdict():
-    golds = [rf"x^{i} + \frac{{{i}}}{{7}}" for i in range(300)]
-    answers = [rf"\boxed{{\frac{{{i}}}{{7}} + x^{{{i if i % 3 else i + 1}}}}}" for i in range(300)]
-    reward = MathVerifyReward(num_workers=3)
-    undisturbed = reward([], answers, golds)
-    assert set(undisturbed) == {0.0, 1.0}
-    reward.close()
-    again, over, hits = MathVerifyReward(num_workers=3), threading.Event(), Counter()
-    killer = threading.Thread(target=kill_at_random, args=(again._pool, over, hits, 12))
-    killer.start()
-    try:
-        metrics = {}
-        disturbed = again([], answers[:240], golds[:240], log_metric=metrics.__setitem__)
-    finally:
-        over.set()
-        killer.join()
-    for first in range(240, 300, 20):  # and while nobody looks
-        for worker in filter(lambda worker: worker.ready, again._pool._workers):
-            end(worker.process.pid)
-        disturbed += again([], answers[first : first + 20], golds[first : first + 20])
-    again.close()
-    assert disturbed == undisturbed
-    assert sum(hits.values()) > 2
-    assert metrics["reward/infrastructure"] == 0
 
 
 @forms
@@ -300,8 +271,7 @@ def test_from_many_threads(fork):
         thread.join()
     assert results == {k: [[k, i] for i in range(20)] for k in range(8)}
     # started by a thread that has ended since, and alive
-    assert all(worker.process.poll() is None for worker in workers._workers)
-    workers.close()
+    assert all(worker.process.wait(0) is None for worker in workers._workers)
 
 
 ODD = {
@@ -309,7 +279,7 @@ ODD = {
     "no object": "print('3', flush=True)",
     "two answers": "print('{}\\n{}', flush=True)",
     "no end": "[print('x' * (1 << 20), end='', flush=True) for _ in range(20)]",
-    "no output any more": "os.close(1); time.sleep(60)",
+    "no output any more": "os.close(0); os.close(1); time.sleep(60)",
     "half an answer": "print('{', end='', flush=True); os._exit(0)",
 }
 
@@ -326,11 +296,10 @@ for line in sys.stdin:
     else:
         print('{{"fine": true}}', flush=True)
 """
-    workers = make(size=1, timeout=20.0, worker=odd)
+    workers = make(size=1, timeout=20.0, worker=odd, shut_in=False)
     outcomes = workers.run([{"n": 1}, {"odd": 1}, {"n": 2}, {"n": 3}])
     assert [outcome.status for outcome in outcomes] == ["ok", "crashed", "ok", "ok"]
     assert outcomes[2].value == {"fine": True}
-    workers.close()
 
 
 @forms
@@ -339,27 +308,24 @@ def test_workers_are_replaced_when_they_are_old_or_fat(fork):
     pids = [outcome.value["n"] for outcome in workers.run([{"n": i} for i in range(20)])]
     assert pids == list(range(20))
     assert workers._workers[0].tasks <= 5
-    workers.close()
     workers = make(size=1, max_growth=30 << 20, fork=fork)
     held = [outcome.value["held"] for outcome in workers.run([{"bytes": 4 << 20} for _ in range(40)])]
     assert max(held) <= 80 << 20
     assert sum(held[i] < held[i - 1] for i in range(1, 40)) >= 2
-    workers.close()
 
 
 def test_a_batch_has_an_end_whatever_its_workers_do(monkeypatch):
-    workers = make(size=1, timeout=0.5)
+    workers = make(size=1, timeout=0.3)
     workers.run([{"n": 0}])  # so that the first task meets a worker that is ready
     # Those that replace it are not ready in time. Four in a row would end the batch with an error: after
-    # 0.5 + 4 * 1.5 seconds at least, and its deadline is after 2 * (2 * 0.5 + 1.5).
+    # 0.3 + 4 * 0.8 seconds at least, and its deadline is after 2 * (2 * 0.3 + 0.8).
     workers.command[-2] = "import time\ntime.sleep(600)"
-    monkeypatch.setattr(pool, "_STARTUP_SECONDS", 1.5)
+    monkeypatch.setattr(pool, "_STARTUP_SECONDS", 0.8)
     began = time.monotonic()
     outcomes = workers.run([{"sleep": 60}] * 2)
     assert time.monotonic() - began < 25
     assert [outcome.status for outcome in outcomes] == ["timeout", "late"]
     assert outcomes[-1].failed
-    workers.close()
 
 
 @forms
@@ -383,7 +349,6 @@ def test_a_worker_is_shut_in(tmp_path, fork):
     if isolation().network:
         assert "Error" in values[2]["error"]
         assert "refused" not in values[2]["error"]
-    workers.close()
 
 
 @forms
@@ -404,26 +369,24 @@ def test_a_forked_copy_of_the_trainer_has_workers_of_its_own(fork):
     os.close(writer)
     assert os.read(reader, 10) == b"ok"
     os.close(reader)
-    assert process.poll() is None
+    assert process.wait(0) is None
     assert workers.run([{"n": 3}])[0].value["n"] == 3
     assert workers._workers[0].process is process
-    workers.close()
 
 
 END = """
 import os, sys, signal, threading
 sys.path.insert(0, {root!r})
-from tests.rewards.workers.test_pool import make
+from tests.rewards.workers.test_pool import make, outermost
 pool = make(size=2, fork={fork})
 pool.run([{{"n": i}} for i in range(4)])
-print(*(pid for worker in pool._workers if worker.ready for pid in (worker.process.pid, worker.pid)), flush=True)
+print(*(pid for worker in pool._workers if worker.ready for pid in (outermost(worker), worker.pid)), flush=True)
 if {how!r} == "while grading":
     threading.Thread(target=pool.run, args=([{{"sleep": 100}}] * 2,), daemon=True).start()
     import time; time.sleep(0.3)
 if {how!r} == "raise":
     raise ValueError
-if {how!r} != "exit":
-    os.kill(os.getpid(), signal.SIGKILL)
+os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -434,7 +397,7 @@ def gone(pid):
         return True
 
 
-@pytest.mark.parametrize("how", ["exit", "raise", "kill", "while grading"])
+@pytest.mark.parametrize("how", ["raise", "kill", "while grading"])
 @forms
 def test_nothing_outlives_the_trainer(how, tmp_path, fork):
     code = END.format(root=str(ROOT), how=how, fork=fork)
@@ -454,26 +417,14 @@ def test_nothing_outlives_the_trainer(how, tmp_path, fork):
     assert list(tmp_path.glob("basis_rl_worker_*")) == []
 
 
-def test_no_worker_is_an_infrastructure_error():
-    workers = make(worker="raise SystemExit('no such module')")
+def test_starts_that_all_fail_end_the_run_and_those_that_fail_now_and_then_do_not(tmp_path):
     with pytest.raises(RewardInfrastructureError, match=r"(?s)4 attempts failed.*no such module"):
-        workers.run([{"n": 1}])
-
-
-def test_starts_that_fail_now_and_then_are_no_fault_of_the_pool(tmp_path):
-    """Six fail in all, but never four in a row."""
+        make(worker="raise SystemExit('no such module')", shut_in=False).run([{"n": 1}])
     log = tmp_path / "starts"
-    code = f"""
-import os, sys
-with open({str(log)!r}, "a") as file:
-    file.write("x")
-if os.path.getsize({str(log)!r}) % 3:
-    sys.exit("not yet")
-"""
-    workers = make(size=1, worker=code + WORKER, shut_in=False, max_tasks=1)
+    code = f"import os, sys\nopen({str(log)!r}, 'a').write('x')\nif os.path.getsize({str(log)!r}) % 3: sys.exit(1)\n"
+    workers = make(size=1, worker=code + WORKER, shut_in=False, max_tasks=1)  # six fail in all, but never four in a row
     assert [outcome.value["n"] for outcome in workers.run([{"n": i} for i in range(3)])] == [0, 1, 2]
     assert log.stat().st_size == 9
-    workers.close()
 
 
 def test_forked_workers_are_held_as_those_in_a_sandbox_of_their_own():
@@ -490,23 +441,23 @@ def test_forked_workers_are_held_as_those_in_a_sandbox_of_their_own():
     own = workers.run([{"code": "sorted(map(int, os.listdir('/proc/self/fd')))[:-1]"}])[0].value
     if "value" in own:  # as root; another user may not even look at its own
         assert own["value"].startswith("[0, 1, 2, 3")
-    workers.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_zygote_that_is_lost_is_replaced_and_no_answer_with_it(number, monkeypatch):
-    monkeypatch.setattr(pool, "_STARTUP_SECONDS", 4.0)
+    monkeypatch.setattr(pool, "_STARTUP_SECONDS", 2.5)
+    for module in (process, zygote):
+        monkeypatch.setattr(module, "PATIENCE", 1.0)
     workers = make(fork=True)
     assert [outcome.value["n"] for outcome in workers.run([{"n": i} for i in range(4)])] == list(range(4))
-    (zygote,) = workers._zygotes
+    (first,) = workers._zygotes
     victim = next(worker.pid for worker in workers._workers if worker.ready)
     end(parent(victim), number)
     if number == signal.SIGSTOP:  # it does not report this one, and forks none in its place
         end(victim)
     outcomes = workers.run([{"n": i, "sleep": 0.05} for i in range(40)])
     assert [outcome.value.get("n") for outcome in outcomes] == list(range(40))
-    assert workers._zygotes != [zygote]
-    workers.close()
+    assert workers._zygotes != [first]
 
 
 @pytest.mark.parametrize("files", ["landlock 7", "landlock 1"])
@@ -519,16 +470,15 @@ def test_forked_workers_need_no_namespaces(files, monkeypatch):
     outcomes = workers.run([{"burn": 100}, {"n": 1}, {"code": "os.fork()"}, {"code": "os._exit(3)"}])
     assert [outcome.status for outcome in outcomes] == ["timeout", "ok", "ok", "crashed"]
     assert "Error" in outcomes[2].value["error"]
-    (zygote,) = workers._zygotes
+    (first,) = workers._zygotes
     workers.run([{"n": 0}, {"n": 1}])
     end(next(worker.pid for worker in workers._workers if worker.ready))
     assert [outcome.value["n"] for outcome in workers.run([{"n": i} for i in range(6)])] == list(range(6))
-    assert workers._zygotes == [zygote]
+    assert workers._zygotes == [first]
     pids = [worker.pid for worker in workers._workers if worker.ready]
     end(parent(pids[0]))
     assert [outcome.value["n"] for outcome in workers.run([{"n": i} for i in range(6)])] == list(range(6))
     assert all(map(gone, pids))
-    workers.close()
 
 
 @forms
@@ -544,7 +494,17 @@ def test_tasks_that_belong_together_go_together_and_die_alone(shut_in, fork):
     assert all("#" not in outcome.value for outcome in outcomes)
     pids = {i: outcome.value["pid"] for i, outcome in enumerate(workers.run(tasks[4:20], together=[0] * 8 + [1] * 8))}
     assert len({pids[i] for i in range(8)}) == len({pids[i] for i in range(8, 16)}) == 1
-    workers.close()
+
+
+def test_a_worker_that_dies_with_half_a_task_or_does_not_read_holds_up_nothing():
+    # End of input and room in the socket arrive together: nothing must be written to one that is closed by then.
+    dying = "import sys, time\nprint('{\"ready\": true}', flush=True)\nsys.stdin.read(1000)\ntime.sleep(0.05)\n"
+    outcomes = make(worker=dying, shut_in=False).run([{"answer": "x" * 1_000_000} for _ in range(8)])
+    assert [outcome.status for outcome in outcomes] == ["crashed"] * 8
+    deaf = "import time\nprint('{\"ready\": true}', flush=True)\ntime.sleep(60)\n"
+    began = time.perf_counter()
+    assert make(worker=deaf, shut_in=False, timeout=0.5).run([{"answer": "x" * 1_000_000}])[0].status == "timeout"
+    assert time.perf_counter() - began < 20
 
 
 def test_an_answer_too_many_is_not_taken_for_that_to_the_next_task():
@@ -560,7 +520,6 @@ for line in sys.stdin:
     outcomes = workers.run([{"n": i} for i in range(6)], together=[0] * 6)
     assert [outcome.value.get("n") for outcome in outcomes if outcome.status == "ok"] == [0, 1, 3, 4, 5]
     assert outcomes[2].status == "crashed"
-    workers.close()
 
 
 @forms
@@ -568,12 +527,11 @@ def test_a_batch_that_is_over_its_budget_is_no_failure_and_the_next_one_has_its_
     workers = make(size=2, cpu_timeout=30.0, fork=fork)
     workers.run([{"n": 0}])
     began = time.monotonic()
-    outcomes = workers.run([{"n": 0}, *[{"sleep": 20}] * 6], seconds=1.5)
+    outcomes = workers.run([{"n": 0}, *[{"sleep": 20}] * 6], seconds=0.8)
     assert time.monotonic() - began < 10
     assert [outcome.status for outcome in outcomes] == ["ok", *["over_budget"] * 6]
     assert not any(outcome.failed for outcome in outcomes)
     assert [outcome.value["n"] for outcome in workers.run([{"n": 5}, {"n": 6}], seconds=60.0)] == [5, 6]
-    workers.close()
 
 
 def held():
@@ -603,21 +561,20 @@ def test_pools_leave_no_thread_process_descriptor_or_mapping(end):
     once()  # what is kept for good is there now
     gc.collect()
     before = held()
-    for _ in range(4):
+    for _ in range(3):
         once()
         gc.collect()
     after = held()
     assert after[:4] == before[:4]
-    assert after[4] <= before[4] + 3  # the allocator's own, not one for each pool
+    assert after[4] <= before[4] + 2  # the allocator's own, not one for each pool
 
 
 def test_a_worker_that_waits_for_work_is_not_asleep_over_a_task():
     workers = make(size=1, cpu_timeout=0.05, shut_in=False)
     workers.run([{"n": 0}])
     first = workers._workers[0]
-    time.sleep(1.3)  # a task that slept so long would be ended by the worker's own clock
-    assert first.process.poll() is None
-    workers.close()
+    time.sleep(1.1)  # a task that slept so long would be ended by the worker's own clock
+    assert first.process.wait(0) is None
 
 
 def test_parameters_out_of_range():
