@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows
+from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows, where_scorable
 from basis_rl.clusters import PromptClusters
 from basis_rl.functional.segments import group_mean, segment_count
+from basis_rl.registry import check_choice
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 
 Confidence = Literal["sem", "count", "scale"]
@@ -102,10 +103,8 @@ class BVBlend(Baseline):
             raise ValueError(
                 f"bv_blend: confidence must be sem, count, scale or a number in [0, 1], got {confidence!r}."
             )
-        if mapping not in get_args(Map):
-            raise ValueError(f"bv_blend: mapping must be one of {', '.join(get_args(Map))}, got '{mapping}'.")
-        if variance not in get_args(Variance):
-            raise ValueError(f"bv_blend: variance must be one of {', '.join(get_args(Variance))}, got '{variance}'.")
+        check_choice("bv_blend", "mapping", mapping, Map)
+        check_choice("bv_blend", "variance", variance, Variance)
         if isinstance(clusters, (str, Path)):
             clusters = PromptClusters.load(clusters)
         self.clusters = clusters if isinstance(clusters, PromptClusters) else PromptClusters(clusters)
@@ -163,7 +162,7 @@ class BVBlend(Baseline):
         variance = torch.where(present, group_mean((rewards - mean) ** 2, groups), 0.0)
         baseline = weight * m1 + (1 - weight) * mean
         scale = (weight * past_variance + (1 - weight) * variance).sqrt()
-        values = torch.where(scorable, torch.nan_to_num((rewards - baseline) / (scale + self.eps), nan=0.0), 0.0)
+        values = where_scorable(batch, (rewards - baseline) / (scale + self.eps))
         count = scorable.sum().clamp(min=1)
         local = torch.nan_to_num(rewards - mean, nan=0.0).abs() > 1e-6
         metrics = {

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows, with_room
+from basis_rl.baselines.base import Baseline, check_state_keys, where_scorable, with_room
 from basis_rl.baselines.text_prior import TextPrior
 from basis_rl.functional.history import (
     beta_update,
@@ -25,9 +25,12 @@ from basis_rl.functional.history import (
     shift_posterior,
     sigmoid_variance,
 )
+from basis_rl.registry import check_choice
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 from basis_rl.values.table import ValueTable
 
+Prior = Literal["flat", "text"]
+Belief = Literal["beta", "gaussian"]
 _STATE = (
     "prompt_ids",
     "mean",
@@ -114,8 +117,8 @@ class BasisHistory(Baseline):
         drift: float | Literal["auto"] = "auto",
         shift_drift: float = 0.02,
         prior_variance: float = 4.0,
-        prior: Literal["flat", "text"] = "flat",
-        belief: Literal["beta", "gaussian"] = "beta",
+        prior: Prior = "flat",
+        belief: Belief = "beta",
         lcb: float = 0.0,
     ) -> None:
         bad_drift = drift != "auto" if isinstance(drift, str) else not drift >= 0
@@ -124,10 +127,8 @@ class BasisHistory(Baseline):
                 "basis_history: needs smoothing > 0, 0 < epsilon < 0.5, drift >= 0 or 'auto', shift_drift >= 0 and "
                 f"prior_variance > 0, got {smoothing}, {epsilon}, {drift}, {shift_drift}, {prior_variance}."
             )
-        if prior not in ("flat", "text"):
-            raise ValueError(f"basis_history: prior must be 'flat' or 'text', got '{prior}'.")
-        if belief not in ("beta", "gaussian"):
-            raise ValueError(f"basis_history: belief must be 'beta' or 'gaussian', got '{belief}'.")
+        check_choice("basis_history", "prior", prior, Prior)
+        check_choice("basis_history", "belief", belief, Belief)
         if not 0 <= lcb < math.inf:
             raise ValueError(f"basis_history: lcb must be at least 0 and finite, got {lcb}.")
         self.prior, self.belief, self.lcb = prior, belief, lcb
@@ -261,8 +262,7 @@ class BasisHistory(Baseline):
         baseline = low + (high - low) * values
         if self.lcb > 0:
             baseline = (baseline - self.lcb * self.believed(batch.prompt_ids)[1].sqrt()).clamp(min=low)
-        scorable = scorable_rows(batch)
-        result = torch.where(scorable, torch.nan_to_num(batch.rewards.double().cpu() - baseline, nan=0.0), 0.0)
+        result = where_scorable(batch, batch.rewards.double().cpu() - baseline)
         metrics = {
             "shift": float(shift),
             "beta": min(5.0, 1.0 / max(float(shift), 0.2)),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import Baseline, scorable_rows
+from basis_rl.baselines.base import Baseline, scorable_rows, where_scorable
 from basis_rl.baselines.history import BasisHistory
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 from basis_rl.values.table import ValueTable
@@ -72,7 +72,7 @@ class LeastVariance(Baseline):
         coefficients = _leave_one_out(features, rewards, energies, scorable)
         scaled = (coefficients * features).sum(dim=1).clamp(0.0, 1.0)
         baseline = low + (high - low) * scaled
-        values = torch.where(scorable, torch.nan_to_num(batch.rewards.double().cpu() - baseline, nan=0.0), 0.0)
+        values = where_scorable(batch, batch.rewards.double().cpu() - baseline)
         means = coefficients.mean(dim=0).tolist()
         metrics = dict(zip(("intercept", "slope", "curvature"), means, strict=True))
         return Advantages(values=values, baseline=baseline, metrics=metrics)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows
+from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows, where_scorable
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 from basis_rl.values.table import ValueTable
 
@@ -97,7 +97,7 @@ class Spo(Baseline):
         if self.normalize and len(away) > 1:
             center, scale = away.mean(), away.std() + 1e-8
         baseline = tracked + center
-        values = torch.where(scorable, torch.nan_to_num((rewards - baseline) / scale, nan=0.0), 0.0)
+        values = where_scorable(batch, (rewards - baseline) / scale)
         known = [name in self.trackers for name in batch.prompt_ids]
         metrics = {"tracked": float(tracked.mean()), "known": sum(known) / max(1, len(known))}
         return Advantages(values=values, baseline=baseline, metrics=metrics)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from basis_rl.engine import Completion, Sampling, prompt_tokens, sample, sample_servers
+from basis_rl.engine import Sampling, prompt_tokens, sample, sample_servers
 from basis_rl.engine.client import request_seed
 from basis_rl.engine.server import Server, ServerOptions
 from basis_rl.evaluation.arguments import MOST_NEW_TOKENS, EvalArguments
@@ -157,7 +157,7 @@ class Plan:
         """
         options = self.options
         if all(evaluation.is_complete() for evaluation in self.evaluations):
-            results = self._results(_nothing_to_draw)
+            results = self._results(lambda *_: iter(()))
         else:
             with self._server() as server:
                 urls = [server.url] if isinstance(server, Server) else self.options.urls
@@ -243,17 +243,8 @@ class Plan:
             name = evaluation.problems.name
             path = Path(options.compare or "") / f"{name}.settings.json"
             if name in compared and path.is_file():
-                before = {**evaluation.file.settings, **json.loads(path.read_text())}
-                differing = differences(
-                    {k: v for k, v in before.items() if k not in _MODELS_OWN},
-                    {k: v for k, v in evaluation.file.settings.items() if k not in _MODELS_OWN},
-                )
-                if differing:
+                now = {k: v for k, v in evaluation.file.settings.items() if k not in _MODELS_OWN}
+                before = {k: v for k, v in json.loads(path.read_text()).items() if k not in _MODELS_OWN}
+                if differing := differences({**now, **before}, now):
                     lines += ["", f"{name} was run with other settings there: {'; '.join(differing)}."]
         return "\n".join(lines)
-
-
-def _nothing_to_draw(
-    prompts: Any, keys: Any, sampling: Sampling, num_rollouts: int
-) -> Iterator[tuple[int, list[Completion]]]:
-    raise AssertionError("all rollouts are there")

@@ -308,7 +308,7 @@ def test_the_tables_value_alone():
         ("quantile", {"level": 0.0}, "level must be in"),
         ("max_rl", {"eps": 0.0}, "eps must be positive"),
         ("pass_at_k", {"k": 0}, "k must be at least 1"),
-        ("pass_at_k", {"form": "exact"}, "form must be analytic or leave_one_out"),
+        ("pass_at_k", {"form": "exact"}, "form must be one of analytic, leave_one_out"),
         ("w_reinforce", {"positive": -1.0}, "positive must be at least 0"),
         ("reinforce_pp", {"reward_clip": (1.0, 0.0)}, "reward_clip must be"),
     ],

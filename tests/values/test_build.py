@@ -14,7 +14,7 @@ from basis_rl.values import ValueTable, build
 from basis_rl.values.build import TablePlan, build_table
 from basis_rl.values.provenance import fingerprint
 from basis_rl.values.shards import Record, Shards
-from basis_rl.values.sources import ModelSource, Request, ServerSource, ahead
+from basis_rl.values.sources import ModelSource, ServerSource, ahead
 from tests.support.fake_vllm import FakeServer, completion
 from tests.support.tiny import parity_reward, sums, tiny_model, tiny_tokenizer
 
@@ -254,10 +254,6 @@ def test_what_is_drawn_together_and_by_which_seed():
     prompts = [[1] * 5, [1], [1] * 3, [1] * 2]
     assert model_source(7).chunks(prompts, 3) == [[1, 3], [2, 0]]
     assert model_source(2).chunks(prompts, 3) == [[1], [3], [2], [0]]
-    given = {"chunks": [], "prompts": prompts, "ids": list("abcd"), "sampling": SAMPLING, "count": 1}
-    seeds = [Request(**given, part=part, seed=seed).seed_of(0, 2) for part in (0, 1) for seed in (3, 4)]
-    assert seeds == [request_seed(seed, part, "a", "c") for part in (0, 1) for seed in (3, 4)]
-    assert len(set(seeds)) == 4
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.83, 1.0])
