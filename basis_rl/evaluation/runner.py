@@ -26,7 +26,7 @@ RESULTS = "results.json"
 
 
 # Where completions come from: it is called with the tokens of the prompts, their keys, the sampling and the number of
-# rollouts, and yields (index of the prompt, its completions) as they are ready. A source that has a seed for each prompt
+# rollouts, and yields (index of the prompt, its completions) as they are ready. A source with a seed for each prompt
 # derives it from the key, so that a prompt gets the same completions whichever others are asked for with it.
 Generate = Callable[[Sequence[Sequence[int]], Sequence[str], Sampling, int], Iterator[tuple[int, list[Completion]]]]
 
@@ -83,7 +83,8 @@ class Evaluation:
         with self.file.locked():
             kept = self.file.resume(ids, self.num_rollouts)
             if kept:
-                print(f"{self.problems.name}: {len(kept)} of {len(ids)} problems have their rollouts already.", flush=True)
+                name, ready = self.problems.name, len(kept)
+                print(f"{name}: {ready} of {len(ids)} problems have their rollouts already.", flush=True)
             missing = [i for i, prompt_id in enumerate(ids) if prompt_id not in kept]
             if missing:
                 self._draw(generate, reward, missing)
