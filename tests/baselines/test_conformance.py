@@ -28,8 +28,9 @@ VARIANTS += [("otb", {"tail": "last"}), ("otb", {"max_rollout_weight": 1.5}), ("
 VARIANTS += [("basis_history", {"values": values}) for values in (TABLE, GRADED)]
 VARIANTS += [
     ("basis_history", {"belief": "beta", "lcb": 1.0}),
-    ("basis_history", {"belief": "beta"}),
-    ("basis_history", {"belief": "beta", "values": GRADED}),
+    ("basis_history", {"prior": "text"}),
+    ("basis_history", {"belief": "gaussian"}),
+    ("basis_history", {"belief": "gaussian", "values": GRADED}),
 ]
 VARIANTS += [
     ("basis", {"values": values, "weighting": weighting, "calibration": calibration, "smoothing": smoothing})

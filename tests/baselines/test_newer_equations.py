@@ -300,24 +300,6 @@ def test_the_tables_value_alone():
     assert errors[0] < errors[1]  # beta was chosen for it
 
 
-@pytest.mark.parametrize(
-    ("name", "params", "message"),
-    [
-        ("spo", {"forgetting": 0.0}, "forgetting must be a number in"),
-        ("spo", {"forgetting": "abc"}, "forgetting must be a number in"),
-        ("quantile", {"level": 0.0}, "level must be in"),
-        ("max_rl", {"eps": 0.0}, "eps must be positive"),
-        ("pass_at_k", {"k": 0}, "k must be at least 1"),
-        ("pass_at_k", {"form": "exact"}, "form must be one of analytic, leave_one_out"),
-        ("w_reinforce", {"positive": -1.0}, "positive must be at least 0"),
-        ("reinforce_pp", {"reward_clip": (1.0, 0.0)}, "reward_clip must be"),
-    ],
-)
-def test_parameters_out_of_range_are_named(name, params, message):
-    with pytest.raises(ValueError, match=message):
-        build_baseline(name, **params)
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_least_variance_is_the_weighted_regression_on_all_others(seed):
     """For each row by gradient descent's answer: the normal equations of the others, solved by themselves."""
