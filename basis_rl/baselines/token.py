@@ -82,9 +82,9 @@ class EnergyBaseline(Baseline):
         weights = accumulate(align(self._energies(batch), mask), self.accumulation)
         if self.accumulation == "total":  # one value per rollout, from the whole return
             returns, alive, weights = returns[:, :1], alive[:, :1], weights[:, :1]
-        baseline, lonely = weighted_baseline(returns, weights, alive, batch.group_ids.cpu(), self.tail)
+        baseline, single_survivor = weighted_baseline(returns, weights, alive, batch.group_ids.cpu(), self.tail)
         values = torch.where(alive, returns - baseline, 0.0)
-        metrics = {"tail": float(lonely.sum() / alive.sum().clamp(min=1))}
+        metrics = {"tail": float(single_survivor.sum() / alive.sum().clamp(min=1))}
         if self.accumulation == "total":
             return Advantages(values=values[:, 0], baseline=baseline[:, 0], metrics=metrics)
         return Advantages(values=unalign(values, mask), baseline=unalign(baseline, mask), metrics=metrics)

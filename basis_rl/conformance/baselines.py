@@ -44,7 +44,7 @@ class BaselineError(AssertionError):
 
 
 class _NoBatchError(BaselineError):
-    """What the baseline declares fits no batch: told once, with its declarations."""
+    """What the baseline declares fits no batch: reported once, with its declarations."""
 
 
 def example_batch(
@@ -63,8 +63,8 @@ def example_batch(
     Raises:
         BaselineError: the baseline requires a field that no batch has, or groups that are not.
     """
-    if told := _wrong_batch(baseline):
-        raise _NoBatchError(f"{type(baseline).__name__} {'; '.join(told)}")
+    if messages := _wrong_batch(baseline):
+        raise _NoBatchError(f"{type(baseline).__name__} {'; '.join(messages)}")
     generator = torch.Generator().manual_seed(seed)
     sizes = [baseline.min_group_size + i % 3 for i in range(len(prompt_ids))]
     group_ids = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
@@ -128,11 +128,11 @@ def check_baseline(make: Any, prompt_ids: list[str] | None = None) -> list[str]:
         _Case(build, ids, "graded", warm=False),
         _Case(build, ids, "negative", warm=True),
     ]
-    broken: dict[str, str] = {}  # by its cause, which is told once, however many promises it breaks
+    broken: dict[str, str] = {}  # by its cause, which is reported once, however many promises it breaks
     for check in _CHECKS:
         for case in cases:
-            for cause, told in _outcome(check, case):
-                broken.setdefault(cause, f"{check.__name__.removeprefix('_check_')}: {told}")
+            for cause, message in _outcome(check, case):
+                broken.setdefault(cause, f"{check.__name__.removeprefix('_check_')}: {message}")
     if broken:
         count = f"{len(broken)} of the promises" if len(broken) > 1 else "a promise"
         raise BaselineError(f"{type(built).__name__} breaks {count} of a baseline:\n- " + "\n- ".join(broken.values()))
@@ -149,7 +149,7 @@ class _Case:
     warm: bool
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         rewards = {"binary": "", "graded": "rewards between 0 and 1", "negative": "rewards between -1 and 1"}[self.kind]
         words = ", ".join(filter(None, ["after some batches" if self.warm else "", rewards]))
         return f" ({words})" if words else ""
@@ -203,7 +203,9 @@ def _builder(make: Any) -> Callable[[], Baseline]:
         try:
             built = again()
         except (Exception, SystemExit) as error:
-            raise BaselineError(f"{name} cannot be {done}{time and ' '}{time}: {_said(error)}{way_out}.") from error
+            raise BaselineError(
+                f"{name} cannot be {done}{time and ' '}{time}: {_in_one_line(error)}{way_out}."
+            ) from error
         if not isinstance(built, Baseline):
             raise BaselineError(f"{name} builds {_kind(built)}, no subclass of basis_rl.baselines.Baseline.")
         return built
@@ -217,7 +219,7 @@ def _kind(value: object) -> str:
     return f"{article(name)} {name}"
 
 
-def _said(error: BaseException) -> str:
+def _in_one_line(error: BaseException) -> str:
     """An exception in one line: it is anybody's, and may have anything to say."""
     try:
         text = " ".join(str(error).split())
@@ -233,15 +235,15 @@ def _outcome(check: Callable[[_Case], None], case: _Case) -> Iterator[tuple[str,
     except _NoBatchError:
         return
     except BaselineError as error:
-        yield str(error), f"{error}{case.told}"
+        yield str(error), f"{error}{case.description}"
     except (Exception, SystemExit) as error:
         frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename != __file__]
         where = f" in `{frames[0].name}` ({Path(frames[0].filename).name}, line {frames[0].lineno})" if frames else ""
         hint = " (optional fields of a batch are there only if `requires` names them)"
         asked = isinstance(error, (AttributeError, TypeError, AssertionError))
         yield (
-            f"{type(error).__name__}{where or _said(error)}",
-            f"raises {_said(error)}{where}{case.told}{hint if asked else ''}",
+            f"{type(error).__name__}{where or _in_one_line(error)}",
+            f"raises {_in_one_line(error)}{where}{case.description}{hint if asked else ''}",
         )
 
 
@@ -252,7 +254,7 @@ def with_rewards(batch: RolloutBatch, rewards: Tensor) -> RolloutBatch:
 
 
 def _advantages(baseline: Baseline, batch: RolloutBatch) -> Advantages:
-    """Those of a copy of the batch: what is written into it is told by `_check_no_side_effect` alone."""
+    """Those of a copy of the batch: what is written into it is reported by `_check_no_side_effect` alone."""
     return _accepted(baseline.advantages(copy.deepcopy(batch)))
 
 
@@ -310,30 +312,30 @@ def _close(a: Tensor, b: Tensor, within: float = _TOLERANCE) -> bool:
 
 def _wrong_batch(baseline: Baseline) -> list[str]:
     """What it declares from which no batch can be made."""
-    told, requires, least = [], baseline.requires, baseline.min_group_size
+    messages, requires, least = [], baseline.requires, baseline.min_group_size
     if not isinstance(requires, (set, frozenset)):
-        told.append(f"says requires = {requires!r}, not a set of names as in `frozenset({{'energies'}})`")
+        messages.append(f"says requires = {requires!r}, not a set of names as in `frozenset({{'energies'}})`")
     elif unknown := sorted(map(str, requires - _OPTIONAL)):
         way_out = " (say `reads_kl = True` for KL)" if "kl" in unknown else ""
-        told.append(f"requires {unknown}; a batch can have {sorted(_OPTIONAL)}{way_out}")
+        messages.append(f"requires {unknown}; a batch can have {sorted(_OPTIONAL)}{way_out}")
     if not isinstance(least, int) or isinstance(least, bool) or least < 1:
-        told.append(f"says min_group_size = {least!r}, not a whole number of at least 1")
-    return told
+        messages.append(f"says min_group_size = {least!r}, not a whole number of at least 1")
+    return messages
 
 
 def _check_declarations(case: _Case) -> None:
     baseline = case.build()
-    told = _wrong_batch(baseline)
+    messages = _wrong_batch(baseline)
     requires: Any = baseline.requires
     if isinstance(requires, (set, frozenset)) and "values" in requires and not isinstance(baseline, LearnedBaseline):
-        told.append("requires ['values'], which are there for a `LearnedBaseline` only")
+        messages.append("requires ['values'], which are there for a `LearnedBaseline` only")
     if baseline.token_level not in get_args(TokenLevel):
-        told.append(f"says token_level = {baseline.token_level!r}, not one of {', '.join(get_args(TokenLevel))}")
+        messages.append(f"says token_level = {baseline.token_level!r}, not one of {', '.join(get_args(TokenLevel))}")
     for name in ("uses_own_reward", "reads_kl"):
         if not isinstance(getattr(baseline, name), bool):
-            told.append(f"says {name} = {getattr(baseline, name)!r}, not True or False")
-    if told:
-        raise BaselineError("; ".join(told))
+            messages.append(f"says {name} = {getattr(baseline, name)!r}, not True or False")
+    if messages:
+        raise BaselineError("; ".join(messages))
 
 
 def _check_shape_and_zeros(case: _Case) -> None:
@@ -622,7 +624,7 @@ def _serialized(baseline: Baseline) -> bytes:
     try:
         torch.save(state, buffer)
     except Exception as error:
-        raise BaselineError(f"has a state that cannot be saved: {_said(error)}") from error
+        raise BaselineError(f"has a state that cannot be saved: {_in_one_line(error)}") from error
     return buffer.getvalue()
 
 

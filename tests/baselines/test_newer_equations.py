@@ -310,7 +310,7 @@ def test_least_variance_is_the_weighted_regression_on_all_others(seed):
         energies = torch.rand(batch.action_mask.shape, generator=torch.Generator().manual_seed(seed))
         batch = replace(batch, energies=energies)
         found = baseline.advantages(batch)
-        v = baseline.history.expected(batch.prompt_ids)
+        v = baseline.expected(batch.prompt_ids)
         weights = energies.double().sum(1)
         rewards = batch.rewards.double()
         for i in range(len(rewards)):
