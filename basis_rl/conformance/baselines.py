@@ -203,9 +203,7 @@ def _builder(make: Any) -> Callable[[], Baseline]:
         try:
             built = again()
         except (Exception, SystemExit) as error:
-            raise BaselineError(
-                f"{name} cannot be {done}{time and ' '}{time}: {_in_one_line(error)}{way_out}."
-            ) from error
+            raise BaselineError(f"{name} cannot be {done}{time and ' '}{time}: {_text(error)}{way_out}.") from error
         if not isinstance(built, Baseline):
             raise BaselineError(f"{name} builds {_kind(built)}, no subclass of basis_rl.baselines.Baseline.")
         return built
@@ -219,7 +217,7 @@ def _kind(value: object) -> str:
     return f"{article(name)} {name}"
 
 
-def _in_one_line(error: BaseException) -> str:
+def _text(error: BaseException) -> str:
     """An exception in one line: it is anybody's, and may have anything to say."""
     try:
         text = " ".join(str(error).split())
@@ -242,8 +240,8 @@ def _outcome(check: Callable[[_Case], None], case: _Case) -> Iterator[tuple[str,
         hint = " (optional fields of a batch are there only if `requires` names them)"
         asked = isinstance(error, (AttributeError, TypeError, AssertionError))
         yield (
-            f"{type(error).__name__}{where or _in_one_line(error)}",
-            f"raises {_in_one_line(error)}{where}{case.description}{hint if asked else ''}",
+            f"{type(error).__name__}{where or _text(error)}",
+            f"raises {_text(error)}{where}{case.description}{hint if asked else ''}",
         )
 
 
@@ -624,7 +622,7 @@ def _serialized(baseline: Baseline) -> bytes:
     try:
         torch.save(state, buffer)
     except Exception as error:
-        raise BaselineError(f"has a state that cannot be saved: {_in_one_line(error)}") from error
+        raise BaselineError(f"has a state that cannot be saved: {_text(error)}") from error
     return buffer.getvalue()
 
 
