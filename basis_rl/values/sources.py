@@ -24,13 +24,13 @@ class Request(NamedTuple):
         prompts: tokens of all prompts.
         chunks: indices of prompts that are drawn together (see `Source.chunks`), and the seed of their rollouts.
         sampling: how rollouts are drawn.
-        count: rollouts of each prompt.
+        num_rollouts: of each prompt.
     """
 
     prompts: Sequence[Sequence[int]]
     chunks: Mapping[tuple[int, ...], int]
     sampling: Sampling
-    count: int
+    num_rollouts: int
 
 
 class Source(Protocol):
@@ -93,8 +93,8 @@ class ModelSource:
                     self.tokenizer,
                     [request.prompts[i] for i in chunk],
                     request.sampling,
-                    num_samples=request.count,
-                    batch_size=request.count * len(chunk),
+                    num_samples=request.num_rollouts,
+                    batch_size=request.num_rollouts * len(chunk),
                     stop=stop,
                 )
                 drawn = list(found)
@@ -140,7 +140,7 @@ class ServerSource:
             self.tokenizer,
             [request.prompts[i] for i in indices],
             request.sampling,
-            num_samples=request.count,
+            num_samples=request.num_rollouts,
             seeds=list(request.chunks.values()),
             stop_token_ids=self.ends,
             timeout=self.timeout,
