@@ -58,10 +58,10 @@ def check_choice(owner: str, name: str, value: object, choices: Any) -> None:
 
 
 def _check_names(title: str, cls: type, params: Mapping[str, Any], key: str) -> None:
-    signature = inspect.signature(cls).parameters
-    named = {key: each for key, each in signature.items() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in signature.values())
-    for unknown in () if takes_any else params.keys() - named:
+    everything = inspect.signature(cls).parameters.values()
+    named = {each.name: each for each in everything if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in everything)
+    for unknown in () if takes_any else [name for name in params if name not in named]:
         hint = did_you_mean(unknown, named)
         raise ValueError(f"{title} has no parameter '{unknown}'.{hint} Its parameters: {', '.join(named) or 'none'}.")
     for missing in (each.name for each in named.values() if each.default is each.empty and each.name not in params):

@@ -69,9 +69,6 @@ class Plan:
         self.evaluations = [self._prepare(problems) for problems in loaded]
         self.other = self._other_rollouts() if options.compare else {}
 
-    def _tokens(self, prompt: Any) -> list[int]:
-        return prompt_tokens(prompt, self.tokenizer, self.template)
-
     def _context(self) -> int | None:
         """Tokens that prompt and answer may have together, in the model and at all servers; None is not known."""
         text = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
@@ -82,7 +79,7 @@ class Plan:
         return min((limit for limit in limits if limit), default=None)
 
     def _max_new_tokens(self, problems: Problems) -> int:
-        longest = max(len(self._tokens(prompt)) for prompt in problems.dataset["prompt"])
+        longest = max(len(prompt_tokens(p, self.tokenizer, self.template)) for p in problems.dataset["prompt"])
         room = math.inf if self.room is None else self.room - longest
         wanted = self.options.max_new_tokens
         if room < 1 or (wanted is not None and not 1 <= wanted <= room):
