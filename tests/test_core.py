@@ -109,6 +109,7 @@ def test_what_is_no_artefact_of_the_kind_is_left_alone_and_not_opened(tmp_path):
 def test_names(tmp_path, monkeypatch):
     assert did_you_mean("rlo", ["rloo", "grpo"]) == " Did you mean 'rloo'?"
     assert did_you_mean("something", ["rloo"]) == ""
+    assert [article(word) for word in ("int", "Tensor", "OSError", "NoneType")] == ["an", "a", "an", "a"]
     assert import_object("json:dumps", "thing") is import_object("json.dumps", "thing") is json.dumps
     (tmp_path / "mine_here.py").write_text("x = 7\n")
     monkeypatch.chdir(tmp_path)
@@ -132,7 +133,3 @@ def test_a_module_that_does_not_load_is_one_message(code, message, tmp_path, mon
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match=f"The thing 'bad_here:x' cannot be imported: {message}"):
         import_object("bad_here:x", "thing")
-
-
-def test_articles():
-    assert [article(word) for word in ("int", "Tensor", "OSError", "NoneType")] == ["an", "a", "an", "a"]

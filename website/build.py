@@ -32,7 +32,7 @@ EXPORTING = {
     **{"basis_rl.objectives": "Objectives", "basis_rl.rewards": "Rewards", "basis_rl.values": "Value tables"},
     **{"basis_rl.clusters": "Clusters", "basis_rl.data": "Data", "basis_rl.tools": "Tools"},
     **{"basis_rl.engine": "Rollouts", "basis_rl.evaluation": "Evaluation", "basis_rl.report": "Reports"},
-    **{"basis_rl.sandbox": "Sandbox"},
+    **{"basis_rl.sandbox": "Sandbox", "basis_rl.conformance": "Checkers"},
 }
 MODULES = {"basis_rl.types": "Batches and advantages", "basis_rl.functional": "Equations"}
 

@@ -190,6 +190,17 @@ def scorable_rows(batch: RolloutBatch) -> Tensor:
     return (~batch.rewards.isnan() & batch.action_mask.any(dim=1)).cpu()
 
 
+def returns(batch: RolloutBatch) -> Tensor:
+    """``(N,)`` float64 on CPU: the reward, less the KL of all tokens where it is placed in the reward."""
+    kl = None if batch.kl is None else batch.kl.cpu()
+    return total_return(batch.rewards.cpu(), kl, batch.action_mask.cpu())
+
+
+def where_scorable(batch: RolloutBatch, values: Tensor) -> Tensor:
+    """`values`, ``(N,)``, and 0 where a row is not scorable or its value is undefined (NaN)."""
+    return torch.where(scorable_rows(batch), torch.nan_to_num(values, nan=0.0), 0.0)
+
+
 def with_room(table: Tensor, rows: int) -> Tensor:
     """`table`, ``(P, ...)``, or a copy with room for `rows` rows and half as many again; what is in those is undefined.
 
@@ -224,8 +235,7 @@ class CenterScale(Baseline):
         return None
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
-        kl = None if batch.kl is None else batch.kl.cpu()
-        rewards, group_ids = total_return(batch.rewards.cpu(), kl, batch.action_mask.cpu()), batch.group_ids.cpu()
+        rewards, group_ids = returns(batch), batch.group_ids.cpu()
         scorable = scorable_rows(batch)
         center, scale = self.center(rewards, group_ids), self.scale(rewards, group_ids)
         values = rewards - center

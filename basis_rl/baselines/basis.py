@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows
-from basis_rl.functional.blue import WEIGHTINGS, Weighting, cross_entropy, mean_squared_error, refine
+from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows, where_scorable
+from basis_rl.functional.blue import Weighting, cross_entropy, mean_squared_error, refine
 from basis_rl.functional.diagnostics import mean_by
 from basis_rl.functional.tilt import beta_grid
+from basis_rl.registry import check_choice
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 from basis_rl.values.table import ValueTable
 
@@ -79,12 +80,8 @@ class Basis(Baseline):
         calibration: Calibration = "common",
         accept_mismatch: bool = False,
     ) -> None:
-        if weighting not in WEIGHTINGS:
-            raise ValueError(f"basis: weighting must be one of {', '.join(WEIGHTINGS)}, got '{weighting}'.")
-        if calibration not in get_args(Calibration):
-            raise ValueError(
-                f"basis: calibration must be one of {', '.join(get_args(Calibration))}, got '{calibration}'."
-            )
+        check_choice("basis", "weighting", weighting, Weighting)
+        check_choice("basis", "calibration", calibration, Calibration)
         if smoothing < 0 or not 0 < epsilon < 0.5:
             raise ValueError(f"basis: needs smoothing >= 0 and 0 < epsilon < 0.5, got {smoothing} and {epsilon}.")
         self.values = values if isinstance(values, ValueTable) else ValueTable.load(values)
@@ -150,7 +147,7 @@ class Basis(Baseline):
         served = active[0] & ((sources.sum() - sources.long() > 0) | (self.weighting == "none"))
         baseline = torch.where(served, low + (high - low) * refined[0], 0.0)
         scorable = scorable_rows(batch)
-        values = torch.where(scorable, torch.nan_to_num(batch.rewards.double().cpu() - baseline, nan=0.0), 0.0)
+        values = where_scorable(batch, batch.rewards.double().cpu() - baseline)
         metrics = {
             "beta": min(float(beta), float(self.betas[-1])),
             "active": float(active[0].double().mean()),

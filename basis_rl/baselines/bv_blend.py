@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows
+from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows, where_scorable
 from basis_rl.clusters import PromptClusters
 from basis_rl.functional.segments import group_mean, segment_count
+from basis_rl.registry import check_choice
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 
 Confidence = Literal["sem", "count", "scale"]
@@ -26,35 +27,25 @@ class BVBlend(Baseline):
     """``A = (r - b) / (s + eps)`` with baseline and variance blended from two sources (BV-Blend, Eqs. 10, 11).
 
     ``b = w mu_hist + (1 - w) mu_G``, ``s = sqrt(w v_hist + (1 - w) sigma_G^2)``: mean and variance (ddof = 0) of the
-    prompt's own rollouts, and of its cluster's past. History is an exponential moving average of the moments of each
-    batch and of its mass, where `decay` weighs the NEW batch (Eq. 6)::
+    prompt's own rollouts, and of its cluster's past, an exponential moving average in which `decay` weighs the NEW
+    batch (Eq. 6)::
 
         m1 <- (1 - decay) m1 + decay mean_B(r)     m2 <- (1 - decay) m2 + decay mean_B(r^2)     N likewise
         v_hist = max(m2 - m1^2, 0)     u = sqrt(v_hist) / sqrt(N + mass_epsilon) / temperature   (Eqs. 7, 8)
 
-        v_hist <- (N v_hist + N0 V_prior) / (N + N0)                              (not the paper's, see below)
+    The confidence is ``w = exp(-u)`` (Eq. 9), ``1 / (1 + u)`` or ``max(0, 1 - u)`` (`mapping`). w and the history come
+    from the state BEFORE the batch (Algorithm 2). A cluster that was never seen has w = 0 and starts afterwards at
+    ``(prior_mass, mean_B, mean_B^2 + prior_variance)``. With G = 1, ``mu_G = r`` and ``sigma_G = 0``.
 
-    and the confidence is ``w = exp(-u)`` (Eq. 9), ``1 / (1 + u)`` or ``max(0, 1 - u)`` (`mapping`). Algorithm 1's line
-    10 lost a bracket; Eq. 8 is what is meant. The order is the point (Algorithm 2): w and the history come from the
-    state BEFORE the batch, which learns from it after the policy update. A cluster that was never seen has w = 0 and
-    starts afterwards at ``(prior_mass, mean_B, mean_B^2 + prior_variance)``.
+    Departure: ``variance="shrunk"`` draws the variance towards the prior,
+    ``v_hist <- (N v_hist + N0 V_prior) / (N + N0)``. The paper's (``variance="paper"``) is unbounded: in a cluster
+    whose batches are all right or all wrong, w goes to 1 and s to 0, and one odd rollout gets |A| = 199 after 5 such
+    batches and 1e6 (1 / eps) after 20. Shrunk, for rewards from 0 to 1, |A| is at most the larger of
+    ``sqrt((N + N0) / (N0 V_prior))``, ``2 sqrt(N + 1)`` by default, and ``sqrt(G - 1)``. It still grows with N, the
+    rollouts of the cluster in a batch: take more clusters, or a larger `prior_mass`.
 
-    Departure: the last line, ``variance="shrunk"``. The paper's equations to the letter (``variance="paper"``) are
-    unbounded: in a cluster whose batches are all right or all wrong, ``v_hist`` falls tenfold with each, so that w goes
-    to 1 and s to 0, and one odd rollout then gets |A| = 199 after 5 such batches and 1e6 (1 / eps) after 20. Drawn
-    towards the prior by its mass, ``v_hist`` is at least ``N0 V_prior / (N + N0)``. For rewards from 0 to 1 the largest
-    |A| is then at most the larger of ``sqrt((N + N0) / (N0 V_prior))``, ``2 sqrt(N + 1)`` by default, and
-    ``sqrt(G - 1)``, that of the group alone. So it still grows with N, the rollouts of the cluster in a batch: with one
-    cluster for all, at one rollout per prompt, 7 at 16 rollouts and 45 at 512. Take more clusters, or a larger
-    `prior_mass`. The metric ``advantages/max_abs`` of any baseline tells.
-
-    With G = 1, ``mu_G = r`` and ``sigma_G = 0``: a cold cluster gives A = 0, and it works once there is history.
-
-    The paper gives `decay` and leaves the rest open. At 0.9 a cluster remembers little more than its last batch: w must
-    be small, and a batch should hold some 16 rollouts of each cluster. The `temperature` whose baseline is nearest to
-    the true value is 0.2 at one rollout per prompt, 0.1 at 4, 0.05 at 8 (`studies.bv_blend_study`). The
-    prior is one maximally uncertain 0/1 rollout, forgotten after a batch. delta_N only guards a division. ddof = 0 is
-    defined at G = 1.
+    The paper gives `decay` alone. The `temperature` whose baseline is nearest to the true value is 0.2 at one rollout
+    per prompt, 0.1 at 4, 0.05 at 8 (`studies.bv_blend_study`); a batch should hold some 16 rollouts of each cluster.
 
     Metrics: ``confidence``, mean w; ``cold``, the share of rollouts in clusters without history; ``effective_signal``,
     the share of scored rollouts with ``|A| > 1e-6``; ``group_signal``, the same for the group mean alone.
@@ -102,10 +93,8 @@ class BVBlend(Baseline):
             raise ValueError(
                 f"bv_blend: confidence must be sem, count, scale or a number in [0, 1], got {confidence!r}."
             )
-        if mapping not in get_args(Map):
-            raise ValueError(f"bv_blend: mapping must be one of {', '.join(get_args(Map))}, got '{mapping}'.")
-        if variance not in get_args(Variance):
-            raise ValueError(f"bv_blend: variance must be one of {', '.join(get_args(Variance))}, got '{variance}'.")
+        check_choice("bv_blend", "mapping", mapping, Map)
+        check_choice("bv_blend", "variance", variance, Variance)
         if isinstance(clusters, (str, Path)):
             clusters = PromptClusters.load(clusters)
         self.clusters = clusters if isinstance(clusters, PromptClusters) else PromptClusters(clusters)
@@ -163,7 +152,7 @@ class BVBlend(Baseline):
         variance = torch.where(present, group_mean((rewards - mean) ** 2, groups), 0.0)
         baseline = weight * m1 + (1 - weight) * mean
         scale = (weight * past_variance + (1 - weight) * variance).sqrt()
-        values = torch.where(scorable, torch.nan_to_num((rewards - baseline) / (scale + self.eps), nan=0.0), 0.0)
+        values = where_scorable(batch, (rewards - baseline) / (scale + self.eps))
         count = scorable.sum().clamp(min=1)
         local = torch.nan_to_num(rewards - mean, nan=0.0).abs() > 1e-6
         metrics = {

@@ -53,6 +53,13 @@ class ValueModel(nn.Module):
         self.backbone.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
+def _load(kind: Any, name: str, **settings: Any) -> Any:
+    try:
+        return kind.from_pretrained(name, **settings)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"ppo: critic_model '{name}' could not be loaded: {str(error)[:300]}") from error
+
+
 def value_model_parameters(name: str) -> int:
     """Of `load_value_model`'s result, without its weights.
 
@@ -61,10 +68,7 @@ def value_model_parameters(name: str) -> int:
     """
     from transformers import AutoConfig, AutoModel
 
-    try:
-        config = AutoConfig.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"ppo: critic_model '{name}' could not be loaded: {str(error)[:300]}") from error
+    config = _load(AutoConfig, name)
     with torch.device("meta"):
         module = ValueModel(AutoModel.from_config(config), int(config.get_text_config().hidden_size))
     return sum(parameter.numel() for parameter in module.parameters())
@@ -78,10 +82,7 @@ def load_value_model(name: str, tokenizer: Any) -> ValueModel:
     """
     from transformers import AutoModel, AutoTokenizer
 
-    try:
-        backbone = AutoModel.from_pretrained(name, dtype=torch.float32)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"ppo: critic_model '{name}' could not be loaded: {str(error)[:300]}") from error
+    backbone = _load(AutoModel, name, dtype=torch.float32)
     try:
         own = AutoTokenizer.from_pretrained(name).get_vocab()
     except (OSError, ValueError):

@@ -11,7 +11,10 @@ from torch import Tensor
 
 from basis_rl.baselines.base import CenterScale
 from basis_rl.functional.segments import group_mean, group_std, leave_one_out_mean
+from basis_rl.registry import check_choice
 from basis_rl.types import Advantages, RolloutBatch
+
+Over = Literal["group", "batch"]
 
 
 class DrGrpo(CenterScale):
@@ -57,11 +60,10 @@ class Grpo(DrGrpo):
 
     scales: bool = True
 
-    def __init__(self, eps: float = 1e-4, over: Literal["group", "batch"] = "group") -> None:
+    def __init__(self, eps: float = 1e-4, over: Over = "group") -> None:
         if not eps > 0:
             raise ValueError(f"grpo: eps must be positive, got {eps}: a group with equal rewards has std 0.")
-        if over not in ("group", "batch"):
-            raise ValueError(f"grpo: over must be group or batch, got '{over}'.")
+        check_choice("grpo", "over", over, Over)
         super().__init__()
         self.eps, self.over = eps, over
 

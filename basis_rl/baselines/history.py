@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows, with_room
+from basis_rl.baselines.base import Baseline, check_state_keys, where_scorable, with_room
 from basis_rl.baselines.text_prior import TextPrior
 from basis_rl.functional.history import (
     beta_update,
@@ -25,9 +25,12 @@ from basis_rl.functional.history import (
     shift_posterior,
     sigmoid_variance,
 )
+from basis_rl.registry import check_choice
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 from basis_rl.values.table import ValueTable
 
+Prior = Literal["flat", "text"]
+Belief = Literal["beta", "gaussian"]
 _STATE = (
     "prompt_ids",
     "mean",
@@ -47,43 +50,24 @@ _FORGETTING = 0.97
 class BasisHistory(Baseline):
     """``A_i = r_i - V_i``, ``V_i`` from a belief about prompt i that every reward of the run has sharpened.
 
-    A static table ages: prompts do not all move by the same tilt. Here each prompt has a belief with mean ``m_i`` and
-    variance ``v_i`` about the logit of its value, from the table's counts or flat, and
+    Each prompt has a belief with mean ``m_i`` and variance ``v_i`` about the logit of its value, from the table's
+    counts or from the prior. It answers the BASIS paper's Limitations: rewards are shared across prompts and steps.
 
-    1. all prompts of a batch share one shift s in logits. Given the shift of earlier batches and the rewards of the
-       OTHER rollouts it has mean ``s_i`` and variance ``u_i`` (on a grid, exactly), and
-       ``V_i = sigmoid((m_i + s_i) / sqrt(1 + pi u_i / 8))``, where ``m_i`` has already learnt (see 2) from the other
-       rollouts of the same prompt, if there are any. The own reward is excluded exactly.
-    2. After the policy update, the prompts that were seen have learnt from their own rewards. The belief is a Beta in
-       the coordinates of the logit: V is its mean, ``n = 1 / (v V (1 - V))`` rollouts are behind it, and c more with
-       residuals R make it ``V + R / (n + c)`` (`basis_rl.functional.history.beta_update`). Uncertainty grows with the
-       steps: ``v += drift`` a step for a prompt, ``shift_drift`` for s.
-    3. How fast prompts move by themselves is not known beforehand, and a wrong drift costs up to a factor of two in
-       the error. ``drift="auto"`` runs one filter for each of six drifts d from 0 to 0.1 and averages their values,
-       ``V_i = sum_d w_d V_i^(d)``, weighed by how well each has predicted the rewards of earlier batches:
-       ``log w_d <- 0.97 log w_d + sum_i log p(r_i | V_i^(d))``. The shift comes from the mean belief
-       ``sum_d w_d m_i^(d)``; it is common to all prompts and hardly depends on d.
+    1. All prompts of a batch share one shift s in logits, the ``1 / beta`` of the paper's Eq. 5. Its posterior mean
+       ``s_i`` and variance ``u_i`` given the rewards of the OTHER rollouts are computed on a grid, and
+       ``V_i = sigmoid((m_i + s_i) / sqrt(1 + pi u_i / 8))``, where ``m_i`` has already learnt from the other rollouts
+       of the same prompt, if there are any. The own reward is excluded exactly.
+    2. After the policy update, prompts learn from their own rewards, by a Beta
+       (`basis_rl.functional.history.beta_update`) or by an extended Kalman filter (``belief="gaussian"``; after n
+       failures in a row its V falls about as ``n^(-1/2)``, the Beta's as ``1 / n``). Per step ``v`` grows by the drift
+       and the variance of s by `shift_drift`.
+    3. ``drift="auto"`` runs a filter for each of six drifts d from 0 to 0.1, and ``V_i = sum_d w_d V_i^(d)`` with
+       ``log w_d <- 0.97 log w_d + sum_i log p(r_i | V_i^(d))``. The shift comes from the mean belief over d.
 
-    What the BASIS paper's Limitations ask for, sharing across prompts and across steps; the tilt of its Eq. 5 is the
-    shift ``1 / beta``. There is no `weighting` and no `calibration`: refining these values with the batch once more
-    (Eq. 7) would let the own reward in through the others' values, and gains nothing. Works without a table too
-    (``values=None``: every prompt starts at ``N(0, prior_variance)``).
-
-    With ``prior="text"`` a prompt that was never sampled, and is not in the table, starts at what a regression on the
-    words of all prompts so far says (`basis_rl.baselines.text_prior`), in place of ``N(0, prior_variance)``.
-
-    ``belief="gaussian"`` takes ``N(m_i, v_i)`` and an extended Kalman filter in step 2, whose observations have the
-    variance ``V (1 - V)``. It overrates early failures: after n of them in a row V falls about as ``n^(-1/2)``, where
-    the Beta's, like the mean of the exact posterior, falls as ``1 / n``. So the Beta knows impossible and solved
-    prompts sooner, which prompt samplers need too: late in the selection study it has a third to a sixth of the
-    Gaussian's error; in a simulation without such prompts the two have the same.
-
-    ``lcb=k`` subtracts a lower confidence bound, ``b_i = max(V_i - k sd_i, 0)`` on the scale from 0 to 1, with ``sd_i``
-    the standard deviation of `believed` before the batch. It does not depend on the own rollout either, so the gradient
-    stays unbiased. A run without a table begins like one without a baseline, and ends with ``b_i = V_i``, once the
-    prompts are known. A baseline below the value weighs right rollouts more than wrong ones, and one above it wrong
-    ones more (Arnal et al., 2506.20520, with one constant for all prompts): before a hard prompt is known, its V is too
-    high. With a prompt sampler ``lcb=1`` saves rollouts (studies/README.md).
+    ``prior="text"`` starts prompts that were never seen at a regression on the words of all prompts so far
+    (`basis_rl.baselines.text_prior`). ``lcb=k`` takes ``b_i = max(V_i - k sd_i, 0)`` on the scale from 0 to 1, with the
+    standard deviation of `believed` before the batch: below the value, right rollouts weigh more than wrong ones
+    (Arnal et al., 2506.20520). The gradient stays unbiased.
 
     Metrics: ``shift``; ``beta = 1 / shift`` within the paper's grid [0.01, 5]; ``uncertainty``, the mean standard
     deviation of the beliefs, in logits; ``known``, the share of rollouts whose prompt has a belief of its own;
@@ -114,8 +98,8 @@ class BasisHistory(Baseline):
         drift: float | Literal["auto"] = "auto",
         shift_drift: float = 0.02,
         prior_variance: float = 4.0,
-        prior: Literal["flat", "text"] = "flat",
-        belief: Literal["beta", "gaussian"] = "beta",
+        prior: Prior = "flat",
+        belief: Belief = "beta",
         lcb: float = 0.0,
     ) -> None:
         bad_drift = drift != "auto" if isinstance(drift, str) else not drift >= 0
@@ -124,10 +108,8 @@ class BasisHistory(Baseline):
                 "basis_history: needs smoothing > 0, 0 < epsilon < 0.5, drift >= 0 or 'auto', shift_drift >= 0 and "
                 f"prior_variance > 0, got {smoothing}, {epsilon}, {drift}, {shift_drift}, {prior_variance}."
             )
-        if prior not in ("flat", "text"):
-            raise ValueError(f"basis_history: prior must be 'flat' or 'text', got '{prior}'.")
-        if belief not in ("beta", "gaussian"):
-            raise ValueError(f"basis_history: belief must be 'beta' or 'gaussian', got '{belief}'.")
+        check_choice("basis_history", "prior", prior, Prior)
+        check_choice("basis_history", "belief", belief, Belief)
         if not 0 <= lcb < math.inf:
             raise ValueError(f"basis_history: lcb must be at least 0 and finite, got {lcb}.")
         self.prior, self.belief, self.lcb = prior, belief, lcb
@@ -261,8 +243,7 @@ class BasisHistory(Baseline):
         baseline = low + (high - low) * values
         if self.lcb > 0:
             baseline = (baseline - self.lcb * self.believed(batch.prompt_ids)[1].sqrt()).clamp(min=low)
-        scorable = scorable_rows(batch)
-        result = torch.where(scorable, torch.nan_to_num(batch.rewards.double().cpu() - baseline, nan=0.0), 0.0)
+        result = where_scorable(batch, batch.rewards.double().cpu() - baseline)
         metrics = {
             "shift": float(shift),
             "beta": min(5.0, 1.0 / max(float(shift), 0.2)),

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import Baseline, scorable_rows
+from basis_rl.baselines.base import scorable_rows, where_scorable
 from basis_rl.baselines.history import BasisHistory
-from basis_rl.types import Advantages, RolloutBatch, RunContext
+from basis_rl.types import Advantages, RolloutBatch
 from basis_rl.values.table import ValueTable
 
 
-class LeastVariance(Baseline):
+class LeastVariance(BasisHistory):
     """``A_i = r_i - b_i``, ``b_i = c_0 + c_1 V_i + c_2 V_i^2``, the c of least energy-weighted error of the OTHERS.
 
     The power of a rollout's gradient is ``E[(r - b)^2 |S|^2]``, S its score, least at ``b* = E[r |S|^2] / E[|S|^2]``.
@@ -46,20 +44,8 @@ class LeastVariance(Baseline):
     requires = frozenset({"energies"})
 
     def __init__(self, values: ValueTable | str | Path | None = None, accept_mismatch: bool = False) -> None:
-        self.history = BasisHistory(values, accept_mismatch=accept_mismatch)
-        self.values, self.accept_mismatch = self.history.values, accept_mismatch
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        """That of the table; (0, 1) without one."""
-        return self.history.reward_range
-
-    def believed(self, prompt_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """As `BasisHistory.believed`."""
-        return self.history.believed(prompt_ids)
-
-    def validate(self, run: RunContext) -> None:
-        self.history.validate(run)
+        super().__init__(values, accept_mismatch=accept_mismatch)
+        self.requires = frozenset({"energies"})
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
         assert batch.energies is not None
@@ -67,24 +53,15 @@ class LeastVariance(Baseline):
         scorable = scorable_rows(batch)
         rewards = torch.where(scorable, (batch.rewards.double().cpu() - low) / (high - low), 0.0)
         energies = (batch.energies.double().cpu() * batch.action_mask.cpu()).sum(dim=1) * scorable
-        value = self.history.expected(batch.prompt_ids)
+        value = self.expected(batch.prompt_ids)
         features = torch.stack([torch.ones_like(value), value, value**2], dim=1)
         coefficients = _leave_one_out(features, rewards, energies, scorable)
         scaled = (coefficients * features).sum(dim=1).clamp(0.0, 1.0)
         baseline = low + (high - low) * scaled
-        values = torch.where(scorable, torch.nan_to_num(batch.rewards.double().cpu() - baseline, nan=0.0), 0.0)
+        values = where_scorable(batch, batch.rewards.double().cpu() - baseline)
         means = coefficients.mean(dim=0).tolist()
         metrics = dict(zip(("intercept", "slope", "curvature"), means, strict=True))
         return Advantages(values=values, baseline=baseline, metrics=metrics)
-
-    def update(self, batch: RolloutBatch) -> None:
-        self.history.update(batch)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.history.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.history.load_state_dict(state)
 
 
 def _leave_one_out(features: Tensor, rewards: Tensor, weights: Tensor, counts: Tensor) -> Tensor:

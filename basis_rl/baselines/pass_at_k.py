@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from basis_rl.baselines.base import CenterScale
+from basis_rl.registry import check_choice
 
 Form = Literal["analytic", "leave_one_out"]
 
@@ -48,8 +49,7 @@ class PassAtK(CenterScale):
     scales: bool = True
 
     def __init__(self, k: int = 2, form: Form = "analytic", threshold: float = 0.5) -> None:
-        if form not in ("analytic", "leave_one_out"):
-            raise ValueError(f"pass_at_k: form must be analytic or leave_one_out, got '{form}'.")
+        check_choice("pass_at_k", "form", form, Form)
         if k < 1:
             raise ValueError(f"pass_at_k: k must be at least 1, got {k}.")
         self.k, self.form, self.threshold = k, form, threshold

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-import types
-from collections.abc import Mapping
-from numbers import Integral, Real
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from basis_rl.baselines.base import Baseline
 from basis_rl.baselines.basis import Basis
@@ -23,7 +19,7 @@ from basis_rl.baselines.remax import ReMax
 from basis_rl.baselines.shrinkage import Ebpo, JamesStein
 from basis_rl.baselines.spo import Spo
 from basis_rl.baselines.token import IsolatedEnergy, Opo, OptimalGlobalBaseline, OptimalTokenBaseline
-from basis_rl.names import did_you_mean
+from basis_rl.registry import build
 
 BASELINES: dict[str, type[Baseline]] = {
     "none": NoBaseline,
@@ -55,57 +51,10 @@ BASELINES: dict[str, type[Baseline]] = {
 
 
 def build_baseline(name: str, **params: Any) -> Baseline:
-    """The registered baseline `name`, built with `params`.
+    """The registered baseline `name`, or your own class as ``module:Class``, built with `params`.
 
     Raises:
         ValueError: unknown name, unknown or missing parameter, or a parameter that the baseline refuses.
     """
-    if name not in BASELINES:
-        raise ValueError(f"Unknown baseline '{name}'.{did_you_mean(name, BASELINES)} Known: {', '.join(BASELINES)}.")
-    signature = inspect.signature(BASELINES[name])
-    for key in params:
-        if key not in signature.parameters:
-            known = ", ".join(signature.parameters) or "none"
-            hint = did_you_mean(key, signature.parameters)
-            raise ValueError(f"Baseline '{name}' has no parameter '{key}'.{hint} Its parameters: {known}.")
-    for parameter in signature.parameters.values():
-        if parameter.default is parameter.empty and parameter.name not in params:
-            raise ValueError(f"Baseline '{name}' needs the parameter '{parameter.name}' (recipe: `baseline_kwargs`).")
-    annotations = get_type_hints(BASELINES[name].__init__)
-    for key, value in params.items():
-        if not _is_a(value, annotations[key]):
-            raise ValueError(f"{name}: {key} must be {_in_words(annotations[key])}, got {value!r}.")
-    return BASELINES[name](**params)
-
-
-def _is_a(value: Any, annotation: Any) -> bool:
-    """Whether `value` has that type. Ranges, and which word of a `Literal` it is, are the class's to check."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin in (Union, types.UnionType):
-        return any(_is_a(value, each) for each in arguments)
-    if origin is Literal:
-        return isinstance(value, str)
-    if origin is tuple:  # a list, in YAML
-        fits = isinstance(value, (list, tuple)) and len(value) == len(arguments)
-        return fits and all(map(_is_a, value, arguments))
-    if origin is Mapping:
-        return isinstance(value, Mapping) and all(_is_a(each, arguments[1]) for each in value.values())
-    if annotation in (float, int):
-        number = isinstance(value, Real if annotation is float else Integral) and not isinstance(value, bool)
-        return number and value == value  # not NaN
-    return isinstance(value, annotation)
-
-
-def _in_words(annotation: Any) -> str:
-    """A type as a message says it."""
-    words = {float: "a number", int: "a whole number", bool: "true or false", type(None): "null", str: "text"}
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return " or ".join(arguments)
-    if origin is tuple:
-        return f"a list of {len(arguments)} numbers"
-    if origin is Mapping:
-        return "a mapping"
-    if arguments:
-        return " or ".join(map(_in_words, arguments))
-    return words.get(annotation, annotation.__name__)
+    built: Baseline = build("baseline", BASELINES, Baseline, name, params)
+    return built

@@ -10,6 +10,7 @@ from torch import Tensor
 from basis_rl.baselines.base import Baseline, TokenLevel, scorable_rows
 from basis_rl.functional.returns import reward_to_go
 from basis_rl.functional.segments import group_mean, segment_count
+from basis_rl.registry import check_choice
 from basis_rl.types import Advantages, RolloutBatch
 
 Over = Literal["samples", "tokens"]
@@ -42,8 +43,7 @@ class ReinforcePP(Baseline):
     def __init__(
         self, over: Over = "samples", eps: float = 1e-8, reward_clip: tuple[float, float] | None = None
     ) -> None:
-        if over not in ("samples", "tokens"):
-            raise ValueError(f"{type(self).__name__}: over must be samples or tokens, got '{over}'.")
+        check_choice(type(self).__name__, "over", over, Over)
         if not eps > 0:
             raise ValueError(f"{type(self).__name__}: eps must be positive, got {eps}: equal returns have std 0.")
         if reward_clip is not None and not (len(reward_clip) == 2 and reward_clip[0] < reward_clip[1]):

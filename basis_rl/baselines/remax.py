@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from basis_rl.baselines.base import Baseline, scorable_rows
-from basis_rl.functional.returns import total_return
+from basis_rl.baselines.base import Baseline, returns, scorable_rows, where_scorable
 from basis_rl.types import Advantages, RolloutBatch
 
 
@@ -25,12 +24,10 @@ class ReMax(Baseline):
     def advantages(self, batch: RolloutBatch) -> Advantages:
         assert batch.greedy_rewards is not None
         greedy = batch.greedy_rewards.double().cpu()
-        kl = None if batch.kl is None else batch.kl.cpu()
-        values = total_return(batch.rewards.cpu(), kl, batch.action_mask.cpu()) - greedy
         scorable = scorable_rows(batch)
         undefined = scorable & greedy.isnan()
         metrics = {"undefined": float(undefined.sum() / scorable.sum().clamp(min=1))}
         if not bool(greedy.isnan().all()):
             metrics["greedy"] = float(greedy.nanmean())
-        values = torch.where(scorable, torch.nan_to_num(values, nan=0.0), 0.0)
+        values = where_scorable(batch, returns(batch) - greedy)
         return Advantages(values=values, baseline=torch.nan_to_num(greedy, nan=0.0), metrics=metrics)

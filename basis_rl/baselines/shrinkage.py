@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import CenterScale, check_state_keys, scorable_rows
-from basis_rl.functional.returns import total_return
+from basis_rl.baselines.base import CenterScale, check_state_keys, returns, scorable_rows
 from basis_rl.functional.segments import group_mean, group_std, leave_one_out_mean, segment_count
 from basis_rl.types import Advantages, RolloutBatch
 
@@ -162,6 +161,4 @@ class Ebpo(CenterScale):
 
 def _returns(batch: RolloutBatch) -> Tensor:
     """``(N,)`` the return of each rollout, NaN where it cannot be scored."""
-    kl = None if batch.kl is None else batch.kl.cpu()
-    returns = total_return(batch.rewards.cpu(), kl, batch.action_mask.cpu())
-    return returns.masked_fill(~scorable_rows(batch), torch.nan)
+    return returns(batch).masked_fill(~scorable_rows(batch), torch.nan)

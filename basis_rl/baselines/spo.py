@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows
+from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows, where_scorable
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 from basis_rl.values.table import ValueTable
 
@@ -26,17 +26,14 @@ class Spo(Baseline):
 
     A prompt of the table starts at ``alpha = N0 v_0``, ``beta = N0 (1 - v_0)`` with ``N0 = 1 / (1 - 0.875) = 8`` and
     ``v_0 = (sum r + 0.5) / (n + 1)``; others at ``alpha = beta = 0.5``, as in the authors' code. Mean and standard
-    deviation (ddof = 1, ``eps = 1e-8``) are those of ``r - v`` over the scored rollouts.
+    deviation (ddof = 1, ``eps = 1e-8``) are those of ``r - v`` over the scored rollouts. Rewards are scaled to [0, 1]
+    by the table's range, and clipped; without a table it is (0, 1).
 
     `forgetting` is rho, or ``"kl"``: ``rho = 2^(-D / 0.06)`` within [0.875, 0.96], where D says how far the policy has
-    moved on the prompt since it was last seen. Departure: the authors keep each prompt's last rollout and score it
-    again under the policy of today, ``D = mean_t |log pi_then(y_t) - log pi_now(y_t)|``, one more forward pass over as
-    many tokens. A batch has the log-probabilities of its own rollouts only, so D is the change of their mean,
-    ``|mean_t log pi_now(y_t) - mean_t log pi_then(y'_t)|``, over the prompt's rollouts of now and of then. It needs no
-    pass, but two rollouts of one policy differ too, so that rho is too small rather than too large; hence a number is
-    the default, the middle of the paper's interval.
-
-    Rewards are scaled to [0, 1] by the table's range, and clipped; without a table it is (0, 1).
+    moved on the prompt since it was last seen. Departure: the authors score each prompt's last rollout again under the
+    policy of today. Here D is ``|mean_t log pi_now(y_t) - mean_t log pi_then(y'_t)|`` over the prompt's rollouts of now
+    and of then, which needs no further pass, but differs between two rollouts of one policy as well: rho is too small
+    rather than too large. The default is the middle of the paper's interval.
 
     Metrics: ``tracked``, the mean v; ``known``, the share of rollouts whose prompt has a tracker of its own.
 
@@ -97,7 +94,7 @@ class Spo(Baseline):
         if self.normalize and len(away) > 1:
             center, scale = away.mean(), away.std() + 1e-8
         baseline = tracked + center
-        values = torch.where(scorable, torch.nan_to_num((rewards - baseline) / scale, nan=0.0), 0.0)
+        values = where_scorable(batch, (rewards - baseline) / scale)
         known = [name in self.trackers for name in batch.prompt_ids]
         metrics = {"tracked": float(tracked.mean()), "known": sum(known) / max(1, len(known))}
         return Advantages(values=values, baseline=baseline, metrics=metrics)

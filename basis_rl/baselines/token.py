@@ -6,7 +6,7 @@ rollouts that are still alive at action t, by default weighted with the energy t
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +14,10 @@ from torch import Tensor
 from basis_rl.baselines.base import Baseline
 from basis_rl.functional.energy import Accumulation, Tail, accumulate, align, unalign, weighted_baseline
 from basis_rl.functional.returns import reward_to_go
+from basis_rl.registry import check_choice
 from basis_rl.types import Advantages, RolloutBatch
+
+Form = Literal["sequence", "token"]
 
 
 class EnergyBaseline(Baseline):
@@ -49,8 +52,7 @@ class EnergyBaseline(Baseline):
     length_energy: ClassVar[bool] = False
 
     def __init__(self, tail: Tail = "zero", max_rollout_weight: float | None = None) -> None:
-        if tail not in get_args(Tail):
-            raise ValueError(f"{type(self).__name__}: tail must be one of {', '.join(get_args(Tail))}, got '{tail}'.")
+        check_choice(type(self).__name__, "tail", tail, Tail)
         if max_rollout_weight is not None and not max_rollout_weight > 0:
             raise ValueError(f"{type(self).__name__}: max_rollout_weight must be positive, got {max_rollout_weight}.")
         self.tail: Tail = tail
@@ -80,9 +82,9 @@ class EnergyBaseline(Baseline):
         weights = accumulate(align(self._energies(batch), mask), self.accumulation)
         if self.accumulation == "total":  # one value per rollout, from the whole return
             returns, alive, weights = returns[:, :1], alive[:, :1], weights[:, :1]
-        baseline, lonely = weighted_baseline(returns, weights, alive, batch.group_ids.cpu(), self.tail)
+        baseline, single_survivor = weighted_baseline(returns, weights, alive, batch.group_ids.cpu(), self.tail)
         values = torch.where(alive, returns - baseline, 0.0)
-        metrics = {"tail": float(lonely.sum() / alive.sum().clamp(min=1))}
+        metrics = {"tail": float(single_survivor.sum() / alive.sum().clamp(min=1))}
         if self.accumulation == "total":
             return Advantages(values=values[:, 0], baseline=baseline[:, 0], metrics=metrics)
         return Advantages(values=unalign(values, mask), baseline=unalign(baseline, mask), metrics=metrics)
@@ -119,9 +121,8 @@ class Opo(EnergyBaseline):
 
     length_energy: ClassVar[bool] = True
 
-    def __init__(self, form: Literal["sequence", "token"] = "sequence", tail: Tail = "zero") -> None:
-        if form not in ("sequence", "token"):
-            raise ValueError(f"Opo: form must be sequence or token, got '{form}'.")
+    def __init__(self, form: Form = "sequence", tail: Tail = "zero") -> None:
+        check_choice("Opo", "form", form, Form)
         self.form = form
         self.accumulation = "total" if form == "sequence" else "cumulative"
         super().__init__(tail)

@@ -37,7 +37,6 @@ class Encoder:
                 f"The encoder '{name_or_path}' could not be loaded ({type(error).__name__}: {str(error)[:200]}). It "
                 "must be a sentence-transformers model, a Hub id or a folder."
             ) from error
-        self.name = name_or_path
 
     @property
     def revision(self) -> str | None:

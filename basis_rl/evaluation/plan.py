@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from basis_rl.engine import Completion, Sampling, prompt_tokens, sample, sample_servers
+from basis_rl.engine import Sampling, prompt_tokens, sample, sample_servers
 from basis_rl.engine.client import request_seed
 from basis_rl.engine.server import Server, ServerOptions
 from basis_rl.evaluation.arguments import MOST_NEW_TOKENS, EvalArguments
@@ -69,9 +69,6 @@ class Plan:
         self.evaluations = [self._prepare(problems) for problems in loaded]
         self.other = self._other_rollouts() if options.compare else {}
 
-    def _tokens(self, prompt: Any) -> list[int]:
-        return prompt_tokens(prompt, self.tokenizer, self.template)
-
     def _context(self) -> int | None:
         """Tokens that prompt and answer may have together, in the model and at all servers; None is not known."""
         text = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
@@ -82,7 +79,7 @@ class Plan:
         return min((limit for limit in limits if limit), default=None)
 
     def _max_new_tokens(self, problems: Problems) -> int:
-        longest = max(len(self._tokens(prompt)) for prompt in problems.dataset["prompt"])
+        longest = max(len(prompt_tokens(p, self.tokenizer, self.template)) for p in problems.dataset["prompt"])
         room = math.inf if self.room is None else self.room - longest
         wanted = self.options.max_new_tokens
         if room < 1 or (wanted is not None and not 1 <= wanted <= room):
@@ -157,7 +154,7 @@ class Plan:
         """
         options = self.options
         if all(evaluation.is_complete() for evaluation in self.evaluations):
-            results = self._results(_nothing_to_draw)
+            results = self._results(lambda *_: iter(()))
         else:
             with self._server() as server:
                 urls = [server.url] if isinstance(server, Server) else self.options.urls
@@ -243,17 +240,8 @@ class Plan:
             name = evaluation.problems.name
             path = Path(options.compare or "") / f"{name}.settings.json"
             if name in compared and path.is_file():
-                before = {**evaluation.file.settings, **json.loads(path.read_text())}
-                differing = differences(
-                    {k: v for k, v in before.items() if k not in _MODELS_OWN},
-                    {k: v for k, v in evaluation.file.settings.items() if k not in _MODELS_OWN},
-                )
-                if differing:
+                now = {k: v for k, v in evaluation.file.settings.items() if k not in _MODELS_OWN}
+                before = {k: v for k, v in json.loads(path.read_text()).items() if k not in _MODELS_OWN}
+                if differing := differences({**now, **before}, now):
                     lines += ["", f"{name} was run with other settings there: {'; '.join(differing)}."]
         return "\n".join(lines)
-
-
-def _nothing_to_draw(
-    prompts: Any, keys: Any, sampling: Sampling, num_rollouts: int
-) -> Iterator[tuple[int, list[Completion]]]:
-    raise AssertionError("all rollouts are there")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import datetime
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
@@ -25,16 +25,10 @@ from basis_rl.values.provenance import fingerprint, rendered_prompt
 RESULTS = "results.json"
 
 
-class Generate(Protocol):
-    """Where completions come from: ``(index of the prompt, its num_rollouts completions)`` as they are ready.
-
-    `keys` name the prompts: a source that draws each prompt by a seed of its own draws by them, so that a prompt gets
-    the same completions whichever others are asked for with it.
-    """
-
-    def __call__(
-        self, prompts: Sequence[Sequence[int]], keys: Sequence[str], sampling: Sampling, num_rollouts: int
-    ) -> Iterator[tuple[int, list[Completion]]]: ...
+# Where completions come from: it is called with the tokens of the prompts, their keys, the sampling and the number of
+# rollouts, and yields (index of the prompt, its completions) as they are ready. A source with a seed for each prompt
+# derives it from the key, so that a prompt gets the same completions whichever others are asked for with it.
+Generate = Callable[[Sequence[Sequence[int]], Sequence[str], Sampling, int], Iterator[tuple[int, list[Completion]]]]
 
 
 class Evaluation:
@@ -84,21 +78,19 @@ class Evaluation:
 
     def run(self, generate: Generate, reward: MathVerifyReward) -> dict[str, Any]:
         """Draw what is missing, grade it, and score the whole (`score`, with ``settings``, ``date``, ``seconds``)."""
-        with self.file.locked():
-            return self._run(generate, reward)
-
-    def _run(self, generate: Generate, reward: MathVerifyReward) -> dict[str, Any]:
         began = time.perf_counter()
-        rows = list(self.problems.dataset)
-        kept = self.file.resume([row["prompt_id"] for row in rows], self.num_rollouts)
-        missing = [i for i, row in enumerate(rows) if row["prompt_id"] not in kept]
-        if kept:
-            print(f"{self.problems.name}: {len(kept)} of {len(rows)} problems have their rollouts already.", flush=True)
-        if missing:
-            self._draw(generate, reward, missing)
-        found = self.file.read()
+        ids = list(self.problems.dataset["prompt_id"])
+        with self.file.locked():
+            kept = self.file.resume(ids, self.num_rollouts)
+            if kept:
+                name, ready = self.problems.name, len(kept)
+                print(f"{name}: {ready} of {len(ids)} problems have their rollouts already.", flush=True)
+            missing = [i for i, prompt_id in enumerate(ids) if prompt_id not in kept]
+            if missing:
+                self._draw(generate, reward, missing)
+            found = self.file.read()
         return {
-            **score({row["prompt_id"]: found[row["prompt_id"]] for row in rows}, reward.equivalent),
+            **score({prompt_id: found[prompt_id] for prompt_id in ids}, reward.equivalent),
             "settings": self.file.settings,
             "date": datetime.date.today().isoformat(),
             "seconds": round(time.perf_counter() - began, 1),

@@ -61,16 +61,8 @@ def score(rollouts: Rollouts, equivalent: Callable[[list[tuple[str, str]]], list
 
 
 def compare(before: Rollouts, after: Rollouts) -> Paired:
-    """Compare two models on the problems of one benchmark (`compare_paired`): after - before.
-
-    Raises:
-        ValueError: they were not asked the same problems.
-    """
-    if set(before) != set(after):
-        raise ValueError(
-            f"the problems are not the same: {len(before)} and {len(after)}, {len(set(before) & set(after))} of them "
-            "common"
-        )
+    """Compare two models on the problems of one benchmark (`compare_paired`), the same for both: after - before."""
+    assert set(before) == set(after), "the problems are not the same"
     (n_a, a), (n_b, b) = counts(before), counts({i: after[i] for i in before})
     return compare_paired(a, b, (int(n_a[0]), int(n_b[0])), level=_LEVEL)
 

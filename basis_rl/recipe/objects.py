@@ -88,13 +88,4 @@ def build_recipe_baseline(run: RunArguments) -> Baseline:
     Raises:
         ValueError: no such baseline, or parameters that do not fit it.
     """
-    params = run.baseline_kwargs or {}
-    try:
-        if ":" in run.baseline:
-            baseline = import_object(run.baseline, "baseline")(**params)
-            if not isinstance(baseline, Baseline):
-                raise ValueError(f"'{run.baseline}' is not a subclass of basis_rl.baselines.Baseline.")
-            return baseline
-        return build_baseline(run.baseline, **params)
-    except TypeError as error:
-        raise ValueError(f"baseline_kwargs {params} do not fit '{run.baseline}': {error}.") from error
+    return build_baseline(run.baseline, **(run.baseline_kwargs or {}))

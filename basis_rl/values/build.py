@@ -19,6 +19,7 @@ from tqdm import tqdm
 from transformers import TrainerState
 
 from basis_rl.engine import Completion, Sampling, prompt_tokens
+from basis_rl.engine.client import request_seed
 from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provenance
 from basis_rl.values.shards import Record, Shards
 from basis_rl.values.sources import Request, Source, ahead
@@ -220,15 +221,9 @@ class _Build:
         """The records of one part that are missing; a chunk is drawn whole, as it was the first time."""
         chunks = [[i for i in chunk if part == 0 or self.ids[i] not in self.certain] for chunk in mine]
         chunks = [chunk for chunk in chunks if any((self.ids[i], part) not in self.done for i in chunk)]
-        request = Request(
-            chunks=chunks,
-            prompts=self.prompts,
-            ids=self.ids,
-            sampling=self.plan.sampling,
-            count=self.plan.parts[part],
-            part=part,
-            seed=self.plan.seed,
-        )
+        # What a prompt's second part draws is not what its first one has drawn: the seeds differ.
+        seeds = {tuple(chunk): request_seed(self.plan.seed, part, *(self.ids[i] for i in chunk)) for chunk in chunks}
+        request = Request(self.prompts, seeds, self.plan.sampling, self.plan.parts[part])
         with closing(ahead(partial(self.source.draw, request), _SCORED_TOGETHER)) as drawn:
             for ready in drawn:
                 missing = [(i, rollouts) for i, rollouts in ready if (self.ids[i], part) not in self.done]

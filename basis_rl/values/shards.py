@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -95,13 +95,10 @@ class Shards:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"shard-{shard:05d}-of-{of:05d}.jsonl"
-        writer = Writer(path)
-        try:
+        with closing(Writer(path)) as writer:
             if not any("identity" in line for line in read_lines(path)):
                 writer.write({"identity": self.identity})
             yield writer
-        finally:
-            writer.close()
 
     @contextmanager
     def merging(self) -> Iterator[bool]:
@@ -124,36 +121,28 @@ class Writer:
     """Appends lines to a file. A line is there when `write` returns, and on the disk about a second later."""
 
     def __init__(self, path: Path) -> None:
-        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-        try:
-            if not lock(self.file, wait=False):
-                raise ValueError(
-                    f"Another process is writing '{path}'. Wait for it, or give each its own part: --values_shard 0/2, "
-                    "1/2."
-                )
-            size = os.fstat(self.file).st_size
-            if size and os.pread(self.file, 1, size - 1) != b"\n":  # a line was cut off: end it
-                self._put(b"\n")
-        except BaseException:
-            os.close(self.file)
-            raise
+        self.file = path.open("ab+", buffering=0)
+        if not lock(self.file.fileno(), wait=False):
+            self.file.close()
+            raise ValueError(
+                f"Another process is writing '{path}'. Wait for it, or give each its own part: --values_shard 0/2, 1/2."
+            )
+        if self.file.seek(0, os.SEEK_END):
+            self.file.seek(-1, os.SEEK_END)
+            if self.file.read(1) != b"\n":  # a line was cut off: end it
+                self.file.write(b"\n")
         self.synced = time.monotonic()
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Append one line."""
-        self._put(json.dumps(line).encode() + b"\n")
+        rest = memoryview(json.dumps(line).encode() + b"\n")
+        while rest:  # an unbuffered write may take a part
+            rest = rest[self.file.write(rest) :]
         if time.monotonic() - self.synced > _SYNC_SECONDS:
-            self._sync()
+            os.fsync(self.file.fileno())
+            self.synced = time.monotonic()
 
     def close(self) -> None:
         """Bring all to the disk."""
-        self._sync()
-        os.close(self.file)
-
-    def _put(self, data: bytes) -> None:
-        while data:
-            data = data[os.write(self.file, data) :]
-
-    def _sync(self) -> None:
-        os.fsync(self.file)
-        self.synced = time.monotonic()
+        os.fsync(self.file.fileno())
+        self.file.close()

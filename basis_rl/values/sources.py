@@ -4,50 +4,37 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from basis_rl.engine import Completion, Sampling, end_tokens, sample, sample_servers
-from basis_rl.engine.client import request_seed
 
 T = TypeVar("T")
 Rollouts = Iterator[tuple[int, list[Completion]]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(NamedTuple):
     """Rollouts that are wanted of a `Source`.
 
     Attributes:
-        chunks: indices of prompts that are drawn together, see `Source.chunks`.
         prompts: tokens of all prompts.
-        ids: their ids.
+        chunks: indices of prompts that are drawn together (see `Source.chunks`), and the seed of their rollouts.
         sampling: how rollouts are drawn.
-        count: of each prompt.
-        part: of the build: what a prompt's second part draws is not what its first one has drawn.
-        seed: of the build.
+        num_rollouts: of each prompt.
     """
 
-    chunks: Sequence[Sequence[int]]
     prompts: Sequence[Sequence[int]]
-    ids: Sequence[str]
+    chunks: Mapping[tuple[int, ...], int]
     sampling: Sampling
-    count: int
-    part: int
-    seed: int
-
-    def seed_of(self, *indices: int) -> int:
-        """Of the rollouts of these prompts, drawn together."""
-        return request_seed(self.seed, self.part, *(self.ids[i] for i in indices))
+    num_rollouts: int
 
 
 class Source(Protocol):
-    """Draws rollouts. What it draws for a chunk of prompts depends on chunk, part and seed alone.
+    """Draws rollouts. What it draws for a chunk of prompts depends on the chunk and its seed alone.
 
     Attributes:
         name: what else the rollouts depend on.
@@ -96,18 +83,18 @@ class ModelSource:
 
     def draw(self, request: Request, stop: threading.Event) -> Rollouts:
         device = self.model.device
-        for chunk in request.chunks:
+        for chunk, seed in request.chunks.items():
             if stop.is_set():
                 return
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
-                torch.manual_seed(request.seed_of(*chunk))
+                torch.manual_seed(seed)
                 found = sample(
                     self.model,
                     self.tokenizer,
                     [request.prompts[i] for i in chunk],
                     request.sampling,
-                    num_samples=request.count,
-                    batch_size=request.count * len(chunk),
+                    num_samples=request.num_rollouts,
+                    batch_size=request.num_rollouts * len(chunk),
                     stop=stop,
                 )
                 drawn = list(found)
@@ -147,14 +134,14 @@ class ServerSource:
         return [[index] for index in range(len(prompts))]
 
     def draw(self, request: Request, stop: threading.Event) -> Rollouts:
-        indices = [index for chunk in request.chunks for index in chunk]
+        indices = [index for (index,) in request.chunks]
         found = sample_servers(
             self.urls,
             self.tokenizer,
             [request.prompts[i] for i in indices],
             request.sampling,
-            num_samples=request.count,
-            seeds=[request.seed_of(i) for i in indices],
+            num_samples=request.num_rollouts,
+            seeds=list(request.chunks.values()),
             stop_token_ids=self.ends,
             timeout=self.timeout,
             patience=self.patience,
@@ -172,9 +159,10 @@ def ahead(make: Callable[[threading.Event], Iterator[T]], at_most: int) -> Gener
         at_most: items that may wait, and length of a list.
     """
     stop = threading.Event()
-    ready: queue.Queue[T | _End] = queue.Queue(at_most)
+    ready: queue.Queue[T | None] = queue.Queue(at_most)
+    failed: list[Exception] = []
 
-    def put(item: T | _End) -> None:
+    def put(item: T | None) -> None:
         while not stop.is_set():
             with suppress(queue.Full):
                 ready.put(item, timeout=0.2)
@@ -184,30 +172,23 @@ def ahead(make: Callable[[threading.Event], Iterator[T]], at_most: int) -> Gener
         try:
             for item in make(stop):
                 put(item)
-            put(_End(None))
         except Exception as error:
-            put(_End(error))
+            failed.append(error)
+        put(None)  # the end
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     try:
-        while True:
+        items: list[T | None] = []
+        while None not in items:
             items = [ready.get()]
             with suppress(queue.Empty):
                 while len(items) < at_most:
                     items.append(ready.get_nowait())
-            whole = [item for item in items if not isinstance(item, _End)]
-            if whole:
-                yield whole
-            if isinstance(items[-1], _End):
-                if items[-1].error is not None:
-                    raise items[-1].error
-                return
+            if found := [item for item in items if item is not None]:
+                yield found
+        if failed:
+            raise failed[0]
     finally:
         stop.set()
         thread.join(30.0)  # a process must not end within a computation of torch's
-
-
-class _End:
-    def __init__(self, error: Exception | None) -> None:
-        self.error = error

@@ -1,14 +1,13 @@
 """BASIS on simulated rewards, its calibration, its fallback, and rewards that are not 0/1."""
 
 import math
-from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 
 from basis_rl.baselines import Basis, BatchMean
-from basis_rl.types import RolloutBatch, RunContext
+from basis_rl.types import RolloutBatch
 from basis_rl.values import ValueTable
 
 
@@ -161,14 +160,6 @@ def test_reward_is_told_apart_by_the_references_value():
     assert found == {
         "reward_from_0.00": 0.5, "reward_from_0.25": 0.5, "reward_from_0.50": 0.5, "reward_from_0.75": 1.0,
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("accept", [False, True])
-def test_a_run_that_the_table_was_not_built_for_is_refused(accept):
-    table = ValueTable.from_rewards({"a": [0.0, 1.0]}, provenance={"model": "this"})
-    run = RunContext(prompts={"a": "x"}, provenance={"model": "other"})
-    with nullcontext() if accept else pytest.raises(ValueError, match="built for another run"):
-        Basis(table, accept_mismatch=accept).validate(run)
 
 
 @pytest.mark.parametrize("weighting", ["unb", "vop", "rvg"])

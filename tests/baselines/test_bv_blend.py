@@ -159,21 +159,6 @@ def test_groups_with_equal_rewards_are_revived():
     assert result.metrics["effective_signal"] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"clusters": {}}, "clusters is empty"),
-        ({"decay": 0.0}, "0 < decay"),
-        ({"confidence": "sure"}, "confidence must be"),
-        ({"confidence": 1.5}, "confidence must be"),
-        ({"mapping": "log"}, "mapping must be one of"),
-    ],
-)
-def test_parameters_out_of_range(params, message):
-    with pytest.raises(ValueError, match=message):
-        BVBlend(**{"clusters": CLUSTERS, **params})
-
-
 def test_clusters_may_be_a_mapping_a_codebook_or_its_folder(tmp_path):
     book = PromptClusters(CLUSTERS)
     batches = [batch_at(step) for step in range(3)]

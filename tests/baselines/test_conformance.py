@@ -1,21 +1,10 @@
-"""The conformance matrix: every registered baseline keeps the contract, and objects that break it are told how."""
-
-from dataclasses import replace
+"""The conformance matrix: every registered baseline keeps the contract, with its parameters in many combinations."""
 
 import pytest
 import torch
 
-from basis_rl.baselines import (
-    BASELINES,
-    Baseline,
-    CenterScale,
-    Ppo,
-    Rloo,
-    build_baseline,
-)
-from basis_rl.baselines.basis import Basis
-from basis_rl.conformance import BaselineError, check_baseline
-from basis_rl.types import Advantages
+from basis_rl.baselines import BASELINES, Basis, build_baseline
+from basis_rl.conformance import check_baseline
 from basis_rl.values import ValueTable
 from examples.custom_baseline import Shrinkage
 
@@ -39,8 +28,9 @@ VARIANTS += [("otb", {"tail": "last"}), ("otb", {"max_rollout_weight": 1.5}), ("
 VARIANTS += [("basis_history", {"values": values}) for values in (TABLE, GRADED)]
 VARIANTS += [
     ("basis_history", {"belief": "beta", "lcb": 1.0}),
-    ("basis_history", {"belief": "beta"}),
-    ("basis_history", {"belief": "beta", "values": GRADED}),
+    ("basis_history", {"prior": "text"}),
+    ("basis_history", {"belief": "gaussian"}),
+    ("basis_history", {"belief": "gaussian", "values": GRADED}),
 ]
 VARIANTS += [
     ("basis", {"values": values, "weighting": weighting, "calibration": calibration, "smoothing": smoothing})
@@ -53,8 +43,14 @@ VARIANTS += [
 
 @pytest.mark.parametrize(("name", "kwargs"), VARIANTS, ids=lambda v: v if isinstance(v, str) else None)
 def test_registered_baselines_conform(name, kwargs):
-    passed = check_baseline(lambda: build_baseline(name, **kwargs), IDS)
-    assert len(passed) == 17
+    def build():
+        baseline = build_baseline(name, **kwargs)
+        if isinstance(baseline, Basis):  # what is checked holds for any grid, and the whole one takes ten seconds
+            baseline.betas = baseline.betas[::25]
+            baseline.curve = torch.zeros_like(baseline.betas)
+        return baseline
+
+    assert len(check_baseline(build, IDS)) == 17
 
 
 def test_every_registered_baseline_is_in_the_matrix():
@@ -68,112 +64,6 @@ def test_what_has_advantages_of_tokens():
     assert always == {"otb", "isolated_energy", "ppo", "opo"}
     assert with_kl == {"reinforce_pp", "reinforce_pp_baseline"}
     assert build_baseline("opo").token_level == "never"  # form="token" alone has them
-
-
-class NoisyState(Rloo):
-    calls = 0
-
-    def advantages(self, batch):
-        self.calls += 1
-        return super().advantages(batch)
-
-    def state_dict(self):
-        return {"calls": self.calls}
-
-    def load_state_dict(self, state):
-        if set(state) != {"calls"}:
-            raise ValueError("keys")
-        self.calls = state["calls"]
-
-
-class ByPosition(Baseline):
-    def advantages(self, batch):
-        scored = torch.nan_to_num(batch.rewards) * batch.action_mask.any(dim=1)
-        values = scored * torch.arange(len(scored))
-        return Advantages(values=values, baseline=torch.zeros_like(values))
-
-
-class LeaksNan(CenterScale):
-    def advantages(self, batch):
-        return Advantages(values=batch.rewards, baseline=torch.zeros_like(batch.rewards))
-
-    def center(self, rewards, group_ids):
-        return rewards
-
-
-class HiddenOwnReward(CenterScale):
-    def center(self, rewards, group_ids):
-        return 0.5 * rewards
-
-
-class ForgetsState(Rloo):
-    offset = 0.0
-
-    def advantages(self, batch):
-        result = super().advantages(batch)
-        shifted = torch.where(result.values != 0, result.values + self.offset, 0.0)
-        return Advantages(values=shifted, baseline=result.baseline)
-
-    def update(self, batch):
-        self.offset += 1.0
-
-
-class LooseState(Rloo):
-    def load_state_dict(self, state):
-        pass
-
-
-class TokensUndeclared(Ppo):
-    token_level = "never"
-
-
-class TokensOnlyWithKl(Ppo):
-    token_level = "with_kl"
-
-
-class RolloutsDeclaredAsTokens(Rloo):
-    token_level = "always"
-
-
-class NoTokensWithKl(CenterScale):
-    token_level = "with_kl"
-
-    def center(self, rewards, group_ids):
-        return torch.zeros_like(rewards)
-
-
-class LearnsFromPadding(Ppo):
-    def loss(self, predicted, batch):
-        found = super().loss(predicted, batch)
-        return replace(found, counts=torch.ones_like(found.counts))
-
-
-class LossOfTheBatch(Ppo):
-    def loss(self, predicted, batch):
-        found = super().loss(predicted, batch)
-        return replace(found, per_token=found.per_token - (predicted * found.counts).mean())
-
-
-@pytest.mark.parametrize(
-    ("broken", "message"),
-    [
-        (TokensUndeclared, "says token_level = 'never', but returns advantages of tokens without KL"),
-        (TokensOnlyWithKl, "says token_level = 'with_kl', but returns advantages of tokens without KL"),
-        (RolloutsDeclaredAsTokens, "says token_level = 'always', but returns advantages of rollouts without KL"),
-        (NoTokensWithKl, "says token_level = 'with_kl', but returns advantages of rollouts with KL in the reward"),
-        (LearnsFromPadding, "learns from tokens that are not actions"),
-        (LossOfTheBatch, "a loss of a rollout that depends on which others are there"),
-        (NoisyState, "changes its state in `advantages`"),
-        (ByPosition, "depends on the order of the rows"),
-        (LeaksNan, "not finite"),
-        (HiddenOwnReward, "depends on the own reward"),
-        (ForgetsState, "does not come back the same"),
-        (LooseState, "without a ValueError"),
-    ],
-)
-def test_broken_baselines_are_told_what_they_break(broken, message):
-    with pytest.raises(BaselineError, match=message):
-        check_baseline(broken)
 
 
 def test_basis_own_reward_enters_only_through_beta():

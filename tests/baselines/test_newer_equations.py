@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from basis_rl.baselines import Baseline, build_baseline
+from basis_rl.baselines import build_baseline
 from basis_rl.types import RolloutBatch
 from basis_rl.values import ValueTable
 from tests.baselines.test_equations import group_rows, mean, present, ragged_batch
@@ -300,50 +300,6 @@ def test_the_tables_value_alone():
     assert errors[0] < errors[1]  # beta was chosen for it
 
 
-@pytest.mark.parametrize(
-    ("name", "params", "message"),
-    [
-        ("spo", {"forgetting": 0.0}, "forgetting must be a number in"),
-        ("spo", {"forgetting": "abc"}, "forgetting must be a number in"),
-        ("quantile", {"level": 0.0}, "level must be in"),
-        ("max_rl", {"eps": 0.0}, "eps must be positive"),
-        ("pass_at_k", {"k": 0}, "k must be at least 1"),
-        ("pass_at_k", {"form": "exact"}, "form must be analytic or leave_one_out"),
-        ("w_reinforce", {"positive": -1.0}, "positive must be at least 0"),
-        ("reinforce_pp", {"reward_clip": (1.0, 0.0)}, "reward_clip must be"),
-    ],
-)
-def test_parameters_out_of_range_are_named(name, params, message):
-    with pytest.raises(ValueError, match=message):
-        build_baseline(name, **params)
-
-
-def test_each_says_truly_whether_it_is_unbiased():
-    """A two-armed bandit enumerated, as in test_bias.py: James-Stein and best-of-k without a scale."""
-    p, groups = 0.3, [0, 0, 1, 1, 1]
-    james_stein, bare_spo = build_baseline("james_stein"), build_baseline("spo", normalize=False)
-    assert not james_stein.uses_own_reward
-    assert not bare_spo.uses_own_reward
-    assert build_baseline("spo").uses_own_reward
-    for baseline in (james_stein, bare_spo):
-        assert gradient_share(baseline, p, groups) == pytest.approx(1.0, abs=1e-9)
-
-
-def gradient_share(baseline: Baseline, p: float, groups: list[int]) -> float:
-    total = 0.0
-    for arms in itertools.product([0.0, 1.0], repeat=len(groups)):
-        probability = math.prod(p if arm else 1 - p for arm in arms)
-        batch = RolloutBatch(
-            rewards=torch.tensor(arms),
-            group_ids=torch.tensor(groups),
-            prompt_ids=[f"p{g}" for g in groups],
-            action_mask=torch.ones((len(groups), 1), dtype=torch.bool),
-        )
-        values = baseline.advantages(batch).values
-        total += probability * float((values * (torch.tensor(arms).double() - p)).mean())
-    return total / (p * (1 - p))
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_least_variance_is_the_weighted_regression_on_all_others(seed):
     """For each row by gradient descent's answer: the normal equations of the others, solved by themselves."""
@@ -354,7 +310,7 @@ def test_least_variance_is_the_weighted_regression_on_all_others(seed):
         energies = torch.rand(batch.action_mask.shape, generator=torch.Generator().manual_seed(seed))
         batch = replace(batch, energies=energies)
         found = baseline.advantages(batch)
-        v = baseline.history.expected(batch.prompt_ids)
+        v = baseline.expected(batch.prompt_ids)
         weights = energies.double().sum(1)
         rewards = batch.rewards.double()
         for i in range(len(rewards)):

@@ -1,13 +1,12 @@
 """Building baselines by name, and what a wrong name or parameter is answered with."""
 
+import math
+
 import pytest
 
 from basis_rl.baselines import BASELINES, build_baseline
+from basis_rl.types import RunContext
 from basis_rl.values import ValueTable
-
-
-def test_names_are_the_documented_ones():
-    assert {"none", "batch_mean", "grpo", "dr_grpo", "rloo", "basis"} <= set(BASELINES)
 
 
 @pytest.mark.parametrize(
@@ -46,16 +45,56 @@ def test_types_that_fit_are_taken():
     assert build_baseline("spo", forgetting="kl").forgetting == "kl"
 
 
+TABLE = ValueTable.from_rewards({"a": [0.0, 1.0]}, provenance={"model": "this"})
+NEEDED = {"basis": {"values": TABLE}, "bv_blend": {"clusters": {"a": 0}}}
+
+
 @pytest.mark.parametrize(
-    ("params", "message"),
+    ("name", "params", "message"),
     [
-        ({"weighting": "blue"}, "weighting must be one of unb, vop, rvg, none"),
-        ({"calibration": "mse"}, "calibration must be one of common, likelihood, literal, none"),
-        ({"smoothing": -1}, "smoothing >= 0"),
-        ({"epsilon": 0.7}, "epsilon"),
+        ("basis", {"weighting": "blue"}, "weighting must be one of unb, vop, rvg, none"),
+        ("basis", {"calibration": "mse"}, "calibration must be one of common, likelihood, literal, none"),
+        ("basis", {"smoothing": -1}, "smoothing >= 0"),
+        ("basis", {"epsilon": 0.7}, "epsilon"),
+        ("basis_history", {"epsilon": 0.5}, "epsilon"),
+        ("basis_history", {"drift": -1}, "drift >= 0"),
+        ("basis_history", {"drift": "fast"}, "'auto'"),
+        ("basis_history", {"drift": math.nan}, "drift >= 0"),
+        ("basis_history", {"smoothing": 0}, "smoothing > 0"),
+        ("basis_history", {"lcb": -1.0}, "lcb"),
+        ("basis_history", {"lcb": math.nan}, "lcb"),
+        ("basis_history", {"prior": "words"}, "prior must be one of flat, text"),
+        ("basis_history", {"belief": "normal"}, "belief must be one of beta, gaussian"),
+        ("bv_blend", {"clusters": {}}, "clusters is empty"),
+        ("bv_blend", {"decay": 0.0}, "0 < decay"),
+        ("bv_blend", {"confidence": "sure"}, "confidence must be"),
+        ("bv_blend", {"confidence": 1.5}, "confidence must be"),
+        ("bv_blend", {"mapping": "log"}, "mapping must be one of"),
+        ("bv_blend", {"variance": "log"}, "variance must be one of"),
+        ("spo", {"forgetting": 0.0}, "forgetting must be a number in"),
+        ("spo", {"forgetting": "abc"}, "forgetting must be a number in"),
+        ("quantile", {"level": 0.0}, "level must be in"),
+        ("max_rl", {"eps": 0.0}, "eps must be positive"),
+        ("pass_at_k", {"k": 0}, "k must be at least 1"),
+        ("pass_at_k", {"form": "exact"}, "form must be one of analytic, leave_one_out"),
+        ("w_reinforce", {"positive": -1.0}, "positive must be at least 0"),
+        ("reinforce_pp", {"reward_clip": (1.0, 0.0)}, "reward_clip must be"),
+        ("reinforce_pp", {"over": "rollouts"}, "over must be one of samples, tokens"),
+        ("grpo", {"over": "prompt"}, "over must be one of group, batch"),
+        ("otb", {"tail": "first"}, "tail must be one of zero, last, return"),
+        ("opo", {"form": "word"}, "form must be one of sequence, token"),
     ],
 )
-def test_basis_refuses_parameters_out_of_range(params, message):
-    table = ValueTable.from_rewards({"a": [0.0, 1.0]})
+def test_parameters_out_of_range_are_named(name, params, message):
     with pytest.raises(ValueError, match=message):
-        build_baseline("basis", values=table, **params)
+        BASELINES[name](**{**NEEDED.get(name, {}), **params})
+
+
+@pytest.mark.parametrize("name", ["basis", "basis_history", "spo", "least_variance"])
+def test_a_run_that_the_table_was_not_built_for_is_refused(name):
+    run = RunContext(prompts={"a": "x"}, provenance={"model": "other"})
+    with pytest.raises(ValueError, match="built for another run"):
+        build_baseline(name, values=TABLE).validate(run)
+    build_baseline(name, values=TABLE, accept_mismatch=True).validate(run)
+    if name != "basis":
+        build_baseline(name).validate(run)

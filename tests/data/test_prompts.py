@@ -74,17 +74,9 @@ def test_kept_columns_and_limits_are_those_of_the_row(tmp_path):
     assert told[0]["prompt"] == "It is 0.\n\np0"
 
 
-def test_golds_that_are_numbers_are_text_without_a_needless_point(tmp_path):
-    rows = [{"problem": f"p{i}", "answer": answer} for i, answer in enumerate([27.0, 2.5, -3.0])]
-    assert list(load(write(tmp_path, rows))["solution"]) == ["27", "2.5", "-3"]
-    rows = [{"problem": "p", "answer": ["1", None]}, {"problem": "q", "answer": ["1", "2"]}]
-    assert list(load(write(tmp_path, rows), on_missing_gold="drop")["solution"]) == ["1, 2"]
-
-
 def test_problems_with_braces_survive_the_template(tmp_path):
-    path = tmp_path / "tex.jsonl"
-    path.write_text(json.dumps({"problem": r"Find $\frac{1}{2} + \{x\}$ {prompt}", "answer": "1"}))
-    assert r"\frac{1}{2} + \{x\}$ {prompt}" in load(str(path), conversational=False)[0]["prompt"]
+    path = write(tmp_path, [{"problem": r"Find $\frac{1}{2} + \{x\}$ {prompt}", "answer": "1"}])
+    assert r"\frac{1}{2} + \{x\}$ {prompt}" in load(path, conversational=False)[0]["prompt"]
 
 
 def test_held_out_problems_are_disjoint_stable_and_complete(path):
@@ -97,17 +89,8 @@ def test_held_out_problems_are_disjoint_stable_and_complete(path):
     assert set(load(path, test_fraction=0.1, held_out=True)["prompt_id"]) <= set(test["prompt_id"])
 
 
-def test_of_two_rows_with_one_problem_the_first_counts(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    rows = [{"problem": "p", "answer": "1"}, {"problem": " p ", "answer": "2"}, {"problem": "q", "answer": "3"}]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    assert list(load(str(path))["solution"]) == ["1", "3"]
-
-
 def test_answer_column_goes_before_a_worked_solution(tmp_path):
-    path = tmp_path / "math.json"
-    path.write_text(json.dumps([{"problem": "p", "solution": "long", "answer": "7"}]))
-    assert load(str(path))[0]["solution"] == "7"
+    assert load(write(tmp_path, [{"problem": "p", "solution": "long", "answer": "7"}]))[0]["solution"] == "7"
 
 
 def test_reasoning_gym_is_seeded():
@@ -122,6 +105,7 @@ def test_reasoning_gym_is_seeded():
         ({"prompt_column": "questoin"}, r"prompt_column: .* has no column 'questoin', only \['question', 'answer'\]"),
         ({"prompt_template": "no place"}, "prompt_template must hold `{prompt}`"),
         ({"test_fraction": 1.0}, "test_fraction"),
+        ({"test_fraction": 0.1, "dataset_test_split": "test"}, "set one of the two"),
         ({"solution_list": "some"}, "solution_list must be 'all' or 'any'"),
         ({"solution_pattern": r"= (\d+)"}, "finds no group in row 0"),
         ({"solution_pattern": "("}, "is not a regular expression"),
@@ -147,19 +131,14 @@ def test_bad_names_are_answered(name, message):
 
 
 def test_missing_columns_are_listed(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"text": "a", "label": "b"}))
-    with pytest.raises(
-        ValueError, match=r"none of the columns .* only \['text', 'label'\]; say which one with prompt_column"
-    ):
-        load(str(path))
+    with pytest.raises(ValueError, match=r"none of the columns .* only \['text', 'label'\]; .* with prompt_column"):
+        load(write(tmp_path, [{"text": "a", "label": "b"}]))
 
 
 def test_a_missing_gold_is_named_by_its_row(tmp_path):
-    path = tmp_path / "rows.json"
-    path.write_text(json.dumps([{"problem": "p", "answer": "1"}, {"problem": "q", "answer": None}]))
+    rows = [{"problem": "p", "answer": "1"}, {"problem": "q", "answer": None}]
     with pytest.raises(ValueError, match=r"Row 1 of .* has no gold: column 'answer' holds None"):
-        load(str(path))
+        load(write(tmp_path, rows))
 
 
 def test_a_list_of_golds_is_all_that_is_asked_for_or_alternatives(tmp_path):
@@ -220,8 +199,3 @@ def test_a_file_that_cannot_be_read_gives_the_reason(name, content, message, tmp
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         load_prompts(DataArguments(str(tmp_path / name)), conversational=False)
-
-
-def test_a_test_split_and_a_share_held_out_exclude_each_other(path):
-    with pytest.raises(ValueError, match="set one of the two"):
-        load_prompts(DataArguments(path, dataset_test_split="test", test_fraction=0.1), conversational=False)

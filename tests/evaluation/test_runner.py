@@ -170,7 +170,7 @@ def test_models_are_compared_problem_by_problem():
     result = compare(before, shuffled)
     assert result.difference == pytest.approx(1 - 3 / 12)
     assert result.p_value == 2 / 2**6
-    with pytest.raises(ValueError, match="the problems are not the same: 6 and 5, 5 of them common"):
+    with pytest.raises(AssertionError, match="the problems are not the same"):
         compare(before, {key: after[key] for key in list(after)[:5]})
 
 

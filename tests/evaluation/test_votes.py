@@ -44,8 +44,10 @@ def test_equivalence_joins_groups_and_chains():
 
 
 def test_math_verify_finds_wrong_answers_equal_too():
-    with_reward = count_votes([[r"\sqrt{8}", r"2\sqrt{2}", r"\pi r", "x", r"r\pi"]], MathVerifyReward().equivalent)
-    assert with_reward.tolist() == [[0, 0, 1, 2, 1]]
+    reward = MathVerifyReward(num_workers=1)
+    votes = count_votes([[r"\sqrt{8}", r"2\sqrt{2}", r"\pi r", "x", r"r\pi"]], reward.equivalent)
+    reward.close()
+    assert votes.tolist() == [[0, 0, 1, 2, 1]]
 
 
 def test_only_the_most_frequent_forms_are_compared():

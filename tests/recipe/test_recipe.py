@@ -182,7 +182,7 @@ def test_baselines_of_ones_own(parsed):
     assert found.weight == 2.0
     with pytest.raises(ValueError, match="is not a subclass"):
         build_recipe_baseline(parsed(baseline=f"{HERE}:Graded").run)
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="has no parameter 'wait'"):
         build_recipe_baseline(parsed(baseline=f"{HERE}:Weighted", baseline_kwargs={"wait": 2.0}).run)
 
 

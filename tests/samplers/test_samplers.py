@@ -179,6 +179,11 @@ class Lying(Variance):
         return Draw(draw.rows, torch.ones_like(draw.ratio), draw.metrics)
 
 
+def drawing(kind, change):
+    """A subclass of `kind` that returns ``change(draw)``."""
+    return type("Broken", (kind,), {"draw": lambda self, *args: change(kind.draw(self, *args))})
+
+
 class Global(Uniform):
     def draw(self, candidates, belief, size, generator):
         return super().draw(candidates, belief, size, torch.default_generator)
@@ -197,17 +202,6 @@ class Short(WeightedSampler):
         return torch.ones(5)
 
 
-class Floats(Variance):
-    def draw(self, *args):
-        return Draw(super().draw(*args).rows.float(), None, {})
-
-
-class Unknown(Variance):
-    def draw(self, *args):
-        draw = super().draw(*args)
-        return Draw(draw.rows, draw.ratio * torch.nan, draw.metrics)
-
-
 class Refilling(Variance):
     max_refills = 1
 
@@ -215,26 +209,38 @@ class Refilling(Variance):
         super().__init__(correct=True)
 
 
+@pytest.fixture
+def few_draws(monkeypatch):
+    """What is broken shows in a fifth of the draws that the frequencies of a correct sampler are checked with."""
+    monkeypatch.setattr("basis_rl.conformance.samplers._DRAWS", 300)
+
+
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
-        (Sevens, "did not draw 4 different prompts"),
-        (Sevens, "does not use the generator"),
-        (Sevens, "a ratio exactly where it says known_chances"),
+        (
+            Sevens,
+            "did not draw 4 different prompts(.|\n)*does not use the generator(.|\n)*a ratio exactly where it says",
+        ),
         (Greedy, "positive weight"),
         (Lying, "ratios that do not fit the frequencies"),
         (Global, "other random numbers than the generator's"),
         (Counting, "changes its state in `draw`"),
-        (Short, "`weights` must return a tensor of shape (16,), and returned a tensor of shape (5,)"),
-        (Floats, "int64 tensor, and returned a tensor of shape (1,) and type float32"),
-        (Unknown, "a ratio for each of 4 prompts, finite and > 0"),
+        (Short, r"`weights` must return a tensor of shape \(16,\), and returned a tensor of shape \(5,\)"),
+        (
+            drawing(Variance, lambda draw: Draw(draw.rows.float(), None, {})),
+            r"int64 tensor, and returned a tensor of shape \(1,\) and type float32",
+        ),
+        (
+            drawing(Variance, lambda d: Draw(d.rows, d.ratio * torch.nan, d.metrics)),
+            "a ratio for each of 4 prompts, finite and > 0",
+        ),
         (Refilling, "correct = True and max_refills > 0"),
     ],
 )
-def test_what_is_broken_is_said(broken, said):
-    with pytest.raises(SamplerError) as error:
+def test_what_is_broken_is_said(broken, said, few_draws):
+    with pytest.raises(SamplerError, match=said):
         check_sampler(broken)
-    assert said in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -247,8 +253,8 @@ def test_what_is_broken_is_said(broken, said):
         ("thompson", {"explore": 0}, "0 < explore <= 1"),
         ("drop_solved", {"solved": 1.0}, "0 < solved < 1"),
         ("dynamic", {"max_refills": 0}, "max_refills >= 1"),
-        ("dynamic", {"max_refills": 2.5}, "whole number max_refills >= 1, got 2.5"),
-        ("dynamic", {"max_refills": True}, "whole number max_refills >= 1"),
+        ("dynamic", {"max_refills": 2.5}, "whole number, got 2.5"),
+        ("dynamic", {"max_refills": True}, "whole number"),
         ("variance", {"correct": "false"}, "correct must be true or false, got 'false'"),
         ("tests.samplers.test_samplers:Anything", {"flor": 1}, "unexpected keyword argument 'flor'"),
         ("spo", {"clip": [2, 3]}, "least <= 1 <= largest"),

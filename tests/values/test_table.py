@@ -46,22 +46,6 @@ def test_graded_rewards_take_the_same_pseudo_rollouts():
         torch.testing.assert_close(graded.tilt(["a", "b", "c"], smoothing)(betas), expected)
 
 
-def test_values_do_not_depend_on_the_unit_of_the_reward():
-    rewards = {"a": [0.0, 0.25, 1.0], "b": [0.5, 0.5]}
-    moved = {name: [4.0 * reward - 3.0 for reward in row] for name, row in rewards.items()}
-    betas = torch.tensor([0.3, torch.inf])
-    expected = ValueTable.from_rewards(rewards).tilt(["b", "a"], 0.5)(betas)
-    found = ValueTable.from_rewards(moved, reward_range=(-3.0, 1.0)).tilt(["b", "a"], 0.5)(betas)
-    torch.testing.assert_close(found, expected)
-
-
-def test_a_digest_is_that_of_the_content():
-    digest = ValueTable.from_rewards(REWARDS).digest
-    assert ValueTable.from_rewards(dict(reversed(REWARDS.items())), provenance={"a": 1}).digest == digest
-    assert ValueTable.from_rewards({**REWARDS, "c": [0.0]}).digest != digest
-    assert ValueTable.from_rewards(REWARDS, reward_range=(0.0, 2.0)).digest != digest
-
-
 def test_unscored_rollouts_are_left_out():
     assert ValueTable.from_rewards({"a": [1.0, float("nan"), 0.0]}).rewards("a") == [1.0, 0.0]
 
@@ -155,18 +139,15 @@ def test_prompts_rendered_otherwise():
         table.check(context())
 
 
-def test_a_bar_in_the_provenance_stays_in_its_cell_of_the_card():
+def test_the_card_keeps_its_columns_and_leaves_out_what_is_not_so():
     known = {"model": "a|b", "reward": "f|g[1]", "sampler": "x|y", "early_exit": 0, "num_rollouts": 4, "seed": 0}
     text = ValueTable.from_rewards(REWARDS, provenance={**known, "rollouts": 7, "truncated": 2}).card("o/n")
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert all(len(re.findall(r"(?<!\\)\|", row)) == 3 for row in rows)
-    assert {"| Model | a\\|b |", "| Reward | f\\|g[1] |", "| Sampled with | x\\|y |", "| Seed | 0 |"} <= set(rows)
-    assert "| Completions that were cut off | 2 (28.6%) |" in rows
-    assert "no more than these" not in text
-    assert "n<1K" in text
+    assert {"| Model | a\\|b |", "| Reward | f\\|g[1] |", "| Completions that were cut off | 2 (28.6%) |"} <= set(rows)
+    assert "Early exit" not in text
     sizes = [_size_category(n) for n in (999, 1000, 9_999, 10_000, 100_000)]
     assert sizes == ["n<1K", "1K<n<10K", "1K<n<10K", "10K<n<100K", "100K<n<1M"]
-    assert "Early exit" not in text
 
 
 def test_model_revision_follows_the_weights(tiny_path, tmp_path):
@@ -181,13 +162,6 @@ def test_model_revision_follows_the_weights(tiny_path, tmp_path):
     assert model_revision(str(copy)) == first
     (copy / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
     assert model_revision(str(copy)) != first
-    large = tmp_path / "large"
-    large.mkdir()
-    found = set()
-    for byte in (0, 1):  # at the end of a file of which only both ends are read
-        (large / "model.safetensors").write_bytes(bytes(3 << 20) + bytes([byte]))
-        found.add(model_revision(str(large)))
-    assert len(found) == 2
 
 
 def test_reward_identity():

@@ -1,0 +1,110 @@
+"""Classes by their names: what ``baseline`` and ``prompt_sampler`` name in a recipe, built with their parameters."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from basis_rl.names import did_you_mean, import_object
+
+
+def build(what: str, known: Mapping[str, type], base: type, name: str, params: Mapping[str, Any]) -> Any:
+    """The class with that name in `known`, or your own as ``module:Class``, built with `params`.
+
+    Args:
+        what: the recipe's key, such as ``prompt_sampler``; its parameters are those of the key ``WHAT_kwargs``.
+        known: the registered classes.
+        base: what your own class has to be a subclass of.
+        name: of the class.
+        params: of its ``__init__``.
+
+    Raises:
+        ValueError: unknown name, unknown or missing parameter, or a parameter that the class refuses.
+    """
+    called = what.replace("_", " ")
+    if ":" in name:
+        cls = import_object(name, called)
+        if not (isinstance(cls, type) and issubclass(cls, base)):
+            raise ValueError(f"'{name}' is not a subclass of {base.__module__.removesuffix('.base')}.{base.__name__}.")
+    elif name in known:
+        cls = known[name]
+    else:
+        raise ValueError(
+            f"Unknown {called} '{name}'.{did_you_mean(name, known)} Known: {', '.join(known)}; your own is "
+            "'module:Class'."
+        )
+    _check_names(f"{called.capitalize()} '{name}'", cls, params, f"{what}_kwargs")
+    if name in known:
+        _check_types(name, cls, params)
+    try:
+        return cls(**params)
+    except TypeError as error:
+        raise ValueError(f"{what}_kwargs {dict(params)} do not fit '{name}': {error}.") from error
+
+
+def name_of(known: Mapping[str, type], built: object) -> str:
+    """The registered name of an object, or that of its class."""
+    return next((name for name, cls in known.items() if cls is type(built)), type(built).__name__)
+
+
+def check_choice(owner: str, name: str, value: object, choices: Any) -> None:
+    """Raise ValueError unless `value` is one of the words of the `Literal` `choices`."""
+    words = get_args(choices)
+    if value not in words:
+        raise ValueError(f"{owner}: {name} must be one of {', '.join(words)}, got {value!r}.")
+
+
+def _check_names(title: str, cls: type, params: Mapping[str, Any], key: str) -> None:
+    everything = inspect.signature(cls).parameters.values()
+    named = {each.name: each for each in everything if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in everything)
+    for unknown in () if takes_any else [name for name in params if name not in named]:
+        hint = did_you_mean(unknown, named)
+        raise ValueError(f"{title} has no parameter '{unknown}'.{hint} Its parameters: {', '.join(named) or 'none'}.")
+    for missing in (each.name for each in named.values() if each.default is each.empty and each.name not in params):
+        raise ValueError(f"{title} needs the parameter '{missing}' (recipe: `{key}`).")
+
+
+def _check_types(name: str, cls: Any, params: Mapping[str, Any]) -> None:
+    annotations = get_type_hints(cls.__init__)
+    for key, value in params.items():
+        if key in annotations and not _is_a(value, annotations[key]):
+            raise ValueError(f"{name}: {key} must be {_in_words(annotations[key])}, got {value!r}.")
+
+
+def _is_a(value: Any, annotation: Any) -> bool:
+    """Whether `value` has that type. Ranges, and which word of a `Literal` it is, are the class's to check."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return any(_is_a(value, each) for each in arguments)
+    if origin is Literal:
+        return isinstance(value, str)
+    if origin is tuple:  # a list, in YAML
+        fits = isinstance(value, (list, tuple)) and len(value) == len(arguments)
+        return fits and all(map(_is_a, value, arguments))
+    if origin is Sequence:
+        return isinstance(value, (list, tuple)) and all(_is_a(each, arguments[0]) for each in value)
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(_is_a(each, arguments[1]) for each in value.values())
+    if annotation in (float, int):
+        number = isinstance(value, Real if annotation is float else Integral) and not isinstance(value, bool)
+        return number and value == value  # not NaN
+    return isinstance(value, annotation)
+
+
+def _in_words(annotation: Any) -> str:
+    """A type as a message says it."""
+    words = {float: "a number", int: "a whole number", bool: "true or false", type(None): "null", str: "text"}
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " or ".join(arguments)
+    if origin in (tuple, Sequence):
+        return "a list of numbers" if origin is Sequence else f"a list of {len(arguments)} numbers"
+    if origin is Mapping:
+        return "a mapping"
+    if arguments:
+        return " or ".join(map(_in_words, arguments))
+    return words.get(annotation, annotation.__name__)
