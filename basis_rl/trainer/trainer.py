@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
@@ -32,15 +32,15 @@ from basis_rl.run.disk import checkpoint_bytes, naming_a_full_disk
 from basis_rl.run.errors import NonFiniteGradients, RewardFailed, SelectionFailed, ServerLost, StopAsked, SyncError
 from basis_rl.run.progress import use_progress_lines
 from basis_rl.run.ranks import on_main_process
+from basis_rl.run.record import RunInfo
 from basis_rl.run.run_lock import end_with_launcher, held
 from basis_rl.run.usage import Spending
 from basis_rl.samplers import PromptSampler
 from basis_rl.trainer import settings
-from basis_rl.trainer.config import BasisConfig, with_objective
+from basis_rl.trainer.config import BasisConfig, with_objective, without_secrets
 from basis_rl.trainer.critic import Critic
 from basis_rl.trainer.epoch_indices import EpochSampler
 from basis_rl.trainer.evaluating import EvalScores, of_set, random_numbers_kept
-from basis_rl.trainer.facts import Record, without_secrets
 from basis_rl.trainer.faults import FiniteGradients, StopOnSignal
 from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id
 from basis_rl.trainer.greedy import greedy_rewards
@@ -62,7 +62,7 @@ from basis_rl.trainer.preflight import (
     check_token_advantages,
     run_context,
 )
-from basis_rl.trainer.publish import Publisher
+from basis_rl.trainer.publish import Origin, Publisher, run_info
 from basis_rl.trainer.resample import Refill
 from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, total_rewards
 from basis_rl.trainer.scoring import EnergyRecorder, ScoringPass
@@ -135,7 +135,7 @@ class BasisTrainer(GRPOTrainer):
         funcs, train_dataset = as_rewards(reward_funcs, args), as_dataset(train_dataset, "train_dataset")
         kwargs["eval_dataset"] = eval_dataset
         train_dataset, kwargs = self._checked(args, funcs, train_dataset, kwargs)
-        self.publisher = Publisher(self, args)
+        self.publisher = Publisher(args)
         # What the methods below read while TRL's constructor runs.
         self.policy_loss, self.turns = PolicyLoss(self, self.objective), Turns(self)
         self.selection: Selection | None = None
@@ -175,7 +175,7 @@ class BasisTrainer(GRPOTrainer):
     def _build_parts(self) -> None:
         """What `BasisTrainer` adds to TRL's trainer, in components that see it through `basis_rl.trainer.ports`."""
         args, requires = self.args, self.baseline.requires
-        self.record = Record.of(self.model.config, args, objective_name(self.objective))
+        self.origin = Origin.of(self.model.config, args, objective_name(self.objective))
         self.spending, self._eval_scores, self._eval_name = Spending(), EvalScores(), ""
         self._energies = EnergyRecorder(self) if "energies" in requires else None
         self._critic = Critic(self, self.baseline) if isinstance(self.baseline, LearnedBaseline) else None
@@ -607,7 +607,7 @@ class BasisTrainer(GRPOTrainer):
             last = self.stop_on_signal.stopped or self.state.global_step >= self.state.max_steps
             if self.publisher.is_due(last):
                 self.callback_handler.on_push_begin(self.args, self.state, self.control)
-                self.publisher.push_checkpoint(folder)
+                self.publisher.push_checkpoint(folder, self.state.global_step)
 
     def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint_folder)
@@ -630,7 +630,7 @@ class BasisTrainer(GRPOTrainer):
             self.args = args
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Has been done before the model was loaded."""
+        """No-op: `Publisher` already created the repository."""
         self.hub_model_id = self.publisher.hub.repo_id
         self.push_in_progress = None
 
@@ -661,7 +661,7 @@ class BasisTrainer(GRPOTrainer):
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         self.save_model(_internal_call=True)
-        self.hub_model_id = self.publisher.introduce(token, private)  # for the name that the card tells
+        self.hub_model_id = self.publisher.set_repo(token, private)  # for the name that the card tells
         self.create_model_card(kwargs.pop("model_name", None), **kwargs)
         pushed: Future[CommitInfo | None] = Future()
         if self.is_world_process_zero():
@@ -680,15 +680,37 @@ class BasisTrainer(GRPOTrainer):
         self.publisher.wait_for_own()
         super().end()
 
+    def run_info(
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: Iterable[str] = ()
+    ) -> RunInfo:
+        """What ``run.json`` and the model card tell about the run as it stands; see `create_model_card`."""
+        return run_info(
+            args=self.args,
+            state=self.state,
+            origin=self.origin,
+            accelerator=self.accelerator,
+            model=self.model,
+            baseline=self.baseline,
+            sampler=self.sampler,
+            reward_funcs=self.reward_funcs,
+            train_dataset=self.train_dataset,
+            rollouts=self.spending.rollouts,
+            stopped=self.stop_on_signal.stopped,
+            model_name=model_name or self.publisher.hub.name.split("/")[-1],
+            hub_model_id=self.hub_model_id,
+            dataset_name=dataset_name,
+            tags=tags,
+        )
+
     def create_model_card(
         self,
         model_name: str | None = None,
         dataset_name: str | None = None,
         tags: str | list[str] | None = None,
     ) -> None:
-        """Write the model card and the record of the run, ``run.json``, into ``output_dir``, with a plot of the run.
+        """Write the model card and ``run.json`` into ``output_dir``, with a plot of the run.
 
-        Without a recipe (`record`) the settings that differ from their defaults are shown. A card that cannot be made
+        Without a recipe (`origin`) the settings that differ from their defaults are shown. A card that cannot be made
         is a warning.
 
         Args:
@@ -700,7 +722,7 @@ class BasisTrainer(GRPOTrainer):
             return
         given = {tags} if isinstance(tags, str) else set(tags or [])
         given |= {*self._tag_names, *(getattr(self.model, "model_tags", None) or [])}
-        self.publisher.write_card(model_name, dataset_name, given)
+        self.publisher.write_card(lambda: self.run_info(model_name, dataset_name, given), self.state.log_history)
 
 
 def _vllm(args: BasisConfig) -> AbstractContextManager[None]:
