@@ -241,8 +241,8 @@ def _dress(axis: Any, plot: Plot, unit: str) -> None:
     if plot.x in ("num_rollouts", "num_rollout_tokens", TABLE):
         axis.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
     axis.set_xlim(left=0)
-    drawn = np.concatenate([line.get_ydata() for line in axis.get_lines()])
-    if plot.log and not (drawn <= 0).any():
+    drawn = [value for line in axis.get_lines() for value in line.get_ydata()]
+    if plot.log and not any(value <= 0 for value in drawn):
         _logarithmic(axis)
     elif plot.percent:
         low, high = axis.get_ylim()

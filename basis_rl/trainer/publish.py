@@ -211,6 +211,16 @@ class Origin:
         model, commit = str(getattr(config, "_name_or_path", "") or ""), getattr(config, "_commit_hash", None)
         return cls(model, objective, commit, args.push_to_hub, args.model_license)
 
+    def base_model(self) -> dict[str, Any]:
+        """The facts of the base model: name, revision, license."""
+        on_hub = bool(self.model) and not Path(self.model).is_dir()
+        return {
+            "base_model": self.model if on_hub else Path(self.model).name or "a model built in memory",
+            "base_on_hub": on_hub,
+            "base_revision": self.revision,
+            "license": self.found_license,
+        }
+
     @cached_property
     def revision(self) -> str | None:
         """Of the base model. Looked up once: its folder may be overwritten later."""
@@ -258,19 +268,14 @@ def run_info(
     ended = any("train_runtime" in row for row in state.log_history) or 0 < state.max_steps <= state.global_step
     dataset_name = dataset_name or origin.dataset_name
     size = f"{len(train_dataset):,} problems" if hasattr(train_dataset, "__len__") else "a stream of problems"
-    on_hub = bool(origin.model) and not Path(origin.model).is_dir()
     deepspeed = getattr(accelerator.state, "deepspeed_plugin", None) is not None
     extras = [*(["vllm"] if args.use_vllm else []), *(["deepspeed"] if deepspeed else [])]
     on_gpu = torch.cuda.is_available() and not args.use_cpu
     on_cpu = f"{accelerator.num_processes} process(es) on a CPU ({platform.machine()}, {os.cpu_count()} cores)"
-    per_process = args.per_device_train_batch_size * args.gradient_accumulation_steps
     return RunInfo(
         model_name=model_name,
         hub_model_id=hub_model_id,
-        base_model=origin.model if on_hub else Path(origin.model).name or "a model built in memory",
-        base_on_hub=on_hub,
-        base_revision=origin.revision,
-        license=origin.found_license,
+        **origin.base_model(),
         datasets=[dataset_name] if dataset_name and is_hub_id(dataset_name) else [],
         data=f"{size} of {public_path(dataset_name)}" if dataset_name else size,
         baseline=baseline_name(baseline),
@@ -281,12 +286,7 @@ def run_info(
         objective=origin.objective,
         reward=reward_identity(reward_funcs, args.reward_weights),
         settings=_settings(args),
-        compared={
-            "num_generations": args.num_generations,
-            "rollouts_per_batch": args.generation_batch_size,
-            "rollouts_per_update": per_process * accelerator.num_processes,
-            "learning_rate": args.learning_rate,
-        },
+        compared=_compared(args, accelerator.num_processes),
         step=state.global_step,
         max_steps=max(state.max_steps, state.global_step),
         rollouts=rollouts,
@@ -330,6 +330,15 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return f"a mapping of {len(value)} entries"
     return public_path(str(value)) if isinstance(value, Path) else str(redact(value))[:100]
+
+
+def _compared(args: BasisConfig, processes: int) -> dict[str, float]:
+    return {
+        "num_generations": args.num_generations,
+        "rollouts_per_batch": args.generation_batch_size,
+        "rollouts_per_update": args.per_device_train_batch_size * args.gradient_accumulation_steps * processes,
+        "learning_rate": args.learning_rate,
+    }
 
 
 def _settings(args: BasisConfig) -> dict[str, str]:
