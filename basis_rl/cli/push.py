@@ -9,11 +9,11 @@ from pathlib import Path
 
 from basis_rl.cli.main import LOST, fail, report
 from basis_rl.cli.options import push_parser
-from basis_rl.report.card import load_facts, save_facts
-from basis_rl.report.results import BASE_FILE_NAME, FILE_NAME, results_of
+from basis_rl.report.card import write_card
+from basis_rl.report.results import BASE_RESULTS, RESULTS, results_of
 from basis_rl.run.checkpoint import was_cut_off
 from basis_rl.run.hub import Hub, Push, files_of_run
-from basis_rl.trainer.publish import by_hand, write_readme
+from basis_rl.run.record import has_model, load_run_info, save_run_info
 
 
 def main(argv: Sequence[str]) -> int:
@@ -21,8 +21,8 @@ def main(argv: Sequence[str]) -> int:
     arguments = push_parser().parse_args(list(argv))
     folder: Path = arguments.output_dir
     try:
-        facts = load_facts(folder)
-        if not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
+        info = load_run_info(folder)
+        if not has_model(folder):
             raise ValueError(
                 f"'{folder}' holds no model: the run has not come to its end. Push one of its checkpoints."
             )
@@ -32,15 +32,16 @@ def main(argv: Sequence[str]) -> int:
                 "auto saves it again."
             )
         take_results(folder, arguments.results, arguments.base_results)
-        name = arguments.repo_id or facts.hub_model_id or folder.absolute().name
+        name = arguments.repo_id or info.hub_model_id or folder.absolute().name
         hub = Hub(name=name, private=arguments.private or None, revision=arguments.revision)
         name = hub.connect() or name
-        facts = replace(facts, hub_model_id=name, model_name=name.split("/")[-1])
-        save_facts(facts, folder)
-        write_readme(facts, folder)
+        info = replace(info, hub_model_id=name, model_name=name.split("/")[-1])
+        save_run_info(info, folder)
+        write_card(info, folder)
     except (ValueError, OSError) as error:
         return report(error)
-    push = Push(message="Model, card and results", files=files_of_run(folder), by_hand=by_hand(folder))
+    command = f"basis-rl push {folder} {{repo}}"
+    push = Push(message="Model, card and results", files=files_of_run(folder), by_hand=command)
     pushed = hub.submit(push).result()
     if pushed is None:
         return fail(f"'{folder}' could not be pushed.", LOST)
@@ -54,9 +55,9 @@ def take_results(folder: Path, own: Path | None, base: Path | None) -> None:
     Raises:
         ValueError: a file that is not the result of an evaluation.
     """
-    for source, name in ((own, FILE_NAME), (base, BASE_FILE_NAME)):
+    for source, name in ((own, RESULTS), (base, BASE_RESULTS)):
         if source is not None:
-            path = source / FILE_NAME if source.is_dir() else source
+            path = source / RESULTS if source.is_dir() else source
             results_of(path)
             if path.resolve() != (folder / name).resolve():
                 shutil.copy(path, folder / name)

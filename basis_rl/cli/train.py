@@ -23,10 +23,10 @@ from basis_rl.run.checkpoint import newest, resolve
 from basis_rl.run.errors import DiskFull, NonFiniteGradients, RewardFailed, ServerLost, SyncError
 from basis_rl.run.progress import how_sampled
 from basis_rl.run.ranks import on_main_process
+from basis_rl.run.record import is_finished, save_run_info
 from basis_rl.run.redact import redact_command
 from basis_rl.run.run_lock import held
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.publish import is_finished
 from basis_rl.trainer.state import load_baseline
 
 
@@ -112,7 +112,7 @@ def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
         trainer.save_model(str(output))
         trainer.save_state()
         if trainer.accelerator.is_main_process:
-            trainer.publisher.save_facts()
+            save_run_info(trainer.run_info(), output)
     if recipe.args.push_to_hub:
         pushed = trainer.push_to_hub()
     else:
@@ -128,7 +128,7 @@ def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
 
 
 class SaveRecipe(TrainerCallback):
-    """Writes recipe and record of the run before its first step; those of a finished run stay as they are."""
+    """Writes recipe and `run.json` before the first step; those of a finished run stay as they are."""
 
     def __init__(self, trainer: BasisTrainer) -> None:
         self.trainer = trainer
@@ -137,8 +137,8 @@ class SaveRecipe(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if state.is_world_process_zero and not self.trainer.was_finished:
-            self.trainer.publisher.save_facts()
-            write_whole(Path(str(args.output_dir)) / "recipe.yaml", str(self.trainer.record.recipe))
+            save_run_info(self.trainer.run_info(), str(args.output_dir))
+            write_whole(Path(str(args.output_dir)) / "recipe.yaml", str(self.trainer.origin.recipe))
 
 
 def describe(recipe: Recipe, trainer: BasisTrainer) -> None:
@@ -147,6 +147,6 @@ def describe(recipe: Recipe, trainer: BasisTrainer) -> None:
     launcher = ["basis-rl"]
     if processes > 1:
         launcher = ["accelerate", "launch", "--num_processes", str(processes), "-m", "basis_rl"]
-    trainer.record.command = shlex.join([*launcher, "train", *redact_command(recipe.argv)])
-    trainer.record.recipe = yaml.safe_dump(recipe.resolved, sort_keys=False)
-    trainer.record.dataset_name = recipe.data.dataset_name
+    trainer.origin.command = shlex.join([*launcher, "train", *redact_command(recipe.argv)])
+    trainer.origin.recipe = yaml.safe_dump(recipe.resolved, sort_keys=False)
+    trainer.origin.dataset_name = recipe.data.dataset_name

@@ -1,7 +1,8 @@
-"""Plots, tables and comparison of runs."""
+"""Plots, tables and comparison of runs; the model card."""
 
 from basis_rl.report.compare import compare_runs
-from basis_rl.report.curves import plot_training, read_log
 from basis_rl.report.page import write_report
+from basis_rl.report.plots import plot_training
+from basis_rl.report.runs import read_log
 
 __all__ = ["compare_runs", "plot_training", "read_log", "write_report"]

@@ -38,22 +38,22 @@ class Comparison:
     budget: float
     notes: list[str]
 
+    @property
+    def runs(self) -> list[Run]:
+        """The runs of all groups."""
+        return [run for group in self.groups for run in group.runs]
+
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric of one group at K places: the middles of bins of equal numbers of rollouts, or where it was measured.
+    """A metric of a group, `y` of ``(runs, K)``, after `x` rollouts, ``(K,)``; NaN where a run has no value."""
 
-    Attributes:
-        x: axis -> ``(K,)``, what was spent at each place, mean over the runs.
-        y: ``(runs, K)``, the metric; NaN where a run has no value.
-    """
-
-    x: dict[str, np.ndarray]
+    x: np.ndarray
     y: np.ndarray
 
     @property
     def mean(self) -> np.ndarray:
-        return _quiet_mean(self.y)
+        return np.ma.masked_invalid(self.y).mean(axis=0).filled(math.nan)
 
 
 def compare_runs(
@@ -62,9 +62,9 @@ def compare_runs(
     """Read the runs, group them by their settings, and compare them at the same budget.
 
     Args:
-        folders: folders of runs, or folders that contain folders of runs.
-        budget: number of rollouts. The default is the number that every run has sampled.
-        reference: label of the group that the others are compared with, or the folder name of one of its runs. The
+        folders: of runs, or folders that contain them.
+        budget: number of rollouts; by default the number that every run has sampled.
+        reference: the group that the others are compared with: its label, or the folder name of one of its runs. The
             default is the first group.
 
     Raises:
@@ -165,9 +165,8 @@ def curve(group: Group, key: str, budget: float) -> Curve | None:
     if not counts:
         return None
     edges = np.linspace(0.0, budget, min(_MOST_BINS, *counts) + 1)
-    middle = (edges[1:] + edges[:-1]) / 2
     y = [[window_mean(x, y, *bounds) for bounds in pairwise(edges)] for x, y in series]
-    return Curve(_places(group, middle), np.array(y))
+    return Curve((edges[1:] + edges[:-1]) / 2, np.array(y))
 
 
 def points(group: Group, key: str, budget: float) -> Curve | None:
@@ -180,43 +179,30 @@ def points(group: Group, key: str, budget: float) -> Curve | None:
     if not series:
         return None
     places = series[0][0]
-    y = [np.interp(places, x, y, left=math.nan, right=math.nan) for x, y in series]
-    return Curve(_places(group, places), np.array(y))
-
-
-def _places(group: Group, rollouts: np.ndarray) -> dict[str, np.ndarray]:
-    spent = {
-        what: np.mean([[run.spent(what, r) for r in rollouts] for run in group.runs], axis=0)
-        for what in ("num_rollout_tokens", "seconds", "step")
-    }
-    return {"num_rollouts": rollouts, **spent}
-
-
-def _quiet_mean(y: np.ndarray) -> np.ndarray:
-    known = ~np.isnan(y)
-    total = np.where(known, y, 0.0).sum(axis=0)
-    return np.where(known.any(axis=0), total / np.maximum(1, known.sum(axis=0)), math.nan)
+    return Curve(places, np.array([np.interp(places, x, y, left=math.nan, right=math.nan) for x, y in series]))
 
 
 def evaluations(groups: Sequence[Group]) -> list[str]:
     """Keys of evaluation results: ``avg@k`` of a set if it was logged, else its ``reward``, a mean of batch means."""
-    keys = {key for group in groups for run in group.runs for row in run.rows for key in row}
-    exact = {key for key in keys if re.fullmatch(r"eval_([^/]+_)?avg@\d+", key)}
-    sets = {re.sub(r"avg@\d+$", "", key) for key in exact}
-    plain = {
-        key for key in keys if re.fullmatch(r"eval_([^/]+_)?reward", key) and key.removesuffix("reward") not in sets
-    }
-    return sorted(exact | plain, key=lambda key: (len(key), key))
+    exact = _logged(groups, r"(eval_(?:[^/]+_)?)avg@\d+")
+    plain = _logged(groups, r"(eval_(?:[^/]+_)?)reward")
+    sets = {found[1] for found in exact}
+    keys = [found[0] for found in exact] + [found[0] for found in plain if found[1] not in sets]
+    return sorted(keys, key=lambda key: (len(key), key))
 
 
 def largest_passes(groups: Sequence[Group]) -> list[str]:
     """``pass@k`` of each evaluation set, for the largest k that was logged."""
+    largest: dict[str, int] = {}
+    for found in _logged(groups, r"(eval_(?:[^/]+_)?pass@)(\d+)"):
+        largest[found[1]] = max(largest.get(found[1], 0), int(found[2]))
+    return sorted((f"{name}{k}" for name, k in largest.items()), key=lambda key: (len(key), key))
+
+
+def _logged(groups: Sequence[Group], pattern: str) -> list[re.Match[str]]:
+    """The keys of the logs that match the pattern."""
     keys = {key for group in groups for run in group.runs for row in run.rows for key in row}
-    found: dict[str, int] = {}
-    for key in keys:
-        if match := re.fullmatch(r"(eval_(?:[^/]+_)?pass@)(\d+)", key):
-            found[match[1]] = max(found.get(match[1], 0), int(match[2]))
-    return sorted((f"{name}{k}" for name, k in found.items()), key=lambda key: (len(key), key))
+    return [found for key in keys if (found := re.fullmatch(pattern, key))]
 
 
 def evaluation_name(key: str) -> str:
@@ -236,6 +222,11 @@ class Estimate:
     spread: float | None
     n: int
 
+    @property
+    def excludes_zero(self) -> bool:
+        """Of a difference: whether its interval lies on one side of 0."""
+        return self.spread is not None and abs(self.mean) > self.spread
+
 
 def over_seeds(values: Sequence[float]) -> Estimate:
     """Mean and standard deviation (n - 1) of the values that are not NaN."""
@@ -252,22 +243,23 @@ def difference(group: Group, values: Sequence[float], other: Group, others: Sequ
     ``t sqrt(s_a^2 / n_a + s_b^2 / n_b)``, with the degrees of freedom rounded down. There is no interval if a side has
     only one run.
     """
-    a = {str(run.seed): value for run, value in zip(group.runs, values, strict=True) if not math.isnan(value)}
-    b = {str(run.seed): value for run, value in zip(other.runs, others, strict=True) if not math.isnan(value)}
-    known_a = [value for value in values if not math.isnan(value)]
-    known_b = [value for value in others if not math.isnan(value)]
-    if not known_a or not known_b:
-        return Estimate(math.nan, None, 0)
-    mean, n = fmean(known_a) - fmean(known_b), min(len(known_a), len(known_b))
-    if n < 2:
+    a, b = over_seeds(values), over_seeds(others)
+    mean, n = a.mean - b.mean, min(a.n, b.n)
+    if a.spread is None or b.spread is None:
         return Estimate(mean, None, n)
-    if a.keys() == b.keys() and len(a) == len(known_a) == len(known_b):
-        return Estimate(mean, _t(n - 1) * stdev([a[seed] - b[seed] for seed in a]) / math.sqrt(n), n)
-    parts = [stdev(known) ** 2 / len(known) for known in (known_a, known_b)]
+    by_seed, by_seed_b = _by_seed(group, values), _by_seed(other, others)
+    if by_seed.keys() == by_seed_b.keys() and len(by_seed) == a.n == b.n:
+        paired = [by_seed[seed] - by_seed_b[seed] for seed in by_seed]
+        return Estimate(mean, _t(n - 1) * stdev(paired) / math.sqrt(n), n)
+    parts = [a.spread**2 / a.n, b.spread**2 / b.n]
     if sum(parts) == 0:
         return Estimate(mean, 0.0, n)
-    freedom = sum(parts) ** 2 / (parts[0] ** 2 / (len(known_a) - 1) + parts[1] ** 2 / (len(known_b) - 1))
+    freedom = sum(parts) ** 2 / (parts[0] ** 2 / (a.n - 1) + parts[1] ** 2 / (b.n - 1))
     return Estimate(mean, _t(int(freedom)) * math.sqrt(sum(parts)), n)
+
+
+def _by_seed(group: Group, values: Sequence[float]) -> dict[str, float]:
+    return {str(run.seed): value for run, value in zip(group.runs, values, strict=True) if not math.isnan(value)}
 
 
 def _t(freedom: int) -> float:

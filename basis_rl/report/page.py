@@ -9,11 +9,11 @@ from typing import Any
 
 import yaml
 
-from basis_rl import __version__
 from basis_rl.report.compare import Comparison
 from basis_rl.report.plots import DARK, LIGHT, TABLE, marker, plots, png, svg, table_parts
 from basis_rl.report.tables import Table, runs_table, settings_table, tables
 from basis_rl.report.verdict import verdict
+from basis_rl.run.artefacts import versions
 from basis_rl.text import escape_markdown, markdown_table, render
 
 METHOD = [
@@ -29,8 +29,6 @@ METHOD = [
     "dashed, of the run's share when several runs of this comparison use the same table.",
     "Time is the wall-clock time of the training, with its evaluations and checkpoints, on the machines of the runs.",
 ]
-
-
 _TITLE = "# Comparison of runs"
 
 
@@ -49,11 +47,10 @@ def write_report(comparison: Comparison, folder: str | Path) -> Path:
 
 def headline(comparison: Comparison) -> str:
     """One line that says what is compared."""
-    runs = sum(len(group.runs) for group in comparison.groups)
+    runs, groups = len(comparison.runs), len(comparison.groups)
     return (
-        f"{runs} run{'s' if runs > 1 else ''}, {len(comparison.groups)} "
-        f"setting{'s' if len(comparison.groups) > 1 else ''}, {comparison.budget:,.0f} rollouts each; "
-        f"differences are from '{comparison.reference.label}'"
+        f"{runs} run{'s' if runs > 1 else ''}, {groups} setting{'s' if groups > 1 else ''}, "
+        f"{comparison.budget:,.0f} rollouts each; differences are from '{comparison.reference.label}'"
     )
 
 
@@ -72,14 +69,11 @@ def markdown(comparison: Comparison, folder: Path) -> str:
         file = f"plots/{re.sub(r'[^A-Za-z0-9_]', '_', plot.name)}.png"
         png(comparison, plot, folder / file)
         image = f"![{escape_markdown(plot.title)}]({file})"
-        if plot.key == before:
-            text[-1] += " " + image
-        else:
-            text.append(image)
+        text.append(image if plot.key != before else f"{text.pop()} {image}")  # plots of one metric share a line
         before = plot.key
     text += [_markdown_table(table) for table in (*others, settings_table(comparison), runs_table(comparison)) if table]
     text.append("## How this was computed\n\n" + "\n".join(f"- {line}" for line in METHOD))
-    text.append(f"basis-rl {__version__}, {datetime.date.today().isoformat()}")
+    text.append(_footer())
     return "\n\n".join(text) + "\n"
 
 
@@ -99,23 +93,22 @@ def html(comparison: Comparison) -> str:
     sections: dict[str, list[dict[str, Any]]] = {}
     broken = len(table_parts(comparison)) > 1
     for plot in plots(comparison):
-        picture = Markup(svg(comparison, plot))
-        sections.setdefault(plot.section, []).append(
-            {"title": plot.title, "svg": picture, "wide": plot.x == TABLE and broken}
-        )
+        figure = {"title": plot.title, "svg": Markup(svg(comparison, plot)), "wide": plot.x == TABLE and broken}
+        sections.setdefault(plot.section, []).append(figure)
     first, *others = tables(comparison)
-    recipes = [
-        {"label": group.label, "text": yaml.safe_dump(group.runs[0].settings, sort_keys=False, allow_unicode=True)}
-        for group in comparison.groups
-    ]
     groups = [
-        {"label": group.label, "color": i % len(LIGHT), "marker": marker(i), "dashes": "4 2" if i >= len(LIGHT) else ""}
+        {
+            "label": group.label,
+            "color": i % len(LIGHT),
+            "marker": marker(i),
+            "dashes": "4 2" if i >= len(LIGHT) else "",
+            "settings": yaml.safe_dump(group.runs[0].settings, sort_keys=False, allow_unicode=True),
+        }
         for i, group in enumerate(comparison.groups)
     ]
-    versions: dict[str, str] = {}
-    for group in comparison.groups:
-        for run in group.runs:
-            versions.update(run.record.get("versions", {}))
+    used: dict[str, str] = {}
+    for run in comparison.runs:
+        used |= run.info.get("versions", {})
     return render(
         Path(__file__).with_name("page.html.jinja"),
         html=True,
@@ -126,12 +119,14 @@ def html(comparison: Comparison) -> str:
         others=others,
         folded=[table for table in (settings_table(comparison), runs_table(comparison)) if table],
         sections=sections,
-        recipes=recipes,
         groups=groups,
         method=METHOD,
-        light=list(enumerate(LIGHT)),
-        dark=list(enumerate(DARK)),
-        colors=len(LIGHT),
-        footer=f"basis-rl {__version__}, {datetime.date.today().isoformat()}",
-        versions=", ".join(f"{name} {found}" for name, found in versions.items()),
+        light=LIGHT,
+        dark=DARK,
+        footer=_footer(),
+        versions=", ".join(f"{name} {found}" for name, found in used.items()),
     )
+
+
+def _footer() -> str:
+    return f"basis-rl {versions('basis-rl').get('basis-rl', '')}, {datetime.date.today().isoformat()}"

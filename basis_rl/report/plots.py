@@ -1,19 +1,22 @@
-"""The plots of a comparison: SVG for the HTML page, in colours that follow the reader's theme, and PNG for Markdown."""
+"""The plots of a comparison: SVG for the HTML page, in colours that follow the reader's theme, and PNG for Markdown.
+
+`plot_training` draws a single run. Matplotlib is imported where it is used, since it takes a second.
+"""
 
 from __future__ import annotations
 
 import io
-import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from basis_rl.report.compare import Comparison, Curve, curve, evaluation_name, evaluations, largest_passes, points
-from basis_rl.report.runs import EFFECTIVE
+from basis_rl.report.runs import EFFECTIVE, Group
 from basis_rl.report.tables import table_price, table_uses, time_unit
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, for white and lightened for a dark page. Further
@@ -24,6 +27,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _LINES = ("-", "--", "-.", ":")
 _GRID, _INK = "#d0d0d0", "#000000"
 _WIDTH = 4.8
+_CROPPED: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": 0.05}
 # An axis that is computed, not logged: rollouts of the training plus those of the value table.
 TABLE = "with_table"
 
@@ -34,18 +38,6 @@ _AXES = {
     "step": "optimizer step",
     TABLE: "rollouts, value table included",
 }
-# What the prompt sampler logs: key, title, whether it is a share.
-_PROMPTS = (
-    ("believed", "believed value of the prompts drawn", False),
-    ("reward", "reward of the prompts drawn", False),
-    ("believed_solved", "prompts believed to be solved", True),
-    ("believed_impossible", "prompts believed to be impossible", True),
-    ("effective_prompts", "prompts that a draw is spread over", True),
-    ("coverage", "prompts ever drawn", True),
-    ("ratio_clipped", "ratios to a uniform draw that were clipped", True),
-    ("refills", "refills of a batch", False),
-)
-_LEARNING = ("num_rollouts", "num_rollout_tokens", "seconds")
 
 
 @dataclass(frozen=True)
@@ -62,37 +54,51 @@ class Plot:
     section: str = "Baseline, gradient, policy"
 
 
+def _prompts(key: str, title: str, *, percent: bool = False) -> Plot:
+    return Plot(f"sampler_{key}", title, f"sampler/{key}", percent=percent, section="Prompts")
+
+
+# Beside the learning curves, which depend on what the runs were evaluated on.
+_DIAGNOSTICS = [
+    Plot("beta", "calibrated β", "baseline/beta", "step", log=True),
+    Plot("mse", "mean of (r − b)²", "baseline/mse_to_reward"),
+    Plot("explained", "variance of the reward that b explains", "baseline/explained_variance"),
+    Plot("effective", "effective signal: A ≠ 0", EFFECTIVE, percent=True),
+    Plot("gradient_variance", "variance of the gradient", "gradient/variance", log=True),
+    Plot("gradient_signal", "signal |g|²", "gradient/signal", log=True),
+    Plot("gradient_power", "total power", "gradient/total_power", log=True),
+    Plot("length", "tokens per rollout", "completions/mean_length"),
+    Plot("truncated", "truncated rollouts", "completions/clipped_ratio", percent=True),
+    Plot("entropy", "entropy", "entropy"),
+    Plot("kl", "KL to the reference", "kl"),
+    _prompts("believed", "believed value of the prompts drawn"),
+    _prompts("reward", "reward of the prompts drawn"),
+    _prompts("believed_solved", "prompts believed to be solved", percent=True),
+    _prompts("believed_impossible", "prompts believed to be impossible", percent=True),
+    _prompts("effective_prompts", "prompts that a draw is spread over", percent=True),
+    _prompts("coverage", "prompts ever drawn", percent=True),
+    _prompts("ratio_clipped", "ratios to a uniform draw that were clipped", percent=True),
+    _prompts("refills", "refills of a batch"),
+]
+
+
 def plots(comparison: Comparison) -> list[Plot]:
     """The plots for which at least one run has logged something."""
-    learning = "Learning curves"
-    wanted = [Plot(f"reward_{x}", f"reward over {_AXES[x]}", "reward", x, section=learning) for x in _LEARNING]
+    titles = {"reward": "reward"}
     for key in evaluations(comparison.groups):
         name = evaluation_name(key)
-        title = f"evaluation, {name}," if name else "evaluation"
-        wanted += [
-            Plot(f"{key}_{x}", f"{title} over {_AXES[x]}", key, x, measured=True, section=learning) for x in _LEARNING
-        ]
-    for key in largest_passes(comparison.groups):
-        wanted.append(Plot(key, f"evaluation, {evaluation_name(key)}", key, measured=True, section=learning))
-    if any(run.table for group in comparison.groups for run in group.runs):
-        title = "reward with the value table (dashed: its share)"
-        wanted.append(Plot("reward_table", title, "reward", TABLE, section=learning))
-    wanted += [
-        Plot("beta", "calibrated β", "baseline/beta", "step", log=True),
-        Plot("mse", "mean of (r − b)²", "baseline/mse_to_reward"),
-        Plot("explained", "variance of the reward that b explains", "baseline/explained_variance"),
-        Plot("effective", "effective signal: A ≠ 0", EFFECTIVE, percent=True),
-        Plot("gradient_variance", "variance of the gradient", "gradient/variance", log=True),
-        Plot("gradient_signal", "signal |g|²", "gradient/signal", log=True),
-        Plot("gradient_power", "total power", "gradient/total_power", log=True),
-        Plot("length", "tokens per rollout", "completions/mean_length"),
-        Plot("truncated", "truncated rollouts", "completions/clipped_ratio", percent=True),
-        Plot("entropy", "entropy", "entropy"),
-        Plot("kl", "KL to the reference", "kl"),
+        titles[key] = f"evaluation, {name}," if name else "evaluation"
+    learning = partial(Plot, section="Learning curves")
+    wanted = [
+        learning(f"{key}_{x}", f"{title} over {_AXES[x]}", key, x, measured=key != "reward")
+        for key, title in titles.items()
+        for x in ("num_rollouts", "num_rollout_tokens", "seconds")
     ]
-    for key, title, percent in _PROMPTS:
-        wanted.append(Plot(f"sampler_{key}", title, f"sampler/{key}", percent=percent, section="Prompts"))
-    return [plot for plot in wanted if any(lines(comparison, plot))]
+    for key in largest_passes(comparison.groups):
+        wanted.append(learning(key, f"evaluation, {evaluation_name(key)}", key, measured=True))
+    if any(run.table for run in comparison.runs):
+        wanted.append(learning("reward_table", "reward with the value table (dashed: its share)", "reward", TABLE))
+    return [plot for plot in [*wanted, *_DIAGNOSTICS] if any(lines(comparison, plot))]
 
 
 def lines(comparison: Comparison, plot: Plot) -> list[Curve | None]:
@@ -104,8 +110,10 @@ def lines(comparison: Comparison, plot: Plot) -> list[Curve | None]:
 def svg(comparison: Comparison, plot: Plot) -> str:
     """The plot as an ``<svg>`` element without a legend; its colours are CSS variables ``--run-0`` ..., ``--grid``."""
     buffer = io.StringIO()
-    options = {"svg.fonttype": "none", "svg.hashsalt": plot.name}
-    _draw(comparison, plot, buffer, options, legend=False, format="svg", metadata=_NO_METADATA)
+    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with _style({"svg.fonttype": "none", "svg.hashsalt": plot.name}):
+        figure = _draw(comparison, plot, 3.1)
+        figure.savefig(buffer, format="svg", metadata=metadata, transparent=True, **_CROPPED)
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
@@ -118,87 +126,76 @@ def svg(comparison: Comparison, plot: Plot) -> str:
     return re.sub(r' (width|height)="[^"]*"', "", head) + ">" + rest
 
 
-_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
-
-
 def png(comparison: Comparison, plot: Plot, path: Path) -> None:
     """Write the plot to a file, with a legend, on white."""
-    _draw(comparison, plot, path, {}, legend=True, format="png", dpi=110, facecolor="white", transparent=False)
+    with _style({}):
+        figure = _draw(comparison, plot, 3.1 + 0.2 * len(comparison.groups))
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        box = figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0.1, 0.02), fontsize=8, frameon=False)
+        for text in box.get_texts():
+            text.set_parse_math(False)
+        figure.tight_layout()
+        figure.savefig(path, format="png", dpi=110, facecolor="white", **_CROPPED)
 
 
-def _draw(
-    comparison: Comparison, plot: Plot, target: Any, options: dict[str, Any], *, legend: bool, **saving: Any
-) -> None:
+def _style(options: dict[str, Any]) -> Any:
     import matplotlib
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    height = 3.1 + (0.2 * len(comparison.groups) if legend else 0)
-    with matplotlib.rc_context({"font.size": 10, "font.family": "sans-serif", **options}):
-        curves = lines(comparison, plot)
-        if plot.x == TABLE:
-            figure, first = _with_tables(comparison, plot, curves, height)
-        else:
-            figure, first = plt.subplots(figsize=(_WIDTH, height))
-            scale, unit = _scale(plot, [found for found in curves if found])
-            for index, (group, found) in enumerate(zip(comparison.groups, curves, strict=True)):
-                if found is not None:
-                    _line(first, found.x[plot.x] / scale, found, index, label=group.label)
-            _dress(first, plot, unit)
-        if legend:
-            handles, labels = first.get_legend_handles_labels()
-            box = figure.legend(
-                handles, labels, loc="upper left", bbox_to_anchor=(0.1, 0.02), fontsize=8, frameon=False
-            )
-            for text in box.get_texts():
-                text.set_parse_math(False)
-        figure.tight_layout()
-        figure.savefig(target, **{"transparent": True, "bbox_inches": "tight", "pad_inches": 0.05, **saving})
-        plt.close(figure)
+    return matplotlib.rc_context({"font.size": 10, "font.family": "sans-serif", **options})
 
 
-def _with_tables(comparison: Comparison, plot: Plot, curves: Sequence[Curve | None], height: float) -> tuple[Any, Any]:
-    """Curves that begin after the rollouts of their value tables, and the first axis, which has their labels.
+def _draw(comparison: Comparison, plot: Plot, height: float) -> Any:
+    """The figure of a plot, without a legend.
 
-    A table can be many times as large as the budget. The axis is then broken, so that a rollout has the same width in
-    each part as it would have without tables.
+    Curves that include their value table begin after its rollouts. A table can be many times as large as the budget:
+    the axis is then broken, so that a rollout has the same width in each part as it would have without tables.
     """
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
-    prices, parts = _prices(comparison), table_parts(comparison)
-    widths = [end - begin for begin, end in parts]
-    size = (_WIDTH * min(2, len(parts)), height)
-    figure, axes = plt.subplots(1, len(parts), figsize=size, sharey=True, squeeze=False, width_ratios=widths)
-    for axis, limits in zip(axes[0], parts, strict=True):
-        for index, (group, found) in enumerate(zip(comparison.groups, curves, strict=True)):
+    with_tables = plot.x == TABLE
+    parts = table_parts(comparison) if with_tables else [(0.0, 1.0)]
+    figure = Figure(figsize=(_WIDTH * min(2, len(parts)), height))
+    axes = figure.subplots(1, len(parts), sharey=True, squeeze=False, width_ratios=[b - a for a, b in parts])[0]
+    unit, seconds = time_unit(comparison)
+    for axis, limits in zip(axes, parts, strict=True):
+        for index, found in enumerate(lines(comparison, plot)):
             if found is None:
                 continue
-            (whole, share), x = prices[index], found.x["num_rollouts"]
-            _line(axis, x + whole, found, index, label=group.label)
-            if share < whole:
-                _line(axis, x + share, found, index, linestyle="--", band=False)
-        _dress(axis, plot, "")
-        axis.set_xlim(*limits)
-        if axis is not axes[0, 0]:
+            group = comparison.groups[index]
+            if with_tables:
+                whole, share = table_price(group, table_uses(comparison))
+                _line(axis, found.x + whole, found, index, label=group.label)
+                if share < whole:
+                    _line(axis, found.x + share, found, index, linestyle="--", band=False)
+            else:
+                scale = seconds if plot.x == "seconds" else 1.0
+                _line(axis, _spent(group, plot.x, found.x) / scale, found, index, label=group.label)
+        _dress(axis, plot, f" ({unit})" if plot.x == "seconds" else "")
+        if with_tables:
+            axis.set_xlim(*limits)
+        if axis is not axes[0]:
             axis.set_title("", loc="left")
             axis.spines["left"].set_linestyle((0, (2, 3)))
             axis.tick_params(axis="y", length=0)
     if len(parts) > 1:
-        for axis in axes[0]:
+        for axis in axes:
             axis.set_xlabel("")
         figure.supxlabel(_AXES[TABLE] + " (axis broken)", fontsize=10)
-    return figure, axes[0, 0]
+    figure.tight_layout()
+    return figure
 
 
-def _prices(comparison: Comparison) -> list[tuple[float, float]]:
-    uses = table_uses(comparison)
-    return [table_price(group, uses) for group in comparison.groups]
+def _spent(group: Group, axis: str, rollouts: np.ndarray) -> np.ndarray:
+    """What the group's runs had spent at these numbers of rollouts, mean over the runs."""
+    if axis == "num_rollouts":
+        return rollouts
+    return np.mean([run.spent(axis, rollouts) for run in group.runs], axis=0)
 
 
 def table_parts(comparison: Comparison) -> list[tuple[float, float]]:
     """The parts of the axis of rollouts that includes the value tables; more than one if the axis is broken."""
-    return stretches([begin for price in _prices(comparison) for begin in price], comparison.budget)
+    uses = table_uses(comparison)
+    return stretches([begin for group in comparison.groups for begin in table_price(group, uses)], comparison.budget)
 
 
 def stretches(begins: Sequence[float], length: float) -> list[tuple[float, float]]:
@@ -222,25 +219,11 @@ def marker(index: int) -> int:
     return (index + index // len(_MARKERS)) % len(_MARKERS)
 
 
-def _scale(plot: Plot, curves: Sequence[Curve]) -> tuple[float, str]:
-    if plot.x != "seconds":
-        return 1.0, ""
-    unit, scale = time_unit(max(float(found.x["seconds"].max()) for found in curves))
-    return scale, f" ({unit})"
-
-
 def _line(axis: Any, x: np.ndarray, found: Curve, index: int, *, band: bool = True, **style: Any) -> None:
     color, line = LIGHT[index % len(LIGHT)], _LINES[index // len(LIGHT) % len(_LINES)]
     every = max(1, len(x) // 6)
-    settings = {
-        "color": color,
-        "linestyle": line,
-        "linewidth": 1.8,
-        "marker": _MARKERS[marker(index)],
-        "markersize": 5,
-        "markevery": (index % every, every),
-    }
-    axis.plot(x, found.mean, **{**settings, **style})
+    style = {"color": color, "linestyle": line, "linewidth": 1.8, "marker": _MARKERS[marker(index)], **style}
+    axis.plot(x, found.mean, markersize=5, markevery=(index % every, every), **style)
     if band and found.y.shape[0] > 1:
         low, high = np.fmin.reduce(found.y, axis=0), np.fmax.reduce(found.y, axis=0)
         axis.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
@@ -258,17 +241,60 @@ def _dress(axis: Any, plot: Plot, unit: str) -> None:
     if plot.x in ("num_rollouts", "num_rollout_tokens", TABLE):
         axis.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
     axis.set_xlim(left=0)
-    if plot.log and _positive(axis):
-        axis.set_yscale("log")
-        axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
-        axis.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-        axis.yaxis.set_minor_formatter(ticker.NullFormatter())
+    drawn = [value for line in axis.get_lines() for value in line.get_ydata()]
+    if plot.log and not any(value <= 0 for value in drawn):
+        _logarithmic(axis)
     elif plot.percent:
         low, high = axis.get_ylim()
         axis.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
         axis.set_ylim(max(0.0, low), min(1.01, high))
 
 
-def _positive(axis: Any) -> bool:
-    values = [value for line in axis.get_lines() for value in line.get_ydata()]
-    return all(math.isnan(value) or value > 0 for value in values)
+def _logarithmic(axis: Any) -> None:
+    from matplotlib import ticker
+
+    axis.set_yscale("log")
+    axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    axis.yaxis.set_minor_formatter(ticker.NullFormatter())
+
+
+def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str = "") -> None:
+    """Plot the reward, the baseline's error and its beta over optimizer steps into a PNG, one panel for each.
+
+    A metric that the log does not have gets no panel. Nothing is written if the log has none of them.
+    """
+    from matplotlib.figure import Figure
+
+    panels = [
+        ("reward", "mean reward", "tab:blue"),
+        ("baseline/mse_to_reward", "mean of (r - b)²", "tab:green"),
+        ("baseline/beta", "calibrated β", "tab:orange"),
+    ]
+    shown = [panel for panel in panels if any(row.get(panel[0]) is not None for row in log)]
+    if not shown:  # fewer steps than logging_steps
+        return
+    figure = Figure(figsize=(7, 2.2 * len(shown)))
+    axes = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
+    for axis, (key, label, color) in zip(axes, shown, strict=True):
+        steps, values = zip(*[(row["step"], row[key]) for row in log if row.get(key) is not None], strict=True)
+        axis.plot(steps, values, color=color, alpha=0.3, linewidth=1)
+        axis.plot(steps, smooth(values), color=color, linewidth=2)
+        axis.set_ylabel(label)
+        axis.grid(alpha=0.3)
+        if key == "baseline/beta":
+            _logarithmic(axis)
+    axes[-1].set_xlabel("optimizer step")
+    axes[0].set_title(title)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def smooth(values: Sequence[float], weight: float = 0.8) -> list[float]:
+    """Exponential moving average ``m_t = w m_{t-1} + (1 - w) x_t``, divided by ``1 - w^t`` because ``m_0 = 0``."""
+    result, mean, mass = [], 0.0, 0.0
+    for value in values:
+        mean = weight * mean + (1 - weight) * value
+        mass = weight * mass + (1 - weight)
+        result.append(mean / mass)
+    return result

@@ -8,27 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FILE_NAME, BASE_FILE_NAME = "results.json", "base_results.json"
+RESULTS, BASE_RESULTS = "results.json", "base_results.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One number of one model on one benchmark.
+    """One number (`value`, in [0, 1]) of one model on one benchmark.
 
-    Attributes:
-        benchmark: its name.
-        metric: ``avg@32``, ``pass@8``, ``maj@8``.
-        value: in [0, 1].
-        low: lower end of the 95 % interval over problems.
-        high: its upper end.
-        problems: how many.
-        rollouts: of each.
-        temperature: 0 is greedy.
-        top_p: of the sampling.
-        max_tokens: of a rollout.
-        truncated: share of the rollouts that reached it.
-        dataset: Hub id of the problems.
-        is_base: the base model's.
+    `metric` is ``avg@32``, ``pass@8`` or ``maj@8``; `low` and `high` bound its 95 % interval over the problems.
+    `rollouts` is their number per problem, `truncated` the share of those that reached `max_tokens`, and `dataset` the
+    Hub id of the problems.
     """
 
     benchmark: str
@@ -46,17 +35,10 @@ class Result:
     is_base: bool = False
 
 
-def read_results(folder: str | Path) -> list[Result]:
-    """Results of the model in `folder` (``results.json``) and of its base model (``base_results.json``), if any.
-
-    Raises:
-        ValueError: a file that is not the result of an evaluation.
-    """
-    results: list[Result] = []
-    for name, is_base in ((FILE_NAME, False), (BASE_FILE_NAME, True)):
-        if (Path(folder) / name).is_file():
-            results += results_of(Path(folder) / name, is_base=is_base)
-    return results
+def read_results(folder: Path) -> list[Result]:
+    """Results of the model in `folder` (``results.json``) and of its base model (``base_results.json``), if any."""
+    files = [(folder / RESULTS, False), (folder / BASE_RESULTS, True)]
+    return [result for path, is_base in files if path.is_file() for result in results_of(path, is_base=is_base)]
 
 
 def results_of(path: Path, *, is_base: bool = False) -> list[Result]:

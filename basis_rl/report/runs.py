@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import yaml
 
-from basis_rl.report.curves import read_log
+from basis_rl.report.results import RESULTS
 from basis_rl.run.artefacts import read_lines
+from basis_rl.run.record import RUN_FILE
 
 # Share of rollouts whose advantage is not exactly 0, that is of those that contribute to the gradient.
 EFFECTIVE = "advantages/effective"
-_METRICS, _RECIPE, _RECORD = "metrics.jsonl", "recipe.yaml", "run.json"
-_FACTS = ("baseline", "objective", "seed")
+_METRICS, _STATE, _RECIPE = "metrics.jsonl", "trainer_state.json", "recipe.yaml"
 # Where a run writes, how it is started and monitored: keys that do not change what it learns.
 _BESIDE = {
     "env",
@@ -57,14 +57,14 @@ class Run:
         path: the folder.
         rows: its log, one row per step, in increasing order of steps.
         recipe: its ``recipe.yaml``, nested keys flattened as in ``baseline_kwargs.values``; empty if there is none.
-        record: its ``run.json`` (`basis_rl.report.card.RunFacts`); empty if there is none.
+        info: its ``run.json`` (`basis_rl.run.record.RunInfo`); empty if there is none.
         benchmarks: accuracy of its final model (``results.json`` of ``basis-rl eval``), by benchmark and ``avg@n``.
     """
 
     path: Path
     rows: list[dict[str, Any]]
     recipe: dict[str, Any] = field(default_factory=dict)
-    record: dict[str, Any] = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)
     benchmarks: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -73,31 +73,34 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        return bool(self.record.get("finished", any("train_runtime" in row for row in self.rows)))
+        return bool(self.info.get("finished", any("train_runtime" in row for row in self.rows)))
 
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The recipe's settings, and the recorded ones that are compared even if the recipe leaves them at defaults."""
-        known = {key: self.record[key] for key in _FACTS if key in self.record} | self.record.get("compared", {})
+        known = {key: self.info[key] for key in ("baseline", "objective", "seed") if key in self.info}
+        known |= self.info.get("compared", {})
         return known | {key: value for key, value in self.recipe.items() if value is not None}
 
-    def spent(self, what: str, rollouts: float) -> float:
+    def spent(self, what: str, rollouts: Any) -> Any:
         """The value of a cumulative count (``seconds``, ``num_rollout_tokens``, ``step``) after `rollouts` rollouts.
 
-        Interpolated linearly between the rows, starting with 0 at 0 rollouts; NaN if it was not logged.
+        A number, or an array for an array. It is interpolated linearly between the rows, starting with 0 at 0 rollouts,
+        and NaN if it was not logged.
         """
-        found: dict[float, float] = {0.0: 0.0}
-        for row in self.rows:
-            if isinstance(row.get(what), int | float):
-                found[float(row["num_rollouts"])] = float(row[what])
-        if len(found) == 1:
-            return math.nan
-        return float(np.interp(rollouts, list(found), list(found.values())))
+        found = {row["num_rollouts"]: row[what] for row in self.rows if isinstance(row.get(what), int | float)}
+        if not found:
+            return rollouts * math.nan
+        return np.interp(rollouts, [0, *found], [0, *found.values()])
+
+    def benchmark(self, name: str) -> float:
+        """Accuracy on a benchmark (a key of `benchmarks`); NaN if it was not evaluated."""
+        return self.benchmarks.get(name, math.nan)
 
     @property
     def table(self) -> dict[str, Any] | None:
         """The run's value table: ``source``, ``sha256`` and ``rollouts`` (how many it took); None if there is none."""
-        return next((each for each in self.record.get("artefacts", ()) if each["kind"] == "value table"), None)
+        return next((each for each in self.info.get("artefacts", ()) if each["kind"] == "value table"), None)
 
     @property
     def rollouts(self) -> float:
@@ -109,13 +112,11 @@ class Run:
 
         Several values at the same x (several updates on one batch) are averaged.
         """
-        places: dict[float, list[float]] = {}
-        for row in self.rows:
-            value = row.get(key)
-            if isinstance(value, int | float) and math.isfinite(value):
-                places.setdefault(float(row["num_rollouts"]), []).append(float(value))
-        xs = sorted(places)
-        return np.array(xs), np.array([np.mean(places[x]) for x in xs])
+        logged = [(row["num_rollouts"], row.get(key)) for row in self.rows]
+        found = [(x, y) for x, y in logged if isinstance(y, int | float) and math.isfinite(y)]
+        places, values = np.array(found, dtype=float).reshape(-1, 2).T
+        x, index = np.unique(places, return_inverse=True)
+        return x, np.bincount(index, weights=values) / np.bincount(index)
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def find_runs(folders: Sequence[str | Path]) -> list[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / _METRICS).is_file() or (folder / "trainer_state.json").is_file()
+    return (folder / _METRICS).is_file() or (folder / _STATE).is_file()
 
 
 def read_run(folder: Path) -> Run:
@@ -172,21 +173,36 @@ def read_run(folder: Path) -> Run:
         if row.get("advantages/zero") is not None:
             row[EFFECTIVE] = 1.0 - row["advantages/zero"]
     recipe = yaml.safe_load((folder / _RECIPE).read_text()) if (folder / _RECIPE).is_file() else {}
-    record = json.loads((folder / _RECORD).read_text()) if (folder / _RECORD).is_file() else {}
-    return Run(folder, rows, flatten(recipe or {}), record, _benchmarks(folder))
+    info = json.loads((folder / RUN_FILE).read_text()) if (folder / RUN_FILE).is_file() else {}
+    return Run(folder, rows, flatten(recipe or {}), info, _benchmarks(folder))
 
 
 def _benchmarks(folder: Path) -> dict[str, float]:
     """Accuracies from ``results.json`` in the folder or in its ``eval`` folder; entries of another form are ignored."""
     found = {}
-    for path in (folder / "results.json", folder / "eval" / "results.json"):
+    for path in (folder / RESULTS, folder / "eval" / RESULTS):
         content = json.loads(path.read_text()) if path.is_file() else {}
         for name, entry in content.items() if isinstance(content, dict) else ():
-            if isinstance(entry, dict) and "num_rollouts" in entry:
-                metric = f"avg@{entry['num_rollouts']}"
-                if isinstance(entry.get(metric), dict):
-                    found[f"{name} {metric}"] = float(entry[metric]["value"])
+            metric = f"avg@{entry.get('num_rollouts')}" if isinstance(entry, dict) else ""
+            if metric and isinstance(entry.get(metric), dict):
+                found[f"{name} {metric}"] = float(entry[metric]["value"])
     return found
+
+
+def read_log(folder: str | Path) -> list[dict[str, Any]]:
+    """The log of a run's folder: ``trainer_state.json`` of the folder itself or of its newest checkpoint.
+
+    Raises:
+        ValueError: the folder has no log.
+    """
+    checkpoints = sorted(Path(folder).glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    for place in [Path(folder), *reversed(checkpoints)]:
+        if (place / _STATE).is_file():
+            log: list[dict[str, Any]] = json.loads((place / _STATE).read_text())["log_history"]
+            return log
+    raise ValueError(
+        f"'{folder}' has no {_STATE}. Name the output_dir of a run that has finished or saved a checkpoint."
+    )
 
 
 def merge_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -197,9 +213,9 @@ def merge_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
     merged: list[dict[str, Any]] = []
     for row in rows:
-        if merged and row["step"] < merged[-1]["step"]:
-            while merged and merged[-1]["step"] >= row["step"]:
-                merged.pop()
+        repeats = bool(merged) and row["step"] < merged[-1]["step"]
+        while repeats and merged and merged[-1]["step"] >= row["step"]:
+            merged.pop()
         if merged and merged[-1]["step"] == row["step"]:
             merged[-1].update(row)
         else:
@@ -249,22 +265,24 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _labels(settings: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
-    parts: list[list[str]] = [[] for _ in settings]
+    labels = [""] * len(settings)
     for key in ["baseline", *(key for key in differing(settings) if key != "baseline")]:
-        so_far = [" ".join(part) for part in parts]
-        for i, known in enumerate(settings):
-            alike = [other for j, other in enumerate(settings) if so_far[j] == so_far[i]]
-            if key == "baseline" or len({json.dumps(other.get(key), default=str) for other in alike}) > 1:
-                parts[i] += _part(key, known.get(key))
-    labels = [" ".join(part) or name for part, name in zip(parts, names, strict=True)]
+        shown = [json.dumps(known.get(key), default=str) for known in settings]
+        # A setting is added only where groups with the same label so far differ in it.
+        mixed = {
+            label for label in labels if len({s for s, other in zip(shown, labels, strict=True) if other == label}) > 1
+        }
+        labels = [
+            f"{label} {_part(key, known.get(key))}".strip() if key == "baseline" or label in mixed else label
+            for label, known in zip(labels, settings, strict=True)
+        ]
+    labels = [label or name for label, name in zip(labels, names, strict=True)]
     return [
         label if labels.count(label) == 1 else f"{label} ({name})" for label, name in zip(labels, names, strict=True)
     ]
 
 
-def _part(key: str, value: Any) -> list[str]:
-    if value is None:
-        return []
+def _part(key: str, value: Any) -> str:
     name = _SHORT.get(key, key.rpartition(".")[2])
-    shown = f"{value:g}" if isinstance(value, float) else str(value)
-    return [f"{name}={shown}" if name else shown]
+    shown = "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{name}={shown}" if name and shown else shown

@@ -7,25 +7,18 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean
 
-from basis_rl.report.compare import (
-    END,
-    Comparison,
-    Estimate,
-    difference,
-    evaluation_name,
-    evaluations,
-    largest_passes,
-    last_until,
-    mean_until,
-    over_seeds,
-    rollouts_to,
-)
+from basis_rl.report import compare
+from basis_rl.report.compare import END, Comparison, Estimate, over_seeds, rollouts_to
 from basis_rl.report.runs import EFFECTIVE, Group, Run, differing
 
 NONE = "–"
-_THREE = "{:.3f}".format
+THREE = "{:.3f}".format
+_PERCENT = "{:.1%}".format
+_SHORT = "{:.3g}".format
+Show = Callable[[float], str]
 
 
 @dataclass(frozen=True)
@@ -57,39 +50,42 @@ class Table:
 class _Column:
     title: str
     value: Callable[[Run], float]
-    show: Callable[[float], str]
+    show: Show
     compared: bool = True
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """All tables that have content."""
+    """The tables of results; `settings_table` and `runs_table` tell what was compared."""
     found = [final_table(comparison), cost_table(comparison), diagnostics_table(comparison)]
     return [table for table in found if table is not None]
 
 
 def final_table(comparison: Comparison) -> Table:
     """As in Table 1 of the BASIS paper: one row per setting, followed by its differences from the reference."""
-    budget = comparison.budget
-    unit, seconds = time_unit(max(r.spent("seconds", budget) for g in comparison.groups for r in g.runs))
-    measured = [*evaluations(comparison.groups), *largest_passes(comparison.groups)]
-    accuracies = [_Column(_title(key), _measured(key, budget), _THREE) for key in measured]
-    names = dict.fromkeys(name for group in comparison.groups for run in group.runs for name in run.benchmarks)
-    accuracies += [_Column(name, _benchmark(name), _THREE) for name in names]
-    columns = [
-        _Column("reward at the end", lambda run: mean_until(run, "reward", budget, END), _THREE),
-        *accuracies,
+    groups, budget = comparison.groups, comparison.budget
+    accuracies = [
+        _Column(
+            f"eval {compare.evaluation_name(key) or 'reward'}",
+            partial(compare.last_until, key=key, budget=budget),
+            THREE,
+        )
+        for key in [*compare.evaluations(groups), *compare.largest_passes(groups)]
     ]
+    names = dict.fromkeys(name for run in comparison.runs for name in run.benchmarks)
+    accuracies += [_Column(name, partial(Run.benchmark, name=name), THREE) for name in names]
+    columns = [_Column("reward at the end", final_reward(budget), THREE), *accuracies]
     if len(accuracies) > 1:
-        columns.append(_Column("avg", lambda run: fmean(column.value(run) for column in accuracies), _THREE))
+        columns.append(_Column("avg", lambda run: fmean(column.value(run) for column in accuracies), THREE))
+    unit, seconds = time_unit(comparison)
     columns += [
         _Column(f"time ({unit})", lambda run: run.spent("seconds", budget) / seconds, "{:.1f}".format),
         _Column("rollout tokens", lambda run: run.spent("num_rollout_tokens", budget), compact),
         _Column("steps", lambda run: run.spent("step", budget), "{:,.0f}".format, compared=False),
     ]
     rows, uses = [], table_uses(comparison)
-    for index, group in enumerate(comparison.groups):
+    for index, group in enumerate(groups):
         group_size = group.runs[0].settings.get("num_generations")
-        lead = [group.label, NONE if group_size is None else str(group_size), str(len(group.runs))]
+        lead = [group.label, plain(group_size), str(len(group.runs))]
         whole, _ = table_price(group, uses)
         price = [f"{whole:,.0f}" if whole else NONE] if uses else []
         rows.append(Row([*lead, *_cells(group, columns), *price], index))
@@ -110,32 +106,40 @@ def final_table(comparison: Comparison) -> Table:
 
 def cost_table(comparison: Comparison) -> Table:
     """Rollouts until the reference's final reward is reached, without and with those of the value table."""
-    budget, reference = comparison.budget, comparison.reference
-    target = over_seeds([mean_until(run, "reward", budget, END) for run in reference.runs]).mean
-    unit, scale = time_unit(max(r.spent("seconds", budget) for g in comparison.groups for r in g.runs))
+    budget, target = comparison.budget, reference_reward(comparison)
+    unit, scale = time_unit(comparison)
     uses, rows = table_uses(comparison), []
     for index, group in enumerate(comparison.groups):
         reached = [rollouts_to(run, target, budget) for run in group.runs]
-        count = sum(not math.isnan(r) for r in reached)
-        seconds = [run.spent("seconds", r) for run, r in zip(group.runs, reached, strict=True) if not math.isnan(r)]
-        mean, (whole, share) = over_seeds(reached).mean, table_price(group, uses)
-        shown = [NONE if math.isnan(mean) else f"{mean + extra:,.0f}" for extra in (0.0, whole, share)]
-        time = f"{fmean(seconds) / scale:.1f}" if seconds else NONE
-        rows.append(Row([group.label, f"{count} of {len(group.runs)}", time, *shown], index))
+        spent = over_seeds([run.spent("seconds", r) / scale for run, r in zip(group.runs, reached, strict=True)])
+        found, (whole, share) = over_seeds(reached), table_price(group, uses)
+        shown = [NONE if math.isnan(found.mean) else f"{found.mean + extra:,.0f}" for extra in (0.0, whole, share)]
+        time = NONE if math.isnan(spent.mean) else f"{spent.mean:.1f}"
+        rows.append(Row([group.label, f"{found.n} of {len(group.runs)}", time, *shown], index))
     titles = ["setting", "runs that reach it", f"time ({unit})", "rollouts"]
     titles += ["with the whole table", "with its share of the table"]
     caption = (
         f"Rollouts until the reward (mean over a window of a tenth of the budget) reaches {target:.3f}, the final "
-        f"reward of '{reference.label}'; mean over the runs that reach it. A value table is sampled once, before "
-        "training. Its rollouts are charged either to one run as a whole, or in equal shares to the runs of this "
-        "comparison that used the same table. No table here includes the time and tokens of sampling it."
+        f"reward of '{comparison.reference.label}'; mean over the runs that reach it. A value table is sampled once, "
+        "before training. Its rollouts are charged either to one run as a whole, or in equal shares to the runs of "
+        "this comparison that used the same table. No table here includes the time and tokens of sampling it."
     )
     return Table("Rollouts to the reference's reward", titles, rows, caption)
 
 
+def final_reward(budget: float) -> Callable[[Run], float]:
+    """The training reward of a run at the end of the budget."""
+    return partial(compare.mean_until, key="reward", budget=budget, share=END)
+
+
+def reference_reward(comparison: Comparison) -> float:
+    """The reference's final training reward, mean over its runs."""
+    return over_seeds([final_reward(comparison.budget)(run) for run in comparison.reference.runs]).mean
+
+
 def table_uses(comparison: Comparison) -> dict[str, int]:
     """How many of the runs used each value table, by the table's hash."""
-    return Counter(run.table["sha256"] for group in comparison.groups for run in group.runs if run.table)
+    return Counter(run.table["sha256"] for run in comparison.runs if run.table)
 
 
 def table_price(group: Group, uses: Mapping[str, int]) -> tuple[float, float]:
@@ -148,19 +152,19 @@ def table_price(group: Group, uses: Mapping[str, int]) -> tuple[float, float]:
 
 
 # Title, metric, share of the budget that it is averaged over, format.
-_DIAGNOSTICS: list[tuple[str, str, float, Callable[[float], str]]] = [
+_DIAGNOSTICS: list[tuple[str, str, float, Show]] = [
     ("(r - b)²", "baseline/mse_to_reward", 1.0, "{:.4f}".format),
-    ("explained variance", "baseline/explained_variance", 1.0, "{:.1%}".format),
-    ("effective signal", EFFECTIVE, 1.0, "{:.1%}".format),
-    ("b exactly 0 or 1", "baseline/at_bounds", 1.0, "{:.1%}".format),
-    ("β at the end", "baseline/beta", END, "{:.3g}".format),
-    ("gradient: variance", "gradient/variance", 1.0, "{:.3g}".format),
-    ("gradient: signal", "gradient/signal", 1.0, "{:.3g}".format),
-    ("gradient: total power", "gradient/total_power", 1.0, "{:.3g}".format),
-    ("entropy at the end", "entropy", END, "{:.3f}".format),
-    ("KL at the end", "kl", END, "{:.3g}".format),
+    ("explained variance", "baseline/explained_variance", 1.0, _PERCENT),
+    ("effective signal", EFFECTIVE, 1.0, _PERCENT),
+    ("b exactly 0 or 1", "baseline/at_bounds", 1.0, _PERCENT),
+    ("β at the end", "baseline/beta", END, _SHORT),
+    ("gradient: variance", "gradient/variance", 1.0, _SHORT),
+    ("gradient: signal", "gradient/signal", 1.0, _SHORT),
+    ("gradient: total power", "gradient/total_power", 1.0, _SHORT),
+    ("entropy at the end", "entropy", END, THREE),
+    ("KL at the end", "kl", END, _SHORT),
     ("tokens per rollout", "completions/mean_length", END, "{:.1f}".format),
-    ("truncated", "completions/clipped_ratio", END, "{:.1%}".format),
+    ("truncated", "completions/clipped_ratio", END, _PERCENT),
 ]
 
 
@@ -168,9 +172,9 @@ def diagnostics_table(comparison: Comparison) -> Table | None:
     """Metrics of the baseline, the gradient and the policy; None if none was logged."""
     columns = []
     for title, key, share, show in _DIAGNOSTICS:
-        column = _Column(title, _averaged(key, comparison.budget, share), show)
-        if any(not math.isnan(column.value(run)) for group in comparison.groups for run in group.runs):
-            columns.append(column)
+        value = partial(compare.mean_until, key=key, budget=comparison.budget, share=share)
+        if any(not math.isnan(value(run)) for run in comparison.runs):
+            columns.append(_Column(title, value, show))
     if not columns:
         return None
     rows = [Row([group.label, *_cells(group, columns)], i) for i, group in enumerate(comparison.groups)]
@@ -196,10 +200,10 @@ def runs_table(comparison: Comparison) -> Table:
     rows = []
     for index, group in enumerate(comparison.groups):
         for run in group.runs:
-            where = run.record.get("hardware", NONE)
+            machine = run.info.get("hardware", NONE)
             table = f"{run.table['sha256']}, {run.table['source']}" if run.table else NONE
             state = "finished" if run.finished else "not finished"
-            cells = [group.label, plain(run.seed), str(run.path), f"{run.rollouts:,.0f}", state, where, table]
+            cells = [group.label, plain(run.seed), str(run.path), f"{run.rollouts:,.0f}", state, machine, table]
             rows.append(Row(cells, index))
     return Table("Runs", ["setting", "seed", "folder", "rollouts", "state", "machine", "value table"], rows)
 
@@ -212,10 +216,11 @@ def plain(value: object) -> str:
 
 
 def _cells(group: Group, columns: Sequence[_Column]) -> list[str]:
-    return [_estimate(over_seeds([column.value(run) for run in group.runs]), column.show) for column in columns]
+    return [with_spread(over_seeds([column.value(run) for run in group.runs]), column.show) for column in columns]
 
 
-def _estimate(found: Estimate, show: Callable[[float], str]) -> str:
+def with_spread(found: Estimate, show: Show) -> str:
+    """``0.610 ± 0.014``."""
     if math.isnan(found.mean):
         return NONE
     return f"{show(found.mean)} ± {show(found.spread)}" if found.spread else show(found.mean)
@@ -225,21 +230,22 @@ def _differences(group: Group, reference: Group, columns: Sequence[_Column], lea
     cells, strong = [f"Δ vs {reference.label}", *[""] * (lead - 1)], set()
     for column in columns:
         sides = [[column.value(run) for run in side.runs] for side in (group, reference)]
-        found = difference(group, sides[0], reference, sides[1])
-        if not column.compared or math.isnan(found.mean):
-            cells.append("")
-            continue
-        text = signed(found.mean, column.show)
-        if found.spread is not None:
-            low, high = found.mean - found.spread, found.mean + found.spread
-            text += f" [{signed(low, column.show)}, {signed(high, column.show)}]"
-            if low > 0 or high < 0:
-                strong.add(len(cells))
-        cells.append(text)
+        found = compare.difference(group, sides[0], reference, sides[1])
+        shown = column.compared and not math.isnan(found.mean)
+        if shown and found.excludes_zero:
+            strong.add(len(cells))
+        cells.append(signed(found.mean, column.show) + interval(found, column.show) if shown else "")
     return Row([*cells, *[""] * trail], None, strong)
 
 
-def signed(value: float, show: Callable[[float], str]) -> str:
+def interval(found: Estimate, show: Show) -> str:
+    """The interval of a difference in brackets, with a space before it; empty if there is none."""
+    if found.spread is None:
+        return ""
+    return f" [{signed(found.mean - found.spread, show)}, {signed(found.mean + found.spread, show)}]"
+
+
+def signed(value: float, show: Show) -> str:
     """The value with its sign, which is a true minus sign (not a hyphen) below 0."""
     return ("−" if value < 0 else "+") + show(abs(value))
 
@@ -252,22 +258,7 @@ def compact(value: float) -> str:
     return f"{value:.0f}"
 
 
-def time_unit(seconds: float) -> tuple[str, float]:
+def time_unit(comparison: Comparison) -> tuple[str, float]:
     """The unit in which the longest time is easy to read, and the number of seconds in it."""
+    seconds = max(run.spent("seconds", comparison.budget) for run in comparison.runs)
     return ("h", 3600.0) if seconds >= 5400 else ("min", 60.0) if seconds >= 180 else ("s", 1.0)
-
-
-def _title(key: str) -> str:
-    return f"eval {evaluation_name(key) or 'reward'}"
-
-
-def _measured(key: str, budget: float) -> Callable[[Run], float]:
-    return lambda run: last_until(run, key, budget)
-
-
-def _averaged(key: str, budget: float, share: float) -> Callable[[Run], float]:
-    return lambda run: mean_until(run, key, budget, share)
-
-
-def _benchmark(name: str) -> Callable[[Run], float]:
-    return lambda run: run.benchmarks.get(name, math.nan)

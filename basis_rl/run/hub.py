@@ -1,16 +1,16 @@
-"""Pushes to the Hub that never kill a run: whole or not at all, in the background, repeated, then a warning."""
+"""Pushes to the Hub that never end a run: each is one commit, made in the background and repeated if it fails."""
 
 from __future__ import annotations
 
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import (
@@ -24,6 +24,7 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 from huggingface_hub.utils.sha import git_hash
 
+T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 # Codes of 4xx that another attempt may fix: timeout, conflict with another commit, too early, too many requests.
 _PASSING = {408, 409, 412, 425, 429}
@@ -43,13 +44,10 @@ _CHANGING = (".json", ".jsonl", ".md", ".yaml", ".png")
 class Push:
     """One commit.
 
-    Attributes:
-        message: of the commit.
-        files: path in the repository -> local file, or its content.
-        by_hand: the command that does the same, for the message when it fails.
-        checkpoint: local folder that must stay until the push is done.
-        replaces: folder of the repository that becomes that checkpoint: its other files are deleted.
-        revision: branch; None is that of the run.
+    `files` maps a path in the repository to the local file, or to its content. `by_hand` is the command that does the
+    same, for the message when the push fails. `checkpoint` is a local folder that must stay until the push is done,
+    `replaces` the folder of the repository that becomes that checkpoint: its other files are deleted. A `revision` of
+    None is the branch of the run.
     """
 
     message: str
@@ -64,14 +62,12 @@ class Push:
 class Hub:
     """A model repository, and the pushes to it: one after the other in a thread of their own.
 
-    Each push is one commit, so that neither a model nor a checkpoint is ever there by halves. A push that fails is
-    repeated after `wait_first`, twice that, ... seconds, `retries` times; one that is refused (4xx) is not. Then a
-    warning says what to do, and nothing is raised.
+    Each push is one commit, so that the Hub never holds a part of a model or checkpoint. A push that fails is repeated
+    after `wait_first`, twice that, ... seconds, `retries` times; one that is refused (4xx) is not. Then a warning says
+    what to do, and nothing is raised.
 
-    Attributes:
-        name: ``owner/name`` or ``name``.
-        repo_id: ``owner/name``, once the Hub has told.
-        pushed: names of the checkpoints that are there.
+    `name` is ``owner/name`` or ``name``, `repo_id` is ``owner/name`` once the Hub has told, and `pushed` names the
+    checkpoints that are on the Hub.
     """
 
     name: str
@@ -85,51 +81,32 @@ class Hub:
     _running: dict[Future[CommitInfo | None], Push] = field(default_factory=dict)
     _queue: HfApi = field(default_factory=HfApi, repr=False)  # its one thread
 
-    @property
-    def url(self) -> str:
-        """The address of the model."""
-        return f"{self._api().endpoint}/{self.repo_id or self.name}"
-
     def connect(self) -> str | None:
         """Create the repository and its branch, and ask whether this token may write, before anything is spent.
 
-        A Hub that cannot be reached is a warning: each push tries again.
-
-        Returns:
-            ``owner/name``, None if the Hub could not be reached.
+        Returns ``owner/name``, or None with a warning if the Hub cannot be reached: each push then tries again.
 
         Raises:
             ValueError: the Hub refuses: no token or a wrong one, no right to write there, a name that it does not take.
         """
-        error = None
-        for attempt in range(2):
-            try:
-                self._prepare(self.revision)
-                probe = CommitOperationAdd("README.md", b"")
-                self._api().preupload_lfs_files(self.repo_id or self.name, [probe], revision=self.revision)
-                return self.repo_id
-            except Exception as caught:
-                error = caught
-                if isinstance(error, OfflineModeIsEnabled):
-                    break
-                if is_refusal(error):
-                    raise ValueError(
-                        f"push_to_hub: the Hub refuses '{self.name}': {one_line(error)}\nLog in (`hf auth login`, or "
-                        "HF_TOKEN) with a token that may write there, fix hub_model_id, or set push_to_hub: false and "
-                        "push when the run is over: `basis-rl push OUTPUT_DIR OWNER/NAME`."
-                    ) from error
-                if attempt == 0:
-                    time.sleep(self.wait_first)
-        assert error is not None
-        _logger.warning(
-            "push_to_hub: the Hub cannot be reached (%s). The run continues; each push will try again.", one_line(error)
-        )
-        return None
 
-    def try_to_connect(self) -> None:
-        """`connect`, before a push that will say itself what is wrong."""
-        with suppress(Exception):
-            self._prepare(self.revision)
+        def probe() -> str:
+            repo_id = self.prepare(self.revision)
+            self._api().preupload_lfs_files(repo_id, [CommitOperationAdd("README.md", b"")], revision=self.revision)
+            return repo_id
+
+        try:
+            return self._repeated(probe, 1)
+        except Exception as error:
+            if is_refusal(error) and not isinstance(error, OfflineModeIsEnabled):
+                raise ValueError(
+                    f"push_to_hub: the Hub refuses '{self.name}': {one_line(error)}\nLog in (`hf auth login`, or "
+                    "HF_TOKEN) with a token that may write there, fix hub_model_id, or set push_to_hub: false and "
+                    "push when the run is over: `basis-rl push OUTPUT_DIR OWNER/NAME`."
+                ) from error
+            told = "push_to_hub: the Hub cannot be reached (%s). The run continues; each push will try again."
+            _logger.warning(told, one_line(error))
+            return None
 
     def submit(self, push: Push) -> Future[CommitInfo | None]:
         """Do `push` after those that wait already. Its result is None if it failed; it raises nothing."""
@@ -156,30 +133,37 @@ class Hub:
         return set()
 
     def _push(self, push: Push) -> CommitInfo | None:
-        for attempt in range(self.retries + 1):
+        try:
+            info = self._repeated(lambda: self._commit(push), self.retries)
+        except Exception as error:
+            _logger.warning(
+                "push_to_hub: '%s' is NOT on the Hub: %s\nThe run continues, all files are on this machine, and later "
+                "saves will be pushed. To push by hand: %s",
+                push.message,
+                one_line(error),
+                push.by_hand.format(repo=self.repo_id or self.name),
+            )
+            return None
+        if push.replaces and push.checkpoint:
+            self.pushed.add(push.checkpoint.name)
+        return info
+
+    def _repeated(self, work: Callable[[], T], retries: int) -> T:
+        """What `work` returns, after at most `retries` repetitions; a refusal and the last error are raised."""
+        for attempt in range(retries):
             try:
-                info = self._commit(push)
-                if push.replaces and push.checkpoint:
-                    self.pushed.add(push.checkpoint.name)
-                return info
+                return work()
             except Exception as error:
-                if is_refusal(error) or attempt == self.retries:
-                    _logger.warning(
-                        "push_to_hub: '%s' is NOT on the Hub: %s\nThe run continues, all files are on this machine, "
-                        "and later saves will be pushed. To push by hand: %s",
-                        push.message,
-                        one_line(error),
-                        push.by_hand.format(repo=self.repo_id or self.name),
-                    )
-                    return None
+                if is_refusal(error):
+                    raise
                 pause = min(_LONGEST_WAIT, self.wait_first * 2**attempt)
                 _logger.warning("push_to_hub: %s. Trying again in %g s.", one_line(error), pause)
                 time.sleep(pause)
-        raise AssertionError("unreachable")
+        return work()
 
     def _commit(self, push: Push) -> CommitInfo:
         api, revision = self._api(), push.revision or self.revision
-        repo_id = self._prepare(revision)
+        repo_id = self.prepare(revision)
         operations: list[Any] = [CommitOperationAdd(path, content) for path, content in push.files.items()]
         if push.replaces is not None:
             there = _files_in(api, repo_id, push.replaces, revision)
@@ -187,7 +171,8 @@ class Hub:
         info: CommitInfo = api.create_commit(repo_id, operations, commit_message=push.message, revision=revision)
         return info
 
-    def _prepare(self, revision: str | None) -> str:
+    def prepare(self, revision: str | None) -> str:
+        """Create the repository and the branch, if they are missing; returns ``owner/name``."""
         api = self._api()
         self.repo_id = api.create_repo(self.repo_id or self.name, private=self.private, exist_ok=True).repo_id
         if revision not in (None, "main") and not str(revision).startswith("refs/"):
@@ -207,7 +192,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    """An error in one line; the first line of the Hub's errors has the status, the last one the reason."""
+    """An error in one line: of the Hub's errors the first line (status) and the last one (reason)."""
     if isinstance(error, json.JSONDecodeError):
         return "the Hub's answer could not be read"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -226,14 +211,11 @@ def files_of_run(output_dir: Path) -> dict[str, Path | bytes]:
     }
 
 
-def files_of_checkpoint(folder: Path, place: str) -> dict[str, Path | bytes]:
-    """A whole checkpoint, as the folder `place` of the repository."""
+def files_of_checkpoint(folder: Path, place: str | None = None) -> dict[str, Path | bytes]:
+    """A checkpoint as the folder `place` of the repository; without `place` only its model, at the root."""
+    if place is None:
+        return dict(_paths(folder, ONLY_TO_RESUME))
     return {f"{place}/{name}": path for name, path in _paths(folder, []).items()}
-
-
-def model_of_checkpoint(folder: Path) -> dict[str, Path | bytes]:
-    """The model of a checkpoint, its tokenizer and the baseline's state, as the repository's root."""
-    return dict(_paths(folder, ONLY_TO_RESUME))
 
 
 def _paths(folder: Path, ignore: list[str]) -> dict[str, Path]:

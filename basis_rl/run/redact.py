@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 HIDDEN = "<hidden>"
@@ -84,3 +86,8 @@ def redact_command(argv: list[str]) -> list[str]:
         shown.append(HIDDEN if hide else f"{flag}={HIDDEN}" if secret and equals else plain)
         hide = secret and not equals
     return shown
+
+
+def public_path(path: str) -> str:
+    """A path without the folders above it, which name people and machines. A Hub id stays."""
+    return Path(path).name if os.path.isabs(path) or path.startswith("~") else path

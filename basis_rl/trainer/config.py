@@ -14,7 +14,7 @@ from trl import GRPOConfig
 from basis_rl.functional.kl import ESTIMATORS
 from basis_rl.names import option, require_extra
 from basis_rl.objectives import AnyObjective, Objective, TrlObjective, build_objective, objective_name
-from basis_rl.run.redact import redact
+from basis_rl.run.redact import public_path, redact
 from basis_rl.run.run_lock import break_abandoned_locks
 
 CISPO_BOUND = 5.0
@@ -185,6 +185,35 @@ def plain_values(value: Any) -> Any:
     if hasattr(value, "to_dict") and not isinstance(value, type):
         return plain_values(redact(value.to_dict()))
     return str(value).removeprefix("torch.")
+
+
+def changed_settings(args: BasisConfig, *, defaults: bool = False) -> dict[str, Any]:
+    """The settings that differ from their defaults (or all, with `defaults`), as YAML has them and without secrets."""
+    changed = {}
+    for entry in dataclasses.fields(args):
+        value = getattr(args, entry.name, None)
+        plain = isinstance(value, (bool, int, float, str, list, dict)) and not entry.name.startswith("_")
+        if plain and (defaults or value != _default(entry)):
+            changed[entry.name] = value
+    shown: dict[str, Any] = plain_values(redact(changed))
+    return {
+        key: public_path(value) if key.endswith("_dir") and type(value) is str else value
+        for key, value in shown.items()
+    }
+
+
+def _default(entry: dataclasses.Field[Any]) -> Any:
+    if entry.default_factory is not dataclasses.MISSING:
+        return entry.default_factory()
+    return None if entry.default is dataclasses.MISSING else entry.default
+
+
+def without_secrets(args: BasisConfig) -> BasisConfig:
+    """A copy of the arguments that may be saved and pushed: no token in it."""
+    public, kept = copy.copy(args), redact(vars(args))
+    plain = {key: kept.get(key) for key, value in vars(args).items() if type(value) in (str, dict)}
+    public.__dict__.update(plain)
+    return public
 
 
 def with_objective(args: BasisConfig, objective: str | AnyObjective | None) -> tuple[BasisConfig, AnyObjective]:

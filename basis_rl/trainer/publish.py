@@ -1,50 +1,65 @@
-"""Which files of a run go to the Hub, and when (``hub_strategy``)."""
+"""What a run tells about itself (``run.json``, model card), and which of its files go to the Hub, and when."""
 
 from __future__ import annotations
 
-import json
 import logging
+import os
+import platform
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitInfo
+import torch
+import yaml
+from accelerate import Accelerator, PartialState
+from accelerate.utils import is_peft_model
+from huggingface_hub import CommitInfo, ModelCard, hf_hub_download
+from transformers import TrainerState
 from transformers.trainer_utils import HubStrategy
 
+from basis_rl.baselines import BASELINES, Baseline
+from basis_rl.clusters import PromptClusters
 from basis_rl.report import plot_training
-from basis_rl.report.card import FACTS, FILE_NAME, RunFacts, load_facts, model_card, save_facts
-from basis_rl.report.results import read_results
+from basis_rl.report.card import write_card
 from basis_rl.run import checkpoint
-from basis_rl.run.hub import ONLY_TO_RESUME, Hub, Push, files_of_checkpoint, files_of_run, model_of_checkpoint
+from basis_rl.run.artefacts import versions
+from basis_rl.run.hub import ONLY_TO_RESUME, Hub, Push, files_of_checkpoint, files_of_run
 from basis_rl.run.progress import PLOT
 from basis_rl.run.ranks import on_main_process
-from basis_rl.trainer.config import BasisConfig
-from basis_rl.trainer.facts import run_facts
+from basis_rl.run.record import Artefact, License, RunInfo, is_hub_id, save_run_info
+from basis_rl.run.redact import public_path, redact
+from basis_rl.samplers import PromptSampler
+from basis_rl.samplers.registry import sampler_name
+from basis_rl.trainer.config import BasisConfig, changed_settings
+from basis_rl.values import ValueTable
+from basis_rl.values.provenance import model_revision, reward_identity
 
 _logger = logging.getLogger(__name__)
+_PACKAGES = ["basis-rl", "trl", "transformers", "torch", "accelerate", "datasets", "math-verify", "huggingface_hub"]
+_KINDS: dict[type, str] = {ValueTable: "value table", PromptClusters: "prompt codebook"}
 
 
 class Publisher:
     """What goes to the Hub during a run and at its end, in place of transformers' own pushes.
 
-    Those are not repeated, drop their errors, may come by halves, read a checkpoint while it is being deleted, and take
-    the token along in ``training_args.bin``.
-
-    Args:
-        run: whose files they are.
-        args: its settings.
+    Transformers does not repeat a push, drops its errors, may push a part of a checkpoint or one that is being deleted,
+    and pushes the token within ``training_args.bin``.
 
     Raises:
         ValueError: ``push_to_hub`` is set, and the Hub refuses.
     """
 
-    def __init__(self, run: Any, args: BasisConfig) -> None:
-        self.run = run
+    def __init__(self, args: BasisConfig) -> None:
+        self.args = args
+        self.folder = Path(str(args.output_dir))
         self.asked = args.push_to_hub
         self.hub = Hub(
-            name=args.hub_model_id or Path(str(args.output_dir)).absolute().name,
+            name=args.hub_model_id or self.folder.absolute().name,
             token=args.hub_token,
             private=args.hub_private_repo,
             revision=args.hub_revision,
@@ -63,36 +78,28 @@ class Publisher:
 
     def wait_for_own(self) -> None:
         """Wait for this rank's pushes: what is being uploaded would be lost with the process."""
-        if self.run.accelerator.is_main_process and not self.hub.done():
-            _logger.warning("Waiting for the push to %s to end.", self.hub.url)
+        if PartialState().is_main_process and not self.hub.done():
+            _logger.warning("Waiting for the push to %s to end.", self.hub.repo_id or self.hub.name)
             self.hub.done(timeout=None)
 
-    def introduce(self, token: str | None, private: bool | None) -> str | None:
-        """Take what a push by hand was given; the repository's name, as far as the Hub tells it."""
+    def set_repo(self, token: str | None, private: bool | None) -> str | None:
+        """Use the token and visibility of a push by hand; returns the repository's name if the Hub tells it."""
         self.asked = True
-        self.hub.token, self.hub.private = token or self.hub.token, self.hub.private if private is None else private
-        if self.run.accelerator.is_main_process and self.hub.repo_id is None:
-            self.hub.try_to_connect()
+        self.hub.token = token or self.hub.token
+        self.hub.private = self.hub.private if private is None else private
+        if PartialState().is_main_process and self.hub.repo_id is None:
+            with suppress(Exception):  # the push itself reports what is wrong
+                self.hub.prepare(self.hub.revision)
         return self.hub.repo_id
 
-    def save_facts(
-        self, model_name: str | None = None, dataset_name: str | None = None, tags: Iterable[str] = ()
-    ) -> Path:
-        """Write the record of the run as it stands, ``run.json``, into ``output_dir``; returns that folder."""
-        folder = Path(str(self.run.args.output_dir))
-        folder.mkdir(parents=True, exist_ok=True)
-        name = model_name or self.hub.name.split("/")[-1]
-        save_facts(run_facts(self.run, self.run.record, name, dataset_name, tags), folder)
-        return folder
-
-    def write_card(self, model_name: str | None, dataset_name: str | None, tags: Iterable[str]) -> None:
-        """Write the model card and the record of the run; before a push, a plot too. What fails is a warning."""
+    def write_card(self, info: Callable[[], RunInfo], log: Sequence[Mapping[str, Any]]) -> None:
+        """Write ``run.json`` and the model card; before a push, a plot of the `log` as well. A failure is a warning."""
         try:
-            folder = self.save_facts(model_name, dataset_name, tags)
-            facts = load_facts(folder)
-            if self.run.args.push_to_hub and facts.reward_curve:
-                plot_training(self.run.state.log_history, folder / PLOT, title=facts.model_name)
-            write_readme(facts, folder)
+            known = info()
+            save_run_info(known, self.folder)
+            if self.args.push_to_hub and known.reward_curve:
+                plot_training(log, self.folder / PLOT, title=known.model_name)
+            write_card(known, self.folder)
         except Exception:
             _logger.warning("The model card could not be written; the run continues.", exc_info=True)
 
@@ -102,101 +109,249 @@ class Publisher:
         While an earlier push is still running, one of ``every_save`` and ``checkpoint`` is skipped, as in
         transformers, unless ``hub_always_push`` is set or it is the run's last one.
         """
-        args = self.run.args
-        every = args.hub_always_push or args.hub_strategy == HubStrategy.ALL_CHECKPOINTS or is_last
-        return args.hub_strategy != HubStrategy.END and (every or self.hub.done())
+        strategy = self.args.hub_strategy
+        every = self.args.hub_always_push or strategy == HubStrategy.ALL_CHECKPOINTS or is_last
+        return strategy != HubStrategy.END and (every or self.hub.done())
 
-    def push_checkpoint(self, folder: Path) -> None:
+    def push_checkpoint(self, folder: Path, step: int) -> None:
         """Push a save, as ``hub_strategy`` says; `folder` is complete. Files that cannot be read are a warning.
 
         ``every_save``: the model. ``checkpoint``: also the checkpoint as ``last-checkpoint``, so that a run can be
         resumed from the Hub. ``all_checkpoints``: each one under its own name.
         """
-        args = self.run.args
-        place = None if args.hub_strategy == HubStrategy.EVERY_SAVE else _place(args.hub_strategy, folder)
+        place = None if self.args.hub_strategy == HubStrategy.EVERY_SAVE else self._place(folder)
+        command = " ".join([_upload(folder, "."), *(f"--exclude {shlex.quote(name)}" for name in ONLY_TO_RESUME)])
         try:
-            files = {**files_of_run(Path(str(args.output_dir))), **model_of_checkpoint(folder)}
-            files |= files_of_checkpoint(folder, place) if place else {}
+            files = files_of_run(self.folder) | files_of_checkpoint(folder)
+            if place:
+                files |= files_of_checkpoint(folder, place)
+                command += f" && {_upload(folder, place)}"
         except OSError as error:
             _logger.warning("push_to_hub: '%s' could not be read, and is not pushed: %s", folder, error)
             return
-        message, command = f"Training in progress, step {self.run.state.global_step}", checkpoint_by_hand(folder, place)
+        message = f"Training in progress, step {step}"
         self.hub.submit(Push(message=message, files=files, by_hand=command, replaces=place, checkpoint=folder))
 
     def push_run(self, message: str, revision: str | None) -> Future[CommitInfo | None]:
         """Push ``output_dir``, then the checkpoints that ``hub_strategy`` requires and that were not pushed yet."""
-        output_dir = Path(str(self.run.args.output_dir))
         try:
-            files = files_of_run(output_dir)
+            files = files_of_run(self.folder)
         except OSError as error:
-            _logger.warning("push_to_hub: '%s' could not be read, and is not pushed: %s", output_dir, error)
+            _logger.warning("push_to_hub: '%s' could not be read, and is not pushed: %s", self.folder, error)
             files = {}
-        future = self.hub.submit(Push(message=message, files=files, by_hand=by_hand(output_dir), revision=revision))
+        command = f"basis-rl push {self.folder} {{repo}}"
+        future = self.hub.submit(Push(message=message, files=files, by_hand=command, revision=revision))
         self._push_owed(message, revision)
         return future
 
     def catch_up(self) -> None:
         """Of a resumed run, on the main process: push the checkpoints whose push was cut off with the process before.
 
-        The training would delete them (``save_total_limit``). By its manifest each one that is there is known.
+        The training would delete them (``save_total_limit``). The manifest tells whether the Hub has a checkpoint.
         """
-        strategy = self.run.args.hub_strategy
-        owed = {f"{_place(strategy, folder)}/{checkpoint.MANIFEST}": folder for folder in self._owed()}
-        if self.run.args.push_to_hub and owed:
+        owed = {f"{self._place(folder)}/{checkpoint.MANIFEST}": folder for folder in self._owed()}
+        if owed:
             there = self.hub.has({path: folder / checkpoint.MANIFEST for path, folder in owed.items()})
             self.hub.pushed |= {owed[path].name for path in there}
             self._push_owed("Training resumed", None)
 
     def _push_owed(self, message: str, revision: str | None) -> None:
-        args = self.run.args
-        for folder in self._owed() if args.push_to_hub else []:
-            place = _place(args.hub_strategy, folder)
-            self.hub.submit(
-                Push(
-                    message=f"{message}, {folder.name}",
-                    files=files_of_checkpoint(folder, place),
-                    by_hand=by_hand(Path(str(args.output_dir)), folder, place),
-                    replaces=place,
-                    checkpoint=folder,
-                    revision=revision,
-                )
+        for folder in self._owed():
+            place = self._place(folder)
+            push = Push(
+                message=f"{message}, {folder.name}",
+                files=files_of_checkpoint(folder, place),
+                by_hand=f"basis-rl push {self.folder} {{repo}} && {_upload(folder, place)}",
+                replaces=place,
+                checkpoint=folder,
+                revision=revision,
             )
+            self.hub.submit(push)
 
     def _owed(self) -> list[Path]:
-        args, hub = self.run.args, self.hub
-        whole = [path for path in checkpoint.checkpoints(str(args.output_dir)) if checkpoint.is_complete(path)]
-        promised = {HubStrategy.CHECKPOINT: whole[-1:], HubStrategy.ALL_CHECKPOINTS: whole}.get(args.hub_strategy, [])
-        waiting = hub.in_use()
-        return [path for path in promised if path.name not in hub.pushed and path not in waiting]
+        """The complete checkpoints that ``hub_strategy`` requires on the Hub, and that are neither there nor queued."""
+        if not self.args.push_to_hub:
+            return []
+        whole = [path for path in checkpoint.checkpoints(str(self.folder)) if checkpoint.is_complete(path)]
+        required = {HubStrategy.CHECKPOINT: whole[-1:], HubStrategy.ALL_CHECKPOINTS: whole}
+        waiting = self.hub.in_use()
+        promised = required.get(self.args.hub_strategy, [])
+        return [path for path in promised if path.name not in self.hub.pushed and path not in waiting]
+
+    def _place(self, folder: Path) -> str:
+        return checkpoint.LAST if self.args.hub_strategy == HubStrategy.CHECKPOINT else folder.name
 
 
-def is_finished(output_dir: Path) -> bool:
-    """Whether a folder holds a run that was trained to its end, with its model saved to the last byte."""
-    record = output_dir / FACTS
-    if checkpoint.was_cut_off(output_dir) or not record.is_file():
-        return False
-    model = [*output_dir.glob("*.safetensors"), *output_dir.glob("*.bin")]
-    return bool(model) and bool(json.loads(record.read_text()).get("finished"))
+def _upload(folder: Path, place: str) -> str:
+    """A command that uploads a folder by hand; ``{repo}`` stands for the repository."""
+    return f"hf upload {{repo}} {shlex.quote(str(folder))} {place}"
 
 
-def write_readme(facts: RunFacts, folder: Path) -> None:
-    """The card from the facts and what the folder holds by now: a plot, results of evaluations."""
-    plot = PLOT if (folder / PLOT).is_file() else None
-    (folder / FILE_NAME).write_text(str(model_card(facts, read_results(folder), curves=plot)), encoding="utf-8")
+@dataclass
+class Origin:
+    """Where a run comes from: what the card says besides what the trainer itself holds.
+
+    `model` is the Hub id (with the `commit`) or folder that the training started from, `objective` the name of the
+    policy objective. `online` tells whether the Hub may be asked for the base model's license, `license` is what the
+    user has said. Without a `recipe` (YAML), the card shows the settings that are not at their defaults.
+    """
+
+    model: str
+    objective: str
+    commit: str | None = None
+    online: bool = False
+    license: str | None = None
+    recipe: str | None = None
+    command: str | None = None
+    dataset_name: str | None = None
+
+    @classmethod
+    def of(cls, config: Any, args: BasisConfig, objective: str) -> Origin:
+        """The origin of a run that has just loaded a model with this configuration."""
+        model, commit = str(getattr(config, "_name_or_path", "") or ""), getattr(config, "_commit_hash", None)
+        return cls(model, objective, commit, args.push_to_hub, args.model_license)
+
+    def base_model(self) -> dict[str, Any]:
+        """The facts of the base model: name, revision, license."""
+        on_hub = bool(self.model) and not Path(self.model).is_dir()
+        return {
+            "base_model": self.model if on_hub else Path(self.model).name or "a model built in memory",
+            "base_on_hub": on_hub,
+            "base_revision": self.revision,
+            "license": self.found_license,
+        }
+
+    @cached_property
+    def revision(self) -> str | None:
+        """Of the base model. Looked up once: its folder may be overwritten later."""
+        return model_revision(self.model, self.commit) if self.model else None
+
+    @cached_property
+    def found_license(self) -> License | None:
+        """The one that was given, or that of the base model's card; None if neither is known."""
+        if self.license:
+            return License(id=self.license)
+        is_local = Path(self.model).is_dir()
+        try:
+            if is_local:
+                data = ModelCard.load(Path(self.model) / "README.md").data
+            else:
+                data = ModelCard.load(hf_hub_download(self.model, "README.md", local_files_only=not self.online)).data
+        except Exception:  # no card, no such model, no network, no front matter: the card then says so
+            return None
+        link = data.license_link
+        if link and "://" not in link:  # a file of the base model's repository
+            link = None if is_local else f"https://huggingface.co/{self.model}/blob/main/{link}"
+        return License(id=data.license, name=data.license_name, link=link) if data.license else None
 
 
-def _place(strategy: HubStrategy | str, folder: Path) -> str:
-    return checkpoint.LAST if strategy == HubStrategy.CHECKPOINT else folder.name
+def run_info(
+    *,
+    args: BasisConfig,
+    state: TrainerState,
+    origin: Origin,
+    accelerator: Accelerator,
+    model: Any,
+    baseline: Baseline,
+    sampler: PromptSampler,
+    reward_funcs: Sequence[Any],
+    train_dataset: Any,
+    rollouts: int,
+    stopped: bool,
+    model_name: str,
+    hub_model_id: str | None = None,
+    dataset_name: str | None = None,
+    tags: Iterable[str] = (),
+) -> RunInfo:
+    """What ``run.json`` and the card tell about a run as it stands; `stopped`: by a signal."""
+    rewards = [row["reward"] for row in state.log_history if row.get("reward") is not None]
+    ended = any("train_runtime" in row for row in state.log_history) or 0 < state.max_steps <= state.global_step
+    dataset_name = dataset_name or origin.dataset_name
+    size = f"{len(train_dataset):,} problems" if hasattr(train_dataset, "__len__") else "a stream of problems"
+    deepspeed = getattr(accelerator.state, "deepspeed_plugin", None) is not None
+    extras = [*(["vllm"] if args.use_vllm else []), *(["deepspeed"] if deepspeed else [])]
+    on_gpu = torch.cuda.is_available() and not args.use_cpu
+    on_cpu = f"{accelerator.num_processes} process(es) on a CPU ({platform.machine()}, {os.cpu_count()} cores)"
+    return RunInfo(
+        model_name=model_name,
+        hub_model_id=hub_model_id,
+        **origin.base_model(),
+        datasets=[dataset_name] if dataset_name and is_hub_id(dataset_name) else [],
+        data=f"{size} of {public_path(dataset_name)}" if dataset_name else size,
+        baseline=baseline_name(baseline),
+        baseline_parameters={key: _shown(value) for key, value in baseline.parameters.items()},
+        sampler=sampler_name(sampler),
+        sampler_parameters={key: _shown(value) for key, value in sampler.parameters.items()},
+        artefacts=artefacts_of(baseline),
+        objective=origin.objective,
+        reward=reward_identity(reward_funcs, args.reward_weights),
+        settings=_settings(args),
+        compared=_compared(args, accelerator.num_processes),
+        step=state.global_step,
+        max_steps=max(state.max_steps, state.global_step),
+        rollouts=rollouts,
+        reward_curve=(rewards[0], rewards[-1]) if rewards else None,
+        seed=args.seed,
+        hardware=f"{accelerator.num_processes} x {torch.cuda.get_device_name(0)}" if on_gpu else on_cpu,
+        versions={"Python": platform.python_version(), **versions(*_PACKAGES, *extras)},
+        recipe=origin.recipe or yaml.safe_dump(changed_settings(args), sort_keys=False),
+        command=origin.command,
+        library="peft" if is_peft_model(model) else "transformers",
+        tags=["generated_from_trainer", *sorted(tags)],
+        finished=ended and not stopped,
+    )
 
 
-def checkpoint_by_hand(folder: Path, place: str | None) -> str:
-    """The commands that push a checkpoint: its model as the repository's, and where it goes all of it."""
-    without = " ".join(f"--exclude {shlex.quote(pattern)}" for pattern in ONLY_TO_RESUME)
-    whole = f" && hf upload {{repo}} {shlex.quote(str(folder))} {place}" if place else ""
-    return f"hf upload {{repo}} {shlex.quote(str(folder))} . {without}{whole}"
+def baseline_name(baseline: Baseline) -> str:
+    """Its registered name, or its class."""
+    return next((key for key, cls in BASELINES.items() if cls is type(baseline)), type(baseline).__name__)
 
 
-def by_hand(output_dir: Path, folder: Path | None = None, place: str | None = None) -> str:
-    """The command that pushes the same; ``{repo}`` stands for the repository."""
-    run = f"basis-rl push {output_dir} {{repo}}"
-    return f"{run} && hf upload {{repo}} {folder} {place}" if place else run
+def artefacts_of(baseline: Baseline) -> list[Artefact]:
+    """Value tables and codebooks among the baseline's attributes."""
+    found = []
+    for value in vars(baseline).values():
+        if type(value) in _KINDS:
+            kept = {key: entry for key, entry in value.provenance.items() if not isinstance(entry, (list, dict))}
+            artefact = Artefact(
+                kind=_KINDS[type(value)],
+                source=public_path(value.source),
+                sha256=value.digest,
+                provenance=redact(kept),
+                rollouts=kept.get("rollouts", getattr(value, "num_rollouts", 0)),
+            )
+            found.append(artefact)
+    return found
+
+
+def _shown(value: Any) -> str:
+    if type(value) in _KINDS:
+        return public_path(value.source)
+    if isinstance(value, dict):
+        return f"a mapping of {len(value)} entries"
+    return public_path(str(value)) if isinstance(value, Path) else str(redact(value))[:100]
+
+
+def _compared(args: BasisConfig, processes: int) -> dict[str, float]:
+    return {
+        "num_generations": args.num_generations,
+        "rollouts_per_batch": args.generation_batch_size,
+        "rollouts_per_update": args.per_device_train_batch_size * args.gradient_accumulation_steps * processes,
+        "learning_rate": args.learning_rate,
+    }
+
+
+def _settings(args: BasisConfig) -> dict[str, str]:
+    kl = f"{args.kl_estimator} in the {args.kl_placement}, coefficient {args.beta:g}"
+    if args.kl_estimator == "k3" and args.kl_placement == "loss":
+        kl += ", times the ratio (use_bias_correction_kl)" if args.use_bias_correction_kl else ", not times the ratio"
+    prompts = args.generation_batch_size // args.num_generations
+    scheduler = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+    return {
+        "KL to the reference": kl if args.beta != 0 else "none",
+        "generation batch": f"{prompts} prompts x {args.num_generations} rollouts",
+        "sampling": f"temperature {args.temperature:g}, top-p {args.top_p:g}",
+        "completion": f"at most {args.max_completion_length} tokens",
+        "learning rate": f"{args.learning_rate:g}, {scheduler}",
+        "precision": "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
+    }

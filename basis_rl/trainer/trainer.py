@@ -14,7 +14,7 @@ A step, in the order in which TRL calls the methods that stand here in the same 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
@@ -28,6 +28,7 @@ from datasets import Dataset
 from huggingface_hub import CommitInfo
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
@@ -43,12 +44,12 @@ from basis_rl.run.disk import checkpoint_bytes, naming_a_full_disk
 from basis_rl.run.errors import NonFiniteGradients, RewardFailed, SelectionFailed, ServerLost, StopAsked, SyncError
 from basis_rl.run.progress import use_progress_lines
 from basis_rl.run.ranks import on_main_process
+from basis_rl.run.record import RunInfo
 from basis_rl.run.run_lock import end_with_launcher, held
 from basis_rl.run.usage import Spending
 from basis_rl.samplers import PromptSampler
-from basis_rl.trainer.config import BasisConfig, with_objective
+from basis_rl.trainer.config import BasisConfig, with_objective, without_secrets
 from basis_rl.trainer.critic import Critic
-from basis_rl.trainer.facts import Record, without_secrets
 from basis_rl.trainer.faults import FiniteGradients, GradientMonitor, StopOnSignal
 from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id
 from basis_rl.trainer.greedy import greedy_rewards
@@ -69,7 +70,7 @@ from basis_rl.trainer.preflight import (
     check_token_advantages,
     run_context,
 )
-from basis_rl.trainer.publish import Publisher
+from basis_rl.trainer.publish import Origin, Publisher, run_info
 from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, total_rewards
 from basis_rl.trainer.scoring import (
     EnergyRecorder,
@@ -155,7 +156,7 @@ class BasisTrainer(GRPOTrainer):
         funcs, train_dataset = as_rewards(reward_funcs, args), as_dataset(train_dataset, "train_dataset")
         kwargs["eval_dataset"] = eval_dataset
         train_dataset, kwargs = self._checked(args, funcs, train_dataset, kwargs)
-        self.publisher = Publisher(self, args)
+        self.publisher = Publisher(args)
         with _vllm(args) if args.use_vllm else nullcontext():
             super().__init__(model=model, reward_funcs=funcs or None, args=args, train_dataset=train_dataset, **kwargs)
         use_progress_lines(self, plot_training)
@@ -191,7 +192,7 @@ class BasisTrainer(GRPOTrainer):
     def _build_parts(self) -> None:
         """What `BasisTrainer` adds to TRL's trainer; each part is given what it needs."""
         args, accelerator = self.args, self.accelerator
-        self.record = Record.of(self.model.config, args, objective_name(self.objective))
+        self.origin = Origin.of(self.model.config, args, objective_name(self.objective))
         self.spending = Spending()
         self.was_finished = False
         self._generation_batch = 0
@@ -824,11 +825,10 @@ class BasisTrainer(GRPOTrainer):
         if self.args.should_save:
             checkpoint.begin(folder)
         self.accelerator.wait_for_everyone()
-        limit, self.args.save_total_limit = self.args.save_total_limit, None  # older ones go when this one is complete
-        try:
+        limit = self.args.save_total_limit
+        # Older checkpoints are deleted when this one is complete, not before.
+        with attributes(self.args, save_total_limit=None):
             super()._save_checkpoint(model, trial)
-        finally:
-            self.args.save_total_limit = limit
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             checkpoint.finish(folder)
@@ -838,7 +838,7 @@ class BasisTrainer(GRPOTrainer):
             last = self.stop_on_signal.stopped or self.state.global_step >= self.state.max_steps
             if self.publisher.is_due(last):
                 self.callback_handler.on_push_begin(self.args, self.state, self.control)
-                self.publisher.push_checkpoint(folder)
+                self.publisher.push_checkpoint(folder, self.state.global_step)
 
     def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint_folder)
@@ -853,15 +853,13 @@ class BasisTrainer(GRPOTrainer):
     # The Hub.
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        args: BasisConfig = self.args
-        self.args: BasisConfig = without_secrets(args)  # they are saved beside the model, and pushed with it
-        try:
-            super()._save(output_dir, state_dict)
-        finally:
-            self.args = args
+        super()._save(output_dir, state_dict)
+        # They are pushed with the model.
+        folder = Path(output_dir or str(self.args.output_dir))
+        torch.save(without_secrets(self.args), folder / TRAINING_ARGS_NAME)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Has been done before the model was loaded."""
+        """No-op: `Publisher` already created the repository."""
         self.hub_model_id = self.publisher.hub.repo_id
         self.push_in_progress = None
 
@@ -892,7 +890,7 @@ class BasisTrainer(GRPOTrainer):
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         self.save_model(_internal_call=True)
-        self.hub_model_id = self.publisher.introduce(token, private)  # for the name that the card tells
+        self.hub_model_id = self.publisher.set_repo(token, private)  # for the name that the card tells
         self.create_model_card(kwargs.pop("model_name", None), **kwargs)
         pushed: Future[CommitInfo | None] = Future()
         if self.is_world_process_zero():
@@ -911,15 +909,37 @@ class BasisTrainer(GRPOTrainer):
         self.publisher.wait_for_own()
         super().end()
 
+    def run_info(
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: Iterable[str] = ()
+    ) -> RunInfo:
+        """What ``run.json`` and the model card tell about the run as it stands; see `create_model_card`."""
+        return run_info(
+            args=self.args,
+            state=self.state,
+            origin=self.origin,
+            accelerator=self.accelerator,
+            model=self.model,
+            baseline=self.baseline,
+            sampler=self.sampler,
+            reward_funcs=self._functions,
+            train_dataset=self.train_dataset,
+            rollouts=self.spending.rollouts,
+            stopped=self.stop_on_signal.stopped,
+            model_name=model_name or self.publisher.hub.name.split("/")[-1],
+            hub_model_id=self.hub_model_id,
+            dataset_name=dataset_name,
+            tags=tags,
+        )
+
     def create_model_card(
         self,
         model_name: str | None = None,
         dataset_name: str | None = None,
         tags: str | list[str] | None = None,
     ) -> None:
-        """Write the model card and the record of the run, ``run.json``, into ``output_dir``, with a plot of the run.
+        """Write the model card and ``run.json`` into ``output_dir``, with a plot of the run.
 
-        Without a recipe (`record`) the settings that differ from their defaults are shown. A card that cannot be made
+        Without a recipe (`origin`) the settings that differ from their defaults are shown. A card that cannot be made
         is a warning.
 
         Args:
@@ -931,7 +951,7 @@ class BasisTrainer(GRPOTrainer):
             return
         given = {tags} if isinstance(tags, str) else set(tags or [])
         given |= {*self._tag_names, *(getattr(self.model, "model_tags", None) or [])}
-        self.publisher.write_card(model_name, dataset_name, given)
+        self.publisher.write_card(lambda: self.run_info(model_name, dataset_name, given), self.state.log_history)
 
 
 # Each optional signal of a batch with what computes it, in this order on every rank, from the trainer, the rows and

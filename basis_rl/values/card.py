@@ -10,6 +10,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from basis_rl.run.record import is_hub_id
 from basis_rl.text import render
 
 _SHOWN = {
@@ -59,12 +60,8 @@ def card(
 ) -> str:
     """The README of a dataset repository: front matter, how the table was built, its distribution, how to load it.
 
-    Args:
-        repo_id: where it will be.
-        counts: scored rollouts of each of the P prompts.
-        description: `describe`.
-        known: provenance of the table.
-        license: an identifier of the Hub's; None leaves it to the owner.
+    `counts` are the scored rollouts of each of the P prompts, `description` is the text of `describe`, `known` the
+    provenance of the table. Without a `license` (an identifier of the Hub) the owner has to add one.
     """
     name = _name(known)
     front: dict[str, Any] = {
@@ -73,7 +70,7 @@ def card(
         "tags": ["basis-rl", "value-table", "reinforcement-learning", "rlvr"],
         "size_categories": [_size_category(len(counts))],
         "configs": [{"config_name": "default", "data_files": "rewards.parquet"}],
-        **({"base_model": known["model"]} if _on_hub(known.get("model")) else {}),
+        **({"base_model": known["model"]} if is_hub_id(str(known.get("model") or "")) else {}),
     }
     rows = [(label, _shown(key, known)) for key, label in _SHOWN.items() if known.get(key) not in (None, "", "{}")]
     return render(
@@ -103,16 +100,7 @@ def _shown(key: str, known: Mapping[str, Any]) -> str:
 def _name(known: Mapping[str, Any]) -> str:
     """The Hub id, or the name of a local folder without the path to it."""
     model = str(known.get("model") or "an unnamed model")
-    return model if _on_hub(model) else Path(model).name
-
-
-def _on_hub(model: Any) -> bool:
-    return (
-        isinstance(model, str)
-        and model.count("/") == 1
-        and not model.startswith(("/", "."))
-        and not Path(model).exists()
-    )
+    return model if is_hub_id(model) else Path(model).name
 
 
 def _size_category(n: int) -> str:

@@ -9,14 +9,13 @@ import pytest
 from huggingface_hub import ModelCard, metadata_load
 
 from basis_rl.baselines import BASELINES
-from basis_rl.report.card import Artefact, License, RunFacts, is_hub_id, load_facts, model_card, save_facts
-from basis_rl.report.citations import citations, papers
+from basis_rl.report.card import citations, model_card, papers
 from basis_rl.report.results import read_results
-from basis_rl.run.redact import redact, redact_command
+from basis_rl.run.record import Artefact, License, RunInfo, is_hub_id, load_run_info, save_run_info
 from tests.support.hub_endpoint import check_card
 from tests.support.tiny import named_baseline, sums
 
-FACTS = RunFacts(
+INFO = RunInfo(
     model_name="mine",
     hub_model_id="alice/mine",
     base_model="Qwen/Qwen3-4B",
@@ -59,20 +58,17 @@ def results(tmp_path):
 
 
 def test_metadata_is_read_back_as_it_was_meant(results, tmp_path):
-    card = model_card(FACTS, results, curves="training.png")
+    card = model_card(INFO, results, curves="training.png")
     card.save(tmp_path / "README.md")
     check_card(str(card))
     raw = metadata_load(tmp_path / "README.md")
     assert "licence" not in raw
-    assert (raw["license"], raw["license_name"], raw["license_link"]) == ("other", "qwen", FACTS.license.link)
+    assert (raw["license"], raw["license_name"], raw["license_link"]) == ("other", "qwen", INFO.license.link)
     assert raw["metrics"] == ["accuracy"]
     data = ModelCard.load(tmp_path / "README.md").data
-    assert (data.base_model, data.library_name, data.pipeline_tag) == (
-        FACTS.base_model,
-        "transformers",
-        "text-generation",
-    )
-    assert data.datasets == FACTS.datasets
+    found = (data.base_model, data.library_name, data.pipeline_tag)
+    assert found == (INFO.base_model, "transformers", "text-generation")
+    assert data.datasets == INFO.datasets
     found = {result.metric_name: result for result in data.eval_results}
     assert set(found) == {"avg@16", "pass@16"}, "the base model's results are not this model's"
     assert found["avg@16"].metric_value == 0.6
@@ -82,9 +78,9 @@ def test_metadata_is_read_back_as_it_was_meant(results, tmp_path):
 
 
 def test_every_fact_is_in_the_text(results):
-    text = model_card(FACTS, results, curves="training.png").text
-    facts = ["51,200", "weighting = unb", "alice/table", "ab" * 32, "num_rollouts 32", FACTS.reward, "8 x H200", "7"]
-    facts += [FACTS.recipe, FACTS.command, "training.png", "trl 1.16.0", "0.250, 0.750", "1e-06, constant", "17,000"]
+    text = model_card(INFO, results, curves="training.png").text
+    facts = ["51,200", "weighting = unb", "alice/table", "ab" * 32, "num_rollouts 32", INFO.reward, "8 x H200", "7"]
+    facts += [INFO.recipe, INFO.command, "training.png", "trl 1.16.0", "0.250, 0.750", "1e-06, constant", "17,000"]
     facts += [papers()["basis"], papers()["gspo"], papers()["trl"], "## Limitations"]
     rows = [line for line in text.splitlines() if line.startswith("| aime24")]
     assert [[cell.strip() for cell in row.split("|")][2:5] for row in rows] == [
@@ -99,13 +95,13 @@ def test_every_fact_is_in_the_text(results):
         assert fact in text, fact
     assert [row.split("|")[5].strip() for row in rows[:2]] == ["35.0 to 45.0", "55.0 to 65.0"]
     given = {"num_rollouts": 32, "date": None, "note": "", "generation_kwargs": "{}", "seed": 0}
-    made = model_card(replace(FACTS, artefacts=[replace(FACTS.artefacts[0], provenance=given)])).text
+    made = model_card(replace(INFO, artefacts=[replace(INFO.artefacts[0], provenance=given)])).text
     assert "Made with: num_rollouts 32, seed 0.\n" in made
 
 
 def test_a_name_is_one_of_the_hub_unless_there_is_such_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert [is_hub_id(name) for name in ("a/b", "a", "a/b/c", "/a/b", "a/b c")] == [True, False, False, False, False]
+    assert [is_hub_id(name) for name in ("a/b", "a", "a/b/c", "/a/b", "./b", "a/b c")] == [True, *[False] * 5]
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "b").touch()
     assert not is_hub_id("a/b")
@@ -117,28 +113,15 @@ def test_a_single_rollout_has_neither_pass_nor_majority(tmp_path):
     assert (result.metric, result.rollouts, result.is_base) == ("avg@1", 1, False)
 
 
-def columns(text):
-    """For each table of a Markdown text, in how many columns its lines fall."""
-    blocks = re.findall(r"(?:^\|.*\n)+", text, re.M)
-    return [{len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()} for block in blocks]
-
-
 def test_a_bar_in_a_fact_stays_in_its_cell(results):
-    odd = {
-        "reward": "a|b",
-        "hardware": "8 x |H200|",
-        "settings": {"x|y": "1|2"},
-        "model_name": "m|n",
-        "baseline": "b|c",
-    }
-    text = model_card(replace(FACTS, **odd), results).text
-    assert columns(text) == [{11}, {3}]
-    for cell in ("**m\\|n**", "a\\|b", "8 x \\|H200\\|", "x\\|y | 1\\|2", "`b\\|c`"):
-        assert cell in text, cell
+    text = model_card(replace(INFO, reward="a|b", settings={"x|y": "1|2"}, model_name="m|n"), results).text
+    tables = re.findall(r"(?:^\|.*\n)+", text, re.M)
+    assert [{len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()} for table in tables] == [{11}, {3}]
+    assert all(cell in text for cell in ("**m\\|n**", "a\\|b", "x\\|y | 1\\|2"))
 
 
 def test_what_is_not_known_is_said_and_left_out_of_the_metadata():
-    facts = RunFacts(**{**vars(FACTS), "license": None, "base_on_hub": False, "step": 40, "hub_model_id": None})
+    facts = RunInfo(**{**vars(INFO), "license": None, "base_on_hub": False, "step": 40, "hub_model_id": None})
     card = model_card(facts)
     check_card(str(card))
     raw = card.data.to_dict()
@@ -149,13 +132,13 @@ def test_what_is_not_known_is_said_and_left_out_of_the_metadata():
 
 
 def test_facts_survive_the_file(tmp_path):
-    save_facts(FACTS, tmp_path)
-    assert str(model_card(load_facts(tmp_path))) == str(model_card(FACTS))
+    save_run_info(INFO, tmp_path)
+    assert str(model_card(load_run_info(tmp_path))) == str(model_card(INFO))
     with pytest.raises(ValueError, match=r"no run\.json"):
-        load_facts(tmp_path / "nowhere")
+        load_run_info(tmp_path / "nowhere")
     (tmp_path / "run.json").write_text('{"license": null, "artefacts": [], "reward_curve": null, "odd": 1}')
     with pytest.raises(ValueError, match="another version"):
-        load_facts(tmp_path)
+        load_run_info(tmp_path)
 
 
 def test_other_files_named_results_are_refused(tmp_path):
@@ -171,32 +154,3 @@ def test_every_baseline_has_its_paper_and_tells_its_parameters():
         assert set(baseline.parameters) == set(inspect.signature(cls).parameters), name
     assert citations("MyBaseline") == [papers()["trl"]]
     assert len(citations("grpo", "grpo")) == 2
-
-
-def test_secrets_are_left_out_and_special_tokens_are_not():
-    token = "hf_" + "aB3" * 10
-    given = {
-        "hub_token": token,
-        "eos_token": "<eos>",
-        "max_tokens": 5,
-        "model_init_kwargs": {"token": "x", "dtype": "float32"},
-        "reward_kwargs": '{"api_key": "x", "timeout": 3}',
-        "vllm_server_base_url": "http://alice:secret@host:8000",
-        "note": f"used {token} here",
-        "weights": [1.0, 2.0],
-    }
-    shown = redact(given)
-    assert token not in str(shown)
-    assert "secret" not in str(shown)
-    assert "hub_token" not in shown
-    assert shown["model_init_kwargs"] == {"dtype": "float32"}
-    assert json.loads(shown["reward_kwargs"]) == {"timeout": 3}
-    assert {key: shown[key] for key in ("eos_token", "max_tokens", "weights")} == {
-        "eos_token": "<eos>",
-        "max_tokens": 5,
-        "weights": [1.0, 2.0],
-    }
-    hidden = redact_command(['--model_init_kwargs={"token": "abc", "dtype": "bf16"}'])
-    assert hidden == ['--model_init_kwargs={"dtype": "bf16"}']
-    command = redact_command(["r.yaml", "--hub_token", "abc", "--api-key=def", "--seed", "3"])
-    assert command == ["r.yaml", "--hub_token", "<hidden>", "--api-key=<hidden>", "--seed", "3"]

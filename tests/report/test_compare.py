@@ -22,17 +22,8 @@ from basis_rl.report.compare import (
     rollouts_to,
     window_mean,
 )
-from basis_rl.report.runs import Group, Run, find_runs, group_runs, merge_rows, read_run, what_counts
-from basis_rl.report.tables import (
-    _Column,
-    _differences,
-    compact,
-    cost_table,
-    final_table,
-    table_price,
-    table_uses,
-    time_unit,
-)
+from basis_rl.report.runs import Group, Run, find_runs, group_runs, merge_rows, read_run
+from basis_rl.report.tables import _Column, _differences, compact, cost_table, final_table, table_price, table_uses
 from tests.report.folders import write_rows, write_run
 
 
@@ -69,9 +60,9 @@ def test_curves_are_cut_at_the_same_rollouts_wherever_they_were_logged(tmp_path)
         assert bins <= len(run.series("reward")[0])
         assert fmean(drawn.mean) == pytest.approx(fmean(singles[:1000]))
         width = 1000 / bins
-        np.testing.assert_allclose(drawn.x["num_rollouts"], (np.arange(bins) + 0.5) * width)
+        np.testing.assert_allclose(drawn.x, (np.arange(bins) + 0.5) * width)
         per_step = run.rows[0]["num_rollouts"]
-        np.testing.assert_allclose(drawn.x["seconds"], drawn.x["num_rollouts"] / per_step * 2.0)
+        np.testing.assert_allclose(run.spent("seconds", drawn.x), drawn.x / per_step * 2.0)
         assert mean_until(run, "reward", 1000, 0.1) == pytest.approx(fmean(singles[900:1000]))
         assert run.spent("seconds", 1000) == pytest.approx(1000 / per_step * 2.0)
 
@@ -84,15 +75,6 @@ def test_rollouts_until_a_reward(tmp_path):
     expected = next(n for n in range(40, 401, 10) if fmean(singles[n - 40 : n]) >= 0.5)
     assert reached == expected
     assert math.isnan(rollouts_to(run, 2.0, 400))
-
-
-def test_a_run_that_rises_reaches_its_own_end(tmp_path):
-    for steps in range(20, 300, 7):
-        write_run(tmp_path / str(steps), steps=steps, per_step=512)
-        run = read_run(tmp_path / str(steps))
-        for step, row in enumerate(run.rows):
-            row["reward"] = 0.1 + 0.8 * (1 - math.exp(-step / 50))
-        assert not math.isnan(rollouts_to(run, mean_until(run, "reward", 512 * steps, 0.1), 512 * steps))
 
 
 def test_evaluations_are_found_by_any_name_and_avg_goes_before_reward():
@@ -127,7 +109,7 @@ def test_evaluations_count_up_to_the_budget_and_keep_their_places(tmp_path):
     assert math.isnan(last_until(group.runs[0], "eval_reward", 64))
     assert last_until(group.runs[0], "eval_reward", 10 * 64) == pytest.approx(0.10)
     drawn = points(group, "eval_reward", 14 * 64)
-    np.testing.assert_allclose(drawn.x["num_rollouts"], [5 * 64, 10 * 64])
+    np.testing.assert_allclose(drawn.x, [5 * 64, 10 * 64])
     np.testing.assert_allclose(drawn.mean, [0.55, 0.60])
     short = Run(Path("short"), [row for row in group.runs[1].rows if row["step"] <= 6])
     drawn = points(Group("g", [group.runs[0], short], {}), "eval_reward", 14 * 64)
@@ -176,25 +158,17 @@ def test_a_run_of_a_script_is_read_from_its_trainer_state(tmp_path):
 def test_steps_that_a_resume_repeats_replace_the_earlier_ones(tmp_path):
     rows = write_run(tmp_path / "a", steps=10)
     again = [{**row, "reward": 7.0} for row in rows[6:]]
+    assert merge_rows([*rows, *again[:2]])[-1]["step"] == 8, "steps that are not done again yet are gone"
     evaluation = {"step": 5, "eval_reward": 0.3, "num_rollouts": 5 * 64}
+    rows[7]["baseline/beta"] = 3.0
     merged = merge_rows([*rows[:5], evaluation, *rows[5:9], *again])
     assert [row["step"] for row in merged] == list(range(1, 11))
     assert [row["reward"] for row in merged] == [row["reward"] for row in rows[:6]] + [7.0] * 4
     assert merged[4]["eval_reward"] == 0.3
+    assert "baseline/beta" not in merged[7]
     path = tmp_path / "a" / "metrics.jsonl"
     path.write_text(path.read_text() + '{"step": 11, "rewa')
     assert read_run(tmp_path / "a").rows[-1]["step"] == 10
-
-
-def test_keys_that_the_repeated_steps_have_not_logged_are_gone():
-    first = [{"step": step, "reward": 0.1, "num_rollouts": 8 * step} for step in range(1, 9)]
-    for row in first[5:7]:
-        row |= {"eval_reward": 0.9, "baseline/beta": 3.0}
-    again = [{"step": step, "reward": 0.2, "num_rollouts": 8 * step} for step in (6, 7)]
-    merged = merge_rows([*first, *again])
-    assert merged == [*first[:5], *again], "neither old keys of steps 6 and 7 nor step 8, which is not done again yet"
-    merged = merge_rows([{"step": 1, "seconds": 1.0, "reward": 0.5}, {"step": 1, "seconds": 2.0, "eval_reward": 0.1}])
-    assert merged == [{"step": 1, "seconds": 2.0, "reward": 0.5, "eval_reward": 0.1}], "what was logged last counts"
 
 
 def test_what_a_row_says_of_its_rollouts(tmp_path):
@@ -205,34 +179,8 @@ def test_what_a_row_says_of_its_rollouts(tmp_path):
     assert [values.tolist() for values in both.series("loss")] == [[8.0], [2.5]], "two updates on one batch"
 
 
-def test_a_mean_is_over_the_last_share_of_the_budget():
-    rows = [{"step": i, "num_rollouts": 10 * i, "reward": float(i)} for i in range(1, 11)]
-    run = Run(Path("r"), rows)
-    assert mean_until(run, "reward", 100, 0.1) == 10.0
-    assert mean_until(run, "reward", 100, 0.5) == 8.0
-    assert mean_until(run, "reward", 60) == 3.5
-    assert last_until(run, "reward", 60) == 6.0
-    assert last_until(run, "reward", 59) == 5.0
-
-
-def test_what_is_beside_a_run_makes_no_setting():
-    known = {"baseline": "rloo", "learning_rate": 1e-6, "a.data_seed": 1}
-    beside = ["env", "output_dir", "overwrite_output_dir", "run_name", "project", "seed", "data_seed", "report_to"]
-    beside += ["resume_from_checkpoint", "log_completions", "num_generations_eval", "per_device_eval_batch_size"]
-    beside += ["num_completions_to_print", "disable_tqdm", "push_to_hub", "serve", "serve_devices", "env.HF_HOME"]
-    beside += ["vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_group_port", "save_steps"]
-    beside += ["hub_token", "trackio_space_id", "values_seed", "clusters_num", "logging_steps", "eval_steps"]
-    assert what_counts({**known, **dict.fromkeys(beside, 1)}) == known
-
-
-def test_times_are_in_a_unit_that_is_easy_to_read():
-    assert [time_unit(seconds)[0] for seconds in (179, 180, 5399, 5400)] == ["s", "min", "min", "h"]
-    assert time_unit(7200)[1] == 3600
+def test_large_numbers_are_shortened():
     assert [compact(value) for value in (999.4, 1500, 2.5e6, -3e9)] == ["999", "1.5k", "2.5M", "-3G"]
-
-
-def test_quantiles_go_on_as_the_last_one():
-    assert [_t(freedom) for freedom in (0, 1, 2, 30, 31, 1000)] == [12.706, 12.706, 4.303, 2.042, 2.042, 2.042]
 
 
 def table_of(left, right, spread):
@@ -276,6 +224,7 @@ def test_differences_over_the_same_seeds_are_paired_and_others_are_not(tmp_path)
     assert welch.spread > 3 * paired.spread, "here seeds explain most of the variance"
     assert difference(groups["rloo"], [0.5, *[math.nan] * 3], groups["grpo"], b).spread is None
     assert [round(float(stats.t.ppf(0.975, n)), 3) for n in range(1, len(_T) + 1)] == list(_T)
+    assert [_t(freedom) for freedom in (0, 1, 2, 30, 1000)] == [12.706, 12.706, 4.303, 2.042, 2.042]
 
 
 def test_the_price_of_a_table_is_charged_whole_and_shared(tmp_path):
@@ -293,11 +242,7 @@ def test_the_price_of_a_table_is_charged_whole_and_shared(tmp_path):
     assert cells["batch_mean"][3] == cells["batch_mean"][4]
     final = final_table(found)
     at = final.columns.index("rollouts of the value table")
-    assert {row.cells[0]: row.cells[at] for row in final.rows if row.group is not None} == {
-        "basis": "1,000",
-        "basis_history": "1,000",
-        "batch_mean": "–",
-    }
+    assert [row.cells[at] for row in final.rows if row.group is not None] == ["1,000", "1,000", "–"]
 
 
 def test_benchmarks_of_final_models_are_columns_with_their_mean(tmp_path):

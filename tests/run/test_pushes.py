@@ -13,25 +13,18 @@ from huggingface_hub.hf_api import RepoFile
 from transformers.trainer_utils import HubStrategy
 
 from basis_rl.cli.main import main
-from basis_rl.report.card import load_facts, save_facts
 from basis_rl.run import hub as run_hub
-from basis_rl.run.hub import Hub, Push, files_of_checkpoint, files_of_run, is_refusal, model_of_checkpoint
+from basis_rl.run.hub import Hub, Push, files_of_checkpoint, files_of_run, is_refusal
+from basis_rl.run.record import load_run_info, save_run_info
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.publish import Publisher
-from tests.report.test_card import FACTS, entry
+from tests.report.test_card import INFO, entry
 
 OF_RUN = ["README.md", "config.json", "model.safetensors", "runs/events.out.tfevents.1", "run.json"]
 NOT_OF_RUN = ["STOP", "_own/x", "vllm.log", "checkpoint-2/model.safetensors", "last-checkpoint/x", ".hidden", "a/.b"]
 NOT_OF_RUN += ["half.part", "table.old"]
 OF_MODEL = ["model.safetensors", "config.json", "baseline_state.pt"]
-TO_RESUME = [
-    "optimizer.pt",
-    "scheduler.pt",
-    "rng_state_0.pth",
-    "phase_0.pt",
-    "trainer_state.json",
-    "baseline_module.pt",
-]
+TO_RESUME = ["optimizer.pt", "scheduler.pt", "rng_state_0.pth", "trainer_state.json", "baseline_module.pt"]
 
 
 def write(folder, names):
@@ -112,7 +105,7 @@ def test_files_of_a_run_and_of_a_checkpoint(tmp_path):
     assert found["run.json"] == b"run.json", "it may change while it is uploaded"
     assert isinstance(found["runs/events.out.tfevents.1"], bytes)
     folder = write(tmp_path / "checkpoint-3", OF_MODEL + TO_RESUME)
-    assert sorted(model_of_checkpoint(folder)) == sorted(OF_MODEL)
+    assert sorted(files_of_checkpoint(folder)) == sorted(OF_MODEL)
     place = files_of_checkpoint(folder, "last-checkpoint")
     assert sorted(place) == sorted(f"last-checkpoint/{name}" for name in OF_MODEL + TO_RESUME)
 
@@ -158,7 +151,7 @@ def test_a_checkpoint_replaces_the_one_before_in_the_same_commit(hub, tmp_path):
 def publisher(folder, made, strategy):
     settings = SimpleNamespace(output_dir=str(folder), hub_strategy=strategy, hub_always_push=False, push_to_hub=True)
     result = object.__new__(Publisher)
-    result.run, result.hub = SimpleNamespace(args=settings, state=SimpleNamespace(global_step=2)), made
+    result.args, result.folder, result.hub = settings, Path(folder), made
     return result
 
 
@@ -196,7 +189,7 @@ def test_what_a_save_pushes_by_strategy(strategy, is_last, free, pushes, place, 
     made = Recorder(free)
     own = publisher(run, made, strategy)
     if own.is_due(is_last):
-        own.push_checkpoint(folder)
+        own.push_checkpoint(folder, 2)
     assert len(made.pushes) == pushes
     for each in made.pushes:
         kept = {f"{place}/{name}" for name in OF_MODEL + TO_RESUME} if place else set()
@@ -264,7 +257,7 @@ def test_arguments_are_put_back_though_saving_fails(tmp_path):
 def test_the_command_renews_card_and_record_and_says_that_nothing_arrived(tmp_path, capsys):
     folder, results = tmp_path / "run", tmp_path / "results.json"
     folder.mkdir()
-    save_facts(replace(FACTS, hub_model_id=None, finished=True), folder)
+    save_run_info(replace(INFO, hub_model_id=None, finished=True), folder)
     results.write_text(json.dumps({"aime24": entry(0.6, 16)}))
     assert main(["push", str(folder), "bob/model"]) == 2
     assert "holds no model" in capsys.readouterr().err
@@ -276,7 +269,7 @@ def test_the_command_renews_card_and_record_and_says_that_nothing_arrived(tmp_pa
     assert 'model="bob/model"' in card.text
     assert card.data.eval_results[0].metric_value == 0.6
     assert (folder / "base_results.json").is_file()
-    facts = load_facts(folder)
+    facts = load_run_info(folder)
     assert (facts.hub_model_id, facts.model_name, facts.finished) == ("bob/model", "model", True)
     (tmp_path / "odd.json").write_text('{"aime24": {}}')
     before = (folder / "results.json").read_text()

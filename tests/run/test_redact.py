@@ -86,8 +86,8 @@ def test_what_is_no_secret_is_shown(key):
 
 
 def test_command_lines():
-    shown = redact_command(
-        ["r.yaml", f"--serve_args=--api-key {X} --a 1", "--wandb_key", X, f"--url=http://h?token={X}"]
-    )
+    given = [f"--serve_args=--api-key {X} --a 1", "--wandb_key", X, f"--url=http://h?token={X}", f"--api-key={X}"]
+    shown = redact_command(["r.yaml", *given, f'--kwargs={{"token": "{X}", "dtype": "bf16"}}', "--seed", "3"])
     assert X not in " ".join(shown)
-    assert shown[1] == "--serve_args=--api-key <hidden> --a 1"
+    assert shown[:2] == ["r.yaml", "--serve_args=--api-key <hidden> --a 1"]
+    assert shown[5:] == ["--api-key=<hidden>", '--kwargs={"dtype": "bf16"}', "--seed", "3"]

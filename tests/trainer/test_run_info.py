@@ -1,23 +1,20 @@
-"""The record of a run, read off a stand-in: every fact from its own source, secrets and folders left out."""
+"""What a run tells about itself: every fact from its own source, secrets and folders left out."""
 
 import json
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 import torch
 import yaml
-from huggingface_hub import ModelCard
 from transformers import BitsAndBytesConfig
 
 from basis_rl.baselines import build_baseline
 from basis_rl.clusters import PromptClusters
-from basis_rl.report.card import load_facts, save_facts
 from basis_rl.report.runs import Run
-from basis_rl.run.usage import Spending
+from basis_rl.run.record import load_run_info, save_run_info
 from basis_rl.samplers import Frontier
-from basis_rl.trainer.config import BasisConfig
-from basis_rl.trainer.facts import Record, changed_settings, run_facts, without_secrets
+from basis_rl.trainer.config import BasisConfig, changed_settings, without_secrets
+from basis_rl.trainer.publish import Origin, run_info
 from basis_rl.values import ValueTable
 from tests.support.tiny import Tokenwise, parity_reward, sums
 
@@ -29,39 +26,32 @@ def config(tmp_path, **settings):
     return BasisConfig(str(tmp_path / "out"), report_to="none", bf16=False, **{**given, **settings})
 
 
-def run(tmp_path, baseline=None, log=(), stopped=False, step=3, max_steps=5, processes=2, **settings):
-    spending = Spending()
-    spending.draw(48, 100)
-    return SimpleNamespace(
-        args=config(tmp_path, **settings),
-        state=SimpleNamespace(log_history=list(log), global_step=step, max_steps=max_steps),
-        accelerator=SimpleNamespace(num_processes=processes),
-        model=torch.nn.Linear(1, 1),
-        baseline=baseline or build_baseline("rloo"),
-        sampler=Frontier(hard=2.0),
-        reward_funcs=[parity_reward],
-        train_dataset=sums(6),
-        spending=spending,
-        stop_on_signal=SimpleNamespace(stopped=stopped),
-        hub_model_id=None,
-        is_deepspeed_enabled=False,
-    )
-
-
-def facts(made, record=None, **given):
-    record = record or Record("owner/base", "dapo")
-    return run_facts(made, record, **{"model_name": "m", "dataset_name": None, "tags": (), **given})
+def facts(tmp_path, origin=None, baseline=None, log=(), step=3, max_steps=5, given=None, **settings):
+    """The facts of a run with these settings; `given` are further arguments of `run_info`."""
+    known = {
+        "args": config(tmp_path, **settings),
+        "state": SimpleNamespace(log_history=list(log), global_step=step, max_steps=max_steps),
+        "origin": origin or Origin("owner/base", "dapo"),
+        "accelerator": SimpleNamespace(num_processes=2, state=SimpleNamespace()),
+        "model": torch.nn.Linear(1, 1),
+        "baseline": baseline or build_baseline("rloo"),
+        "sampler": Frontier(hard=2.0),
+        "reward_funcs": [parity_reward],
+        "train_dataset": sums(6),
+        "rollouts": 48,
+        "stopped": False,
+        "model_name": "m",
+    }
+    return run_info(**{**known, **(given or {})})
 
 
 def test_each_fact_is_from_its_own_source(tmp_path):
     log = [{"reward": None}, {"reward": 0.25}, {"loss": 1.0}, {"reward": 0.5}, {"reward": 0.75}]
-    made = run(tmp_path, log=log, gradient_accumulation_steps=2, steps_per_generation=4, learning_rate=3e-6, seed=7)
-    found = facts(made, Record("owner/base", "gspo", commit="abc", license="mit", command="c"), tags={"b", "a"})
-    assert (found.sampler, found.sampler_parameters["hard"], found.sampler_parameters["easy"]) == (
-        "frontier",
-        "2.0",
-        "0.5",
-    )
+    settings = {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "learning_rate": 3e-6, "seed": 7}
+    origin = Origin("owner/base", "gspo", commit="abc", license="mit", command="c")
+    found = facts(tmp_path, origin, log=log, given={"tags": {"b", "a"}}, **settings)
+    sampler = (found.sampler, found.sampler_parameters["hard"], found.sampler_parameters["easy"])
+    assert sampler == ("frontier", "2.0", "0.5")
     assert (found.step, found.max_steps, found.rollouts, found.seed) == (3, 5, 48, 7)
     assert found.reward_curve == (0.25, 0.75)
     assert (found.baseline, found.objective, found.reward) == ("rloo", "gspo", "parity_reward")
@@ -87,29 +77,33 @@ def test_each_fact_is_from_its_own_source(tmp_path):
         ({"use_bias_correction_kl": False}, "k3 in the loss, coefficient 0.5, not times the ratio"),
         ({"kl_placement": "reward"}, "k1 in the reward, coefficient 0.5"),
     ):
-        assert facts(run(tmp_path, beta=0.5, **settings)).settings["KL to the reference"] == shown
+        assert facts(tmp_path, beta=0.5, **settings).settings["KL to the reference"] == shown
 
 
 def test_a_run_is_finished_when_it_has_come_to_its_end_unless_a_signal_ended_it(tmp_path):
     end = [{"reward": 1.0}, {"train_runtime": 3.0}]
-    assert not facts(run(tmp_path, log=end[:1])).finished
-    assert facts(run(tmp_path, log=end)).finished
-    assert not facts(run(tmp_path, log=end, stopped=True)).finished
-    assert facts(run(tmp_path, step=9, max_steps=0)).max_steps == 9
+    assert not facts(tmp_path, log=end[:1]).finished
+    assert facts(tmp_path, log=end).finished
+    assert not facts(tmp_path, log=end, given={"stopped": True}).finished
+    assert facts(tmp_path, step=9, max_steps=0).max_steps == 9
 
 
 def test_where_model_and_data_are_from(tmp_path):
     local = tmp_path / "deep" / "mine"
     local.mkdir(parents=True)
     (local / "README.md").write_text("---\nlicense: other\nlicense_name: n\nlicense_link: LICENSE\n---\n")
-    found = facts(run(tmp_path), Record(str(local), "dapo"))
+    found = facts(tmp_path, Origin(str(local), "dapo"))
     assert (found.base_model, found.base_on_hub, found.datasets) == ("mine", False, [])
     assert (found.license.id, found.license.name, found.license.link) == ("other", "n", None)
-    assert facts(run(tmp_path), Record("", "dapo")).base_model == "a model built in memory"
-    assert facts(run(tmp_path), Record("no/where", "dapo")).license is None
-    of_hub = facts(run(tmp_path), Record("owner/base", "dapo", dataset_name="a/b"))
+    assert facts(tmp_path, Origin("", "dapo")).base_model == "a model built in memory"
+    assert facts(tmp_path, Origin("no/where", "dapo")).license is None
+    (local / "README.md").write_text("no front matter")
+    assert Origin(str(local), "dapo").found_license is None
+    of_hub = facts(tmp_path, Origin("owner/base", "dapo", dataset_name="a/b"))
     assert (of_hub.datasets, of_hub.data) == (["a/b"], "6 problems of a/b")
-    of_file = facts(run(tmp_path), Record("owner/base", "dapo", dataset_name="a/b"), dataset_name="/home/me/x.json")
+    of_file = facts(
+        tmp_path, Origin("owner/base", "dapo", dataset_name="a/b"), given={"dataset_name": "/home/me/x.json"}
+    )
     assert (of_file.datasets, of_file.data) == ([], "6 problems of x.json")
 
 
@@ -121,15 +115,15 @@ def test_a_license_file_of_the_hub_becomes_its_address(monkeypatch, tmp_path):
         asked.append((model, name, local_files_only))
         return str(card)
 
-    monkeypatch.setattr("basis_rl.trainer.facts.hf_hub_download", download)
+    monkeypatch.setattr("basis_rl.trainer.publish.hf_hub_download", download)
     for link, shown in (
         ("LICENSE", "https://huggingface.co/o/m/blob/main/LICENSE"),
         ("https://x.y/z", "https://x.y/z"),
     ):
         card.write_text(f"---\nlicense: other\nlicense_link: {link}\n---\n")
-        assert Record("o/m", "dapo", online=True).found_license.link == shown
+        assert Origin("o/m", "dapo", online=True).found_license.link == shown
     card.write_text("---\ntags: [a]\n---\n")
-    assert Record("o/m", "dapo").found_license is None
+    assert Origin("o/m", "dapo").found_license is None
     assert asked == [("o/m", "README.md", False)] * 2 + [("o/m", "README.md", True)]
 
 
@@ -138,31 +132,33 @@ def test_what_the_baseline_was_given_is_named_without_its_folder(tmp_path):
         {"a": [1.0, 0.0], "b": [1.0]}, provenance={"hub_token": TOKEN, "reward": f"r {TOKEN}", "list": [1]}
     )
     table.source = "/home/me/tables/t"
-    (artefact,) = facts(run(tmp_path, build_baseline("basis", values=table))).artefacts
+    (artefact,) = facts(tmp_path, baseline=build_baseline("basis", values=table)).artefacts
     assert (artefact.kind, artefact.source, artefact.sha256) == ("value table", "t", table.digest)
     assert artefact.rollouts == 3
     assert artefact.provenance == {"reward": "r <hidden>"}
     table.provenance["rollouts"] = 40
-    made = facts(run(tmp_path, build_baseline("basis", values=table)))
+    made = facts(tmp_path, baseline=build_baseline("basis", values=table))
     assert made.artefacts[0].rollouts == 40
     assert made.baseline_parameters["values"] == "t"
     book = PromptClusters({"a": 1})
-    found = facts(run(tmp_path, build_baseline("bv_blend", clusters=book)))
+    found = facts(tmp_path, baseline=build_baseline("bv_blend", clusters=book))
     assert [(each.kind, each.rollouts, each.sha256) for each in found.artefacts] == [
         ("prompt codebook", 0, book.digest)
     ]
-    assert facts(run(tmp_path, Tokenwise())).baseline == "Tokenwise"
+    assert facts(tmp_path, baseline=Tokenwise()).baseline == "Tokenwise"
 
 
 def test_a_comparison_reads_what_the_card_is_made_of(tmp_path):
     table = ValueTable.from_rewards({"a": [1.0, 0.0]})
-    save_facts(facts(run(tmp_path, build_baseline("basis", values=table), log=[{"train_runtime": 1.0}])), tmp_path)
+    save_run_info(
+        facts(tmp_path, baseline=build_baseline("basis", values=table), log=[{"train_runtime": 1.0}]), tmp_path
+    )
     record = json.loads((tmp_path / "run.json").read_text())
     read = Run(Path("r"), [{"num_rollouts": 1}], {"baseline": "my:Own", "objective": None, "lr": 1}, record)
     assert read.settings == {**record["compared"], "baseline": "my:Own", "objective": "dapo", "seed": 42, "lr": 1}
     assert read.finished
     assert (read.table["sha256"], read.table["rollouts"]) == (table.digest, 2)
-    assert load_facts(tmp_path).artefacts[0].sha256 == table.digest
+    assert load_run_info(tmp_path).artefacts[0].sha256 == table.digest
 
 
 def test_settings_that_are_shown_are_those_that_differ_and_no_secrets(tmp_path):
@@ -180,8 +176,8 @@ def test_settings_that_are_shown_are_those_that_differ_and_no_secrets(tmp_path):
     assert shown["model_init_kwargs"]["max_memory"] == {0: "8GB"}
     assert shown["output_dir"] == "out"
     assert not {"hub_token", "seed", "temperature"} & set(shown)
-    assert yaml.safe_load(facts(run(tmp_path, learning_rate=1e-4)).recipe)["learning_rate"] == 1e-4
-    assert facts(run(tmp_path), Record("a/b", "dapo", recipe="x: 1\n")).recipe == "x: 1\n"
+    assert yaml.safe_load(facts(tmp_path, learning_rate=1e-4).recipe)["learning_rate"] == 1e-4
+    assert facts(tmp_path, Origin("a/b", "dapo", recipe="x: 1\n")).recipe == "x: 1\n"
     public = without_secrets(args)
     assert (public.hub_token, args.hub_token) == (None, TOKEN)
     assert public.model_init_kwargs == {"dtype": torch.float32}
@@ -191,17 +187,9 @@ def test_settings_that_are_shown_are_those_that_differ_and_no_secrets(tmp_path):
 
 def test_the_record_of_a_loaded_model(tmp_path):
     args = config(tmp_path, push_to_hub=True, model_license="mit", loss_type="grpo")
-    record = Record.of(SimpleNamespace(_name_or_path="o/m", _commit_hash="c0"), args, "grpo")
+    record = Origin.of(SimpleNamespace(_name_or_path="o/m", _commit_hash="c0"), args, "grpo")
     assert (record.model, record.objective, record.commit, record.online) == ("o/m", "grpo", "c0", True)
     assert record.found_license.id == "mit"
     assert record.revision == "c0"
-    assert Record.of(SimpleNamespace(), args, "gspo").objective == "gspo"
-    assert Record.of(SimpleNamespace(), args, "gspo").revision is None
-
-
-@pytest.mark.parametrize("text", ["---\nlicense: mit\n---\n", "no front matter"])
-def test_a_base_card_without_front_matter_is_none(text, tmp_path):
-    (tmp_path / "README.md").write_text(text)
-    found = Record(str(tmp_path), "dapo").found_license
-    assert (found.id if found else None) == ("mit" if text.startswith("---") else None)
-    assert ModelCard(text) is not None
+    assert Origin.of(SimpleNamespace(), args, "gspo").objective == "gspo"
+    assert Origin.of(SimpleNamespace(), args, "gspo").revision is None

@@ -1,0 +1,134 @@
+"""What a run says about itself (``run.json``): the model card and the comparison of runs are made from it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from basis_rl.run.artefacts import write_whole
+from basis_rl.run.checkpoint import was_cut_off
+
+RUN_FILE = "run.json"
+_HUB_ID = re.compile(r"[\w\-][\w.\-]*/[\w.\-]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class License:
+    """A licence as the Hub knows it: an identifier (``apache-2.0``, ``other``), with name and link for ``other``."""
+
+    id: str
+    name: str | None = None
+    link: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Artefact:
+    """A value table or a prompt codebook (`kind`) that the baseline was given.
+
+    `source` is the Hub id or path that it was loaded from, `sha256` a hash of its content, `provenance` how it was
+    made, and `rollouts` how many it was made from: what it cost, once.
+    """
+
+    kind: str
+    source: str
+    sha256: str
+    provenance: Mapping[str, Any]
+    rollouts: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """What its card tells about a run, and what distinguishes it from others in a comparison.
+
+    All of it is public, so no field may hold a secret. The fields that do not explain themselves:
+
+    Attributes:
+        base_model: Hub id, or the name of a local folder; `base_on_hub` tells which.
+        base_revision: commit of the base model, or a hash of the local weights.
+        data: the training data in words.
+        baseline, sampler: registered name, or the name of your own class.
+        reward: `reward_identity`: reward functions and their versions.
+        settings: further rows of the card's training table, label to value.
+        compared: settings that distinguish runs even where the recipe leaves them at their defaults.
+        rollouts: number sampled in training.
+        reward_curve: mean reward of the first and of the last logged step.
+        recipe: YAML of the recipe, or of the settings that are not at their defaults.
+        library: that loads the model: ``transformers``, or ``peft`` for an adapter.
+        finished: whether the run was trained to its end.
+    """
+
+    model_name: str
+    hub_model_id: str | None = None
+    base_model: str
+    base_on_hub: bool = False
+    base_revision: str | None = None
+    license: License | None = None
+    datasets: Sequence[str] = ()
+    data: str = ""
+    baseline: str
+    baseline_parameters: Mapping[str, str] = field(default_factory=dict)
+    sampler: str = "uniform"
+    sampler_parameters: Mapping[str, str] = field(default_factory=dict)
+    artefacts: Sequence[Artefact] = ()
+    objective: str
+    reward: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    compared: Mapping[str, float] = field(default_factory=dict)
+    step: int
+    max_steps: int
+    rollouts: int
+    reward_curve: Sequence[float] | None = None
+    seed: int
+    hardware: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+    recipe: str
+    command: str | None = None
+    library: str = "transformers"
+    tags: Sequence[str] = ()
+    finished: bool = False
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name is one of the Hub, and not a file or folder on this machine."""
+    return bool(_HUB_ID.fullmatch(name)) and not Path(name).exists()
+
+
+def save_run_info(info: RunInfo, folder: str | Path) -> None:
+    """Write ``run.json`` into the folder of a run."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    write_whole(Path(folder) / RUN_FILE, json.dumps(asdict(info), indent=2, default=str) + "\n")
+
+
+def load_run_info(folder: str | Path) -> RunInfo:
+    """Read the ``run.json`` of a run's folder.
+
+    Raises:
+        ValueError: there is none, or another version wrote it.
+    """
+    path = Path(folder) / RUN_FILE
+    if not path.is_file():
+        raise ValueError(f"'{folder}' has no {RUN_FILE}: it is not the output_dir of a run of basis-rl.")
+    content = json.loads(path.read_text())
+    try:
+        license = License(**content["license"]) if content["license"] else None
+        artefacts = [Artefact(**entry) for entry in content["artefacts"]]
+        return RunInfo(**{**content, "license": license, "artefacts": artefacts})
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"'{path}' was written by another version of basis-rl: {error}.") from error
+
+
+def has_model(folder: Path) -> bool:
+    """Whether the weights of a trained model are in the folder."""
+    return any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a folder holds a run that was trained to its end, with its model saved to the last byte."""
+    path = folder / RUN_FILE
+    if was_cut_off(folder) or not has_model(folder) or not path.is_file():
+        return False
+    return bool(json.loads(path.read_text()).get("finished"))
