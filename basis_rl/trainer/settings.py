@@ -14,8 +14,8 @@ from datasets import Dataset
 from basis_rl.run.artefacts import differences, write_whole
 from basis_rl.samplers.registry import sampler_name
 from basis_rl.trainer.facts import baseline_name, changed_settings
+from basis_rl.trainer.plan import with_tools
 from basis_rl.trainer.ports import RecordedRun
-from basis_rl.trainer.preflight import with_tools
 from basis_rl.values.provenance import fingerprint, rendered_prompt, reward_identity
 
 FILE = "run_settings.json"

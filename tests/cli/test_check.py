@@ -15,13 +15,12 @@ from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 from transformers import AutoConfig, AutoModel
 
 from basis_rl.baselines import Ppo
-from basis_rl.cli import check_site
 from basis_rl.cli.main import main
 from basis_rl.clusters import PromptClusters
 from basis_rl.data import load_prompts
 from basis_rl.estimate.footprint import Launch, planned, read_launch
 from basis_rl.recipe.file import parse_recipe
-from basis_rl.trainer import preflight
+from basis_rl.trainer import plan
 from basis_rl.values import ValueTable
 from tests.support.tiny import tiny_tokenizer
 
@@ -189,9 +188,9 @@ def test_what_ends_a_run_at_its_start_is_said_by_check_and_by_train_before_a_mod
     case, check, recipe, capsys, monkeypatch
 ):
     changes, message = REFUSED[case]
-    monkeypatch.setattr(preflight, "get_available_reporting_integrations", lambda: ["tensorboard"])
+    monkeypatch.setattr(plan, "get_available_reporting_integrations", lambda: ["tensorboard"])
     if case == "read-only folder":
-        monkeypatch.setattr(preflight.os, "access", lambda *_: False)
+        monkeypatch.setattr(plan.os, "access", lambda *_: False)
     code, _, _, error = check(**changes)
     assert code == 2
     assert message in error
@@ -207,7 +206,7 @@ def test_room_for_the_checkpoints_is_compared(check, monkeypatch):
     code, said, warnings, _ = check(**settings)
     assert (code, warnings) == (0, [])
     assert re.search(r"A checkpoint takes about \d\.\d\d GiB; 2 are kept", said)
-    monkeypatch.setattr(check_site, "free_bytes", lambda folder: 1000)
+    monkeypatch.setattr("basis_rl.estimate.report.free_bytes", lambda folder: 1000)
     code, _, warnings, _ = check(**settings)
     assert code == 0
     assert "output_dir has 0.00 GiB of free disk space, but 2 checkpoint(s)" in warnings[0]
