@@ -4,7 +4,6 @@ import json
 from contextlib import nullcontext
 
 import pytest
-import yaml
 
 from basis_rl import BasisTrainer
 from basis_rl.cli.main import main
@@ -17,17 +16,13 @@ from basis_rl.samplers import build_sampler
 from basis_rl.trainer import plan
 from basis_rl.values import ValueTable
 
-SETTINGS = {
-    "prompt_template": "{prompt}",
-    "max_completion_length": 6,
-    "baseline": "rloo",
+OWN = {
+    "output_dir": "out",
+    "dataset_kwargs": None,
+    "objective": None,
     "num_generations": 2,
     "per_device_train_batch_size": 4,
-    "max_steps": 2,
-    "use_cpu": True,
-    "bf16": False,
-    "save_strategy": "no",
-    "report_to": "none",
+    "steps_per_generation": 1,
 }
 TABLE = {"baseline": "basis", "num_generations": 1}
 KL = {"beta": 0.1, "kl_placement": "reward"}
@@ -87,7 +82,7 @@ MISTAKES = {
 
 
 @pytest.fixture
-def recipe(tmp_path, tiny_path, monkeypatch):
+def recipe(recipe, tmp_path, monkeypatch):
     """Writes a recipe with changes, beside its data and a value table of another temperature."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plan, "get_available_reporting_integrations", lambda: ["tensorboard"])
@@ -96,12 +91,8 @@ def recipe(tmp_path, tiny_path, monkeypatch):
     (tmp_path / "good.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "bad.jsonl").write_text("\n".join(map(json.dumps, [*rows[:7], {**rows[7], "answer": ""}])))
 
-    def write(**changes):
-        own = {"model_name_or_path": str(tiny_path), "output_dir": "out", "dataset_name": "good"}
-        settings = {**SETTINGS, **own, **changes}
-        settings["dataset_name"] += ".jsonl"
-        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings))
-        return "recipe.yaml"
+    def write(dataset_name="good", **changes):
+        return recipe(dataset_name=f"{dataset_name}.jsonl", **changes)
 
     with planned(Launch()):
         ids = load_prompts(parse_recipe([write()]).data, conversational=True)["prompt_id"]
