@@ -31,10 +31,10 @@ def load_config_and_tokenizer(model: ModelConfig, args: BasisConfig) -> tuple[An
     Raises:
         ValueError: they cannot be loaded.
     """
-    return load_parts(str(model.model_name_or_path), model.model_revision, args.trust_remote_code)
+    return load_by_name(str(model.model_name_or_path), model.model_revision, args.trust_remote_code)
 
 
-def load_parts(name: str, revision: str | None, trust_remote_code: bool) -> tuple[Any, PreTrainedTokenizerBase]:
+def load_by_name(name: str, revision: str | None, trust_remote_code: bool) -> tuple[Any, PreTrainedTokenizerBase]:
     """`load_config_and_tokenizer` of a model that no recipe names."""
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
     if Path(name).is_dir():  # nothing to download: its bars would only break up the lines of the log

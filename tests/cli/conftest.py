@@ -27,12 +27,9 @@ SETTINGS = {
 
 @pytest.fixture
 def recipe(request, tmp_path, tiny_path):
-    """Writes a recipe with changes and returns its path; `OWN` of a test's file comes between, None leaves a key out."""
-    own = {
-        "model_name_or_path": str(tiny_path),
-        "output_dir": str(tmp_path / "out"),
-        **getattr(request.module, "OWN", {}),
-    }
+    """Writes a recipe with changes, after those of the test's file (`OWN`), and returns its path; None is left out."""
+    own = {"model_name_or_path": str(tiny_path), "output_dir": str(tmp_path / "out")}
+    own |= getattr(request.module, "OWN", {})
 
     def write(**changes):
         settings = {**SETTINGS, **own, **changes}

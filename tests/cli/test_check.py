@@ -100,19 +100,6 @@ def test_every_optimizer_step_is_accounted_for(check):
     assert "1.5 generation batches" in warnings[0]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--accelerate_config", "nowhere.yaml"], "There is no configuration of accelerate 'nowhere.yaml'"),
-        (["--accelerate_config", __file__], "is not an accelerate configuration"),
-    ],
-)
-def test_launches_that_cannot_be(options, message, check):
-    code, _, _, error = check(*options)
-    assert code == 2
-    assert message in error
-
-
 def test_extras_that_are_missing_here_are_warnings(check, monkeypatch):
     monkeypatch.setattr("basis_rl.cli.check_site.missing_extra", lambda module, what: f"{what} needs {module}.")
     code, _, warnings, error = check("--accelerate_config", "zero3_cpu", "--use_vllm", "true")
@@ -192,6 +179,8 @@ def test_a_sampler_says_what_it_does_to_the_objective(settings, said, check):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
+        (["--accelerate_config", "nowhere.yaml"], "There is no configuration of accelerate 'nowhere.yaml'"),
+        (["--accelerate_config", __file__], "is not an accelerate configuration"),
         ({"prompt_sampler": "varianse"}, "Unknown prompt sampler 'varianse'. Did you mean 'variance'?"),
         ({"prompt_sampler": "variance", "prompt_sampler_kwargs": {"flor": 1}}, "Did you mean 'floor'?"),
         ({"prompt_sampler_kwargs": [1]}, "prompt_sampler_kwargs must be a mapping"),
@@ -201,8 +190,8 @@ def test_a_sampler_says_what_it_does_to_the_objective(settings, said, check):
         ),
     ],
 )
-def test_what_a_sampler_cannot_do_is_one_message(settings, said, check):
-    code, _, _, error = check(**settings)
+def test_what_cannot_be_is_one_message(settings, said, check):
+    code, _, _, error = check(**settings) if isinstance(settings, dict) else check(*settings)
     assert code == 2
     assert said in error
 

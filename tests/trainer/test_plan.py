@@ -149,6 +149,11 @@ def test_a_table_must_know_every_prompt_and_fit_the_run(tmp_path, tiny_path):
         ({"kl_placement": "prior"}, "kl_placement must be 'loss' or 'reward'"),
         ({"kl_estimator": "k4"}, "kl_estimator must be one of k1, k2, k3"),
         ({"kl_estimator": "k1"}, "no pull towards the reference"),
+        ({"async_prefetch": True}, "async_prefetch needs a vLLM server"),
+        (
+            {"async_prefetch": True, **SERVED, "vllm_importance_sampling_correction": False},
+            "right only with their importance weights",
+        ),
         (
             {"num_generations": 1, "vllm_importance_sampling_clip_min": 4.0, "vllm_importance_sampling_clip_max": 3.0},
             "must be less than",
@@ -160,27 +165,15 @@ def test_settings_that_contradict_are_refused(settings, message, tmp_path):
         config(tmp_path, **settings)
 
 
-def test_ranks_wait_as_long_as_the_server_may_take(tmp_path):
-    patient = {"vllm_request_timeout": 5000.0, "vllm_recovery_timeout": 4000.0, "vllm_server_timeout": 100.0}
-    args = config(tmp_path, use_vllm=True, vllm_mode="server", **patient)
-    assert args.ddp_timeout == 9400
-    assert config(tmp_path, use_vllm=True, vllm_mode="server", **patient, ddp_timeout=99_999).ddp_timeout == 99_999
-    assert config(tmp_path, use_vllm=True, vllm_mode="colocate").ddp_timeout == config(tmp_path).ddp_timeout
-
-
-def test_prefetch_needs_a_server_and_importance_weights(tmp_path):
-    with pytest.raises(ValueError, match="async_prefetch needs a vLLM server"):
-        config(tmp_path, async_prefetch=True)
-    server = {"use_vllm": True, "vllm_mode": "server", "async_prefetch": True}
-    with pytest.raises(ValueError, match="right only with their importance weights"):
-        config(tmp_path, **server, vllm_importance_sampling_correction=False)
-    assert config(tmp_path, **server).async_prefetch
-
-
-def test_estimators_of_kl_have_a_default_for_each_place(tmp_path):
+def test_what_follows_from_settings(tmp_path):
     assert config(tmp_path).kl_estimator == "k3"
     assert config(tmp_path, kl_placement="reward").kl_estimator == "k1"
     assert config(tmp_path, kl_placement="reward", kl_estimator="k2").kl_estimator == "k2"
+    # The other ranks wait as long as the server may take.
+    patient = {"vllm_request_timeout": 5000.0, "vllm_recovery_timeout": 4000.0, "vllm_server_timeout": 100.0}
+    assert config(tmp_path, **SERVED, **patient).ddp_timeout == 9400
+    assert config(tmp_path, **SERVED, **patient, ddp_timeout=99_999).ddp_timeout == 99_999
+    assert config(tmp_path, use_vllm=True, vllm_mode="colocate").ddp_timeout == config(tmp_path).ddp_timeout
 
 
 def test_secrets_in_dictionaries_are_not_reported(tmp_path):
