@@ -442,6 +442,8 @@ class BasisTrainer(GRPOTrainer):
         found = checkpoint.resolve(asked, output_dir, self.args.overwrite_output_dir)
         for line in self.changed_settings(found):
             print(f"Resumed with another setting: {line}.", flush=True)
+        if found is not None:  # raises for another baseline or other prompts, before anything is moved
+            load_baseline(found, self.baseline, self.dataset_identity)
         moved = checkpoint.make_room(output_dir, found)
         if moved is not None:
             print(f"Moved {len(list(moved.iterdir()))} files and folders of an earlier run into {moved}.", flush=True)
