@@ -83,14 +83,14 @@ def train(recipe: Recipe, served: Server | None = None) -> int:
     trainer.add_callback(started)
     try:
         return run(recipe, trainer, checkpoint)
-    except (ValueError, OSError) as error:
-        if started.begun:
-            raise
-        return report(error)  # the checkpoint is not of this run
     except (DiskFull, NonFiniteGradients, RewardFailed) as error:
         return fail(error, FAILED)
     except (ServerLost, SyncError) as error:
         return fail(error, LOST)
+    except (ValueError, OSError) as error:
+        if started.begun:
+            raise
+        return report(error)  # the checkpoint is not of this run
 
 
 def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
