@@ -52,12 +52,6 @@ MISTAKES = {
         "every importance weight",
         ("sweep",),
     ),
-    "difficulty": (
-        {"difficulty_column": "levels"},
-        {"difficulty_column": "level"},
-        "has no 'levels'",
-        ("values", "sweep"),
-    ),
     "size": ({"max_train_samples": 1}, {"max_train_samples": 2}, "one generation batch takes 2", ("values", "sweep")),
     "turns": ({"filter_void_turns": True}, {"filter_void_turns": False}, "it needs tools", ("sweep",)),
     "golds": (
