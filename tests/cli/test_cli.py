@@ -235,6 +235,11 @@ def test_resuming_from_nothing_or_with_another_baseline_is_one_message(recipe, t
     checkpoint = str(tmp_path / "out" / "checkpoint-2")
     assert main(["train", recipe(baseline="dr_grpo"), "--resume_from_checkpoint", checkpoint]) == 2
     assert 'baseline: "rloo", now "dr_grpo"' in capsys.readouterr().err
+    other = {"dataset_kwargs": {**SETTINGS["dataset_kwargs"], "seed": 1}, "save_strategy": "steps"}
+    first = str(tmp_path / "out" / "checkpoint-1")
+    assert main(["train", recipe(**other), "--resume_from_checkpoint", first]) == 2
+    assert "while training on other prompts" in capsys.readouterr().err
+    assert (tmp_path / "out" / "checkpoint-2").is_dir(), "nothing was moved"
 
 
 def test_a_table_does_not_replace_something_else(recipe, tmp_path, capsys):
