@@ -6,7 +6,7 @@ import io
 import shlex
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from basis_rl.cli.options import check_parser
 from basis_rl.conformance import BaselineError, ObjectiveError, SamplerError
 from basis_rl.conformance.named import conform
 from basis_rl.estimate.footprint import Launch, planned, read_launch
-from basis_rl.estimate.report import Footprint, arithmetic, disk, memory
+from basis_rl.estimate.report import Footprint, Warn, arithmetic, disk, memory
 from basis_rl.recipe.build import load_config_and_tokenizer, load_eval_data, load_training_data, plan_recipe
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
@@ -30,25 +30,15 @@ from basis_rl.sandbox import isolation
 from basis_rl.trainer.plan import check_with_model, run_context, validates, with_data
 
 
-@dataclass
-class Findings:
-    """The sections as they come, and what was noticed on the way."""
+def show(title: str, text: str) -> None:
+    """Print a section at once: what comes after it may take a while."""
+    print(f"== {title}\n{text}\n", flush=True)
 
-    warnings: list[str] = field(default_factory=list)
 
-    def warn(self, message: str) -> None:
-        """Keep a warning for the end, where it is read."""
-        self.warnings.append(message)
-
-    def show(self, title: str, text: str) -> None:
-        """Print a section at once: what comes after it may take a while."""
-        print(f"== {title}\n{text}\n", flush=True)
-
-    def show_warnings(self) -> None:
-        """Print the warnings, numbered."""
-        if self.warnings:
-            numbered = (f"{number}. {warning}" for number, warning in enumerate(self.warnings, 1))
-            self.show(f"{len(self.warnings)} warning(s)", "\n".join(numbered))
+def show_warnings(warnings: Sequence[str]) -> None:
+    """Print the warnings at the end, where they are read, numbered."""
+    if warnings:
+        show(f"{len(warnings)} warning(s)", "\n".join(f"{n}. {text}" for n, text in enumerate(warnings, 1)))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -58,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     ``--argument value`` are then the arguments of its constructor.
     """
     options, rest = check_parser().parse_known_args(list(argv))
-    found = Findings()
+    warnings: list[str] = []
     try:
         if rest and ":" in rest[0] and not Path(rest[0]).exists():
             print(conform(rest[0], constructor_arguments(rest[1:])))
@@ -67,13 +57,13 @@ def main(argv: Sequence[str]) -> int:
         with planned(launch):
             recipe = parse_recipe(rest)
             notes(recipe.notes)
-            check(recipe, launch, options.gpu_memory, shlex.join(rest), found)
+            check(recipe, launch, options.gpu_memory, shlex.join(rest), warnings.append)
     except (ValueError, OSError, BaselineError, ObjectiveError, RewardError, SamplerError) as error:
-        found.show_warnings()
+        show_warnings(warnings)
         return report(error)
-    found.show_warnings()
-    print(f"The recipe is in order{f', with {len(found.warnings)} warning(s)' * bool(found.warnings)}.")
-    return 2 if found.warnings and options.strict else 0
+    show_warnings(warnings)
+    print(f"The recipe is in order{f', with {len(warnings)} warning(s)' * bool(warnings)}.")
+    return 2 if warnings and options.strict else 0
 
 
 def check_quietly(recipe: Recipe) -> None:
@@ -84,7 +74,7 @@ def check_quietly(recipe: Recipe) -> None:
     """
     build_recipe_baseline(recipe.run)
     with redirect_stdout(io.StringIO()):
-        check(recipe, read_launch(None, None), None, "", Findings())
+        check(recipe, read_launch(None, None), None, "", lambda warning: None)
 
 
 def constructor_arguments(rest: Sequence[str]) -> dict[str, Any]:
@@ -108,7 +98,7 @@ def constructor_arguments(rest: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: str, found: Findings) -> None:
+def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: str, warn: Warn) -> None:
     """Check the recipe and describe the run, section by section.
 
     Args:
@@ -116,7 +106,7 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
         launch: the processes it would be run on.
         gpu_memory: of one GPU, in GiB; None is the visible one's, if there is one.
         arguments: the command line, for the commands that are suggested.
-        found: takes it all in.
+        warn: takes what is noticed on the way.
 
     Raises:
         ValueError: what training would refuse.
@@ -125,35 +115,34 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     plan = plan_recipe(recipe, baseline)
     args, baseline = plan.args, plan.baseline
     config, tokenizer = load_config_and_tokenizer(recipe.model, args)
-    found.show("Configuration", check_run.configuration(recipe, args, launch, found.warn))
+    show("Configuration", check_run.configuration(recipe, args, launch, warn))
     if plan.tools:
-        found.show("Tools", check_run.tools(build_tools(recipe.run), args))
+        show("Tools", check_run.tools(build_tools(recipe.run), args))
     loaded = load_training_data(recipe, tokenizer)
-    found.show("Batch arithmetic", arithmetic(args, len(loaded), found.warn))
+    show("Batch arithmetic", arithmetic(args, len(loaded), warn))
     plan = with_data(plan, loaded, load_eval_data(recipe, tokenizer), processing_class=tokenizer)
-    found.show("Columns", check_run.columns(loaded, args, plan.reward_funcs))
+    show("Columns", check_run.columns(loaded, args, plan.reward_funcs))
     if missing is not None:  # the stand-in knows nothing of this run
         plan = replace(plan, baseline=NoBaseline())
     lengths = plan.prompt_lengths()
-    found.show("Prompts", check_run.prompts(plan.rendered, lengths, tokenizer))
+    show("Prompts", check_run.prompts(plan.rendered, lengths, tokenizer))
     check_with_model(plan, config)
     dropped = len(loaded) - len(plan.train_dataset)
-    found.show("Golds", check_run.golds(dropped, len(loaded), plan.reward_funcs, found.warn))
-    prompts = args.generation_batch_size // args.num_generations
-    enough = f"the first generation batch takes {prompts}: training will take steps."
-    found.show("Enough for a step?", f"{len(plan.train_dataset)} problems; {enough}")
+    show("Golds", check_run.golds(dropped, len(loaded), plan.reward_funcs, warn))
+    takes = f"the first generation batch takes {args.generation_batch_size // args.num_generations}"
+    show("Enough for a step?", f"{len(plan.train_dataset)} problems; {takes}: training will take steps.")
     if missing is not None:
-        text = check_site.missing_artefact(recipe, missing, len(plan.rendered), arguments, found.warn)
-        found.show("What the baseline needs", text)
+        text = check_site.missing_artefact(recipe, missing, len(plan.rendered), arguments, warn)
+        show("What the baseline needs", text)
     elif validates(baseline):
-        text = check_site.artefact(baseline, run_context(plan, config), found.warn)
-        found.show("What the baseline needs", text)
+        text = check_site.artefact(baseline, run_context(plan, config), warn)
+        show("What the baseline needs", text)
     if not plan.sampler.in_dataset_order:
-        found.show("Sampling", check_run.sampling(plan))
+        show("Sampling", check_run.sampling(plan))
     footprint = Footprint(recipe.model, args, config, launch, max(lengths), gpu_memory, baseline)
-    found.show("Memory of a GPU", memory(footprint, found.warn))
-    found.show("Disk", disk(footprint, found.warn))
-    found.show("Rollouts", check_site.server(recipe, footprint, found.warn))
-    check_site.extras(args, launch, found.warn)
-    found.show("Sandbox of the rewards", f"On this machine: {isolation()}.")
-    found.show("Hub", check_site.hub(args, found.warn))
+    show("Memory of a GPU", memory(footprint, warn))
+    show("Disk", disk(footprint, warn))
+    show("Rollouts", check_site.server(recipe, footprint, warn))
+    check_site.extras(args, launch, warn)
+    show("Sandbox of the rewards", f"On this machine: {isolation()}.")
+    show("Hub", check_site.hub(args, warn))

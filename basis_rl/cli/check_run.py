@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -10,6 +10,7 @@ from datasets import Dataset
 
 from basis_rl.data import problem_text
 from basis_rl.estimate.footprint import Launch
+from basis_rl.estimate.report import Warn
 from basis_rl.recipe.keys import Recipe
 from basis_rl.rewards.base import GoldChecker, required_columns
 from basis_rl.samplers.registry import sampler_name
@@ -18,7 +19,6 @@ from basis_rl.trainer.plan import Plan
 from basis_rl.trainer.selection import tried_belief
 from basis_rl.trainer.state import prompt_ids_of
 
-Warn = Callable[[str], None]
 # What decides a run and is often left to its default; shown whether it was given or not.
 _SHOWN = (
     "learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm", "loss_type", "importance_sampling_level",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from basis_rl.baselines import Baseline
 from basis_rl.clusters import PromptClusters
 from basis_rl.engine.probe import ask_server
 from basis_rl.estimate.footprint import Launch
-from basis_rl.estimate.report import Footprint, server_memory
+from basis_rl.estimate.report import Footprint, Warn, server_memory
 from basis_rl.names import missing_extra
 from basis_rl.recipe.keys import Recipe, RunArguments
 from basis_rl.recipe.objects import build_recipe_baseline
@@ -21,8 +20,6 @@ from basis_rl.trainer import BasisConfig
 from basis_rl.types import RunContext
 from basis_rl.values import ValueTable
 from basis_rl.values.provenance import mismatches
-
-Warn = Callable[[str], None]
 
 
 def baseline_or_stand_in(run: RunArguments) -> tuple[str | None, Baseline]:

@@ -148,16 +148,6 @@ def plan_recipe(recipe: Recipe, baseline: Baseline | None = None) -> Plan:
     )
 
 
-def with_recipe_data(plan: Plan, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Plan:
-    """The plan with the recipe's training and evaluation data.
-
-    Raises:
-        ValueError: see `with_data` and the loaders.
-    """
-    loaded = load_training_data(recipe, tokenizer)
-    return with_data(plan, loaded, load_eval_data(recipe, tokenizer), processing_class=tokenizer)
-
-
 def build_trainer(recipe: Recipe) -> BasisTrainer:
     """Everything that a run needs, checked before the model's weights are loaded; cheap checks first.
 
@@ -166,7 +156,8 @@ def build_trainer(recipe: Recipe) -> BasisTrainer:
     """
     plan = plan_recipe(recipe)
     config, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
-    plan = with_recipe_data(plan, recipe, tokenizer)
+    loaded, evaluated = load_training_data(recipe, tokenizer), load_eval_data(recipe, tokenizer)
+    plan = with_data(plan, loaded, evaluated, processing_class=tokenizer)
     check_with_model(plan, config)
     _warn_of_overlap(plan.train_dataset, plan.eval_dataset)
     plan.args.model_init_kwargs = model_init_kwargs(recipe)

@@ -21,16 +21,7 @@ from typing import Any
 from datasets import Dataset
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
-from basis_rl.baselines import (
-    BASELINES,
-    Baseline,
-    DrGrpo,
-    Gdpo,
-    Grpo,
-    LearnedBaseline,
-    NoBaseline,
-    build_baseline,
-)
+from basis_rl.baselines import BASELINES, Baseline, DrGrpo, Gdpo, Grpo, LearnedBaseline, NoBaseline, build_baseline
 from basis_rl.data import problem_text
 from basis_rl.engine import Sampling
 from basis_rl.names import import_object
@@ -105,7 +96,6 @@ def plan_run(
     model: Any,
     reward_funcs: Any = None,
     args: BasisConfig | None = None,
-    *,
     baseline: str | Baseline = "grpo",
     objective: str | AnyObjective | None = None,
     prompt_sampler: str | PromptSampler = "uniform",
@@ -454,7 +444,8 @@ def _valid_golds(dataset: Dataset, plan: Plan) -> Dataset:
     checkers = [func for func in plan.reward_funcs if isinstance(func, GoldChecker)]
     if not checkers or "solution" not in dataset.column_names:
         return dataset
-    rows = on_main_process(lambda: _invalid_golds(list(dataset["solution"]), checkers))
+    solutions = list(dataset["solution"])
+    rows = on_main_process(lambda: sorted({index for each in checkers for index in each.check_golds(solutions)}))
     if not rows:
         return dataset
     if plan.args.on_invalid_gold == "error":
@@ -465,10 +456,6 @@ def _valid_golds(dataset: Dataset, plan: Plan) -> Dataset:
         )
     dropped = set(rows)
     return dataset.select([i for i in range(len(dataset)) if i not in dropped])
-
-
-def _invalid_golds(solutions: list[str], checkers: Sequence[GoldChecker]) -> list[int]:
-    return sorted({index for checker in checkers for index in checker.check_golds(solutions)})
 
 
 def check_size(plan: Plan) -> None:
@@ -566,13 +553,8 @@ def run_context(plan: Plan, config: Any) -> RunContext:
         for row, rendered in zip(plan.train_dataset, plan.rendered, strict=True):
             prompts[row_prompt_id(row)] = fingerprint(rendered)
             texts[row_prompt_id(row)] = problem_text(row.get("prompt", ""))
-    provenance = run_provenance(
-        config,
-        plan.tokenizer,
-        plan.reward_funcs,
-        sampling_of(plan.args),
-        plan.args.reward_weights,
-    )
+    sampling, weights = sampling_of(plan.args), plan.args.reward_weights
+    provenance = run_provenance(config, plan.tokenizer, plan.reward_funcs, sampling, weights)
     return RunContext(prompts=prompts, provenance=provenance, texts=texts)
 
 

@@ -117,15 +117,7 @@ class BasisTrainer(GRPOTrainer):
     ) -> None:
         checked = plan is not None  # with the model's configuration as well, before its weights are loaded
         if plan is None:
-            plan = plan_run(
-                model,
-                reward_funcs,
-                args,
-                baseline=baseline,
-                objective=objective,
-                prompt_sampler=prompt_sampler,
-                **kwargs,
-            )
+            plan = plan_run(model, reward_funcs, args, baseline, objective, prompt_sampler, **kwargs)
             plan = with_data(plan, train_dataset, eval_dataset)
         args, self.baseline, self.objective, self.sampler = plan.args, plan.baseline, plan.objective, plan.sampler
         self.publisher = Publisher(self, args)
@@ -135,12 +127,7 @@ class BasisTrainer(GRPOTrainer):
         self._scoring: list[ScoringPass] = []
         with _vllm(args) if args.use_vllm else nullcontext():
             super().__init__(
-                model=model,
-                reward_funcs=plan.reward_funcs or None,
-                args=args,
-                train_dataset=plan.train_dataset,
-                eval_dataset=plan.eval_dataset,
-                **plan.kwargs,
+                model, plan.reward_funcs or None, args, plan.train_dataset, plan.eval_dataset, **plan.kwargs
             )
         use_progress_lines(self, plot_training)
         if not checked:  # before the baseline's belief is asked about the prompts
