@@ -153,8 +153,8 @@ FIRST = {name_of(row): row for row in reversed(ROWS)}  # of each recipe; the oth
 )
 def test_check(row, checker, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # no table, no codebook
-    monkeypatch.setattr("basis_rl.cli.check.build_rewards", lambda run: [checker])
-    monkeypatch.setattr("basis_rl.cli.check_site.free_bytes", lambda folder: 1 << 50)
+    monkeypatch.setattr("basis_rl.recipe.build.build_rewards", lambda run: [checker])
+    monkeypatch.setattr("basis_rl.estimate.report.free_bytes", lambda folder: 1 << 50)
     if name_of(row).startswith("reinforce-pp-tir"):
         assert merge(tmp_path / "runs" / "papers" / "orz_dapo.jsonl") == 1040
     _, (name, *overrides) = row

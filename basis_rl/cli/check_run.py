@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
 from datasets import Dataset
 
-from basis_rl.baselines import Baseline, NoBaseline
 from basis_rl.data import problem_text
 from basis_rl.estimate.footprint import Launch
+from basis_rl.estimate.report import Warn
 from basis_rl.recipe.keys import Recipe
 from basis_rl.rewards.base import GoldChecker, required_columns
-from basis_rl.samplers import PromptSampler
 from basis_rl.samplers.registry import sampler_name
 from basis_rl.trainer import BasisConfig
-from basis_rl.trainer.preflight import with_tools
+from basis_rl.trainer.plan import Plan
 from basis_rl.trainer.selection import tried_belief
 from basis_rl.trainer.state import prompt_ids_of
-from basis_rl.values.provenance import rendered_prompt
 
-Warn = Callable[[str], None]
 # What decides a run and is often left to its default; shown whether it was given or not.
 _SHOWN = (
     "learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm", "loss_type", "importance_sampling_level",
@@ -56,17 +53,17 @@ def configuration(recipe: Recipe, args: BasisConfig, launch: Launch, warn: Warn)
     return f"  {given}\nNot given, and so: {shown}.\nLaunched as: {launch}."
 
 
-def sampling(sampler: PromptSampler, baseline: Baseline | None, dataset: Dataset, args: BasisConfig) -> str:
+def sampling(plan: Plan) -> str:
     """What a prompt sampler does to the objective.
 
     Raises:
         ValueError: it cannot draw a first batch by the baseline's belief; by a separate one where that cannot be built.
     """
+    sampler, dataset = plan.sampler, plan.train_dataset
     texts = (problem_text(prompt) for prompt in dataset["prompt"])
-    tried_belief(sampler, baseline or NoBaseline(), prompt_ids_of(dataset) or [], texts, args)
-    name = sampler_name(sampler)
+    tried_belief(sampler, plan.baseline, prompt_ids_of(dataset) or [], texts, plan.args)
     parameters = ", ".join(f"{key} {value}" for key, value in sampler.parameters.items())
-    drawn = f"Prompts are drawn by `{name}`" + (f" ({parameters})" if parameters else "")
+    drawn = f"Prompts are drawn by `{sampler_name(sampler)}`" + (f" ({parameters})" if parameters else "")
     if sampler.max_refills:
         return f"{drawn}: groups whose rewards are all equal are drawn again, {sampler.max_refills} times at most."
     if sampler.correct:
@@ -74,41 +71,6 @@ def sampling(sampler: PromptSampler, baseline: Baseline | None, dataset: Dataset
         return f"{drawn}; advantages are weighed by the ratio to a uniform draw, clipped to {low:g} to {high:g}."
     undo = ", which `prompt_sampler_kwargs: {correct: true}` undoes" if sampler.known_chances else ""
     return f"{drawn}: training maximises the mean reward over the prompts that it draws, not over all alike{undo}."
-
-
-def arithmetic(args: BasisConfig, problems: int, warn: Warn) -> str:
-    """Batches, optimizer steps and epochs in words."""
-    prompts = args.generation_batch_size // args.num_generations
-    each = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
-    micro = args.steps_per_generation * args.num_iterations
-    updates = micro / args.gradient_accumulation_steps
-    batches = problems // prompts
-    total = args.max_steps if args.max_steps > 0 else int(batches * updates * args.num_train_epochs)
-    generated = total / updates
-    passes = f", {args.num_iterations} times over" if args.num_iterations > 1 else ""
-    lines = [
-        f"One generation batch: {prompts} prompts x {args.num_generations} rollouts = {args.generation_batch_size} "
-        f"rollouts on {args.world_size} process(es), used for {updates:g} optimizer step(s) of {each} rollouts "
-        f"each{passes}.",
-        f"One optimizer step: {args.world_size} process(es) x {args.per_device_train_batch_size} rollouts x "
-        f"{args.gradient_accumulation_steps} accumulated micro-batch(es) = {each} rollouts.",
-        f"One epoch: {problems} problems = {batches} generation batches"
-        + (f", {problems - batches * prompts} problems left over each time." if problems % prompts else "."),
-        f"The run: {total} optimizer steps = {generated:g} generation batches, "
-        f"{int(generated * args.generation_batch_size)} rollouts of at most {args.max_completion_length} tokens.",
-    ]
-    if batches:
-        epochs = generated * prompts / (batches * prompts)
-        lines.append(
-            f"That is {epochs:.3g} epoch(s): each prompt is seen {epochs:.3g} time(s), answered "
-            f"{epochs * args.num_generations:.3g} time(s)."
-        )
-    if generated != int(generated) or updates != int(updates):
-        warn(
-            f"{total} optimizer steps are {generated:g} generation batches of {updates:g} steps: the last batch, or "
-            "each, is used in part only. Choose max_steps and gradient_accumulation_steps so that both are whole."
-        )
-    return "\n".join(lines)
 
 
 def columns(dataset: Dataset, args: BasisConfig, rewards: Sequence[Any]) -> str:
@@ -140,19 +102,6 @@ def tools(found: Sequence[Any], args: BasisConfig) -> str:
     return "\n".join(lines)
 
 
-def render_prompts(dataset: Dataset, args: BasisConfig, tokenizer: Any, tools: Sequence[Any] = ()) -> list[str]:
-    """Every prompt as the model is given it."""
-    template = with_tools(args, tools)
-    return [rendered_prompt(prompt, tokenizer, template) for prompt in dataset["prompt"]]
-
-
-def prompt_lengths(texts: Sequence[str], tokenizer: Any) -> list[int]:
-    """Their lengths in tokens."""
-    chat = tokenizer.chat_template is not None  # a template writes special tokens itself
-    encoded = tokenizer(list(texts), add_special_tokens=not chat)["input_ids"]
-    return [len(ids) for ids in encoded]
-
-
 def prompts(texts: Sequence[str], lengths: Sequence[int], tokenizer: Any) -> str:
     """Three prompts, and how long all of them are."""
     chat = tokenizer.chat_template is not None
@@ -166,17 +115,10 @@ def prompts(texts: Sequence[str], lengths: Sequence[int], tokenizer: Any) -> str
     return "\n".join([*lines, "---"])
 
 
-def golds(loaded: Dataset, scored: Dataset, rewards: Sequence[Any], warn: Warn) -> str:
+def golds(dropped: int, problems: int, rewards: Sequence[Any], warn: Warn) -> str:
     """What the gold self-check found."""
     if not any(isinstance(reward, GoldChecker) for reward in rewards):
         return "No reward function here can check the golds (0 problems dropped)."
-    dropped = len(loaded) - len(scored)
     if dropped:
-        warn(f"{dropped} of {len(loaded)} problems are dropped: their golds do not verify against themselves.")
+        warn(f"{dropped} of {problems} problems are dropped: their golds do not verify against themselves.")
     return f"All golds verify against themselves ({dropped} problems dropped)."
-
-
-def first_step(args: BasisConfig, problems: int) -> str:
-    """The zero-step guard: `check_dataset` has refused what does not pass it."""
-    prompts = args.generation_batch_size // args.num_generations
-    return f"{problems} problems; the first generation batch takes {prompts}: training will take steps."

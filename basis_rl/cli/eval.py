@@ -10,7 +10,7 @@ from basis_rl.engine import ServersLost
 from basis_rl.engine.server import ServerError
 from basis_rl.evaluation.arguments import EvalArguments
 from basis_rl.evaluation.plan import Plan
-from basis_rl.recipe.build import load_parts
+from basis_rl.recipe.build import load_by_name
 from basis_rl.recipe.file import Parser
 from basis_rl.recipe.words import check_flags
 from basis_rl.rewards import MathVerifyReward
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         keys = parser()
         check_flags(words, keys.flags())
         (options,) = keys.parse_args_into_dataclasses(words, look_for_args_file=False)
-        config, tokenizer = load_parts(options.model, options.revision, options.trust_remote_code)
+        config, tokenizer = load_by_name(options.model, options.revision, options.trust_remote_code)
         reward = MathVerifyReward(num_workers=options.num_workers)
         plan = Plan(options, config, tokenizer, reward)
     except (ValueError, OSError) as error:

@@ -27,7 +27,6 @@ from basis_rl.run.record import is_finished, save_run_info
 from basis_rl.run.redact import redact_command
 from basis_rl.run.run_lock import held
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.state import load_baseline
 
 
 def main(argv: Sequence[str]) -> int:
@@ -78,24 +77,26 @@ def train(recipe: Recipe, served: Server | None = None) -> int:
         trainer = build_trainer(recipe)
         if served is not None:
             trainer.watch_server(lambda: served.given_up)
-        on_main_process(lambda: trainer.changed_settings(checkpoint))
-        if checkpoint is not None:
-            load_baseline(checkpoint, trainer.baseline, trainer.dataset_identity)
     except (ValueError, OSError) as error:
         return report(error)
+    started = SaveRecipe(trainer)
+    trainer.add_callback(started)
     try:
         return run(recipe, trainer, checkpoint)
     except (DiskFull, NonFiniteGradients, RewardFailed) as error:
         return fail(error, FAILED)
     except (ServerLost, SyncError) as error:
         return fail(error, LOST)
+    except (ValueError, OSError) as error:
+        if started.begun:
+            raise
+        return report(error)  # the checkpoint is not of this run
 
 
 def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
     """Train and save; returns the exit code."""
     output = Path(recipe.args.output_dir)
     describe(recipe, trainer)
-    trainer.add_callback(SaveRecipe(trainer))
     trainer.train(resume_from_checkpoint=checkpoint)
     if trainer.stop_on_signal.stopped:
         if trainer.accelerator.is_main_process:
@@ -132,10 +133,12 @@ class SaveRecipe(TrainerCallback):
 
     def __init__(self, trainer: BasisTrainer) -> None:
         self.trainer = trainer
+        self.begun = False
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        self.begun = True
         if state.is_world_process_zero and not self.trainer.was_finished:
             save_run_info(self.trainer.run_info(), str(args.output_dir))
             write_whole(Path(str(args.output_dir)) / "recipe.yaml", str(self.trainer.origin.recipe))

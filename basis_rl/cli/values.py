@@ -24,7 +24,7 @@ from basis_rl.recipe.build import load_config_and_tokenizer, load_training_data,
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
 from basis_rl.recipe.objects import build_rewards
-from basis_rl.trainer.preflight import check_dataset, check_golds, sampling_of
+from basis_rl.trainer.plan import Plan, check_temperature, check_with_model, sampling_of, with_data
 from basis_rl.values import ValueTable
 from basis_rl.values.build import TablePlan, assemble, build_table
 from basis_rl.values.shards import Shards
@@ -162,13 +162,14 @@ def prepare(recipe: Recipe) -> Job:
         raise ValueError("values_serve starts a server, values_servers names some that run: set one of the two.")
     shard = _shard(run.values_shard)
     _check_hub(run.values_push_to_hub, args.hub_token)
-    rewards = build_rewards(recipe)
+    run_plan = Plan(args, reward_funcs=build_rewards(recipe))
+    check_temperature(run_plan)
     config, tokenizer = load_config_and_tokenizer(recipe.model, args)
-    dataset = load_training_data(recipe, tokenizer)
-    check_dataset(dataset, args, rewards)
+    run_plan = with_data(run_plan, load_training_data(recipe, tokenizer), processing_class=tokenizer)
+    check_with_model(run_plan, config)
     plan = TablePlan(
-        dataset=check_golds(dataset, args, rewards),
-        reward_funcs=rewards,
+        dataset=run_plan.train_dataset,
+        reward_funcs=run_plan.reward_funcs,
         sampling=sampling_of(args),
         num_rollouts=run.values_num_rollouts,
         early_exit=run.values_early_exit,

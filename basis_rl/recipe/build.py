@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
+from basis_rl.baselines import Baseline
 from basis_rl.data import GYM_COLUMN, load_prompts
 from basis_rl.engine.server import ServerOptions
 from basis_rl.evaluation.benchmarks import load_benchmark
@@ -21,8 +22,7 @@ from basis_rl.recipe.keys import Recipe
 from basis_rl.recipe.objects import build_recipe_baseline, build_rewards, build_tools
 from basis_rl.samplers import build_sampler
 from basis_rl.trainer import BasisConfig, BasisTrainer
-from basis_rl.trainer.preflight import check_context, check_start, longest_prompt, with_tools
-from basis_rl.trainer.tool_check import as_functions
+from basis_rl.trainer.plan import Plan, check_with_model, plan_run, with_data
 
 
 def load_config_and_tokenizer(model: ModelConfig, args: BasisConfig) -> tuple[Any, PreTrainedTokenizerBase]:
@@ -31,10 +31,10 @@ def load_config_and_tokenizer(model: ModelConfig, args: BasisConfig) -> tuple[An
     Raises:
         ValueError: they cannot be loaded.
     """
-    return load_parts(str(model.model_name_or_path), model.model_revision, args.trust_remote_code)
+    return load_by_name(str(model.model_name_or_path), model.model_revision, args.trust_remote_code)
 
 
-def load_parts(name: str, revision: str | None, trust_remote_code: bool) -> tuple[Any, PreTrainedTokenizerBase]:
+def load_by_name(name: str, revision: str | None, trust_remote_code: bool) -> tuple[Any, PreTrainedTokenizerBase]:
     """`load_config_and_tokenizer` of a model that no recipe names."""
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
     if Path(name).is_dir():  # nothing to download: its bars would only break up the lines of the log
@@ -124,35 +124,41 @@ def server_options(recipe: Recipe, port: int, log: Path) -> ServerOptions:
     )
 
 
-def build_trainer(recipe: Recipe) -> BasisTrainer:
-    """Everything that a run needs, checked; cheap checks first.
+def plan_recipe(recipe: Recipe, baseline: Baseline | None = None) -> Plan:
+    """The objects of a recipe, with all checks that need neither data nor tokenizer.
+
+    Args:
+        recipe: of the run.
+        baseline: in place of the recipe's own.
 
     Raises:
-        ValueError: see `parse_recipe`, `BasisTrainer` and the loaders.
+        ValueError: see `plan_run`, and names or parameters that are wrong.
     """
-    baseline = build_recipe_baseline(recipe.run)
-    sampler = build_sampler(recipe.run.prompt_sampler, **(recipe.run.prompt_sampler_kwargs or {}))
-    rewards = build_rewards(recipe)
-    tools = build_tools(recipe.run)
-    check_start(recipe.args)
-    config, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
-    dataset = load_training_data(recipe, tokenizer)
-    template = with_tools(recipe.args, as_functions(tools))
-    check_context(config, longest_prompt(dataset, tokenizer, template), recipe.args)
-    evaluated = load_eval_data(recipe, tokenizer)
-    _warn_of_overlap(dataset, evaluated)
-    recipe.args.model_init_kwargs = model_init_kwargs(recipe)
-    return BasisTrainer(
-        model=recipe.model.model_name_or_path,
-        reward_funcs=rewards,
-        args=recipe.args,
-        train_dataset=dataset,
-        eval_dataset=evaluated,
-        processing_class=tokenizer,
-        baseline=baseline,
-        objective=recipe.run.objective,
-        prompt_sampler=sampler,
-        tools=tools,
+    run = recipe.run
+    return plan_run(
+        recipe.model.model_name_or_path,
+        build_rewards(recipe),
+        recipe.args,
+        baseline=baseline or build_recipe_baseline(run),
+        objective=run.objective,
+        prompt_sampler=build_sampler(run.prompt_sampler, **(run.prompt_sampler_kwargs or {})),
+        tools=build_tools(run),
         peft_config=get_peft_config(recipe.model),
         quantization_config=get_quantization_config(recipe.model),
     )
+
+
+def build_trainer(recipe: Recipe) -> BasisTrainer:
+    """Everything that a run needs, checked before the model's weights are loaded; cheap checks first.
+
+    Raises:
+        ValueError: see `parse_recipe`, `basis_rl.trainer.plan` and the loaders.
+    """
+    plan = plan_recipe(recipe)
+    config, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
+    loaded, evaluated = load_training_data(recipe, tokenizer), load_eval_data(recipe, tokenizer)
+    plan = with_data(plan, loaded, evaluated, processing_class=tokenizer)
+    check_with_model(plan, config)
+    _warn_of_overlap(plan.train_dataset, plan.eval_dataset)
+    plan.args.model_init_kwargs = model_init_kwargs(recipe)
+    return BasisTrainer(str(recipe.model.model_name_or_path), plan=plan)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from basis_rl.baselines import Baseline, build_baseline
@@ -38,16 +37,21 @@ def build_rewards(recipe: Recipe) -> list[Any]:
 def _own_reward(name: str, params: dict[str, Any]) -> Any:
     """Somebody's function in TRL's form, or an object of their class."""
     found = import_object(name, "reward function")
-    try:
-        if isinstance(found, type):
-            return found(**params)
-    except TypeError as error:
-        raise ValueError(f"reward_kwargs {params} do not fit '{name}': {error}.") from error
     if not callable(found):
         raise ValueError(f"reward_funcs: '{name}' is a {type(found).__name__}, not a function.")
-    if params:
-        raise ValueError(f"reward_kwargs: '{name}' is a function, which has no parameters to set; a class has.")
-    return found
+    return _built(found, params, "reward_kwargs", name)
+
+
+def _built(found: Any, params: dict[str, Any], key: str, name: str) -> Any:
+    """An object of a class, built with `params`, which `key` of the recipe has; a function as it is."""
+    if not isinstance(found, type):
+        if params:
+            raise ValueError(f"{key}: '{name}' is a function, which has no parameters to set; a class has.")
+        return found
+    try:
+        return found(**params)
+    except TypeError as error:
+        raise ValueError(f"{key} {params} do not fit '{name}': {error}.") from error
 
 
 def build_tools(run: RunArguments) -> list[Any]:
@@ -70,15 +74,7 @@ def build_tools(run: RunArguments) -> list[Any]:
             raise ValueError(
                 f"Unknown tool '{name}'.{did_you_mean(name, TOOLS)} Take {', '.join(TOOLS)} or a dotted path."
             )
-        params = kwargs.get(name) or {}
-        if inspect.isclass(tool):
-            try:
-                tool = tool(**params)
-            except TypeError as error:
-                raise ValueError(f"tool_kwargs: {params} do not fit '{name}': {error}.") from error
-        elif params:
-            raise ValueError(f"tool_kwargs: '{name}' is a function, which has no parameters.")
-        tools.append(tool)
+        tools.append(_built(tool, kwargs.get(name) or {}, "tool_kwargs", name))
     return tools
 
 

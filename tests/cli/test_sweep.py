@@ -9,27 +9,16 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 
 from basis_rl.baselines import BASELINES
 from basis_rl.cli.main import main
 from basis_rl.cli.sweep_plan import launcher_processes, parse_entry, plan
 from basis_rl.report.runs import read_run
-from tests.cli.test_cli import ROOT, SETTINGS
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def recipe(tmp_path, tiny_path):
-    """Writes a recipe with one rollout per prompt and 16 a batch, and returns its path."""
-
-    def write(**changes):
-        single = {"baseline": "batch_mean", "num_generations": 1, "max_steps": 12}
-        settings = {**SETTINGS, **single, "model_name_or_path": str(tiny_path), "output_dir": str(tmp_path / "out")}
-        path = tmp_path / "recipe.yaml"
-        path.write_text(yaml.safe_dump({k: v for k, v in {**settings, **changes}.items() if v is not None}))
-        return str(path)
-
-    return write
+OWN = {"baseline": "batch_mean", "num_generations": 1, "max_steps": 12}  # one rollout per prompt, 16 a batch
 
 
 @pytest.fixture
@@ -186,14 +175,8 @@ def test_a_failure_is_reported_at_the_end_and_costs_nothing_else(recipe, stand_i
 @pytest.mark.long
 def test_two_real_runs_one_of_them_interrupted(recipe, tmp_path, capsys):
     path = recipe(max_steps=200, save_strategy="steps", save_steps=1000, logging_steps=2)
-    arguments = [
-        "sweep",
-        path,
-        "--baselines",
-        "batch_mean,remax:num_generations=2",
-        "--output_dir",
-        str(tmp_path / "s"),
-    ]
+    arguments = ["sweep", path, "--baselines", "batch_mean,remax:num_generations=2"]
+    arguments += ["--output_dir", str(tmp_path / "s")]
     command = [sys.executable, "-m", "basis_rl", *arguments]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     first, second = tmp_path / "s" / "batch_mean-seed0", tmp_path / "s" / "remax-num_generations=2-seed0"

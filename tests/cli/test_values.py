@@ -13,7 +13,6 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-import yaml
 
 from basis_rl.cli.main import main
 from basis_rl.engine import client
@@ -25,20 +24,12 @@ from tests.support.fake_vllm import FakeServer
 from tests.support.served import ENGINE, save_model
 
 ROOT = Path(__file__).resolve().parents[2]
-SETTINGS = {
-    "dataset_name": "reasoning_gym:chain_sum",
+OWN = {
     "dataset_kwargs": {"size": 80, "seed": 0, "min_terms": 2, "max_terms": 3, "max_digits": 2},
-    "prompt_template": "{prompt}",
-    "max_completion_length": 6,
     "reward_funcs": ["tests.support.tiny.parity_reward"],
     "baseline": "basis",
+    "objective": None,
     "num_generations": 1,
-    "per_device_train_batch_size": 8,
-    "steps_per_generation": 2,
-    "use_cpu": True,
-    "bf16": False,
-    "report_to": "none",
-    "values_num_rollouts": 4,
     "vllm_recovery_timeout": 0.3,
 }
 
@@ -50,18 +41,10 @@ def fake(tiny_path):
 
 
 @pytest.fixture
-def recipe(tmp_path, tiny_path, fake):
-    """Writes a recipe with changes, for a table in ``tmp_path/values`` from the fake server, and returns its path."""
-
-    def write(**changes):
-        own = {"model_name_or_path": str(tiny_path), "output_dir": str(tmp_path / "out"), "values_servers": fake.url}
-        own["baseline_kwargs"] = {"values": str(tmp_path / "values")}
-        settings = {**SETTINGS, **own, **changes}
-        path = tmp_path / "recipe.yaml"
-        path.write_text(yaml.safe_dump({k: v for k, v in settings.items() if v is not None}))
-        return str(path)
-
-    return write
+def recipe(recipe, tmp_path, fake):
+    """Recipes of a table in ``tmp_path/values`` from the fake server."""
+    own = {"values_servers": fake.url, "baseline_kwargs": {"values": str(tmp_path / "values")}}
+    return lambda **changes: recipe(**{**own, **changes})
 
 
 def content(folder):
@@ -255,17 +238,14 @@ def test_what_cannot_be_is_one_message(case, recipe, tmp_path, capsys, monkeypat
     assert not (tmp_path / "values").exists()
 
 
-def test_several_processes_are_refused(recipe, capsys, monkeypatch):
-    monkeypatch.setattr(BasisConfig, "world_size", 2)
-    assert main(["values", recipe()]) == 2
-    assert "runs in one process" in capsys.readouterr().err
-
-
-def test_a_server_of_another_model_is_refused(recipe, fake, capsys):
+def test_a_server_of_another_model_and_several_processes_are_refused(recipe, fake, capsys, monkeypatch):
     for other in ("Qwen/Qwen3-4B", f"{fake.root}-Base"):
         fake.root = other
         assert main(["values", recipe()]) == 2
         assert re.search(f"has the model .*{other}.*, not '", capsys.readouterr().err)
+    monkeypatch.setattr(BasisConfig, "world_size", 2)
+    assert main(["values", recipe()]) == 2
+    assert "runs in one process" in capsys.readouterr().err
 
 
 @pytest.mark.long

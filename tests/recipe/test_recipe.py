@@ -9,6 +9,7 @@ import yaml
 
 from basis_rl.baselines import Rloo
 from basis_rl.data import GYM_COLUMN
+from basis_rl.objectives import OBJECTIVES
 from basis_rl.recipe.build import (
     _warn_of_overlap,
     build_trainer,
@@ -16,6 +17,7 @@ from basis_rl.recipe.build import (
     load_eval_data,
     load_training_data,
     model_init_kwargs,
+    plan_recipe,
     server_options,
 )
 from basis_rl.recipe.file import parse_recipe
@@ -123,7 +125,7 @@ def test_the_recipes_environment_wins(parsed, monkeypatch):
 
 def test_secrets_are_not_in_what_is_saved(parsed):
     given = {"model_init_kwargs": {"token": "hf_secretsecretsecret", "attn_implementation": "sdpa"}}
-    assert "hf_secret" not in json.dumps(parsed(**given).resolved)
+    assert "hf_secret" not in json.dumps(parsed("--hub_token", "hf_secret", **given).resolved)
 
 
 @pytest.mark.parametrize("words", [["--serve"], ["--serve", "true"], ["--serve=yes"], ["--serve", "--seed", "1"]])
@@ -245,15 +247,16 @@ def test_what_the_model_is_loaded_with(parsed):
 
 
 def test_what_the_trainer_is_built_with(parsed, monkeypatch):
-    monkeypatch.setattr("basis_rl.recipe.build.BasisTrainer", lambda **given: given)
+    monkeypatch.setattr("basis_rl.recipe.build.BasisTrainer", lambda model, plan: plan)
     plain = build_trainer(parsed(baseline="rloo"))
-    assert isinstance(plain["baseline"], Rloo)
-    assert (plain["objective"], plain["peft_config"], plain["eval_dataset"], plain["tools"]) == (None, None, None, [])
-    named = {"objective": "gspo", "use_peft": True, "lora_r": 4, "tools": ["calculator"], "test_fraction": 0.3}
+    assert isinstance(plain.baseline, Rloo)
+    assert (plain.kwargs["peft_config"], plain.eval_dataset, plain.tools) == (None, None, [])
+    named = {"objective": "gspo", "use_peft": True, "lora_r": 4, "test_fraction": 0.3}
     found = build_trainer(parsed(**named, baseline="rloo", eval_strategy="steps", eval_steps=1))
-    assert (found["objective"], found["peft_config"].r, len(found["tools"])) == ("gspo", 4, 1)
-    assert len(found["train_dataset"]) + len(found["eval_dataset"]) == len(plain["train_dataset"]) == 30
-    assert [reward.__name__ for reward in found["reward_funcs"]] == ["parity_reward"]
+    assert (found.objective, found.kwargs["peft_config"].r) == (OBJECTIVES["gspo"], 4)
+    assert len(found.train_dataset) + len(found.eval_dataset) == len(plain.train_dataset) == 30
+    assert [reward.__name__ for reward in found.reward_funcs] == ["parity_reward"]
+    assert [tool.__name__ for tool in plan_recipe(parsed(tools=["calculator"])).tools] == ["calculator"]
 
 
 def test_the_server_of_a_recipe(parsed, tmp_path, monkeypatch):

@@ -40,12 +40,6 @@ def test_the_list_of_keys_is_that_of_the_dataclasses():
     assert {flag for key in known_keys("eval") for flag in key.flags} == eval_parser().flags() - {"-h", "--help"}
 
 
-def test_our_own_keys_have_a_meaning_in_whole_sentences():
-    for key in [*known_keys(), *known_keys("eval")]:
-        if key.source not in ("trl", "transformers"):
-            assert key.help.rstrip(")")[-1] in ".:'", key
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

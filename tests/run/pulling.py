@@ -17,7 +17,7 @@ from basis_rl.clusters import PromptClusters
 from basis_rl.recipe.build import load_config_and_tokenizer, load_training_data
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.values import ValueTable
-from tests.cli.test_cli import SETTINGS
+from tests.cli.conftest import SETTINGS
 from tests.run.pushing import run
 from tests.run.test_hub import TOKEN, job
 

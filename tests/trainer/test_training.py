@@ -11,7 +11,7 @@ from basis_rl.clusters import PromptClusters
 from basis_rl.data import problem_text
 from basis_rl.objectives import OBJECTIVES
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.preflight import check_pair
+from basis_rl.trainer.plan import Plan, objective_for_tokens
 from basis_rl.types import Advantages
 from tests.support import tooled
 from tests.support.tiny import (
@@ -198,9 +198,9 @@ def test_gspo_takes_advantages_of_tokens_in_its_token_form(tmp_path, caplog):
     assert caplog.messages == 2 * [
         "objective 'gspo' is 'gspo_token' here, since baseline 'otb' gives an advantage to each token."
     ]
-    with_kl = check_pair(named("reinforce_pp"), OBJECTIVES["gspo"], config(tmp_path, **KL))
-    without = check_pair(named("reinforce_pp"), OBJECTIVES["gspo"], config(tmp_path))
-    assert (with_kl, without) == (OBJECTIVES["gspo_token"], OBJECTIVES["gspo"])
+    for settings, expected in ((KL, "gspo_token"), ({}, "gspo")):
+        plan = Plan(config(tmp_path, **settings), named("reinforce_pp"), OBJECTIVES["gspo"])
+        assert objective_for_tokens(plan).objective == OBJECTIVES[expected]
 
 
 @pytest.mark.parametrize("name", [name for name in BASELINES if named_baseline(name, sums()).reads_kl])

@@ -1,0 +1,234 @@
+"""The estimates of a run in words: its batches, memory of a GPU, disk space, memory of a rollout server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from trl import ModelConfig
+
+from basis_rl.baselines import Baseline, LearnedBaseline
+from basis_rl.estimate.footprint import Launch, model_size, setting_of
+from basis_rl.estimate.memory import ModelSize, Part, Phase, Setting, kv_cache, memory_parts, peak
+from basis_rl.run.disk import checkpoint_bytes, free_bytes
+from basis_rl.trainer import BasisConfig
+
+Warn = Callable[[str], None]
+GIB = float(1 << 30)
+_PHASES: Mapping[Phase, str] = {
+    "always": "held all the time",
+    "backward": "at the peak of a backward pass",
+    "step": "in the optimizer step",
+    "generation": "while generating",
+}
+_NOT_COUNTED = (
+    "The figures for weights, gradients and optimizer are exact. The rest is an estimate for a micro-batch in which "
+    "every row has the longest prompt and max_completion_length tokens. Not counted: the CUDA context and NCCL (1 to "
+    "2 GiB), fragmentation, compiled graphs, tools and images."
+)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What the estimates need.
+
+    Attributes:
+        model, args: the model's and the training's settings.
+        config: the model's configuration.
+        launch: how and on how many GPUs the run is launched.
+        prompt: the longest prompt in tokens.
+        gpu_memory: memory of a GPU in GiB, if the user gave it.
+        baseline: the baseline, which may have a module of its own.
+    """
+
+    model: ModelConfig
+    args: BasisConfig
+    config: Any
+    launch: Launch
+    prompt: int
+    gpu_memory: float | None
+    baseline: Baseline
+
+    @cached_property
+    def size(self) -> ModelSize:
+        """Size of the model. Raises ValueError if the formulas do not hold for its architecture."""
+        return model_size(self.config, self.model, trust_remote_code=self.args.trust_remote_code)
+
+    @cached_property
+    def setting(self) -> Setting:
+        """The training settings that memory depends on."""
+        return setting_of(self.args, self.model, self.config, self.launch, self.prompt)
+
+    @property
+    def length(self) -> int:
+        """Length of the longest sequence in tokens."""
+        return self.prompt + self.args.max_completion_length
+
+    @cached_property
+    def memory(self) -> float | None:
+        """Memory of a GPU in bytes, or None if it is not known."""
+        if self.gpu_memory is not None:
+            return self.gpu_memory * GIB
+        return float(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
+
+    @property
+    def learned(self) -> float:
+        """Parameters of the baseline's own module on each GPU; 0 if it has none.
+
+        A critic that is a whole model is sharded if the policy is sharded.
+        """
+        if not isinstance(self.baseline, LearnedBaseline):
+            return 0.0
+        sharded = self.launch.engine == "fsdp" or (self.launch.engine == "deepspeed" and self.launch.stage == 3)
+        share = self.launch.world if sharded and not self.baseline.reads_hidden_states else 1
+        return self.baseline.module_parameters(self.config) / share
+
+    @property
+    def sequence(self) -> float:
+        """Bytes of the KV cache of one sequence in vLLM."""
+        return kv_cache(self.size, 1, self.length, self.setting.compute, self.setting.compute)
+
+    @property
+    def served_weights(self) -> float:
+        """Bytes of the weights in vLLM."""
+        return float(self.setting.compute * self.size.parameters)
+
+
+def arithmetic(args: BasisConfig, problems: int, warn: Warn) -> str:
+    """Batches, optimizer steps and epochs in words."""
+    prompts = args.generation_batch_size // args.num_generations
+    each = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
+    micro = args.steps_per_generation * args.num_iterations
+    updates = micro / args.gradient_accumulation_steps
+    batches = problems // prompts
+    total = args.max_steps if args.max_steps > 0 else int(batches * updates * args.num_train_epochs)
+    generated = total / updates
+    passes = f", {args.num_iterations} times over" if args.num_iterations > 1 else ""
+    lines = [
+        f"One generation batch: {prompts} prompts x {args.num_generations} rollouts = {args.generation_batch_size} "
+        f"rollouts on {args.world_size} process(es), used for {updates:g} optimizer step(s) of {each} rollouts "
+        f"each{passes}.",
+        f"One optimizer step: {args.world_size} process(es) x {args.per_device_train_batch_size} rollouts x "
+        f"{args.gradient_accumulation_steps} accumulated micro-batch(es) = {each} rollouts.",
+        f"One epoch: {problems} problems = {batches} generation batches"
+        + (f", {problems - batches * prompts} problems left over each time." if problems % prompts else "."),
+        f"The run: {total} optimizer steps = {generated:g} generation batches, "
+        f"{int(generated * args.generation_batch_size)} rollouts of at most {args.max_completion_length} tokens.",
+    ]
+    if batches:
+        epochs = generated * prompts / (batches * prompts)
+        lines.append(
+            f"That is {epochs:.3g} epoch(s): each prompt is seen {epochs:.3g} time(s), answered "
+            f"{epochs * args.num_generations:.3g} time(s)."
+        )
+    if generated != int(generated) or updates != int(updates):
+        warn(
+            f"{total} optimizer steps are {generated:g} generation batches of {updates:g} steps: the last batch, or "
+            "each, is used in part only. Choose max_steps and gradient_accumulation_steps so that both are whole."
+        )
+    return "\n".join(lines)
+
+
+def memory(run: Footprint, warn: Warn) -> str:
+    """The memory estimate by parts, its peak, and whether a GPU has enough memory for it."""
+    try:
+        size, setting = run.size, run.setting
+    except ValueError as error:
+        return f"No estimate: {error}."
+    parts = memory_parts(size, setting)
+    if run.learned:  # float32 weights and gradients, two moments of AdamW
+        parts.append(Part("the baseline's module, with its AdamW", 16.0 * run.learned))
+    parts += _colocated(run, warn)
+    total = peak(parts)
+    lines = [
+        f"{size.parameters:,} parameters, {size.trainable:,} trained, {size.layers} layers; "
+        f"{run.launch}; micro-batches of {setting.rows} x ({run.prompt} + {run.args.max_completion_length}) "
+        f"tokens, gradient checkpointing {'on' if setting.checkpointing else 'off'}."
+    ]
+    for phase, title in _PHASES.items():
+        rows = [part for part in parts if part.phase == phase]
+        lines += [f"  {title}:"] if rows else []
+        lines += [f"    {part.name:38s}{part.bytes / GIB:9.2f} GiB" for part in rows]
+    lines.append(f"  {'total at the most demanding phase':40s}{total / GIB:9.2f} GiB")
+    if setting.optimizer_states is None:
+        lines.append(f"The state of the optimizer '{run.args.optim}' is not counted, because its size is not known.")
+    if run.model.load_in_4bit or run.model.load_in_8bit:
+        lines.append("Quantization is not taken into account: the weights will be smaller than estimated.")
+    return "\n".join([*lines, _NOT_COUNTED, *_compared(run, total, warn)])
+
+
+def _compared(run: Footprint, total: float, warn: Warn) -> list[str]:
+    """The estimate beside the memory that a GPU has."""
+    if run.memory is None:
+        lines = ["No GPU is visible here. Give its memory with --gpu_memory GIB to compare the estimate with it."]
+        if not run.args.use_cpu:
+            lines.append(
+                "`basis-rl train` would stop at its start on this machine. To train on its CPU, add --use_cpu true "
+                "--bf16 false."
+            )
+        return lines
+    if total <= run.memory:
+        return [f"A GPU has {run.memory / GIB:.1f} GiB."]
+    warn(
+        f"The training needs about {total / GIB:.1f} GiB on each GPU, but a GPU has {run.memory / GIB:.1f} GiB. "
+        "Shard over more GPUs (accelerate_configs/zero3.yaml), lower per_device_train_batch_size and raise "
+        "gradient_accumulation_steps, or train adapters (use_peft)."
+    )
+    return []
+
+
+def _colocated(run: Footprint, warn: Warn) -> list[Part]:
+    """vLLM's share of a GPU that it shares with the training."""
+    args = run.args
+    if not args.use_vllm or args.vllm_mode != "colocate":
+        return []
+    needed = (run.served_weights + run.sequence) / args.vllm_tensor_parallel_size
+    phase: Phase = "generation" if args.vllm_enable_sleep_mode else "always"
+    share = args.vllm_gpu_memory_utilization
+    if run.memory is None:
+        return [Part("vLLM: weights and KV of one sequence", needed, phase)]
+    if share * run.memory < needed:
+        warn(
+            f"vLLM may use {share:g} of a GPU, {share * run.memory / GIB:.1f} GiB, but its weights and the KV cache "
+            f"of one sequence need {needed / GIB:.1f} GiB. Raise vllm_gpu_memory_utilization."
+        )
+    return [Part(f"vLLM: {share:g} of the GPU", share * run.memory, phase)]
+
+
+def server_memory(run: Footprint) -> str:
+    """What a rollout server needs; empty where the formulas do not hold."""
+    try:
+        weights, cache = run.served_weights / GIB, run.sequence / GIB
+    except ValueError:
+        return ""
+    return (
+        f" It needs {weights:.1f} GiB for the weights, and {cache:.2f} GiB of KV cache for each sequence of "
+        f"{run.length} tokens."
+    )
+
+
+def disk(run: Footprint, warn: Warn) -> str:
+    """The disk space that the checkpoints need, and whether it is free."""
+    args = run.args
+    if args.save_strategy == "no":
+        return "No checkpoints are saved (save_strategy)."
+    free = free_bytes(args.output_dir)
+    try:
+        saved = run.size.trainable if run.model.use_peft else run.size.parameters
+    except ValueError as error:
+        return f"No estimate: {error}. {free / GIB:.1f} GiB are free."
+    kept_by_optimizer = 12.0 if run.launch.engine == "deepspeed" else 8.0
+    one = checkpoint_bytes(saved, run.size.trainable, run.setting.trainable_bytes, kept_by_optimizer)
+    limit = args.save_total_limit
+    together = one * ((limit or 1) + 1) + saved * run.setting.trainable_bytes  # one is being written; the final model
+    kept = "all of them are kept (save_total_limit)" if not limit else f"{limit} are kept (save_total_limit)"
+    if together > free:
+        warn(
+            f"output_dir has {free / GIB:.2f} GiB of free disk space, but {limit or 1} checkpoint(s), one that is "
+            f"being written and the final model need about {together / GIB:.2f} GiB. Free some space, or choose "
+            "another output_dir."
+        )
+    return f"A checkpoint takes about {one / GIB:.2f} GiB; {kept}. {free / GIB:.1f} GiB are free at {args.output_dir}."

@@ -1,0 +1,688 @@
+"""A run's inputs made whole, and every check of them in one order.
+
+`BasisTrainer`, ``train``, ``check``, ``values`` and ``sweep`` all come through here, so Python and the shell refuse the
+same mistakes with the same words. There are three stages, because each needs more than the one before: `plan_run`
+(settings and objects), `with_data` (the datasets), `check_with_model` (the tokenizer and the model's configuration).
+Each failure is one message that names the thing and the way out. No weights are loaded here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
+
+from basis_rl.baselines import BASELINES, Baseline, DrGrpo, Gdpo, Grpo, LearnedBaseline, NoBaseline, build_baseline
+from basis_rl.data import problem_text
+from basis_rl.engine import Sampling
+from basis_rl.names import import_object
+from basis_rl.objectives import OBJECTIVES, AnyObjective, TrlObjective, for_token_advantages, objective_name
+from basis_rl.rewards.base import GoldChecker, required_columns
+from basis_rl.rewards.registry import POOL, REWARDS, build_reward
+from basis_rl.run.ranks import on_main_process
+from basis_rl.samplers import SAMPLERS, PromptSampler, build_sampler
+from basis_rl.samplers.registry import sampler_name
+from basis_rl.trainer.config import BasisConfig, with_objective
+from basis_rl.trainer.gather import row_prompt_id
+from basis_rl.trainer.tool_check import as_functions, check_tools
+from basis_rl.types import RunContext
+from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provenance
+
+_logger = logging.getLogger(__name__)
+_MOST_DIFFICULTIES = 20
+_LONGEST = 256  # prompts that are tokenized to find the longest: to tokenize all of them may take a minute
+_COLLECTED = frozenset({"energies", "greedy_rewards", "log_probs", "prompt_texts", "reward_parts", "rollout_weights"})
+_IMAGES = frozenset({"image", "images"})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is made of, as whole objects.
+
+    Attributes:
+        args: the settings, with the loss that the objective means.
+        baseline, objective, sampler, reward_funcs: as objects.
+        train_dataset, eval_dataset: None until `with_data`.
+        kwargs: everything else that TRL's trainer is given, by name; ``tools`` as functions.
+    """
+
+    args: BasisConfig
+    baseline: Baseline = field(default_factory=NoBaseline)
+    objective: AnyObjective = field(default_factory=lambda: TrlObjective("dapo", "token"))
+    sampler: PromptSampler = field(default_factory=lambda: build_sampler("uniform"))
+    reward_funcs: list[Any] = field(default_factory=list)
+    train_dataset: Any = None
+    eval_dataset: Any = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer, or None if it is not known yet."""
+        return self.kwargs.get("processing_class")
+
+    @property
+    def tools(self) -> list[Callable[..., Any]]:
+        """What the model may call."""
+        return list(self.kwargs.get("tools") or [])
+
+    @cached_property
+    def rendered(self) -> list[str]:
+        """Every training prompt as the model is given it; empty where an environment makes the prompts."""
+        if "prompt" not in self.train_dataset.column_names:
+            return [""] * len(self.train_dataset)
+        template = with_tools(self.args, self.tools)
+        return [rendered_prompt(prompt, self.tokenizer, template) for prompt in self.train_dataset["prompt"]]
+
+    def prompt_lengths(self, most: int | None = None) -> list[int]:
+        """Lengths of the prompts in tokens; with `most` only of so many, those with the most characters."""
+        texts = self.rendered if most is None else sorted(self.rendered, key=len)[-most:]
+        plain = self.tokenizer.chat_template is None  # a template writes special tokens itself
+        return [len(ids) for ids in self.tokenizer(texts, add_special_tokens=plain)["input_ids"]]
+
+
+Check = Callable[[Plan], Plan | None]
+
+
+def plan_run(
+    model: Any,
+    reward_funcs: Any = None,
+    args: BasisConfig | None = None,
+    baseline: str | Baseline = "grpo",
+    objective: str | AnyObjective | None = None,
+    prompt_sampler: str | PromptSampler = "uniform",
+    **kwargs: Any,
+) -> Plan:
+    """Make the inputs of a run whole, except for the datasets, and check them. The arguments are `BasisTrainer`'s.
+
+    Raises:
+        ValueError: something is wrong, or two things do not fit.
+    """
+    args, found = with_objective(as_config(args, model), objective)
+    plan = Plan(
+        args=args,
+        baseline=as_baseline(baseline),
+        objective=found,
+        sampler=as_sampler(prompt_sampler),
+        reward_funcs=as_rewards(reward_funcs, args),
+        kwargs={**kwargs, "tools": as_functions(kwargs.get("tools")) or None},
+    )
+    return _checked(plan, SETTINGS)
+
+
+def with_data(plan: Plan, train_dataset: Any, eval_dataset: Any = None, **kwargs: Any) -> Plan:
+    """The plan with its datasets, checked, without the problems whose gold cannot be right.
+
+    Args:
+        plan: of `plan_run`.
+        train_dataset, eval_dataset: as `BasisTrainer` takes them.
+        **kwargs: further arguments of TRL's trainer that are known only now (``processing_class``).
+
+    Raises:
+        ValueError: something is wrong with the data.
+    """
+    plan = replace(
+        plan,
+        train_dataset=as_dataset(train_dataset, "train_dataset"),
+        eval_dataset=as_dataset(eval_dataset, "eval_dataset"),
+        kwargs={**plan.kwargs, **kwargs},
+    )
+    return _checked(plan, DATA)
+
+
+def check_with_model(plan: Plan, config: Any) -> None:
+    """Check what the model's configuration and the tokenizer decide. A streamed dataset's prompts are not known.
+
+    Raises:
+        ValueError: the prompts are too long for the model, or the baseline refuses the run.
+    """
+    for check in WITH_MODEL:
+        check(plan, config)
+
+
+def _checked(plan: Plan, checks: Sequence[Check]) -> Plan:
+    for check in checks:
+        plan = check(plan) or plan
+    return plan
+
+
+# Settings.
+
+
+def baseline_of_settings(plan: Plan) -> Plan:
+    """The baseline that TRL's own settings ask for, in place of plain ``grpo``; else the plan's.
+
+    ``multi_objective_aggregation="normalize_then_sum"`` is ``gdpo``, ``scale_rewards="none"`` (or False) is
+    ``dr_grpo``, and ``scale_rewards="batch"`` is ``grpo`` with ``over="batch"``. Beside another baseline that does not
+    scale (``rloo``), ``"none"`` says what is so already.
+
+    Raises:
+        ValueError: they ask for another baseline than the one that was chosen.
+    """
+    baseline = plan.baseline
+    wanted, setting = _asked_for(plan.args)
+    if wanted is None or (type(wanted) is type(baseline) and wanted.parameters == baseline.parameters):
+        return plan
+    if not wanted.scales and not baseline.scales:
+        return plan
+    shown = _described(wanted)
+    if type(baseline) is not Grpo or baseline.parameters != Grpo().parameters:
+        raise ValueError(
+            f"{setting} is baseline {shown}, but the run has {_described(baseline)}, which scales advantages in its "
+            "own way. Leave one of them out."
+        )
+    _logger.warning("%s: the baseline is %s.", setting, shown)
+    return replace(plan, baseline=wanted)
+
+
+def _described(baseline: Baseline) -> str:
+    """Its name, and the parameters that are not their defaults."""
+    defaults = {name: each.default for name, each in inspect.signature(type(baseline)).parameters.items()}
+    changed = [f"{name} {value}" for name, value in baseline.parameters.items() if value != defaults[name]]
+    return f"'{_name_of(baseline)}'" + (f" ({', '.join(changed)})" if changed else "")
+
+
+def _name_of(baseline: Baseline) -> str:
+    return next((key for key, cls in BASELINES.items() if cls is type(baseline)), type(baseline).__name__)
+
+
+def _asked_for(args: BasisConfig) -> tuple[Baseline | None, str]:
+    """The baseline that TRL's settings mean, None if they are the defaults; and which setting does."""
+    aggregation, scale = args.multi_objective_aggregation, args.scale_rewards
+    if aggregation == "normalize_then_sum":
+        return Gdpo(), f"multi_objective_aggregation='{aggregation}'"
+    if aggregation != "sum_then_normalize":
+        raise ValueError(
+            f"multi_objective_aggregation must be 'sum_then_normalize' or 'normalize_then_sum', got '{aggregation}'."
+        )
+    if scale not in ("group", "none", "batch"):
+        raise ValueError(f"scale_rewards must be 'group', 'batch' or 'none', got '{scale}'.")
+    wanted = {"group": None, "none": DrGrpo(), "batch": Grpo(over="batch")}[scale]
+    return wanted, f"scale_rewards='{scale}'"
+
+
+def check_reporters(plan: Plan) -> None:
+    """The reporters are installed."""
+    report_to = plan.args.report_to
+    there = get_available_reporting_integrations()
+    reporters = [report_to] if isinstance(report_to, str) else report_to or []
+    missing = [name for name in reporters if name in INTEGRATION_TO_CALLBACK and name not in there]
+    if missing:
+        raise ValueError(
+            f"report_to: {', '.join(missing)} is not installed or not set up here. Install it (`pip install "
+            f"{' '.join(missing)}`), or set report_to to none{''.join(f', {name}' for name in there)}."
+        )
+
+
+def check_temperature(plan: Plan) -> None:
+    """Rollouts of a prompt can differ."""
+    if plan.args.temperature <= 0:
+        raise ValueError(
+            f"temperature is {plan.args.temperature:g}: all rollouts of a prompt would be the same, and the loss "
+            "divides by it. Take 1.0, or another one above 0."
+        )
+
+
+def check_folder(plan: Plan) -> None:
+    """The run's folder can be written."""
+    output_dir = plan.args.output_dir
+    place = Path(str(output_dir)).absolute()
+    while not place.exists() and not place.is_symlink():
+        place = place.parent
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        why = "cannot be written" if place.is_dir() else "is not a folder"
+        raise ValueError(f"output_dir: '{output_dir}' cannot be made: '{place}' {why}. Take another one.")
+
+
+def check_baseline(plan: Plan) -> None:
+    """The trainer can supply what the baseline reads, and its groups are large enough."""
+    baseline, args, name = plan.baseline, plan.args, _name_of(plan.baseline)
+    collected = _COLLECTED | ({"values"} if isinstance(baseline, LearnedBaseline) else set())
+    missing = sorted(baseline.requires - collected)
+    if missing:
+        raise ValueError(f"Baseline '{name}' requires {missing}, which this version of BasisTrainer does not collect.")
+    if "rollout_weights" in baseline.requires and not (args.use_vllm and args.vllm_importance_sampling_correction):
+        raise ValueError(
+            f"Baseline '{name}' requires the weights of the rollout correction (max_rollout_weight), which are there "
+            "with use_vllm and vllm_importance_sampling_correction only. Leave max_rollout_weight out."
+        )
+    if args.beta != 0 and args.kl_placement == "reward" and not baseline.reads_kl:
+        reading = ", ".join(key for key, cls in BASELINES.items() if cls.reads_kl)
+        raise ValueError(
+            f"Baseline '{name}' does not take a KL penalty in the reward. Set kl_placement to 'loss', or take one of "
+            f"{reading}."
+        )
+    if args.num_generations < baseline.min_group_size:
+        others = {key: cls for key, cls in BASELINES.items() if cls is not type(baseline)}
+        smaller = ", ".join(key for key, cls in others.items() if cls.min_group_size <= args.num_generations)
+        raise ValueError(
+            f"Baseline '{name}' needs at least {baseline.min_group_size} rollouts per prompt, but num_generations is "
+            f"{args.num_generations}. Set num_generations to {baseline.min_group_size} or more, or take a baseline "
+            f"that works with {args.num_generations}: {smaller}."
+        )
+
+
+def check_greedy(plan: Plan) -> None:
+    """A greedy rollout, if the baseline reads one, begins as the sampled ones do."""
+    own = _given(plan, "environment_factory", "rollout_func")
+    if own and "greedy_rewards" in plan.baseline.requires:
+        raise ValueError(
+            f"Baseline '{_name_of(plan.baseline)}' compares with a greedy rollout, which is not generated by "
+            f"{', '.join(own)}. Leave it out, or take another baseline: rloo, basis_history."
+        )
+
+
+def _given(plan: Plan, *names: str) -> list[str]:
+    return [name for name in names if plan.kwargs.get(name)]
+
+
+def objective_for_tokens(plan: Plan) -> Plan:
+    """The objective in the form that keeps apart what the baseline tells apart: ``gspo`` becomes ``gspo_token``.
+
+    Raises:
+        ValueError: the baseline gives an advantage to each token, and the objective averages them away.
+    """
+    baseline, args, name = plan.baseline, plan.args, _name_of(plan.baseline)
+    by_kl = baseline.token_level == "with_kl"
+    if baseline.token_level == "never" or (by_kl and not (args.beta != 0 and args.kl_placement == "reward")):
+        return plan
+    found = for_token_advantages(plan.objective)
+    if found != plan.objective:
+        was, now = objective_name(plan.objective), objective_name(found)
+        _logger.warning(
+            "objective '%s' is '%s' here, since baseline '%s' gives an advantage to each token.", was, now, name
+        )
+    because = ", with KL in the reward," if by_kl else ""
+    check_token_advantages(f"Baseline '{name}'{because}", found, way_out=by_kl)
+    return replace(plan, objective=found)
+
+
+def check_token_advantages(whose: str, objective: AnyObjective, *, way_out: bool = False) -> None:
+    """Raise ValueError if `objective` averages away the advantages of tokens; with `way_out`, KL can leave the reward.
+
+    Args:
+        whose: the baseline that gives them, as the message calls it.
+        objective: of the run.
+        way_out: whether another placement of the KL penalty would help.
+    """
+    if objective.token_advantages:
+        return
+    taking = ", ".join(key for key, each in OBJECTIVES.items() if each.token_advantages)
+    raise ValueError(
+        f"{whose} gives an advantage to each token, and objective '{objective_name(objective)}' would average them "
+        f"away: it treats a rollout as a whole. Take one of {taking}, or a baseline with one advantage a rollout"
+        f"{', or kl_placement loss' if way_out else ''}."
+    )
+
+
+def check_sampler(plan: Plan) -> None:
+    """The trainer can do what the prompt sampler needs, whatever the dataset is.
+
+    Raises:
+        ValueError: it cannot: a correction without known chances, refills where a group has one rollout, is divided
+            between ranks, or is asked for ahead.
+    """
+    sampler, args = plan.sampler, plan.args
+    if sampler.in_dataset_order:
+        return
+    name = sampler_name(sampler)
+    if sampler.correct and not sampler.known_chances:
+        raise ValueError(f"prompt_sampler '{name}' does not know the chances of its draws, so leave `correct` out.")
+    if sampler.correct and sampler.max_refills:
+        raise ValueError(
+            f"prompt_sampler '{name}' cannot `correct` batches that it refills: the chances of a prompt that replaces "
+            "another are not known. Leave `correct` out, or set max_refills to 0."
+        )
+    if not sampler.max_refills:
+        return
+    if args.num_generations < 2:
+        raise ValueError(
+            f"prompt_sampler '{name}' redraws groups whose rewards are all equal, which a group of one always is. Set "
+            "num_generations to 2 or more, or take another sampler: variance, frontier."
+        )
+    mine = args.generation_batch_size // args.world_size
+    if mine % args.num_generations:
+        raise ValueError(
+            f"prompt_sampler '{name}' needs whole groups on each process, but {mine} rollouts per process are not a "
+            f"multiple of num_generations ({args.num_generations})."
+        )
+    other = _given(plan, "environment_factory", "rollout_func") + ["async_prefetch"] * args.async_prefetch
+    if other:
+        raise ValueError(f"prompt_sampler '{name}' does not work with {', '.join(other)}: leave one of them out.")
+
+
+SETTINGS: tuple[Check, ...] = (
+    baseline_of_settings,
+    check_reporters,
+    check_temperature,
+    check_folder,
+    check_baseline,
+    check_greedy,
+    objective_for_tokens,
+    check_sampler,
+)
+
+
+# Data.
+
+
+def check_sampler_data(plan: Plan) -> None:
+    """The prompt sampler can choose among the rows: they can be indexed, have prompts, and no images if it refills."""
+    sampler, dataset = plan.sampler, plan.train_dataset
+    if sampler.in_dataset_order:
+        return
+    name = sampler_name(sampler)
+    if not isinstance(dataset, Dataset):
+        raise ValueError(
+            f"prompt_sampler '{name}' needs a dataset that can be indexed, not a {type(dataset).__name__}. Load it "
+            "without streaming, or take prompt_sampler 'uniform'."
+        )
+    if "prompt" not in dataset.column_names:
+        raise ValueError(
+            f"prompt_sampler '{name}' chooses among prompts, but the dataset has no column 'prompt', only "
+            f"{dataset.column_names}. Add one that tells its rows apart, or take prompt_sampler 'uniform'."
+        )
+    if sampler.max_refills and _IMAGES & set(dataset.column_names):
+        raise ValueError(f"prompt_sampler '{name}' does not work with images: leave one of them out.")
+
+
+def check_columns(plan: Plan) -> None:
+    """The columns that the run reads are there; the prompt's may be missing where an environment makes the prompts."""
+    dataset = plan.train_dataset
+    if not isinstance(dataset, Dataset):
+        return
+    if "prompt" not in dataset.column_names and plan.kwargs.get("environment_factory") is None:
+        raise ValueError(
+            f"The training dataset has no column 'prompt', only {dataset.column_names}. Rename yours, or load it with "
+            "basis_rl.data.load_prompts."
+        )
+    _check_reward_columns(dataset, plan.reward_funcs, "dataset")
+    column = plan.args.difficulty_column
+    if column is None:
+        return
+    if column not in dataset.column_names:
+        raise ValueError(f"difficulty_column: the training dataset has no '{column}', only {dataset.column_names}.")
+    values = len(set(map(str, dataset[column])))
+    if values > _MOST_DIFFICULTIES:
+        raise ValueError(
+            f"difficulty_column: '{column}' has {values} different values, and each would be a metric. Sort them into "
+            f"at most {_MOST_DIFFICULTIES}."
+        )
+
+
+def _check_reward_columns(dataset: Dataset, reward_funcs: Sequence[Any], what: str) -> None:
+    for func in reward_funcs:
+        missing = sorted(required_columns(func) - set(dataset.column_names))
+        if missing:
+            name = getattr(func, "__name__", type(func).__name__)
+            raise ValueError(
+                f"The reward function '{name}' reads the columns {missing}; the {what} has {dataset.column_names}."
+            )
+
+
+def drop_invalid_golds(plan: Plan) -> Plan:
+    """The training problems without those whose gold does not verify against itself.
+
+    Raises:
+        ValueError: there are such problems, and ``on_invalid_gold`` is 'error'.
+    """
+    if not isinstance(plan.train_dataset, Dataset):
+        return plan
+    return replace(plan, train_dataset=_valid_golds(plan.train_dataset, plan))
+
+
+def _valid_golds(dataset: Dataset, plan: Plan) -> Dataset:
+    """Reward functions that can tell are `GoldChecker`s. One rank asks, all are told."""
+    checkers = [func for func in plan.reward_funcs if isinstance(func, GoldChecker)]
+    if not checkers or "solution" not in dataset.column_names:
+        return dataset
+    solutions = list(dataset["solution"])
+    rows = on_main_process(lambda: sorted({index for each in checkers for index in each.check_golds(solutions)}))
+    if not rows:
+        return dataset
+    if plan.args.on_invalid_gold == "error":
+        shown = "\n  ".join(f"row {i}: {dataset[i]['solution'][:100]!r}" for i in rows[:5])
+        raise ValueError(
+            f"{len(rows)} of {len(dataset)} golds do not verify against themselves, so no answer to them could be "
+            f"right:\n  {shown}\nFix or remove them, or set on_invalid_gold: drop."
+        )
+    dropped = set(rows)
+    return dataset.select([i for i in range(len(dataset)) if i not in dropped])
+
+
+def check_size(plan: Plan) -> None:
+    """There is at least one generation batch."""
+    args, dataset = plan.args, plan.train_dataset
+    prompts = args.generation_batch_size // args.num_generations
+    if isinstance(dataset, Dataset) and len(dataset) < prompts:
+        raise ValueError(
+            f"The training dataset has {len(dataset)} prompts, but one generation batch takes {prompts} different ones "
+            f"(generation_batch_size {args.generation_batch_size} / num_generations {args.num_generations}): training "
+            "would end after zero steps. Lower per_device_train_batch_size, gradient_accumulation_steps or "
+            "steps_per_generation, or add prompts."
+        )
+
+
+def check_eval_data(plan: Plan) -> Plan:
+    """Columns and golds of the evaluation set, or of each of a mapping of several."""
+
+    def checked(data: Any) -> Any:
+        if isinstance(data, dict):
+            return {name: checked(each) for name, each in data.items()}
+        if not isinstance(data, Dataset):
+            return data
+        _check_reward_columns(data, plan.reward_funcs, "evaluation set")
+        return _valid_golds(data, plan)
+
+    return replace(plan, eval_dataset=checked(plan.eval_dataset))
+
+
+def check_prefetch(plan: Plan) -> None:
+    """With ``async_prefetch`` the next batch's request can be known ahead: no stream, no images, single turns."""
+    if not plan.args.async_prefetch:
+        return
+    turns = _given(plan, "tools", "environment_factory", "rollout_func")
+    if turns or not isinstance(plan.train_dataset, Dataset):
+        what = f"{', '.join(turns)}" if turns else "a streamed dataset"
+        raise ValueError(f"async_prefetch does not work with {what}: leave it out.")
+    if _IMAGES & set(plan.train_dataset.column_names):
+        raise ValueError("async_prefetch does not work with images: leave it out.")
+
+
+def check_tool_data(plan: Plan) -> None:
+    """Prompts and chat template can do with tools."""
+    check_tools(plan.tools, plan.tokenizer, plan.train_dataset, plan.args, plan.args.world_size)
+
+
+DATA: tuple[Check, ...] = (
+    check_sampler_data,
+    check_columns,
+    drop_invalid_golds,
+    check_size,
+    check_eval_data,
+    check_prefetch,
+    check_tool_data,
+)
+
+
+# With the model's configuration and the tokenizer.
+
+
+def check_context(plan: Plan, config: Any) -> None:
+    """The longest prompt and a completion fit into the model's context. Images are not counted."""
+    dataset, completion = plan.train_dataset, plan.args.max_completion_length
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if context is None or completion is None or not isinstance(dataset, Dataset) or _IMAGES & set(dataset.column_names):
+        return
+    prompt = max(plan.prompt_lengths(_LONGEST))
+    if prompt + completion > context:
+        raise ValueError(
+            f"The longest prompt ({prompt} tokens) and max_completion_length ({completion}) are {prompt + completion} "
+            f"tokens, but the model's context is {context}. Lower max_completion_length, leave the long prompts out, "
+            "or extend the context (rope_scaling)."
+        )
+
+
+def validate_baseline(plan: Plan, config: Any) -> None:
+    """The baseline accepts the run: a value table is of these prompts, this model and this reward."""
+    if validates(plan.baseline):
+        plan.baseline.validate(run_context(plan, config))
+
+
+WITH_MODEL: tuple[Callable[[Plan, Any], None], ...] = (check_context, validate_baseline)
+
+
+def validates(baseline: Baseline) -> bool:
+    """Whether the baseline has a check of its own (`Baseline.validate`)."""
+    return type(baseline).validate is not Baseline.validate
+
+
+def run_context(plan: Plan, config: Any) -> RunContext:
+    """What `Baseline.validate` may look at. A streamed dataset's prompts are not known beforehand, and left out."""
+    prompts: dict[str, str] = {}
+    texts: dict[str, str] = {}
+    if isinstance(plan.train_dataset, Dataset):
+        for row, rendered in zip(plan.train_dataset, plan.rendered, strict=True):
+            prompts[row_prompt_id(row)] = fingerprint(rendered)
+            texts[row_prompt_id(row)] = problem_text(row.get("prompt", ""))
+    sampling, weights = sampling_of(plan.args), plan.args.reward_weights
+    provenance = run_provenance(config, plan.tokenizer, plan.reward_funcs, sampling, weights)
+    return RunContext(prompts=prompts, provenance=provenance, texts=texts)
+
+
+def with_tools(args: BasisConfig, tools: Sequence[Any]) -> dict[str, Any]:
+    """What a chat template is given besides the conversation."""
+    return {**(args.chat_template_kwargs or {}), **({"tools": list(tools)} if tools else {})}
+
+
+def sampling_of(args: BasisConfig) -> Sampling:
+    """How the training draws its rollouts, for a value table that must draw them in the same way."""
+    extra = args.generation_kwargs
+    return Sampling(
+        max_new_tokens=args.max_completion_length,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        min_p=args.min_p,
+        repetition_penalty=args.repetition_penalty,
+        generation_kwargs=json.loads(extra) if isinstance(extra, str) else extra or {},
+    )
+
+
+# What a Python user hands over, made into the objects that the trainer works with.
+
+
+def as_config(args: BasisConfig | None, model: Any) -> BasisConfig:
+    """The settings; without any TRL's defaults, in a folder that is named after the model.
+
+    Raises:
+        ValueError: something else, such as TRL's `GRPOConfig` or a class.
+    """
+    if args is None:
+        name = model if isinstance(model, str) else model.config._name_or_path
+        return BasisConfig(f"{name.rstrip('/').split('/')[-1]}-BASIS")
+    _refuse_class("args", args, ())
+    if not isinstance(args, BasisConfig):
+        raise ValueError(f"args must be a BasisConfig, got {type(args).__name__}; it takes the same settings.")
+    return args
+
+
+def as_baseline(baseline: str | Baseline) -> Baseline:
+    """The baseline by its registered name, or the object.
+
+    Raises:
+        ValueError: an unknown name, a class, or an object that is not a baseline.
+    """
+    if isinstance(baseline, str):
+        return build_baseline(baseline)
+    _refuse_class("baseline", baseline, [name for name, kind in BASELINES.items() if kind is baseline])
+    if not isinstance(baseline, Baseline):
+        raise ValueError(
+            f"baseline must be a registered name or an object of a subclass of basis_rl.Baseline, got a "
+            f"{type(baseline).__name__}."
+        )
+    return baseline
+
+
+def as_sampler(sampler: str | PromptSampler) -> PromptSampler:
+    """The prompt sampler by its name, or the object.
+
+    Raises:
+        ValueError: an unknown name, a class, or an object that is not a prompt sampler.
+    """
+    if isinstance(sampler, str):
+        return build_sampler(sampler)
+    _refuse_class("prompt_sampler", sampler, [name for name, kind in SAMPLERS.items() if kind is sampler])
+    if not isinstance(sampler, PromptSampler):
+        raise ValueError(
+            f"prompt_sampler must be a name ({', '.join(SAMPLERS)}), 'module:Class' or an object, got "
+            f"{type(sampler).__name__}."
+        )
+    return sampler
+
+
+def as_rewards(reward_funcs: Any, args: BasisConfig) -> list[Any]:
+    """The reward functions as a list; registered names and ``pool:module:function`` are built, dotted paths imported.
+
+    What is neither, such as a Hub id with a slash, is a reward model, as in TRL.
+
+    Raises:
+        ValueError: an unknown name, or a class.
+    """
+    if reward_funcs is None:
+        return []
+    given = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
+    return [_as_reward(each, args) for each in given]
+
+
+def _as_reward(given: Any, args: BasisConfig) -> Any:
+    if not isinstance(given, str):
+        _refuse_class("reward_funcs", given, [name for name, kind in REWARDS.items() if kind is given])
+        return given
+    if "/" in given or Path(given).is_dir():
+        return given
+    if "." in given and not given.startswith(POOL):
+        return import_object(given, "reward function")
+    return build_reward(given, {}, {"max_completion_length": args.max_completion_length})
+
+
+def as_dataset(rows: Any, what: str) -> Any:
+    """A list of rows, each a dictionary, as a `Dataset`, also within a mapping of several; everything else as it is.
+
+    Raises:
+        ValueError: a list that is empty or holds something else than dictionaries, a name.
+    """
+    if isinstance(rows, str):
+        raise ValueError(
+            f"{what} is the name '{rows}'; load it first: "
+            f"basis_rl.data.load_prompts(DataArguments('{rows}'), conversational=True)."
+        )
+    if isinstance(rows, dict):
+        return {name: as_dataset(each, f"{what}['{name}']") for name, each in rows.items()}
+    if not isinstance(rows, Sequence):
+        return rows
+    if not rows or not all(isinstance(row, Mapping) for row in rows):
+        raise ValueError(
+            f"{what} must be a Dataset or a list of rows, such as [{{'prompt': '1 + 1 =', 'solution': '2'}}, ...]."
+        )
+    columns = list(rows[0])
+    for index, row in enumerate(rows):
+        if set(row) != set(columns):
+            raise ValueError(f"{what}: row {index} has the columns {list(row)}, row 0 has {columns}.")
+    return Dataset.from_list([dict(row) for row in rows])
+
+
+def _refuse_class(what: str, given: Any, names: Collection[str]) -> None:
+    """Raise ValueError for a class where an object is needed; `names` are what it is registered as."""
+    if isinstance(given, type):
+        name = given.__name__
+        registered = "".join(f", or its name '{each}'" for each in names)
+        raise ValueError(f"{what} must be an object, and {name} is a class: give {name}(...){registered}.")

@@ -1,0 +1,144 @@
+"""The same mistake is refused with the same words by Python, `train` and `check`, before the weights are loaded."""
+
+import json
+from contextlib import nullcontext
+
+import pytest
+
+from basis_rl import BasisTrainer
+from basis_rl.cli.main import main
+from basis_rl.data import load_prompts
+from basis_rl.estimate.footprint import Launch, planned
+from basis_rl.recipe.build import load_config_and_tokenizer, load_eval_data, load_training_data
+from basis_rl.recipe.file import parse_recipe
+from basis_rl.recipe.objects import build_recipe_baseline, build_rewards, build_tools
+from basis_rl.samplers import build_sampler
+from basis_rl.trainer import plan
+from basis_rl.values import ValueTable
+
+OWN = {
+    "output_dir": "out",
+    "dataset_kwargs": None,
+    "objective": None,
+    "num_generations": 2,
+    "per_device_train_batch_size": 4,
+    "steps_per_generation": 1,
+}
+TABLE = {"baseline": "basis", "num_generations": 1}
+KL = {"beta": 0.1, "kl_placement": "reward"}
+# What is wrong, how it is right one step away, what the message says, and which other commands say it too.
+MISTAKES = {
+    "group": ({"num_generations": 1}, {"num_generations": 2}, "needs at least 2 rollouts", ()),
+    "temperature": ({"temperature": 0.0}, {"temperature": 0.1}, "temperature is 0", ("values", "sweep")),
+    "reporter": ({"report_to": "wandb"}, {"report_to": "none"}, "wandb is not installed", ("sweep",)),
+    "folder": ({"output_dir": "/proc/version/run"}, {}, "is not a folder", ()),
+    "KL": ({"baseline": "max_rl", **KL}, {"baseline": "rloo", **KL}, "does not take a KL penalty", ()),
+    "scale": (
+        {"baseline": "quantile", "scale_rewards": "batch"},
+        {"baseline": "quantile"},
+        "Leave one of them out",
+        (),
+    ),
+    "tokens": ({"baseline": "otb", "objective": "luspo"}, {"baseline": "otb"}, "an advantage to each token", ()),
+    "refills": (
+        {"baseline": "none", "prompt_sampler": "dynamic", "num_generations": 1},
+        {"baseline": "none", "prompt_sampler": "dynamic"},
+        "Set num_generations to 2 or more",
+        (),
+    ),
+    "clamp": (
+        {"objective": "cispo", "epsilon_high": 0.2},
+        {"objective": "cispo"},
+        "every importance weight",
+        ("sweep",),
+    ),
+    "size": ({"max_train_samples": 1}, {"max_train_samples": 2}, "one generation batch takes 2", ("values", "sweep")),
+    "turns": ({"filter_void_turns": True}, {"filter_void_turns": False}, "it needs tools", ("sweep",)),
+    "golds": (
+        {"dataset_name": "bad"},
+        {"dataset_name": "bad", "on_invalid_gold": "drop"},
+        "do not verify",
+        ("values",),
+    ),
+    "context": (
+        {"max_completion_length": 2048},
+        {"max_completion_length": 1900},
+        "context is 2048",
+        ("values", "sweep"),
+    ),
+    "table": (
+        {**TABLE, "baseline_kwargs": {"values": "table"}},
+        {**TABLE, "baseline_kwargs": {"values": "table", "accept_mismatch": True}},
+        "temperature: table 0.3, run 1.0",
+        (),
+    ),
+}
+
+
+@pytest.fixture
+def recipe(recipe, tmp_path, monkeypatch):
+    """Writes a recipe with changes, beside its data and a value table of another temperature."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plan, "get_available_reporting_integrations", lambda: ["tensorboard"])
+    monkeypatch.setattr("basis_rl.cli.train.run", lambda *given: 0)
+    rows = [{"question": f"{i} + 1 =", "answer": str(i + 1), "level": i % 2} for i in range(8)]
+    (tmp_path / "good.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "bad.jsonl").write_text("\n".join(map(json.dumps, [*rows[:7], {**rows[7], "answer": ""}])))
+
+    def write(dataset_name="good", **changes):
+        return recipe(dataset_name=f"{dataset_name}.jsonl", **changes)
+
+    with planned(Launch()):
+        ids = load_prompts(parse_recipe([write()]).data, conversational=True)["prompt_id"]
+    ValueTable.from_rewards({name: [0.0, 1.0] for name in ids}, provenance={"temperature": 0.3}).save("table")
+    return write
+
+
+def by_python(path):
+    """What a script with the same settings says; None if it is built."""
+    recipe = parse_recipe([path])
+    run = recipe.run
+    _, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
+    try:
+        BasisTrainer(
+            recipe.model.model_name_or_path,
+            build_rewards(recipe),
+            recipe.args,
+            load_training_data(recipe, tokenizer),
+            load_eval_data(recipe, tokenizer),
+            baseline=build_recipe_baseline(run),
+            objective=run.objective,
+            prompt_sampler=build_sampler(run.prompt_sampler, **(run.prompt_sampler_kwargs or {})),
+            tools=build_tools(run),
+            processing_class=tokenizer,
+        )
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_refused_everywhere_in_the_same_words(case, recipe, capsys, monkeypatch):
+    wrong, right, words, others = MISTAKES[case]
+    if case == "folder":  # a run's folder is locked before it is checked
+        monkeypatch.setattr("basis_rl.cli.train.held", lambda folder: nullcontext())
+
+    def told(command, path):
+        capsys.readouterr()
+        more = {"values": ["--values_output_dir", "made"], "sweep": ["--baselines", "rloo", "--output_dir", "swept"]}
+        code = main([command, path, *more.get(command, [])])
+        error = capsys.readouterr().err
+        return None if code == 0 else error.removeprefix("basis-rl: error: ").rstrip("\n")
+
+    path = recipe(**wrong)
+    message = by_python(path)
+    assert words in message
+    with monkeypatch.context() as unloaded:
+        unloaded.setattr("basis_rl.recipe.build.BasisTrainer", None)
+        unloaded.setattr("basis_rl.cli.values.AutoModelForCausalLM", None)
+        for command in ("train", "check", *others):
+            assert (told(command, path) or "").removeprefix("rloo-seed0: ") == message, command
+    path = recipe(**right)
+    assert by_python(path) is None
+    assert told("check", path) is None
+    assert told("train", path) is None
