@@ -13,7 +13,7 @@ import torch
 
 from basis_rl.baselines import Baseline, LearnedBaseline
 from basis_rl.clusters import PromptClusters
-from basis_rl.engine.probe import ask_server
+from basis_rl.engine.client import Client
 from basis_rl.estimate.footprint import Launch, model_size, setting_of
 from basis_rl.estimate.memory import ModelSize, Part, Phase, Setting, kv_cache, memory_parts, peak
 from basis_rl.names import missing_extra
@@ -21,6 +21,7 @@ from basis_rl.recipe.keys import Recipe, RunArguments
 from basis_rl.recipe.objects import build_recipe_baseline
 from basis_rl.run.artefacts import MissingArtefact
 from basis_rl.run.disk import checkpoint_bytes, free_bytes
+from basis_rl.run.errors import RequestRefused, RolloutError
 from basis_rl.sandbox import isolation
 from basis_rl.trainer import BasisConfig
 from basis_rl.types import RunContext
@@ -279,21 +280,23 @@ def server(plan: Plan, warn: Warn) -> str:
         return f"The training starts a vLLM server of its own on port {args.vllm_server_port}.{need}"
     url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
     try:
-        facts = ask_server(url)
-    except (OSError, ValueError) as error:
+        client = Client(url)
+        client.ask("/health")
+        served = client.model()
+    except (RolloutError, RequestRefused, ValueError) as error:
         warn(f"There is no vLLM server at {url} ({error}). Start it before the training: `basis-rl serve {model}`.")
         return f"vLLM generates the rollouts, at {url}, where no server answers at present.{need}"
-    if not any(_same(model, name) for name in facts.models):
-        warn(f"The vLLM server at {url} serves {', '.join(facts.models)}, but the recipe trains {model}.")
-    if facts.max_model_len is not None and facts.max_model_len < plan.length:
+    if not any(_same(model, name) for name in served.names):
+        warn(f"The vLLM server at {url} serves {', '.join(served.names)}, but the recipe trains {model}.")
+    if served.max_model_len is not None and served.max_model_len < plan.length:
         warn(
-            f"The vLLM server at {url} accepts {facts.max_model_len} tokens, but the longest prompt ({plan.prompt}) "
+            f"The vLLM server at {url} accepts {served.max_model_len} tokens, but the longest prompt ({plan.prompt}) "
             f"and max_completion_length ({args.max_completion_length}) together have {plan.length}. Start it with "
             f"--max-model-len {plan.length} or more."
         )
     return (
-        f"vLLM generates the rollouts, at {url}. The server is healthy, serves {' = '.join(facts.models)} and accepts "
-        f"up to {facts.max_model_len} tokens; {plan.length} are needed.{need}"
+        f"vLLM generates the rollouts, at {url}. The server is healthy, serves {' = '.join(served.names)} and accepts "
+        f"up to {served.max_model_len} tokens; {plan.length} are needed.{need}"
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import json
 import os
 import random
 import re
@@ -14,17 +13,16 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
+from basis_rl.engine.client import Client
 from basis_rl.engine.weights import default_folder, part_of
+from basis_rl.run.errors import RequestRefused, RolloutError
 
 _PR_SET_PDEATHSIG = 1
 _GRACE = 20.0
@@ -38,7 +36,8 @@ _LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 # A log's line without vLLM's `(EngineCore pid=1) ERROR 11-23 12:00:00 [core.py:1] ` before it.
 _PREFIX = re.compile(r"^(\(\S+ pid=\d+\) )?(ERROR \S+ \S+ \[\S+\] )?")
 _ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*: |\S+: error: ")
-_ANSWERED = 'HTTP/1.1" 200'  # in the access log
+# In the access log.
+_ANSWERED = 'HTTP/1.1" 200'
 # These only say that another process has failed.
 _AFTERMATH = re.compile(r"\S*EngineDeadError|.*Engine core initialization failed|.*WorkerProc initialization failed")
 # Memory may be free the next time; these stay as they are.
@@ -127,8 +126,10 @@ class Server:
         self.options, self.start_timeout = options, start_timeout
         self.port = options.port or free_port()
         self.url = f"http://{options.host}:{self.port}"
+        self.client = Client(self.url)
         self.process: subprocess.Popen[bytes] | None = None
-        self.given_up = False  # whoever keeps it alive has stopped to
+        # True once the supervisor stops restarting the server.
+        self.given_up = False
         self._segments: set[Path] = set()
         self._seen: set[str] = set()
 
@@ -146,7 +147,8 @@ class Server:
         if options.revision is not None and not Path(options.model).is_dir():
             command += ["--revision", options.revision, "--tokenizer-revision", options.revision]
         if not torch.cuda.is_available():
-            command += ["--enforce-eager"]  # compilation takes minutes and gains little there
+            # Compilation takes minutes and gains little there.
+            command += ["--enforce-eager"]
             # A prompt cut in two ends the engine if its request has a seed: a CPU generator cannot be turned back.
             command += ["--no-enable-chunked-prefill"]
             if not any(word.split("=")[0] in _MEMORY_OPTIONS for word in options.extra):
@@ -182,19 +184,15 @@ class Server:
         log = self.options.log
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
-        output = open(log, "wb") if log is not None else None  # noqa: SIM115
-        try:
+        with open(log, "wb") if log is not None else nullcontext() as output:
             self.process = subprocess.Popen(
                 self.command(),
                 env=self.environment(),
                 stdout=output,
-                stderr=subprocess.STDOUT if output else None,
+                stderr=subprocess.STDOUT if log is not None else None,
                 start_new_session=True,
                 preexec_fn=_die_with_parent if sys.platform == "linux" else None,
             )
-        finally:
-            if output is not None:
-                output.close()
 
     def _check_port(self) -> None:
         """Another server there would answer in this one's name, and be given its weights."""
@@ -230,34 +228,29 @@ class Server:
         return self
 
     def _answers(self, timeout: float) -> bool:
-        """Whether one token is computed. A server that wants a key is taken at its word."""
-        key = os.environ.get("VLLM_API_KEY")
-        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-        body = json.dumps({"prompt": [0], "max_tokens": 1, "temperature": 0.0}).encode()
+        """Whether one token is computed. A server that refuses the request (it may want a key) counts as well."""
         try:
-            urllib.request.urlopen(
-                urllib.request.Request(f"{self.url}/v1/completions", body, headers), timeout=timeout
-            ).close()
-        except urllib.error.HTTPError as error:
-            return error.code < 500
-        except OSError:
+            self.client.ask("/v1/completions", {"prompt": [0], "max_tokens": 1, "temperature": 0.0}, timeout)
+        except RequestRefused:
+            return True
+        except RolloutError:
             return False
         return True
 
     def _failure(self, what: str) -> ServerError:
-        reason, log = failure_reason(self.options.log), self.options.log
+        log = self.options.log
         text = f"The vLLM server for '{self.options.model}' {what}"
+        reason = failure_reason(log)
         if reason is not None:
             return ServerError(f"{text}: {reason} (log: {log})")
-        return ServerError(f"{text}.{self._last_lines()}")
+        if log is None or not log.is_file():
+            return ServerError(f"{text}.")
+        last = log.read_text(errors="replace").splitlines()[-15:]
+        return ServerError("\n".join([f"{text}. The end of {log}:", *last]))
 
     def is_healthy(self, timeout: float = 2.0) -> bool:
         """Whether ``/health`` answers."""
-        try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=timeout) as response:
-                return bool(response.status == 200)
-        except OSError:
-            return False
+        return self.client.is_healthy(timeout)
 
     def stop(self) -> None:
         """SIGTERM, and SIGKILL to whatever of its processes is left after a while."""
@@ -301,19 +294,10 @@ class Server:
         self._segments.clear()
         self._seen.clear()
 
-    def _last_lines(self) -> str:
-        log = self.options.log
-        if log is None or not log.is_file():
-            return ""
-        lines = log.read_text(errors="replace").splitlines()[-15:]
-        return f" The end of {log}:\n" + "\n".join(lines)
-
     def __enter__(self) -> Server:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 

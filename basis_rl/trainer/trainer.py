@@ -148,7 +148,7 @@ class BasisTrainer(GRPOTrainer):
             self.baseline.validate(run_context(*known, tools=self.tools))
         self._build_parts()
         if args.use_vllm:
-            self.vllm_generation.hear(self.stop_on_signal.interrupting)
+            self.vllm_generation.set_interrupt(self.stop_on_signal.interrupting)
 
     def _checked(
         self, args: BasisConfig, funcs: list[Any], dataset: Dataset | None, kwargs: dict[str, Any]
@@ -706,7 +706,7 @@ class BasisTrainer(GRPOTrainer):
 def _vllm(args: BasisConfig) -> AbstractContextManager[None]:
     try:
         from basis_rl.engine.generation import checked_generation
-        from basis_rl.engine.trl_client import SyncSettings
+        from basis_rl.engine.weights import SyncSettings
     except ImportError as error:
         require_extra("vllm", "use_vllm")
         raise ValueError(f"use_vllm: vLLM is installed but cannot be imported: {error}") from error
