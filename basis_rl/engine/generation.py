@@ -365,7 +365,7 @@ class Generation(VLLMGeneration):
             self._ahead = Ahead(GenerationRequest(**state["request"]), state["step"], state["answer"])
 
     def _settle(self) -> None:
-        """Wait for the request that is under way, whose weights must not change; drop it if it failed."""
+        """Wait for the request that is under way, since its weights must not change; drop it if it failed."""
         if self._ahead is not None:
             with self.interrupting():
                 self._waited += self._ahead.wait()
@@ -385,7 +385,7 @@ class Generation(VLLMGeneration):
         return ahead.answer
 
     def _persist(self, action: Callable[[], T]) -> T:
-        """Do it; if the server fails, wait for it, push the weights and do it again, until the time is over."""
+        """Run `action`; if the server fails, wait for it, push the weights and repeat, until the time is over."""
         deadline = None
         while True:
             try:

@@ -89,7 +89,8 @@ def sample(
         stop: when another thread sets it, the iteration ends at the next token, without the batch that is under way.
     """
     model.eval()
-    generator: Any = model  # transformers types `generate` as a property of a mixin
+    # transformers types `generate` as a property of a mixin.
+    generator: Any = model
     config = sampling.generation_config(model, tokenizer)
     previous, model.generation_config = model.generation_config, config
     ends = set(config.eos_token_id)

@@ -50,9 +50,9 @@ def test_a_port_where_somebody_else_answers_is_refused():
         other.bind(("127.0.0.1", 0))
         other.listen()
         options = ServerOptions("model", port=other.getsockname()[1])
-        with pytest.raises(ServerError, match=r"cannot be had .* Set another port"):
+        with pytest.raises(ServerError, match=r"already in use .* Set another port"):
             Server(options).start()
-        with pytest.raises(ServerError, match="cannot be had"), kept_alive(options):
+        with pytest.raises(ServerError, match="already in use"), kept_alive(options):
             pass
 
 
