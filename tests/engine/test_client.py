@@ -244,17 +244,13 @@ def test_idle_workers_of_a_server_that_is_gone_do_not_use_up_a_prompts_attempts(
     monkeypatch.setattr(client, "_FIRST_PAUSE", 0.05)
     with FakeServer() as fake:
 
-        def restart():
-            fake.stop()
-            time.sleep(0.5)
-            fake.before = lambda number, body: None
-            fake.start()
-
         def before(number, body):
             if body["prompt"] != TOKENS[0]:
                 return None
-            time.sleep(1.0)
-            restart()
+            time.sleep(1.0)  # until the others are idle
+            fake.before = lambda number, body: None
+            fake.stop()
+            threading.Timer(0.5, fake.start).start()
             return 500
 
         fake.before = before
