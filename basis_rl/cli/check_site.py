@@ -9,13 +9,14 @@ from typing import Any
 
 from basis_rl.baselines import Baseline
 from basis_rl.clusters import PromptClusters
-from basis_rl.engine.probe import ask_server
+from basis_rl.engine.client import Client
 from basis_rl.estimate.footprint import Launch
 from basis_rl.estimate.report import Footprint, Warn, server_memory
 from basis_rl.names import missing_extra
 from basis_rl.recipe.keys import Recipe, RunArguments
 from basis_rl.recipe.objects import build_recipe_baseline
 from basis_rl.run.artefacts import MissingArtefact
+from basis_rl.run.errors import RequestRefused, RolloutError
 from basis_rl.trainer import BasisConfig
 from basis_rl.types import RunContext
 from basis_rl.values import ValueTable
@@ -98,21 +99,23 @@ def server(recipe: Recipe, footprint: Footprint, warn: Warn) -> str:
         return f"The training starts a vLLM server of its own on port {args.vllm_server_port}.{need}"
     url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
     try:
-        facts = ask_server(url)
-    except (OSError, ValueError) as error:
+        client = Client(url)
+        client.ask("/health")
+        served = client.model()
+    except (RolloutError, RequestRefused, ValueError) as error:
         warn(f"There is no vLLM server at {url} ({error}). Start it before the training: `basis-rl serve {model}`.")
         return f"vLLM generates the rollouts, at {url}, where no server answers at present.{need}"
-    if not any(_same(model, name) for name in facts.models):
-        warn(f"The vLLM server at {url} serves {', '.join(facts.models)}, but the recipe trains {model}.")
-    if facts.max_model_len is not None and facts.max_model_len < length:
+    if not any(_same(model, name) for name in served.names):
+        warn(f"The vLLM server at {url} serves {', '.join(served.names)}, but the recipe trains {model}.")
+    if served.max_model_len is not None and served.max_model_len < length:
         warn(
-            f"The vLLM server at {url} accepts {facts.max_model_len} tokens, but the longest prompt "
+            f"The vLLM server at {url} accepts {served.max_model_len} tokens, but the longest prompt "
             f"({footprint.prompt}) and max_completion_length ({args.max_completion_length}) together have {length}. "
             f"Start it with --max-model-len {length} or more."
         )
     return (
-        f"vLLM generates the rollouts, at {url}. The server is healthy, serves {' = '.join(facts.models)} and accepts "
-        f"up to {facts.max_model_len} tokens; {length} are needed.{need}"
+        f"vLLM generates the rollouts, at {url}. The server is healthy, serves {' = '.join(served.names)} and accepts "
+        f"up to {served.max_model_len} tokens; {length} are needed.{need}"
     )
 
 

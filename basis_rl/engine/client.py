@@ -1,34 +1,219 @@
-"""Sampling from vLLM servers over HTTP: many requests in flight, several servers, any of which may die and return."""
+"""The HTTP client of vLLM servers: one kind of session for every request, and sampling from several servers at once."""
 
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
 import os
 import queue
 import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, suppress
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
+import requests
+from requests.adapters import HTTPAdapter
 from transformers import PreTrainedTokenizerBase
 
 from basis_rl.engine.local import Completion, Sampling
+from basis_rl.run.errors import RequestRefused, RolloutError
 
 _CONNECT = 10.0
 _ATTEMPTS = 5
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
+_FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 10.0
 _IN_FLIGHT = 1024
 _Choice = tuple[list[int], bool]
 
 
 class ServersLost(RuntimeError):
-    """No server is left that answers, or one prompt fails again and again. What was yielded before is whole."""
+    """No server answers any more, or one prompt fails repeatedly. Everything that was yielded before is complete."""
+
+
+class NotConnected(RolloutError):
+    """There was no connection, so the server has not seen the request."""
+
+
+class NoServer(ValueError):
+    """There is no server at this address, or it does not answer now."""
+
+
+class Session(requests.Session):
+    """The session of every request to a vLLM server: with time limits, and without repetition.
+
+    Nothing is repeated here because it is unknown what a failed request did: the server may still be generating.
+
+    Args:
+        timeout: seconds to wait for an answer.
+
+    Attributes:
+        interrupting: a context within which a signal to stop ends the wait for an answer.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        super().__init__()
+        self.timeout = (_CONNECT, timeout)
+        self.interrupting: Callable[[], AbstractContextManager[None]] = nullcontext
+        # Servers are machines of the same network, so proxies of the environment do not apply.
+        self.trust_env = False
+        self.verify = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("SSL_CERT_FILE") or True
+        # A kept connection may be closed by the server just when the next request, which cannot be repeated, is sent.
+        self.headers["Connection"] = "close"
+        if key := os.environ.get("VLLM_API_KEY"):
+            self.headers["Authorization"] = f"Bearer {key}"
+        self._lock = threading.Lock()
+        self._sockets: WeakSet[socket.socket] = WeakSet()
+        self._aborted = False
+        adapter = HTTPAdapter(pool_maxsize=_IN_FLIGHT)
+        pools = adapter.poolmanager.pool_classes_by_scheme
+        adapter.poolmanager.pool_classes_by_scheme = {name: self._watched(pool) for name, pool in pools.items()}
+        self.mount("http://", adapter)
+        self.mount("https://", adapter)
+
+    def request(self, *args: Any, **kwargs: Any) -> requests.Response:
+        """As in `requests`, but a failure raises `RequestRefused` or `RolloutError`; TRL explains 404 itself."""
+        kwargs["timeout"] = kwargs.get("timeout") or self.timeout
+        try:
+            with self.interrupting():
+                response = super().request(*args, **kwargs)
+        except requests.RequestException as error:
+            raise RolloutError(f"{type(error).__name__}: {error}") from error
+        if response.status_code not in (200, 404):
+            raise _failure(response)
+        return response
+
+    def abort(self) -> None:
+        """End all requests in flight, in whatever thread; the server stops generating when no client waits."""
+        with self._lock:
+            self._aborted = True
+            sockets = list(self._sockets)
+        for each in sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def _watched(self, pool: Any) -> Any:
+        """The class `pool` of urllib3, with connections whose sockets `abort` knows."""
+        session = self
+
+        class Connection(pool.ConnectionCls):
+            def connect(self) -> None:
+                try:
+                    super().connect()
+                except Exception as error:
+                    raise NotConnected(str(error)) from error
+                with session._lock:
+                    if session._aborted:
+                        raise NotConnected("aborted")
+                    session._sockets.add(self.sock)
+
+        return type(pool.__name__, (pool,), {"ConnectionCls": Connection})
+
+
+def _failure(response: requests.Response) -> RequestRefused | RolloutError:
+    """HTTP 4xx is the request's fault, unless the server was slow (408) or busy (429)."""
+    status = response.status_code
+    said = response.content.decode(errors="replace")
+    with suppress(ValueError, KeyError, TypeError):
+        said = json.loads(said)["error"]["message"]
+    if 400 <= status < 500 and status not in (408, 429):
+        base = response.url.removesuffix(urlsplit(response.url).path)
+        return RequestRefused(f"The vLLM server at {base} refuses a request (HTTP {status}): {said[:500]}")
+    return RolloutError(f"HTTP {status}: {said[:500]}")
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What a server says about its model.
+
+    Attributes:
+        names: the names that the server answers to, and what they were loaded from (folder or Hub id).
+        max_model_len: prompt and completion together, in tokens; None if the server does not say.
+    """
+
+    names: tuple[str, ...]
+    max_model_len: int | None
+
+
+class Client:
+    """One vLLM server.
+
+    Args:
+        url: ``http://host:port``.
+        timeout: seconds that one request may take.
+    """
+
+    def __init__(self, url: str, timeout: float = _CONNECT) -> None:
+        self.url = (url if "//" in url else f"http://{url}").rstrip("/")
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"'{url}' is not the URL of a server, such as http://127.0.0.1:8000.")
+        self.session = Session(timeout)
+
+    def ask(self, path: str, body: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
+        """The server's answer, parsed; a POST request if there is a `body`.
+
+        Raises:
+            RequestRefused: HTTP 4xx: the request is wrong, so it would fail again.
+            NotConnected: the request did not reach the server.
+            RolloutError: it did, and there is no answer.
+        """
+        method = "GET" if body is None else "POST"
+        response = self.session.request(method, self.url + path, json=body, timeout=timeout)
+        if response.status_code != 200:
+            raise _failure(response)
+        try:
+            return json.loads(response.content) if response.content else None
+        except ValueError as error:
+            raise RolloutError(f"{self.url}{path} does not answer with JSON: {error}") from error
+
+    def is_healthy(self, timeout: float = _CONNECT) -> bool:
+        """Whether ``/health`` answers."""
+        try:
+            self.ask("/health", timeout=timeout)
+        except (RolloutError, RequestRefused):
+            return False
+        return True
+
+    def model(self) -> ServedModel:
+        """What is served.
+
+        Raises:
+            NoServer: it cannot be reached, or is not a vLLM server.
+            ValueError: it refuses to answer.
+        """
+        try:
+            cards = self.ask("/v1/models", timeout=_CONNECT)["data"]
+            names = [card.get(key) for card in cards for key in ("id", "root") if card.get(key)]
+            lengths = [card["max_model_len"] for card in cards if card.get("max_model_len")]
+        except RequestRefused as error:
+            raise ValueError(str(error)) from error
+        except (RolloutError, KeyError, TypeError, AttributeError) as error:
+            raise NoServer(
+                f"There is no vLLM server at {self.url} ({error}). Start one with `basis-rl serve MODEL`."
+            ) from error
+        return ServedModel(tuple(dict.fromkeys(names)), min(lengths, default=None))
+
+    def complete(self, body: dict[str, Any]) -> list[_Choice]:
+        """Token ids of each completion of one request, in the order of their seeds, and whether it was cut off."""
+        choices = sorted(self.ask("/v1/completions", body)["choices"], key=lambda choice: choice["index"])
+        reasons = [choice["finish_reason"] for choice in choices]
+        if len(choices) != body["n"] or not {"stop", "length"}.issuperset(reasons):
+            raise RolloutError(f"{body['n']} completions were asked for; those that came ended by {reasons}")
+        if any(choice.get("token_ids") is None for choice in choices):
+            raise RequestRefused(f"The server at {self.url} returns no token ids; vLLM 0.22 or newer does.")
+        return [(choice["token_ids"], choice["finish_reason"] == "length") for choice in choices]
+
+
+def request_seed(seed: int, *keys: object) -> int:
+    """53 bits of a hash over seed and keys: requests get seeds that are far apart, the same in every run."""
+    text = ":".join(map(str, (seed, *keys)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 11
 
 
 def sample_servers(
@@ -48,89 +233,70 @@ def sample_servers(
 ) -> Iterator[tuple[int, list[Completion]]]:
     """Completions of each prompt, as they finish: ``(index of the prompt, its num_samples completions)``.
 
-    As `sample`, from servers as `basis-rl serve` starts them. The samples of one prompt are one request, so that its
-    prefill is shared. Each server works on `concurrency` requests at a time and takes the next when one is done: the
-    faster one does more. When one dies, its requests go to the others; it is asked for again until `patience` is over.
-    Closing the iterator aborts what is in flight.
-
+    As `sample`, from servers that `basis-rl serve` started (with VLLM_API_KEY as their key, if it is set). The samples
+    of a prompt are one request, so they share its prefill. A server that is done takes the next request, so a faster
+    one does more. When a server dies, the others take over its requests. Closing the iterator aborts what is in flight.
     A sample depends on weights, prompt, settings and seed, not on the order of the requests; to the last bit only where
     the engine's arithmetic does not depend on what else it computes (vLLM: ``VLLM_BATCH_INVARIANT=1``).
 
     Args:
-        urls: of the servers, ``http://host:port``. VLLM_API_KEY in the environment is sent as their key.
+        urls: of the servers, ``http://host:port``.
         tokenizer: decodes the completions, as in training; servers cut off what is not a whole character yet.
         prompts: token ids (`prompt_tokens`).
-        sampling: how. Every setting is stated in the request; a server takes others from the checkpoint.
-            ``generation_kwargs`` are fields of vLLM's request.
-        num_samples: completions of each prompt. At temperature 0 they are copies of one.
+        sampling: every setting is stated in the request; ``generation_kwargs`` are fields of vLLM's request.
+        num_samples: completions per prompt. At temperature 0 they are copies of one.
         seed: the request of prompt i has ``request_seed(seed, i)``; None lets the server draw it.
-        seeds: of each request, instead. vLLM gives sample k of a request the seed + k: keep them apart.
-        stop_token_ids: end tokens besides the tokenizer's own, which servers of ours do not read from the checkpoint.
-        concurrency: requests in flight at each server; default: enough for 1,024 sequences, 8 to 256.
+        seeds: one per request, instead. vLLM gives sample k of a request the seed + k: keep them apart.
+        stop_token_ids: end tokens besides the tokenizer's own, which our servers do not read from the checkpoint.
+        concurrency: requests in flight per server; default: enough for 1,024 sequences, 8 to 256.
         timeout: seconds that one request may take.
-        patience: seconds that a server which fails is waited for.
+        patience: seconds to wait for a server that fails.
         stop: when another thread sets it, the iteration ends, and what is in flight is aborted.
 
     Raises:
-        ValueError: no server or one that refuses a request (HTTP 4xx), or prompts too long for it.
-        ServersLost: all servers are gone for longer than `patience`, or a prompt failed five times.
+        ValueError: there is no server, one refuses a request (HTTP 4xx), or prompts are too long for it.
+        ServersLost: all servers failed for longer than `patience`, or a prompt failed five times.
     """
-    servers = _servers_for(urls, timeout, max((len(prompt) for prompt in prompts), default=0), sampling.max_new_tokens)
+    longest = max((len(prompt) for prompt in prompts), default=0)
+    clients = _clients(urls, timeout, longest, sampling.max_new_tokens)
     if seeds is None and seed is not None:
         seeds = [request_seed(seed, index) for index in range(len(prompts))]
     if seeds is not None and len(seeds) != len(prompts):
         raise ValueError(f"There are {len(seeds)} seeds for {len(prompts)} prompts.")
-    copies = num_samples if sampling.temperature == 0 else 1  # vLLM refuses n > 1 of a greedy request
+    # vLLM refuses n > 1 of a greedy request.
+    copies = num_samples if sampling.temperature == 0 else 1
     body = _body(sampling, num_samples // copies, stop_token_ids)
-    at_a_time = concurrency or min(256, max(8, _IN_FLIGHT // num_samples))
-    return _completions(_Requests(servers, prompts, body, seeds, at_a_time, patience, stop), tokenizer, copies)
+
+    def body_of(index: int) -> dict[str, Any]:
+        return {**body, "prompt": list(prompts[index]), **({} if seeds is None else {"seed": seeds[index]})}
+
+    in_flight = min(concurrency or min(256, max(8, _IN_FLIGHT // num_samples)), len(prompts))
+    results = _Dispatch(clients, len(prompts), body_of, in_flight, patience, stop or threading.Event()).results()
+    return _completions(results, tokenizer, copies)
 
 
-def _servers_for(urls: Sequence[str], timeout: float, longest: int, new_tokens: int) -> list[_Server]:
-    """The servers; refuses prompts of `longest` tokens that leave one of them no room for `new_tokens`."""
+def _clients(urls: Sequence[str], timeout: float, longest: int, new_tokens: int) -> list[Client]:
+    """Clients of the servers; refuses prompts of `longest` tokens that leave one of them no room for `new_tokens`."""
     if not urls:
         raise ValueError("There is no server to sample from: give the URL of one, started with `basis-rl serve MODEL`.")
-    servers = [_Server(url, timeout) for url in urls]
-    away: list[_Away] = []
-    for server in servers:
+    clients = [Client(url, timeout) for url in urls]
+    away: list[NoServer] = []
+    for client in clients:
         try:
-            limit = server.model().get("max_model_len")
-        except _Away as error:  # it may come back, and the others do without it meanwhile
+            limit = client.model().max_model_len
+        except NoServer as error:
+            # It may come back; meanwhile the others do without it.
             away.append(error)
             continue
         if limit is not None and longest + new_tokens > limit:
             raise ValueError(
                 f"The longest prompt has {longest} tokens; with {new_tokens} for the completion that is more than the "
-                f"{limit} of the server at {server.url}. Start it with --max-model-len {longest + new_tokens}, or drop "
+                f"{limit} of the server at {client.url}. Start it with --max-model-len {longest + new_tokens}, or drop "
                 "the long prompts."
             )
-    if len(away) == len(servers):
+    if len(away) == len(clients):
         raise away[0]
-    return servers
-
-
-def request_seed(seed: int, *keys: object) -> int:
-    """53 bits of a hash over seed and keys: requests get seeds that are far apart, the same in every run."""
-    text = ":".join(map(str, (seed, *keys)))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 11
-
-
-def served_model(url: str) -> dict[str, Any]:
-    """What a server says of its model: ``id``, ``root`` (folder or Hub id), ``max_model_len``.
-
-    Raises:
-        ValueError: it cannot be reached, or is not a server of this kind.
-    """
-    return _Server(url, _CONNECT).model()
-
-
-def _completions(
-    requests: _Requests, tokenizer: PreTrainedTokenizerBase, copies: int
-) -> Iterator[tuple[int, list[Completion]]]:
-    with closing(requests.results()) as results:
-        for index, choices in results:
-            texts = tokenizer.batch_decode([token_ids for token_ids, _ in choices], skip_special_tokens=True)
-            yield index, copies * [Completion(text, *choice) for text, choice in zip(texts, choices, strict=True)]
+    return clients
 
 
 def _body(sampling: Sampling, n: int, stop_token_ids: Sequence[int]) -> dict[str, Any]:
@@ -151,138 +317,55 @@ def _body(sampling: Sampling, n: int, stop_token_ids: Sequence[int]) -> dict[str
     return {**settings, **sampling.generation_kwargs}
 
 
-class _Server:
-    """One server. Each request has a connection of its own, so that closing it aborts just this one."""
-
-    def __init__(self, url: str, timeout: float) -> None:
-        self.url, self.timeout = url.rstrip("/"), timeout
-        parts = urlsplit(self.url if "//" in self.url else f"http://{self.url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"'{url}' is not the URL of a server, such as http://127.0.0.1:8000.")
-        self.host, self.port, self.path = parts.hostname, parts.port, parts.path
-        self.kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        key = os.environ.get("VLLM_API_KEY")
-        self.headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-        self.failures = 0
-        self.failing_since: float | None = None
-        self.open: set[http.client.HTTPConnection] = set()
-        self.closed = False
-
-    def ask(self, path: str, body: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
-        """The server's answer, parsed where it is JSON.
-
-        Raises:
-            ValueError: HTTP 4xx: the request is wrong, and would be each time.
-            ConnectionRefusedError, OSError: it did not get there.
-            _Failed: it did, and there is no answer.
-        """
-        connection = self.kind(self.host, self.port, timeout=_CONNECT)
-        connection.connect()
-        self.open.add(connection)
-        try:
-            if self.closed:
-                raise _Failed("closed")
-            connection.sock.settimeout(timeout or self.timeout)
-            method = "GET" if body is None else "POST"
-            connection.request(method, self.path + path, json.dumps(body) if body else None, self.headers)
-            response = connection.getresponse()
-            content = response.read()
-            if 400 <= response.status < 500 and response.status not in (408, 429):
-                raise _refused(self.url, response.status, content)
-            if response.status != 200:
-                raise _Failed(f"HTTP {response.status}: {content[:300].decode(errors='replace')}")
-            return json.loads(content) if content else None
-        except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
-            raise _Failed(f"{type(error).__name__}: {error}") from error
-        finally:
-            self.open.discard(connection)
-            connection.close()
-
-    def model(self) -> dict[str, Any]:
-        """See `served_model`."""
-        try:
-            found: dict[str, Any] = self.ask("/v1/models", timeout=_CONNECT)["data"][0]
-        except (_Failed, OSError, KeyError, IndexError, TypeError) as error:
-            raise _Away(
-                f"There is no vLLM server at {self.url} ({error}). Start one with `basis-rl serve MODEL`."
-            ) from error
-        return found
-
-    def complete(self, body: dict[str, Any]) -> list[_Choice]:
-        """Token ids of each completion of one request, in the order of their seeds, and whether it was cut off."""
-        choices = sorted(self.ask("/v1/completions", body)["choices"], key=lambda choice: choice["index"])
-        if len(choices) != body["n"] or any(choice["finish_reason"] not in ("stop", "length") for choice in choices):
-            reasons = [choice["finish_reason"] for choice in choices]
-            raise _Failed(f"asked for {body['n']} completions, got some that ended by {reasons}")
-        if any(choice.get("token_ids") is None for choice in choices):
-            raise ValueError(f"The server at {self.url} returns no token ids; vLLM 0.22 or newer does.")
-        return [(choice["token_ids"], choice["finish_reason"] == "length") for choice in choices]
-
-    def close(self) -> None:
-        """End all requests in flight; the server aborts requests that no client waits for."""
-        self.closed = True
-        for connection in list(self.open):
-            with suppress(OSError, AttributeError):
-                connection.sock.shutdown(socket.SHUT_RDWR)
+def _completions(
+    results: Generator[tuple[int, list[_Choice]], None, None], tokenizer: PreTrainedTokenizerBase, copies: int
+) -> Iterator[tuple[int, list[Completion]]]:
+    with closing(results):
+        for index, choices in results:
+            texts = tokenizer.batch_decode([token_ids for token_ids, _ in choices], skip_special_tokens=True)
+            yield index, copies * [Completion(text, *choice) for text, choice in zip(texts, choices, strict=True)]
 
 
-class _Away(ValueError):
-    """There is no server, or it does not answer now."""
+@dataclass(eq=False)
+class _Dispatch:
+    """The requests of one call: threads take prompts from a common queue, and put results into another."""
 
+    servers: Sequence[Client]
+    count: int
+    body_of: Callable[[int], dict[str, Any]]
+    in_flight: int
+    patience: float
+    stop: threading.Event
 
-class _Failed(Exception):
-    """A request that reached a server and came to nothing."""
-
-
-def _refused(url: str, status: int, content: bytes) -> ValueError:
-    with suppress(ValueError, KeyError, TypeError):
-        content = json.loads(content)["error"]["message"].encode()
-    return ValueError(
-        f"The server at {url} refuses a request (HTTP {status}): {content[:500].decode(errors='replace')}"
-    )
-
-
-class _Requests:
-    """The requests of one call: threads that take prompts from a common queue, and results that wait to be taken."""
-
-    def __init__(
-        self,
-        servers: list[_Server],
-        prompts: Sequence[Sequence[int]],
-        body: dict[str, Any],
-        seeds: Sequence[int] | None,
-        concurrency: int,
-        patience: float,
-        stop: threading.Event | None,
-    ) -> None:
-        self.servers, self.prompts, self.body, self.seeds = servers, prompts, body, seeds
-        self.patience = patience
-        self.at_a_time = min(concurrency, len(prompts))
-        self.waiting = deque(range(len(prompts)))
-        self.attempts: dict[tuple[int, str], int] = {}
+    def __post_init__(self) -> None:
+        self.waiting = deque(range(self.count))
+        self.unfinished = self.count
+        self.attempts: Counter[tuple[int, str]] = Counter()
+        # By URL: failures since the last success, and when the first of them was.
+        self.failures: Counter[str] = Counter()
+        self.failing_since: dict[str, float] = {}
         self.lost: set[str] = set()
-        self.unfinished = len(prompts)
-        self.running = 0
+        self.last_error: Exception | None = None
         self.changed = threading.Condition()
-        self.asked_to_stop = stop or threading.Event()
         self.stopping = threading.Event()
-        # Bounded: who scores more slowly than the servers generate holds them up, and does not fill the memory.
-        self.done: queue.Queue[tuple[int, list[_Choice]] | Exception] = queue.Queue(max(4, self.at_a_time // 4))
+        # Bounded: a caller that scores more slowly than the servers generate holds them up; memory does not fill.
+        self.done: queue.Queue[tuple[int, list[_Choice]] | Exception] = queue.Queue(max(4, self.in_flight // 4))
 
     def results(self) -> Generator[tuple[int, list[_Choice]], None, None]:
         threads = [
             threading.Thread(target=self._work, args=(server,), daemon=True)
-            for _ in range(self.at_a_time)
+            for _ in range(self.in_flight)
             for server in self.servers
         ]
-        self.running = len(threads)
         try:
             for thread in threads:
                 thread.start()
-            for _ in range(len(self.prompts)):
-                result = self._next()
+            for _ in range(self.count):
+                result = self._next(threads)
                 if result is None:
                     return
+                if isinstance(result, RequestRefused):
+                    raise ValueError(str(result)) from result
                 if isinstance(result, Exception):
                     raise result
                 yield result
@@ -291,88 +374,82 @@ class _Requests:
             with self.changed:
                 self.changed.notify_all()
             for server in self.servers:
-                server.close()
+                server.session.abort()
             for thread in threads:
                 if thread.is_alive():
                     thread.join(0.5)
 
-    def _next(self) -> tuple[int, list[_Choice]] | Exception | None:
-        """The next result; None if it was asked to stop."""
-        while not self.asked_to_stop.is_set():
-            with suppress(queue.Empty):
+    def _next(self, threads: Sequence[threading.Thread]) -> tuple[int, list[_Choice]] | Exception | None:
+        """The next result; None if the caller asks to stop."""
+        while not self.stop.is_set():
+            working = any(thread.is_alive() for thread in threads)
+            try:
                 return self.done.get(timeout=0.2)
+            except queue.Empty:
+                if not working:
+                    urls = ", ".join(server.url for server in self.servers)
+                    return ServersLost(
+                        f"No vLLM server is left at {urls}: none answered within {self.patience:g} s "
+                        f"(last error: {self.last_error})."
+                    )
         return None
 
-    def _work(self, server: _Server) -> None:
-        why: Exception = ServersLost("")
+    def _work(self, server: Client) -> None:
         try:
             while (index := self._take()) is not None:
                 try:
-                    choices = server.complete(self._request(index))
-                except (OSError, _Failed) as error:
-                    why = error
+                    choices = server.complete(self.body_of(index))
+                except RolloutError as error:
                     self._give_back(index, server, error)
-                    if not self._back(server):
+                    if not self._is_back(server):
                         return
                 else:
-                    server.failures, server.failing_since = 0, None
                     with self.changed:
+                        self.failures.pop(server.url, None)
+                        self.failing_since.pop(server.url, None)
                         self.unfinished -= 1
                         self.changed.notify_all()
                     self._hand_over((index, choices))
-        except Exception as error:  # refused, or a fault of ours: whoever waits must hear of it
+        except Exception as error:
+            # A refusal or a bug: the caller must see it.
             self._hand_over(error)
-        finally:
-            with self.changed:
-                self.running -= 1
-                last = self.running == 0 and self.unfinished > 0
-            if last:
-                urls = ", ".join(each.url for each in self.servers)
-                self._hand_over(
-                    ServersLost(f"No vLLM server is left at {urls}: none within {self.patience:g} s (the last: {why}).")
-                )
 
     def _take(self) -> int | None:
-        """The next prompt; None when there is none any more. One that a dying server holds may still come back."""
+        """The next prompt; None if there is none any more. A prompt that a dying server holds may still come back."""
         with self.changed:
             while not self.waiting and self.unfinished and not self.stopping.is_set():
                 self.changed.wait()
             return self.waiting.popleft() if self.waiting and not self.stopping.is_set() else None
 
-    def _request(self, index: int) -> dict[str, Any]:
-        own = {"prompt": list(self.prompts[index])}
-        return {**self.body, **own, **({} if self.seeds is None else {"seed": self.seeds[index]})}
-
-    def _give_back(self, index: int, server: _Server, error: Exception) -> None:
+    def _give_back(self, index: int, server: Client, error: RolloutError) -> None:
         with self.changed:
-            server.failures += 1
-            server.failing_since = server.failing_since or time.monotonic()
-            if isinstance(error, _Failed) and not self.stopping.is_set():
-                self.attempts[index, server.url] = self.attempts.get((index, server.url), 0) + 1
+            self.last_error = error
+            self.failures[server.url] += 1
+            self.failing_since.setdefault(server.url, time.monotonic())
+            # Idle workers of a dead server each try once, so a request that did not reach it does not count.
+            if not isinstance(error, NotConnected) and not self.stopping.is_set():
+                self.attempts[index, server.url] += 1
                 left = [each.url for each in self.servers if each.url not in self.lost]
-                # not one sick server alone; when none is left, that is what is said
-                if left and all(self.attempts.get((index, url), 0) >= _ATTEMPTS for url in left):
+                # One sick server alone does not decide; if none is left, that is the message.
+                if left and all(self.attempts[index, url] >= _ATTEMPTS for url in left):
                     raise ServersLost(
-                        f"The request of prompt {index} failed {_ATTEMPTS} times, at last at {server.url}: {error}"
+                        f"The request of prompt {index} failed {_ATTEMPTS} times, most recently at "
+                        f"{server.url}: {error}"
                     )
             self.waiting.append(index)
             self.changed.notify()
 
-    def _back(self, server: _Server) -> bool:
-        """Wait until the server is healthy, longer each time; whether it is, before patience ends.
+    def _is_back(self, server: Client) -> bool:
+        """Wait until the server is healthy, longer each time; False if `patience` ends first.
 
-        One that says it is, and answers no request within that time, is not.
+        A server that is healthy but has answered no request within that time counts as lost.
         """
         while True:
-            since = server.failing_since or time.monotonic()
-            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(server.failures, 10))
+            since = self.failing_since.get(server.url, time.monotonic())
+            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self.failures[server.url], 10))
             if self.stopping.wait(pause):
                 return False
-            try:
-                server.ask("/health", timeout=_CONNECT)
-                healthy = True
-            except (OSError, ValueError, _Failed):
-                healthy = False
+            healthy = server.is_healthy()
             if time.monotonic() - since > self.patience:
                 self.lost.add(server.url)
                 return False

@@ -1,12 +1,18 @@
-"""TRL's vLLM generation with weights that are checked, timeouts, and a server that may come back."""
+"""TRL's vLLM generation with weights that are checked, time limits, and a server that may come back."""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
+import shutil
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 from unittest.mock import patch
@@ -17,10 +23,12 @@ from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from trl.generation import vllm_generation
+from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.utils import add_fused_lm_head
 
-from basis_rl.engine.trl_client import Ahead, Answer, Client, Request, SyncSettings, as_error, describe
+from basis_rl.engine.client import Client, Session
+from basis_rl.engine.weights import SyncSettings, default_folder, write_weights
 from basis_rl.run.errors import RequestRefused, RolloutError, ServerLost, StopAsked, SyncError
 
 _PROBE = "Let x be the sum of the first ten odd numbers. What is 3 x + 17, and why is 317 prime?"
@@ -29,8 +37,192 @@ _SETTINGS = (
     *("temperature", "top_p", "top_k", "repetition_penalty"),
     *("logprobs", "structured_outputs_regex", "generation_kwargs"),
 )
+_AT_A_TIME = 256
 _logger = logging.getLogger(__name__)
+Answer = dict[str, Any]
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """What all ranks together ask a server for.
+
+    Attributes:
+        prompts: token ids of P prompts, each of which gets ``settings["n"]`` completions.
+        settings: the other arguments of TRL's `VLLMClient.generate`: how completions are drawn.
+        longest: most tokens of a prompt and its completion together; None where ``max_tokens`` alone is the bound.
+        features: P processed images, as `VLLMClient.image_features` returns them; None without images.
+    """
+
+    prompts: list[list[int]]
+    settings: dict[str, Any]
+    longest: int | None = None
+    features: list[dict[str, Any] | None] | None = None
+
+
+@dataclass
+class Ahead:
+    """A request whose answer is not waited for yet.
+
+    Attributes:
+        request: what was asked; only the same request may have the answer.
+        step: optimizer steps taken when it was asked.
+        answer: None until it is there, and if the request failed.
+        thread: waits for the answer.
+    """
+
+    request: GenerationRequest
+    step: int
+    answer: Answer | None = None
+    thread: threading.Thread | None = None
+
+    def send(self, client: TrainingClient) -> None:
+        """Ask in a daemon thread, so that the process can end before the answer is there."""
+
+        def work() -> None:
+            try:
+                self.answer = client.complete(self.request)
+            except Exception as error:
+                _logger.warning("The next batch could not be generated ahead (%s); it is asked for again.", error)
+
+        self.thread = threading.Thread(target=work, name="prefetch", daemon=True)
+        self.thread.start()
+
+    def wait(self) -> float:
+        """Until the answer is there or has failed; seconds waited."""
+        start = time.monotonic()
+        if self.thread is not None:
+            self.thread.join()
+        return time.monotonic() - start
+
+    @property
+    def done(self) -> bool:
+        return self.thread is None or not self.thread.is_alive()
+
+
+class UnknownMethod(RolloutError):
+    """The server's workers do not have our extension, or the server is not in its development mode."""
+
+
+class TrainingClient(VLLMClient):
+    """TRL's client, whose requests pass our own, with weights through a folder where there is no NCCL.
+
+    Args:
+        settings: how weights get to the server.
+        base_url: of the server.
+        kwargs: further arguments of TRL's client.
+    """
+
+    def __init__(self, settings: SyncSettings, base_url: str, **kwargs: Any) -> None:
+        self.settings = settings
+        self.server = Client(base_url, settings.request_timeout)
+        super().__init__(base_url=self.server.url, **kwargs)
+        # TRL's session has no time limits and repeats requests, whatever they have done.
+        self.session.close()
+        self.session: Session = self.server.session
+        self.folder = settings.folder or default_folder(self.base_url)
+        self.version = 0
+        self.workers: list[str] = []
+
+    def _get(self, url: str) -> Any:
+        return self.server.ask(url.removeprefix(self.base_url))
+
+    def _post(self, url: str, json: dict[str, Any] | None = None) -> Any:
+        return self.server.ask(url.removeprefix(self.base_url), json or {})
+
+    def check_server(self, total_timeout: float = 0.0, retry_interval: float = 1.0) -> None:
+        """As in TRL, but a server that hangs does not hang us."""
+        deadline = time.monotonic() + total_timeout
+        while not self.server.is_healthy(5.0):
+            if time.monotonic() >= deadline:
+                raise ConnectionError(
+                    f"There is no vLLM server at {self.base_url} (waited {total_timeout:g} s). Start one with "
+                    "`basis-rl serve MODEL`."
+                )
+            time.sleep(retry_interval)
+
+    def init_communicator(self, device: Any = 0) -> None:
+        if self.settings.transfer == "nccl":
+            super().init_communicator(device)
+        else:
+            # Fails at once where the server lacks the extension or its development mode.
+            self.rpc("basis_retie")
+        self.workers = self._identity()
+
+    def update_named_params(self, metadata: Any, named_params: Iterator[tuple[str, Tensor]]) -> None:
+        # To the workers of an earlier server, NCCL would send without an end.
+        if self._identity() != self.workers:
+            raise RolloutError("the vLLM server has been restarted")
+        if self.settings.transfer == "nccl":
+            # A server that is left alone in a collective never comes out of it, so no signal may end this one.
+            interrupting = self.session.interrupting
+            self.session.interrupting = nullcontext
+            try:
+                super().update_named_params(metadata, named_params)
+            finally:
+                self.session.interrupting = interrupting
+            return
+        self.version += 1
+        try:
+            write_weights(self.folder, named_params)
+            loaded = self.rpc("basis_reload", str(self.folder), self.version)
+        finally:
+            # Shared memory is memory.
+            shutil.rmtree(self.folder, ignore_errors=True)
+        for done in loaded:
+            if done["version"] != self.version:
+                raise RolloutError(f"the vLLM server has weights {done['version']}, not {self.version}")
+
+    def _identity(self) -> list[str]:
+        """Of the server's workers; empty if the server does not have our extension, which NCCL can do without."""
+        try:
+            return self.rpc("basis_identity")
+        except UnknownMethod:
+            return []
+
+    def rpc(self, method: str, *args: Any) -> list[Any]:
+        """What each worker returns from `method`."""
+        body = {"method": method, "args": list(args), "timeout": self.settings.request_timeout}
+        try:
+            found: list[Any] = self.server.ask("/collective_rpc", body)["results"]
+        except (RolloutError, RequestRefused) as error:
+            if re.search(r"\(HTTP 404\)|has no attribute|not implemented", str(error), re.IGNORECASE):
+                raise UnknownMethod(
+                    f"The vLLM server at {self.base_url} does not know '{method}'. Start it with "
+                    "`basis-rl serve MODEL`."
+                ) from error
+            raise
+        return found
+
+    def complete(self, request: GenerationRequest) -> Answer:
+        """The server's answer, as TRL's `generate` returns it, from any thread.
+
+        With `longest` each prompt is asked for with its own room: the server refuses what would not fit its context,
+        and would draw in vain what does not fit the completion.
+        """
+        settings = request.settings
+
+        def ask(prompt: list[int], room: int) -> Answer:
+            return self.generate([prompt], **{**settings, "max_tokens": room})
+
+        try:
+            if request.longest is None:
+                return self.generate(request.prompts, request.features, **settings)
+            rooms = [min(settings["max_tokens"], request.longest - len(prompt)) for prompt in request.prompts]
+            with ThreadPoolExecutor(min(_AT_A_TIME, len(rooms))) as threads:
+                answers = list(threads.map(ask, request.prompts, rooms))
+        except RequestRefused as error:
+            raise RequestRefused(f"{error} Is a prompt too long for its --max-model-len?") from error
+        return {
+            key: None if answers[0][key] is None else [row for answer in answers for row in answer[key]]
+            for key in answers[0]
+        }
+
+    def prompt_log_probs(self, token_ids: list[int]) -> Tensor:
+        """``(L - 1,)`` log-probability of each token but the first, given those before it."""
+        body = {"model": self.model, "prompt": [token_ids], "max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0}
+        rows = self.server.ask("/v1/completions", body)["choices"][0]["prompt_logprobs"]
+        return torch.tensor([rows[i][str(token_ids[i])]["logprob"] for i in range(1, len(token_ids))])
 
 
 class Generation(VLLMGeneration):
@@ -46,14 +238,16 @@ class Generation(VLLMGeneration):
     """
 
     interrupting: Callable[[], AbstractContextManager[None]] = nullcontext
-    given_up: Callable[[], bool] = staticmethod(lambda: False)  # whoever keeps the server alive has stopped to
+    # True once the supervisor stops restarting the server.
+    given_up: Callable[[], bool] = staticmethod(lambda: False)
 
     def __init__(self, *args: Any, settings: SyncSettings, **kwargs: Any) -> None:
         self.settings = settings
         self.sync_error = 0.0
         self.recoveries = 0
         self.longest: int | None = None
-        self._ahead: Ahead | None = None  # on the main process
+        # On the main process only.
+        self._ahead: Ahead | None = None
         self._taken: int | None = None
         self._waited = 0.0
         self._weight_metadata: Any = None
@@ -68,32 +262,32 @@ class Generation(VLLMGeneration):
                 super()._init_vllm()
             return
         url = self.server_base_url or f"http://{self.server_host}:{self.server_port}"
+
+        def connect() -> None:
+            limits = {"group_port": self.group_port, "connection_timeout": self.server_timeout}
+            self.vllm_client = TrainingClient(self.settings, url, **limits)
+            self.vllm_client.init_communicator(device=self.accelerator.device)
+
         try:
-            self._by_main(partial(self._connect, url))
+            self._by_main(connect)
         except (RolloutError, RequestRefused) as error:
             raise ValueError(f"use_vllm: {error}") from error
 
-    def _connect(self, url: str) -> None:
-        self.vllm_client = Client(
-            self.settings, base_url=url, group_port=self.group_port, connection_timeout=self.server_timeout
-        )
-        self.vllm_client.init_communicator(device=self.accelerator.device)
-
-    def hear(self, interrupting: Callable[[], AbstractContextManager[None]]) -> None:
+    def set_interrupt(self, interrupting: Callable[[], AbstractContextManager[None]]) -> None:
         """Let a signal to stop end each wait for the server: `interrupting` is a context within which it raises."""
         if self.mode == "server" and self.accelerator.is_main_process:
             self.interrupting = interrupting
-            self.vllm_client.hear(interrupting)
+            self.vllm_client.session.interrupting = interrupting
 
     def sync_weights(self) -> None:
         if self.mode == "server":
             self._persist(self._push)
-        elif self.accelerator.device.type == "cpu":
+            return
+        if self.accelerator.device.type == "cpu":
             self._reload_colocated()
-            self._check(self._colocated_log_probs())
         else:
             super().sync_weights()
-            self._check(self._colocated_log_probs())
+        self._check(self._colocated_log_probs())
 
     def generate(
         self, prompts: list[list[int]], images: list[Any] | None, num_generations: int, profiler: Any = None
@@ -107,28 +301,30 @@ class Generation(VLLMGeneration):
     def _ask(self, prompts: list[list[int]], images: list[Any] | None, num_generations: int) -> tuple[Any, ...]:
         """What TRL's `generate` returns for this rank's rows: the main process asks for those of all ranks at once."""
         rows = gather_object(list(zip(prompts, images or [None] * len(prompts), strict=True)))
-        answer = self._by_main(partial(self._answer, rows[::num_generations], num_generations))
+
+        def answer_all() -> Answer:
+            request = self._request(rows[::num_generations], num_generations)
+            return self._answer_from_ahead(request) or self.vllm_client.complete(request)
+
+        answer = self._by_main(answer_all)
         first = self.accelerator.process_index * len(prompts)
         found = (answer.get(key) for key in ("completion_ids", "logprobs", "logprob_token_ids"))
         return prompts, *(values and values[first : first + len(prompts)] for values in found)
 
-    def _answer(self, rows: list[tuple[list[int], Any]], num_generations: int) -> Answer:
-        request = self._request(rows, num_generations)
-        return self._answer_from_ahead(request) or self.vllm_client.ask(request)
-
-    def _request(self, rows: list[tuple[list[int], Any]], num_generations: int) -> Request:
+    def _request(self, rows: list[tuple[list[int], Any]], num_generations: int) -> GenerationRequest:
         """Of all ranks, one row for each `num_generations` completions."""
         settings = {name: getattr(self, name) for name in _SETTINGS}
         settings |= {"n": num_generations, "min_p": self.min_p or 0.0, "max_tokens": self.max_completion_length}
         prompts, images = [prompt for prompt, _ in rows], [image for _, image in rows]
         if all(image is None for image in images):
-            return Request(prompts, settings, self.longest)
+            return GenerationRequest(prompts, settings, self.longest)
         features = self.vllm_client.image_features(images)
         try:
             placed = list(map(self._place_features, features, prompts))
-        except ValueError as error:  # not as many images as the prompt has places for
+        except ValueError as error:
+            # There are not as many images as the prompt has places for.
             raise RequestRefused(str(error)) from error
-        return Request(prompts, settings, self.longest, placed)
+        return GenerationRequest(prompts, settings, self.longest, placed)
 
     def ask_ahead(self, prompts: list[list[int]], num_generations: int, step: int) -> None:
         """Ask the server for these ranks' completions and return; the same `generate` in training has the answer.
@@ -166,17 +362,17 @@ class Generation(VLLMGeneration):
         """Restore `ahead_state`'s result; None forgets what is under way."""
         self._ahead = None
         if state is not None and self.accelerator.is_main_process:
-            self._ahead = Ahead(Request(**state["request"]), state["step"], state["answer"])
+            self._ahead = Ahead(GenerationRequest(**state["request"]), state["step"], state["answer"])
 
     def _settle(self) -> None:
-        """Wait for the request that is under way, whose weights must not change; drop it if it failed."""
+        """Wait for the request that is under way, since its weights must not change; drop it if it failed."""
         if self._ahead is not None:
             with self.interrupting():
                 self._waited += self._ahead.wait()
             if self._ahead.answer is None:
                 self._ahead = None
 
-    def _answer_from_ahead(self, request: Request) -> Answer | None:
+    def _answer_from_ahead(self, request: GenerationRequest) -> Answer | None:
         """The answer to this request, if it was asked ahead and training asks for it now."""
         self._taken = None
         if self._ahead is None or self._ahead.request != request or not self.model.training:
@@ -189,7 +385,7 @@ class Generation(VLLMGeneration):
         return ahead.answer
 
     def _persist(self, action: Callable[[], T]) -> T:
-        """Do it; if the server fails, wait for it, push the weights and do it again, until the time is over."""
+        """Run `action`; if the server fails, wait for it, push the weights and repeat, until the time is over."""
         deadline = None
         while True:
             try:
@@ -205,8 +401,8 @@ class Generation(VLLMGeneration):
 
     def _wait_for_server(self, deadline: float, cause: RolloutError) -> None:
         if not self._by_main(partial(self._is_back, deadline)):
-            gone = "was given up after several ends" if self.given_up() else "did not come back within "
-            gone += "" if self.given_up() else f"{self.settings.recovery_timeout:g} s"
+            late = f"did not come back within {self.settings.recovery_timeout:g} s"
+            gone = "was given up after several ends" if self.given_up() else late
             raise ServerLost(
                 f"The vLLM server {gone} ({cause}). Start it again and resume with resume_from_checkpoint: auto."
             )
@@ -217,16 +413,18 @@ class Generation(VLLMGeneration):
                 time.sleep(1.0)
             try:
                 self.vllm_client.check_server(total_timeout=0.0)
-                self.vllm_client.prompt_log_probs(self.probe)  # /health answers although the engine is dead
+                # /health may answer although the engine is dead.
+                self.vllm_client.prompt_log_probs(self.probe)
                 self.vllm_client.close_communicator()
                 self.vllm_client.init_communicator(device=self.accelerator.device)
                 return True
             except Exception as error:
-                _logger.info("Still waiting: %s", describe(error))
+                _logger.info("Still waiting: %r", error)
         return False
 
     def _push(self) -> None:
-        self._settle()  # what is under way has been promised the old weights
+        # The request that is under way was promised the old weights.
+        self._settle()
         if self._weight_metadata is None and self.settings.transfer == "nccl":
             self._weight_metadata = [
                 (name, str(parameter.dtype).removeprefix("torch."), list(parameter.shape))
@@ -234,7 +432,7 @@ class Generation(VLLMGeneration):
             ]
         parameters = self._iter_named_params()
         if not self.accelerator.is_main_process:
-            _gather(parameters)
+            deque(parameters, maxlen=0)
         self._check(self._by_main(partial(self._sent, parameters)))
 
     def _sent(self, parameters: Iterator[tuple[str, Tensor]]) -> Tensor:
@@ -242,7 +440,8 @@ class Generation(VLLMGeneration):
         try:
             self.vllm_client.update_named_params(self._weight_metadata, parameters)
         finally:
-            _gather(parameters)  # to the end with the others, also where it was stopped early
+            # Collective: exhaust the iterator, also after a failure, or the other ranks hang.
+            deque(parameters, maxlen=0)
         self.vllm_client.reset_prefix_cache()
         return self.vllm_client.prompt_log_probs(self.probe)
 
@@ -279,7 +478,8 @@ class Generation(VLLMGeneration):
             model.forward = forward
             self.model.train(training)
         for module in self.model.modules():
-            if isinstance(module, FSDPModule):  # outer ones stay gathered after a pass without a backward
+            # Outer modules stay gathered after a pass without a backward.
+            if isinstance(module, FSDPModule):
                 module.reshard()
         log_probs: Tensor = found.log_probs[0].float().cpu()
         return log_probs
@@ -298,29 +498,26 @@ class Generation(VLLMGeneration):
     def _colocated_log_probs(self) -> Tensor:
         from basis_rl.engine.worker import prompt_log_probs
 
-        if self.enable_sleep_mode:  # TRL wakes the cache only when it generates
+        # TRL wakes the cache only when it generates.
+        if self.enable_sleep_mode:
             self.llm.wake_up(tags=["kv_cache"])
         return prompt_log_probs(self.llm, self.probe)
 
     def _by_main(self, action: Callable[[], T]) -> T:
         """What `action` returns on the main process, on every rank; what it raises there is raised on every rank."""
-        told: list[Any] = [None]
+        message: list[Any] = [None]
         if self.accelerator.is_main_process:
             try:
-                told = [action()]
-            except (Exception, StopAsked) as error:
-                told = [as_error(error)]
-        broadcast_object_list(told, from_process=0)
-        if isinstance(told[0], (Exception, StopAsked)):
-            raise told[0]
-        result: T = told[0]
+                message = [action()]
+            except (RequestRefused, RolloutError, StopAsked) as error:
+                message = [error]
+            except Exception as error:
+                message = [RolloutError(f"{type(error).__name__}: {str(error)[:500]}")]
+        broadcast_object_list(message, from_process=0)
+        if isinstance(message[0], (Exception, StopAsked)):
+            raise message[0]
+        result: T = message[0]
         return result
-
-
-def _gather(parameters: Iterator[Any]) -> None:
-    """The shards of all that are left: this is collective, so every rank iterates to the end."""
-    for _ in parameters:
-        pass
 
 
 @contextmanager

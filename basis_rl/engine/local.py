@@ -12,7 +12,6 @@ from transformers import (
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    StoppingCriteria,
     StoppingCriteriaList,
 )
 
@@ -90,10 +89,15 @@ def sample(
         stop: when another thread sets it, the iteration ends at the next token, without the batch that is under way.
     """
     model.eval()
-    generator: Any = model  # transformers types `generate` as a property of a mixin
+    # transformers types `generate` as a property of a mixin.
+    generator: Any = model
     config = sampling.generation_config(model, tokenizer)
     previous, model.generation_config = model.generation_config, config
     ends = set(config.eos_token_id)
+
+    def stopped(input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.full((len(input_ids),), stop is not None and stop.is_set(), device=input_ids.device)
+
     # Prompts of similar length together: less padding. The order of the results is the caller's business.
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     at_a_time = max(1, batch_size // num_samples)
@@ -105,7 +109,7 @@ def sample(
             output = generator.generate(
                 input_ids=inputs["input_ids"],
                 attention_mask=inputs["attention_mask"],
-                stopping_criteria=StoppingCriteriaList([] if stop is None else [_Stop(stop)]),
+                stopping_criteria=StoppingCriteriaList([stopped]),
             )
             if stop is not None and stop.is_set():
                 return
@@ -116,14 +120,6 @@ def sample(
                 yield index, completions[k * num_samples : (k + 1) * num_samples]
     finally:
         model.generation_config = previous
-
-
-class _Stop(StoppingCriteria):
-    def __init__(self, stop: threading.Event) -> None:
-        self.stop = stop
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        return torch.full((input_ids.shape[0],), self.stop.is_set(), device=input_ids.device)
 
 
 def prompt_tokens(prompt: str | list[dict[str, Any]], tokenizer: Any, template_kwargs: Mapping[str, Any]) -> list[int]:

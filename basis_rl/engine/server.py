@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import json
 import os
 import random
 import re
@@ -14,17 +13,16 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
+from basis_rl.engine.client import Client
 from basis_rl.engine.weights import default_folder, part_of
+from basis_rl.run.errors import RequestRefused, RolloutError
 
 _PR_SET_PDEATHSIG = 1
 _GRACE = 20.0
@@ -38,7 +36,8 @@ _LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 # A log's line without vLLM's `(EngineCore pid=1) ERROR 11-23 12:00:00 [core.py:1] ` before it.
 _PREFIX = re.compile(r"^(\(\S+ pid=\d+\) )?(ERROR \S+ \S+ \[\S+\] )?")
 _ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*: |\S+: error: ")
-_ANSWERED = 'HTTP/1.1" 200'  # in the access log
+# In the access log.
+_ANSWERED = 'HTTP/1.1" 200'
 # These only say that another process has failed.
 _AFTERMATH = re.compile(r"\S*EngineDeadError|.*Engine core initialization failed|.*WorkerProc initialization failed")
 # Memory may be free the next time; these stay as they are.
@@ -86,7 +85,7 @@ class ServerOptions:
     Args:
         model: Hub id or folder.
         host: the address that it listens on. Whoever reaches it can change the weights (vLLM's development mode, which
-            weight synchronisation needs), so that anything but 127.0.0.1 wants a network of one's own.
+            weight synchronisation needs), so that anything but 127.0.0.1 needs a network of your own.
         port: 0 takes a free one.
         dtype: of the weights; ``auto`` is the model's own.
         max_model_len: prompt and completion together; None is the model's own.
@@ -108,10 +107,10 @@ class ServerOptions:
 
 
 class Server:
-    """A vLLM server in a process group of its own. It dies with the process that started it, however that ends.
+    """A vLLM server in a process group of its own, which ends with the process that started it, however that ends.
 
-    It has started when it has answered a request: an engine may be healthy, and fail at the first token that it
-    computes (a head size that its attention does not support).
+    It has started when it has answered a request: a healthy engine may still fail at the first token that it computes
+    (a head size that its attention does not support).
 
     Use as a context manager: ``with Server(ServerOptions("Qwen/Qwen3-4B")) as server: server.url``.
 
@@ -127,8 +126,10 @@ class Server:
         self.options, self.start_timeout = options, start_timeout
         self.port = options.port or free_port()
         self.url = f"http://{options.host}:{self.port}"
+        self.client = Client(self.url)
         self.process: subprocess.Popen[bytes] | None = None
-        self.given_up = False  # whoever keeps it alive has stopped to
+        # True once the supervisor stops restarting the server.
+        self.given_up = False
         self._segments: set[Path] = set()
         self._seen: set[str] = set()
 
@@ -146,7 +147,8 @@ class Server:
         if options.revision is not None and not Path(options.model).is_dir():
             command += ["--revision", options.revision, "--tokenizer-revision", options.revision]
         if not torch.cuda.is_available():
-            command += ["--enforce-eager"]  # compilation takes minutes and gains little there
+            # Compilation takes minutes and gains little there.
+            command += ["--enforce-eager"]
             # A prompt cut in two ends the engine if its request has a seed: a CPU generator cannot be turned back.
             command += ["--no-enable-chunked-prefill"]
             if not any(word.split("=")[0] in _MEMORY_OPTIONS for word in options.extra):
@@ -156,15 +158,16 @@ class Server:
         return [*command, *options.extra]
 
     def environment(self) -> dict[str, str]:
-        """Of the server's process."""
+        """Environment variables of the server's process."""
         package = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         own = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
         if not torch.cuda.is_available():
-            own["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # or each server takes the same cores for itself
+            # Otherwise each server binds its threads to the same cores.
+            own["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         if self.options.devices is not None:
             own["CUDA_VISIBLE_DEVICES"] = self.options.devices
-        # A server started from a launched trainer is none of its ranks.
+        # A server that a launched trainer starts is not one of its ranks.
         launched = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
         kept = {key: value for key, value in os.environ.items() if key not in launched}
         kept = {key: value for key, value in kept.items() if not key.startswith(("TORCHELASTIC_", "ACCELERATE_"))}
@@ -182,30 +185,26 @@ class Server:
         log = self.options.log
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
-        output = open(log, "wb") if log is not None else None  # noqa: SIM115
-        try:
+        with open(log, "wb") if log is not None else nullcontext() as output:
             self.process = subprocess.Popen(
                 self.command(),
                 env=self.environment(),
                 stdout=output,
-                stderr=subprocess.STDOUT if output else None,
+                stderr=subprocess.STDOUT if log is not None else None,
                 start_new_session=True,
                 preexec_fn=_die_with_parent if sys.platform == "linux" else None,
             )
-        finally:
-            if output is not None:
-                output.close()
 
     def _check_port(self) -> None:
-        """Another server there would answer in this one's name, and be given its weights."""
+        """Refuse a port in use: the server there would answer in this one's place, and get its weights."""
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((self.options.host, self.port))
             except OSError as error:
                 raise ServerError(
-                    f"Port {self.port} of {self.options.host} cannot be had ({error}). Another server? Set another "
-                    "port: --port, or vllm_server_port of a recipe with serve: true."
+                    f"Port {self.port} on {self.options.host} is already in use ({error}), perhaps by another server. "
+                    "Set another port: --port, or vllm_server_port of a recipe with serve: true."
                 ) from error
 
     def wait(self) -> Server:
@@ -221,46 +220,43 @@ class Server:
                     raise self._failure(f"was not ready after {self.start_timeout:g} s")
                 time.sleep(0.25)
             if not self._answers(timeout=max(1.0, deadline - time.monotonic())):
-                with suppress(subprocess.TimeoutExpired):  # its engine may still be writing why
+                # Its engine may still be writing the reason to the log.
+                with suppress(subprocess.TimeoutExpired):
                     self.process.wait(_GRACE)
                 raise self._failure("failed at its first request")
-        except BaseException:  # an interruption too: nobody else would stop it
+        except BaseException:
+            # After an interruption as well: nobody else would stop it.
             self.stop()
             raise
         return self
 
     def _answers(self, timeout: float) -> bool:
-        """Whether one token is computed. A server that wants a key is taken at its word."""
-        key = os.environ.get("VLLM_API_KEY")
-        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-        body = json.dumps({"prompt": [0], "max_tokens": 1, "temperature": 0.0}).encode()
+        """Whether one token is computed. A server that refuses the request (it may want a key) counts as well."""
         try:
-            urllib.request.urlopen(
-                urllib.request.Request(f"{self.url}/v1/completions", body, headers), timeout=timeout
-            ).close()
-        except urllib.error.HTTPError as error:
-            return error.code < 500
-        except OSError:
+            self.client.ask("/v1/completions", {"prompt": [0], "max_tokens": 1, "temperature": 0.0}, timeout)
+        except RequestRefused:
+            return True
+        except RolloutError:
             return False
         return True
 
     def _failure(self, what: str) -> ServerError:
-        reason, log = failure_reason(self.options.log), self.options.log
+        log = self.options.log
         text = f"The vLLM server for '{self.options.model}' {what}"
+        reason = failure_reason(log)
         if reason is not None:
             return ServerError(f"{text}: {reason} (log: {log})")
-        return ServerError(f"{text}.{self._last_lines()}")
+        if log is None or not log.is_file():
+            return ServerError(f"{text}.")
+        last = log.read_text(errors="replace").splitlines()[-15:]
+        return ServerError("\n".join([f"{text}. The end of {log}:", *last]))
 
     def is_healthy(self, timeout: float = 2.0) -> bool:
         """Whether ``/health`` answers."""
-        try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=timeout) as response:
-                return bool(response.status == 200)
-        except OSError:
-            return False
+        return self.client.is_healthy(timeout)
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL to whatever of its processes is left after a while."""
+        """Send SIGTERM, and after a while SIGKILL to those of its processes that are left."""
         if self.process is None:
             return
         self.note_segments()
@@ -275,8 +271,8 @@ class Server:
         self._remove_segments()
 
     def note_segments(self) -> None:
-        """Remember which shared memory the server's processes have: one that is killed leaves it in /dev/shm, where it
-        stays memory until the machine is started anew."""
+        """Remember the shared memory of the server's processes: one that is killed leaves it in /dev/shm, and there it
+        stays until the machine is restarted."""
         with suppress(OSError):
             there = set(os.listdir(_SHARED))
             if self.process is None or there <= self._seen:
@@ -288,7 +284,7 @@ class Server:
                         self._segments |= _mapped(process)
 
     def _remove_segments(self) -> None:
-        """Remove what the server has left there, but for what another process has."""
+        """Remove what the server has left there, except for what another process uses."""
         for part in (default_folder(self.url), part_of(default_folder(self.url))):
             shutil.rmtree(part, ignore_errors=True)
         left = {path for path in self._segments if path.exists()}
@@ -301,19 +297,10 @@ class Server:
         self._segments.clear()
         self._seen.clear()
 
-    def _last_lines(self) -> str:
-        log = self.options.log
-        if log is None or not log.is_file():
-            return ""
-        lines = log.read_text(errors="replace").splitlines()[-15:]
-        return f" The end of {log}:\n" + "\n".join(lines)
-
     def __enter__(self) -> Server:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
@@ -333,16 +320,16 @@ def _die_with_parent() -> None:
 
 
 def free_port() -> int:
-    """A free port that the kernel gives to nobody until a server binds it, half a minute later.
+    """A free port that the kernel does not hand out before a server binds it, half a minute later.
 
-    That is one from 10000 up to those that it gives to whoever binds port 0 or connects to somebody; if none of these
-    is free, one of those.
+    It is at least 10000 and below the kernel's range of ephemeral ports, which it hands out for port 0 and for
+    outgoing connections; one of that range only if no other is free.
     """
     end = 32768
     with suppress(OSError):
         end = int(_LOCAL_PORTS.read_text().split()[0])
     below = range(_FIRST_PORT, end)
-    # Not the shared generator: runs of the same seed would meet at the same port, and draw other samples afterwards.
+    # Not the shared generator: runs of the same seed would take the same port, and draw other samples afterwards.
     for port in random.SystemRandom().sample(below, len(below)):
         with suppress(OSError):
             return _bound(port)
@@ -351,6 +338,7 @@ def free_port() -> int:
 
 def _bound(port: int) -> int:
     with socket.socket() as probe:
-        probe.bind(("", port))  # of all addresses: one of them may be in use, and servers do not all listen on the same
+        # On all addresses: the port may be in use on one of them, and servers do not all listen on the same.
+        probe.bind(("", port))
         found: int = probe.getsockname()[1]
         return found

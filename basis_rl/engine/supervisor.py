@@ -16,8 +16,8 @@ def kept_alive(options: ServerOptions, restarts: int = 3, poll: float = 1.0) -> 
 
     A restarted server has the model that it was first started with: the trainer has to push the weights again, as
     `BasisTrainer` does. Each restart has its own log, next to the first. A server that hangs is not detected here. One
-    that ended before it answered, for a reason that cannot change (`can_change`), is not restarted. When it will not be
-    restarted any more, `Server.given_up` is true.
+    that ended before it answered, for a reason that cannot change (`can_change`), is not restarted. `Server.given_up`
+    is true once the supervisor stops restarting it.
 
     Args:
         options: port and all; the port must not be 0.
@@ -32,13 +32,15 @@ def kept_alive(options: ServerOptions, restarts: int = 3, poll: float = 1.0) -> 
     failure: list[ServerError] = []
     server = Server(options)
 
-    def supervise() -> None:  # in one thread: a server ends with the thread that launched it
+    # All in one thread: a server ends with the thread that launched it.
+    def supervise() -> None:
         current = server
         try:
             current.start()
         except ServerError as error:
             failure.append(error)
-        except OSError as error:  # no room for the log, no memory for a process
+        except OSError as error:
+            # There is no room for the log, or no memory for a process.
             failure.append(ServerError(f"The vLLM server could not be started: {error}"))
         finally:
             started.set()
@@ -61,7 +63,8 @@ def kept_alive(options: ServerOptions, restarts: int = 3, poll: float = 1.0) -> 
         yield server
     finally:
         ending.set()
-        if not started.is_set() and server.process is not None:  # interrupted while it starts
+        # Interrupted while it starts.
+        if not started.is_set() and server.process is not None:
             server.process.terminate()
         thread.join()
 

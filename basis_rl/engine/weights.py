@@ -1,10 +1,11 @@
-"""Weights to a server by way of a folder that both sides see, where there is no NCCL."""
+"""How weights get to the engine: settings, and the folder that both sides see where there is no NCCL."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,6 +13,27 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 _SHARD_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class SyncSettings:
+    """How weights get to the engine, and what counts as having got there.
+
+    Attributes:
+        transfer: ``nccl`` (TRL's) or ``folder``.
+        folder: None is a place in this machine's shared memory.
+        tolerance: bound on ``rollout/sync_error``.
+        request_timeout: seconds that one request may take.
+        recovery_timeout: seconds to wait for a server that failed.
+        fp32_head: the trained model's head is kept in float32.
+    """
+
+    transfer: str
+    folder: Path | None
+    tolerance: float
+    request_timeout: float
+    recovery_timeout: float
+    fp32_head: bool
 
 
 def write_weights(folder: Path, parameters: Iterable[tuple[str, Tensor]]) -> int:

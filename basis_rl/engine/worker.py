@@ -21,13 +21,13 @@ class WeightSync:
     reload_weights: Any
 
     def basis_identity(self) -> str:
-        """Another one for each start of the server: connections to an earlier one's workers lead nowhere."""
+        """New with each start of the server: connections to the workers of an earlier one lead nowhere."""
         if not hasattr(self, "_basis_identity"):
             self._basis_identity = uuid.uuid4().hex
         return self._basis_identity
 
     def basis_reload(self, folder: str, version: int) -> dict[str, Any]:
-        """Load the safetensors files of `folder`; returns `version` and the names of the heads that were tied again."""
+        """Load the safetensors files of `folder`; return `version` and the names of the heads that were tied again."""
         self.reload_weights(weights_path=folder)
         return {"version": version, "tied": self.basis_retie()}
 

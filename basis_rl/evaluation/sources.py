@@ -7,7 +7,7 @@ from pathlib import Path
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from basis_rl.engine import end_tokens
-from basis_rl.engine.client import served_model
+from basis_rl.engine.client import Client
 
 
 def declared_ends(name: str, config: object, tokenizer: PreTrainedTokenizerBase, revision: str | None) -> list[int]:
@@ -25,9 +25,7 @@ def check_served(url: str, model: str) -> int | None:
     Raises:
         ValueError: there is no server, or it has another model.
     """
-    served = served_model(url)
-    names = {str(served.get("root")), str(served.get("id"))}
-    if model not in names and str(Path(model).resolve()) not in {str(Path(name).resolve()) for name in names}:
-        raise ValueError(f"The server at {url} has the model {', '.join(sorted(names))}, not '{model}'.")
-    limit: int | None = served.get("max_model_len")
-    return limit
+    served = Client(url).model()
+    if model not in served.names and Path(model).resolve() not in {Path(name).resolve() for name in served.names}:
+        raise ValueError(f"The server at {url} has the model {', '.join(sorted(served.names))}, not '{model}'.")
+    return served.max_model_len

@@ -157,7 +157,7 @@ class BasisTrainer(GRPOTrainer):
             check_with_model(replace(plan, reward_funcs=self.reward_funcs, kwargs=known), self.model.config)
         self._build_parts()
         if args.use_vllm:
-            self.vllm_generation.hear(self.stop_on_signal.interrupting)
+            self.vllm_generation.set_interrupt(self.stop_on_signal.interrupting)
 
     def _build_parts(self) -> None:
         """What `BasisTrainer` adds to TRL's trainer; each part is given what it needs."""
@@ -947,7 +947,7 @@ SIGNALS: dict[str, Callable[[BasisTrainer, list[dict[str, Any]], dict[str, Any]]
 def _vllm(args: BasisConfig) -> AbstractContextManager[None]:
     try:
         from basis_rl.engine.generation import checked_generation
-        from basis_rl.engine.trl_client import SyncSettings
+        from basis_rl.engine.weights import SyncSettings
     except ImportError as error:
         require_extra("vllm", "use_vllm")
         raise ValueError(f"use_vllm: vLLM is installed but cannot be imported: {error}") from error

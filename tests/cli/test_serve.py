@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from basis_rl.cli.main import main
-from basis_rl.engine.probe import ask_server
+from basis_rl.engine.client import Client
 from basis_rl.engine.server import free_port
 from tests.cli.conftest import SETTINGS
 from tests.support.served import ENGINE, save_model
@@ -141,9 +141,9 @@ def test_serve_prints_how_to_train_and_ends_with_its_parent_or_a_signal(number, 
             time.sleep(0.1)
         text = (tmp_path / "log").read_text()
         assert re.search(rf"Ready at http://127.0.0.1:{port}.*\n.*--vllm_server_base_url", text), text[-2000:]
-        facts = ask_server(f"http://127.0.0.1:{port}")
-        assert str(model) in facts.models
-        assert facts.max_model_len == 128
+        served = Client(f"http://127.0.0.1:{port}").model()
+        assert str(model) in served.names
+        assert served.max_model_len == 128
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) >= 2
         process.send_signal(number)

