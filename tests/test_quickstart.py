@@ -39,6 +39,7 @@ def test_settings_of_the_first_baseline_are_not_the_seconds():
     assert run.pairs([]) == []
 
 
+@pytest.mark.long
 def test_all_phases_in_twenty_steps(tmp_path, monkeypatch, capsys):
     arguments = ["--output_dir", str(tmp_path), "--max_warm_start_steps", "30", "--max_steps", "20"]
     arguments += ["--dataset_kwargs.size", "400", "--values_num_rollouts", "2", "--values_batch_size", "128"]

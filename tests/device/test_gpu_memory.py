@@ -13,7 +13,7 @@ from benchmarks.gpu.runs import LARGE, SMALL, build_trainer, free, model_on
 from benchmarks.trainers import tokenizer
 from tests.support.tiny import DEVICE
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+pytestmark = pytest.mark.gpu
 TOLERANCE = 0.10
 CASES = {
     "0.2B": (SMALL, {}),

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.gpu.runs import build_trainer, free, model_on
 from tests.support.tiny import DEVICE
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+pytestmark = pytest.mark.gpu
 # Each batch is used in two steps, so the checkpoint of step 3 is in the middle of a batch.
 SHAPE = {"gradient_accumulation_steps": 1, "steps_per_generation": 2, "max_steps": 4}
 

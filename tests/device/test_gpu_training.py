@@ -14,7 +14,7 @@ from benchmarks.trainers import TRL
 from tests.device.test_gpu_resume import deterministic
 from tests.support.tiny import DEVICE
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+pytestmark = pytest.mark.gpu
 # Relative to TRL's losses and gradients. In float32 only the order of sums differs; in bfloat16, rounding the last bit
 # of the advantage changes the gradient by 2^-8.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 1e-2}

