@@ -1,0 +1,58 @@
+"""What commit 4e6f43c wrote: a run that was stopped within a generation batch, and a value table."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from basis_rl.baselines import BasisHistory
+from basis_rl.run.record import load_run_info
+from basis_rl.trainer import BasisTrainer
+from basis_rl.values import ValueTable
+from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
+
+WRITTEN = Path(__file__).with_name("written_by_4e6f43c")
+
+
+def build(folder, baseline, **settings):
+    return BasisTrainer(
+        model=tiny_model(),
+        processing_class=tiny_tokenizer(),
+        reward_funcs=parity_reward,
+        args=config(folder, max_steps=6, save_strategy="steps", save_steps=3, save_total_limit=1, **settings),
+        train_dataset=sums(),
+        baseline=baseline,
+        prompt_sampler="variance",
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Path(shutil.copytree(WRITTEN / "run", tmp_path / "run"))
+
+
+def test_its_run_is_resumed_and_equals_its_uninterrupted_one(folder):
+    """Rollouts in use, belief, draws, random numbers, optimizer and usage are in the checkpoint."""
+    trainer = build(folder, BasisHistory())
+    trainer.train(resume_from_checkpoint=True)
+    expected = json.loads((WRITTEN / "log.json").read_text())
+    found = [row for row in trainer.state.log_history if row["step"] > 3 and "loss" in row]
+    assert [row["step"] for row in found] == [row["step"] for row in expected] == [4, 5, 6]
+    for row, before in zip(found, expected, strict=True):
+        assert row["loss"] == pytest.approx(before["loss"], rel=1e-3, abs=1e-5)
+        assert row["grad_norm"] == pytest.approx(before["grad_norm"], rel=1e-3)
+    assert trainer.spending.rollouts == 3 * 16
+
+
+def test_another_run_is_refused_by_name(folder):
+    with pytest.raises(ValueError, match=r"num_generations.*Set them back"):
+        build(folder, BasisHistory(), num_generations=2).train(resume_from_checkpoint=True)
+
+
+def test_its_record_and_its_table_are_read():
+    info = load_run_info(WRITTEN / "run")
+    assert (info.baseline, info.sampler, info.step, info.max_steps) == ("basis_history", "variance", 3, 6)
+    table = ValueTable.load(WRITTEN / "table")
+    assert set(table.means.tolist()) == {0.5}
+    assert set(table.prompt_ids) == set(sums()["prompt_id"])
