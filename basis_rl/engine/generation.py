@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
-from unittest.mock import patch
 
 import torch
 import trl.trainer.grpo_trainer
@@ -30,6 +29,7 @@ from trl.trainer.utils import add_fused_lm_head
 from basis_rl.engine.client import Client, Session
 from basis_rl.engine.weights import SyncSettings, default_folder, write_weights
 from basis_rl.run.errors import RequestRefused, RolloutError, ServerLost, StopAsked, SyncError
+from basis_rl.run.seams import attributes
 
 _PROBE = "Let x be the sum of the first ten odd numbers. What is 3 x + 17, and why is 317 prime?"
 # Of each request, as TRL's client takes them; with `n`, `min_p` and `max_tokens`.
@@ -468,15 +468,14 @@ class Generation(VLLMGeneration):
         ids = torch.tensor([self.probe], device=self.accelerator.device)
         model = self.accelerator.unwrap_model(self.model)
         model = model.get_base_model() if is_peft_model(model) else model
-        forward, training = model.forward, self.model.training
-        add_fused_lm_head(model, cast_lm_head_to_fp32=self.settings.fp32_head)
-        self.model.eval()
-        try:
-            with self.accelerator.autocast():
-                found = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids, fused_lm_head=True)
-        finally:
-            model.forward = forward
-            self.model.train(training)
+        training = self.model.training
+        # Within it the model's forward is put back, which the head replaces.
+        with attributes(model, forward=model.forward), self.accelerator.autocast():
+            add_fused_lm_head(model, cast_lm_head_to_fp32=self.settings.fp32_head)
+            found = self.model.eval()(
+                input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids, fused_lm_head=True
+            )
+        self.model.train(training)
         for module in self.model.modules():
             # Outer modules stay gathered after a pass without a backward.
             if isinstance(module, FSDPModule):
@@ -525,12 +524,12 @@ def _small_cpu_engine(dtype: str) -> Iterator[None]:
     """Within it TRL builds its engine without compilation, in the trained model's precision, and with a small cache."""
     size = int(os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")) << 30
     small = partial(vllm_generation.LLM, enforce_eager=True, dtype=dtype, kv_cache_memory_bytes=size)
-    with patch.object(vllm_generation, "LLM", small):
+    with attributes(vllm_generation, LLM=small):
         yield
 
 
 @contextmanager
 def checked_generation(settings: SyncSettings) -> Iterator[None]:
     """Within it, TRL's trainer builds a `Generation` where it would build a `VLLMGeneration`."""
-    with patch.object(trl.trainer.grpo_trainer, "VLLMGeneration", partial(Generation, settings=settings)):
+    with attributes(trl.trainer.grpo_trainer, VLLMGeneration=partial(Generation, settings=settings)):
         yield

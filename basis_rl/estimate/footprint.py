@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, training_args
 from trl import ModelConfig, get_peft_config
 
 from basis_rl import resources
 from basis_rl.estimate.memory import Engine, ModelSize, Setting
+from basis_rl.run.seams import attributes
 from basis_rl.trainer.config import BasisConfig
 
 # Numbers kept for each trained one; the others' are not known here.
@@ -111,8 +111,8 @@ def planned(launch: Launch) -> Iterator[None]:
 
     Batch arithmetic depends on the number of processes, and transformers refuses bf16 where there is no GPU.
     """
-    world = patch.object(BasisConfig, "world_size", property(lambda self: launch.world))
-    with world, patch("transformers.training_args.is_torch_bf16_gpu_available", lambda: True):
+    world = attributes(BasisConfig, world_size=property(lambda self: launch.world))
+    with world, attributes(training_args, is_torch_bf16_gpu_available=lambda: True):
         yield
 
 

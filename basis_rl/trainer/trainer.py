@@ -45,6 +45,7 @@ from basis_rl.run.progress import use_progress_lines
 from basis_rl.run.ranks import on_main_process
 from basis_rl.run.record import RunInfo
 from basis_rl.run.run_lock import end_with_launcher, held
+from basis_rl.run.seams import attributes
 from basis_rl.run.usage import Spending
 from basis_rl.samplers import PromptSampler
 from basis_rl.trainer.config import BasisConfig, without_secrets
@@ -66,7 +67,6 @@ from basis_rl.trainer.scoring import (
     rollout_mismatch,
     rollout_weights,
 )
-from basis_rl.trainer.seams import attributes
 from basis_rl.trainer.selection import Coverage, EpochIndices, Resampling, Selection
 from basis_rl.trainer.state import (
     PendingBatches,

@@ -14,7 +14,7 @@ from accelerate.utils import gather_object
 from trl.chat_template_utils import parse_response
 
 from basis_rl.rewards import last_boxed
-from basis_rl.trainer.seams import attributes
+from basis_rl.run.seams import attributes
 from basis_rl.trainer.tool_check import Pending
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -11,9 +11,9 @@ from basis_rl.baselines import ReinforcePP, build_baseline
 from basis_rl.functional.kl import kl_estimate
 from basis_rl.functional.objectives import AGGREGATIONS, OF_LOSS_TYPE
 from basis_rl.objectives import OBJECTIVES, LossOutputs, TrlObjective, objective
+from basis_rl.run.seams import attributes
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.loss import without_old_log_probs
-from basis_rl.trainer.seams import attributes
 from tests.support.loss_run import FakeRun, micro_batch
 from tests.support.tiny import config, parity_reward, sums
 

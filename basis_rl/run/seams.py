@@ -1,4 +1,4 @@
-"""The one way in which a setting of TRL's is another one for a moment; `seams.md` lists what is treated so, and why."""
+"""The one way in which something of TRL's is another for a moment; `trainer/seams.md` lists what, and why."""
 
 from __future__ import annotations
 
