@@ -19,7 +19,7 @@ from basis_rl.baselines.remax import ReMax
 from basis_rl.baselines.shrinkage import Ebpo, JamesStein
 from basis_rl.baselines.spo import Spo
 from basis_rl.baselines.token import IsolatedEnergy, Opo, OptimalGlobalBaseline, OptimalTokenBaseline
-from basis_rl.registry import build
+from basis_rl.registry import build, name_of
 
 BASELINES: dict[str, type[Baseline]] = {
     "none": NoBaseline,
@@ -48,6 +48,11 @@ BASELINES: dict[str, type[Baseline]] = {
     "gdpo": Gdpo,
     "least_variance": LeastVariance,
 }
+
+
+def baseline_name(baseline: Baseline) -> str:
+    """Its registered name, or that of its class."""
+    return name_of(BASELINES, baseline)
 
 
 def build_baseline(name: str, **params: Any) -> Baseline:

@@ -22,7 +22,8 @@ from huggingface_hub import CommitInfo, ModelCard, hf_hub_download
 from transformers import TrainerState
 from transformers.trainer_utils import HubStrategy
 
-from basis_rl.baselines import BASELINES, Baseline
+from basis_rl.baselines import Baseline
+from basis_rl.baselines.registry import baseline_name
 from basis_rl.clusters import PromptClusters
 from basis_rl.report import plot_training
 from basis_rl.report.card import write_card
@@ -300,11 +301,6 @@ def run_info(
         tags=["generated_from_trainer", *sorted(tags)],
         finished=ended and not stopped,
     )
-
-
-def baseline_name(baseline: Baseline) -> str:
-    """Its registered name, or its class."""
-    return next((key for key, cls in BASELINES.items() if cls is type(baseline)), type(baseline).__name__)
 
 
 def artefacts_of(baseline: Baseline) -> list[Artefact]:

@@ -13,13 +13,13 @@ import torch
 from datasets import Dataset
 
 from basis_rl.baselines import Baseline
+from basis_rl.baselines.registry import baseline_name
 from basis_rl.run.artefacts import differences, write_whole
 from basis_rl.samplers import PromptSampler
 from basis_rl.samplers.registry import sampler_name
 from basis_rl.trainer.config import BasisConfig, changed_settings
 from basis_rl.trainer.gather import row_prompt_id
 from basis_rl.trainer.plan import with_tools
-from basis_rl.trainer.publish import baseline_name
 from basis_rl.types import RolloutBatch
 from basis_rl.values.provenance import fingerprint, rendered_prompt, reward_identity
 
