@@ -11,16 +11,18 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from basis_rl.cli.main import main
 from basis_rl.recipe.file import parse_recipe
+from basis_rl.types import Advantages
 from basis_rl.values import ValueTable
 from examples.custom_baseline import Shrinkage
 from examples.quickstart.warm_start import save
 from tests.cli.conftest import SETTINGS
-from tests.support.tiny import tiny_model, tiny_tokenizer
+from tests.support.tiny import Tokenwise, tiny_model, tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -215,10 +217,20 @@ def test_accelerate_launch_takes_the_same_arguments(recipe, tmp_path):
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out") is not None
 
 
+class ByPosition(Tokenwise):
+    """Its advantages depend on the order of the rows."""
+
+    token_level = "never"
+
+    def advantages(self, batch):
+        values = torch.nan_to_num(batch.rewards) * torch.arange(len(batch.rewards))
+        return Advantages(values=values, baseline=torch.zeros_like(values))
+
+
 def test_a_baseline_of_ones_own(recipe, capsys):
     assert main(["check", "tests.support.tiny:Tokenwise"]) == 0
     assert "keeps the contract: declarations, shape_and_zeros" in capsys.readouterr().out
-    assert main(["check", "tests.baselines.test_conformance:ByPosition"]) == 2
+    assert main(["check", "tests.cli.test_cli:ByPosition"]) == 2
     assert "depends on the order of the rows" in capsys.readouterr().err
     assert main(["train", recipe(baseline="tests.support.tiny:Tokenwise")]) == 0
 
