@@ -8,6 +8,7 @@ make one group straddle the ranks.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ from basis_rl.__main__ import leave
 from basis_rl.baselines import BASELINES, Rloo
 from basis_rl.samplers import Dynamic, Frontier
 from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer import trainer as trainer_module
 from examples.custom_objective import simple
 from tests.support.tiny import Tokenwise, config, named_baseline, sums, tiny_tokenizer
 
@@ -209,5 +211,8 @@ def main(output: Path, model: str, ranks: int, which: str) -> None:
 
 
 if __name__ == "__main__":
+    # As in tests/conftest.py: the garbage collection and the plot take most of a short run's time.
+    gc.freeze()
+    trainer_module.plot_training = lambda *args, **kwargs: None
     main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])
     leave(0)

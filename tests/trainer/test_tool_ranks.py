@@ -16,7 +16,7 @@ from tests.trainer.test_sharding import launch as launch_sharded
 from tests.trainer.test_tools import segments
 from tests.trainer.tooled_ranks import CONTEXT
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def launch(ranks, output, model, config="accelerate_configs/cpu.yaml"):
