@@ -1,4 +1,4 @@
-"""Run by `test_faults.py` and `test_claim.py` on two ranks: one of them gets a signal in its fourth step.
+"""Run by `test_faults.py` and `test_run_lock.py` on two ranks: one of them gets a signal in its fourth step.
 
 Signal ``0``: none, and forty steps of at least a tenth of a second.
 """

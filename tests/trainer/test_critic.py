@@ -259,13 +259,15 @@ def test_the_policy_waits_while_the_critic_warms_up(tmp_path, tiny_path):
         assert float(trained._compute_loss(trained.model.train(mode), {})) == loss, "an evaluation tells its loss"
 
 
-def test_rollouts_are_those_without_a_critic(tmp_path, tiny_path):
+def test_rollouts_are_those_of_a_run_without_a_module_or_energies(tmp_path, tiny_path):
+    """Neither a critic nor the head that is patched for the energies changes what the policy samples."""
     texts = []
-    for baseline in ("none", Ppo(critic_model=str(tiny_path), critic_warmup_steps=1), Ppo(critic_warmup_steps=1)):
+    warmed = {"critic_warmup_steps": 1}
+    for baseline in ("none", "otb", Ppo(critic_model=str(tiny_path), **warmed), Ppo(**warmed)):
         trained = build(tmp_path, baseline, cls=BasisTrainer, max_steps=1, log_completions=True)
         trained.train()
         texts.append([message[0]["content"] for message in trained._logs["completion"]])
-    assert texts[0] == texts[1] == texts[2]
+    assert texts == [texts[0]] * 4
 
 
 @pytest.fixture(scope="module")
@@ -276,14 +278,10 @@ def saved(tmp_path_factory):
 
 
 def test_a_module_of_another_shape_is_refused(saved, tmp_path, tiny_path):
-    trained = build(
-        tmp_path, Ppo(critic_model=str(tiny_path)), cls=BasisTrainer, max_steps=4, allow_changed_settings=True
-    )
+    other = Ppo(critic_model=str(tiny_path))
+    trained = build(tmp_path, other, cls=BasisTrainer, max_steps=4, allow_changed_settings=True)
     with pytest.raises(ValueError, match=r"holds another module than Ppo has now: .* Resume with the baseline_kwargs"):
         trained.train(resume_from_checkpoint=str(saved))
-
-
-def test_a_module_of_another_size_is_refused(saved, tmp_path):
     content = torch.load(saved / FILE_NAME)
     name, value = next((name, value) for name, value in content["module"].items() if value.ndim == 2)
     content["module"][name] = value[:, :-1]

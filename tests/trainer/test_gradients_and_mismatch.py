@@ -64,33 +64,11 @@ def test_gradient_variance_is_that_of_the_micro_batches(loss_type, tmp_path):
         assert row["grad_norm"] ** 2 == pytest.approx(row["gradient/signal"], rel=1e-4)
 
 
-def test_the_noise_of_two_ranks_is_that_of_all_their_micro_batches():
-    """Ranks average their gradients, of two micro-batches each; this one sees its own and a sum of powers."""
-    own, others = torch.randn((2, 2, 3), generator=torch.Generator().manual_seed(0))
-    accelerator = SimpleNamespace(
-        distributed_type=DistributedType.MULTI_CPU,
-        num_processes=2,
-        reduce=lambda power, reduction: power + (others**2).sum() if reduction == "sum" else None,
-    )
-    weight = torch.nn.Parameter(torch.zeros(3))
-    monitor = GradientMonitor(torch.nn.ParameterList([weight]), accelerator, fp16=False)
-    for _ in range(2):  # two steps, so that nothing is left of the first
-        for gradient in own:
-            (weight * gradient).sum().backward()
-            monitor.count()
-        each = 2 * torch.cat([own, others]).double()
-        mean = each.mean(dim=0)
-        logged = monitor.close(float(mean.norm()))
-        assert logged.pop("gradient/total_power") == pytest.approx(float((each**2).sum(dim=1).mean()), rel=1e-5)
-        assert logged.pop("gradient/signal") == pytest.approx(float(mean @ mean), rel=1e-5)
-        variance = ((each - mean) ** 2).sum() / (4 - 1) / 4
-        assert logged.pop("gradient/variance") == pytest.approx(float(variance), rel=1e-4)
-
-
-def test_one_micro_batch_tells_nothing_and_logs_nothing(tmp_path):
+def test_nothing_is_logged_of_one_micro_batch_or_without_log_probabilities_of_the_engine(tmp_path):
     trainer = build(BasisTrainer, tmp_path, log_gradient_variance=True)
     trainer.train()
-    assert not any(key.startswith("gradient/") for row in trainer.state.log_history for key in row)
+    assert not any(key.startswith(("gradient/", "rollout/")) for row in trainer.state.log_history for key in row)
+    assert rollout_weights({}) is None
 
 
 def mismatched():
@@ -139,13 +117,6 @@ def test_sharded_or_scaled_gradients_are_refused(kind):
     accelerator = SimpleNamespace(distributed_type=kind)
     with pytest.raises(ValueError, match="log_gradient_variance does not work with"):
         GradientMonitor(torch.nn.Linear(1, 1), accelerator, fp16=kind == DistributedType.NO)
-
-
-def test_nothing_is_logged_where_the_engine_gives_no_log_probabilities(tmp_path):
-    trainer = build(BasisTrainer, tmp_path)
-    trainer.train()
-    assert not any(key.startswith("rollout/") for row in trainer.state.log_history for key in row)
-    assert rollout_weights({}) is None
 
 
 def test_rewards_are_told_apart_by_difficulty(tmp_path):

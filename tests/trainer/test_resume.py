@@ -96,24 +96,21 @@ def test_a_resumed_run_of_three_epochs_is_the_uninterrupted_one(step, longer, tm
     assert_resumes(step, *longer, tmp_path, 40)
 
 
-@pytest.mark.parametrize("name", ["basis_history", "bv_blend", "otb"])
-def test_baselines_with_state_and_token_advantages_resume(name, tmp_path):
-    expected = run(tmp_path / "whole", named_baseline(name, sums()), max_steps=10)
-    for step in (3, 8):
-        start = str(tmp_path / "whole" / f"checkpoint-{step}")
-        baseline = named_baseline(name, sums())
-        assert_same_end(expected, run(tmp_path / "again", baseline, resume=start, max_steps=10, save_strategy="no"))
+LEARNT = {"lam": 0.9, "critic_epochs": 2, "critic_warmup_steps": 1}
 
 
-@pytest.mark.parametrize("critic", ["head", "model"])
-def test_a_baseline_that_learns_resumes(critic, tmp_path, tiny_path):
-    kwargs = {"lam": 0.9, "critic_epochs": 2, "critic_warmup_steps": 1}
-    kwargs |= {"critic_model": str(tiny_path), "critic_learning_rate": 1e-3} if critic == "model" else {}
-    expected = run(tmp_path / "whole", Ppo(**kwargs), max_steps=8)
+@pytest.mark.parametrize("name", ["basis_history", "bv_blend", "otb", "a head", "a value model"])
+def test_baselines_with_state_token_advantages_and_modules_resume(name, tmp_path, tiny_path):
+    def baseline():
+        if name == "a value model":
+            return Ppo(**LEARNT, critic_model=str(tiny_path), critic_learning_rate=1e-3)
+        return Ppo(**LEARNT) if name == "a head" else named_baseline(name, sums())
+
+    expected = run(tmp_path / "whole", baseline(), max_steps=8)
     for step in (3, 6):
         start = str(tmp_path / "whole" / f"checkpoint-{step}")
-        resumed = run(tmp_path / "again", Ppo(**kwargs), resume=start, max_steps=8, save_strategy="no")
-        assert_same_end(expected, resumed)
+        again = run(tmp_path / "again", baseline(), resume=start, max_steps=8, save_strategy="no")
+        assert_same_end(expected, again)
 
 
 def test_accumulation_with_a_short_last_step_of_the_epoch(tmp_path):
