@@ -19,7 +19,7 @@ from basis_rl.run.errors import NonFiniteGradients, RequestRefused, RolloutError
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.faults import FiniteGradients, StopOnSignal
 from tests.support.ranks import launch, output_of
-from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
+from tests.support.tiny import tiny_trainer
 
 
 @pytest.mark.parametrize("status", [400, 404, 408, 413, 429, 500, 503])
@@ -63,16 +63,7 @@ def spoil(trainer):
 
 
 def build(folder, sabotage, **settings):
-    tokenizer = tiny_tokenizer()
-    return Sabotaged(
-        model=tiny_model(tokenizer),
-        reward_funcs=parity_reward,
-        args=config(folder, **{"max_steps": 6, **settings}),
-        train_dataset=sums(),
-        processing_class=tokenizer,
-        baseline="rloo",
-        sabotage=sabotage,
-    )
+    return tiny_trainer(folder, cls=Sabotaged, sabotage=sabotage, **{"max_steps": 6, **settings})
 
 
 @pytest.mark.parametrize("clip", [1.0, 0.0])

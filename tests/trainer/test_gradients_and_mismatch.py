@@ -9,7 +9,7 @@ from accelerate import Accelerator, DistributedType
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.faults import GradientMonitor
 from basis_rl.trainer.scoring import rollout_mismatch, rollout_weights
-from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
+from tests.support.tiny import sums, tiny_trainer
 
 
 class OneByOne(BasisTrainer):
@@ -34,22 +34,11 @@ class OneByOne(BasisTrainer):
         return super()._get_grad_norm(*args, **kwargs)
 
 
-def build(cls, tmp_path, dataset=None, **settings):
-    tokenizer = tiny_tokenizer()
-    return cls(
-        model=tiny_model(tokenizer),
-        reward_funcs=parity_reward,
-        args=config(tmp_path, **settings),
-        train_dataset=sums() if dataset is None else dataset,
-        processing_class=tokenizer,
-        baseline="rloo",
-    )
-
-
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
 def test_gradient_variance_is_that_of_the_micro_batches(loss_type, tmp_path):
     settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "steps_per_generation": 4}
-    trainer = build(OneByOne, tmp_path, log_gradient_variance=True, loss_type=loss_type, max_steps=3, **settings)
+    settings |= {"log_gradient_variance": True, "loss_type": loss_type, "max_steps": 3}
+    trainer = tiny_trainer(tmp_path, cls=OneByOne, **settings)
     trainer.train()
     logs = [row for row in trainer.state.log_history if "gradient/variance" in row]
     assert len(logs) == 3
@@ -65,7 +54,7 @@ def test_gradient_variance_is_that_of_the_micro_batches(loss_type, tmp_path):
 
 
 def test_nothing_is_logged_of_one_micro_batch_or_without_log_probabilities_of_the_engine(tmp_path):
-    trainer = build(BasisTrainer, tmp_path, log_gradient_variance=True)
+    trainer = tiny_trainer(tmp_path, log_gradient_variance=True)
     trainer.train()
     assert not any(key.startswith(("gradient/", "rollout/")) for row in trainer.state.log_history for key in row)
     assert rollout_weights({}) is None
@@ -130,6 +119,6 @@ def test_rewards_are_told_apart_by_difficulty(tmp_path):
                 if own:
                     assert self._metrics["train"][f"reward/level/{level}"][-1] == pytest.approx(sum(own) / len(own))
 
-    trainer = build(Kept, tmp_path, dataset, difficulty_column="level", max_steps=4)
+    trainer = tiny_trainer(tmp_path, cls=Kept, train_dataset=dataset, difficulty_column="level", max_steps=4)
     trainer.train()
     assert {"reward/level/1", "reward/level/2"} <= {key for row in trainer.state.log_history for key in row}

@@ -11,7 +11,7 @@ import torch
 from basis_rl.baselines import Ppo, build_baseline
 from basis_rl.run import checkpoint
 from basis_rl.trainer import BasisTrainer
-from tests.support.tiny import config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
+from tests.support.tiny import config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer, tiny_trainer
 from tests.trainer.test_state import RunningMean
 
 # 16 prompts, 4 a generation batch, two slices of it used twice: 16 micro-batches an epoch, a generation every 4.
@@ -30,17 +30,9 @@ class Noted(BasisTrainer):
         return super()._advantages(inputs, output)
 
 
-def run(folder, baseline, resume=None, dataset=None, prompt_sampler="uniform", tokenizer=tiny_tokenizer, **settings):
-    tokenizer = tokenizer()
-    trainer = Noted(
-        model=tiny_model(tokenizer),
-        reward_funcs=parity_reward,
-        args=config(folder, **{**SHAPE, "save_strategy": "steps", "save_steps": 1, **settings}),
-        train_dataset=sums() if dataset is None else dataset,
-        processing_class=tokenizer,
-        baseline=baseline,
-        prompt_sampler=prompt_sampler,
-    )
+def run(folder, baseline, resume=None, **given):
+    saving = {"save_strategy": "steps", "save_steps": 1}
+    trainer = tiny_trainer(folder, baseline, Noted, **{**SHAPE, **saving, **given})
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 
@@ -198,7 +190,7 @@ def test_auto_starts_anew_where_there_is_nothing(tmp_path):
 def test_another_dataset_is_refused(whole):
     folder, _ = whole
     with pytest.raises(ValueError, match="saved while training on other prompts"):
-        run(folder / "x", RunningMean(), resume=str(folder / "checkpoint-4"), dataset=sums().shuffle(seed=1))
+        run(folder / "x", RunningMean(), resume=str(folder / "checkpoint-4"), train_dataset=sums().shuffle(seed=1))
 
 
 def test_rollouts_of_other_ranks_are_refused(whole, tmp_path):
@@ -328,7 +320,7 @@ CHANGED = {
     "parameter": ({"baseline": {"decay": 0.5}}, "baseline.decay: 0.9, now 0.5"),
     "clusters": ({"baseline": {"clusters": dict.fromkeys(sums()["prompt_id"], 0)}}, "baseline.clusters: "),
     "sampler": ({"prompt_sampler": "variance"}, 'prompt_sampler: "uniform", now "variance"'),
-    "template": ({"tokenizer": other_template}, "prompts as the model is given them: "),
+    "template": ({"processing_class": other_template()}, "prompts as the model is given them: "),
 }
 
 

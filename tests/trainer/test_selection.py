@@ -11,7 +11,11 @@ from basis_rl.run.errors import SelectionFailed
 from basis_rl.samplers import Draw, Dynamic, Frontier, PromptSampler, Uniform, Variance, WeightedSampler, build_sampler
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.selection import Selection, drawn
-from tests.support.tiny import config, named_baseline, parity_reward, sums, table_for, tiny_model, tiny_tokenizer
+from tests.support.tiny import (
+    sums,
+    table_for,
+    tiny_trainer,
+)
 from tests.trainer.test_resume import assert_same_end
 
 # Two generation batches of 16 rollouts, each used in two optimizer steps.
@@ -35,17 +39,8 @@ class Noted(BasisTrainer):
         return trained
 
 
-def build(folder, baseline="grpo", sampler="variance", dataset=None, reward=parity_reward, **settings):
-    tokenizer = tiny_tokenizer()
-    return Noted(
-        model=tiny_model(tokenizer),
-        reward_funcs=reward,
-        args=config(folder, **{**SHAPE, **settings}),
-        train_dataset=sums() if dataset is None else dataset,
-        processing_class=tokenizer,
-        baseline=named_baseline(baseline, sums()) if isinstance(baseline, str) else baseline,
-        prompt_sampler=sampler,
-    )
+def build(folder, baseline="grpo", sampler="variance", **given):
+    return tiny_trainer(folder, baseline, Noted, prompt_sampler=sampler, **{**SHAPE, **given})
 
 
 def run(folder, *args, resume=None, **kwargs):
@@ -322,8 +317,8 @@ class Never(Variance):
         (Returns(Draw(torch.arange(4), torch.zeros(4), {}), True), {}, "finite and > 0"),
         (Sure(correct=True), {}, "leave `correct` out"),
         (Refilling(correct=True), {}, "cannot `correct` batches that it refills"),
-        ("frontier", {"dataset": TWICE}, r"draws different prompts, but 8 of 16 rows .* take .* 'uniform'"),
-        ("variance", {"dataset": STREAM}, "needs a dataset that can be indexed, not a IterableDataset"),
+        ("frontier", {"train_dataset": TWICE}, r"draws different prompts, but 8 of 16 rows .* take .* 'uniform'"),
+        ("variance", {"train_dataset": STREAM}, "needs a dataset that can be indexed, not a IterableDataset"),
         ("dynamic", {"num_generations": 1}, "num_generations to 2 or more"),
         ("dynamic", {"async_prefetch": True, "use_vllm": True, "vllm_mode": "server"}, "async_prefetch"),
     ],
@@ -343,7 +338,7 @@ def test_a_table_that_lacks_prompts_is_said_as_without_a_sampler(tmp_path):
 @pytest.mark.parametrize("baseline", ["grpo", "spo", "bv_blend"])
 def test_rewards_out_of_the_beliefs_range_are_told_once(baseline, tmp_path, caplog):
     """Of the belief beside the baseline and of the baseline's own."""
-    run(tmp_path, baseline, "variance", reward=lambda completions, **_: [3.0] * len(completions))
+    run(tmp_path, baseline, "variance", reward_funcs=lambda completions, **_: [3.0] * len(completions))
     assert caplog.text.count("rewards are outside 0 to 1") == 1
 
 
@@ -357,8 +352,11 @@ def rare(completions, prompts, **kwargs):
 
 
 def test_groups_without_variance_are_replaced_and_all_rollouts_counted(tmp_path):
-    kept = run(tmp_path, "grpo", Dynamic(max_refills=12), reward=rare, max_steps=8)
-    plain = run(tmp_path, "grpo", Dynamic(max_refills=1), reward=lambda completions, **_: [1.0] * len(completions))
+    def always(completions, **kwargs):
+        return [1.0] * len(completions)
+
+    kept = run(tmp_path, "grpo", Dynamic(max_refills=12), reward_funcs=rare, max_steps=8)
+    plain = run(tmp_path, "grpo", Dynamic(max_refills=1), reward_funcs=always)
 
     def varied(trainer):
         return [float((each.batch.rewards.view(-1, 4).std(dim=1) > 0).float().mean()) for each in trainer.batches]

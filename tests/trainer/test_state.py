@@ -7,7 +7,7 @@ from basis_rl.baselines import CenterScale, Rloo, check_state_keys
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.state import FILE_NAME, PendingBatches, load_parts, save_parts
 from basis_rl.types import RolloutBatch
-from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
+from tests.support.tiny import sums, tiny_trainer
 
 
 class RunningMean(CenterScale):
@@ -45,16 +45,8 @@ class Ordered(BasisTrainer):
         return loss
 
 
-def run(output_dir, baseline, resume=None, **settings):
-    tokenizer = tiny_tokenizer()
-    trainer = Ordered(
-        model=tiny_model(tokenizer),
-        reward_funcs=parity_reward,
-        args=config(output_dir, **settings),
-        train_dataset=sums(32),
-        processing_class=tokenizer,
-        baseline=baseline,
-    )
+def run(folder, baseline, resume=None, **settings):
+    trainer = tiny_trainer(folder, baseline, Ordered, train_dataset=sums(32), **settings)
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 
