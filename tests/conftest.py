@@ -1,7 +1,9 @@
 """Shared by all tests: no network, no telemetry, one thread a process."""
 
+import gc
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +30,25 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("BASIS_TEST_GPUS", visible)
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[0]
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic algorithms
+
+
+PLOTTING = {"test_cli", "test_inputs", "test_quickstart"}  # modules whose tests look at the plot of a run
+
+
+def pytest_collection_finish() -> None:
+    """Exempt everything imported from garbage collection: each training ends with one, of a second without this."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_plots(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Drawing the plot of a run takes longer than the run of a tiny model."""
+    with pytest.MonkeyPatch.context() as patch:
+        trainer = sys.modules.get("basis_rl.trainer.trainer")
+        if trainer is not None and request.module.__name__.rpartition(".")[2] not in PLOTTING:
+            patch.setattr(trainer, "plot_training", lambda *args, **kwargs: None)
+        yield
 
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -1,14 +1,43 @@
-"""Several ranks of a run as threads of one process, with accelerate's collectives among them."""
+"""Several ranks of a run: processes by `accelerate launch`, or threads with accelerate's collectives among them."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU = "accelerate_configs/cpu.yaml"
+
+
+def launch(module: str, *arguments: Any, ranks: int = 2, config: str = CPU) -> subprocess.Popen[str]:
+    """Start a module on so many ranks of this machine's CPU, with its output in one pipe."""
+    launcher = ["-m", "accelerate.commands.launch", "--config_file", config]
+    launcher += ["--num_processes", str(ranks), "--main_process_port", "0"]
+    return subprocess.Popen(
+        [sys.executable, *(launcher if ranks > 1 else []), "-m", module, *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "CI": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def output_of(process: subprocess.Popen[str], *, fails: bool = False) -> str:
+    """What the ranks of `launch` printed to their end."""
+    output, _ = process.communicate(timeout=900)
+    assert (process.returncode != 0) == fails, output[-5000:]
+    return output
 
 
 class Ranks:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from basis_rl.engine.server import Server, ServerOptions
 from basis_rl.engine.weights import SyncSettings
 from basis_rl.trainer import BasisTrainer
-from tests.support.tiny import config, named_baseline, sums, tiny_tokenizer
+from tests.support.tiny import tiny_tokenizer, tiny_trainer
 
 # A small cache and few sequences: the engine must start beside a trainer on two cores.
 ENGINE = ("--max-num-seqs", "64", "--kv-cache-memory-bytes", str(16 << 20))
@@ -87,9 +87,7 @@ def larger_half(completions, completion_ids, **kwargs):
     return [float(order.index(row) >= len(sums) // 2) for row in range(len(sums))]
 
 
-def trainer(folder: Path, model: Path, url: str, baseline: Any, cls: type = BasisTrainer, **settings: Any) -> Any:
-    peft_config, reward = settings.pop("peft_config", None), settings.pop("reward_funcs", larger_half)
-    sampler = settings.pop("prompt_sampler", "uniform")
+def trainer(folder: Path, model: Path, url: str, baseline: Any, cls: type = BasisTrainer, **given: Any) -> Any:
     served = {
         "use_vllm": True,
         "vllm_mode": "server",
@@ -101,14 +99,6 @@ def trainer(folder: Path, model: Path, url: str, baseline: Any, cls: type = Basi
         "per_device_train_batch_size": 4,
         "steps_per_generation": 1,
         "max_steps": 4,
+        "reward_funcs": larger_half,
     }
-    return cls(
-        model=str(model),
-        reward_funcs=reward,
-        args=config(folder, **{**served, **settings}),
-        train_dataset=sums(),
-        processing_class=tiny_tokenizer(),
-        baseline=named_baseline(baseline, sums()) if isinstance(baseline, str) else baseline,
-        prompt_sampler=sampler,
-        peft_config=peft_config,
-    )
+    return tiny_trainer(folder, baseline, cls, model=Path(model), **{**served, **given})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from datasets import Dataset
 
 from basis_rl.baselines import Baseline, build_baseline
 from basis_rl.data import prompt_id
-from basis_rl.trainer import BasisConfig
+from basis_rl.trainer import BasisConfig, BasisTrainer
 from basis_rl.types import Advantages
 from basis_rl.values import ValueTable
 from examples.quickstart.warm_start import build_model, build_tokenizer
@@ -80,6 +81,23 @@ def config(output_dir: Path | str, **overrides: Any) -> BasisConfig:
 def parity_reward(completions, completion_ids, **kwargs):
     """0 or 1 by the sum of the sampled token ids: random enough that groups are mixed, and always the same."""
     return [float(sum(ids) % 2) for ids in completion_ids]
+
+
+SETTINGS = {field.name for field in fields(BasisConfig)}
+
+
+def tiny_trainer(folder: Path | str, baseline: Any = "rloo", cls: type = BasisTrainer, **given: Any) -> Any:
+    """A trainer of the tiny model on `sums`; `given` are settings of `config` and arguments of the trainer."""
+    settings = {name: value for name, value in given.items() if name in SETTINGS}
+    arguments = {name: value for name, value in given.items() if name not in SETTINGS}
+    tokenizer = arguments.setdefault("processing_class", tiny_tokenizer())
+    model = arguments.pop("model", None)
+    return cls(
+        model=tiny_model(tokenizer) if model is None else str(model) if isinstance(model, Path) else model,
+        args=config(folder, **settings),
+        baseline=named_baseline(baseline, sums()) if isinstance(baseline, str) else baseline,
+        **{"reward_funcs": parity_reward, "train_dataset": sums(), **arguments},
+    )
 
 
 class Tokenwise(Baseline):

@@ -9,7 +9,7 @@ from basis_rl.tools import calculator
 from basis_rl.trainer import BasisTrainer, turns
 from examples.quickstart.warm_start import save
 from examples.tools.warm_start import tool_tokenizer
-from tests.support.tiny import config, named_baseline, sums, tiny_model
+from tests.support.tiny import sums, tiny_model, tiny_trainer
 
 
 def tokenizer():
@@ -61,11 +61,7 @@ def by_rule(tok, ids: list[int], *args: Any, **kwargs: Any) -> dict[str, Any]:
 
 def last_turn(completions, **kwargs):
     """0 or 1 by the model's last message, of rollouts that call."""
-    return [float(len(messages) > 1 and hash_of(completion_text(messages)) % 2) for messages in completions]
-
-
-def hash_of(text: str) -> int:
-    return sum(text.encode())
+    return [float(len(messages) > 1 and sum(completion_text(messages).encode()) % 2) for messages in completions]
 
 
 class Kept(BasisTrainer):
@@ -105,12 +101,5 @@ def trainer(folder, baseline: str, tools=(calculator,), cls=Kept, model=None, **
     if model is None:
         model = f"{folder}-model"
         save(tiny_model(tok), tok, model)
-    return cls(
-        model=str(model),
-        reward_funcs=last_turn,
-        args=config(folder, **{**multi, **drawn, **settings}),
-        train_dataset=sums(),
-        processing_class=tok,
-        baseline=named_baseline(baseline, sums()),
-        tools=list(tools),
-    )
+    own = {"model": str(model), "reward_funcs": last_turn, "processing_class": tok, "tools": list(tools)}
+    return tiny_trainer(folder, baseline, cls, **own, **{**multi, **drawn, **settings})

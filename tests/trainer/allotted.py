@@ -11,8 +11,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from basis_rl.__main__ import leave
-from basis_rl.trainer import BasisTrainer
-from tests.support.tiny import config, parity_reward, sums, tiny_tokenizer
+from tests.support.tiny import tiny_tokenizer, tiny_trainer
 
 SHAPE = {
     "vocab_size": 512,
@@ -33,13 +32,8 @@ def count(tensors: Iterable[torch.Tensor]) -> int:
 def main(precision: str, output: Path) -> None:
     tokenizer = tiny_tokenizer()
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
-    trainer = BasisTrainer(
-        model=Qwen3ForCausalLM(Qwen3Config(**SHAPE, **ids)),
-        reward_funcs=parity_reward,
-        args=config(output, max_steps=1, steps_per_generation=1, bf16=precision == "bf16"),
-        train_dataset=sums(),
-        processing_class=tokenizer,
-    )
+    own = {"model": Qwen3ForCausalLM(Qwen3Config(**SHAPE, **ids)), "processing_class": tokenizer}
+    trainer = tiny_trainer(output, "grpo", max_steps=1, steps_per_generation=1, bf16=precision == "bf16", **own)
     trainer.train()
     sharded = trainer.model_wrapped.optimizer
     weights = [getattr(p, "ds_tensor", p) for p in trainer.model.parameters()]

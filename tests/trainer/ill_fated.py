@@ -1,4 +1,4 @@
-"""Run by `test_faults.py` and `test_claim.py` on two ranks: one of them gets a signal in its fourth step.
+"""Run by `test_faults.py` and `test_run_lock.py` on two ranks: one of them gets a signal in its fourth step.
 
 Signal ``0``: none, and forty steps of at least a tenth of a second.
 """
@@ -12,7 +12,7 @@ import time
 
 from basis_rl.__main__ import leave
 from basis_rl.trainer import BasisTrainer
-from tests.support.tiny import config, parity_reward, sums, tiny_tokenizer
+from tests.support.tiny import tiny_trainer
 
 
 def main(output: str, model: str, who: int, what: str) -> None:
@@ -24,16 +24,8 @@ def main(output: str, model: str, who: int, what: str) -> None:
             time.sleep(0.1 if what == "0" else 0.0)
             return super().training_step(*args, **kwargs)
 
-    trainer = IllFated(
-        model=model,
-        reward_funcs=parity_reward,
-        args=config(
-            output, max_steps=40 if what == "0" else 8, steps_per_generation=3, save_strategy="steps", save_steps=100
-        ),
-        train_dataset=sums(),
-        processing_class=tiny_tokenizer(),
-        baseline="rloo",
-    )
+    saving = {"steps_per_generation": 3, "save_strategy": "steps", "save_steps": 100}
+    trainer = tiny_trainer(output, cls=IllFated, model=model, max_steps=40 if what == "0" else 8, **saving)
     trainer.train(resume_from_checkpoint="auto")
     print(f"rank {trainer.accelerator.process_index} stopped at {trainer.state.global_step}", flush=True)
 

@@ -17,7 +17,7 @@ from basis_rl.baselines import Ppo
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.shards import whole
 from tests.support.served import trainer
-from tests.support.tiny import config, named_baseline, parity_reward, sums, tiny_tokenizer
+from tests.support.tiny import tiny_trainer
 
 RUNS = {
     "basis": (1, {}),
@@ -77,21 +77,10 @@ def resumed(output: Path, model: Path, kind: str = "basis_history") -> None:
     """Four steps, and the last two again from the checkpoint between them, in the middle of a generation batch."""
     critics = {"head": {}, "value_model": {"critic_model": str(model), "critic_learning_rate": 1e-3}}
     for name, start in (("whole", None), ("again", output / "whole" / "checkpoint-3")):
-        args = config(
-            output / name,
-            max_steps=4,
-            save_strategy="steps",
-            save_steps=3,
-            model_init_kwargs={"dtype": "float32"},
-        )
-        trained = OnCpus(
-            model=str(model),
-            reward_funcs=parity_reward,
-            args=args,
-            train_dataset=sums(),
-            processing_class=tiny_tokenizer(),
-            baseline=Ppo(**critics[kind]) if kind in critics else named_baseline(kind, sums()),
-        )
+        saving = {"max_steps": 4, "save_strategy": "steps", "save_steps": 3}
+        baseline = Ppo(**critics[kind]) if kind in critics else kind
+        own = {"model": model, "model_init_kwargs": {"dtype": "float32"}}
+        trained = tiny_trainer(output / name, baseline, OnCpus, **own, **saving)
         trained.train(resume_from_checkpoint=str(start) if start else None)
         trained.save_model(str(output / name / "saved"))
         norms = [(row["step"], row["grad_norm"]) for row in trained.state.log_history if "grad_norm" in row]

@@ -8,6 +8,7 @@ make one group straddle the ranks.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -19,8 +20,9 @@ from basis_rl.__main__ import leave
 from basis_rl.baselines import BASELINES, Rloo
 from basis_rl.samplers import Dynamic, Frontier
 from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer import trainer as trainer_module
 from examples.custom_objective import simple
-from tests.support.tiny import Tokenwise, config, named_baseline, sums, tiny_tokenizer
+from tests.support.tiny import Tokenwise, tiny_trainer
 
 ROWS, GROUP = 12, 4
 
@@ -84,28 +86,10 @@ class Stopped(GivenRollouts):
         return super().training_step(*args, **kwargs)
 
 
-def train(
-    output: Path,
-    model: str,
-    ranks: int,
-    name: str,
-    cls=GivenRollouts,
-    baseline=None,
-    objective=None,
-    prompt_sampler="uniform",
-    **settings,
-):
+def train(output: Path, model: str, ranks: int, name: str, cls=GivenRollouts, baseline=None, **given):
     shape = {"per_device_train_batch_size": ROWS // ranks, "steps_per_generation": 1, "num_generations": GROUP}
-    trainer = cls(
-        model=model,
-        reward_funcs=reward,
-        args=config(output / f"run-{name}", **{**shape, "max_completion_length": 12, **settings}),
-        train_dataset=sums(),
-        processing_class=tiny_tokenizer(),
-        baseline=baseline or named_baseline(name, sums()),
-        objective=objective,
-        prompt_sampler=prompt_sampler,
-    )
+    own = {"model": model, "reward_funcs": reward, "max_completion_length": 12}
+    trainer = tiny_trainer(output / f"run-{name}", baseline or name, cls, **{**shape, **own, **given})
     assert trainer.accelerator.num_processes == ranks
     trainer.train()
     return trainer
@@ -127,15 +111,8 @@ def losses(output: Path, model: str, ranks: int) -> dict:
     """
     results = {}
     for name, chosen in LOSSES.items():
-        shape = {
-            "num_iterations": 2,
-            "max_steps": 4,
-            "beta": 0.5,
-            "epsilon": 0.05,
-            "optim": "sgd",
-            "learning_rate": 1.0,
-        }
-        trainer = train(output, model, ranks, "batch_mean", **shape, **chosen)
+        shape = {"num_iterations": 2, "max_steps": 4, "beta": 0.5, "epsilon": 0.05}
+        trainer = train(output, model, ranks, "batch_mean", optim="sgd", learning_rate=1.0, **shape, **chosen)
         policy = {key: value.detach().clone() for key, value in trainer.model.state_dict().items()}
         results[name] = {"log": trainer.state.log_history, "policy": policy}
     return results
@@ -209,5 +186,8 @@ def main(output: Path, model: str, ranks: int, which: str) -> None:
 
 
 if __name__ == "__main__":
+    # As in tests/conftest.py: the garbage collection and the plot take most of a short run's time.
+    gc.freeze()
+    trainer_module.plot_training = lambda *args, **kwargs: None
     main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])
     leave(0)

@@ -40,21 +40,9 @@ class RecordingBasis(Recording, BasisTrainer):
 
 def trl_config(ours, objective):
     loss = OBJECTIVES[objective]
-    names = [
-        "output_dir",
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "num_generations",
-        "seed",
-        "beta",
-    ]
-    names += ["max_completion_length", "max_steps", "learning_rate", "lr_scheduler_type", "logging_steps", "report_to"]
-    names += ["save_strategy", "use_cpu", "bf16", "gradient_checkpointing", "disable_tqdm", "steps_per_generation"]
-    return GRPOConfig(
-        **{name: getattr(ours, name) for name in names},
-        loss_type=loss.loss_type,
-        importance_sampling_level=loss.importance_sampling_level,
-    )
+    names = set(GRPOConfig.__dataclass_fields__) - {"generation_batch_size", "loss_type", "importance_sampling_level"}
+    own = {"loss_type": loss.loss_type, "importance_sampling_level": loss.importance_sampling_level}
+    return GRPOConfig(**{name: value for name, value in vars(ours).items() if name in names}, **own)
 
 
 @pytest.mark.parametrize("objective", ["grpo", "gspo", "dr_grpo", "dapo"])

@@ -3,13 +3,11 @@
 import pytest
 import torch
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM
 
-from basis_rl.baselines import OptimalTokenBaseline
 from basis_rl.functional.energy import logit_gradient_energy
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.scoring import ScoringPass
-from tests.support.tiny import config, parity_reward, sums
+from tests.support.tiny import tiny_trainer
 
 pytestmark = pytest.mark.gpu
 
@@ -46,14 +44,9 @@ CASES = [*((case, False) for case in SETTINGS), ("no old log-probabilities", Tru
 
 @pytest.mark.parametrize(("case", "lora"), CASES)
 def test_energies_equal_a_float64_softmax(case, lora, tmp_path, tiny_path):
-    trainer = Keep(
-        model=str(tiny_path),
-        reward_funcs=parity_reward,
-        args=config(tmp_path, max_steps=1, **SETTINGS[case]),
-        train_dataset=sums(),
-        baseline=OptimalTokenBaseline(),
-        peft_config=LoraConfig(target_modules=["q_proj"], init_lora_weights=False) if lora else None,
-    )
+    peft_config = LoraConfig(target_modules=["q_proj"], init_lora_weights=False) if lora else None
+    own = {"model": tiny_path, "peft_config": peft_config}
+    trainer = tiny_trainer(tmp_path, "otb", Keep, max_steps=1, **own, **SETTINGS[case])
     trainer.train()
     batch, expected, sum_squared = trainer.kept
     assert batch.energies.shape == batch.action_mask.shape
@@ -83,23 +76,6 @@ def test_the_first_pass_of_a_recording_is_kept_and_no_other():
     assert scoring.listen(model) is model, "the recording is over, though nothing was scored in it"
 
 
-def test_generation_is_not_disturbed(tmp_path, tiny_path):
-    # The head is patched a second time for the energies: the policy that samples must stay the same.
-    texts = []
-    for baseline in ("none", OptimalTokenBaseline()):
-        trainer = BasisTrainer(
-            model=str(tiny_path),
-            reward_funcs=parity_reward,
-            args=config(tmp_path, max_steps=1, log_completions=True),
-            train_dataset=sums(),
-            baseline=baseline,
-        )
-        trainer.train()
-        texts.append([message[0]["content"] for message in trainer._logs["completion"]])
-    assert texts[0] == texts[1]
-    assert AutoModelForCausalLM.from_pretrained(tiny_path) is not None
-
-
 BFLOAT16 = {
     "weights": {"model_init_kwargs": {"dtype": "bfloat16"}},
     "weights, float32 head": {"model_init_kwargs": {"dtype": "bfloat16"}, "cast_lm_head_to_fp32": True},
@@ -120,13 +96,7 @@ def test_sums_of_squares_are_in_their_bounds_in_bfloat16(case, spread, tmp_path,
 
     monkeypatch.setattr("basis_rl.trainer.scoring.logit_gradient_energy", keep)
     monkeypatch.setattr("trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE", 64)  # several tiles, as in a large vocabulary
-    trainer = BasisTrainer(
-        model=str(tiny_path),
-        reward_funcs=parity_reward,
-        args=config(tmp_path, max_steps=1, **BFLOAT16[case]),
-        train_dataset=sums(),
-        baseline=OptimalTokenBaseline(),
-    )
+    trainer = tiny_trainer(tmp_path, "otb", model=tiny_path, max_steps=1, **BFLOAT16[case])
     trainer.model.lm_head.weight.data.mul_(spread)
     trainer.train()
     log_probs, squared = (torch.cat([chunk[k].flatten() for chunk in seen]) for k in (0, 1))

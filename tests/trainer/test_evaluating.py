@@ -11,10 +11,10 @@ import torch
 import yaml
 
 from basis_rl.cli.main import main
+from basis_rl.data import DataArguments, load_prompts
 from basis_rl.rewards import MathVerifyReward
-from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.scoring import EvalScores, random_numbers_kept
-from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
+from tests.support.tiny import parity_reward, sums, tiny_trainer
 
 
 def test_a_problem_counts_once_however_often_it_fills_a_batch():
@@ -74,19 +74,12 @@ def test_each_set_has_its_average_under_its_name(tmp_path):
     def quarter(completions, **kwargs):
         return [0.25] * len(completions)
 
-    tokenizer, problems = tiny_tokenizer(), sums(40)
+    problems = sums(40)
     sets = {"few": problems.select(range(20, 25)), "more": problems.select(range(25, 36))}
     settings = {"num_generations": 1, "num_generations_eval": 3, "per_device_eval_batch_size": 6}
-    settings |= {"reward_weights": [0.5, 1.0]}
-    trainer = BasisTrainer(
-        model=tiny_model(tokenizer),
-        reward_funcs=[reward, quarter],
-        args=config(tmp_path, eval_strategy="steps", eval_steps=2, max_steps=2, **settings),
-        train_dataset=problems.select(range(16)),
-        eval_dataset=sets,
-        processing_class=tokenizer,
-        baseline="batch_mean",
-    )
+    settings |= {"reward_weights": [0.5, 1.0], "eval_strategy": "steps", "eval_steps": 2}
+    own = {"reward_funcs": [reward, quarter], "eval_dataset": sets}
+    trainer = tiny_trainer(tmp_path, "batch_mean", **own, **settings)
     trainer.train()
     logged = {key: value for row in trainer.state.log_history for key, value in row.items() if key.startswith("eval")}
     for name, dataset in sets.items():
@@ -105,14 +98,8 @@ def test_each_set_has_its_average_under_its_name(tmp_path):
 
 def test_golds_and_columns_of_evaluation_sets_are_checked_before_training(tmp_path):
     def build(dataset, reward):
-        return BasisTrainer(
-            model=tiny_model(),
-            reward_funcs=reward,
-            args=config(tmp_path, eval_strategy="steps", eval_steps=1),
-            train_dataset=sums(16),
-            eval_dataset={"mine": dataset},
-            processing_class=tiny_tokenizer(),
-        )
+        own = {"reward_funcs": reward, "eval_dataset": {"mine": dataset}}
+        return tiny_trainer(tmp_path, eval_strategy="steps", eval_steps=1, **own)
 
     broken = sums(2).map(lambda row, i: {**row, "solution": row["solution"] if i else ""}, with_indices=True)
     with pytest.raises(ValueError, match="1 of 2 golds do not verify"):
@@ -154,27 +141,21 @@ def recipe(tmp_path, tiny_path):
     return str(path)
 
 
-def test_a_recipe_measures_its_benchmarks(recipe, tmp_path, capsys):
+def test_a_recipe_measures_its_benchmarks_and_names_problems_that_are_trained_on(recipe, tmp_path, capsys, caplog):
+    same = '{"size": 64, "seed": 0, "max_terms": 2, "max_digits": 1}'
+    data = DataArguments("reasoning_gym:chain_sum", dataset_kwargs=same, prompt_template="{prompt}", test_fraction=0.2)
+    rows = load_prompts(data, conversational=False).select(range(4))
+    path = tmp_path / "same.jsonl"
+    path.write_text("\n".join(json.dumps({"problem": r["prompt"], "answer": r["solution"]}) for r in rows))
     assert main(["check", recipe]) == 0
-    assert main(["train", recipe]) == 0
-    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
-    logged = {key for row in rows for key in row}
-    assert {"eval_mine_avg@2", "eval_mine_reward", "eval_held_out_avg@2"} <= logged
+    with caplog.at_level("WARNING"):
+        assert main(["train", recipe, "--eval_benchmarks", str(tmp_path / "mine.json"), str(path)]) == 0
+    assert "4 problems of 'same' are among the training problems" in caplog.text
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    logged = {key for line in lines for key in line}
+    assert {"eval_mine_avg@2", "eval_mine_reward", "eval_same_avg@2", "eval_held_out_avg@2"} <= logged
     capsys.readouterr()
     assert main(["train", recipe, "--eval_benchmarks", "math50"]) == 2
     assert "Did you mean 'math500'" in capsys.readouterr().err
     assert main(["train", recipe, "--eval_strategy", "no"]) == 2
     assert "eval_benchmarks needs eval_strategy" in capsys.readouterr().err
-
-
-def test_problems_that_are_trained_on_are_named(recipe, tmp_path, capsys, caplog):
-    same = '{"size": 64, "seed": 0, "max_terms": 2, "max_digits": 1}'
-    path = tmp_path / "same.jsonl"
-    from basis_rl.data import DataArguments, load_prompts
-
-    data = DataArguments("reasoning_gym:chain_sum", dataset_kwargs=same, prompt_template="{prompt}", test_fraction=0.2)
-    rows = load_prompts(data, conversational=False).select(range(4))
-    path.write_text("\n".join(json.dumps({"problem": r["prompt"], "answer": r["solution"]}) for r in rows))
-    with caplog.at_level("WARNING"):
-        assert main(["train", recipe, "--eval_benchmarks", str(path)]) == 0
-    assert "4 problems of 'same' are among the training problems" in caplog.text

@@ -5,10 +5,8 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,9 +17,8 @@ from basis_rl.run import checkpoint
 from basis_rl.run.errors import NonFiniteGradients, StopAsked
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.faults import FiniteGradients, StopOnSignal
-from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.ranks import launch, output_of
+from tests.support.tiny import tiny_trainer
 
 
 class Sabotaged(BasisTrainer):
@@ -46,21 +43,13 @@ def spoil(trainer):
 
 
 def build(folder, sabotage, **settings):
-    tokenizer = tiny_tokenizer()
-    return Sabotaged(
-        model=tiny_model(tokenizer),
-        reward_funcs=parity_reward,
-        args=config(folder, **{"max_steps": 6, **settings}),
-        train_dataset=sums(),
-        processing_class=tokenizer,
-        baseline="rloo",
-        sabotage=sabotage,
-    )
+    return tiny_trainer(folder, cls=Sabotaged, sabotage=sabotage, **{"max_steps": 6, **settings})
 
 
 @pytest.mark.parametrize("clip", [1.0, 0.0])
 def test_a_step_without_a_finite_gradient_is_skipped_and_counted(clip, tmp_path):
-    trainer = build(tmp_path, {1: spoil, 3: spoil}, max_grad_norm=clip, weight_decay=0.1)
+    """A finite step between two of them starts the count of those in a row anew."""
+    trainer = build(tmp_path, {1: spoil, 3: spoil}, max_grad_norm=clip, weight_decay=0.1, max_nonfinite_steps=2)
     trainer.train()
     same = [
         all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
@@ -68,24 +57,8 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_counted(clip, tmp_path)
     ]
     assert same == [False, True, False, True, False]
     assert all(bool(p.isfinite().all()) for p in trainer.model.parameters())
-    assert [row["gradient/skipped_steps"] for row in trainer.state.log_history if "gradient/skipped_steps" in row] == [
-        1,
-        2,
-    ]
-
-
-def test_many_in_a_row_end_the_run_and_leave_good_weights(tmp_path):
-    trainer = build(tmp_path, dict.fromkeys(range(2, 9), spoil), max_nonfinite_steps=3, max_steps=9)
-    with pytest.raises(NonFiniteGradients, match=r"3 steps in a row \(step 5 is the last\)"):
-        trainer.train()
-    assert all(bool(p.isfinite().all()) for p in trainer.model.parameters())
-
-
-def test_a_finite_step_between_starts_the_count_anew(tmp_path):
-    trainer = build(tmp_path, dict.fromkeys((0, 1, 3, 4), spoil), max_nonfinite_steps=3)
-    trainer.train()
-    assert trainer.state.global_step == 6
-    assert trainer._finite.skipped == 4
+    logged = [row["gradient/skipped_steps"] for row in trainer.state.log_history if "gradient/skipped_steps" in row]
+    assert logged == [1, 2]
 
 
 def test_skipped_steps_are_counted_across_a_resume(tmp_path):
@@ -97,6 +70,7 @@ def test_skipped_steps_are_counted_across_a_resume(tmp_path):
     with pytest.raises(NonFiniteGradients, match=r"3 steps in a row \(step 4 is the last\)"):
         again.train(resume_from_checkpoint=start)
     assert again._finite.skipped == 3
+    assert all(bool(p.isfinite().all()) for p in again.model.parameters())
 
 
 class Engine:
@@ -180,61 +154,37 @@ def test_a_rank_stops_when_another_one_was_asked(others, tmp_path):
     assert stopping.stopped == control.should_training_stop == control.should_save == bool(others)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_a_signal_ends_the_run_with_a_checkpoint(number, tmp_path):
-    before = signal.getsignal(number)
+@pytest.mark.parametrize(
+    "numbers", [[signal.SIGTERM], [signal.SIGUSR1], [signal.SIGINT], [signal.SIGTERM, signal.SIGTERM], []]
+)
+def test_a_signal_or_a_file_ends_the_run_with_a_checkpoint(numbers, tmp_path):
+    """A signal that comes twice at once counts once, and a STOP file from before the run not at all."""
+    stop, before = tmp_path / "STOP", list(map(signal.getsignal, numbers))
+
+    def ask(trainer):
+        for number in numbers:
+            os.kill(os.getpid(), number)
+        if not numbers:
+            stop.touch()
+
+    stop.touch()
     settings = {"save_strategy": "steps", "save_steps": 100}
-    trainer = build(tmp_path, {2: lambda t: os.kill(os.getpid(), number)}, **settings)
+    trainer = build(tmp_path, {2: ask}, **settings)
     trainer.train()
     assert trainer.stop_on_signal.stopped
     assert trainer.state.global_step == 3
     assert checkpoint.newest(tmp_path).name == "checkpoint-3"
-    assert signal.getsignal(number) is before
+    assert not stop.exists()
+    assert list(map(signal.getsignal, numbers)) == before
     again = build(tmp_path, None, **settings)
     again.train(resume_from_checkpoint=True)
     assert again.state.global_step == 6
     assert not again.stop_on_signal.stopped
 
 
-def test_a_signal_that_comes_twice_at_once_counts_once_and_an_old_stop_file_not_at_all(tmp_path):
-    def twice(trainer):
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    (tmp_path / "STOP").touch()
-    trainer = build(tmp_path, {2: twice}, save_strategy="steps", save_steps=100)
-    trainer.train()
-    assert trainer.state.global_step == 3
-    assert checkpoint.newest(tmp_path).name == "checkpoint-3"
-
-
-def test_a_file_ends_the_run_with_a_checkpoint_and_is_removed(tmp_path):
-    stop = tmp_path / "STOP"
-    trainer = build(tmp_path, {2: lambda t: stop.touch()}, save_strategy="steps", save_steps=100)
-    trainer.train()
-    assert trainer.stop_on_signal.stopped
-    assert checkpoint.newest(tmp_path).name == "checkpoint-3"
-    assert not stop.exists()
-
-
-def launch(output, model, who, what):
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
-    launcher += ["--num_processes", "2", "--main_process_port", "0", "-m", "tests.trainer.ill_fated"]
-    return subprocess.Popen(
-        [*launcher, str(output), str(model), str(who), what],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
 @pytest.mark.long
 def test_ranks_agree_on_a_signal_that_one_of_them_got(tmp_path, tiny_path):
-    process = launch(tmp_path, tiny_path, 1, "SIGUSR1")
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output[-3000:]
+    output = output_of(launch("tests.trainer.ill_fated", tmp_path, tiny_path, 1, "SIGUSR1"))
     assert "rank 0 stopped at 4" in output
     assert "rank 1 stopped at 4" in output
     assert checkpoint.newest(tmp_path).name == "checkpoint-4"
@@ -242,19 +192,16 @@ def test_ranks_agree_on_a_signal_that_one_of_them_got(tmp_path, tiny_path):
         path.name for path in (tmp_path / "checkpoint-4").iterdir()
     }
 
-    again = launch(tmp_path, tiny_path, 1, "SIGUSR1")  # goes on in the middle of a generation batch
-    output, _ = again.communicate(timeout=600)
-    assert again.returncode == 0, output[-3000:]
+    # The run goes on in the middle of a generation batch.
+    output = output_of(launch("tests.trainer.ill_fated", tmp_path, tiny_path, 1, "SIGUSR1"))
     assert "rank 0 stopped at 8" in output
     assert "rank 1 stopped at 8" in output
 
 
 @pytest.mark.long
 def test_a_rank_that_dies_ends_the_others(tmp_path, tiny_path):
-    process = launch(tmp_path, tiny_path, 1, "SIGKILL")
-    output, _ = process.communicate(timeout=600)
+    output = output_of(launch("tests.trainer.ill_fated", tmp_path, tiny_path, 1, "SIGKILL"), fails=True)
     ended = time.monotonic()
-    assert process.returncode != 0
     assert "rank 0 stopped" not in output
     killed = re.search(r"SIGKILL at (\d+\.\d+)", output)
     assert killed is not None, output[-3000:]

@@ -9,7 +9,7 @@ from accelerate import Accelerator, DistributedType
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.faults import GradientMonitor
 from basis_rl.trainer.scoring import rollout_mismatch, rollout_weights
-from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
+from tests.support.tiny import sums, tiny_trainer
 
 
 class OneByOne(BasisTrainer):
@@ -34,22 +34,11 @@ class OneByOne(BasisTrainer):
         return super()._get_grad_norm(*args, **kwargs)
 
 
-def build(cls, tmp_path, dataset=None, **settings):
-    tokenizer = tiny_tokenizer()
-    return cls(
-        model=tiny_model(tokenizer),
-        reward_funcs=parity_reward,
-        args=config(tmp_path, **settings),
-        train_dataset=sums() if dataset is None else dataset,
-        processing_class=tokenizer,
-        baseline="rloo",
-    )
-
-
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
 def test_gradient_variance_is_that_of_the_micro_batches(loss_type, tmp_path):
     settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "steps_per_generation": 4}
-    trainer = build(OneByOne, tmp_path, log_gradient_variance=True, loss_type=loss_type, max_steps=3, **settings)
+    settings |= {"log_gradient_variance": True, "loss_type": loss_type, "max_steps": 3}
+    trainer = tiny_trainer(tmp_path, cls=OneByOne, **settings)
     trainer.train()
     logs = [row for row in trainer.state.log_history if "gradient/variance" in row]
     assert len(logs) == 3
@@ -64,33 +53,11 @@ def test_gradient_variance_is_that_of_the_micro_batches(loss_type, tmp_path):
         assert row["grad_norm"] ** 2 == pytest.approx(row["gradient/signal"], rel=1e-4)
 
 
-def test_the_noise_of_two_ranks_is_that_of_all_their_micro_batches():
-    """Ranks average their gradients, of two micro-batches each; this one sees its own and a sum of powers."""
-    own, others = torch.randn((2, 2, 3), generator=torch.Generator().manual_seed(0))
-    accelerator = SimpleNamespace(
-        distributed_type=DistributedType.MULTI_CPU,
-        num_processes=2,
-        reduce=lambda power, reduction: power + (others**2).sum() if reduction == "sum" else None,
-    )
-    weight = torch.nn.Parameter(torch.zeros(3))
-    monitor = GradientMonitor(torch.nn.ParameterList([weight]), accelerator, fp16=False)
-    for _ in range(2):  # two steps, so that nothing is left of the first
-        for gradient in own:
-            (weight * gradient).sum().backward()
-            monitor.count()
-        each = 2 * torch.cat([own, others]).double()
-        mean = each.mean(dim=0)
-        logged = monitor.close(float(mean.norm()))
-        assert logged.pop("gradient/total_power") == pytest.approx(float((each**2).sum(dim=1).mean()), rel=1e-5)
-        assert logged.pop("gradient/signal") == pytest.approx(float(mean @ mean), rel=1e-5)
-        variance = ((each - mean) ** 2).sum() / (4 - 1) / 4
-        assert logged.pop("gradient/variance") == pytest.approx(float(variance), rel=1e-4)
-
-
-def test_one_micro_batch_tells_nothing_and_logs_nothing(tmp_path):
-    trainer = build(BasisTrainer, tmp_path, log_gradient_variance=True)
+def test_nothing_is_logged_of_one_micro_batch_or_without_log_probabilities_of_the_engine(tmp_path):
+    trainer = tiny_trainer(tmp_path, log_gradient_variance=True)
     trainer.train()
-    assert not any(key.startswith("gradient/") for row in trainer.state.log_history for key in row)
+    assert not any(key.startswith(("gradient/", "rollout/")) for row in trainer.state.log_history for key in row)
+    assert rollout_weights({}) is None
 
 
 def mismatched():
@@ -141,13 +108,6 @@ def test_sharded_or_scaled_gradients_are_refused(kind):
         GradientMonitor(torch.nn.Linear(1, 1), accelerator, fp16=kind == DistributedType.NO)
 
 
-def test_nothing_is_logged_where_the_engine_gives_no_log_probabilities(tmp_path):
-    trainer = build(BasisTrainer, tmp_path)
-    trainer.train()
-    assert not any(key.startswith("rollout/") for row in trainer.state.log_history for key in row)
-    assert rollout_weights({}) is None
-
-
 def test_rewards_are_told_apart_by_difficulty(tmp_path):
     dataset = sums().add_column("level", [i % 2 + 1 for i in range(16)])
 
@@ -159,6 +119,6 @@ def test_rewards_are_told_apart_by_difficulty(tmp_path):
                 if own:
                     assert self._metrics["train"][f"reward/level/{level}"][-1] == pytest.approx(sum(own) / len(own))
 
-    trainer = build(Kept, tmp_path, dataset, difficulty_column="level", max_steps=4)
+    trainer = tiny_trainer(tmp_path, cls=Kept, train_dataset=dataset, difficulty_column="level", max_steps=4)
     trainer.train()
     assert {"reward/level/1", "reward/level/2"} <= {key for row in trainer.state.log_history for key in row}

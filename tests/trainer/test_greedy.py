@@ -11,7 +11,7 @@ from basis_rl.engine import Sampling, prompt_tokens, sample
 from basis_rl.run.usage import Spending
 from basis_rl.trainer import BasisTrainer, greedy
 from tests.support.ranks import Ranks
-from tests.support.tiny import config, sums, tiny_tokenizer
+from tests.support.tiny import tiny_tokenizer, tiny_trainer
 
 
 class Keep(ReMax):
@@ -51,19 +51,8 @@ def test_greedy_rewards_are_those_of_greedy_decoding(continuous, tmp_path, tiny_
             return super()._advantages(inputs, output)
 
     baseline = Keep()
-    trainer = Compare(
-        model=str(tiny_path),
-        reward_funcs=reward,
-        args=config(
-            tmp_path,
-            num_generations=4,
-            max_steps=2,
-            log_completions=True,
-            use_transformers_continuous_batching=continuous,
-        ),
-        train_dataset=sums(),
-        baseline=baseline,
-    )
+    settings = {"log_completions": True, "use_transformers_continuous_batching": continuous}
+    trainer = tiny_trainer(tmp_path, baseline, Compare, model=tiny_path, reward_funcs=reward, **settings)
     before = trainer.generation_config
     trainer.train()
     (batch,) = baseline.batches

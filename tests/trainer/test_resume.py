@@ -11,7 +11,7 @@ import torch
 from basis_rl.baselines import Ppo, build_baseline
 from basis_rl.run import checkpoint
 from basis_rl.trainer import BasisTrainer
-from tests.support.tiny import config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
+from tests.support.tiny import config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer, tiny_trainer
 from tests.trainer.test_state import RunningMean
 
 # 16 prompts, 4 a generation batch, two slices of it used twice: 16 micro-batches an epoch, a generation every 4.
@@ -30,17 +30,9 @@ class Noted(BasisTrainer):
         return super()._advantages(inputs, output)
 
 
-def run(folder, baseline, resume=None, dataset=None, prompt_sampler="uniform", tokenizer=tiny_tokenizer, **settings):
-    tokenizer = tokenizer()
-    trainer = Noted(
-        model=tiny_model(tokenizer),
-        reward_funcs=parity_reward,
-        args=config(folder, **{**SHAPE, "save_strategy": "steps", "save_steps": 1, **settings}),
-        train_dataset=sums() if dataset is None else dataset,
-        processing_class=tokenizer,
-        baseline=baseline,
-        prompt_sampler=prompt_sampler,
-    )
+def run(folder, baseline, resume=None, **given):
+    saving = {"save_strategy": "steps", "save_steps": 1}
+    trainer = tiny_trainer(folder, baseline, Noted, **{**SHAPE, **saving, **given})
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 
@@ -96,24 +88,21 @@ def test_a_resumed_run_of_three_epochs_is_the_uninterrupted_one(step, longer, tm
     assert_resumes(step, *longer, tmp_path, 40)
 
 
-@pytest.mark.parametrize("name", ["basis_history", "bv_blend", "otb"])
-def test_baselines_with_state_and_token_advantages_resume(name, tmp_path):
-    expected = run(tmp_path / "whole", named_baseline(name, sums()), max_steps=10)
-    for step in (3, 8):
-        start = str(tmp_path / "whole" / f"checkpoint-{step}")
-        baseline = named_baseline(name, sums())
-        assert_same_end(expected, run(tmp_path / "again", baseline, resume=start, max_steps=10, save_strategy="no"))
+LEARNT = {"lam": 0.9, "critic_epochs": 2, "critic_warmup_steps": 1}
 
 
-@pytest.mark.parametrize("critic", ["head", "model"])
-def test_a_baseline_that_learns_resumes(critic, tmp_path, tiny_path):
-    kwargs = {"lam": 0.9, "critic_epochs": 2, "critic_warmup_steps": 1}
-    kwargs |= {"critic_model": str(tiny_path), "critic_learning_rate": 1e-3} if critic == "model" else {}
-    expected = run(tmp_path / "whole", Ppo(**kwargs), max_steps=8)
+@pytest.mark.parametrize("name", ["basis_history", "bv_blend", "otb", "a head", "a value model"])
+def test_baselines_with_state_token_advantages_and_modules_resume(name, tmp_path, tiny_path):
+    def baseline():
+        if name == "a value model":
+            return Ppo(**LEARNT, critic_model=str(tiny_path), critic_learning_rate=1e-3)
+        return Ppo(**LEARNT) if name == "a head" else named_baseline(name, sums())
+
+    expected = run(tmp_path / "whole", baseline(), max_steps=8)
     for step in (3, 6):
         start = str(tmp_path / "whole" / f"checkpoint-{step}")
-        resumed = run(tmp_path / "again", Ppo(**kwargs), resume=start, max_steps=8, save_strategy="no")
-        assert_same_end(expected, resumed)
+        again = run(tmp_path / "again", baseline(), resume=start, max_steps=8, save_strategy="no")
+        assert_same_end(expected, again)
 
 
 def test_accumulation_with_a_short_last_step_of_the_epoch(tmp_path):
@@ -201,7 +190,7 @@ def test_auto_starts_anew_where_there_is_nothing(tmp_path):
 def test_another_dataset_is_refused(whole):
     folder, _ = whole
     with pytest.raises(ValueError, match="saved while training on other prompts"):
-        run(folder / "x", RunningMean(), resume=str(folder / "checkpoint-4"), dataset=sums().shuffle(seed=1))
+        run(folder / "x", RunningMean(), resume=str(folder / "checkpoint-4"), train_dataset=sums().shuffle(seed=1))
 
 
 def test_rollouts_of_other_ranks_are_refused(whole, tmp_path):
@@ -331,7 +320,7 @@ CHANGED = {
     "parameter": ({"baseline": {"decay": 0.5}}, "baseline.decay: 0.9, now 0.5"),
     "clusters": ({"baseline": {"clusters": dict.fromkeys(sums()["prompt_id"], 0)}}, "baseline.clusters: "),
     "sampler": ({"prompt_sampler": "variance"}, 'prompt_sampler: "uniform", now "variance"'),
-    "template": ({"tokenizer": other_template}, "prompts as the model is given them: "),
+    "template": ({"processing_class": other_template()}, "prompts as the model is given them: "),
 }
 
 

@@ -10,9 +10,12 @@ from basis_rl.baselines import BasisHistory, build_baseline
 from basis_rl.run.errors import SelectionFailed
 from basis_rl.samplers import Draw, Dynamic, Frontier, PromptSampler, Uniform, Variance, WeightedSampler, build_sampler
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.selection import Resampling, Selection, drawn
-from tests.support.ranks import Ranks
-from tests.support.tiny import config, named_baseline, parity_reward, sums, table_for, tiny_model, tiny_tokenizer
+from basis_rl.trainer.selection import Selection, drawn
+from tests.support.tiny import (
+    sums,
+    table_for,
+    tiny_trainer,
+)
 from tests.trainer.test_resume import assert_same_end
 
 # Two generation batches of 16 rollouts, each used in two optimizer steps.
@@ -29,26 +32,15 @@ class Noted(BasisTrainer):
     def _advantages(self, inputs, output):
         belief = self.selection.belief.believed(self.selection.prompt_ids) if self.selection else None
         trained = super()._advantages(inputs, output)
-        sampled = zip(output["completion_ids"], output["completion_mask"], strict=True)
         self.batches.append(SimpleNamespace(
             ids=[row["prompt_id"] for row in inputs], belief=belief, trained=trained, batch=self._pending.newest,
             own=self.baseline.advantages(self._pending.newest).values,
-            recomputed=[float(sum(ids[mask.bool()].tolist()) % 2) for ids, mask in sampled],
         ))  # fmt: skip
         return trained
 
 
-def build(folder, baseline="grpo", sampler="variance", dataset=None, reward=parity_reward, **settings):
-    tokenizer = tiny_tokenizer()
-    return Noted(
-        model=tiny_model(tokenizer),
-        reward_funcs=reward,
-        args=config(folder, **{**SHAPE, **settings}),
-        train_dataset=sums() if dataset is None else dataset,
-        processing_class=tokenizer,
-        baseline=named_baseline(baseline, sums()) if isinstance(baseline, str) else baseline,
-        prompt_sampler=sampler,
-    )
+def build(folder, baseline="grpo", sampler="variance", **given):
+    return tiny_trainer(folder, baseline, Noted, prompt_sampler=sampler, **{**SHAPE, **given})
 
 
 def run(folder, *args, resume=None, **kwargs):
@@ -82,6 +74,8 @@ def test_batches_are_drawn_by_the_belief_of_the_batches_before(baseline, tmp_pat
         assert logged(trainer, "coverage")[number] == pytest.approx(len(seen) / 16)
         assert logged(trainer, "believed")[number] == pytest.approx(float(each.belief[0][rows].mean()))
         assert logged(trainer, "reward")[number] == pytest.approx(float(each.batch.rewards.mean()))
+        if baseline == "grpo":  # without `correct` nothing is multiplied
+            torch.testing.assert_close(each.trained, each.own.float())
     assert not torch.equal(beliefs[1], beliefs[2])  # it learns
 
 
@@ -211,12 +205,6 @@ def test_a_correction_gives_the_uniform_mean_again(tmp_path):
         assert weighed > 0
 
 
-def test_without_a_correction_advantages_are_the_baselines(tmp_path):
-    trainer = run(tmp_path, "rloo", "variance", max_steps=2)
-    (each,) = trainer.batches
-    torch.testing.assert_close(each.trained, each.own.float())
-
-
 def test_evaluation_has_its_own_prompts(tmp_path):
     trainer = build(tmp_path, sampler="frontier", per_device_eval_batch_size=4, num_generations_eval=4)
     asked = []
@@ -228,26 +216,8 @@ def test_evaluation_has_its_own_prompts(tmp_path):
     assert len(asked) == 16
 
 
-class Broken(Variance):
-    """Has prompts for two batches."""
-
-    def draw(self, candidates, belief, size, generator):
-        if torch.is_tensor(belief) or belief.step >= 2:
-            raise ValueError("all weights are 0.")
-        return super().draw(candidates, belief, size, generator)
-
-
-def test_a_sampler_that_fails_ends_the_run_with_a_checkpoint(tmp_path):
-    trainer = build(tmp_path, BasisHistory(), Broken(), save_strategy="steps", save_steps=1000, max_steps=8)
-    with pytest.raises(
-        SelectionFailed, match=r"Prompt sampler 'Broken' has no prompts for generation batch 2: all wei"
-    ):
-        trainer.train()
-    assert (tmp_path / "checkpoint-4" / "trainer_state.json").is_file()
-
-
 class Late(WeightedSampler):
-    """Fails in the third batch, in its own way."""
+    """Fails in the second batch, in its own way."""
 
     def __init__(self, error):
         self.error = error
@@ -258,11 +228,17 @@ class Late(WeightedSampler):
         return torch.ones_like(mean)
 
 
-@pytest.mark.parametrize("error", [KeyError("x"), IndexError("out of range"), RuntimeError("sizes"), TypeError("None")])
-def test_whatever_a_sampler_raises_is_one_message_with_a_checkpoint(error, tmp_path):
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("all weights are 0."), "has no prompts for generation batch 1: all weights"),
+        (KeyError("x"), r"raised KeyError for generation batch 1: .*test_selection.py, line \d+"),
+        (RuntimeError("sizes"), r"raised RuntimeError for generation batch 1: .*test_selection.py, line \d+"),
+    ],
+)
+def test_whatever_a_sampler_raises_is_one_message_with_a_checkpoint(error, said, tmp_path):
     trainer = build(tmp_path, BasisHistory(), Late(error), save_strategy="steps", save_steps=1000, max_steps=8)
-    said = rf"Prompt sampler 'Late' raised {type(error).__name__} for generation batch 1: .*test_selection.py, line \d+"
-    with pytest.raises(SelectionFailed, match=said) as found:
+    with pytest.raises(SelectionFailed, match=f"Prompt sampler 'Late' {said}") as found:
         trainer.train()
     assert found.value.__cause__ is error
     assert (tmp_path / "checkpoint-2" / "trainer_state.json").is_file()
@@ -299,6 +275,18 @@ class Twice(Variance):
         return Draw(torch.zeros(4, dtype=torch.int64), None, {})
 
 
+class Sure(Variance):
+    known_chances = False
+
+
+class Refilling(Variance):
+    max_refills = 2
+
+
+TWICE = Dataset.from_list([dict(row) for row in sums(8)] * 2)
+STREAM = IterableDataset.from_generator(lambda: iter(sums()))
+
+
 class Never(Variance):
     def weights(self, mean, variance):
         return torch.zeros_like(mean)
@@ -327,6 +315,10 @@ class Never(Variance):
         (Returns(Draw(torch.arange(4), torch.ones(3), {}), True), {}, r"ratio .* returned a tensor of shape \(3,\)"),
         (Returns(Draw(torch.arange(4), torch.full((4,), torch.nan), {}), True), {}, "that is not finite"),
         (Returns(Draw(torch.arange(4), torch.zeros(4), {}), True), {}, "finite and > 0"),
+        (Sure(correct=True), {}, "leave `correct` out"),
+        (Refilling(correct=True), {}, "cannot `correct` batches that it refills"),
+        ("frontier", {"train_dataset": TWICE}, r"draws different prompts, but 8 of 16 rows .* take .* 'uniform'"),
+        ("variance", {"train_dataset": STREAM}, "needs a dataset that can be indexed, not a IterableDataset"),
         ("dynamic", {"num_generations": 1}, "num_generations to 2 or more"),
         ("dynamic", {"async_prefetch": True, "use_vllm": True, "vllm_mode": "server"}, "async_prefetch"),
     ],
@@ -334,33 +326,6 @@ class Never(Variance):
 def test_mistakes_are_one_message_before_anything_is_spent(sampler, settings, said, tmp_path):
     with pytest.raises(ValueError, match=said):
         build(tmp_path, "none" if settings.get("num_generations") == 1 else "rloo", sampler, **settings)
-
-
-def test_a_dataset_that_cannot_be_indexed_is_refused(tmp_path):
-    stream = IterableDataset.from_generator(lambda: iter(sums()))
-    with pytest.raises(ValueError, match="needs a dataset that can be indexed, not a IterableDataset"):
-        build(tmp_path, dataset=stream)
-
-
-def test_a_correction_without_known_chances_is_refused(tmp_path):
-    class Sure(Variance):
-        known_chances = False
-
-    with pytest.raises(ValueError, match="leave `correct` out"):
-        build(tmp_path, sampler=Sure(correct=True))
-
-
-def test_a_correction_of_refilled_batches_is_refused(tmp_path):
-    sampler = Variance(correct=True)
-    sampler.max_refills = 2
-    with pytest.raises(ValueError, match="cannot `correct` batches that it refills"):
-        build(tmp_path, sampler=sampler)
-
-
-def test_a_dataset_that_has_a_prompt_twice_is_refused(tmp_path):
-    rows = [dict(row) for row in sums(8)]
-    with pytest.raises(ValueError, match=r"'frontier' draws different prompts, but 8 of 16 rows .* take .* 'uniform'"):
-        build(tmp_path, sampler="frontier", dataset=Dataset.from_list(rows * 2))
 
 
 def test_a_table_that_lacks_prompts_is_said_as_without_a_sampler(tmp_path):
@@ -373,7 +338,7 @@ def test_a_table_that_lacks_prompts_is_said_as_without_a_sampler(tmp_path):
 @pytest.mark.parametrize("baseline", ["grpo", "spo", "bv_blend"])
 def test_rewards_out_of_the_beliefs_range_are_told_once(baseline, tmp_path, caplog):
     """Of the belief beside the baseline and of the baseline's own."""
-    run(tmp_path, baseline, "variance", reward=lambda completions, **_: [3.0] * len(completions))
+    run(tmp_path, baseline, "variance", reward_funcs=lambda completions, **_: [3.0] * len(completions))
     assert caplog.text.count("rewards are outside 0 to 1") == 1
 
 
@@ -387,9 +352,11 @@ def rare(completions, prompts, **kwargs):
 
 
 def test_groups_without_variance_are_replaced_and_all_rollouts_counted(tmp_path):
+    def always(completions, **kwargs):
+        return [1.0] * len(completions)
 
-    kept = run(tmp_path, "grpo", Dynamic(max_refills=12), reward=rare, max_steps=8)
-    plain = run(tmp_path, "grpo", Dynamic(max_refills=1), reward=lambda completions, **_: [1.0] * len(completions))
+    kept = run(tmp_path, "grpo", Dynamic(max_refills=12), reward_funcs=rare, max_steps=8)
+    plain = run(tmp_path, "grpo", Dynamic(max_refills=1), reward_funcs=always)
 
     def varied(trainer):
         return [float((each.batch.rewards.view(-1, 4).std(dim=1) > 0).float().mean()) for each in trainer.batches]
@@ -406,15 +373,8 @@ def test_groups_without_variance_are_replaced_and_all_rollouts_counted(tmp_path)
     assert varied(plain) == [0.0] * 3
     assert plain.spending.rollouts == 3 * 2 * 16
     assert logged(plain, "refills") == [1.0] * 3
-
-
-def test_a_refilled_batch_is_scored_as_if_drawn_at_once(tmp_path):
-    """Rewards, completions and prompts of one row stay together, whatever was replaced."""
-
-    trainer = run(tmp_path, "grpo", Dynamic(max_refills=3), max_steps=6)
-    assert sum(logged(trainer, "refills")) > 0
-    for each in trainer.batches:
-        assert each.batch.rewards.tolist() == each.recomputed
+    for name in ("believed_solved", "believed_impossible", "effective_prompts", "coverage"):
+        assert len(logged(plain, name)) == 3
 
 
 @pytest.mark.parametrize(("prompts", "ranks"), [(40, 1), (40, 2), (10, 1), (10, 2)])
@@ -437,53 +397,3 @@ def test_no_refill_brings_a_prompt_twice(prompts, ranks):
                 for k, group in enumerate(groups):
                     batch[rank * of_rank + group] = rows[rank * most + k]
             assert len(set(batch)) == 8
-
-
-def test_dynamic_tells_what_is_believed(tmp_path):
-    found = run(tmp_path, "grpo", "dynamic")
-    for name in ("believed_solved", "believed_impossible", "effective_prompts", "coverage"):
-        assert len(logged(found, name)) == 3
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_refills_on_several_ranks_are_those_of_one(ranks):
-    found = refilled(ranks)
-    prompts, rewards = [name for each in found for name in each[0]], found[0][1]
-    assert all(torch.equal(rewards, each[1]) for each in found)
-    by_prompt = {name: set() for name in prompts}
-    for name, reward in zip(prompts, rewards[:, 0].tolist(), strict=True):
-        by_prompt[name].add(reward)
-    assert all(len(values) == 2 for values in by_prompt.values())
-
-
-def refilled(number):
-    """A batch of 8 groups of 2 on so many ranks; prompts below 8 have no variance. What each rank has in the end."""
-
-    ranks = Ranks(number)
-
-    def work(rank):
-        selection = fake_selection(rank, number, Dynamic(max_refills=20), prompts=40, batch=16)
-        selection.accelerator = ranks.accelerator(rank)
-
-        def rewards(rows, prompts, completions, ids):
-            assert [row["prompt"] for row in rows] == prompts == [text.split(":")[0] for text in completions]
-            mine = [[float(int(p) >= 8 and k % 2)] for k, p in enumerate(prompts)]
-            return selection.accelerator.gather(torch.tensor(mine))
-
-        def generate(asked):
-            return ([[int(p)] for p in asked], [[int(p), 1] for p in asked], None, [f"{p}:a" for p in asked], None, {},
-                    None, [])  # fmt: skip
-
-        resampling = Resampling(selection, generate, rewards, rewards, torch.ones(1))
-        resampling.inputs = selection.rows(0)
-        prompts = [row["prompt"] for row in resampling.inputs]
-        result = resampling.generated(prompts, 0, {})
-        assert [text.split(":")[0] for text in result[3]] == prompts == [row["prompt"] for row in resampling.inputs]
-        assert [ids[0] for ids in result[0]] == [ids[0] for ids in result[1]] == [int(p) for p in prompts]
-        return prompts, resampling.take_rewards()
-
-    found = ranks.run(work)
-    for each in found:
-        if isinstance(each, Exception):
-            raise each
-    return found

