@@ -11,71 +11,13 @@ import pytest
 from basis_rl.rewards import MathVerifyReward
 
 HOSTILE = [
-    r"9^{9^{9^{9}}}",
-    "((9!)!)!",
-    r"\binom{10000000}{5000000}",
-    r"\sin(" * 30,
-    r"\frac{1}{1+" * 40,
-    "9" * 100_000,
-    r"\frac{" * 20 + "2" + "}{2}" * 20,
-    r"\sin(" * 12 + "1" + ")" * 12,
-]
-
-
-@pytest.fixture(scope="module")
-def reward():
-    reward = MathVerifyReward(num_workers=2, timeout=2.0)
-    yield reward
-    reward.close()
+    r"9^{9^{9^{9}}}", "((9!)!)!", r"\binom{10000000}{5000000}", r"\sin(" * 30, r"\frac{1}{1+" * 40, "9" * 100_000,
+    r"\frac{" * 20 + "2" + "}{2}" * 20, r"\sin(" * 12 + "1" + ")" * 12,
+]  # fmt: skip
 
 
 def grade(reward, answer, gold):
     return reward(prompts=[], completions=[answer], solution=[gold])[0]
-
-
-@pytest.mark.parametrize(
-    ("answer", "gold", "expected"),
-    [
-        (r"\boxed{7}", "7", 1.0),
-        (r"\boxed{8}", "7", 0.0),
-        ("7", "7", 0.0),
-        (r"\boxed{\frac12}", "0.5", 1.0),
-        (r"\boxed{1/2}", r"\frac{1}{2}", 1.0),
-        (r"I guess \boxed{3} or \boxed{4}", "3", 0.0),
-        (r"\boxed{x=5}", "5", 1.0),
-        (r"\boxed{-12}", "-12", 1.0),
-        (r"\boxed{1,000}", "1000", 1.0),
-        (r"\boxed{7}", r"We get \boxed{7}.", 1.0),
-        (r"\boxed{(1,2)}", "(1,2)", 1.0),
-        (r"\boxed{(2,1)}", "(1,2)", 0.0),
-        (r"\boxed{\text{east}}", r"\text{east}", 1.0),
-        (r"\boxed{870000000}", r"8.7 \times 10^{8}", 1.0),
-        (r"\boxed{4.5 \times 10^{33}}", "4.5e33", 1.0),
-        (r"\boxed{-\frac{1}{3}}", "-1./3", 1.0),
-        (r"\boxed{4.6 \times 10^{33}}", "4.5e33", 0.0),
-        ("", "7", 0.0),
-        (r"\boxed{}", "7", 0.0),
-    ],
-)
-def test_verdicts(reward, answer, gold, expected):
-    assert grade(reward, answer, gold) == expected
-
-
-@pytest.mark.parametrize(
-    ("gold", "answer", "right"),
-    [
-        ("7", r"2\frac{1}{3}", False),
-        (r"\frac{21}{2}", r"2\frac{1}{2}", False),
-        (r"1\frac{4}{5}", r"\frac{14}{5}", False),
-        (r"1\frac{4}{5}", r"\frac{9}{5}", True),
-        ("31.5", r"6\frac{3}{2}", False),
-        ("12", r"1\ 2", False),
-        ("12", "1  2", False),
-        ("0.001", "1e-3", True),
-    ],
-)
-def test_mixed_numbers_are_not_taken_for_digits_in_a_row(reward, gold, answer, right):
-    assert reward([], [rf"\boxed{{{answer}}}"], [gold]) == [float(right)]
 
 
 def test_conversations_are_graded_by_their_last_assistant_message(reward):

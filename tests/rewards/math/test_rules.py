@@ -7,7 +7,7 @@ import pytest
 from math_verify import parse, verify
 
 from basis_rl.rewards import MathVerifyReward
-from basis_rl.rewards.math.grading import _RELIES_ON, grade
+from basis_rl.rewards.math.grading import grade
 from basis_rl.rewards.math.notation import normal_form
 from basis_rl.rewards.math.rules import QUIRKS, RULES, refused
 
@@ -153,10 +153,12 @@ LOST = [
 ]
 
 
-def math_verify(gold, answer):
-    """Its own verdict on the contents of two boxes."""
-    sides = [parse(rf"\boxed{{{text}}}", parsing_timeout=None) for text in (gold, answer)]
-    return verify(*sides, timeout_seconds=None)
+def math_verify(gold, rollout):
+    return verify(*(parse(text, parsing_timeout=None) for text in (boxed(gold), rollout)), timeout_seconds=None)
+
+
+def boxed(text):
+    return rf"\boxed{{{text}}}"
 
 
 # More acceptances, by the quirk that each rests on: (gold, answer).
@@ -268,20 +270,9 @@ def test_the_golds_own_text_rests_on_no_quirk():
         assert grade(quirk.answer, f"  {quirk.answer} ", list(QUIRKS)) is True
 
 
-def test_every_quirk_has_a_rule_and_examples():
-    assert list(_RELIES_ON) == list(QUIRKS) == list(MORE)
-
-
-@pytest.fixture(scope="module")
-def reward():
-    reward = MathVerifyReward(num_workers=1, timeout=3.0)
-    yield reward
-    reward.close()
-
-
 def test_the_reward_refuses_what_is_not_allowed_and_says_so_in_its_version(reward):
     golds = ["50", "x", "0.5", "2", "x^2-1"]
-    answers = [r"\boxed{50\%}", r"\boxed{X}", r"\boxed{50\%}", r"\boxed{x=2}", r"\boxed{(x-1)(x+1)}"]
+    answers = [boxed(answer) for answer in (r"50\%", "X", r"50\%", "x=2", "(x-1)(x+1)")]
     assert reward.version.endswith(f"rules {RULES}")
     for allow, without, expected in (
         (None, (), [1.0, 1.0, 1.0, 1.0, 1.0]),
@@ -307,26 +298,18 @@ def test_unknown_names_are_refused_with_the_nearest():
 IN_WORDS = {"2": "2 in 30 brackets", r"-\frac{3}{8}": "the gold 31 times, unclosed"}
 
 
-@pytest.mark.parametrize("name", DIFFERENCES)
+@pytest.mark.parametrize("name", [*DIFFERENCES, *BOXES])
 def test_the_differences_are_as_listed(name, reward):
-    row = DIFFERENCES[name]
-    assert reward([], [rf"\boxed{{{row.answer}}}"], [row.gold]) == [float(row.here)]
+    row = DIFFERENCES.get(name) or BOXES[name]
+    rollout = boxed(row.answer) if name in DIFFERENCES else row.answer
+    assert reward([], [rollout], [row.gold]) == [float(row.here)]
     if row.math_verify is not None:
-        assert math_verify(row.gold, row.answer) is row.math_verify
-        assert row.here is not row.math_verify
-
-
-@pytest.mark.parametrize("name", BOXES)
-def test_boxes_are_found_as_listed(name, reward):
-    row = BOXES[name]
-    assert reward([], [row.answer], [row.gold]) == [float(row.here)]
-    found = verify(parse(rf"\boxed{{{row.gold}}}"), parse(row.answer), timeout_seconds=None)
-    assert found is row.math_verify is not row.here
+        assert math_verify(row.gold, rollout) is row.math_verify is not row.here
 
 
 @pytest.mark.parametrize(("gold", "answer"), LOST)
 def test_what_is_lost_is_as_listed(gold, answer, reward):
-    assert reward([], [rf"\boxed{{{answer}}}"], [gold]) == [0.0]
+    assert reward([], [boxed(answer)], [gold]) == [0.0]
     assert f"| `{gold}` | `{answer}` |" in DOCS.read_text()
 
 
