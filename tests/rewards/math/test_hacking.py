@@ -1,4 +1,4 @@
-"""The search for free points at a small size, and that it would find one."""
+"""The benchmarks of the grading at a small size: free points, rollouts, fuzzed answers."""
 
 import json
 from fractions import Fraction
@@ -6,7 +6,9 @@ from fractions import Fraction
 import pytest
 
 from basis_rl.rewards import MathVerifyReward
-from benchmarks.reward.cases import FEW
+from basis_rl.rewards.extract import last_boxed
+from benchmarks.reward.cases import FEW, cases
+from benchmarks.reward.fuzz import contradicted, inputs, probe_all
 from benchmarks.reward.hacking import FEW_AND_HARD, Gold, Template, accepted_by, is_one_of, pairs, run, templates
 
 
@@ -37,15 +39,8 @@ def test_no_free_points_at_a_small_size(every):
 def test_whatever_a_person_would_reject_is_a_free_point():
     chosen = list(pairs(FEW, 10**6, seed=1))
     free = run(Lax(), chosen)["free_points"]
-    assert {entry["template"] for entry in free} >= {
-        "V or N",
-        r"\text{I give up, } V",
-        "x = V = N",
-        "0=0",
-        "A B",
-        "not x = V",
-        "N $V$",
-    }
+    told = {entry["template"] for entry in free}
+    assert told >= {"V or N", r"\text{I give up, } V", "x = V = N", "0=0", "A B", "not x = V", "N $V$"}
     assert len(free) + sum(accepted_by(template, gold) is not None for template, gold, _ in chosen) == len(chosen)
 
 
@@ -84,3 +79,24 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch):
     other.version = "another"
     run(other, chosen, file)
     assert other.asked == 250
+
+
+def test_cases_are_the_same_for_a_seed_and_of_all_kinds():
+    batch = cases(FEW, 400, seed=1)
+    assert batch == cases(FEW, 400, seed=1) != cases(FEW, 400, seed=2)
+    kinds = {case.kind.split(":")[0] for case in batch}
+    assert kinds == {"right", "wrong", "malformed"}
+    for case in batch:
+        if case.kind in ("malformed: no box", "malformed: cut off", "malformed: unclosed box"):
+            assert last_boxed(case.completion) is None
+        if case.kind == "right: as it is":
+            assert last_boxed(case.completion) == case.gold
+
+
+@pytest.mark.long
+def test_what_is_decided_without_math_verify_is_decided_like_it_on_fuzzed_answers():
+    pairs = inputs(FEW, 1000, seed=3)
+    assert pairs == inputs(FEW, 1000, seed=3)
+    found = probe_all(pairs, timeout=2.0, workers=2)
+    assert contradicted(found) == []
+    assert all(entry["seconds"] < 60 for entry in found)
