@@ -103,7 +103,7 @@ def test_time_is_linear(piece):
     assert grows_linearly(lambda n: reward.choice(rf"\boxed{{{piece * n}}}"))
 
 
-@pytest.mark.parametrize("parameters", [{"letters": "abc"}, {"letters": "AAB"}, {"gold_index": 2}])
+@pytest.mark.parametrize("parameters", [{"letters": 4}, {"letters": "abc"}, {"letters": "AAB"}, {"gold_index": 2}])
 def test_parameters_out_of_range(parameters):
     with pytest.raises(ValueError, match="must be"):
         ChoiceReward(**parameters)

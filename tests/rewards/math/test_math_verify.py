@@ -86,18 +86,6 @@ def test_as_many_workers_as_there_are_cores_for_this_rank(monkeypatch):
     assert MathVerifyReward(num_workers=3)._pool.size == 3
 
 
-def test_a_batch_of_slow_answers_ends_in_its_budget_and_what_is_not_graded_is_not_scored(reward, monkeypatch):
-    monkeypatch.setattr(reward, "batch_timeout", 1.0)  # before any of them is too slow
-    reward.equivalent([("x+1", "1+x"), ("y", "y+x")])  # so that the start is not part of it
-    answers = [rf"\boxed{{(3+4i)^{{{30001 + i}}}}}" for i in range(8)]
-    metrics = {}
-    began = time.monotonic()
-    rewards = reward([], [r"\boxed{x+1}", *answers], ["1+x", *["5"] * 8], metrics.__setitem__)
-    assert time.monotonic() - began < 7
-    assert rewards == [1.0, *[None] * 8]
-    assert metrics["reward/over_budget"] == 8 / 9
-
-
 @pytest.mark.parametrize("part", [1, pytest.param(8, marks=pytest.mark.long)], ids=["an eighth", "all"])
 def test_math500_golds_verify(reward, shared_data, part):
     rows = [json.loads(line) for line in (shared_data / "math500.jsonl").read_text().splitlines()]

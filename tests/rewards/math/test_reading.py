@@ -7,6 +7,7 @@ import pytest
 from basis_rl.rewards.math.notation import normal_form, text_form
 from basis_rl.rewards.math.reading import hedged, refused_reading
 from tests.rewards.growth import seconds
+from tests.rewards.math.test_rules import pairs
 
 ZEROS = r"\begin{pmatrix}0&0\\0&0\end{pmatrix}"
 
@@ -15,7 +16,7 @@ def score(reward, gold, completion):
     return reward([], [completion if r"\boxed" in completion else rf"\boxed{{{completion}}}"], [gold])[0]
 
 
-# A gold, and right answers to it in other notations. `DIFFERENCES` in test_rules.py has more, here and below.
+# A gold, and right answers to it in other notations. `RIGHT_HERE` in test_rules.py has more.
 RIGHT = [
     ("0.5", r"\frac12"),
     (r"\frac{1}{2}", "1/2"),
@@ -98,7 +99,7 @@ RIGHT = [
     (r"\text{Evelyn}", r"\textbf{\text{Evelyn}}"),
     ("x=5", "5=x"),
 ]
-# A gold, and answers that are not it.
+# A gold, and answers that are not it. `WRONG_HERE` has more.
 WRONG = [
     ("7", "8", "", r"2\frac{1}{3}"),
     ("3", r"I guess \boxed{3} or \boxed{4}"),
@@ -176,10 +177,6 @@ WRONG = [
     ("1<x<2", "1,2", "x=1,2"),
     (r"$x=\pi k, x=2$", r"f(x) = 7x^7 = $x=\pi k, x=2$"),
 ]
-
-
-def pairs(table):
-    return [(gold, answer) for gold, *answers in table for answer in answers]
 
 
 @pytest.mark.parametrize(("gold", "answer"), pairs(RIGHT))
