@@ -19,17 +19,13 @@ from basis_rl.rewards.extract import completion_text, last_boxed, plain_number
         (r"\boxed{\boxed{3}}", r"\boxed{3}"),
         (r"\boxed {4}", "4"),
         (r"\fbox{5}", "5"),
-        (r"\boxed{6", None),
         (r"\boxed{1} then \boxed{2", "1"),
         (r"\boxed{ open \boxed{8}", "8"),
         (r"{ stray \boxed{9} } }", "9"),
         (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
         (r"\boxed{a \} b}", r"a \} b"),
         (r"\boxed{}", ""),
-        ("7", None),
-        ("", None),
-        ("\\", None),
-        (r"\\boxed{1}", None),  # a line break and a word
+        *((text, None) for text in ("7", "", "\\", r"\boxed{6", r"\\boxed{1}")),  # the last: a line break and a word
         (r"{ \\\boxed{1} }", "1"),
         (r"\boxed 5.", "5"),
         (r"\boxed 5000\,000", None),

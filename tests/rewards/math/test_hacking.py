@@ -51,14 +51,14 @@ def test_templates_know_for_which_golds_they_are_right():
     assert accepted_by(times, five) is None
     assert accepted_by(Template("0.0", is_one_of("0.0")), zero) == "right"
     assert next(t for t in templates() if t.text == r"V\%").row == "percent_as_number"
-    one = is_one_of("1")
-    assert all(one(Gold(text, None, 1234)) for text in ("$k=1$", "1_6", "f(x) = 1"))
-    assert not any(one(Gold(text, None, 1234)) for text in ("$k=2$", "11_6", "x+1"))
-    letter = is_one_of("e")
-    assert all(letter(Gold(text, None, 1234)) for text in (r"\text{(E)}", r"\text{E}", "E", "e"))
-    assert not any(letter(Gold(text, None, 1234)) for text in ("D", r"\text{Evelyn}", r"\text{D}"))
-    power = next(template for template in templates() if template.text == "V^{N}")
-    assert [power.right(Gold(text, None, 1234)) for text in ("1.0", "1", "2.0", "11.0")] == [True, True, False, False]
+    one, letter = is_one_of("1"), is_one_of("e")
+    for right, golds, others in (
+        (one, ("$k=1$", "1_6", "f(x) = 1"), ("$k=2$", "11_6", "x+1")),
+        (letter, (r"\text{(E)}", r"\text{E}", "E", "e"), ("D", r"\text{Evelyn}", r"\text{D}")),
+        (next(template for template in templates() if template.text == "V^{N}").right, ("1.0", "1"), ("2.0", "11.0")),
+    ):
+        assert all(right(Gold(text, None, 1234)) for text in golds)
+        assert not any(right(Gold(text, None, 1234)) for text in others)
     pair = Template("A B", numerals_only=True)
     first, second = map(int, pair.fill(five).removeprefix(r"So the answer is \boxed{").removesuffix("}.").split())
     assert first + second == 5

@@ -255,25 +255,19 @@ def test_formulas_are_read(text):
     assert refused_reading(normal_form(text)) is None
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (r"\frac{1 2}{3}", "beside"),
-        (r"\sqrt{1 2}", "beside"),
-        ("x^{1 2}", "beside"),
-        (r"\text{A} x", "beside"),
-        (r"x=5 \quad y=3", "beside"),
-        (r"45^\circ 30'", "beside"),
-        (r"5\text{ is wrong}", "unit"),
-        ("1, 2, ...", "dots"),
-        (r"5$ $6", "beside"),
-        ("5 in 6", "beside"),
-        ("|5|6", "beside"),
-        ("{5}{6}", "beside"),
-        (r"\{x \mid x = 4\}", "builder"),
-        (r"5\frac{3}{2}", "improper"),
-    ],
-)
+BESIDE = [
+    r"\frac{1 2}{3}", r"\sqrt{1 2}", "x^{1 2}", r"\text{A} x", r"x=5 \quad y=3", r"45^\circ 30'", r"5$ $6", "5 in 6",
+    "|5|6", "{5}{6}",
+]  # fmt: skip
+OTHERS = [
+    (r"5\text{ is wrong}", "unit"),
+    ("1, 2, ...", "dots"),
+    (r"\{x \mid x = 4\}", "builder"),
+    (r"5\frac{3}{2}", "improper"),
+]
+
+
+@pytest.mark.parametrize(("text", "reason"), [*((text, "beside") for text in BESIDE), *OTHERS])
 def test_what_stands_side_by_side_is_no_formula(text, reason):
     assert refused_reading(normal_form(text)) == reason
 
