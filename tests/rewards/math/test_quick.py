@@ -25,7 +25,7 @@ def math_verify(gold, answer):
 
 
 def listed(gold, answer, quick):
-    """Whether a difference is one of `DIFFERENCES`: the notations that Math-Verify misreads."""
+    """Whether a difference is a known one: a notation that Math-Verify misreads."""
     both = (gold, answer)
     e_notation = any(re.search(r"\d[eE][-+]?\d", text) for text in both)
     thin_space = any(re.search(r"\d\\,\s*\d", text) for text in both)

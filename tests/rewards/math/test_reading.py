@@ -101,6 +101,7 @@ RIGHT = [
 ]
 # A gold, and answers that are not it. `WRONG_HERE` has more.
 WRONG = [
+    ("2", "(" * 30 + "2" + ")" * 30),  # Math-Verify comes to no verdict in time
     ("7", "8", "", r"2\frac{1}{3}"),
     ("3", r"I guess \boxed{3} or \boxed{4}"),
     ("(1,2)", "(2,1)"),

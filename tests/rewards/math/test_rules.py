@@ -95,7 +95,6 @@ WRONG_HERE = [
     ("1<x<2", r"\{1,2\}"),
     (r"-\frac{3}{8}", r"-\frac{3}{8" * 31),
 ]
-SCREENED = ("2", "(" * 30 + "2" + ")" * 30)  # Math-Verify comes to no verdict in time
 # A gold and a rollout, whose boxes Math-Verify finds otherwise, and whether it is right here.
 BOXES = [
     ("2", r"\boxed{1} is wrong, so \boxed{2}", True),
@@ -154,20 +153,17 @@ MORE = {
     "approximation": [("2", r"x \approx 2")],
     "ratio": [("1.5", "3:2"), ("3:2", "3/2")],
 }
-# How wide the rows are: what scores for the gold 5, and by which of them, if any.
-WIDE = {
-    "units": [r"5\text{ million}", r"5\text{ dozen}", r"5\text{ approximately}"],
-    "equation": ["x^2 = 5"],
-    "assignment": ["banana = 5", "f(7) = 5", r"x \in 5"],
-    "approximation": [r"banana \approx 5", "banana ~= 5"],
-    "base": ["5_7", "5_0", "5_x"],
-    None: [r"\min(5, 7)", r"5 \mod 7", "5^T", r"5 \cdot 1^7", "--5", "5'", '5"'],
-}
-# What scores for other golds, by the same rows.
-WIDE_ELSEWHERE = [
-    ("assignment", "(1,2)", "y=1,x=2"),
+# How wide the rows are: the rows on which it rests (none: ""), a gold, and what scores for it.
+WIDE = [
+    ("units", "5", r"5\text{ million}", r"5\text{ dozen}", r"5\text{ approximately}"),
+    ("equation", "5", "x^2 = 5"),
+    ("assignment", "5", "banana = 5", "f(7) = 5", r"x \in 5"),
     ("assignment", r"\text{odd}", r"\text{even}=\text{odd}"),
-    (None, "east", "seat"),
+    ("assignment list_for_tuple", "(1,2)", "y=1,x=2"),
+    ("approximation", "5", r"banana \approx 5", "banana ~= 5"),
+    ("base", "5", "5_7", "5_0", "5_x"),
+    ("", "5", r"\min(5, 7)", r"5 \mod 7", "5^T", r"5 \cdot 1^7", "--5", "5'", '5"'),
+    ("", "east", "seat"),
 ]
 # Right by any reading: refusing all quirks leaves these.
 STRICT = [
@@ -207,19 +203,12 @@ def test_each_quirk_is_accepted_today_and_refused_by_its_name_alone(name, gold, 
     assert grade(gold, answer, [other for other in QUIRKS if other != name]) is True
 
 
-@pytest.mark.parametrize(("name", "answer"), [(name, answer) for name, answers in WIDE.items() for answer in answers])
-def test_the_rows_are_as_wide_as_described(name, answer, reward):
+@pytest.mark.parametrize(("names", "gold", "answer"), [(*row[:2], answer) for row in WIDE for answer in row[2:]])
+def test_the_rows_are_as_wide_as_described(names, gold, answer, reward):
     form = normal_form(answer)
-    assert reward.equivalent([("5", answer)]) == [True]
-    assert [quirk for quirk in QUIRKS if not grade("5", form, [quirk])] == ([] if name is None else [name])
+    assert reward.equivalent([(gold, answer)]) == [True]
+    assert [quirk for quirk in QUIRKS if not grade(gold, form, [quirk])] == names.split()
     assert answer == "banana ~= 5" or f"`{answer}`" in DOCS.read_text()
-
-
-@pytest.mark.parametrize(("name", "gold", "answer"), WIDE_ELSEWHERE)
-def test_the_rows_are_as_wide_for_other_golds(name, gold, answer):
-    assert grade(gold, answer) is True
-    assert name is None or grade(gold, answer, [name]) is False
-    assert f"`{answer}` for `{gold}`" in DOCS.read_text()
 
 
 @pytest.mark.parametrize(("gold", "answer"), STRICT)
@@ -270,11 +259,6 @@ def test_the_differences_are_as_listed(gold, rollout, here, reward):
     assert reward([], [rollout], [gold]) == [float(here)]
     sides = [parse(text, parsing_timeout=None) for text in (boxed(gold), rollout)]
     assert verify(*sides, timeout_seconds=None) is not here
-
-
-def test_a_difference_in_time(reward):
-    gold, answer = SCREENED
-    assert reward([], [boxed(answer)], [gold]) == [0.0]
 
 
 @pytest.mark.parametrize(("gold", "answer"), LOST)

@@ -98,11 +98,11 @@ def parent(pid):
 
 
 def statuses(outcomes):
-    return statuses(outcomes)
+    return [outcome.status for outcome in outcomes]
 
 
 def numbers(outcomes):
-    return numbers(outcomes)
+    return [outcome.value.get("n") for outcome in outcomes]
 
 
 def children():
@@ -338,21 +338,14 @@ def test_a_batch_has_an_end_whatever_its_workers_do(monkeypatch):
 @forms
 def test_a_worker_is_shut_in(tmp_path, fork, monkeypatch):
     workers = make(fork=fork)
-    codes = [
-        "sorted(name for name in os.environ if 'TOKEN' in name or 'KEY' in name)",
-        f"open({str(tmp_path / 'x')!r}, 'w')",
-        "socket.create_connection(('127.0.0.1', 1))",
-        "open('mine', 'w').write('x')",
-    ]
     monkeypatch.setenv("HF_TOKEN", "secret")
-    values = [outcome.value for outcome in workers.run([{"code": code} for code in codes])]
-    assert values[0] == {"value": "[]"}
-    assert values[3] == {"value": "1"}
-    if isolation().writes:
-        assert "Error" in values[1]["error"]
-    if isolation().network:
-        assert "Error" in values[2]["error"]
-        assert "refused" not in values[2]["error"]
+    names = "sorted(name for name in os.environ if 'TOKEN' in name or 'KEY' in name)"
+    outcomes = workers.run([{"code": names}, {"code": "open('mine', 'w').write('x')"}])
+    assert [outcome.value for outcome in outcomes] == [{"value": "[]"}, {"value": "1"}]
+    codes = f"open({str(tmp_path / 'x')!r}, 'w')", "socket.create_connection(('127.0.0.1', 1))"
+    written, connected = (outcome.value.get("error", "") for outcome in workers.run([{"code": code} for code in codes]))
+    assert "Error" in written or not isolation().writes
+    assert ("Error" in connected and "refused" not in connected) or not isolation().network
 
 
 @forms
