@@ -13,31 +13,22 @@ from basis_rl.values.provenance import reward_identity
 
 PROMISES = ["name", "version", "golds", "signature", "result", "same_twice", "arguments", "order", "other_rows",
             "conversations", "strange", "columns", "close"]  # fmt: skip
+MINE = "tests.rewards.user_functions"
 ADD = {"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]}
 CHAIN = {"question": "1 + 2 =", "answer": "3", "metadata": {"source_dataset": "chain_sum"}}
 GYM = json.dumps({"dataset": "chain_sum", "entry": CHAIN})
 # Parameters, and rows of which some are right, some wrong and some not scored.
+ONE = {"num_workers": 1}
+CODE = ["```\ndef add(a, b):\n    return a + b\n```", "none"]
 FITTING = {
-    "math_verify": (
-        {"num_workers": 1},
-        {"completions": [r"\boxed{2x}", r"\boxed{x}", "2x"], "solution": ["x+x", ["x", "y"], ""]},
-    ),
+    "math_verify": (ONE, {"completions": [r"\boxed{2x}", r"\boxed{x}", "2x"], "solution": ["x+x", ["x", "y"], ""]}),
     "choice": ({}, {"completions": [r"\boxed{B}", "The answer is A.", ""], "solution": ["B", "B", "7"]}),
     "exact": ({}, {"completions": [r"\boxed{Paris}", "Rome", "x"], "solution": ["paris", ["Rome", "Roma"], None]}),
-    "reasoning_gym": (
-        {"num_workers": 1},
-        {"completions": [r"\boxed{3}", r"\boxed{4}", "3"], "reasoning_gym": [GYM] * 3},
-    ),
+    "reasoning_gym": (ONE, {"completions": [r"\boxed{3}", r"\boxed{4}", "3"], "reasoning_gym": [GYM] * 3}),
     "format": ({}, {"completions": [r"<think>a</think>\boxed{1}", r"\boxed{1}"]}),
     "overlong": ({"cache": 4}, {"completions": ["a", "b" * 8, "c" * 30]}),
-    "code": (
-        {"num_workers": 1},
-        {"completions": ["```\ndef add(a, b):\n    return a + b\n```", "none"], "solution": [ADD, ADD]},
-    ),
-    "pool:tests.rewards.user_functions:right": (
-        {"num_workers": 1},
-        {"completions": ["a", "b", "c"], "solution": ["a", "c", "none"]},
-    ),
+    "code": (ONE, {"completions": CODE, "solution": [ADD, ADD]}),
+    f"pool:{MINE}:right": (ONE, {"completions": ["a", "b", "c"], "solution": ["a", "c", "none"]}),
 }
 
 
@@ -204,11 +195,10 @@ class NeedsMore:
         pass
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [None, 3, "x", [], object(), sys, print, len, type, Exception, Hostile(), mute, NeedsMore, lambda: None,
-     lambda: 1 / 0],
-)  # fmt: skip
+ODD = [None, 3, "x", [], object(), sys, print, len, type, Exception, Hostile(), mute, NeedsMore]
+
+
+@pytest.mark.parametrize("odd", [*ODD, lambda: None, lambda: 1 / 0])
 def test_whatever_it_is_given_is_answered_without_a_traceback(odd):
     with pytest.raises(RewardError) as error:
         check_reward(odd)

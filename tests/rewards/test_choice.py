@@ -8,29 +8,20 @@ from tests.rewards.growth import grows_linearly
 reward = ChoiceReward()
 
 
+BOXED_B = [
+    "B", "(B)", "b", r"\text{B}", r"\textbf{(B)}", r"\textbf{(B) } 42", r"\textbf{(B)}\ 42", "B. Paris",
+    r"B: \text{Paris}", "(B) A dog", "(B) C_2H_4", r"\mathrm{B}.", "$B$",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("text", "letter"),
     [
-        (r"so \boxed{B}", "B"),
-        (r"\boxed{(B)}", "B"),
-        (r"\boxed{b}", "B"),
-        (r"\boxed{\text{B}}", "B"),
-        (r"\boxed{\textbf{(B)}}", "B"),
-        (r"\boxed{\textbf{(B) } 42}", "B"),
-        (r"\boxed{\textbf{(B)}\ 42}", "B"),
-        (r"\boxed{B. Paris}", "B"),
-        (r"\boxed{B: \text{Paris}}", "B"),
-        (r"\boxed{(B) A dog}", "B"),
-        (r"\boxed{(B) C_2H_4}", "B"),
-        (r"\boxed{\mathrm{B}.}", "B"),
-        (r"\boxed{$B$}", "B"),
+        *((rf"so \boxed{{{text}}}", "B") for text in BOXED_B),
         (r"\boxed{A} no, \boxed{C}", "C"),
         (r"The answer is A. \boxed{C}", "C"),
-        ("Answer: B", "B"),
-        ("Answer: (B)", "B"),
-        ("**Answer:** (B) Paris", "B"),
-        ("**Answer: B**", "B"),
-        ("The answer is B.", "B"),
+        *((f"Answer: {text}", "B") for text in ("B", "(B)", "**Option B**")),
+        *((text, "B") for text in ("**Answer:** (B) Paris", "**Answer: B**", "The answer is B.")),
         ("the correct answer is option B, because C is wrong", "B"),
         ("Therefore the correct option is (b).", "B"),
         ("The final answer is: $\\textbf{(D)}$", "D"),
@@ -38,7 +29,6 @@ reward = ChoiceReward()
         ("The answer is A because of this", "A"),
         ("The answer is **J**.", "J"),
         ("Answer:\n\nE", "E"),
-        ("Answer: **Option B**", "B"),
         ("The best choice is: (D), not option B", "D"),
         ("**Final Answer**: C", "C"),
     ],
@@ -47,40 +37,28 @@ def test_the_letter(text, letter):
     assert reward.choice(text) == letter
 
 
+BOXED_NONE = [
+    "42", "A, B", "A or B", "(A) or (B)", r"\text{A}, \text{B}", "(A)(B)", "AB", "B A", r"A\text{ and }C", "A. or B.",
+    "", "Both",
+]  # fmt: skip
+ANSWERS_NONE = [
+    "A or B", "(A) and (B)", "A/B", "A, B", "I think that", "K", "A. Or rather, the answer is B or C",
+    r"B, so \boxed{42}",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "",
         "B",
         "I would say B",
-        r"\boxed{42}",
-        r"Answer: B, so \boxed{42}",
-        r"\boxed{A, B}",
-        r"\boxed{A or B}",
-        r"\boxed{(A) or (B)}",
-        r"\boxed{\text{A}, \text{B}}",
-        r"\boxed{(A)(B)}",
-        r"\boxed{AB}",
-        r"\boxed{B A}",
-        r"\boxed{A\text{ and }C}",
-        r"\boxed{A. or B.}",
-        r"\boxed{}",
-        r"\boxed{Both}",
-        "Answer: A or B",
-        "Answer: (A) and (B)",
-        "Answer: A/B",
-        "Answer: A, B",
-        "The answer is A number that we seek",
-        "The answer is a good one",
-        "Answer: I think that",
-        "The answer is Both",
-        "The answer is not B",
+        *(rf"\boxed{{{text}}}" for text in BOXED_NONE),
+        *(f"Answer: {text}" for text in ANSWERS_NONE),
+        *(f"The answer is {text}" for text in ("A number that we seek", "a good one", "Both", "not B", "B12")),
+        "The answer A is wrong",
         "Option A is wrong, and option C is incorrect",
         "We take choice B first",
-        "The answer A is wrong",
-        "The answer is B12",
-        "Answer: K",
-        "Answer: A. Or rather, the answer is B or C",
     ],
 )
 def test_no_letter_or_several_are_none(text):
@@ -111,43 +89,21 @@ def test_case_and_letters():
 def test_conversations_and_metric():
     logged = {}
     talk = [{"role": "assistant", "content": "Answer: C"}]
-    assert reward([], [talk, talk, [], "none"], solution=["C", "D", "C", "C"], log_metric=logged.__setitem__) == [
-        1.0,
-        0.0,
-        0.0,
-        0.0,
-    ]
+    golds = ["C", "D", "C", "C"]
+    assert reward([], [talk, talk, [], "none"], solution=golds, log_metric=logged.__setitem__) == [1.0, 0.0, 0.0, 0.0]
     assert logged == {"reward/choice/no_answer": 0.5}
 
 
-@pytest.mark.parametrize(
-    "piece",
-    [
-        "answer ",
-        "Answer: A or ",
-        "answer is ",
-        "answer the option ",
-        r"\boxed{",
-        r"\boxed{A, ",
-        "(",
-        " ",
-        "**",
-        r"\text{",
-    ],
-)
+PIECES = ["answer ", "Answer: A or ", "answer is ", "answer the option ", r"\boxed{", r"\boxed{A, ", "(", " ", "**"]
+
+
+@pytest.mark.parametrize("piece", [*PIECES, r"\text{"])
 def test_time_is_linear(piece):
     assert grows_linearly(lambda n: reward.choice("answer" + piece * n))
     assert grows_linearly(lambda n: reward.choice(rf"\boxed{{{piece * n}}}"))
 
 
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"letters": "abc"}, "different capital letters"),
-        ({"letters": "AAB"}, "different capital letters"),
-        ({"gold_index": 2}, "gold_index must be 0 or 1"),
-    ],
-)
-def test_parameters_out_of_range(parameters, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("parameters", [{"letters": 4}, {"letters": "abc"}, {"letters": "AAB"}, {"gold_index": 2}])
+def test_parameters_out_of_range(parameters):
+    with pytest.raises(ValueError, match="must be"):
         ChoiceReward(**parameters)

@@ -11,38 +11,31 @@ from tests.rewards.growth import grows_linearly
 BOX, ANSWER = r"so \boxed{1}", "<answer>1</answer>"
 
 
-@pytest.mark.parametrize(
-    ("text", "forms"),
-    [
-        (f"<think>a</think>{BOX}", {"think", "think_box", "box"}),
-        (f"<think>a</think>\n{ANSWER}", {"think", "think_answer", "answer"}),
-        (f"<think>a</think> hm {ANSWER}", {"think", "answer"}),
-        (f"<think>a</think>{ANSWER} hm", {"think"}),
-        (f"<think>a</think>{ANSWER}{ANSWER}", {"think"}),
-        (f"<think>{BOX}</think>b", {"think", "box"}),
-        (f"<think>{ANSWER}</think>b", {"think"}),
-        (f"<think>a {BOX}", {"box"}),
-        (f"<think></think>{BOX}", {"box"}),
-        (f"<think> </think>{BOX}", {"box"}),
-        (f"<think>a</think>b</think>{BOX}", {"box"}),
-        (f"<think>a<think>b</think>{BOX}", {"box"}),
-        (f"b<think>a</think>{BOX}", {"box"}),
-        (f"a</think>{BOX}", {"box"}),
-        ("<think>a</think>", set()),
-        (r"<think>a</think>\boxed{}", {"think"}),
-        (r"<think>a</think>\boxed{1", {"think"}),
-        ("<think>a</think><answer> </answer>", {"think"}),
-        ("<think>a</think></answer><answer>1</answer>", {"think"}),
-        ("<answer>1</answer>2</answer>", set()),
-        ("<answer>1</answer></answer>", set()),
-        ("<think>a</think><answer>1</answer> 2</answer>", {"think"}),
-        ("</answer><answer>1</answer>", set()),
-        ("<answer>1<answer>2</answer>", set()),
-        ("<answer>1", set()),
-        ("", set()),
-        (ANSWER, {"answer"}),
+# Texts by the forms that they have.
+FORMS = {
+    ("think", "think_box", "box"): [f"<think>a</think>{BOX}"],
+    ("think", "think_answer", "answer"): [f"<think>a</think>\n{ANSWER}"],
+    ("think", "answer"): [f"<think>a</think> hm {ANSWER}"],
+    ("think", "box"): [f"<think>{BOX}</think>b"],
+    ("answer",): [ANSWER],
+    ("think",): [
+        *(f"<think>a</think>{end}" for end in (f"{ANSWER} hm", f"{ANSWER}{ANSWER}", r"\boxed{}", r"\boxed{1")),
+        *(f"<think>a</think>{end}" for end in ("<answer> </answer>", "</answer><answer>1</answer>")),
+        "<think>a</think><answer>1</answer> 2</answer>",
+        f"<think>{ANSWER}</think>b",
     ],
-)
+    ("box",): [
+        *(f"{begin}</think>{BOX}" for begin in ("<think>", "<think> ", "<think>a</think>b", "<think>a<think>b")),
+        *(f"{begin}{BOX}" for begin in ("<think>a ", "b<think>a</think>", "a</think>")),
+    ],
+    (): [
+        *("", "<think>a</think>", "<answer>1", "<answer>1<answer>2</answer>", "</answer><answer>1</answer>"),
+        *("<answer>1</answer>2</answer>", "<answer>1</answer></answer>"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("text", "forms"), [(text, set(forms)) for forms, texts in FORMS.items() for text in texts])
 def test_forms(text, forms):
     known = ("think", "think_box", "think_answer", "box", "answer")
     assert {form for form in known if has_form(text, form)} == forms
@@ -72,18 +65,15 @@ def test_a_pattern_that_backtracks_for_ever_ends():
     reward.close()
 
 
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"form": "thinkbox"}, "form must be one of think, think_box"),
+def test_parameters_out_of_range():
+    for parameters, word in (
+        ({"form": "thinkbox"}, "must be one of"),
         ({"form": "box", "pattern": "a"}, "not both"),
-        ({"pattern": "(a"}, "not a regular expression"),
+        ({"pattern": "(a"}, "regular expression"),
         ({"timeout": 0}, "timeout > 0"),
-    ],
-)
-def test_parameters_out_of_range(parameters, message):
-    with pytest.raises(ValueError, match=message):
-        FormatReward(**parameters)
+    ):
+        with pytest.raises(ValueError, match=word):
+            FormatReward(**parameters)
 
 
 @pytest.mark.parametrize(("longest", "cache"), [(20480, 4096), (100, 30), (7, 7), (1, 1), (6, None), (3, None)])

@@ -6,6 +6,7 @@ processes and threads, memory, CPU time, files (with a name and without), and wh
 
 import ctypes
 import fcntl
+import functools
 import json
 import mmap
 import os
@@ -162,10 +163,8 @@ attacks = {
     "netlink": lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW).getsockname(),
     "write outside": write(f"{outside}/new"),
     "overwrite": write(f"{outside}/secret"),
-    "write /tmp": write("/tmp/basis_rl_sandbox_test"),
-    "write /dev/shm": write("/dev/shm/basis_rl_sandbox_test"),
-    "write home": write(f"{target['home']}/basis_rl_sandbox_test"),
-    "write project": write(f"{target['project']}/basis_rl_sandbox_test"),
+    **{f"write {place}": write(f"{place}/basis_rl_sandbox_test") for place in ("/tmp", "/dev/shm")},
+    **{f"write {place}": write(f"{target[place]}/basis_rl_sandbox_test") for place in ("home", "project")},
     "write sysctl": lambda: os.close(os.open("/proc/sys/kernel/core_pattern", os.O_WRONLY)),
     "mkdir": lambda: os.mkdir(f"{outside}/folder"),
     "unlink": lambda: os.unlink(f"{outside}/unlink me"),
@@ -217,10 +216,7 @@ by_seccomp = {
     "shared memory without a name": lambda: mmap.mmap(-1, 4096),
     "shared memory without a name, by wide flags": lambda: call(9, 0, 4096, 3, 1 << 32 | 0x21, -1, 0),
     "shared memory of a device": zero_device,
-    "splice": lambda: pages_in_a_pipe("splice"),
-    "tee": lambda: pages_in_a_pipe("tee"),
-    "vmsplice": lambda: pages_in_a_pipe("vmsplice"),
-    "sendfile": lambda: pages_in_a_pipe("sendfile"),
+    **{name: functools.partial(pages_in_a_pipe, name) for name in ("splice", "tee", "vmsplice", "sendfile")},
     "rules of Landlock": lambda: call(444, ctypes.addressof(ctypes.create_string_buffer(struct.pack("Q", 1))), 8, 0),
     "inotify": lambda: call(253),
     "inotify with flags": lambda: call(294, 0),

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from basis_rl.sandbox import Policy, environment, isolation, python_paths, remove_folder, sandboxed
+from basis_rl.sandbox import environment, isolation, python_paths, remove_folder, sandboxed
 from basis_rl.sandbox.folders import used_bytes
 from tests.sandbox.owner import kinds, policy_in
 from tests.sandbox.users import OWNER, USERS, command_as, own
+from tests.support.processes import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 HELD = [kind for kind in kinds() if kind in ("all", "without namespaces")]
 held = pytest.mark.parametrize("kind", HELD)
 users = pytest.mark.parametrize("user", USERS)
 
-# Their own name for the session to be found by, in a file's name that only they have open.
 FORK_BOMB = """
 import os, time
 print("started", flush=True)
@@ -72,15 +72,6 @@ def processes_with(mark):
         except OSError:
             continue
     return found
-
-
-def none_left(mark, seconds=10.0):
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if not processes_with(mark):
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @users
@@ -249,19 +240,22 @@ def started(kind, code, user="self", **changes):
     return folder, process
 
 
+def ends(process, mark):
+    """What has been killed or is about to end, with all in whose command line `mark` is."""
+    process.wait()
+    if process.stdout:
+        process.stdout.close()
+    wait_until(lambda: not processes_with(mark))
+
+
 @held
 @pytest.mark.parametrize("then", ["print('ended')", "time.sleep(60)"], ids=["command ends", "command is killed"])
 def test_a_daemon_does_not_outlive_the_command(kind, then):
     folder, process = started(kind, DAEMON.format(then=then))
-    until = time.monotonic() + 20
-    while not os.path.exists(f"{folder}/alive"):
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    wait_until(lambda: os.path.exists(f"{folder}/alive"))
     if "sleep" in then:
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    assert none_left(folder)
+    ends(process, folder)
     size = os.path.getsize(f"{folder}/alive")
     time.sleep(0.1)
     assert os.path.getsize(f"{folder}/alive") == size
@@ -275,13 +269,10 @@ def test_everything_ends_with_its_owner_and_the_temporary_folder_goes(kind, user
     mark = f"# {os.getpid()} {kind} {user}\n"
     request["code"] = mark + request["code"]
     owner = subprocess.Popen(command_as(user, [sys.executable, str(OWNER), json.dumps(request)]), cwd="/tmp")
-    until = time.monotonic() + 20
-    while not (folders := list(folders_of(mark, "alive"))):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until(lambda: list(folders_of(mark, "alive")))
+    folders = list(folders_of(mark, "alive"))
     owner.kill()
-    owner.wait()
-    assert none_left(mark)
+    ends(owner, mark)
     assert not folders[0].exists()
 
 
@@ -300,9 +291,7 @@ def test_a_launcher_killed_alone_takes_everything_along(kind):
     folder, process = started(kind, "import time; print('up', flush=True); time.sleep(60)")
     assert process.stdout.readline() == b"up\n"
     os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    assert none_left(folder)
+    ends(process, folder)
     remove_folder(folder)
 
 
@@ -349,11 +338,9 @@ def test_folders_that_are_hard_to_remove(tmp_path):
 
 
 def test_policies_that_make_no_sense():
-    good = {"memory_bytes": 1, "cpu_seconds": 1, "file_bytes": 1, "processes": 1, "folder": None, "readable": None}
-    Policy(**good)
-    for name, value in (("memory_bytes", 0), ("cpu_seconds", -1.0), ("processes", 0), ("folder", "relative")):
-        with pytest.raises(ValueError, match="of a sandbox must be"):
-            Policy(**{**good, name: value})
+    for wrong in ({"memory_bytes": 0}, {"cpu_seconds": -1.0}, {"processes": 0}, {"folder": "relative"}):
+        with pytest.raises(ValueError, match="must be"):
+            policy_in(**{"folder": "/tmp", **wrong})
 
 
 def test_python_paths_leave_the_home_folder_out(monkeypatch):
@@ -377,7 +364,4 @@ subprocess.Popen(command, env=environment({str(folder)!r}), start_new_session=Tr
 os.kill(os.getpid(), signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-c", code], check=False)
-    until = time.monotonic() + 20
-    while folder.exists():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until(lambda: not folder.exists())

@@ -10,6 +10,7 @@ import pytest
 
 from basis_rl.sandbox import Policy, run
 from basis_rl.sandbox.run import Bounds, end, follow, start
+from tests.support.processes import gone, wait_until
 
 POLICY = Policy(memory_bytes=1, cpu_seconds=1, file_bytes=1, processes=1, folder=None, readable=None)
 BOUNDS = {"seconds": 30.0, "output_bytes": 1 << 20, "kept_bytes": 1 << 10}
@@ -83,27 +84,15 @@ def test_its_children_end_with_it_though_they_hold_the_output(seconds, bare):
     done = ran(FORKED.format(seconds), seconds=20.0 if seconds < 1 else 0.8)
     assert time.monotonic() - began < 10
     assert done.how == ("exited" if seconds < 1 else "timeout")
-    until = time.monotonic() + 10
-    while not gone(int(done.head)):
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
-def gone(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True
+    wait_until(lambda: gone(int(done.head)))
 
 
 def test_two_with_crossed_pipes_end_together(bare):
     to_first, from_second = os.pipe()
     to_second, from_first = os.pipe()
     python = [sys.executable, "-I", "-S", "-c"]
-    echo = start(
-        [*python, "for line in open(0): print(line.upper(), end='', flush=True)"], POLICY, to_second, from_second
-    )
+    upper = "for line in open(0): print(line.upper(), end='', flush=True)"
+    echo = start([*python, upper], POLICY, to_second, from_second)
     ask = "import sys\nprint('a', flush=True)\nsys.stderr.write(input() + '\\n')"
     asking = start([*python, ask], POLICY, to_first, from_first, subprocess.PIPE)
     for descriptor in (to_first, from_second, to_second, from_first):

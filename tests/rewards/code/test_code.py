@@ -1,7 +1,6 @@
 """CodeReward: right programs pass, and no way of not solving the problem does."""
 
 import json
-import os
 import time
 
 import pytest
@@ -23,10 +22,7 @@ ADD_CHECK = {"test": "def check(candidate):\n    for got in map(candidate, [1], 
              "    assert add(30, 4) == 34\n",
              "entry_point": "add"}  # fmt: skip
 
-needs_sandbox = pytest.mark.skipif(
-    not isolation().complete,
-    reason="this machine cannot shut in what a model writes",
-)
+needs_sandbox = pytest.mark.skipif(not isolation().complete, reason="this machine cannot shut in what a model writes")
 
 
 def fenced(source):
@@ -100,13 +96,12 @@ WRONG = {
 @needs_sandbox
 @pytest.mark.parametrize("tests", [ADD_CALL, ADD_CHECK], ids=["call", "assert"])
 def test_what_does_not_solve_the_problem_does_not_pass(reward, tests):
-    assert dict(
-        zip(WRONG, scores(reward, [(source, tests) for source in WRONG.values()]), strict=True)
-    ) == dict.fromkeys(WRONG, 0.0)
+    got = scores(reward, [(source, tests) for source in WRONG.values()])
+    assert [name for name, score in zip(WRONG, got, strict=True) if score != 0.0] == []
 
 
 @needs_sandbox
-def test_hostile_programs_end_and_reach_nothing(reward, tmp_path):
+def test_hostile_programs_end_and_reach_nothing(reward, tmp_path, monkeypatch):
     mark = tmp_path / "mark"
     (tmp_path / "answer").write_text("3\n")
     programs = [
@@ -122,15 +117,11 @@ def test_hostile_programs_end_and_reach_nothing(reward, tmp_path):
         "import subprocess\nprint(subprocess.run(['cat', '/etc/passwd'], capture_output=True).returncode * 0 + 3 - 4)",
         "print(input() and 3)\nraise SystemExit(1)",
     ]
-    os.environ["SECRET_OF_TRAINER"] = "1"
+    monkeypatch.setenv("SECRET_OF_TRAINER", "1")
     logged = {}
     began = time.perf_counter()
-    try:
-        cell = {"inputs": ["1 2"], "outputs": ["3"]}
-        texts = [fenced(program) for program in programs]
-        got = reward([], texts, solution=[cell] * len(texts), log_metric=logged.__setitem__)
-    finally:
-        del os.environ["SECRET_OF_TRAINER"]
+    cells = [{"inputs": ["1 2"], "outputs": ["3"]}] * len(programs)
+    got = reward([], list(map(fenced, programs)), solution=cells, log_metric=logged.__setitem__)
     assert got == [0.0] * len(programs)
     assert logged["reward/code/timeout"] >= 2 / len(programs)
     assert time.perf_counter() - began < 60
@@ -142,17 +133,10 @@ def test_share_of_tests_and_rows_that_cannot_be_scored():
     reward = CodeReward(num_workers=2, partial=True)
     logged = {}
     right, half = fenced("def add(a, b):\n    return a + b"), fenced("def add(a, b):\n    return 3")
-    cells = [
-        ADD_ASSERT,
-        ADD_ASSERT,
-        ADD_CALL,
-        "no tests",
-        ["assert add(object(), 1)"],
-        ["import no_such\nassert add(1, 1)"],
-    ]
-    got = reward(
-        [], [right, half, half, right, right, right], tests=None, solution=cells, log_metric=logged.__setitem__
-    )
+    unfit = ["no tests", ["assert add(object(), 1)"], ["import no_such\nassert add(1, 1)"]]
+    cells = [ADD_ASSERT, ADD_ASSERT, ADD_CALL, *unfit]
+    texts = [right, half, half, right, right, right]
+    got = reward([], texts, tests=None, solution=cells, log_metric=logged.__setitem__)
     assert got == [1.0, 0.5, 0.5, None, None, None]
     assert logged["reward/code/unscored"] == 0.5
     assert reward.check_golds(cells) == [3]
@@ -221,14 +205,12 @@ def test_chosen_tests_are_spread_and_have_the_last():
 
 def test_sameness_of_outputs():
     assert same_output("1  2\n\n3 ", "1 2\n3\n", 0)
-    assert not same_output("1 2", "1 2 3", 1)
-    assert same_output("0.3333334", "0.3333333", 1e-6)
-    assert same_output("0.0000001", "0.0", 1e-6)
-    assert not same_output("0.001", "0.0", 1e-6)
-    assert same_output("1000000.5", "1000000.0", 1e-6)
-    assert not same_output("1000002.5", "1000000.0", 1e-6)
-    assert not same_output("4", "3", 2)
-    assert not same_output("nan", "0.5", 1)
+    for got, expected in (("0.3333334", "0.3333333"), ("0.0000001", "0.0"), ("1000000.5", "1000000.0")):
+        assert same_output(got, expected, 1e-6)
+    for got, expected in (("0.001", "0.0"), ("1000002.5", "1000000.0")):
+        assert not same_output(got, expected, 1e-6)
+    for got, expected in (("1 2", "1 2 3"), ("4", "3"), ("nan", "0.5")):
+        assert not same_output(got, expected, 2)
 
 
 SAME = [(3, 3), (3.0, 3), (0.1 + 0.2, 0.3), ((1, [2]), [1, [2]]), ({1: "a"}, {"1": "a"}), (3, [3]), (None, None),

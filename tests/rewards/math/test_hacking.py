@@ -1,4 +1,4 @@
-"""The search for free points at a small size, and that it would find one."""
+"""The benchmarks of the grading at a small size: free points, rollouts, fuzzed answers."""
 
 import json
 from fractions import Fraction
@@ -6,7 +6,9 @@ from fractions import Fraction
 import pytest
 
 from basis_rl.rewards import MathVerifyReward
-from benchmarks.reward.cases import FEW
+from basis_rl.rewards.extract import last_boxed
+from benchmarks.reward.cases import FEW, cases
+from benchmarks.reward.fuzz import contradicted, inputs, probe_all
 from benchmarks.reward.hacking import FEW_AND_HARD, Gold, Template, accepted_by, is_one_of, pairs, run, templates
 
 
@@ -37,15 +39,8 @@ def test_no_free_points_at_a_small_size(every):
 def test_whatever_a_person_would_reject_is_a_free_point():
     chosen = list(pairs(FEW, 10**6, seed=1))
     free = run(Lax(), chosen)["free_points"]
-    assert {entry["template"] for entry in free} >= {
-        "V or N",
-        r"\text{I give up, } V",
-        "x = V = N",
-        "0=0",
-        "A B",
-        "not x = V",
-        "N $V$",
-    }
+    told = {entry["template"] for entry in free}
+    assert told >= {"V or N", r"\text{I give up, } V", "x = V = N", "0=0", "A B", "not x = V", "N $V$"}
     assert len(free) + sum(accepted_by(template, gold) is not None for template, gold, _ in chosen) == len(chosen)
 
 
@@ -56,14 +51,14 @@ def test_templates_know_for_which_golds_they_are_right():
     assert accepted_by(times, five) is None
     assert accepted_by(Template("0.0", is_one_of("0.0")), zero) == "right"
     assert next(t for t in templates() if t.text == r"V\%").row == "percent_as_number"
-    one = is_one_of("1")
-    assert all(one(Gold(text, None, 1234)) for text in ("$k=1$", "1_6", "f(x) = 1"))
-    assert not any(one(Gold(text, None, 1234)) for text in ("$k=2$", "11_6", "x+1"))
-    letter = is_one_of("e")
-    assert all(letter(Gold(text, None, 1234)) for text in (r"\text{(E)}", r"\text{E}", "E", "e"))
-    assert not any(letter(Gold(text, None, 1234)) for text in ("D", r"\text{Evelyn}", r"\text{D}"))
-    power = next(template for template in templates() if template.text == "V^{N}")
-    assert [power.right(Gold(text, None, 1234)) for text in ("1.0", "1", "2.0", "11.0")] == [True, True, False, False]
+    one, letter = is_one_of("1"), is_one_of("e")
+    for right, golds, others in (
+        (one, ("$k=1$", "1_6", "f(x) = 1"), ("$k=2$", "11_6", "x+1")),
+        (letter, (r"\text{(E)}", r"\text{E}", "E", "e"), ("D", r"\text{Evelyn}", r"\text{D}")),
+        (next(template for template in templates() if template.text == "V^{N}").right, ("1.0", "1"), ("2.0", "11.0")),
+    ):
+        assert all(right(Gold(text, None, 1234)) for text in golds)
+        assert not any(right(Gold(text, None, 1234)) for text in others)
     pair = Template("A B", numerals_only=True)
     first, second = map(int, pair.fill(five).removeprefix(r"So the answer is \boxed{").removesuffix("}.").split())
     assert first + second == 5
@@ -84,3 +79,24 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch):
     other.version = "another"
     run(other, chosen, file)
     assert other.asked == 250
+
+
+def test_cases_are_the_same_for_a_seed_and_of_all_kinds():
+    batch = cases(FEW, 400, seed=1)
+    assert batch == cases(FEW, 400, seed=1) != cases(FEW, 400, seed=2)
+    kinds = {case.kind.split(":")[0] for case in batch}
+    assert kinds == {"right", "wrong", "malformed"}
+    for case in batch:
+        if case.kind in ("malformed: no box", "malformed: cut off", "malformed: unclosed box"):
+            assert last_boxed(case.completion) is None
+        if case.kind == "right: as it is":
+            assert last_boxed(case.completion) == case.gold
+
+
+@pytest.mark.long
+def test_what_is_decided_without_math_verify_is_decided_like_it_on_fuzzed_answers():
+    pairs = inputs(FEW, 1000, seed=3)
+    assert pairs == inputs(FEW, 1000, seed=3)
+    found = probe_all(pairs, timeout=2.0, workers=2)
+    assert contradicted(found) == []
+    assert all(entry["seconds"] < 60 for entry in found)

@@ -11,76 +11,13 @@ import pytest
 from basis_rl.rewards import MathVerifyReward
 
 HOSTILE = [
-    r"9^{9^{9^{9}}}",
-    "((9!)!)!",
-    r"\binom{10000000}{5000000}",
-    r"\sin(" * 30,
-    r"\frac{1}{1+" * 40,
-    "9" * 100_000,
-    r"\frac{" * 20 + "2" + "}{2}" * 20,
-    r"\sin(" * 12 + "1" + ")" * 12,
-]
-
-
-@pytest.fixture(scope="module")
-def reward():
-    reward = MathVerifyReward(num_workers=2, timeout=2.0)
-    yield reward
-    reward.close()
+    r"9^{9^{9^{9}}}", "((9!)!)!", r"\binom{10000000}{5000000}", r"\sin(" * 30, r"\frac{1}{1+" * 40, "9" * 100_000,
+    r"\frac{" * 20 + "2" + "}{2}" * 20, r"\sin(" * 12 + "1" + ")" * 12,
+]  # fmt: skip
 
 
 def grade(reward, answer, gold):
     return reward(prompts=[], completions=[answer], solution=[gold])[0]
-
-
-@pytest.mark.parametrize(
-    ("answer", "gold", "expected"),
-    [
-        (r"\boxed{7}", "7", 1.0),
-        (r"\boxed{8}", "7", 0.0),
-        ("7", "7", 0.0),
-        (r"\boxed{\frac12}", "0.5", 1.0),
-        (r"\boxed{1/2}", r"\frac{1}{2}", 1.0),
-        (r"I guess \boxed{3} or \boxed{4}", "3", 0.0),
-        (r"\boxed{x=5}", "5", 1.0),
-        (r"\boxed{-12}", "-12", 1.0),
-        (r"\boxed{1,000}", "1000", 1.0),
-        (r"\boxed{7}", r"We get \boxed{7}.", 1.0),
-        (r"\boxed{(1,2)}", "(1,2)", 1.0),
-        (r"\boxed{(2,1)}", "(1,2)", 0.0),
-        (r"\boxed{\text{east}}", r"\text{east}", 1.0),
-        (r"\boxed{870000000}", r"8.7 \times 10^{8}", 1.0),
-        (r"\boxed{4.5 \times 10^{33}}", "4.5e33", 1.0),
-        (r"\boxed{-\frac{1}{3}}", "-1./3", 1.0),
-        (r"\boxed{4.6 \times 10^{33}}", "4.5e33", 0.0),
-        ("", "7", 0.0),
-        (r"\boxed{}", "7", 0.0),
-    ],
-)
-def test_verdicts(reward, answer, gold, expected):
-    assert grade(reward, answer, gold) == expected
-
-
-@pytest.mark.parametrize(
-    ("gold", "answer", "right"),
-    [
-        ("7", r"2\frac{1}{3}", False),
-        (r"\frac{21}{2}", r"2\frac{1}{2}", False),
-        (r"1\frac{4}{5}", r"\frac{14}{5}", False),
-        (r"1\frac{4}{5}", r"\frac{9}{5}", True),
-        ("31.5", r"6\frac{3}{2}", False),
-        ("12", r"1\ 2", False),
-        ("12", "1  2", False),
-        ("0.001", "1e-3", True),
-    ],
-)
-def test_mixed_numbers_are_not_taken_for_digits_in_a_row(reward, gold, answer, right):
-    assert reward([], [rf"\boxed{{{answer}}}"], [gold]) == [float(right)]
-
-
-def test_conversations_are_graded_by_their_last_assistant_message(reward):
-    talk = [{"role": "assistant", "content": r"\boxed{1}"}, {"role": "assistant", "content": r"\boxed{2}"}]
-    assert reward(prompts=[], completions=[talk], solution=["2"]) == [1.0]
 
 
 def test_a_gold_that_cannot_be_parsed_is_not_scored(reward):
@@ -100,11 +37,6 @@ def test_hostile_answers_are_wrong_and_do_not_hang_or_spoil_others(reward):
     assert all(r in (0.0, None) for r in rewards[0::2])
     assert metrics["reward/timeout"] > 0
     assert metrics["reward/screened"] > 0
-
-
-def test_equivalence_of_two_answers(reward):
-    pairs = [("0.5", r"\frac{1}{2}"), ("x^2-1", "(x-1)(x+1)"), ("3", "4"), ("", "")]
-    assert reward.equivalent(pairs) == [True, True, False, False]
 
 
 def test_works_off_the_main_thread(reward):
@@ -133,7 +65,7 @@ def test_its_pool_goes_with_the_object():
 
 def test_parameters_out_of_range():
     for wrong in ({"timeout": 0}, {"num_workers": 0}, {"batch_timeout": 0}):
-        with pytest.raises(ValueError, match="num_workers >= 1 and timeout > 0"):
+        with pytest.raises(ValueError, match="timeout > 0"):
             MathVerifyReward(**wrong)
 
 
@@ -142,18 +74,6 @@ def test_as_many_workers_as_there_are_cores_for_this_rank(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert MathVerifyReward()._pool.size == 6
     assert MathVerifyReward(num_workers=3)._pool.size == 3
-
-
-def test_a_batch_of_slow_answers_ends_in_its_budget_and_what_is_not_graded_is_not_scored(reward, monkeypatch):
-    monkeypatch.setattr(reward, "batch_timeout", 1.0)  # before any of them is too slow
-    reward.equivalent([("x+1", "1+x"), ("y", "y+x")])  # so that the start is not part of it
-    answers = [rf"\boxed{{(3+4i)^{{{30001 + i}}}}}" for i in range(8)]
-    metrics = {}
-    began = time.monotonic()
-    rewards = reward([], [r"\boxed{x+1}", *answers], ["1+x", *["5"] * 8], metrics.__setitem__)
-    assert time.monotonic() - began < 7
-    assert rewards == [1.0, *[None] * 8]
-    assert metrics["reward/over_budget"] == 8 / 9
 
 
 @pytest.mark.parametrize("part", [1, pytest.param(8, marks=pytest.mark.long)], ids=["an eighth", "all"])

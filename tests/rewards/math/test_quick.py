@@ -9,7 +9,6 @@ from functools import cache
 import pytest
 from math_verify import parse, verify
 
-from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.extract import plain_number
 from basis_rl.rewards.math.grading import grade
 from basis_rl.rewards.math.quick import quick_verdict, same_text
@@ -26,7 +25,7 @@ def math_verify(gold, answer):
 
 
 def listed(gold, answer, quick):
-    """Whether a difference is one of `DIFFERENCES`: the notations that Math-Verify misreads."""
+    """Whether a difference is a known one: a notation that Math-Verify misreads."""
     both = (gold, answer)
     e_notation = any(re.search(r"\d[eE][-+]?\d", text) for text in both)
     thin_space = any(re.search(r"\d\\,\s*\d", text) for text in both)
@@ -40,65 +39,38 @@ def listed(gold, answer, quick):
     return equal and (e_notation or thin_space or trailing_point or signed_thousands or scientific or quotient)
 
 
+WHOLE = (
+    "{s}{n}", "{s}0{n}", "{s}{n}.0", "{s}{n}.", "{s}{n}.5", "{s}{n}.50", "{s}.{n}", "{s}0.{n}", "${s}{n}$", " {s} {n} ",
+    "{s}{n}/7",
+)  # fmt: skip
+QUOTIENTS = (
+    "{s}{a}/{b}", r"{s}\frac{{{a}}}{{{b}}}", r"{s}\tfrac{{{a}}}{{{b}}}", "{s} {a} / {b}", r"\dfrac{{{s}{a}}}{{{b}}}",
+    "{s}{a}.5/{b}", r"\frac{{{a}}}{{{s}{b}.0}}",
+)  # fmt: skip
+DECIMALS = (
+    "0.333333", "0.3333333", "0.33333333333", "-0.333333", "0.666667", "0.142857", "0.0000005", "0.000001", "0.0000011",
+    "1e3", "1e-3", "3e1", "1.5e3", "1E3", "2*10^3", "0,111", "1,00", "333,333", "333.333", r"8.7\times10^{8}",
+    r"1\cdot10^{-3}", "0.12345678901234567", "0.12345678901234568", "123456789012345678.0", "123456789012345678",
+    "123456789012345679", "1000000000000.1", "1000000000000.2", "333333333333.3", "1000000.000001", "1000000.000002",
+)  # fmt: skip
+
+
 def numerals(integers):
     texts = []
     for n, sign in itertools.product(integers, ("", "-", "+")):
-        texts += [
-            form.format(s=sign, n=n) for form in ("{s}{n}", "{s}0{n}", "{s}{n}.0", "{s}{n}.", "{s}{n}.5", "{s}{n}.50")
-        ]
-        texts += [form.format(s=sign, n=n) for form in ("{s}.{n}", "{s}0.{n}", "${s}{n}$", " {s} {n} ", "{s}{n}/7")]
+        texts += [form.format(s=sign, n=n) for form in WHOLE]
         if n >= 1000:
             texts += [f"{sign}{n:,}".replace(",", by) for by in (",", "{,}", r",\!", r"\,")] + [f"{sign}{n:,}.25"]
     for (a, b), sign in itertools.product([(1, 2), (2, 4), (1, 3), (3, 4), (7, 3), (12, 100), (1000, 3)], ("", "-")):
-        texts += [f"{sign}{a}/{b}", rf"{sign}\frac{{{a}}}{{{b}}}", rf"{sign}\tfrac{{{a}}}{{{b}}}", f"{sign} {a} / {b}"]
-        texts += [rf"\dfrac{{{sign}{a}}}{{{b}}}", f"{sign}{a}.5/{b}", rf"\frac{{{a}}}{{{sign}{b}.0}}"]
-    texts += ["0.333333", "0.3333333", "0.33333333333", "0.666667", "0.142857", "0.0000005", "0.000001", "0.0000011"]
-    texts += ["1e3", "1e-3", "3e1", "1.5e3", "1E3", "2*10^3", "0,111", "1,00", "333,333", "333.333", "-0.333333"]
-    texts += [
-        r"8.7\times10^{8}",
-        r"1\cdot10^{-3}",
-        "0.12345678901234567",
-        "0.12345678901234568",
-        "123456789012345678.0",
-    ]
-    texts += ["123456789012345678", "123456789012345679", "1000000000000.1", "1000000000000.2", "333333333333.3"]
-    texts += ["1000000.000001", "1000000.000002"]
-    return list(dict.fromkeys(text for text in texts if plain_number(text) is not None))
+        texts += [form.format(s=sign, a=a, b=b) for form in QUOTIENTS]
+    return list(dict.fromkeys(text for text in [*texts, *DECIMALS] if plain_number(text) is not None))
 
 
 # Never numerals: what they are is for Math-Verify to say, never for the quick path.
 OTHERS = [
-    r"50\%",
-    "50%",
-    "5 cm",
-    r"5\text{ cm}",
-    r"2\frac{1}{2}",
-    "2 1/2",
-    r"\$5",
-    r"90^\circ",
-    "1,2",
-    "(1)",
-    "1 000",
-    "1:2",
-]
-OTHERS += [
-    r"\sqrt{4}",
-    "2^3",
-    "x=5",
-    "5!",
-    "11_2",
-    "1/2/3",
-    "--1",
-    "0.5%",
-    r"\pi",
-    "5:30",
-    "1.2.3",
-    "1/0",
-    "",
-    " ",
-    "-",
-    "٣",
-]
+    r"50\%", "50%", "5 cm", r"5\text{ cm}", r"2\frac{1}{2}", "2 1/2", r"\$5", r"90^\circ", "1,2", "(1)", "1 000", "1:2",
+    r"\sqrt{4}", "2^3", "x=5", "5!", "11_2", "1/2/3", "--1", "0.5%", r"\pi", "5:30", "1.2.3", "1/0", "", " ", "-", "٣",
+]  # fmt: skip
 
 
 def compare(pairs):
@@ -165,12 +137,10 @@ def test_other_notations_are_never_taken_for_numerals():
         ("1000000000000.1", "1000000002000.1", False),
         ("5", "B", False),
         ("B", "5", False),
-        ("B", "x^2", None),
-        ("e", "2.718282", None),
-        ("i", "B", None),
+        *((gold, answer, None) for gold, answer in (("B", "x^2"), ("e", "2.718282"), ("i", "B"))),
+        ("7", " " * 80 + "7", None),
         ("7" * 80, "8" * 80, None),
         ("7" * 60, "8" * 60, False),
-        ("7", " " * 80 + "7", None),
     ],
 )
 def test_what_is_near_or_no_numeral_is_left_to_math_verify(gold, answer, verdict):
@@ -206,7 +176,6 @@ def test_the_same_text():
     assert same_text("x", "x")
     assert same_text("a b", " a \n\t b")
     assert not same_text("a b", "ab")
-    assert not same_text("", "")
     assert not same_text("$ $", "$ $")
     assert same_text("x" * 10**6, "x" * 10**6)
 
@@ -218,13 +187,6 @@ def test_the_same_text():
 def test_math_verify_finds_every_text_equal_to_itself(text):
     assert same_text(text, text)
     assert math_verify(text, text)
-
-
-@pytest.fixture(scope="module")
-def reward():
-    reward = MathVerifyReward(num_workers=1)
-    yield reward
-    reward.close()
 
 
 def test_a_list_of_golds_is_one_of_them_and_a_list_in_a_gold_is_all_of_them(reward):

@@ -4,298 +4,188 @@ import logging
 
 import pytest
 
-from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.math.notation import normal_form, text_form
 from basis_rl.rewards.math.reading import hedged, refused_reading
 from tests.rewards.growth import seconds
+from tests.rewards.math.test_rules import pairs
 
 ZEROS = r"\begin{pmatrix}0&0\\0&0\end{pmatrix}"
-
-
-@pytest.fixture(scope="module")
-def reward():
-    reward = MathVerifyReward(num_workers=1, timeout=3.0)
-    yield reward
-    reward.close()
 
 
 def score(reward, gold, completion):
     return reward([], [completion if r"\boxed" in completion else rf"\boxed{{{completion}}}"], [gold])[0]
 
 
-@pytest.mark.parametrize(
-    ("gold", "answer"),
-    [
-        *[("12000", text) for text in (r"\$12\,000", r"x=12\,000", "12 000", "12{,}000", r"12,\!000", "12~000")],
-        *[("42", text) for text in ("**42**", r"\mathbf{42}", r"\textbf{42}", r"\text{42}", "42.", r"\ 42\ ", "$42$")],
-        *[("42", text) for text in (r"\(42\)", "`42`", r"\boxed 42", r"So \boxed42.", r"\bm{42}", r"\quad 42", "€42")],
-        ("13535", "13 535"),
-        ("1234567", "1 234 567"),
-        ("1000", "x=1,000"),
-        ("-13535", "−13 535"),
-        (r"\sqrt{5}", "√5"),
-        (r"\sqrt{x+1}", "√(x+1)"),
-        (r"\frac{3}{2}", "1 1/2"),
-        (r"\frac{31}{4}", r"7 3/4 \text{ cups}"),
-        (r"\emptyset", r"\varnothing"),
-        (r"\emptyset", "∅"),
-        ("8", "2(4)"),
-        (r"2\pi", "2π"),
-        ("10^3x", r"1000 \cdot x"),
-        ("6, 8, 10", r"6, 8\text{, and }10"),
-        ("3, 5", r"$3$\text{, or }$5$"),
-        (r"\text{not a prime}", r"\text{not  a prime}."),
-        (r"\text{Neither}", r"\text{neither}"),
-        *[("5", rf"\text{{{name}}} = 5") for name in ("No. of ways", "Day 3", "3 apples")],
-        ("120", "5! = 120"),
-        (r"\$5", r"x = \$5"),
-        (r"12\text{ m}\cdot\text{s}^{-1}", "12"),
-        (r"15\text{ cm$^{2}$}", "15"),
-        ("1, 2", r"\boxed{1} and \boxed{2}"),
-        ("2, 3, 5", r"$$\boxed{2}, \boxed{3}, \boxed{5}$$"),
-        ("(2,2), (6,2)", r"$$\boxed{(2, 2)} \quad \text{and} \quad \boxed{(6, 2)}$$"),
-        *[("5", text) for text in (r"x = 2 + 3 = 5", "x = 2x - 5 = 5", "a + b = x = 5", "f(x) = x = 5", "y = x^7 = 5")],
-        (r"\pi", r"\pi \approx 3.14"),
-        *[("0.5", rf"{event}=\frac12") for event in (r"P(\text{not red})", "P(A|B)", r"E(X \mid Y)")],
-        *[("20", text) for text in (r"(4)\left(5\right)", "4(5)", r"4\left(5\right)=20", r"\binom{4}{1}\binom{5}{1}")],
-        *[("2.5", text) for text in (r"2\frac12", r"2\dfrac{1}{2}", r"\frac{1}{2}(5)", r"\left(5\right)\frac12")],
-        *[("60", text) for text in (r"\frac{120}{2}=60", "120/2 = 60", r"60 = \frac{120}{2}", r"\binom{60}{1} = 60")],
-        *[("24", text) for text in ("4!=24", "x=4!=24")],
-        *[("3+4i", text) for text in ("(2+i)^2", r"\frac{25}{3-4i}", "4i+3", "3 + 4 i")],
-        (r"-8-8 \sqrt{3} i", r"-8-8i\sqrt{3}"),
-        (r"\frac{n(n+1)}{2}", r"\sum_{i=1}^n i"),
-        *[(r"(-\infty,2)", "x<2"), ("[2,5]", r"2\le x\le5"), (r"[0,\infty)", r"x\ge0")],
-        *[("2516_8", text) for text in ("(2516)_8", "(2516)_{8}", r"2516 \text{ (base 8)}", r"2516\text{ base }8")],
-        *[(r"\text{B,C}", text) for text in ("B,C", r"\text{B}, \text{C}", r"B \text{ and } C", r"\text{(B) and (C)}")],
-        *[
-            ("12", text)
-            for text in ("12 cm^2", "12cm²", r"\text{Answer: }12", r"\text{The answer is } 12", r"12\tag{1}")
-        ],
-        *[("12", text) for text in (r"\boxed{12}", r"\fbox{12}", r"12\checkmark", r"\LARGE 12")],
-        *[
-            ("0.5", r"\mathbb{P}(X>1)=\frac12"),
-            (r"32\%", r"32\,\%"),
-            ("1:2:3", "2:4:6"),
-            ("2x", "f'(x)=2x"),
-            ("5", "5'"),
-        ],
-        (r"4\!:\!51\!:\!06 \text{ p.m.}", "4:51:06"),
-        ("7465", r"7465 \approx 7500"),
-        ("1.41", r"\sqrt{2} \approx 1.41"),
-        *[("4.8", text) for text in ("4.8.", "4.8 .", "4.8,", r"4.8\text{.}", "x=4.8.", r"4.8\\", r"4.8 \\")],
-        *[
-            ("40", text)
-            for text in ("'40'", "**$40$**", "$**40**$", "=40", r"\therefore x=40", "x := 40", "40=x", "４０")
-        ],
-        *[
-            ("40", text)
-            for text in (
-                r"\underline{40}",
-                r"{\color{red}40}",
-                r"\textcolor{red}{40}",
-                r"\large 40",
-                "{40}",
-                "\ufeff40\u200b",
-            )
-        ],
-        *[
-            ("40", text)
-            for text in (
-                "(5)(8)",
-                "5(8)",
-                r"5\left(8\right)",
-                r"\text{40 cm}",
-                r"\textbf{40 ways}",
-                "40 m/s",
-                "40 people",
-            )
-        ],
-        *[("40", rf"40\ \mathrm{{{unit}}}") for unit in ("cm^2", "m/s^2", "cm")],
-        *[("40", text) for text in (r"40^{\text{th}}", "40^{th}", r"\text{Area} = 40\text{ cm}^2", r"40~\text{units}")],
-        *[
-            ("5", f"{name}=5")
-            for name in ("I", "e", "E", "I_1", "e_1", "|I|", "E[X]", r"\operatorname{E}[X]", r"\mathbb{E}(X)")
-        ],
-        ("[1,2]", "I=[1,2]"),
-        (r"\frac{\pi}{2}", r"I=\int_0^\infty \frac{\sin x}{x}dx=\frac{\pi}{2}"),
-        *[
-            (r"\frac{1}{2}", rf"P({event})=\frac{{1}}{{2}}")
-            for event in (r"\text{not red}", r"A \mid \text{not } B", "A")
-        ],
-        *[("16", rf"\text{{{name}}} = 16") for name in ("boys plus girls", "days without rain", "revenue minus cost")],
-        *[("3,5", rf"3{space}\text{{and}}{space}5") for space in (r"\ ", r"\,", "~", r"\quad", " ", "")],
-        ("3,5", r"x=3\ \text{or}\ x=5"),
-        ("3,5", r"\boxed{3}\\\boxed{5}"),
-        ("3,5", r"\text{3 and 5}"),
-        *[("1000", text) for text in ("(1,000)", r"x\approx 1,000", "{1,000}", "=1,000")],
-        ("1000, 2000", "1,000 and 2,000"),
-        *[(r"\frac{1}{2}", text) for text in ("½", r"{1\over2}", r"\mathbf{\frac{1}{2}}", r"50\text{ percent}")],
-        (r"\frac{3}{2}", "1½"),
-        (r"\sqrt[3]{2}", "2^(1/3)"),
-        ("x^2+1", "x²+1"),
-        *[("90", text) for text in ("90°", r"90\degree", "90°.")],
-        *[(r"\frac{1}{6}", text) for text in (r"0.1\overline{6}", r".1\bar{6}", r"0.1\dot6")],
-        ("3i", r"3\mathrm{i}"),
-        ("2+3i", r"2+3\,i"),
-        (r"e^{2}", r"\mathrm{e}^2"),
-        (r"3\pi", r"3\text{π}"),
-        *[("(1,2)", text) for text in (r"\bigl(1,2\bigr)", r"\textbf{(1, 2)}", r"(1,2)\text{.}")],
-        *[
-            (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", rf"\begin{{pmatrix}}1&2{row}3&4\\\end{{pmatrix}}")
-            for row in (r"\\[4pt]", r"\\")
-        ],
-        *[("8:34", text) for text in (r"8\!:\!34 \text{ p.m.}", "08:34", r"\text{8:34 AM}", "8{:}34")],
-        *[(r"8\!:\!34 \text{ p.m.}", text) for text in ("8:34", r"8:34\text{ PM}")],
-        (r"05\!:\!00", "5:00"),
-        ("3:2", r"\frac{3}{2}"),
-        (r"$m_{\max }=n^{2}-n-1$", "n^2-n-1"),
-        ("-1./3", r"-\frac13"),
-        (r"\text{A}", r"\text{A.}"),
-        (r"\text{Evelyn}", r"\textbf{\text{Evelyn}}"),
-        ("x=5", "5=x"),
-    ],
-)
+# A gold, and right answers to it in other notations. `RIGHT_HERE` in test_rules.py has more.
+RIGHT = [
+    ("0.5", r"\frac12"),
+    (r"\frac{1}{2}", "1/2"),
+    ("1000", "1,000"),
+    (r"1\frac{4}{5}", r"\frac{9}{5}"),
+    ("0.001", "1e-3"),
+    ("4.5e33", r"4.5 \times 10^{33}"),
+    (r"We get \boxed{7}.", "7"),
+    ("12000", r"x=12\,000", "12{,}000", r"12,\!000", "12~000"),
+    ("42", r"\mathbf{42}", r"\textbf{42}", r"\text{42}", r"\ 42\ ", "$42$", r"\(42\)", "`42`", r"\boxed 42"),
+    ("42", r"So \boxed42.", r"\bm{42}", r"\quad 42", "€42"),
+    ("1234567", "1 234 567"),
+    ("-13535", "−13 535"),
+    (r"\sqrt{x+1}", "√(x+1)"),
+    (r"\frac{31}{4}", r"7 3/4 \text{ cups}"),
+    (r"\emptyset", "∅"),
+    (r"2\pi", "2π"),
+    ("10^3x", r"1000 \cdot x"),
+    ("3, 5", r"$3$\text{, or }$5$"),
+    (r"\text{not a prime}", r"\text{not  a prime}."),
+    (r"\text{Neither}", r"\text{neither}"),
+    ("5", r"\text{No. of ways} = 5", r"\text{Day 3} = 5", r"\text{3 apples} = 5", "x = 2 + 3 = 5", "x = 2x - 5 = 5"),
+    ("5", "a + b = x = 5", "f(x) = x = 5", "y = x^7 = 5", "5'", "I=5", "e=5", "E=5", "I_1=5", "e_1=5", "|I|=5"),
+    ("5", "E[X]=5", r"\operatorname{E}[X]=5", r"\mathbb{E}(X)=5"),
+    ("120", "5! = 120"),
+    (r"\$5", r"x = \$5"),
+    (r"12\text{ m}\cdot\text{s}^{-1}", "12"),
+    (r"15\text{ cm$^{2}$}", "15"),
+    ("1, 2", r"\boxed{1} and \boxed{2}"),
+    ("2, 3, 5", r"$$\boxed{2}, \boxed{3}, \boxed{5}$$"),
+    ("(2,2), (6,2)", r"$$\boxed{(2, 2)} \quad \text{and} \quad \boxed{(6, 2)}$$"),
+    (r"\pi", r"\pi \approx 3.14"),
+    ("0.5", r"P(\text{not red})=\frac12", r"P(A|B)=\frac12", r"E(X \mid Y)=\frac12"),
+    ("20", "4(5)", r"4\left(5\right)=20", r"\binom{4}{1}\binom{5}{1}"),
+    ("2.5", r"2\frac12", r"2\dfrac{1}{2}", r"\frac{1}{2}(5)", r"\left(5\right)\frac12"),
+    ("60", r"\frac{120}{2}=60", "120/2 = 60", r"60 = \frac{120}{2}", r"\binom{60}{1} = 60"),
+    ("24", "x=4!=24"),
+    ("3+4i", r"\frac{25}{3-4i}", "4i+3", "3 + 4 i"),
+    (r"\frac{n(n+1)}{2}", r"\sum_{i=1}^n i"),
+    ("[2,5]", r"2\le x\le5"),
+    (r"[0,\infty)", r"x\ge0"),
+    ("2516_8", "(2516)_{8}", r"2516 \text{ (base 8)}"),
+    (r"\text{B,C}", "B,C", r"\text{B}, \text{C}", r"B \text{ and } C", r"\text{(B) and (C)}"),
+    ("12", "12cm²", r"\text{The answer is } 12", r"\boxed{12}", r"\fbox{12}", r"12\checkmark", r"\LARGE 12"),
+    ("1:2:3", "2:4:6"),
+    ("2x", "f'(x)=2x"),
+    (r"4\!:\!51\!:\!06 \text{ p.m.}", "4:51:06"),
+    ("7465", r"7465 \approx 7500"),
+    ("4.8", "4.8.", "4.8 .", "4.8,", r"4.8\text{.}", "x=4.8.", "4.8\\\\", "4.8 \\\\"),
+    ("40", "'40'", "**$40$**", "$**40**$", "=40", r"\therefore x=40", "x := 40", "40=x", "４０", r"\underline{40}"),
+    ("40", r"{\color{red}40}", r"\textcolor{red}{40}", r"\large 40", "{40}", "\ufeff40\u200b", "5(8)"),
+    ("40", r"5\left(8\right)", r"\text{40 cm}", r"\textbf{40 ways}", "40 people", r"40\ \mathrm{cm^2}"),
+    ("40", r"40\ \mathrm{m/s^2}", r"40\ \mathrm{cm}", "40^{th}", r"\text{Area} = 40\text{ cm}^2"),
+    ("[1,2]", "I=[1,2]"),
+    (r"\frac{\pi}{2}", r"I=\int_0^\infty \frac{\sin x}{x}dx=\frac{\pi}{2}"),
+    (r"\frac{1}{2}", r"P(\text{not red})=\frac{1}{2}", r"P(A \mid \text{not } B)=\frac{1}{2}", r"P(A)=\frac{1}{2}"),
+    (r"\frac{1}{2}", "½", r"{1\over2}", r"\mathbf{\frac{1}{2}}"),
+    ("16", r"\text{boys plus girls} = 16", r"\text{days without rain} = 16", r"\text{revenue minus cost} = 16"),
+    ("3,5", r"3\ \text{and}\ 5", r"3\,\text{and}\,5", r"3~\text{and}~5", r"3\quad\text{and}\quad5", r"3 \text{and} 5"),
+    ("3,5", r"3\text{and}5", r"x=3\ \text{or}\ x=5", r"\boxed{3}\\\boxed{5}", r"\text{3 and 5}"),
+    ("1000", "(1,000)", r"x\approx 1,000", "{1,000}", "=1,000"),
+    ("1000, 2000", "1,000 and 2,000"),
+    (r"\frac{3}{2}", "1½"),
+    (r"\sqrt[3]{2}", "2^(1/3)"),
+    ("x^2+1", "x²+1"),
+    ("90", r"90\degree", "90°."),
+    (r"\frac{1}{6}", r"0.1\overline{6}", r".1\bar{6}", r"0.1\dot6"),
+    ("2+3i", r"2+3\,i"),
+    ("e^{2}", r"\mathrm{e}^2"),
+    (r"3\pi", r"3\text{π}"),
+    ("(1,2)", r"\textbf{(1, 2)}", r"(1,2)\text{.}"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\[4pt]3&4\\\end{pmatrix}"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\\\end{pmatrix}"),
+    ("8:34", r"8\!:\!34 \text{ p.m.}", "08:34", r"\text{8:34 AM}", "8{:}34"),
+    (r"8\!:\!34 \text{ p.m.}", "8:34", r"8:34\text{ PM}"),
+    (r"05\!:\!00", "5:00"),
+    ("3:2", r"\frac{3}{2}"),
+    (r"$m_{\max }=n^{2}-n-1$", "n^2-n-1"),
+    (r"\text{A}", r"\text{A.}"),
+    (r"\text{Evelyn}", r"\textbf{\text{Evelyn}}"),
+    ("x=5", "5=x"),
+]
+# A gold, and answers that are not it. `WRONG_HERE` has more.
+WRONG = [
+    ("2", "(" * 30 + "2" + ")" * 30),  # Math-Verify comes to no verdict in time
+    ("7", "8", "", r"2\frac{1}{3}"),
+    ("3", r"I guess \boxed{3} or \boxed{4}"),
+    ("(1,2)", "(2,1)"),
+    ("4.5e33", r"4.6 \times 10^{33}"),
+    (r"\frac{21}{2}", r"2\frac{1}{2}"),
+    (r"1\frac{4}{5}", r"\frac{14}{5}"),
+    ("31.5", r"6\frac{3}{2}"),
+    ("12", r"1\ 2", "1  2"),
+    ("0", "12 000", r"\$12\,000", "0 I give up", r"\text{no} \cdot 0", "0.0000001", "x 0", r"5\text{ cm }0", "A) 0"),
+    ("0", "0=0", "{87}e{0}", r"{87}\hfil{0}", "{87}!{0}", "|87| 0", r"7 0\text{\begin}", r"7 0\mbox{\begin}"),
+    ("0", r"7 0\begin{vmatrix}1\end{vmatrix}", r"{7}{0}\text{\begin}", r"{7}{0}\mbox{\begin}"),
+    ("0", r"{7}{0}\begin{vmatrix}1\end{vmatrix}", r"\begin{vmatrix}1\end{vmatrix}7 0"),
+    ("0", r"\begin{vmatrix}1\end{vmatrix}7\quad 0", r"7\quad(0)", r"7\quad|0|", r"7\quad\lfloor0\rfloor"),
+    ("0", r"7\quad\times 0", r"7\quad\frac{0}{1}", "7\n(0)", "7\n|0|", "7\n\\lfloor0\\rfloor", "7\n\\times 0"),
+    ("0", "7\n\\frac{0}{1}"),
+    ("548", "13 535"),
+    ("13", "5 8", r"5\frac81", r"5\cfrac{8}{1}", r"5{\frac{8}{1}}", r"5\,\frac{8}{1}", r"5\left(\frac{8}{1}\right)"),
+    ("12", "It is not 12", r"12 \text{ or not}", r"12 \text{ (or 13)}", r"12\text{ m}/\pi^{2}"),
+    ("12", r"12\text{ m} \lor \text{XV m}", r"12\text{ m}\pm{x}", r"\text{Candidates 10, 11 and} = 12"),
+    ("12", r"\text{11 and} = 12", r"\text{anything besides} = 12", r"x(\text{not 12}) = 12"),
+    ("2x", "7 = 2x", r"2x \approx 8"),
+    ("5", r"5 \approx 0", "5 ~= 7", r"[5, 4) \cup \{5\}", "not = 5", "isn't = 5", "never = 5", "I give up = 5"),
+    ("5", r"\text{maybe} = 5", r"\text{7 or} = 5", r"x \not = 5", "no x = 5", "if x = 5", r"\neg x = 5"),
+    ("5", r"\nexists x = 5", r"x \not= 5", "x != 5", "x =/= 5", r"x \not\approx 5", "x isn't 5", "x is not 5"),
+    ("5", r"5\text{ probably}", r"5\text{ minus one}", r"5\text{ rejected}", r"5\text{ plus one}"),
+    ("5", r"5\text{ isn't it}", r"5\text{ etc.}", r"5\text{ cm}, \{\}", r"5\text{ cm}\cdot\sqrt{x}", "3\n+2"),
+    ("5", r"10\quad/2", r"3\\+2", r"5\text{ to six}", r"5\text{ less than}", r"5\text{ as well as six}"),
+    ("5", r"5\text{ point five}", r"5\text{ squared}", r"5\text{ at most}", r"\text{7:} \approx 5"),
+    ("5", r"x_{\text{seven or eight}} = 5", r"\text{nоt} = 5", r"\boxed 5/6", r"\boxed 5 + 3", r"\boxed 5\frac12"),
+    ("5", r"\boxed 5^{10}", r"\boxed 5x", r"\boxed 5!", r"\boxed 5\pi", r"\boxed 5 000", "7x = x = 5"),
+    ("5", "f(x) = x^2 = x = 5", "y = 2x = x = 5", "doesnt = 5", r"5 \approx 5\text{ cm} + {x}"),
+    ("9600", r"9600 \approx 9640"),
+    ("x=5", r"x = 5 \cdot \frac{a}{a}", "5=5"),
+    (r"\approx 8.24\text{ mph}", r"not \approx 8.24", r"\text{not} \approx 8.24", r"\not \approx 8.24"),
+    (r"\approx 8.24\text{ mph}", r"\text{7 or} \approx 8.24"),
+    ("0,-1", r"7\ $0,-1$", "7 $0,-1$", "7~$0,-1$", "7$ $$0,-1$", r"7\text{ } $0,-1$", r"7\, $0,-1$"),
+    ("$0,-1$", r"\text{7 or } $0,-1$", r"\text{I give up, } $0,-1$", r"\text{maybe} $0,-1$"),
+    ("$x=0,1$", "not $x=0,1$"),
+    ("1, 2, 4", "$1$, $2$, $3$ or maybe $4$", r"$1$, $2$, $3$ \text{ or maybe } $4$", "$1$, $2$, $3$ not $4$"),
+    ("1, 2, 4", r"$1$, $2$, $3$ \  $4$"),
+    ("56", "5$ $6", "5 $ 6", r"5\$6", "5€6", r"5\phantom{x}6", r"5\,6"),
+    ("11", r"5 \- 6", r"5\*6", r"5\=6", r"5 \and 6", r"5\text{ }6", r"5\hfil 6", "5\\\n6"),
+    ("4", r"\boxed{3} or \boxed{4}", r"\boxed{3}, \boxed{4}", r"\boxed{3}\boxed{4}", "x : x = 4", r"\{{x} : x=4\}"),
+    ("x+3", "x+3d"),
+    ("6", r"2\quad 3\begin{vmatrix}1\end{vmatrix}"),
+    (r"\begin{pmatrix}6&1\\1&1\end{pmatrix}", r"\begin{pmatrix}1 2 3&1\\1&1\end{pmatrix}"),
+    (r"\begin{pmatrix}6&1\\1&1\end{pmatrix}", r"\begin{pmatrix}2\,3&1\\1&1\end{pmatrix}"),
+    (ZEROS, r"5 \quad\begin{pmatrix}0&0\\0&0\end{pmatrix}", r"\begin{pmatrix}0&0\\0&0\end{pmatrix}7"),
+    (ZEROS, r"\begin{pmatrix}5 \quad 0&0\\0&0\end{pmatrix}"),
+    (r"(-\infty,\infty)", r"\lbrack-\infty,\infty\rbrack", r"[{-\infty},{\infty}]", r"[-\,\infty,\infty)"),
+    (r"(-\infty,2)", r"-\infty,2"),
+    ("3", r"3\mathrm{e}", r"3\text{π}", r"3\text{ pi}", r"3\mathrm{x}", r"3\text{ x}"),
+    (r"\text{A}", r"A\text{ B C D E}", r"(A)\text{ B}"),
+    (r"\text{east}", "east west", "east cm"),
+    ("x>2", r"x>2\text{ I think}"),
+    (r"\text{even}", r"even\text{ odd}"),
+    ("x^2", r"x^2\text{ cubed}", "y=x^3=x^2", "f(x)=2x=x^2", "x^2'"),
+    ("(1,2)", "(3,4)=(1,2)", "x=(3,4)=(1,2)"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}3\\4\end{pmatrix}=\begin{pmatrix}1\\2\end{pmatrix}"),
+    (r"\$18.90", "€18.90"),
+    ("8:34", "4:17", "8:43", r"\text{8:34}, 5"),
+    (r"8\!:\!34 \text{ p.m.}", "8:34 a.m.", "0.235294"),
+    (r"0.56 = 56\%", "1=2", r"0.56 = 56\%\mathrm{e}"),
+    ("9", r"\left(4\right)\left(5\right)", "4[5]", "{4}(5)", r"\frac{8}{2}(5)", "(4)((5))"),
+    ("216", r"\binom{10}{4}\binom{4}{2}"),
+    (r"\frac{97}{16}", r"(6)(\frac{1}{16})"),
+    ("2.5", r"(2)\frac12"),
+    ("2.88e-19", "2.88e-17", r"2.88\times10^{-21}"),
+    ("1:2:3", r"\frac16", "1:3:2", "1:2:3:1"),
+    ("3:5", "3:5:1"),
+    (r"4\!:\!51\!:\!06 \text{ p.m.}", r"\frac{2}{153}", "4:51", "4:51:06 a.m."),
+    (r"\sin x", r"\sin' x"),
+    ("f(x)=x^2", "f'(x)=x^2"),
+    ("1<x<2", "1,2", "x=1,2"),
+    (r"$x=\pi k, x=2$", r"f(x) = 7x^7 = $x=\pi k, x=2$"),
+]
+
+
+@pytest.mark.parametrize(("gold", "answer"), pairs(RIGHT))
 def test_right_answers_in_other_notations(gold, answer, reward):
-    expected = 0.0 if (gold, answer) == ("1.41", r"\sqrt{2} \approx 1.41") else 1.0  # the left side is the answer
-    assert score(reward, gold, answer) == expected
+    assert score(reward, gold, answer) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("gold", "answer"),
-    [
-        *[("0", text) for text in (r"\text{I give up, } 0", r"25 \quad 0", "12 000", r"\$12\,000", "0 I give up")],
-        *[("0", text) for text in (r"0 \cdot a", r"\text{no} \cdot 0", "0.0000001", "x 0", r"5\text{ cm }0", "A) 0")],
-        ("6", "1 2 3"),
-        ("548", "13 535"),
-        ("13", "5 8"),
-        ("13", r"5\frac{8}{1}"),
-        ("12", "It is not 12"),
-        ("12", "about 12?"),
-        ("12", r"12 \text{ or not}"),
-        ("12", r"12 \text{ (or 13)}"),
-        ("8", "x = 7 = 8"),
-        ("2x", "7 = 2x"),
-        ("0", "0=0"),
-        ("7", r"7 \approx 8"),
-        ("5", r"5 \approx 0"),
-        ("5", "5 ~= 7"),
-        ("9600", r"9600 \approx 9640"),
-        ("2x", r"2x \approx 8"),
-        ("5", "[5, 5]"),
-        ("5", r"[5, 4) \cup \{5\}"),
-        (r"1.6 \times 10^{-19}", "0.0"),
-        ("x=5", r"x = 5 \cdot \frac{a}{a}"),
-        *[
-            (r"\approx 8.24\text{ mph}", rf"{no} \approx 8.24")
-            for no in ("not", r"\text{not}", r"\not", r"\text{7 or}")
-        ],
-        *[
-            ("5", f"{no} = 5")
-            for no in ("not", "isn't", "never", "I give up", r"\text{maybe}", r"\text{7 or}", r"x \not")
-        ],
-        *[("5", f"{no} x = 5") for no in ("not", "no", "if", r"\neg", r"\nexists")],
-        *[("5", f"x {unequal} 5") for unequal in (r"\not=", "!=", "=/=", r"\not\approx", "isn't", "is not")],
-        *[("0,-1", rf"7{between}$0,-1$") for between in (r"\ ", " ", "~", "$ $", r"\text{ } ", r"\, ")],
-        *[("$0,-1$", rf"\text{{{hedge}}} $0,-1$") for hedge in ("7 or ", "I give up, ", "maybe")],
-        ("$x=0,1$", "not $x=0,1$"),
-        *[("1, 2, 4", rf"$1$, $2$, $3$ {hedge} $4$") for hedge in ("or maybe", r"\text{ or maybe }", "not", r"\ ")],
-        *[("56", f"5{beside}6") for beside in ("$ $", " $ ", '"', r"\$", "€")],
-        *[("11", f"5{beside}6") for beside in (r" \- ", r"\*", r"\=", r" \and ", r"\text{ }", r"\hfil ", "\\\n")],
-        *[("0", rf"{{87}}{beside}{{0}}") for beside in ("", "e", r"\hfil", "!")],
-        ("0", "|87| 0"),
-        *[
-            ("5", rf"5\text{{ {word}}}")
-            for word in ("probably", "minus one", "rejected", "plus one", "isn't it", "etc.")
-        ],
-        *[("5", rf"5\text{{ cm}}{beside}") for beside in (r" + {x}", r", \{\}", r"\cdot\sqrt{x}")],
-        ("4", r"\boxed{3} or \boxed{4}"),
-        ("4", r"\boxed{3}, \boxed{4}"),
-        ("4", r"\boxed{3}\boxed{4}"),
-        ("x+3", "x+3d"),
-        *[
-            ("0", rf"{text}{end}")
-            for text in ("7 0", "{7}{0}")
-            for end in (r"\text{\begin}", r"\mbox{\begin}", r"\begin{vmatrix}1\end{vmatrix}")
-        ],
-        *[("0", rf"\begin{{vmatrix}}1\end{{vmatrix}}{text}") for text in ("7 0", r"7\quad 0")],
-        ("6", r"2\quad 3\begin{vmatrix}1\end{vmatrix}"),
-        *[
-            (r"\begin{pmatrix}6&1\\1&1\end{pmatrix}", rf"\begin{{pmatrix}}{cell}&1\\1&1\end{{pmatrix}}")
-            for cell in ("1 2 3", r"2\,3")
-        ],
-        *[(ZEROS, text) for text in (rf"5 \quad{ZEROS}", rf"{ZEROS}7", ZEROS.replace("0&0", r"5 \quad 0&0", 1))],
-        *[
-            ("0", rf"7{gap}{zero}")
-            for gap in (r"\quad", "\n")
-            for zero in ("(0)", "|0|", r"\lfloor0\rfloor", r"\times 0", r"\frac{0}{1}")
-        ],
-        *[("5", text) for text in (r"7\quad -2", "3\n+2", r"10\quad/2", r"3\\+2")],
-        *[
-            ("13", rf"5{eighths}")
-            for eighths in (
-                r"\frac81",
-                r"\cfrac{8}{1}",
-                r"{\frac{8}{1}}",
-                r"\,\frac{8}{1}",
-                r"\left(\frac{8}{1}\right)",
-            )
-        ],
-        *[
-            ("(-\\infty,\\infty)", text)
-            for text in (r"\lbrack-\infty,\infty\rbrack", r"[{-\infty},{\infty}]", r"[-\,\infty,\infty)")
-        ],
-        *[(r"(-\infty,2)", text) for text in (r"\{-\infty,2\}", r"-\infty,2")],
-        *[("4", text) for text in ("x : x = 4", r"\{{x} : x=4\}")],
-        *[
-            ("3", rf"3{letter}")
-            for letter in (r"\mathrm{i}", r"\mathrm{e}", r"\text{π}", r"\text{ pi}", r"\mathrm{x}", r"\text{ x}")
-        ],
-        *[(r"\text{A}", text) for text in (r"A\text{ B C D E}", "A cm", r"(A)\text{ B}")],
-        *[(r"\text{east}", text) for text in ("east west", "east cm")],
-        *[("x>2", r"x>2\text{ I think}"), (r"\text{even}", r"even\text{ odd}"), ("x^2", r"x^2\text{ cubed}")],
-        *[
-            ("5", rf"5\text{{ {word}}}")
-            for word in ("six", "to six", "less than", "as well as six", "point five", "squared", "at most")
-        ],
-        *[
-            ("5", text)
-            for text in (r"\text{7:} \approx 5", r"x_{\text{seven or eight}} = 5", r"\text{six} = 5", r"\text{nоt} = 5")
-        ],
-        *[("x^2", text) for text in ("2x=x^2", "y=x^3=x^2", "f(x)=2x=x^2")],
-        *[("(1,2)", text) for text in ("(3,4)=(1,2)", "x=(3,4)=(1,2)")],
-        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}3\\4\end{pmatrix}=\begin{pmatrix}1\\2\end{pmatrix}"),
-        *[("5", rf"\boxed 5{rest}") for rest in ("/6", " + 3", r"\frac12", "^{10}", "x", "!", r"\pi", " 000")],
-        (r"\$18.90", "€18.90"),
-        *[("56", text) for text in (r"5\phantom{x}6", r"5\,6")],
-        *[("8:34", text) for text in (r"\frac{4}{17}", "4:17", "8:43", r"\text{8:34}, 5")],
-        (r"8\!:\!34 \text{ p.m.}", "8:34 a.m."),
-        (r"8\!:\!34 \text{ p.m.}", "0.235294"),
-        ("0", "0 f(7)"),
-        # A gold that is an equation between numbers is its number.
-        *[(r"0.56 = 56\%", text) for text in ("1=2", r"0.56 = 56\%\mathrm{e}")],
-        # A letter that is a side of a chain has the chain's value in every other one.
-        *[("5", text) for text in ("7x = x = 5", "f(x) = x^2 = x = 5", "y = 2x = x = 5")],
-        # Side by side is a product, and a mixed number only a numeral before a fraction of numerals.
-        *[("9", text) for text in (r"\left(4\right)\left(5\right)", "4[5]", "{4}(5)", r"\frac{8}{2}(5)", "(4)((5))")],
-        *[("216", r"\binom{10}{4}\binom{4}{2}"), (r"\frac{97}{16}", r"(6)(\frac{1}{16})"), ("2.5", r"(2)\frac12")],
-        # A formula behind a unit.
-        *[
-            ("12", rf"12\text{{ m}}{rest}")
-            for rest in (r"\cdot\sqrt{\pi}", r"/\pi^{2}", r" \lor \text{XV m}", r"\pm{x}")
-        ],
-        # 100 times as much is for percentages.
-        *[("2.88e-19", text) for text in ("2.88e-17", r"2.88\times10^{-21}")],
-        *[("1:2:3", text) for text in ("1:6", r"\frac16", "1:3:2", "1:2:3:1")],
-        ("3:5", "3:5:1"),
-        *[(r"4\!:\!51\!:\!06 \text{ p.m.}", text) for text in ("4:06:51", r"\frac{2}{153}", "4:51", "4:51:06 a.m.")],
-        *[("x^2", "(x^2)'"), ("x^2", "x^2'"), (r"\sin x", r"\sin' x"), ("f(x)=x^2", "f'(x)=x^2")],
-        *[("1<x<2", text) for text in (r"\{1,2\}", "1,2", "x=1,2")],
-        *[("12", rf"\text{{{text}}} = 12") for text in ("Candidates 10, 11 and", "11 and", "anything besides")],
-        *[("12", "x(\\text{not 12}) = 12"), ("5", "doesnt = 5"), ("5", "5ab"), ("0", "0=0"), ("x=5", "5=5")],
-        ("$x=\\pi k, x=2$", r"f(x) = 7x^7 = $x=\pi k, x=2$"),
-        ("5", r"5 \approx 5\text{ cm} + {x}"),
-    ],
-)
+@pytest.mark.parametrize(("gold", "answer"), [*pairs(WRONG), ("1.41", r"\sqrt{2} \approx 1.41")])
 def test_free_points_are_none(gold, answer, reward):
     assert score(reward, gold, answer) == 0.0
 
@@ -342,32 +232,15 @@ def test_prose_and_misread_golds_are_named(reward, caplog):
 
 
 @pytest.mark.parametrize(
-    ("text", "form"),
+    "text",
     [
-        ("1 2 3", "1 2 3"),
-        ("12 000 5", "12 000 5"),
-        ("100, 200", "100, 200"),
-        ("1,200, 2,000", "1,200, 2,000"),
-        ("x=1,2", "x=1,2"),
-        ("(1,200,300)", "(1,200,300)"),
-        ("1.5 000", "1.5 000"),
-        ("2**3*4", "2**3*4"),
-        ("$5$ and $6$", "$5$ and $6$"),
-        (r"11\text{ a.m.}", r"11\text{ a.m.}"),
-        ("1,2,...", "1,2,..."),
-        (r"\log_{2}(8)", r"\log_{2}(8)"),
-        ("x^2(3)", "x^2(3)"),
-        ("5/6 7/8", "5/6 7/8"),
-        ("3 7/4", "3 7/4"),
-        (r"\text{or} 5", r"\text{or} 5"),
-        (r"5\text{ or }", r"5\text{ or }"),
-        ("n! = 120", "n! = 120"),
-        ("x" * 10_001 + " ", "x" * 10_001 + " "),
+        "1 2 3", "12 000 5", "100, 200", "1,200, 2,000", "x=1,2", "(1,200,300)", "1.5 000", "2**3*4", "$5$ and $6$",
+        r"11\text{ a.m.}", "1,2,...", r"\log_{2}(8)", "x^2(3)", "5/6 7/8", "3 7/4", r"\text{or} 5", r"5\text{ or }",
+        "n! = 120", "x" * 10_001 + " ",
     ],
-)
-def test_what_is_no_other_notation_stays(text, form):
-    assert normal_form(text) == form
-    assert normal_form(form) == form
+)  # fmt: skip
+def test_what_is_no_other_notation_stays(text):
+    assert normal_form(text) == text
 
 
 @pytest.mark.parametrize(
@@ -383,25 +256,19 @@ def test_formulas_are_read(text):
     assert refused_reading(normal_form(text)) is None
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (r"\frac{1 2}{3}", "beside"),
-        (r"\sqrt{1 2}", "beside"),
-        ("x^{1 2}", "beside"),
-        (r"\text{A} x", "beside"),
-        (r"x=5 \quad y=3", "beside"),
-        (r"45^\circ 30'", "beside"),
-        (r"5\text{ is wrong}", "unit"),
-        ("1, 2, ...", "dots"),
-        (r"5$ $6", "beside"),
-        ("5 in 6", "beside"),
-        ("|5|6", "beside"),
-        ("{5}{6}", "beside"),
-        (r"\{x \mid x = 4\}", "builder"),
-        (r"5\frac{3}{2}", "improper"),
-    ],
-)
+BESIDE = [
+    r"\frac{1 2}{3}", r"\sqrt{1 2}", "x^{1 2}", r"\text{A} x", r"x=5 \quad y=3", r"45^\circ 30'", r"5$ $6", "5 in 6",
+    "|5|6", "{5}{6}",
+]  # fmt: skip
+OTHERS = [
+    (r"5\text{ is wrong}", "unit"),
+    ("1, 2, ...", "dots"),
+    (r"\{x \mid x = 4\}", "builder"),
+    (r"5\frac{3}{2}", "improper"),
+]
+
+
+@pytest.mark.parametrize(("text", "reason"), [*((text, "beside") for text in BESIDE), *OTHERS])
 def test_what_stands_side_by_side_is_no_formula(text, reason):
     assert refused_reading(normal_form(text)) == reason
 
@@ -412,24 +279,7 @@ def test_texts_compare_without_blanks_that_change_nothing():
     assert text_form("x^{12}") != text_form("x^12")
 
 
-PIECES = [
-    "1 ",
-    "1 000 ",
-    "**",
-    r"\text{",
-    r"\frac",
-    "{",
-    "^{",
-    "_{",
-    r"\quad ",
-    "√(",
-    "1,000",
-    ",",
-    "~",
-    r"\mathbf{1",
-    r"\{:",
-    "'",
-]
+PIECES = ("1 ", "1 000 ", "**", r"\text{", r"\frac", "{", "^{", "_{", r"\quad ", "√(", "1,000", ",", "~", r"\{:", "'")
 
 
 @pytest.mark.parametrize("work", [normal_form, refused_reading, lambda text: hedged("5", text), text_form])

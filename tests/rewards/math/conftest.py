@@ -1,0 +1,12 @@
+"""One reward for each file of tests: its workers take seconds to start."""
+
+import pytest
+
+from basis_rl.rewards import MathVerifyReward
+
+
+@pytest.fixture(scope="module")
+def reward():
+    reward = MathVerifyReward(num_workers=2, timeout=3.0)
+    yield reward
+    reward.close()
