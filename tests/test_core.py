@@ -90,18 +90,15 @@ def test_the_old_folder_stays_until_the_new_one_is_in_its_place(tmp_path, monkey
     assert any(json.loads(path.read_text())["note"] == "old" for path in tmp_path.glob("*/metadata.json"))
 
 
-def test_what_is_no_artefact_of_the_kind_is_left_alone_and_not_opened(tmp_path):
-    (tmp_path / "mine").mkdir()
-    with pytest.raises(ValueError, match="is not a thing; it is left alone"):
-        write(tmp_path / "mine")
+def test_only_an_artefact_of_the_kind_is_opened_or_replaced(tmp_path):
     write(tmp_path / "a")
     THING.check_destination(tmp_path / "a")
     THING.check_destination(tmp_path / "not there yet")
     other = replace(THING, main_file="other.parquet")
+    with pytest.raises(ValueError, match="left alone"):
+        other.check_destination(tmp_path / "a")
     with pytest.raises(ValueError, match=r"has no other\.parquet"):
         other.open(tmp_path / "a")
-    with pytest.raises(ValueError, match=r"written by a newer basis-rl \(format 2\)"):
-        THING.open(write(tmp_path / "b", kind=replace(THING, format=2)))
     folder, metadata = THING.open(tmp_path / "a")
     assert (folder, metadata["format"]) == (tmp_path / "a", 1)
 

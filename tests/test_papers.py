@@ -26,77 +26,41 @@ ROWS = [
 
 # The published config.json of each model, as far as it determines shape and context; billions of parameters.
 QWEN = {"vocab_size": 151936, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8}
+SMALL = {"hidden_size": 2560, "intermediate_size": 9728, "head_dim": 128, "max_position_embeddings": 40960}
+LARGE = {"hidden_size": 4096, "intermediate_size": 12288, "head_dim": 128, "max_position_embeddings": 32768}
+OLDER = {"vocab_size": 152064, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
+OLDER |= {"hidden_size": 3584, "intermediate_size": 18944, "tie_word_embeddings": False}
 MODELS = {
-    "Qwen/Qwen3-4B": (
-        Qwen3Config(
-            **QWEN,
-            hidden_size=2560,
-            intermediate_size=9728,
-            head_dim=128,
-            max_position_embeddings=40960,
-            tie_word_embeddings=True,
-        ),
-        4.02,
-    ),
-    "Qwen/Qwen3-8B-Base": (
-        Qwen3Config(
-            **QWEN,
-            hidden_size=4096,
-            intermediate_size=12288,
-            head_dim=128,
-            max_position_embeddings=32768,
-            tie_word_embeddings=False,
-        ),
-        8.19,
-    ),
-    "Qwen/Qwen2.5-Math-7B": (
-        Qwen2Config(
-            vocab_size=152064,
-            hidden_size=3584,
-            intermediate_size=18944,
-            num_hidden_layers=28,
-            num_attention_heads=28,
-            num_key_value_heads=4,
-            max_position_embeddings=4096,
-            tie_word_embeddings=False,
-        ),
-        7.62,
-    ),
+    "Qwen/Qwen3-4B": (Qwen3Config(**QWEN, **SMALL, tie_word_embeddings=True), 4.02),
+    "Qwen/Qwen3-8B-Base": (Qwen3Config(**QWEN, **LARGE, tie_word_embeddings=False), 8.19),
+    "Qwen/Qwen2.5-Math-7B": (Qwen2Config(**OLDER, max_position_embeddings=4096), 7.62),
+    "Qwen/Qwen2.5-7B": (Qwen2Config(**OLDER, max_position_embeddings=131072), 7.62),
 }
-QWEN_BASE = MODELS["Qwen/Qwen2.5-Math-7B"][0].to_dict()
-MODELS["Qwen/Qwen2.5-7B"] = (Qwen2Config(**{**QWEN_BASE, "max_position_embeddings": 131072}), 7.62)
-# The columns that each data set documents. (id, configuration) -> how problem i and its gold look.
+# (id, configuration) of a data set -> problem i, its gold, and the columns that could be taken for one of them.
 DATA = {
     ("open-r1/DAPO-Math-17k-Processed", "all"): lambda i: {
         "prompt": f"What is {i} + 1?",
         "solution": str(i + 1),
         "data_source": "math_dapo",
         "source_prompt": [{"role": "user", "content": f"Solve. {i} + 1 Answer:"}],
-        "ability": "MATH",
         "reward_model": {"ground_truth": str(i + 1), "style": "rule-lighteval/MATH_v2"},
-        "extra_info": {"index": str(i)},
     },
     ("open-r1/OpenR1-Math-220k", "default"): lambda i: {
         "problem": f"What is {i} + 1?",
         "solution": f"It is \\boxed{{{i + 1}}}.",
         "answer": str(i + 1),
-        "problem_type": "Algebra",
-        "question_type": "math-word-problem",
         "source": "olympiads",
-        "uuid": str(i),
     },
     ("zwhe99/MATH", None): lambda i: {
         "problem": f"What is {i} + 1?",
         "level": "Level 1",
-        "type": "Algebra",
         "solution": f"It is $\\boxed{{{i + 1}}}$.",
-        "id": str(i),
         "expected_answer": str(i + 1),
     },
-}
-DATA[("Chenmien/OpenReasonerZero", None)] = lambda i: {
-    "messages": [{"role": "user", "content": f"What is {i} + 3?"}],
-    "answer": str(i + 3),
+    ("Chenmien/OpenReasonerZero", None): lambda i: {
+        "messages": [{"role": "user", "content": f"What is {i} + 3?"}],
+        "answer": str(i + 3),
+    },
 }
 ROWS_OF = {"zwhe99/MATH": 1030}
 GPUS = {"basis": 4, "otb": 8, "bv-blend": 8, "reinforce-pp": 8}

@@ -6,19 +6,9 @@ import pytest
 import torch
 
 from basis_rl.baselines import Basis, BasisHistory, BVBlend, build_baseline
-from basis_rl.functional.history import expected_sigmoid, sigmoid_variance
 from basis_rl.samplers import ValueBelief
-from basis_rl.types import RolloutBatch
 from basis_rl.values import ValueTable
-
-
-def batch(rewards, ids, step=0):
-    n = len(rewards)
-    return RolloutBatch(
-        rewards=torch.tensor(rewards), group_ids=torch.arange(n), prompt_ids=list(ids),
-        action_mask=torch.ones(n, 2, dtype=torch.bool), step=step,
-    )  # fmt: skip
-
+from tests.support.batches import batch_of
 
 TABLE = ValueTable.from_rewards({"a": [1, 0, 0, 0], "b": [1, 1, 0, 0, 1, 1, 0, 0], "c": [1, 1, 1, 0]})
 
@@ -41,10 +31,10 @@ def test_a_belief_is_of_the_state_and_changes_nothing(belief):
     assert all(part.shape == (3,) and part.dtype == torch.float64 for part in first)
     assert first[0][1] == first[0][2]
     assert torch.equal(belief.believed(["a"])[0], first[0][1:2])
-    belief.advantages(batch([1.0, 0.0, 1.0], "abc"))
+    belief.advantages(batch_of([1.0, 0.0, 1.0], "abc"))
     assert torch.equal(belief.believed(["c", "a", "a"])[0], first[0])
     for step in range(3):
-        belief.update(batch([1.0, 1.0, 1.0], "abc", step))
+        belief.update(batch_of([1.0, 1.0, 1.0], "abc", step=step))
     assert (belief.believed(["c", "a", "a"])[0] > first[0]).all()
 
 
@@ -57,7 +47,7 @@ def test_a_table_is_believed_at_the_beta_that_explains_the_rewards():
     losses = []
     curve = torch.zeros(230, dtype=torch.float64)
     for rewards in ([1.0, 1.0, 0.0], [0.0, 1.0, 1.0], [1.0, 1.0, 1.0]):
-        found.update(batch(rewards, "abc"))
+        found.update(batch_of(rewards, "abc"))
         losses = []
         for beta in found.betas.tolist():
             v = torch.sigmoid(torch.logit(p) + 1 / beta).clamp(1e-6, 1 - 1e-6)
@@ -75,21 +65,19 @@ def test_rewards_that_the_refinement_explains_at_any_beta_do_not_mislead_the_bel
     """Rewards that have nothing to do with the table, half of them right: values that average a half, not one."""
     generator, found = torch.Generator().manual_seed(0), Basis(TABLE)
     for step in range(20):
-        found.update(batch(torch.randint(0, 2, (3,), generator=generator).float().tolist(), "abc", step))
+        found.update(batch_of(torch.randint(0, 2, (3,), generator=generator).float().tolist(), "abc", step=step))
     assert float(found.believed("abc")[0].mean()) == pytest.approx(0.5, abs=0.2)
 
 
-def test_values_are_in_the_units_of_the_rewards():
-    for low, high in ((0.0, 1.0), (-1.0, 3.0)):
-        rewards = {k: [low + (high - low) * r for r in TABLE.rewards(k)] for k in "abc"}
-        scaled = ValueTable.from_rewards(rewards, reward_range=(low, high))
-        for found, plain in ((Basis(scaled), Basis(TABLE)), (BasisHistory(scaled), BasisHistory(TABLE))):
-            for step in range(2):
-                plain.update(batch([1.0, 0.0, 1.0], "abc", step))
-                found.update(batch([high, low, high], "abc", step))
-            mean, variance = found.believed("abc")
-            torch.testing.assert_close(mean, low + (high - low) * plain.believed("abc")[0])
-            torch.testing.assert_close(variance, (high - low) ** 2 * plain.believed("abc")[1])
+@pytest.mark.parametrize("kind", [Basis, BasisHistory])
+def test_values_are_in_the_units_of_the_rewards(kind):
+    rewards = {k: [4 * r - 1 for r in TABLE.rewards(k)] for k in "abc"}
+    plain, scaled = kind(TABLE), kind(ValueTable.from_rewards(rewards, reward_range=(-1.0, 3.0)))
+    for step in range(2):
+        plain.update(batch_of([1.0, 0.0, 1.0], "abc", step=step))
+        scaled.update(batch_of([3.0, -1.0, 3.0], "abc", step=step))
+    torch.testing.assert_close(scaled.believed("abc")[0], 4 * plain.believed("abc")[0] - 1)
+    torch.testing.assert_close(scaled.believed("abc")[1], 16 * plain.believed("abc")[1])
 
 
 @pytest.mark.parametrize("belief", ["beta", "gaussian"])
@@ -97,7 +85,7 @@ def test_history_is_believed_as_a_mixture_over_its_drifts(belief):
     """Against draws: a drift by its weight, a logit of the prompt and of the shift, the value."""
     found = BasisHistory(TABLE, belief=belief)
     for step in range(6):
-        found.update(batch([1.0, float(step % 2), 1.0], "abc", step))
+        found.update(batch_of([1.0, float(step % 2), 1.0], "abc", step=step))
     torch.manual_seed(0)
     mean, variance, _ = found._belief("abcz")
     which = torch.multinomial(found.log_weights.exp(), 400_000, replacement=True)
@@ -114,29 +102,13 @@ def test_history_is_believed_as_a_mixture_over_its_drifts(belief):
     assert found.believed("z")[1] > found.believed("a")[1]  # never seen
 
 
-def test_the_variance_of_a_sigmoid_is_that_of_the_integral():
-    x = torch.linspace(-12, 12, 20001, dtype=torch.float64)
-    weight = torch.exp(-(x**2) / 2)
-    weight /= weight.sum()
-    for mean in (-6.0, -1.0, 0.0, 2.5):
-        for variance in (0.01, 1.0, 16.0, 100.0):
-            value = torch.sigmoid(mean + math.sqrt(variance) * x)
-            expected = (weight * value).sum()
-            spread = (weight * (value - expected) ** 2).sum()
-            m, v = torch.tensor(mean, dtype=torch.float64), torch.tensor(variance, dtype=torch.float64)
-            assert float(expected_sigmoid(m, v)) == pytest.approx(float(expected), abs=0.013)
-            assert float(sigmoid_variance(m, v)) == pytest.approx(float(spread), abs=0.013)
-    zero = torch.zeros((), dtype=torch.float64)
-    assert float(sigmoid_variance(zero + 1, zero)) == 0
-
-
 def test_a_cluster_is_believed_as_its_history():
     found = BVBlend({"a": 0, "b": 0, "c": 1}, decay=0.5, prior_variance=0.2)
     mean, variance = found.believed(["a", "nobody"])
     assert mean.tolist() == [0.5, 0.5]
     assert variance.tolist() == pytest.approx([0.2, 0.2])
-    found.update(batch([1.0, 0.0], "ab"))
-    found.update(batch([1.0, 1.0], "ab", 1))
+    found.update(batch_of([1.0, 0.0], "ab"))
+    found.update(batch_of([1.0, 1.0], "ab", step=1))
     m1 = 0.5 * 0.5 + 0.5 * 1.0
     m2 = 0.5 * (0.25 + 0.2) + 0.5 * 1.0
     mean, variance = found.believed(["b", "c"])

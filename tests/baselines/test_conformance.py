@@ -6,7 +6,6 @@ import torch
 from basis_rl.baselines import BASELINES, Basis, build_baseline
 from basis_rl.conformance import check_baseline
 from basis_rl.values import ValueTable
-from examples.custom_baseline import Shrinkage
 
 IDS = [f"prompt-{i}" for i in range(8)]
 
@@ -51,32 +50,3 @@ def test_registered_baselines_conform(name, kwargs):
         return baseline
 
     assert len(check_baseline(build, IDS)) == 17
-
-
-def test_every_registered_baseline_is_in_the_matrix():
-    assert {name for name, _ in VARIANTS} == set(BASELINES)
-
-
-def test_what_has_advantages_of_tokens():
-    levels = {(name, str(kwargs)): build_baseline(name, **kwargs).token_level for name, kwargs in VARIANTS}
-    always = {name for (name, _), level in levels.items() if level == "always"}
-    with_kl = {name for (name, _), level in levels.items() if level == "with_kl"}
-    assert always == {"otb", "isolated_energy", "ppo", "opo"}
-    assert with_kl == {"reinforce_pp", "reinforce_pp_baseline"}
-    assert build_baseline("opo").token_level == "never"  # form="token" alone has them
-
-
-def test_basis_own_reward_enters_only_through_beta():
-    # With a grid of one candidate nothing is calibrated, and the claim "own reward excluded" must hold exactly.
-    class Fixed(Basis):
-        uses_own_reward = False
-
-        def __init__(self):
-            super().__init__(TABLE)
-            self.betas = torch.tensor([0.7], dtype=torch.float64)
-
-    assert "own_reward" in check_baseline(Fixed, IDS)
-
-
-def test_the_example_of_ones_own_baseline_conforms():
-    check_baseline(Shrinkage)

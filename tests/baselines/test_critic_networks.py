@@ -7,6 +7,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from basis_rl.baselines.critic import ValueHead, ValueModel, load_value_model, value_model_parameters
 from tests.support.tiny import tiny_tokenizer
 
+IDS = torch.randint(20, 200, (2, 9), generator=torch.Generator().manual_seed(1))
+
 
 def value_model(path):
     """With a head whose values are not all 0."""
@@ -16,33 +18,31 @@ def value_model(path):
     return model.eval()
 
 
-def test_a_value_sees_the_tokens_before_it_and_no_others(tiny_path):
-    model, tokens = value_model(tiny_path), 5
-    ids = torch.randint(20, 200, (2, 9), generator=torch.Generator().manual_seed(1))
+def values_of(model, ids, mask=None):
+    """Values of the last five tokens."""
     with torch.no_grad():
-        before = model(input_ids=ids, attention_mask=torch.ones_like(ids), tokens=tokens)
-        assert before.shape == (2, tokens)
-        for t in range(tokens):
-            changed = ids.clone()
-            changed[:, -tokens + t] += 1  # the action at t
-            after = model(input_ids=changed, attention_mask=torch.ones_like(ids), tokens=tokens)
-            assert torch.equal(after[:, : t + 1], before[:, : t + 1]), (
-                f"a value sees the action after it, or itself: {t}"
-            )
-            assert (after[:, t + 1 :] != before[:, t + 1 :]).all(), t
+        return model(input_ids=ids, attention_mask=torch.ones_like(ids) if mask is None else mask, tokens=5)
+
+
+def test_a_value_sees_the_tokens_before_it_and_no_others(tiny_path):
+    model = value_model(tiny_path)
+    before = values_of(model, IDS)
+    assert before.shape == (2, 5)
+    for t in range(5):
+        changed = IDS.clone()
+        changed[:, -5 + t] += 1  # the action at t
+        after = values_of(model, changed)
+        assert torch.equal(after[:, : t + 1], before[:, : t + 1]), f"a value sees the action after it: {t}"
+        assert (after[:, t + 1 :] != before[:, t + 1 :]).all(), t
 
 
 def test_padding_of_the_prompt_does_not_change_a_value(tiny_path):
     model = value_model(tiny_path)
-    ids = torch.randint(20, 200, (2, 9), generator=torch.Generator().manual_seed(1))
-    padded = torch.cat([torch.full((2, 4), 7), ids], dim=1)
-    mask = torch.ones_like(padded)
-    mask[:, :4] = 0
-    with torch.no_grad():
-        plain = model(input_ids=ids, attention_mask=torch.ones_like(ids), tokens=5)
-        torch.testing.assert_close(model(input_ids=padded, attention_mask=mask, tokens=5), plain, rtol=0, atol=1e-5)
-        unmasked = model(input_ids=padded, attention_mask=torch.ones_like(padded), tokens=5)
-    assert (unmasked - plain).abs().max() > 1e-3, "padding would be seen"
+    padded = torch.cat([torch.full((2, 4), 7), IDS], dim=1)
+    mask = (torch.arange(13) >= 4).long().expand(2, -1)
+    plain = values_of(model, IDS)
+    torch.testing.assert_close(values_of(model, padded, mask), plain, rtol=0, atol=1e-5)
+    assert (values_of(model, padded) - plain).abs().max() > 1e-3, "padding would be seen"
 
 
 def test_values_start_at_zero_and_do_not_depend_on_the_scale_of_hidden_states():
@@ -70,9 +70,7 @@ def test_a_value_model_has_no_dropout(tmp_path):
     Qwen2ForCausalLM(config).save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     model = value_model(tmp_path).train()
-    ids = torch.arange(20, 32)[None]
-    first, second = (model(input_ids=ids, attention_mask=torch.ones_like(ids), tokens=6) for _ in range(2))
-    assert torch.equal(first, second)
+    assert torch.equal(values_of(model, IDS), values_of(model, IDS))
 
 
 def test_modules_of_dropout_are_turned_off(tmp_path, monkeypatch):

@@ -1,15 +1,16 @@
 """Every registered baseline against a plain-loop version of its equation: ragged groups, NaN rewards, shuffled rows."""
 
+import itertools
 import math
 from dataclasses import replace
+from statistics import fmean, pstdev, stdev
 
 import pytest
 import torch
 
 from basis_rl.baselines import build_baseline
 from basis_rl.functional.tilt import beta_grid
-from basis_rl.types import RolloutBatch
-from basis_rl.values import ValueTable
+from tests.support.batches import batch_of, table_of_counts
 
 N_REFERENCE = 8
 
@@ -22,59 +23,59 @@ def ragged_batch(seed, smallest):
     groups = groups[torch.randperm(len(groups), generator=generator)]
     rewards = torch.randint(0, 2, (len(groups),), generator=generator).float()
     rewards[torch.rand(len(groups), generator=generator) < 0.2] = math.nan
-    mask = torch.ones((len(groups), 4), dtype=torch.bool)
-    return RolloutBatch(
-        rewards=rewards, group_ids=groups, prompt_ids=[f"p{g}" for g in groups.tolist()], action_mask=mask
-    )
-
-
-def table():
-    return ValueTable.from_rewards({f"p{i}": [1.0] * i + [0.0] * (N_REFERENCE - i) for i in range(9)})
+    return batch_of(rewards, groups=groups, action_mask=torch.ones((len(groups), 4), dtype=torch.bool))
 
 
 def present(rows, rewards):
     return [rewards[j] for j in rows if not math.isnan(rewards[j])]
 
 
-def mean(xs):
-    return sum(xs) / len(xs)
+def assert_values(found, expected):
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=1e-6)
+
+
+def graded(batch, seed):
+    """The same batch with rewards between 0 and 1, and those that were missing still so."""
+    rewards = torch.rand(len(batch.rewards), generator=torch.Generator().manual_seed(seed))
+    return replace(batch, rewards=torch.where(batch.rewards.isnan(), torch.nan, rewards))
 
 
 def group_rows(groups, i):
     return [j for j in range(len(groups)) if groups[j] == groups[i]]
 
 
-def loop_none(rewards, groups):
-    return rewards
+def by_group(rewards, groups):
+    """Group -> its scored rewards."""
+    return {g: present(group_rows(groups, i), rewards) for i, g in enumerate(groups)}
+
+
+def of_group(formula, least=2):
+    """``formula(reward, scored rewards of its group)``, and 0 in a group with fewer than `least` of them."""
+
+    def loop(rewards, groups):
+        found = by_group(rewards, groups)
+        scored = [not math.isnan(r) and len(found[g]) >= least for r, g in zip(rewards, groups, strict=True)]
+        return [formula(r, found[g]) if s else 0.0 for r, g, s in zip(rewards, groups, scored, strict=True)]
+
+    return loop
+
+
+def quantile(level):
+    def formula(r, xs):
+        value = next(x for x in sorted(xs) if sum(y <= x for y in xs) >= level * len(xs))
+        return (r - value) / (stdev(xs) + 1e-4)
+
+    return of_group(formula)
+
+
+def lead_of_the_best(r, xs):
+    first, second = sorted(xs, reverse=True)[:2]
+    return first - second if r == first else 0.0
 
 
 def loop_batch_mean(rewards, groups):
-    center = mean(present(range(len(rewards)), rewards))
-    return [r - center for r in rewards]
-
-
-def loop_dr_grpo(rewards, groups):
-    return [r - mean(present(group_rows(groups, i), rewards) or [0.0]) for i, r in enumerate(rewards)]
-
-
-def loop_grpo(rewards, groups):
-    result = []
-    for i, r in enumerate(rewards):
-        xs = present(group_rows(groups, i), rewards)
-        if len(xs) < 2:
-            result.append(0.0)
-            continue
-        std = math.sqrt(sum((x - mean(xs)) ** 2 for x in xs) / (len(xs) - 1))
-        result.append((r - mean(xs)) / (std + 1e-4))
-    return result
-
-
-def loop_rloo(rewards, groups):
-    result = []
-    for i, r in enumerate(rewards):
-        others = present([j for j in group_rows(groups, i) if j != i], rewards)
-        result.append(r - mean(others) if others else 0.0)
-    return result
+    center = fmean(present(range(len(rewards)), rewards))
+    return [0.0 if math.isnan(r) else r - center for r in rewards]
 
 
 def loop_basis(rewards, groups):
@@ -92,45 +93,72 @@ def loop_basis(rewards, groups):
             b.append(v[i] * top / bottom)
             if not math.isnan(rewards[i]):
                 errors.append((rewards[i] - b[i]) ** 2)
-        if mean(errors) < best[0]:
-            best = (mean(errors), b)
-    return [r - b for r, b in zip(rewards, best[1], strict=True)]
+        if fmean(errors) < best[0]:
+            best = (fmean(errors), b)
+    return [0.0 if math.isnan(r) else r - b for r, b in zip(rewards, best[1], strict=True)]
 
 
 TOKEN_NAMES = ("otb", "isolated_energy", "ogb", "opo", "opo token")
 
-LOOPS = {
-    "none": loop_none,
-    "batch_mean": loop_batch_mean,
-    "grpo": loop_grpo,
-    "dr_grpo": loop_dr_grpo,
-    "rloo": loop_rloo,
-    "basis": loop_basis,
-}
+
+def loop_james_stein(rewards, groups):
+    found, result = by_group(rewards, groups), []
+    for i, r in enumerate(rewards):
+        own = present([j for j in group_rows(groups, i) if j != i], rewards)
+        others = [xs for g, xs in found.items() if g != groups[i] and xs]
+        if math.isnan(r) or not own:
+            result.append(0.0)
+            continue
+        center = fmean([fmean(xs) for xs in others])
+        noise = fmean([stdev(xs) ** 2 / len(xs) for xs in others if len(xs) > 1])
+        spread = fmean([(fmean(xs) - center) ** 2 for xs in others])
+        weight = noise / (noise + spread)
+        result.append(r - (1 - weight) * fmean(own) - weight * center)
+    return result
 
 
-@pytest.mark.parametrize("name", LOOPS)
+def loop_pass_at_k(rewards, groups, k=2):
+    """By going through all subsets of k."""
+    result = []
+    for i, r in enumerate(rewards):
+        rows = [j for j in group_rows(groups, i) if not math.isnan(rewards[j])]
+        if math.isnan(r) or len(rows) <= k:
+            result.append(0.0)
+            continue
+        passed = {s: float(any(rewards[j] > 0.5 for j in s)) for s in itertools.combinations(rows, k)}
+        rho = fmean(list(passed.values()))
+        own = fmean([value for subset, value in passed.items() if i in subset])
+        result.append((own - rho) / (math.sqrt(rho * (1 - rho)) + 1e-6))
+    return result
+
+
+# Baseline, and parameters of each case, with its loop.
+LOOPS = [
+    ("none", {}, of_group(lambda r, xs: r, least=1)),
+    ("batch_mean", {}, loop_batch_mean),
+    ("grpo", {}, of_group(lambda r, xs: (r - fmean(xs)) / (stdev(xs) + 1e-4))),
+    ("dr_grpo", {}, of_group(lambda r, xs: r - fmean(xs))),
+    ("rloo", {}, of_group(lambda r, xs: r - (sum(xs) - r) / (len(xs) - 1))),
+    ("basis", {"values": table_of_counts(N_REFERENCE)}, loop_basis),
+    ("james_stein", {}, loop_james_stein),
+    ("quantile", {}, quantile(0.4)),
+    *(("quantile", {"level": level}, quantile(level)) for level in (0.25, 0.5, 1.0)),
+    ("max_rl", {}, of_group(lambda r, xs: (r - fmean(xs)) / (fmean(xs) + 1e-6) if fmean(xs) else 0.0)),
+    ("w_reinforce", {}, of_group(lambda r, xs: 0.1 * r - (1 - r), least=1)),
+    ("pass_at_k", {}, loop_pass_at_k),
+    ("pass_at_k", {"form": "leave_one_out"}, of_group(lead_of_the_best)),
+]
+
+
+@pytest.mark.parametrize(("name", "params", "loop"), LOOPS)
+@pytest.mark.parametrize("rewards", ["binary", "graded"])
 @pytest.mark.parametrize("seed", range(3))
-def test_equals_plain_loop(name, seed):
-    baseline = build_baseline(name, **({"values": table()} if name == "basis" else {}))
-    batch = ragged_batch(seed, smallest=1 if name == "basis" else 2)
-    result = baseline.advantages(batch)
-    expected = [0.0 if math.isnan(a) else a for a in LOOPS[name](batch.rewards.tolist(), batch.group_ids.tolist())]
-    torch.testing.assert_close(result.values, torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
-def test_group_reduced_to_one_scored_row_gets_zero(name):
-    batch = RolloutBatch(
-        rewards=torch.tensor([1.0, math.nan, 1.0, 0.0]),
-        group_ids=torch.tensor([0, 0, 1, 1]),
-        prompt_ids=["a", "a", "b", "b"],
-        action_mask=torch.ones((4, 2), dtype=torch.bool),
-    )
-    result = build_baseline(name).advantages(batch)
-    assert result.values[:2].tolist() == [0.0, 0.0]
-    assert result.values[2] > 0
-    assert result.metrics["undefined"] == pytest.approx(1 / 3)
+def test_equals_plain_loop(name, params, loop, rewards, seed):
+    batch = ragged_batch(seed, smallest=1)
+    batch = graded(batch, seed) if rewards == "graded" else batch
+    found = build_baseline(name, **params).advantages(batch).values
+    assert_values(found, loop(batch.rewards.tolist(), batch.group_ids.tolist()))
+    assert (found != 0).any()
 
 
 def token_batch(seed, off_policy=False):
@@ -144,10 +172,9 @@ def token_batch(seed, off_policy=False):
     mask[4] = False
     rewards = torch.randn(15, generator=generator)
     rewards[torch.rand(15, generator=generator) < 0.15] = math.nan
-    return RolloutBatch(
-        rewards=rewards,
-        group_ids=groups,
-        prompt_ids=[f"p{g}" for g in groups.tolist()],
+    return batch_of(
+        rewards,
+        groups=groups,
         action_mask=mask,
         energies=torch.rand((15, 11), generator=generator) * 2,
         kl=0.1 * torch.randn((15, 11), generator=generator) if seed % 2 else None,
@@ -221,20 +248,10 @@ def test_token_baselines_equal_plain_loop(name, tail, cap, seed):
     torch.testing.assert_close(values, loop_token(name, batch, tail, cap), rtol=1e-9, atol=1e-9)
 
 
-def test_the_tail_of_the_longest_rollout():
+def test_the_share_of_tokens_of_a_tail_is_reported():
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool()
-    batch = RolloutBatch(
-        rewards=torch.tensor([1.0, 0.0]),
-        group_ids=torch.tensor([0, 0]),
-        prompt_ids=["a", "a"],
-        action_mask=mask,
-        energies=torch.ones((2, 4)),
-    )
-    zero = build_baseline("otb").advantages(batch)
-    last = build_baseline("otb", tail="last").advantages(batch)
-    assert zero.values[0].tolist() == [0.5, 0.5, 0.0, 0.0]
-    assert last.values[0].tolist() == [0.5, 0.5, 0.5, 0.5]
-    assert zero.metrics["tail"] == pytest.approx(2 / 6)
+    batch = batch_of([1.0, 0.0], groups=[0, 0], action_mask=mask, energies=torch.ones((2, 4)))
+    assert build_baseline("otb").advantages(batch).metrics["tail"] == pytest.approx(2 / 6)
 
 
 def test_certain_tokens_fall_back_to_the_plain_mean():
@@ -256,7 +273,7 @@ def loop_reinforce(batch, over, local):
         if math.isnan(reward[i]) or not actions[i] or (local and len(xs) < 2):
             continue
         rows.append(i)
-        center[i] = mean(xs) if local else 0.0
+        center[i] = fmean(xs) if local else 0.0
 
     def value(i, t):
         return (
@@ -266,12 +283,12 @@ def loop_reinforce(batch, over, local):
         )
 
     tokens = {i: [value(i, t) for t in actions[i]] for i in rows}
-    samples = [mean(tokens[i]) for i in rows] if over == "samples" else [v for i in rows for v in tokens[i]]
-    std = math.sqrt(mean([(x - mean(samples)) ** 2 for x in samples]))
+    samples = [fmean(tokens[i]) for i in rows] if over == "samples" else [v for i in rows for v in tokens[i]]
+    center_of_all, std = fmean(samples), pstdev(samples)
     result = torch.zeros((n, width), dtype=torch.float64)
     for i in rows:
         for t in actions[i]:
-            result[i, t] = (value(i, t) - mean(samples)) / (std + 1e-8)
+            result[i, t] = (value(i, t) - center_of_all) / (std + 1e-8)
     return result
 
 
@@ -288,22 +305,22 @@ def test_reinforce_pp_equals_plain_loop(name, over, seed):
     torch.testing.assert_close(values, expected, rtol=1e-7, atol=1e-7)
 
 
-def test_equal_rewards_give_zero_everywhere():
+@pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline"])
+def test_equal_rewards_give_zero_everywhere(name):
     batch = ragged_batch(0, smallest=2)
     equal = replace(batch, rewards=torch.ones_like(batch.rewards))
-    for name in ("reinforce_pp", "reinforce_pp_baseline"):
-        assert (build_baseline(name).advantages(equal).values == 0).all()
+    assert (build_baseline(name).advantages(equal).values == 0).all()
 
 
 def test_remax_is_the_reward_less_the_greedy_one():
-    batch = replace(ragged_batch(1, smallest=1), greedy_rewards=None)
+    batch = ragged_batch(1, smallest=1)
     greedy = torch.where(batch.group_ids % 3 == 0, torch.nan, (batch.group_ids % 2).float())
     result = build_baseline("remax").advantages(replace(batch, greedy_rewards=greedy))
     for a, r, g in zip(result.values.tolist(), batch.rewards.tolist(), greedy.tolist(), strict=True):
         assert a == (0.0 if math.isnan(r) or math.isnan(g) else r - g)
     scored = ~batch.rewards.isnan()
     assert result.metrics["undefined"] == pytest.approx(float((scored & greedy.isnan()).sum() / scored.sum()))
-    assert result.metrics["greedy"] == pytest.approx(mean(present(range(len(greedy)), greedy.tolist())))
+    assert result.metrics["greedy"] == pytest.approx(fmean(present(range(len(greedy)), greedy.tolist())))
     assert result.baseline.tolist() == [0.0 if math.isnan(g) else g for g in greedy.tolist()]
 
 
@@ -324,14 +341,184 @@ def test_kl_in_the_reward_is_taken_off_the_whole_rollout(name):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("local", [False, True])
-def test_the_reported_baseline_of_reinforce_pp_is_what_was_subtracted(local):
-    batch = replace(ragged_batch(4, smallest=2), kl=None)
-    result = build_baseline("reinforce_pp_baseline" if local else "reinforce_pp").advantages(batch)
+@pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline"])
+def test_the_reported_baseline_of_reinforce_pp_is_what_was_subtracted(name):
+    batch = ragged_batch(4, smallest=2)
+    result = build_baseline(name).advantages(batch)
+    taught = result.values != 0
+    left = (batch.rewards - result.baseline) / (result.metrics["batch_std"] + 1e-8)
+    torch.testing.assert_close(left[taught], result.values[taught], rtol=0, atol=1e-6)
+    assert taught.sum() > 10
+
+
+def test_max_rl_has_a_bound_and_is_silent_where_it_would_have_none():
+    batch = ragged_batch(0, smallest=2)
+    size = int(batch.group_ids.bincount().max())
+    assert 1 < build_baseline("max_rl").advantages(graded(batch, 0)).values.max() < size
+    signed = replace(batch, rewards=torch.where(batch.rewards == 0, -0.999, batch.rewards))
+    found = build_baseline("max_rl").advantages(signed)
+    negative = {int(group) for group in batch.group_ids[signed.rewards < 0]}
+    mixed = torch.tensor([int(group) in negative for group in batch.group_ids])
+    assert (found.values[mixed] == 0).all()
+    assert found.metrics["undefined"] >= float(mixed[~signed.rewards.isnan()].double().mean())
+
+
+def test_what_is_not_made_for_returns_refuses_kl_in_the_reward():
+    assert not build_baseline("max_rl").reads_kl
+    assert not build_baseline("pass_at_k").reads_kl
+    assert build_baseline("pass_at_k", form="leave_one_out").reads_kl
+
+
+def test_ebpo_equals_a_loop_over_the_run_so_far():
+    """Moments of all rewards and of all groups' means, this batch included, taken at once rather than merged."""
+    baseline, seen, means = build_baseline("ebpo"), [], []
+    for step in range(4):
+        batch = graded(ragged_batch(step, smallest=1), step)
+        rewards, groups = batch.rewards.tolist(), batch.group_ids.tolist()
+        own = by_group(rewards, groups)
+        seen += [x for xs in own.values() for x in xs]
+        means += [fmean(xs) for xs in own.values() if xs]
+        prior, noise, between = fmean(seen), stdev(seen) ** 2, stdev(means) ** 2
+        raw, values = {}, [0.0] * len(rewards)
+        for i, (r, g) in enumerate(zip(rewards, groups, strict=True)):
+            if math.isnan(r) or len(own[g]) < 2:
+                continue
+            of_mean = noise / len(own[g])
+            shrinkage = of_mean / (of_mean + between)
+            values[i] = (1 - shrinkage) * fmean(own[g]) + shrinkage * prior
+            raw[i] = r - values[i]
+        center, spread = fmean(raw.values()), pstdev(raw.values())
+        expected = [(raw[i] - center) / (spread + 1e-6) if i in raw else 0.0 for i in range(len(rewards))]
+        found = baseline.advantages(batch)
+        assert_values(found.values, expected)
+        for i in raw:
+            assert float(found.baseline[i]) == pytest.approx(values[i], abs=1e-6)
+        assert found.metrics["prior"] == pytest.approx(prior)
+        baseline.update(batch)
+
+
+@pytest.mark.parametrize("table", [False, True])
+@pytest.mark.parametrize("forgetting", [0.9, "kl"])
+def test_spo_equals_a_loop_of_trackers(table, forgetting):
+    # Two prompts, p7 and p8, are not in the table.
+    baseline = build_baseline("spo", values=table_of_counts(6) if table else None, forgetting=forgetting)
+    tracked, seen = {}, {}
+    if table:
+        tracked = {f"p{i}": (6 * (i + 0.5) / 7, 6 - 6 * (i + 0.5) / 7) for i in range(7)}
+    for step in range(4):
+        batch = ragged_batch(step, smallest=1)
+        log_probs = -0.1 * torch.rand(batch.action_mask.shape, generator=torch.Generator().manual_seed(step))
+        batch = replace(batch, log_probs=log_probs)
+        rewards, ids = batch.rewards.tolist(), batch.prompt_ids
+        away = {}
+        for i, r in enumerate(rewards):
+            a, b = tracked.get(ids[i], (0.5, 0.5))
+            if not math.isnan(r):
+                away[i] = r - a / (a + b)
+        m, s = fmean(away.values()), stdev(away.values())
+        expected = [(away[i] - m) / (s + 1e-8) if i in away else 0.0 for i in range(len(rewards))]
+        assert_values(baseline.advantages(batch).values, expected)
+        baseline.update(batch)
+        for name in set(ids):
+            rows = [i for i in away if ids[i] == name]
+            if not rows:
+                continue
+            level = fmean([float(log_probs[i].double().mean()) for i in rows])
+            rho = forgetting
+            if forgetting == "kl":
+                rho = min(0.96, max(0.875, 2 ** (-abs(level - seen.get(name, level)) / 0.06)))
+            seen[name] = level
+            a, b = tracked.get(name, (0.5, 0.5))
+            right = sum(rewards[i] for i in rows)
+            tracked[name] = (rho * a + right, rho * b + len(rows) - right)
+    mean_found, variance = baseline.believed(["p0", "p8", "never"])
+    for k, name in enumerate(["p0", "p8", "never"]):
+        a, b = tracked.get(name, (0.5, 0.5))
+        assert float(mean_found[k]) == pytest.approx(a / (a + b))
+        assert float(variance[k]) == pytest.approx(a * b / (a + b) ** 2 / (a + b + 1))
+
+
+def parts_batch(seed):
+    """Three reward functions, some of which do not score some rollouts; one rollout that none scored."""
+    batch = ragged_batch(seed, smallest=2)
+    generator = torch.Generator().manual_seed(seed)
+    parts = torch.rand((len(batch.rewards), 3), generator=generator)
+    parts[torch.rand(parts.shape, generator=generator) < 0.2] = torch.nan
+    parts[0] = torch.nan
+    weights = torch.tensor([1.0, 0.5, 2.0])
+    rewards = (parts * weights).nansum(dim=1).masked_fill(parts.isnan().all(dim=1), torch.nan)
+    return replace(batch, rewards=rewards, reward_parts=parts, reward_weights=weights)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gdpo_normalises_each_reward_for_itself(seed):
+    batch = parts_batch(seed)
     rewards, groups = batch.rewards.tolist(), batch.group_ids.tolist()
-    std = result.metrics["batch_std"]
-    for i, (reward, value, baseline) in enumerate(
-        zip(rewards, result.values.tolist(), result.baseline.tolist(), strict=True)
-    ):
-        if not math.isnan(reward) and len(present(group_rows(groups, i), rewards)) > 1:
-            assert (reward - baseline) / (std + 1e-8) == pytest.approx(value, abs=1e-6)
+    sums = {}
+    for i, r in enumerate(rewards):
+        if math.isnan(r) or len(present(group_rows(groups, i), rewards)) < 2:
+            continue
+        sums[i] = 0.0
+        for f, weight in enumerate(batch.reward_weights.tolist()):
+            column = batch.reward_parts[:, f].tolist()
+            xs = present(group_rows(groups, i), column)
+            if len(xs) > 1 and not math.isnan(column[i]):
+                sums[i] += weight * (column[i] - fmean(xs)) / (stdev(xs) + 1e-4)
+    m, s = fmean(sums.values()), stdev(sums.values())
+    expected = [(sums[i] - m) / (s + 1e-4) if i in sums else 0.0 for i in range(len(rewards))]
+    assert_values(build_baseline("gdpo").advantages(batch).values, expected)
+
+
+def test_alpha_of_gpg_counts_the_groups_that_teach():
+    batch = batch_of([1.0, 0.0, 1.0, 1.0, 0.0, 0.0, torch.nan], groups=[0, 0, 1, 1, 2, 2, 2])
+    result = build_baseline("dr_grpo", alpha=True).advantages(batch)
+    assert result.values.tolist() == pytest.approx([1.5, -1.5, 0.0, 0.0, 0.0, 0.0, 0.0])
+    assert result.metrics["alpha"] == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline"])
+def test_rewards_are_clipped_before_all_else(name):
+    batch = ragged_batch(1, smallest=2)
+    batch = replace(batch, rewards=30.0 * batch.rewards - 15.0)
+    found = build_baseline(name, reward_clip=(-10, 10)).advantages(batch)
+    expected = build_baseline(name).advantages(replace(batch, rewards=batch.rewards.clamp(-10, 10)))
+    torch.testing.assert_close((found.values, found.baseline), (expected.values, expected.baseline))
+
+
+def test_the_tables_value_alone():
+    table = table_of_counts()
+    batch = ragged_batch(3, smallest=1)
+    static = build_baseline("basis", values=table, weighting="none", calibration="none").advantages(batch)
+    torch.testing.assert_close(static.baseline, (batch.group_ids.double() + 0.5) / 9)
+    batch = replace(batch, rewards=torch.where(batch.group_ids > 2, 1.0, batch.rewards))  # the policy has improved
+    static = build_baseline("basis", values=table, weighting="none", calibration="none").advantages(batch)
+    tilted = build_baseline("basis", values=table, weighting="none").advantages(batch)
+    scored = ~batch.rewards.isnan()
+    errors = [((batch.rewards - each.baseline)[scored] ** 2).mean() for each in (tilted, static)]
+    assert errors[0] < errors[1]  # beta was chosen for it
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_least_variance_is_the_weighted_regression_on_all_others(seed):
+    """For each row by gradient descent's answer: the normal equations of the others, solved by themselves."""
+    table = table_of_counts()
+    baseline = build_baseline("least_variance", values=table)
+    for step in range(2):
+        batch = ragged_batch(10 * seed + step, smallest=1)
+        energies = torch.rand(batch.action_mask.shape, generator=torch.Generator().manual_seed(seed))
+        batch = replace(batch, energies=energies)
+        found = baseline.advantages(batch)
+        v = baseline.expected(batch.prompt_ids)
+        weights = energies.double().sum(1)
+        rewards = batch.rewards.double()
+        for i in range(len(rewards)):
+            rows = [j for j in range(len(rewards)) if j != i and not math.isnan(rewards[j])]
+            ridge = fmean([float(weights[j]) for j in rows])
+            x = torch.stack([torch.tensor([1.0, float(v[j]), float(v[j]) ** 2]).double() for j in rows])
+            x = torch.cat([x * weights[rows].sqrt()[:, None], math.sqrt(ridge) * torch.eye(3).double()])
+            y = torch.cat([rewards[rows] * weights[rows].sqrt(), math.sqrt(ridge) * torch.tensor([0.0, 1.0, 0.0])])
+            c = torch.linalg.lstsq(x, y.double()[:, None]).solution[:, 0]
+            expected = min(1.0, max(0.0, float(c[0] + c[1] * v[i] + c[2] * v[i] ** 2)))
+            assert float(found.baseline[i]) == pytest.approx(expected, abs=1e-6)
+        baseline.update(batch)
+    assert not baseline.uses_own_reward

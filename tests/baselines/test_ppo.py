@@ -27,9 +27,6 @@ def test_advantages_are_gae_and_the_baseline_is_the_value(gamma, lam):
     expected = gae(batch.rewards, batch.values, batch.action_mask, batch.kl, gamma=gamma, lam=lam)
     torch.testing.assert_close(result.values, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(result.baseline[counts], batch.values.double()[counts])
-    if gamma == lam == 1.0:
-        returns = reward_to_go(batch.rewards, batch.kl, batch.action_mask)
-        torch.testing.assert_close(result.values[counts], (returns - batch.values)[counts], rtol=0, atol=1e-12)
 
 
 def test_whitening_is_over_the_action_tokens_that_count():
@@ -63,8 +60,6 @@ def test_explained_variance_is_of_the_return_not_of_the_targets():
     returns = reward_to_go(batch.rewards, None, batch.action_mask)[counts]
     errors = returns - useless.values.double()[counts]
     assert found == pytest.approx(1.0 - float(errors.var(correction=0) / returns.var(correction=0)))
-    perfect = type(batch)(**{**vars(batch), "values": batch.rewards.nan_to_num()[:, None].expand(counts.shape).clone()})
-    assert Ppo(lam=0.5).advantages(perfect).metrics["explained_variance"] == pytest.approx(1.0)
 
 
 def test_the_policy_waits_for_as_many_batches():

@@ -44,16 +44,10 @@ def save_model(folder, shape=SMALL):
 
 
 def launch(root, name, side, *, kind=None, ranks=1, timeout=None, **settings):
-    """Train the model in ``root/model``; returns what each rank recorded.
+    """Train the model in ``root/model`` with the baseline `side`; returns what each rank recorded.
 
-    Args:
-        root: folder with the model.
-        name: name of the run, and of its folder in `root`.
-        side: name of the baseline.
-        kind: name of a file of ``accelerate_configs``; None starts one process without a launcher.
-        ranks: number of processes. One sees the first GPU only.
-        timeout: seconds after which the run is ended.
-        settings: settings of the trainer.
+    The run has the folder ``root/name`` and ends after `timeout` seconds. `kind` is a file of ``accelerate_configs``;
+    None starts one process without a launcher. One rank sees the first GPU only.
 
     Raises:
         RuntimeError: the run failed, or was ended; the message has its last output.

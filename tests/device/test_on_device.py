@@ -1,17 +1,15 @@
-"""What must hold on a GPU as on a CPU, with tiny models: energies, gathering, the critic, samplers."""
+"""What must hold on a GPU as on a CPU, with tiny models: energies, the critic, samplers."""
 
 import copy
 
 import pytest
 import torch
-from accelerate import Accelerator
 from trl.trainer.utils import add_fused_lm_head
 
-from basis_rl.baselines import OptimalTokenBaseline, Ppo, Rloo
+from basis_rl.baselines import OptimalTokenBaseline, Ppo
 from basis_rl.functional.energy import logit_gradient_energy
 from basis_rl.samplers import Frontier
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.gather import gather_batch, local_rows
 from basis_rl.trainer.scoring import random_numbers_kept
 from benchmarks.energy_precision import exact, spread_model
 from tests.support.tiny import DEVICE, config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
@@ -70,30 +68,6 @@ def test_energies_that_a_baseline_is_given_are_the_policys(bf16, tolerance, tmp_
     assert batch.energies[batch.action_mask].std() > 0
 
 
-def test_a_batch_is_gathered_to_the_host_and_advantages_come_back():
-    generator = torch.Generator().manual_seed(0)
-    mask = torch.rand((4, 5), generator=generator) < 0.7
-    energies = torch.rand((4, 5), generator=generator)
-    accelerator = Accelerator(cpu=DEVICE == "cpu")
-    rows = [{"prompt": f"question {i // 2}"} for i in range(4)]
-    batch = gather_batch(
-        accelerator,
-        rewards=torch.tensor([1.0, 0.0, 1.0, 1.0], device=DEVICE),
-        inputs=rows,
-        action_mask=mask.to(DEVICE),
-        num_generations=2,
-        step=0,
-        energies=energies.to(DEVICE, torch.bfloat16),
-    )
-    assert {t.device.type for t in (batch.rewards, batch.action_mask, batch.energies)} == {"cpu"}
-    assert torch.equal(batch.energies, energies.bfloat16().float() * mask)
-    for baseline in (OptimalTokenBaseline(), Rloo()):
-        values = baseline.advantages(batch).values
-        found = local_rows(values, accelerator, 4, 5)
-        assert found.device.type == DEVICE
-        assert torch.equal(found.cpu(), values.float())
-
-
 class Watched(BasisTrainer):
     """Keeps the critic and the newest batch, as they were when the critic's values of it were asked for."""
 
@@ -137,22 +111,6 @@ def test_a_sampler_draws_whole_groups_by_the_seed_whatever_the_device(sampler, b
     assert [len(set(prompts)) for prompts in first] == [4] * 4, "whole groups of four"
     assert first[0] == second[0]
     assert any("sampler/" in key for row in runs[0].state.log_history for key in row)
-
-
-class Poisoned(BasisTrainer):
-    """The gradient of the second step is not finite."""
-
-    def training_step(self, *args, **kwargs):
-        loss = super().training_step(*args, **kwargs)
-        if self.state.global_step == 1:
-            self.before = copy.deepcopy(self.model.state_dict())
-            next(p for p in self.model.parameters() if p.grad is not None).grad.view(-1)[0] = torch.nan
-        return loss
-
-
-def test_a_step_without_a_finite_gradient_is_skipped(tmp_path):
-    trainer = trained(tmp_path, "rloo", Poisoned, max_steps=2)
-    assert all(torch.equal(value, trainer.before[key]) for key, value in trainer.model.state_dict().items())
 
 
 def test_random_numbers_of_the_device_are_kept():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from basis_rl.functional.objectives import AGGREGATIONS, OF_LOSS_TYPE, aggregate
+from basis_rl.functional.objectives import AGGREGATIONS, aggregate
 
 MASK = torch.tensor([[1, 1, 0, 1, 1], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 0, 0]])
 STEP_TOKENS, LONGEST, MICRO_BATCHES = 21.0, 7, 3
@@ -51,7 +51,3 @@ def test_what_is_masked_has_no_influence(rubbish, aggregation):
 def test_a_micro_batch_without_action_tokens_is_0():
     for aggregation in AGGREGATIONS:
         assert float(ours(losses(), aggregation, torch.zeros_like(MASK))) == 0.0
-
-
-def test_every_aggregation_is_that_of_a_loss_of_trls():
-    assert set(OF_LOSS_TYPE.values()) == set(AGGREGATIONS)

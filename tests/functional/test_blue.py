@@ -36,46 +36,14 @@ def example(seed, n=23, k=3):
 
 
 @pytest.mark.parametrize("weighting", [each for each in WEIGHTINGS if each != "none"])
+@pytest.mark.parametrize("n", [2, 23])
 @pytest.mark.parametrize("seed", range(4))
-def test_refine_equals_plain_loop(weighting, seed):
-    values, rewards, active = example(seed)
+def test_refine_equals_plain_loop(weighting, seed, n):
+    values, rewards, active = example(seed, n)
     refined = refine(values, values * (1 - values), rewards, active, weighting)
     for k in range(len(values)):
         expected = loop_refine(values[k].tolist(), rewards.tolist(), active[k].tolist(), weighting)
         torch.testing.assert_close(refined[k], torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("weighting", [each for each in WEIGHTINGS if each != "none"])
-def test_own_reward_is_never_used(weighting):
-    values, rewards, active = example(0)
-    before = refine(values, values * (1 - values), rewards, active, weighting)
-    for i in range(len(rewards)):
-        changed = rewards.clone()
-        changed[i] = 5.0 if not changed[i].isnan() else torch.nan
-        after = refine(values, values * (1 - values), changed, active, weighting)
-        torch.testing.assert_close(after[:, i], before[:, i], rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("weighting", ["unb", "rvg"])
-def test_unbiased_when_the_values_are_right_up_to_a_factor(weighting):
-    # If every V_j is off by the same factor c, E[b_i] is still the true value: what "unbiased" buys.
-    generator = torch.Generator().manual_seed(0)
-    truth = torch.rand(200, generator=generator, dtype=torch.float64) * 0.5 + 0.2
-    values = truth[None] * 0.8
-    total = torch.zeros_like(truth)
-    for _ in range(400):
-        rewards = torch.bernoulli(truth, generator=generator)
-        total += refine(values, values * (1 - values), rewards, torch.ones_like(values, dtype=torch.bool), weighting)[0]
-    assert (total / 400 - truth).abs().max() < 0.02
-
-
-@pytest.mark.parametrize("weighting", [each for each in WEIGHTINGS if each != "none"])
-def test_one_other_row_is_enough(weighting):
-    values, rewards = torch.tensor([[0.3, 0.6]], dtype=torch.float64), torch.tensor([1.0, 0.5]).double()
-    active = torch.ones_like(values, dtype=torch.bool)
-    refined = refine(values, values * (1 - values), rewards, active, weighting)[0].tolist()
-    assert refined == pytest.approx(loop_refine(values[0].tolist(), rewards.tolist(), [True, True], weighting))
-    assert min(refined) > 0
 
 
 def test_extreme_values_stay_finite():

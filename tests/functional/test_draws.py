@@ -27,15 +27,18 @@ def test_chances_are_those_of_a_plain_search(size, power):
     assert torch.allclose(inclusion_probabilities(weights * 1e-300, size), found)
 
 
-def test_prompts_without_weight_are_never_drawn_and_heavy_ones_always():
-    found = inclusion_probabilities(torch.tensor([0.0, 1e9, 1.0, 1.0, 0.0, 1e9]), 3)
-    assert found.tolist() == pytest.approx([0, 1, 0.5, 0.5, 0, 1])
-
-
-def test_weights_far_apart_lose_no_prompt():
-    """1e17 times: a sum of all less the heaviest would be 0."""
-    found = inclusion_probabilities(torch.tensor([1e17, 1.0, 1.0]), 2)
-    assert found.tolist() == pytest.approx([1, 0.5, 0.5])
+@pytest.mark.parametrize(
+    ("weights", "size", "chances"),
+    [
+        ([0.0, 1e9, 1.0, 1.0, 0.0, 1e9], 3, [0, 1, 0.5, 0.5, 0, 1]),
+        ([1e17, 1.0, 1.0], 2, [1, 0.5, 0.5]),  # a sum of all less the heaviest would be 0
+        ([1.0, 0.0, 0.0, 1e-310], 2, [1, 0, 0, 1]),
+        ([1.0, 1e-310, 1e-310, 0.0], 2, [1, 0.5, 0.5, 0]),
+    ],
+)
+def test_prompts_without_weight_are_never_drawn_and_heavy_ones_always(weights, size, chances):
+    found = inclusion_probabilities(torch.tensor(weights, dtype=torch.float64), size)
+    assert found.tolist() == pytest.approx(chances)
 
 
 @pytest.mark.parametrize(
@@ -44,11 +47,12 @@ def test_weights_far_apart_lose_no_prompt():
         ([1.0, -1.0, 1.0], "1 of 3 weights are negative"),
         ([1.0, float("nan"), float("inf")], "2 of 3 weights"),
         ([0.0, 0.0, 1.0], "1 prompts have a positive weight, and a batch takes 2"),
+        ([1e200, 1e-200, 1e-200], r"1 prompts have a positive weight \(2 more vanish beside the largest one\)"),
     ],
 )
 def test_weights_that_make_no_draw_are_refused(weights, said):
     with pytest.raises(ValueError, match=said):
-        inclusion_probabilities(torch.tensor(weights), 2)
+        inclusion_probabilities(torch.tensor(weights, dtype=torch.float64), 2)
 
 
 def test_a_systematic_sample_has_the_chances_that_it_was_given():
@@ -75,13 +79,3 @@ def test_every_pair_can_be_drawn_together():
     generator = torch.Generator().manual_seed(0)
     pairs = {tuple(sorted(systematic_sample(chances, generator).tolist())) for _ in range(100)}
     assert len(pairs) == 6
-
-
-def test_the_smallest_weights_still_give_chances():
-    """Beside a large one, a weight is a chance or 0, never NaN."""
-    found = inclusion_probabilities(torch.tensor([1.0, 0.0, 0.0, 1e-310], dtype=torch.float64), 2)
-    assert found.tolist() == [1.0, 0.0, 0.0, 1.0]
-    found = inclusion_probabilities(torch.tensor([1.0, 1e-310, 1e-310, 0.0], dtype=torch.float64), 2)
-    assert found.tolist() == pytest.approx([1.0, 0.5, 0.5, 0.0])
-    with pytest.raises(ValueError, match=r"1 prompts have a positive weight \(2 more vanish beside the largest one\)"):
-        inclusion_probabilities(torch.tensor([1e200, 1e-200, 1e-200], dtype=torch.float64), 2)

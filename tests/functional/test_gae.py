@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from basis_rl.functional.gae import clipped_value_loss, explained_variance, gae
-from basis_rl.functional.returns import reward_to_go
 
 MASKS = {
     "ragged": [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 0, 0, 0, 0], [1, 1, 1, 0, 0]],
@@ -51,14 +50,6 @@ def test_gae_is_the_sum_over_actions(case, gamma, lam, with_kl):
     torch.testing.assert_close(found, by_loops(rewards, values, mask, kl, gamma, lam), rtol=0, atol=1e-12)
     assert (found[~mask] == 0).all()
     assert (found[2] == 0).all()
-
-
-@pytest.mark.parametrize("case", MASKS)
-def test_without_discount_it_is_the_return_less_the_value(case):
-    rewards, values, mask, kl = batch(MASKS[case])
-    found = gae(rewards, values, mask, kl, gamma=1.0, lam=1.0)
-    expected = torch.where(mask & ~rewards.isnan()[:, None], reward_to_go(rewards, kl, mask) - values, 0.0)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 def test_values_outside_the_mask_do_not_matter():

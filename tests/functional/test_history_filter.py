@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from basis_rl.functional.history import (
+    beta_update,
     drift_grid,
     expected_sigmoid,
     filter_update,
@@ -14,6 +15,7 @@ from basis_rl.functional.history import (
     shift_grid,
     shift_log_likelihood,
     shift_posterior,
+    sigmoid_variance,
 )
 
 
@@ -29,13 +31,8 @@ def doubles(values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-def test_shift_grid():
-    grid = shift_grid()
-    assert (float(grid[0]), float(grid[-1]), len(grid)) == (-4.0, 8.0, 241)
-    assert grid.diff().tolist() == pytest.approx([0.05] * 240)
-
-
-def test_drift_grid():
+def test_grids():
+    assert shift_grid().tolist() == pytest.approx([-4.0 + 0.05 * i for i in range(241)])
     assert drift_grid().tolist() == pytest.approx([0.0, 0.0004, 0.0016, 0.0064, 0.0256, 0.1024])
 
 
@@ -66,14 +63,26 @@ def test_leave_one_out_shift_is_the_posterior_of_the_other_rows():
         assert variance[i].item() == pytest.approx(expected_variance.item(), abs=1e-12)
 
 
-@pytest.mark.parametrize("mean", [-3.0, 0.0, 1.0])
-@pytest.mark.parametrize("variance", [0.0, 0.5, 4.0])
-def test_expected_sigmoid_is_close_to_the_integral(mean, variance):
-    grid = [k / 50 for k in range(-400, 401)]
-    weights = [math.exp(-0.5 * z * z) for z in grid]
-    integral = sum(w * sigmoid(mean + math.sqrt(variance) * z) for w, z in zip(weights, grid, strict=True))
-    result = expected_sigmoid(doubles(mean), doubles(variance))
-    assert result.item() == pytest.approx(integral / sum(weights), abs=0.02)
+@pytest.mark.parametrize("mean", [-6.0, -1.0, 0.0, 2.5])
+@pytest.mark.parametrize("variance", [0.0, 0.01, 1.0, 16.0, 100.0])
+def test_moments_of_a_sigmoid_are_those_of_the_integral(mean, variance):
+    x = torch.linspace(-12, 12, 20001, dtype=torch.float64)
+    weight = torch.softmax(-(x**2) / 2, dim=0)
+    value = torch.sigmoid(mean + math.sqrt(variance) * x)
+    expected = float((weight * value).sum())
+    spread = float((weight * (value - expected) ** 2).sum())
+    assert float(expected_sigmoid(doubles(mean), doubles(variance))) == pytest.approx(expected, abs=0.013)
+    assert float(sigmoid_variance(doubles(mean), doubles(variance))) == pytest.approx(spread, abs=0.013)
+
+
+def test_a_beta_belief_does_not_depend_on_how_rollouts_are_split_into_batches():
+    """Two rollouts of a prompt at once, or one after the other, where no shift moves the value in between."""
+    mean, variance, one = doubles([-1.0]), doubles([0.7]), doubles([1.0])
+    value = torch.sigmoid(mean)
+    at_once = beta_update(mean, variance, value, 1.0 - 2 * value, 2 * one)
+    first, spread = beta_update(mean, variance, value, 1.0 - value, one)
+    second = beta_update(first, spread, torch.sigmoid(first), -torch.sigmoid(first), one)
+    torch.testing.assert_close(second, at_once, rtol=1e-12, atol=0)
 
 
 def test_filter_update_broadcasts_over_drifts():

@@ -73,29 +73,11 @@ def test_an_answer_that_was_graded_differently_counts_by_its_mean():
     assert majority_at_k(votes, correct, 4).item() == pytest.approx(2 / 3)
 
 
-def test_a_majority_of_many_samples_agrees_with_drawing():
-    generator = torch.Generator().manual_seed(0)
-    votes = torch.multinomial(torch.tensor([0.3, 0.3, 0.2, 0.1, 0.1]), 64, replacement=True, generator=generator)
-    correct = votes == 0
-    for k in (8, 16, 64):
-        draws = [torch.randperm(64, generator=generator)[:k].tolist() for _ in range(4000)]
-        drawn = sum(vote(votes.tolist(), correct.double().tolist(), s) for s in draws) / len(draws)
-        assert majority_at_k(votes[None], correct[None], k).item() == pytest.approx(drawn, abs=0.03)
-
-
 def test_thousands_of_samples_do_not_overflow():
     votes = torch.zeros(1, 3000).long()
     votes[0, :1000] = 1
     assert majority_at_k(votes, votes == 0, 3).item() == pytest.approx(1 - 7 / 27, abs=1e-3)
     assert majority_at_k(votes, votes == 0, 3000).item() == 1.0
-
-
-def test_one_vote_is_the_average():
-    votes = torch.tensor([[0, 1, 1, -1, 2], [3, 3, 3, 3, 3]])
-    correct = (votes == 1) | (votes == 3)
-    expected = correct.double().mean(dim=1)
-    torch.testing.assert_close(majority_at_k(votes, correct, 1), expected)
-    torch.testing.assert_close(pass_at_k(5, correct.sum(dim=1), 1), expected)
 
 
 @pytest.mark.parametrize("k", [0, 5])
@@ -148,10 +130,3 @@ def test_a_comparison_takes_different_numbers_of_samples():
     assert result.low <= result.difference <= result.high
     assert result.p_value == sign_flip_p_value(b * 2 - a * 3)
     assert compare_paired(b, a, (3, 2)).p_value == result.p_value
-
-
-def test_under_the_null_small_p_values_are_as_rare_as_they_should_be():
-    generator = torch.Generator().manual_seed(2)
-    p = [compare_paired(*torch.randint(0, 5, (2, 25), generator=generator), (4, 4)).p_value for _ in range(200)]
-    assert sum(x <= 0.05 for x in p) / len(p) <= 0.09
-    assert sum(x <= 0.5 for x in p) / len(p) >= 0.35

@@ -40,18 +40,6 @@ def test_nothing_is_learnt_from_nothing():
     assert same[1] is covariance
 
 
-def test_it_finds_what_the_values_depend_on():
-    torch.manual_seed(1)
-    weights = torch.tensor([2.0, -1.5, 0.0]).double()
-    mean, covariance = torch.zeros(3).double(), 4 * torch.eye(3).double()
-    for _ in range(80):
-        phi = torch.randn(32, 3).double()
-        rewards = (torch.rand(32).double() < torch.sigmoid(phi @ weights - 1.0)).double()
-        mean, covariance = regression_update(mean, covariance, phi, rewards, offset=-1.0)
-    assert (mean - weights).abs().max() < 0.35
-    assert covariance.diagonal().max() < 0.05
-
-
 def test_features_are_of_the_words_and_their_neighbours():
     texts = ["What is 7 + 8?", "what IS 7 + 8 ?", "8 + 7 is what?", "", "Prove it."]
     found = hashed_words(texts, 64)

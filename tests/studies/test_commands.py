@@ -1,11 +1,12 @@
 """Every benchmark and study has a help, every command that a text names exists; imports run one way."""
 
-import ast
 import importlib
 import re
 from pathlib import Path
 
 import pytest
+
+from tests.test_layers import imported
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("benchmarks", "studies")
@@ -27,14 +28,6 @@ COMMANDS = [
 ]
 
 
-def texts():
-    """Every text of the project that may name a command."""
-    for folder in (*ROOMS, "basis_rl", "docs", "examples", "tests"):
-        for kind in ("py", "md", "yaml"):
-            yield from ((path, path.read_text()) for path in (ROOT / folder).rglob(f"*.{kind}"))
-    yield from ((ROOT / name, (ROOT / name).read_text()) for name in ("README.md", "Makefile", "pyproject.toml"))
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_script_has_a_help_and_a_run_of_seconds(name, capsys):
     module = importlib.import_module(name)
@@ -49,11 +42,15 @@ def test_every_script_has_a_help_and_a_run_of_seconds(name, capsys):
 
 def test_every_command_that_a_text_names_exists():
     known = {name for room in ROOMS for name, _ in modules(room)}
-    for name, text in texts():
-        for module, _ in re.findall(r"python -m ((benchmarks|studies)\.[\w.]*\w)", text):
-            assert module in COMMANDS, f"{name} names {module}"
-        for module, _ in re.findall(r"`((benchmarks|studies)\.[\w.]*\w)", text):
-            assert {module, module.rsplit(".", 1)[0]} & known, f"{name} names {module}"
+    paths = [ROOT / name for name in ("README.md", "Makefile", "pyproject.toml")]
+    for folder in (*ROOMS, "basis_rl", "docs", "examples", "tests"):
+        paths += [path for kind in ("py", "md", "yaml") for path in (ROOT / folder).rglob(f"*.{kind}")]
+    for path in paths:
+        text = path.read_text()
+        for module in re.findall(r"python -m ((?:benchmarks|studies)\.[\w.]*\w)", text):
+            assert module in COMMANDS, f"{path} names {module}"
+        for module in re.findall(r"`((?:benchmarks|studies)\.[\w.]*\w)", text):
+            assert {module, module.rsplit(".", 1)[0]} & known, f"{path} names {module}"
     for names, room in re.findall(r"for name in ([^;]+); do [^;]*-m (\w+)\.\$\$name", (ROOT / "Makefile").read_text()):
         assert {f"{room}.{name}" for name in names.split()} <= set(COMMANDS)
 
@@ -61,7 +58,4 @@ def test_every_command_that_a_text_names_exists():
 def test_benchmarks_do_not_import_studies_and_the_package_imports_neither():
     for room, forbidden in (("benchmarks", {"studies"}), ("basis_rl", {*ROOMS}), ("examples", {*ROOMS})):
         for name, text in modules(room):
-            for node in ast.walk(ast.parse(text)):
-                imported = [alias.name for alias in getattr(node, "names", [])] if isinstance(node, ast.Import) else []
-                imported += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-                assert not {module.split(".")[0] for module in imported} & forbidden, name
+            assert not {module.split(".")[0] for module in imported(text, name.split(".")[:-1])} & forbidden, name

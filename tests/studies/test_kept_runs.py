@@ -3,7 +3,6 @@
 import json
 import math
 import tempfile
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,16 +12,15 @@ import torch
 from studies import runs as study_runs
 from studies.runs import Planned, kept, kept_runs, origins, placed, read_table, save_table, study_parser
 from studies.training import Measured, measured_training
+from tests.benchmarks.test_costs import burn
 
 
-def burn(seconds):
-    began = time.process_time()
-    while time.process_time() - began < seconds:
-        pass
+def fake_trainer(**parts):
+    return SimpleNamespace(model=torch.nn.Linear(1, 1), spending=SimpleNamespace(drawn=(0, 0)), **parts)
 
 
 def test_what_measuring_costs_is_not_counted():
-    trainer = SimpleNamespace(model=torch.nn.Linear(1, 1), spending=SimpleNamespace(drawn=(0, 0)))
+    trainer = fake_trainer()
     measured = Measured(trainer, lambda model: burn(0.3) or {"set": 1.0}, every=1)
     measured.on_train_begin(None, None, None)
     for step in (1, 2):
@@ -37,9 +35,7 @@ def test_a_run_that_a_signal_stops_is_not_kept():
     def train():
         trainer.stop_on_signal.stopped = True
 
-    trainer = SimpleNamespace(
-        model=torch.nn.Linear(1, 1),
-        spending=SimpleNamespace(drawn=(0, 0)),
+    trainer = fake_trainer(
         stop_on_signal=SimpleNamespace(stopped=False),
         remove_callback=lambda _: None,
         add_callback=lambda _: None,

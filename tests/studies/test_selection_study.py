@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from studies.selection import report, study, task
-from studies.selection.task import HARD, KINDS, MEDIUM, NOTHING, TASKS, TOKENS, Problem
+from studies.selection.task import KINDS, NOTHING, TASKS, TOKENS, Problem
 
 
 @pytest.mark.parametrize("family", ["easy", "hard", "alike"])
@@ -37,48 +37,23 @@ def test_the_solution_is_the_last_digit_of_each_part_and_the_reward_reads_what_f
 def test_nothing_that_can_be_written_solves_an_impossible_prompt():
     vocabulary = [*task.build_tokenizer().get_vocab()]
     assert NOTHING not in vocabulary
-    texts = [
-        "",
-        "=",
-        *(f"= {word}" for word in vocabulary),
-        *(f"= {a} {b}" for a, b in product("0123456789", repeat=2)),
-    ]
+    texts = ["", "=", *(f"= {word}" for word in vocabulary), *(f"= {a} {b}" for a, b in product(range(10), repeat=2))]
     assert not any(task.reward(texts, [NOTHING] * len(texts)))
-
-
-def test_no_strategy_is_good_by_itself_and_the_favourite_is_never_the_right_one():
-    for kinds in (HARD, MEDIUM):
-        for part in range(task.PARTS):
-            served = Counter(kind.needs[part] for kind in kinds.values() if kind.needs[part] is not None)
-            assert served == dict.fromkeys(range(task.STRATEGIES), 1)
-        needs = [kind.needs for kind in kinds.values()]
-        assert len(set(needs)) == len(needs)
-        assert len({each.count(None) for each in needs}) == 1  # of one difficulty
-    for kind in (*HARD.values(), *MEDIUM.values()):
-        for part, (need, favourite) in enumerate(zip(kind.needs, kind.favourites, strict=True)):
-            weights = kind.weights(part)
-            assert sum(weights) == pytest.approx(1)
-            assert max(weights) == weights[favourite] > weights[favourite - 1]
-            assert need != favourite
 
 
 def test_prompts_are_in_their_shares_and_none_is_both_trained_on_and_held_out():
     trained, held_out = task.datasets(TASKS["mixed"], 1000, 150)
     assert Counter(trained["family"]) == {"easy": 660, "hard": 190, "impossible": 150}
-    prompts = [trained["prompt"], *(part["prompt"] for part in held_out.values())]
-    everything = [prompt for part in prompts for prompt in part]
-    assert len(set(everything)) == len(everything) == 1000 + 2 * 150
+    prompts = [*trained["prompt"], *(prompt for part in held_out.values() for prompt in part["prompt"])]
+    assert len(set(prompts)) == len(prompts) == 1000 + 2 * 150
     assert len(set(trained["prompt_id"])) == 1000
-    for family, part in held_out.items():
-        assert {prompt.split()[0] for prompt in part["prompt"]} == set(TASKS["mixed"].kinds[family])
-        assert NOTHING not in part["solution"]
-    by_family = {
-        f: {r["prompt"].split()[0] for r in trained if r["family"] == f} for f in ("easy", "hard", "impossible")
-    }
-    assert by_family["impossible"] == by_family["easy"] | by_family["hard"]  # nothing in the text tells them
-    assert {r["family"] for r in trained if r["solution"] == NOTHING} == {"impossible"}
-    again, _ = task.datasets(TASKS["mixed"], 1000, 150)
-    assert again["prompt"] == trained["prompt"]
+    kinds = {family: set(TASKS["mixed"].kinds[family]) for family in held_out}
+    kinds["impossible"] = kinds["easy"] | kinds["hard"]  # nothing in the text tells them
+    for family, solvable in kinds.items():
+        rows = [row for part in (trained, *held_out.values()) for row in part if row["family"] == family]
+        assert {row["prompt"].split()[0] for row in rows} == solvable
+        assert {row["solution"] == NOTHING for row in rows} == {family == "impossible"}
+    assert task.datasets(TASKS["mixed"], 1000, 150)[0]["prompt"] == trained["prompt"]
     alike, sets = task.datasets(TASKS["alike"], 100, 20)
     assert (set(alike["family"]), [*sets]) == ({"alike"}, ["alike"])
 
@@ -96,12 +71,13 @@ def test_prompts_and_rollouts_are_of_one_length_and_known_words():
         assert task.reward([text], [shown.rsplit("= ", 1)[1].removesuffix(f" {task.END}")]) == [1.0]
 
 
-def fake_run(row, sampler, rate, seed, accuracy):
-    rollouts = [100 * i for i in range(len(accuracy))]
-    scores = {"hard": accuracy, "pass@8 hard": accuracy, "easy": accuracy}
-    drawn = {"easy": 3 * rollouts[-1], "hard": rollouts[-1]}
-    return {"row": row, "sampler": sampler, "learning_rate": rate, "seed": seed, "rollouts": rollouts,
-            "scores": scores, "drawn": drawn, "cpu": 1.0, "entropy": 0.5}  # fmt: skip
+def fake_runs(row, rate, accuracies, sampler="uniform"):
+    """A run per accuracy curve; the seeds count up."""
+    rollouts = [100 * i for i in range(11)]
+    shared = {"row": row, "sampler": sampler, "learning_rate": rate, "rollouts": rollouts, "cpu": 1.0, "entropy": 0.5}
+    shared["drawn"] = {"easy": 3 * rollouts[-1], "hard": rollouts[-1]}
+    curves = [{"hard": accuracy, "pass@8 hard": accuracy, "easy": accuracy} for accuracy in accuracies]
+    return [{**shared, "seed": seed, "scores": scores} for seed, scores in enumerate(curves)]
 
 
 def rising(end, steps, points=11):
@@ -111,11 +87,11 @@ def rising(end, steps, points=11):
 
 def test_each_row_is_judged_at_its_own_best_rate_against_the_best_level_of_groups():
     groups = report.REFERENCE
-    runs = [fake_run(groups, "uniform", 1e-3, s, rising(0.8, 8)) for s in (0, 1, 2)]
-    runs += [fake_run(groups, "uniform", 3e-3, s, rising(0.5, 2)) for s in (0, 1, 2)]  # fast, but it ends lower
-    runs += [fake_run("basis_history", "frontier", 1e-3, s, rising(0.8, 8)) for s in (0, 1, 2)]
-    runs += [fake_run("basis_history", "frontier", 3e-3, s, rising(0.8, k)) for s, k in enumerate((4, 4, 5))]
-    runs += [fake_run("none", "uniform", 1e-3, 0, rising(0.3, 8)), fake_run("none", "uniform", 3e-3, 0, rising(0.4, 8))]
+    runs = fake_runs(groups, 1e-3, [rising(0.8, 8)] * 3)
+    runs += fake_runs(groups, 3e-3, [rising(0.5, 2)] * 3)  # fast, but it ends lower
+    runs += fake_runs("basis_history", 1e-3, [rising(0.8, 8)] * 3, "frontier")
+    runs += fake_runs("basis_history", 3e-3, [rising(0.8, k) for k in (4, 4, 5)], "frontier")
+    runs += fake_runs("none", 1e-3, [rising(0.3, 8)]) + fake_runs("none", 3e-3, [rising(0.4, 8)])
     assert report.reference_level(runs, "hard") == pytest.approx(0.8)
     lines = {(line["row"], line["learning_rate"]): line for line in report.summary(runs, "hard")}
     best = {key for key, line in lines.items() if line["best"]}
@@ -138,11 +114,8 @@ def test_each_row_is_judged_at_its_own_best_rate_against_the_best_level_of_group
 
 
 def test_the_median_run_must_reach_the_level_not_the_fastest():
-    groups = report.REFERENCE
-    runs = [fake_run(groups, "uniform", 1e-3, s, rising(0.8, 8)) for s in (0, 1, 2)]
-    runs += [fake_run("none", "uniform", 1e-3, s, rising(0.8, 9)) for s in (0, 1, 2)]
-    lucky = [rising(0.8, 2), rising(0.6, 2), rising(0.6, 2)]
-    runs += [fake_run("none", "uniform", 3e-3, s, accuracy) for s, accuracy in enumerate(lucky)]
+    runs = fake_runs(report.REFERENCE, 1e-3, [rising(0.8, 8)] * 3) + fake_runs("none", 1e-3, [rising(0.8, 9)] * 3)
+    runs += fake_runs("none", 3e-3, [rising(0.8, 2), rising(0.6, 2), rising(0.6, 2)])
     lines = {(line["row"], line["learning_rate"]): line for line in report.summary(runs, "hard")}
     assert lines["none", 1e-3]["best"]
     assert lines["none", 3e-3]["to"]["0.9"]["never"] == 2
@@ -156,10 +129,8 @@ def test_every_row_of_a_study_has_all_rates_and_seeds(tmp_path):
         pairs = [(p.labels["row"], p.labels["sampler"]) for p in plans]
         assert pairs == [pair for pair in study.PAIRS[options.part] for _ in range(each)]
         assert len({plan.file for plan in plans}) == len(plans)
-    asked = study.parse(["--rows", "none", report.REFERENCE, "--samplers", "uniform", "dynamic"])
-    crossed = study.pairs(asked.part, asked.rows, asked.samplers)
+    crossed = study.pairs(study.parse([]).part, ["none", report.REFERENCE], ["uniform", "dynamic"])
     assert crossed == [("none", "uniform"), (report.REFERENCE, "uniform"), (report.REFERENCE, "dynamic")]
-    assert not {*study.SEEDS} & {*study.FURTHER_SEEDS}
 
 
 def test_a_run_is_measured_by_rollouts_and_ends_with_its_budget():

@@ -97,20 +97,15 @@ def test_replayed_history_is_that_of_the_batches_in_their_order():
 
 
 def test_rollouts_are_kept_for_their_plan_and_no_other(tmp_path, monkeypatch):
-    plan = value_study.QUICK
-    names = ("reference", *value_study.STAGES)
-    rewards = {key: np.full((2, 3), number, dtype=np.uint8) for number, key in enumerate(names)}
+    plan, names = value_study.QUICK, ("reference", *value_study.STAGES)
+    made = {key: np.full((2, 3), number, dtype=np.uint8) for number, key in enumerate(names)}
     history = [(["a", "b"], np.array([[1, 0], [0, 0]], dtype=np.uint8))]
-    made = {**rewards, "ids": ["a", "b"], "family": [0, 1], "history": history}
-    makings = iter([made])  # a second making would raise StopIteration
+    makings = iter([{**made, "ids": ["a", "b"], "family": [0, 1], "history": history}])  # a second one would raise
     monkeypatch.setattr(value_study, "make_rollouts", lambda *_: next(makings))
-    first = value_study.kept_rollouts(plan, tmp_path)
-    again = value_study.kept_rollouts(plan, tmp_path)
+    first, again = (value_study.kept_rollouts(plan, tmp_path) for _ in range(2))
     assert first.keys() == again.keys()
-    for key in ("ids", "family", "origin"):
-        assert again[key] == first[key]
-    for number, key in enumerate(names):
-        assert (again[key] == number).all()
+    assert [again[key] for key in ("ids", "family", "origin")] == [first[key] for key in ("ids", "family", "origin")]
+    assert all(np.array_equal(again[key], made[key]) for key in names)
     assert again["history"][0][0] == history[0][0]
     assert np.array_equal(again["history"][0][1], history[0][1])
     with pytest.raises(SystemExit, match="another plan"):

@@ -152,9 +152,6 @@ def test_codebooks_are_compared_on_problems_with_levels(tmp_path):
 class Parity:
     """Right and wrong answers from any model: four steps on 400 problems may leave one that gets none right."""
 
-    def __init__(self, **settings):
-        pass
-
     def __call__(self, prompts, completions, solution, **columns):
         return [float(sum(map(ord, text)) % 2) for text in completions]
 
@@ -163,7 +160,7 @@ class Parity:
 
 
 def test_the_quickstart_is_run_and_its_model_has_scores(tmp_path, monkeypatch):
-    monkeypatch.setattr(score_norms, "MathVerifyReward", Parity)
+    monkeypatch.setattr(score_norms, "MathVerifyReward", lambda **settings: Parity())
     quickstart_seeds.main(["--quick", "--seeds", "0", "--output", str(tmp_path), "--results", str(tmp_path)])
     (row,) = json.loads((tmp_path / "quickstart_seeds.json").read_text())["results"]
     assert (row["seed"], row["optimizer_steps"]) == (0, 4)
