@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import datetime
 import re
+from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from basis_rl.report.compare import Comparison
-from basis_rl.report.plots import DARK, LIGHT, TABLE, marker, plots, png, svg, table_parts
-from basis_rl.report.tables import Table, runs_table, settings_table, tables
+from basis_rl.report.plots import DARK, LIGHT, MARKERS, Plot, marker, plots, png, svg
+from basis_rl.report.tables import Table, setup_tables, tables
 from basis_rl.report.verdict import verdict
 from basis_rl.run.artefacts import versions
 from basis_rl.text import escape_markdown, markdown_table, render
@@ -56,32 +56,33 @@ def headline(comparison: Comparison) -> str:
 
 def markdown(comparison: Comparison, folder: Path) -> str:
     """Return the report as Markdown, and draw its plots into ``folder/plots``."""
-    answer, *details = [escape_markdown(sentence) for sentence in verdict(comparison)]
+    answer, *details = map(escape_markdown, verdict(comparison))
     text = [_TITLE, " ".join([f"**{answer}**", *details]), escape_markdown(headline(comparison)) + "."]
     text += [f"> {escape_markdown(note)}" for note in comparison.notes]
-    first, *others = tables(comparison)
-    text.append(_markdown_table(first))
-    section = before = ""
-    for plot in plots(comparison):
-        if plot.section != section:
-            section = plot.section
-            text.append(f"## {section}")
-        file = f"plots/{re.sub(r'[^A-Za-z0-9_]', '_', plot.name)}.png"
-        png(comparison, plot, folder / file)
-        image = f"![{escape_markdown(plot.title)}]({file})"
-        text.append(image if plot.key != before else f"{text.pop()} {image}")  # plots of one metric share a line
-        before = plot.key
-    text += [_markdown_table(table) for table in (*others, settings_table(comparison), runs_table(comparison)) if table]
-    text.append("## How this was computed\n\n" + "\n".join(f"- {line}" for line in METHOD))
-    text.append(_footer())
+    first, *others = map(_markdown_table, [*tables(comparison), *setup_tables(comparison)])
+    text.append(first)
+    for section, drawn in groupby(plots(comparison), key=lambda plot: plot.section):
+        text.append(f"## {section}")
+        for _, same in groupby(drawn, key=lambda plot: plot.key):  # plots of one metric share a line
+            text.append(" ".join(_image(comparison, plot, folder) for plot in same))
+    text += [*others, "## How this was computed", "\n".join(f"- {line}" for line in METHOD), _footer(comparison)]
     return "\n\n".join(text) + "\n"
 
 
+def _image(comparison: Comparison, plot: Plot, folder: Path) -> str:
+    file = f"plots/{re.sub(r'[^A-Za-z0-9_]', '_', plot.name)}.png"
+    png(comparison, plot, folder / file)
+    return f"![{escape_markdown(plot.title)}]({file})"
+
+
 def _markdown_table(table: Table) -> str:
-    rows = [[escape_markdown(cell) for cell in row.cells] for row in table.rows]
-    for cells, row in zip(rows, table.rows, strict=True):
-        for i in row.strong:
-            cells[i] = f"**{cells[i]}**"
+    rows = [
+        [
+            f"**{escape_markdown(cell)}**" if i in row.strong else escape_markdown(cell)
+            for i, cell in enumerate(row.cells)
+        ]
+        for row in table.rows
+    ]
     text = markdown_table(rows, [escape_markdown(title) for title in table.columns])
     return f"## {table.title}\n\n{text}" + (f"\n\n{escape_markdown(table.caption)}" if table.caption else "")
 
@@ -90,25 +91,14 @@ def html(comparison: Comparison) -> str:
     """Return the report as one HTML page. The template escapes everything that comes from a file."""
     from markupsafe import Markup
 
-    sections: dict[str, list[dict[str, Any]]] = {}
-    broken = len(table_parts(comparison)) > 1
-    for plot in plots(comparison):
-        figure = {"title": plot.title, "svg": Markup(svg(comparison, plot)), "wide": plot.x == TABLE and broken}
-        sections.setdefault(plot.section, []).append(figure)
     first, *others = tables(comparison)
-    groups = [
-        {
-            "label": group.label,
-            "color": i % len(LIGHT),
-            "marker": marker(i),
-            "dashes": "4 2" if i >= len(LIGHT) else "",
-            "settings": yaml.safe_dump(group.runs[0].settings, sort_keys=False, allow_unicode=True),
-        }
-        for i, group in enumerate(comparison.groups)
-    ]
-    used: dict[str, str] = {}
-    for run in comparison.runs:
-        used |= run.info.get("versions", {})
+    groups = []
+    for i, group in enumerate(comparison.groups):
+        line = "╌" if i >= len(LIGHT) else "━"
+        settings = yaml.safe_dump(group.runs[0].settings, sort_keys=False, allow_unicode=True)
+        key = line + [*MARKERS.values()][marker(i)] + line
+        groups.append({"label": group.label, "key": key, "settings": settings})
+    drawn = [(plot.section, plot.title, Markup(svg(comparison, plot))) for plot in plots(comparison)]
     return render(
         Path(__file__).with_name("page.html.jinja"),
         html=True,
@@ -117,16 +107,18 @@ def html(comparison: Comparison) -> str:
         notes=comparison.notes,
         first=first,
         others=others,
-        folded=[table for table in (settings_table(comparison), runs_table(comparison)) if table],
-        sections=sections,
+        folded=setup_tables(comparison),
+        sections=[(section, list(same)) for section, same in groupby(drawn, key=lambda figure: figure[0])],
         groups=groups,
         method=METHOD,
-        light=LIGHT,
-        dark=DARK,
-        footer=_footer(),
-        versions=", ".join(f"{name} {found}" for name, found in used.items()),
+        colors=list(zip(LIGHT, DARK, strict=True)),
+        footer=_footer(comparison),
     )
 
 
-def _footer() -> str:
-    return f"basis-rl {versions('basis-rl').get('basis-rl', '')}, {datetime.date.today().isoformat()}"
+def _footer(comparison: Comparison) -> str:
+    used: dict[str, str] = {}
+    for run in comparison.runs:
+        used |= run.info.get("versions", {})
+    made = f"basis-rl {versions('basis-rl').get('basis-rl', '')}, {datetime.date.today().isoformat()}"
+    return made + ("; the runs used " + ", ".join(map(" ".join, used.items())) if used else "")
