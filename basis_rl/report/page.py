@@ -10,8 +10,8 @@ from pathlib import Path
 import yaml
 
 from basis_rl.report.compare import Comparison
-from basis_rl.report.plots import DARK, LIGHT, MARKERS, Plot, marker, plots, png, svg
-from basis_rl.report.tables import Table, setup_tables, tables
+from basis_rl.report.plots import DARK, LIGHT, MARKERS, marker, plots, png, svg
+from basis_rl.report.tables import Metric, Table, setup_tables, tables
 from basis_rl.report.verdict import verdict
 from basis_rl.run.artefacts import versions
 from basis_rl.text import escape_markdown, markdown_table, render
@@ -69,8 +69,8 @@ def markdown(comparison: Comparison, folder: Path) -> str:
     return "\n\n".join(text) + "\n"
 
 
-def _image(comparison: Comparison, plot: Plot, folder: Path) -> str:
-    file = f"plots/{re.sub(r'[^A-Za-z0-9_]', '_', plot.name)}.png"
+def _image(comparison: Comparison, plot: Metric, folder: Path) -> str:
+    file = f"plots/{re.sub(r'[^A-Za-z0-9]+', '_', f'{plot.key} {plot.x}')}.png"
     png(comparison, plot, folder / file)
     return f"![{escape_markdown(plot.title)}]({file})"
 

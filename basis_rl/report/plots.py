@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from basis_rl.report.compare import Comparison, Curve, curve, evaluation_name, evaluations, largest_passes, points
-from basis_rl.report.runs import EFFECTIVE
-from basis_rl.report.tables import table_price, time_unit
+from basis_rl.report.tables import METRICS, PERCENT, Metric, table_price, time_unit
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, for white and lightened for a dark page. Further
 # groups reuse them with another line style.
@@ -40,75 +38,33 @@ _AXES = {
 }
 
 
-@dataclass(frozen=True)
-class Plot:
-    """One metric over one axis."""
-
-    name: str
-    title: str
-    key: str
-    x: str = "num_rollouts"
-    log: bool = False
-    percent: bool = False
-    measured: bool = False
-    section: str = "Baseline, gradient, policy"
-
-
-def _prompts(key: str, title: str, *, percent: bool = False) -> Plot:
-    return Plot(f"sampler_{key}", title, f"sampler/{key}", percent=percent, section="Prompts")
-
-
-# Beside the learning curves, which depend on what the runs were evaluated on.
-_DIAGNOSTICS = [
-    Plot("beta", "calibrated β", "baseline/beta", "step", log=True),
-    Plot("mse", "mean of (r − b)²", "baseline/mse_to_reward"),
-    Plot("explained", "variance of the reward that b explains", "baseline/explained_variance"),
-    Plot("effective", "effective signal: A ≠ 0", EFFECTIVE, percent=True),
-    Plot("gradient_variance", "variance of the gradient", "gradient/variance", log=True),
-    Plot("gradient_signal", "signal |g|²", "gradient/signal", log=True),
-    Plot("gradient_power", "total power", "gradient/total_power", log=True),
-    Plot("length", "tokens per rollout", "completions/mean_length"),
-    Plot("truncated", "truncated rollouts", "completions/clipped_ratio", percent=True),
-    Plot("entropy", "entropy", "entropy"),
-    Plot("kl", "KL to the reference", "kl"),
-    _prompts("believed", "believed value of the prompts drawn"),
-    _prompts("reward", "reward of the prompts drawn"),
-    _prompts("believed_solved", "prompts believed to be solved", percent=True),
-    _prompts("believed_impossible", "prompts believed to be impossible", percent=True),
-    _prompts("effective_prompts", "prompts that a draw is spread over", percent=True),
-    _prompts("coverage", "prompts ever drawn", percent=True),
-    _prompts("ratio_clipped", "ratios to a uniform draw that were clipped", percent=True),
-    _prompts("refills", "refills of a batch"),
-]
-
-
-def plots(comparison: Comparison) -> list[Plot]:
+def plots(comparison: Comparison) -> list[Metric]:
     """The plots for which at least one run has logged something."""
     titles = {"reward": "reward"}
     titles |= {key: f"evaluation, {evaluation_name(key)}".strip(", ") for key in evaluations(comparison.groups)}
-    learning = partial(Plot, section="Learning curves")
+    learning = partial(Metric, section="Learning curves")
     wanted = [
-        learning(f"{key}_{x}", f"{title} over {_AXES[x]}", key, x, measured=key != "reward")
+        learning(f"{title} over {_AXES[x]}", key, x=x, measured=key != "reward")
         for key, title in titles.items()
         for x in ("num_rollouts", "num_rollout_tokens", "seconds")
     ]
     for key in largest_passes(comparison.groups):
-        wanted.append(learning(key, f"evaluation, {evaluation_name(key)}", key, measured=True))
+        wanted.append(learning(f"evaluation, {evaluation_name(key)}", key, measured=True))
     if any(run.table for run in comparison.runs):
-        wanted.append(learning("reward_table", "reward with the value table (dashed: its share)", "reward", TABLE))
-    return [plot for plot in [*wanted, *_DIAGNOSTICS] if any(lines(comparison, plot))]
+        wanted.append(learning("reward with the value table (dashed: its share)", "reward", x=TABLE))
+    return [plot for plot in [*wanted, *METRICS] if any(lines(comparison, plot))]
 
 
-def lines(comparison: Comparison, plot: Plot) -> list[Curve | None]:
+def lines(comparison: Comparison, plot: Metric) -> list[Curve | None]:
     """The curve of each group, None for a group that has not logged the metric."""
     draw = points if plot.measured else curve
     return [draw(group, plot.key, comparison.budget) for group in comparison.groups]
 
 
-def svg(comparison: Comparison, plot: Plot) -> str:
+def svg(comparison: Comparison, plot: Metric) -> str:
     """The plot as an ``<svg>`` element without a legend; its colours are CSS variables ``--run-0`` ..., ``--grid``."""
     buffer = io.StringIO()
-    with _style({"svg.fonttype": "none", "svg.hashsalt": plot.name}):
+    with _style({"svg.fonttype": "none", "svg.hashsalt": plot.title}):
         _draw(comparison, plot).savefig(buffer, format="svg", transparent=True, **_SAVED)
     text = buffer.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.S)
@@ -119,7 +75,7 @@ def svg(comparison: Comparison, plot: Plot) -> str:
     return text.replace(_GRID, "var(--grid)").replace(_INK, "currentColor")
 
 
-def png(comparison: Comparison, plot: Plot, path: Path) -> None:
+def png(comparison: Comparison, plot: Metric, path: Path) -> None:
     """Write the plot to a file, with a legend, on white."""
     with _style({}):
         figure = _draw(comparison, plot)
@@ -135,7 +91,7 @@ def _style(options: dict[str, Any]) -> Any:
     return matplotlib.rc_context({"font.size": 10, "font.family": "sans-serif", **options})
 
 
-def _draw(comparison: Comparison, plot: Plot) -> Any:
+def _draw(comparison: Comparison, plot: Metric) -> Any:
     """The figure of a plot, without a legend. Curves that include their value table begin after its rollouts."""
     from matplotlib.figure import Figure
 
@@ -172,7 +128,7 @@ def _line(axis: Any, x: np.ndarray, found: Curve, index: int, *, band: bool = Tr
         axis.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
 
 
-def _dress(axis: Any, plot: Plot, unit: str) -> None:
+def _dress(axis: Any, plot: Metric, unit: str) -> None:
     from matplotlib import ticker
 
     axis.set_title(plot.title, fontsize=11, loc="left", parse_math=False)
@@ -186,10 +142,8 @@ def _dress(axis: Any, plot: Plot, unit: str) -> None:
     axis.set_xlim(left=0)
     if plot.log and axis.dataLim.y0 > 0:
         axis.set_yscale("log")
-    elif plot.percent:
-        low, high = axis.get_ylim()
+    elif plot.show is PERCENT:
         axis.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
-        axis.set_ylim(max(0.0, low), min(1.01, high))
 
 
 def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str = "") -> None:

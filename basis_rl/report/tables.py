@@ -20,7 +20,7 @@ NONE = "–"
 THREE = "{:.3f}".format
 _WHOLE = "{:,.0f}".format
 _TENTH = "{:.1f}".format
-_PERCENT = "{:.1%}".format
+PERCENT = "{:.1%}".format
 _SHORT = "{:.3g}".format
 Show = Callable[[float], str]
 
@@ -42,6 +42,45 @@ class Table:
     columns: list[str]
     rows: list[Row]
     caption: str = ""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A key of the log: one plot over `x` and, in some sections, a column: the mean over the budget or its end."""
+
+    title: str
+    key: str
+    show: Show = _SHORT
+    end: bool = False
+    log: bool = False
+    x: str = "num_rollouts"
+    measured: bool = False
+    section: str = "Baseline, gradient, policy"
+
+
+_prompts = partial(Metric, section="Prompts")
+METRICS = [
+    Metric("calibrated β", "baseline/beta", end=True, log=True, x="step"),
+    Metric("mean of (r − b)²", "baseline/mse_to_reward", "{:.4f}".format),
+    Metric("explained variance", "baseline/explained_variance", PERCENT),
+    Metric("effective signal", EFFECTIVE, PERCENT),
+    Metric("b exactly 0 or 1", "baseline/at_bounds", PERCENT),
+    Metric("variance of the gradient", "gradient/variance", log=True),
+    Metric("signal |g|²", "gradient/signal", log=True),
+    Metric("total power", "gradient/total_power", log=True),
+    Metric("tokens per rollout", "completions/mean_length", _TENTH, end=True),
+    Metric("truncated rollouts", "completions/clipped_ratio", PERCENT, end=True),
+    Metric("entropy", "entropy", THREE, end=True),
+    Metric("KL to the reference", "kl", end=True),
+    _prompts("believed value of the prompts drawn", "sampler/believed"),
+    _prompts("reward of the prompts drawn", "sampler/reward"),
+    _prompts("prompts believed to be solved", "sampler/believed_solved", PERCENT),
+    _prompts("prompts believed to be impossible", "sampler/believed_impossible", PERCENT),
+    _prompts("prompts that a draw is spread over", "sampler/effective_prompts", PERCENT),
+    _prompts("prompts ever drawn", "sampler/coverage", PERCENT),
+    _prompts("ratios to a uniform draw that were clipped", "sampler/ratio_clipped", PERCENT),
+    _prompts("refills of a batch", "sampler/refills"),
+]
 
 
 @dataclass(frozen=True)
@@ -139,37 +178,21 @@ def table_price(group: Group, comparison: Comparison) -> tuple[float, float]:
     return fmean(price for price, _ in whole), fmean(price / shared for price, shared in whole)
 
 
-# Title, metric, share of the budget that it is averaged over, format.
-_DIAGNOSTICS: list[tuple[str, str, float, Show]] = [
-    ("(r - b)²", "baseline/mse_to_reward", 1.0, "{:.4f}".format),
-    ("explained variance", "baseline/explained_variance", 1.0, _PERCENT),
-    ("effective signal", EFFECTIVE, 1.0, _PERCENT),
-    ("b exactly 0 or 1", "baseline/at_bounds", 1.0, _PERCENT),
-    ("β at the end", "baseline/beta", END, _SHORT),
-    ("gradient: variance", "gradient/variance", 1.0, _SHORT),
-    ("gradient: signal", "gradient/signal", 1.0, _SHORT),
-    ("gradient: total power", "gradient/total_power", 1.0, _SHORT),
-    ("entropy at the end", "entropy", END, THREE),
-    ("KL at the end", "kl", END, _SHORT),
-    ("tokens per rollout", "completions/mean_length", END, _TENTH),
-    ("truncated", "completions/clipped_ratio", END, _PERCENT),
-]
-
-
 def diagnostics_table(comparison: Comparison) -> Table:
     """Those metrics of the baseline, the gradient and the policy that were logged."""
     columns = []
-    for title, key, share, show in _DIAGNOSTICS:
-        value = partial(compare.mean_until, key=key, budget=comparison.budget, share=share)
-        if not all(math.isnan(value(run)) for run in comparison.runs):
-            columns.append(_Column(title, value, show))
+    for metric in METRICS:
+        share = END if metric.end else 1.0
+        value = partial(compare.mean_until, key=metric.key, budget=comparison.budget, share=share)
+        if metric.section == Metric.section and not all(math.isnan(value(run)) for run in comparison.runs):
+            columns.append(_Column(metric.title + " at the end" * metric.end, value, metric.show))
     rows = [Row([group.label, *_cells(group, columns)], i) for i, group in enumerate(comparison.groups)]
     caption = (
-        "Values are means over the budget; those 'at the end', tokens and truncated are means over its last tenth. "
-        "Effective signal is the share of rollouts whose advantage is not exactly 0. The gradient is measured per "
-        "optimizer step, before clipping, if log_gradient_variance is true."
+        "Values are means over the budget, or at the end of it over the last tenth. Effective signal is the share of "
+        "rollouts whose advantage is not exactly 0. The gradient is measured per optimizer step, before clipping, if "
+        "log_gradient_variance is true."
     )
-    return Table("Baseline, gradient, policy", ["setting", *(column.title for column in columns)], rows, caption)
+    return Table(Metric.section, ["setting", *(column.title for column in columns)], rows, caption)
 
 
 def setup_tables(comparison: Comparison) -> list[Table]:
