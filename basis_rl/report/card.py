@@ -1,16 +1,17 @@
-"""The model card of a run: Markdown with YAML front matter."""
+"""The model card of a run, Markdown with YAML front matter, and the results of evaluations that it shows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from basis_rl.report.results import BASE_RESULTS, RESULTS, results_of
 from basis_rl.run.progress import PLOT
-from basis_rl.run.record import RunInfo
+from basis_rl.run.record import BASE_RESULTS, RESULTS, RunInfo, is_hub_id
 from basis_rl.text import render
 
 _HERE = Path(__file__).parent
@@ -26,13 +27,9 @@ def write_card(info: RunInfo, folder: Path) -> None:
 def model_card(
     info: RunInfo, results: Sequence[EvalResult] = (), base: Sequence[EvalResult] = (), *, curves: str | None = None
 ) -> ModelCard:
-    """The card; ``str`` of it is the README.
+    """The card of a run with results of the trained model, which are metadata as well, and of its `base` model.
 
-    Args:
-        info: of the run.
-        results: of evaluations of the trained model; they go into the metadata as well.
-        base: those of its base model.
-        curves: file name of the plot beside it.
+    ``str`` of it is the README; `curves` is the file name of the plot beside it.
     """
     shown = [(f"{info.base_model} (base)", result) for result in base]
     shown += [(f"**{info.model_name}**", result) for result in results]
@@ -43,21 +40,63 @@ def model_card(
         curves=curves,
         citations=citations(info.baseline, info.objective),
     )
-    license = info.license
+    known = info.license
+    license: dict[str, Any] = (
+        {"license": known.id, "license_name": known.name, "license_link": known.link} if known else {}
+    )
     data = ModelCardData(
         base_model=info.base_model if info.base_on_hub else None,
         datasets=list(info.datasets) or None,
         library_name=info.library,
-        license=license.id if license else None,
-        license_name=license.name if license else None,
-        license_link=license.link if license else None,
         metrics=["accuracy"] if results else None,
         model_name=info.model_name,
         pipeline_tag="text-generation",
         tags=list(info.tags),
         eval_results=list(results) or None,
+        **license,
     )
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")
+
+
+def results_of(path: Path) -> list[EvalResult]:
+    """``avg@n`` of every benchmark of a file, and ``pass@k`` and ``maj@k`` for the largest k where n > 1.
+
+    ``metric_args`` has the 95 % interval over the problems. A ValueError if the file is not of an evaluation.
+    """
+    try:
+        content = json.loads(path.read_text())
+        return [result for name, entry in content.items() for result in _results(name, entry)]
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"'{path}' is not the results.json of an evaluation: {error!r}.") from error
+
+
+def _results(name: str, entry: Mapping[str, Any]) -> Iterator[EvalResult]:
+    rollouts, settings = int(entry["num_rollouts"]), entry["settings"]
+    dataset = (settings.get("source") or {}).get("dataset_name") or ""
+    found = {f"avg@{rollouts}": entry[f"avg@{rollouts}"]}
+    for metric in ("pass@k", "maj@k"):
+        largest = max(entry.get(metric) or {}, key=int, default=None)
+        if largest is not None and rollouts > 1:
+            found[metric.replace("k", largest)] = entry[metric][largest]
+    for metric, numbers in found.items():
+        yield EvalResult(
+            task_type="text-generation",
+            task_name="Text generation",
+            dataset_type=dataset if is_hub_id(dataset) else name,
+            dataset_name=name,
+            metric_type="accuracy",
+            metric_name=metric,
+            metric_value=round(float(numbers["value"]), 6),
+            metric_args={
+                "interval": [round(float(numbers[end]), 6) for end in ("low", "high")],
+                "problems": int(entry["num_problems"]),
+                "rollouts": rollouts,
+                "temperature": float(settings["temperature"]),
+                "top_p": float(settings["top_p"]),
+                "max_tokens": int(settings["max_new_tokens"]),
+                "truncated": float(entry["truncated"]),
+            },
+        )
 
 
 @cache

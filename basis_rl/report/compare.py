@@ -59,13 +59,10 @@ class Curve:
 def compare_runs(
     folders: Sequence[str | Path], *, budget: float | None = None, reference: str | None = None
 ) -> Comparison:
-    """Read the runs, group them by their settings, and compare them at the same budget.
+    """Read the runs in `folders`, group them by their settings, and compare them at the same budget of rollouts.
 
-    Args:
-        folders: of runs, or folders that contain them.
-        budget: number of rollouts; by default the number that every run has sampled.
-        reference: the group that the others are compared with: its label, or the folder name of one of its runs. The
-            default is the first group.
+    By default this is the number that every run has sampled, and the others are compared with the first group; a
+    `reference` is the label of a group, or the folder name of one of its runs.
 
     Raises:
         ValueError: a folder is not a run and contains none, no run reaches the budget, or the reference is unknown.
@@ -118,10 +115,7 @@ def _read(folders: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
 
 
 def window_mean(x: np.ndarray, y: np.ndarray, low: float, high: float) -> float:
-    """Mean over the rollouts in ``(low, high]`` of values ``y_i`` that stand for ``(x_{i-1}, x_i]``, ``x_{-1} = 0``.
-
-    NaN if no value stands for any of them.
-    """
+    """Mean over the rollouts in ``(low, high]``, where ``y_i`` stands for ``(x_{i-1}, x_i]``; NaN if there are none."""
     edges = np.concatenate([[0.0], x])
     inside = np.clip(np.minimum(edges[1:], high) - np.maximum(edges[:-1], low), 0.0, None)
     return float(inside @ y / inside.sum()) if inside.sum() > 0 else math.nan
@@ -143,8 +137,7 @@ def last_until(run: Run, key: str, budget: float) -> float:
 def rollouts_to(run: Run, target: float, budget: float) -> float:
     """The first number of rollouts at which the mean reward of the preceding tenth of the budget reaches `target`.
 
-    This is checked at each logged value, from the first whole window on, and at the budget. NaN if the target is not
-    reached within the budget.
+    It is checked at each logged value from the first whole window on, and at the budget; NaN if it is not reached.
     """
     x, y = run.series("reward")
     width = END * budget

@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 import yaml
+from markupsafe import Markup
 
 from basis_rl.report.compare import Comparison
 from basis_rl.report.plots import DARK, LIGHT, MARKERS, marker, plots, png, svg
@@ -21,24 +22,19 @@ METHOD = [
     "rollouts of a value table are not part of this number; the tables and plots that include them say so.",
     "A logged value is the mean over the rollouts since the previous logged value. If only a part of these rollouts "
     "lies in a window or within the budget, the value is weighted by that part.",
-    "Curves are means over bins of equal numbers of rollouts (at most 50 bins, and no other smoothing), drawn at the "
-    "middle of the bin; on axes of tokens, seconds or steps, at the count that the run had reached there. Evaluations "
-    "are drawn as they were measured. With several seeds, the line is the mean and the band goes from the lowest to "
-    "the highest.",
-    "Where the value table is included, the curve begins after the rollouts of the table: of the whole table or, "
-    "dashed, of the run's share when several runs of this comparison use the same table.",
+    "Curves are means over at most 50 bins of equal numbers of rollouts, drawn at the middle of the bin or, over "
+    "tokens, seconds or steps, at the count that the run had reached there. Evaluations are drawn as they were "
+    "measured. With several seeds, the line is the mean and the band goes from the lowest to the highest.",
+    "Where the value table is included, the curve begins after its rollouts or, dashed, after the run's share of them "
+    "when several runs of this comparison use the same table.",
     "Time is the wall-clock time of the training, with its evaluations and checkpoints, on the machines of the runs.",
 ]
-_TITLE = "# Comparison of runs"
 
 
 def write_report(comparison: Comparison, folder: str | Path) -> Path:
     """Write ``report.html``, ``report.md`` and ``plots/*.png`` into `folder` and return the path of the HTML page."""
     folder = Path(folder)
     (folder / "plots").mkdir(parents=True, exist_ok=True)
-    earlier = (folder / "report.md").read_text() if (folder / "report.md").is_file() else ""
-    for name in re.findall(r"\]\((plots/[\w.-]+\.png)\)", earlier if earlier.startswith(_TITLE) else ""):
-        (folder / name).unlink(missing_ok=True)
     (folder / "report.md").write_text(markdown(comparison, folder))
     page = folder / "report.html"
     page.write_text(html(comparison))
@@ -57,7 +53,7 @@ def headline(comparison: Comparison) -> str:
 def markdown(comparison: Comparison, folder: Path) -> str:
     """Return the report as Markdown, and draw its plots into ``folder/plots``."""
     answer, *details = map(escape_markdown, verdict(comparison))
-    text = [_TITLE, " ".join([f"**{answer}**", *details]), escape_markdown(headline(comparison)) + "."]
+    text = ["# Comparison of runs", " ".join([f"**{answer}**", *details]), escape_markdown(headline(comparison)) + "."]
     text += [f"> {escape_markdown(note)}" for note in comparison.notes]
     first, *others = map(_markdown_table, [*tables(comparison), *setup_tables(comparison)])
     text.append(first)
@@ -77,10 +73,7 @@ def _image(comparison: Comparison, plot: Metric, folder: Path) -> str:
 
 def _markdown_table(table: Table) -> str:
     rows = [
-        [
-            f"**{escape_markdown(cell)}**" if i in row.strong else escape_markdown(cell)
-            for i, cell in enumerate(row.cells)
-        ]
+        [("**{}**" if i in row.strong else "{}").format(escape_markdown(cell)) for i, cell in enumerate(row.cells)]
         for row in table.rows
     ]
     text = markdown_table(rows, [escape_markdown(title) for title in table.columns])
@@ -89,9 +82,6 @@ def _markdown_table(table: Table) -> str:
 
 def html(comparison: Comparison) -> str:
     """Return the report as one HTML page. The template escapes everything that comes from a file."""
-    from markupsafe import Markup
-
-    first, *others = tables(comparison)
     groups = []
     for i, group in enumerate(comparison.groups):
         line = "╌" if i >= len(LIGHT) else "━"
@@ -105,8 +95,7 @@ def html(comparison: Comparison) -> str:
         headline=headline(comparison),
         verdict=verdict(comparison),
         notes=comparison.notes,
-        first=first,
-        others=others,
+        results=tables(comparison),
         folded=setup_tables(comparison),
         sections=[(section, list(same)) for section, same in groupby(drawn, key=lambda figure: figure[0])],
         groups=groups,
@@ -117,8 +106,6 @@ def html(comparison: Comparison) -> str:
 
 
 def _footer(comparison: Comparison) -> str:
-    used: dict[str, str] = {}
-    for run in comparison.runs:
-        used |= run.info.get("versions", {})
+    used = {name: found for run in comparison.runs for name, found in run.info.get("versions", {}).items()}
     made = f"basis-rl {versions('basis-rl').get('basis-rl', '')}, {datetime.date.today().isoformat()}"
     return made + ("; the runs used " + ", ".join(map(" ".join, used.items())) if used else "")

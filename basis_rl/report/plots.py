@@ -1,13 +1,11 @@
-"""The plots of a comparison: SVG for the HTML page, in colours that follow the reader's theme, and PNG for Markdown.
-
-`plot_training` draws a single run. Matplotlib is imported where it is used, since it takes a second.
-"""
+"""The plots of a comparison, SVG for the page and PNG for Markdown, and of one run; matplotlib is imported late."""
 
 from __future__ import annotations
 
 import io
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ _SAVED: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": 0.05}
 # An axis that is computed, not logged: rollouts of the training plus those of the value table.
 TABLE = "with_table"
 
+_OF_A_RUN = ("baseline/beta", "baseline/mse_to_reward")
 _AXES = {
     "num_rollouts": "rollouts",
     "num_rollout_tokens": "rollout tokens",
@@ -41,15 +40,14 @@ _AXES = {
 def plots(comparison: Comparison) -> list[Metric]:
     """The plots for which at least one run has logged something."""
     titles = {"reward": "reward"}
-    titles |= {key: f"evaluation, {evaluation_name(key)}".strip(", ") for key in evaluations(comparison.groups)}
+    for key in [*evaluations(comparison.groups), *largest_passes(comparison.groups)]:
+        titles[key] = f"evaluation, {evaluation_name(key)}".strip(", ")
     learning = partial(Metric, section="Learning curves")
     wanted = [
-        learning(f"{title} over {_AXES[x]}", key, x=x, measured=key != "reward")
+        learning(f"{title} over {_AXES[x]}", key, x=x)
         for key, title in titles.items()
         for x in ("num_rollouts", "num_rollout_tokens", "seconds")
     ]
-    for key in largest_passes(comparison.groups):
-        wanted.append(learning(f"evaluation, {evaluation_name(key)}", key, measured=True))
     if any(run.table for run in comparison.runs):
         wanted.append(learning("reward with the value table (dashed: its share)", "reward", x=TABLE))
     return [plot for plot in [*wanted, *METRICS] if any(lines(comparison, plot))]
@@ -57,14 +55,16 @@ def plots(comparison: Comparison) -> list[Metric]:
 
 def lines(comparison: Comparison, plot: Metric) -> list[Curve | None]:
     """The curve of each group, None for a group that has not logged the metric."""
-    draw = points if plot.measured else curve
+    draw = points if plot.key.startswith("eval_") else curve
     return [draw(group, plot.key, comparison.budget) for group in comparison.groups]
 
 
 def svg(comparison: Comparison, plot: Metric) -> str:
-    """The plot as an ``<svg>`` element without a legend; its colours are CSS variables ``--run-0`` ..., ``--grid``."""
+    """The plot as an ``<svg>`` element without a legend; its colours are CSS variables ``--run-0`` ..., ``--line``."""
+    import matplotlib
+
     buffer = io.StringIO()
-    with _style({"svg.fonttype": "none", "svg.hashsalt": plot.title}):
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": plot.title}):
         _draw(comparison, plot).savefig(buffer, format="svg", transparent=True, **_SAVED)
     text = buffer.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.S)
@@ -72,23 +72,16 @@ def svg(comparison: Comparison, plot: Metric) -> str:
     text = re.sub(r' id="([\w.-]+)"', lambda found: found[0] if found[1] in used else "", text)
     for index, color in enumerate(LIGHT):
         text = text.replace(color, f"var(--run-{index})")
-    return text.replace(_GRID, "var(--grid)").replace(_INK, "currentColor")
+    return text.replace(_GRID, "var(--line)").replace(_INK, "currentColor")
 
 
 def png(comparison: Comparison, plot: Metric, path: Path) -> None:
     """Write the plot to a file, with a legend, on white."""
-    with _style({}):
-        figure = _draw(comparison, plot)
-        legend = figure.legend(loc="upper left", bbox_to_anchor=(0.1, 0.02), fontsize=8, frameon=False)
-        for text in legend.get_texts():
-            text.set_parse_math(False)
-        figure.savefig(path, format="png", dpi=110, facecolor="white", **_SAVED)
-
-
-def _style(options: dict[str, Any]) -> Any:
-    import matplotlib
-
-    return matplotlib.rc_context({"font.size": 10, "font.family": "sans-serif", **options})
+    figure = _draw(comparison, plot)
+    legend = figure.legend(loc="upper left", bbox_to_anchor=(0.1, 0.02), fontsize=8, frameon=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    figure.savefig(path, format="png", dpi=110, facecolor="white", **_SAVED)
 
 
 def _draw(comparison: Comparison, plot: Metric) -> Any:
@@ -147,32 +140,22 @@ def _dress(axis: Any, plot: Metric, unit: str) -> None:
 
 
 def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str = "") -> None:
-    """Plot the reward, the baseline's error and its beta over optimizer steps into a PNG, one panel for each.
-
-    A metric that the log does not have gets no panel. Nothing is written if the log has none of them.
-    """
+    """Plot those of reward, baseline's error and beta that were logged, over optimizer steps; no file without any."""
     from matplotlib.figure import Figure
 
-    panels = [
-        ("reward", "mean reward", "tab:blue"),
-        ("baseline/mse_to_reward", "mean of (r - b)²", "tab:green"),
-        ("baseline/beta", "calibrated β", "tab:orange"),
-    ]
-    shown = [panel for panel in panels if any(row.get(panel[0]) is not None for row in log)]
+    metrics = [Metric("mean reward", "reward"), *(metric for metric in METRICS if metric.key in _OF_A_RUN)]
+    shown = [metric for metric in metrics if any(row.get(metric.key) is not None for row in log)]
     if not shown:  # fewer steps than logging_steps
         return
-    figure = Figure(figsize=(7, 2.2 * len(shown)))
+    figure = Figure(figsize=(7, 2.4 * len(shown)))
     axes = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
-    for axis, (key, label, color) in zip(axes, shown, strict=True):
-        steps, values = zip(*[(row["step"], row[key]) for row in log if row.get(key) is not None], strict=True)
-        axis.plot(steps, values, color=color, alpha=0.3, linewidth=1)
-        axis.plot(steps, smooth(values), color=color, linewidth=2)
-        axis.set_ylabel(label)
-        axis.grid(alpha=0.3)
-        if key == "baseline/beta":
-            axis.set_yscale("log")
-    axes[-1].set_xlabel("optimizer step")
-    axes[0].set_title(title)
+    for axis, metric in zip(axes, shown, strict=True):
+        logged = [(row["step"], row[metric.key]) for row in log if row.get(metric.key) is not None]
+        steps, values = zip(*logged, strict=True)
+        axis.plot(steps, values, color=LIGHT[0], alpha=0.3, linewidth=1)
+        axis.plot(steps, smooth(values), color=LIGHT[0], linewidth=2)
+        _dress(axis, replace(metric, x="step"), "")
+    figure.suptitle(title)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
 

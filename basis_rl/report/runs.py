@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from basis_rl.report.results import RESULTS
 from basis_rl.run.artefacts import read_lines
-from basis_rl.run.record import RUN_FILE
+from basis_rl.run.record import RESULTS, RUN_FILE
 
 # Share of rollouts whose advantage is not exactly 0, that is of those that contribute to the gradient.
 EFFECTIVE = "advantages/effective"
@@ -72,6 +71,9 @@ class Run:
         if not found:
             return rollouts * math.nan
         return np.interp(rollouts, [0, *found], [0, *found.values()])
+
+    def benchmark(self, name: str) -> float:
+        return self.benchmarks.get(name, math.nan)
 
     @property
     def table(self) -> dict[str, Any] | None:

@@ -54,7 +54,6 @@ class Metric:
     end: bool = False
     log: bool = False
     x: str = "num_rollouts"
-    measured: bool = False
     section: str = "Baseline, gradient, policy"
 
 
@@ -66,8 +65,8 @@ METRICS = [
     Metric("effective signal", EFFECTIVE, PERCENT),
     Metric("b exactly 0 or 1", "baseline/at_bounds", PERCENT),
     Metric("variance of the gradient", "gradient/variance", log=True),
-    Metric("signal |g|²", "gradient/signal", log=True),
-    Metric("total power", "gradient/total_power", log=True),
+    Metric("signal |g|² of the gradient", "gradient/signal", log=True),
+    Metric("total power of the gradient", "gradient/total_power", log=True),
     Metric("tokens per rollout", "completions/mean_length", _TENTH, end=True),
     Metric("truncated rollouts", "completions/clipped_ratio", PERCENT, end=True),
     Metric("entropy", "entropy", THREE, end=True),
@@ -105,7 +104,7 @@ def final_table(comparison: Comparison) -> Table:
         value = partial(compare.last_until, key=key, budget=budget)
         accuracies.append(_Column(f"eval {compare.evaluation_name(key) or 'reward'}", value, THREE))
     for name in dict.fromkeys(name for run in comparison.runs for name in run.benchmarks):
-        accuracies.append(_Column(name, lambda run, name=name: run.benchmarks.get(name, math.nan), THREE))
+        accuracies.append(_Column(name, partial(Run.benchmark, name=name), THREE))
     columns = [_Column("reward at the end", final_reward(budget), THREE), *accuracies]
     if len(accuracies) > 1:
         columns.append(_Column("avg", lambda run: fmean(column.value(run) for column in accuracies), THREE))
@@ -126,10 +125,9 @@ def final_table(comparison: Comparison) -> Table:
             rows.append(_differences(group, comparison.reference, columns, len(lead)))
     caption = (
         f"Every run is taken at {budget:,.0f} rollouts. The reward is the mean over the last tenth of them, an "
-        "evaluation the last one within the budget. Benchmarks, if there are any, are of the final model. ± is the "
-        "standard deviation over the seeds. Δ is the difference, with its 95 % interval over the seeds in brackets "
-        "(Student's t; paired if the seeds are the same), and bold if the interval excludes 0. With one seed there is "
-        "no interval, and the difference may be chance."
+        "evaluation the last one within the budget; benchmarks are of the final model. ± is the standard deviation "
+        "over the seeds. Δ is the difference, with its 95 % interval over the seeds in brackets (Student's t; paired "
+        "if the seeds are the same), and bold if the interval excludes 0. One seed gives no interval."
     )
     titles = ["setting", "G", "runs", *(column.title for column in columns)]
     return Table("At the same number of rollouts", titles, rows, caption)
@@ -152,8 +150,8 @@ def cost_table(comparison: Comparison) -> Table:
     caption = (
         f"Rollouts until the reward (mean over a window of a tenth of the budget) reaches {target:.3f}, the final "
         f"reward of '{comparison.reference.label}'; mean over the runs that reach it. A value table is sampled once, "
-        "before training. Its rollouts are charged either to one run as a whole, or in equal shares to the runs of "
-        "this comparison that used the same table. No table here includes the time and tokens of sampling it."
+        "before training; its rollouts are charged to one run, or in equal shares to the runs of this comparison that "
+        "used the same table. No table here includes the time and tokens of sampling it."
     )
     return Table("Rollouts to the reference's reward", titles, rows, caption)
 

@@ -11,14 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalTokenNotFoundError,
-    OfflineModeIsEnabled,
-)
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, errors
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 from huggingface_hub.utils.sha import git_hash
@@ -92,7 +85,7 @@ class Hub:
         try:
             return self._repeated(probe, 1)
         except Exception as error:
-            if is_refusal(error) and not isinstance(error, OfflineModeIsEnabled):
+            if is_refusal(error) and not isinstance(error, errors.OfflineModeIsEnabled):
                 raise ValueError(
                     f"push_to_hub: the Hub refuses '{self.name}': {one_line(error)}\nLog in (`hf auth login`, or "
                     "HF_TOKEN) with a token that may write there, fix hub_model_id, or set push_to_hub: false and "
@@ -158,7 +151,7 @@ class Hub:
         repo_id = self.prepare(revision)
         operations: list[Any] = [CommitOperationAdd(path, content) for path, content in push.files.items()]
         if push.replaces is not None:
-            with suppress(EntryNotFoundError):
+            with suppress(errors.EntryNotFoundError):
                 there = api.list_repo_tree(repo_id, push.replaces, recursive=True, revision=revision)
                 old = [entry.path for entry in there if isinstance(entry, RepoFile) and entry.path not in push.files]
                 operations += map(CommitOperationDelete, old)
@@ -179,17 +172,17 @@ class Hub:
 
 def is_refusal(error: BaseException) -> bool:
     """Whether the same request would fail in the same way again."""
-    if isinstance(error, HfHubHTTPError):
-        status = error.response.status_code if error.response is not None else 500
-        return 400 <= status < 500 and status not in _PASSING
-    return isinstance(error, (HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled, FileNotFoundError))
+    if isinstance(error, errors.HfHubHTTPError):
+        return 400 <= error.response.status_code < 500 and error.response.status_code not in _PASSING
+    kinds = (errors.HFValidationError, errors.LocalTokenNotFoundError, errors.OfflineModeIsEnabled, FileNotFoundError)
+    return isinstance(error, kinds)
 
 
 def one_line(error: BaseException) -> str:
     """An error in one line: of the Hub's errors the first line (status) and the last one (reason)."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     shown = " ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or type(error).__name__
-    if error.__cause__ is not None and not isinstance(error, HfHubHTTPError):
+    if error.__cause__ is not None and not isinstance(error, errors.HfHubHTTPError):
         shown += f" ({one_line(error.__cause__)})"
     return shown[:400]
 

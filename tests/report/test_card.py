@@ -9,8 +9,7 @@ import pytest
 from huggingface_hub import ModelCard, metadata_load
 
 from basis_rl.baselines import BASELINES
-from basis_rl.report.card import citations, model_card, papers
-from basis_rl.report.results import results_of
+from basis_rl.report.card import citations, model_card, papers, results_of
 from basis_rl.run.record import Artefact, License, RunInfo, is_hub_id, load_run_info, save_run_info
 from tests.support.hub_endpoint import check_card
 from tests.support.tiny import named_baseline, sums
