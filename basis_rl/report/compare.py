@@ -141,10 +141,8 @@ def rollouts_to(run: Run, target: float, budget: float) -> float:
     """
     x, y = run.series("reward")
     width = END * budget
-    for place in [*x[(x >= width) & (x < budget)], budget]:
-        if window_mean(x, y, place - width, place) >= target:
-            return float(place)
-    return math.nan
+    places = [*x[(x >= width) & (x < budget)], budget]
+    return next((float(n) for n in places if window_mean(x, y, n - width, n) >= target), math.nan)
 
 
 def curve(group: Group, key: str, budget: float) -> Curve | None:
@@ -240,9 +238,8 @@ def difference(group: Group, values: Sequence[float], other: Group, others: Sequ
         paired = [by_seed[seed] - by_seed_b[seed] for seed in by_seed]
         return Estimate(mean, _t(n - 1) * stdev(paired) / math.sqrt(n), n)
     parts = [a.spread**2 / a.n, b.spread**2 / b.n]
-    if sum(parts) == 0:
-        return Estimate(mean, 0.0, n)
-    freedom = sum(parts) ** 2 / (parts[0] ** 2 / (a.n - 1) + parts[1] ** 2 / (b.n - 1))
+    below = parts[0] ** 2 / (a.n - 1) + parts[1] ** 2 / (b.n - 1)
+    freedom = sum(parts) ** 2 / below if below else 1
     return Estimate(mean, _t(int(freedom)) * math.sqrt(sum(parts)), n)
 
 

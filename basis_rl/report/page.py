@@ -12,21 +12,19 @@ from markupsafe import Markup
 
 from basis_rl.report.compare import Comparison
 from basis_rl.report.plots import DARK, LIGHT, MARKERS, marker, plots, png, svg
-from basis_rl.report.tables import Metric, Table, setup_tables, tables
+from basis_rl.report.tables import Table, setup_tables, tables
 from basis_rl.report.verdict import verdict
 from basis_rl.run.artefacts import versions
 from basis_rl.text import escape_markdown, markdown_table, render
 
 METHOD = [
-    "All runs are compared at the same number of rollouts sampled for training, ReMax's greedy rollouts included. The "
-    "rollouts of a value table are not part of this number; the tables and plots that include them say so.",
-    "A logged value is the mean over the rollouts since the previous logged value. If only a part of these rollouts "
-    "lies in a window or within the budget, the value is weighted by that part.",
-    "Curves are means over at most 50 bins of equal numbers of rollouts, drawn at the middle of the bin or, over "
-    "tokens, seconds or steps, at the count that the run had reached there. Evaluations are drawn as they were "
+    "All runs are compared at the same number of rollouts sampled for training, ReMax's greedy rollouts included and "
+    "those of a value table not, except where a table or plot says so.",
+    "A logged value is the mean over the rollouts since the previous one. If only a part of them lies in a window or "
+    "within the budget, the value is weighted by that part.",
+    "Curves are means over at most 50 bins of equal numbers of rollouts, and evaluations are drawn as they were "
     "measured. With several seeds, the line is the mean and the band goes from the lowest to the highest.",
-    "Where the value table is included, the curve begins after its rollouts or, dashed, after the run's share of them "
-    "when several runs of this comparison use the same table.",
+    "A curve that includes the value table begins after its rollouts or, dashed, after the run's share of them.",
     "Time is the wall-clock time of the training, with its evaluations and checkpoints, on the machines of the runs.",
 ]
 
@@ -43,11 +41,8 @@ def write_report(comparison: Comparison, folder: str | Path) -> Path:
 
 def headline(comparison: Comparison) -> str:
     """One line that says what is compared."""
-    runs, groups = len(comparison.runs), len(comparison.groups)
-    return (
-        f"{runs} run{'s' if runs > 1 else ''}, {groups} setting{'s' if groups > 1 else ''}, "
-        f"{comparison.budget:,.0f} rollouts each; differences are from '{comparison.reference.label}'"
-    )
+    counts = f"Runs: {len(comparison.runs)}, settings: {len(comparison.groups)}, {comparison.budget:,.0f} rollouts each"
+    return f"{counts}; differences are from '{comparison.reference.label}'"
 
 
 def markdown(comparison: Comparison, folder: Path) -> str:
@@ -60,15 +55,14 @@ def markdown(comparison: Comparison, folder: Path) -> str:
     for section, drawn in groupby(plots(comparison), key=lambda plot: plot.section):
         text.append(f"## {section}")
         for _, same in groupby(drawn, key=lambda plot: plot.key):  # plots of one metric share a line
-            text.append(" ".join(_image(comparison, plot, folder) for plot in same))
+            images = []
+            for plot in same:
+                file = f"plots/{re.sub(r'[^A-Za-z0-9]+', '_', f'{plot.key} {plot.x}')}.png"
+                png(comparison, plot, folder / file)
+                images.append(f"![{escape_markdown(plot.title)}]({file})")
+            text.append(" ".join(images))
     text += [*others, "## How this was computed", "\n".join(f"- {line}" for line in METHOD), _footer(comparison)]
     return "\n\n".join(text) + "\n"
-
-
-def _image(comparison: Comparison, plot: Metric, folder: Path) -> str:
-    file = f"plots/{re.sub(r'[^A-Za-z0-9]+', '_', f'{plot.key} {plot.x}')}.png"
-    png(comparison, plot, folder / file)
-    return f"![{escape_markdown(plot.title)}]({file})"
 
 
 def _markdown_table(table: Table) -> str:

@@ -136,8 +136,8 @@ def read_run(folder: Path) -> Run:
     rows = [row for row in rows if row.get("num_rollouts") is not None]
     if not rows:
         raise ValueError(
-            f"The log of '{folder}' has no `num_rollouts`; another trainer or an older basis-rl wrote it. Without it, "
-            "the run cannot be compared at the same number of rollouts. Train it again."
+            f"The log of '{folder}' has no `num_rollouts`, so the run cannot be compared: another trainer or an older "
+            "basis-rl wrote it. Train it again."
         )
     for row in rows:
         if row.get("advantages/zero") is not None:
@@ -172,10 +172,9 @@ def read_log(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def merge_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row per step. If a run was resumed and logged steps again, the later rows replace the earlier ones.
+    """One row per step: successive rows of a step (training, evaluation, end of the run) are merged into one.
 
-    A row with a smaller step than the previous row starts such a repetition: all earlier rows from its step on are
-    dropped. Successive rows of the same step (training, evaluation, end of the run) are merged into one.
+    A row with a smaller step than the previous one starts a repetition, which replaces all earlier rows from it on.
     """
     merged: dict[int, dict[str, Any]] = {}
     for row in rows:
@@ -199,10 +198,9 @@ def what_counts(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Group the runs that have the same settings except for the seed, in the order of their first member.
+    """Group the runs that have the same settings except for the seed; a run without any is a group of its own.
 
-    A group's label lists the baseline and those settings that are needed to tell the groups apart. A run without a
-    recipe forms a group of its own, with its folder's name as label.
+    A label lists the baseline and those settings that tell the groups apart; without settings it is the folder's name.
     """
     members: dict[str, list[Run]] = {}
     for run in runs:

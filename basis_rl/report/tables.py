@@ -137,16 +137,15 @@ def cost_table(comparison: Comparison) -> Table:
     """Rollouts until the reference's final reward is reached, without and with those of the value table."""
     budget, target = comparison.budget, reference_reward(comparison)
     unit, scale = time_unit(comparison)
-    rows = []
-    for index, group in enumerate(comparison.groups):
-        reached = [rollouts_to(run, target, budget) for run in group.runs]
-        time = over_seeds([run.spent("seconds", r) / scale for run, r in zip(group.runs, reached, strict=True)]).mean
-        found = over_seeds(reached)
-        shown = [found.mean + extra for extra in (0.0, *table_price(group, comparison))]
-        cells = [group.label, f"{found.n} of {len(group.runs)}", _known(time, _TENTH)]
-        rows.append(Row([*cells, *(_known(value, _WHOLE) for value in shown)], index))
     titles = ["setting", "runs that reach it", f"time ({unit})", "rollouts"]
     titles += ["with the whole table", "with its share of the table"]
+    rows = []
+    for index, group in enumerate(comparison.groups):
+        reached = {run.path: rollouts_to(run, target, budget) for run in group.runs}
+        found = over_seeds(list(reached.values()))
+        time = over_seeds([run.spent("seconds", reached[run.path]) / scale for run in group.runs])
+        shown = [_WHOLE(found.mean + extra) if found.n else NONE for extra in (0.0, *table_price(group, comparison))]
+        rows.append(Row([group.label, f"{found.n} of {len(group.runs)}", with_spread(time, _TENTH), *shown], index))
     caption = (
         f"Rollouts until the reward (mean over a window of a tenth of the budget) reaches {target:.3f}, the final "
         f"reward of '{comparison.reference.label}'; mean over the runs that reach it. A value table is sampled once, "
@@ -218,17 +217,15 @@ def plain(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _known(value: float, show: Show) -> str:
-    return NONE if math.isnan(value) else show(value)
-
-
 def _cells(group: Group, columns: Sequence[_Column]) -> list[str]:
     return [with_spread(over_seeds([column.value(run) for run in group.runs]), column.show) for column in columns]
 
 
 def with_spread(found: Estimate, show: Show) -> str:
     """``0.610 ± 0.014``."""
-    return _known(found.mean, show) + (f" ± {show(found.spread)}" if found.spread else "")
+    if not found.n:
+        return NONE
+    return show(found.mean) + (f" ± {show(found.spread)}" if found.spread else "")
 
 
 def _differences(group: Group, reference: Group, columns: Sequence[_Column], lead: int) -> Row:

@@ -181,10 +181,7 @@ def is_refusal(error: BaseException) -> bool:
 def one_line(error: BaseException) -> str:
     """An error in one line: of the Hub's errors the first line (status) and the last one (reason)."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    shown = " ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or type(error).__name__
-    if error.__cause__ is not None and not isinstance(error, errors.HfHubHTTPError):
-        shown += f" ({one_line(error.__cause__)})"
-    return shown[:400]
+    return (" ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or type(error).__name__)[:400]
 
 
 def files_of_run(output_dir: Path) -> dict[str, Path | bytes]:

@@ -43,10 +43,9 @@ class Artefact:
 class RunInfo:
     """What its card tells about a run, and what distinguishes it from others in a comparison.
 
-    All of it is public, so no field may hold a secret. `base_model`, `baseline` and `sampler` are registered names or
-    Hub ids, or the name of your own folder or class; `base_revision` is a commit or a hash of local weights. `settings`
-    are further rows of the card, `compared` those that distinguish runs even where the recipe leaves them at their
-    defaults. `reward_curve` is the mean reward of the first and the last logged step, `recipe` YAML.
+    All of it is public, so no field may hold a secret. `base_model` is a Hub id or the name of a folder,
+    `base_revision` a commit or a hash of the weights, `settings` further rows of the card, and `compared` what
+    distinguishes runs even where the recipe leaves it at the default.
     """
 
     model_name: str
