@@ -9,11 +9,10 @@ from pathlib import Path
 
 from basis_rl.cli.main import LOST, fail, report
 from basis_rl.cli.options import push_parser
-from basis_rl.report.card import write_card
-from basis_rl.report.results import BASE_RESULTS, RESULTS, results_of
+from basis_rl.report.card import results_of, write_card
 from basis_rl.run.checkpoint import was_cut_off
 from basis_rl.run.hub import Hub, Push, files_of_run
-from basis_rl.run.record import has_model, load_run_info, save_run_info
+from basis_rl.run.record import BASE_RESULTS, RESULTS, has_model, load_run_info, save_run_info
 
 
 def main(argv: Sequence[str]) -> int:

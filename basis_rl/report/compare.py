@@ -59,32 +59,20 @@ class Curve:
 def compare_runs(
     folders: Sequence[str | Path], *, budget: float | None = None, reference: str | None = None
 ) -> Comparison:
-    """Read the runs, group them by their settings, and compare them at the same budget.
+    """Read the runs in `folders`, group them by their settings, and compare them at the same budget of rollouts.
 
-    Args:
-        folders: of runs, or folders that contain them.
-        budget: number of rollouts; by default the number that every run has sampled.
-        reference: the group that the others are compared with: its label, or the folder name of one of its runs. The
-            default is the first group.
+    By default this is the number that every run has sampled, and the others are compared with the first group; a
+    `reference` is the label of a group, or the folder name of one of its runs.
 
     Raises:
         ValueError: a folder is not a run and contains none, no run reaches the budget, or the reference is unknown.
     """
-    paths, notes, runs = find_runs(folders), [], []
-    for path in paths:
-        try:
-            runs.append(read_run(path))
-        except ValueError as error:
-            if len(paths) == 1:
-                raise
-            notes.append(f"A run was left out: {error}")
-    if not runs:
-        raise ValueError("\n".join(notes))
+    runs, notes = _read(folders)
     if budget is not None and budget <= 0:
         raise ValueError(f"The budget must be positive, got {budget:g} rollouts.")
     shortest = min(runs, key=lambda run: run.rollouts)
-    goal = shortest.rollouts if budget is None else float(budget)
     longest = max(run.rollouts for run in runs)
+    goal = shortest.rollouts if budget is None else float(budget)
     if goal > longest:
         raise ValueError(f"No run has sampled {goal:,.0f} rollouts; the longest has {longest:,.0f}.")
     if budget is None and not shortest.finished and longest > goal:
@@ -92,37 +80,42 @@ def compare_runs(
             f"The budget is the number of rollouts of '{shortest.path.name}', which has not finished. Give a larger "
             "--budget to leave this run out."
         )
-    kept = [run for run in runs if run.rollouts >= goal]
     short = [f"'{run.path.name}' ({run.rollouts:,.0f})" for run in runs if run.rollouts < goal]
     if short:
         notes.append(f"Runs left out because they have fewer rollouts than the budget: {', '.join(short)}.")
-    longer = [run.path.name for run in kept if run.benchmarks and run.rollouts > goal]
+    longer = [run.path.name for run in runs if run.benchmarks and run.rollouts > goal]
     if longer:
         notes.append(
             "Benchmarks are of the final model. In these runs it was trained on more rollouts than the budget: "
             f"{', '.join(longer)}."
         )
-    groups = group_runs(kept)
+    groups = group_runs([run for run in runs if run.rollouts >= goal])
     for group in groups:
-        seeds = [run.seed for run in group.runs]
-        if len(set(map(str, seeds))) < len(seeds):
+        if len({str(run.seed) for run in group.runs}) < len(group.runs):
             notes.append(f"'{group.label}' has several runs with the same seed; each of them counts as one run.")
-    return Comparison(groups, _reference(groups, reference), goal, notes)
-
-
-def _reference(groups: Sequence[Group], name: str | None) -> Group:
-    found = [group for group in groups if name is None or group.label == name]
-    found += [group for group in groups if name in [run.path.name for run in group.runs]]
+    found = [group for group in groups if reference in (None, group.label)]
+    found += [group for group in groups if reference in [run.path.name for run in group.runs]]
     if not found:
-        raise ValueError(f"There is no '{name}' to compare with. Choose one of: {', '.join(g.label for g in groups)}.")
-    return found[0]
+        labels = ", ".join(group.label for group in groups)
+        raise ValueError(f"There is no '{reference}' to compare with. Choose one of: {labels}.")
+    return Comparison(groups, found[0], goal, notes)
+
+
+def _read(folders: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
+    """The runs that can be read, and a note on each of the others; the error itself if none can be read."""
+    runs, errors = [], []
+    for path in find_runs(folders):
+        try:
+            runs.append(read_run(path))
+        except ValueError as error:
+            errors.append(str(error))
+    if not runs:
+        raise ValueError("\n".join(errors))
+    return runs, [f"A run was left out: {error}" for error in errors]
 
 
 def window_mean(x: np.ndarray, y: np.ndarray, low: float, high: float) -> float:
-    """Mean over the rollouts in ``(low, high]`` of values ``y_i`` that stand for ``(x_{i-1}, x_i]``, ``x_{-1} = 0``.
-
-    NaN if no value stands for any of them.
-    """
+    """Mean over the rollouts in ``(low, high]``, where ``y_i`` stands for ``(x_{i-1}, x_i]``; NaN if there are none."""
     edges = np.concatenate([[0.0], x])
     inside = np.clip(np.minimum(edges[1:], high) - np.maximum(edges[:-1], low), 0.0, None)
     return float(inside @ y / inside.sum()) if inside.sum() > 0 else math.nan
@@ -141,18 +134,15 @@ def last_until(run: Run, key: str, budget: float) -> float:
     return float(measured[-1]) if len(measured) else math.nan
 
 
-def rollouts_to(run: Run, target: float, budget: float, key: str = "reward") -> float:
-    """The first number of rollouts at which the mean over the preceding tenth of the budget is at least `target`.
+def rollouts_to(run: Run, target: float, budget: float) -> float:
+    """The first number of rollouts at which the mean reward of the preceding tenth of the budget reaches `target`.
 
-    This is checked at each logged value, from the first whole window on, and at the budget. NaN if the target is not
-    reached within the budget.
+    It is checked at each logged value from the first whole window on, and at the budget; NaN if it is not reached.
     """
-    x, y = run.series(key)
+    x, y = run.series("reward")
     width = END * budget
-    for place in [*x[(x >= width) & (x < budget)], budget]:
-        if window_mean(x, y, place - width, place) >= target:
-            return float(place)
-    return math.nan
+    places = [*x[(x >= width) & (x < budget)], budget]
+    return next((float(n) for n in places if window_mean(x, y, n - width, n) >= target), math.nan)
 
 
 def curve(group: Group, key: str, budget: float) -> Curve | None:
@@ -184,25 +174,20 @@ def points(group: Group, key: str, budget: float) -> Curve | None:
 
 def evaluations(groups: Sequence[Group]) -> list[str]:
     """Keys of evaluation results: ``avg@k`` of a set if it was logged, else its ``reward``, a mean of batch means."""
-    exact = _logged(groups, r"(eval_(?:[^/]+_)?)avg@\d+")
-    plain = _logged(groups, r"(eval_(?:[^/]+_)?)reward")
-    sets = {found[1] for found in exact}
-    keys = [found[0] for found in exact] + [found[0] for found in plain if found[1] not in sets]
-    return sorted(keys, key=lambda key: (len(key), key))
+    found = _logged(groups, r"(eval_(?:[^/]+_)?)(avg@\d+|reward)")
+    exact = {key[1] for key in found if key[2] != "reward"}
+    return [key[0] for key in found if key[2] != "reward" or key[1] not in exact]
 
 
 def largest_passes(groups: Sequence[Group]) -> list[str]:
     """``pass@k`` of each evaluation set, for the largest k that was logged."""
-    largest: dict[str, int] = {}
-    for found in _logged(groups, r"(eval_(?:[^/]+_)?pass@)(\d+)"):
-        largest[found[1]] = max(largest.get(found[1], 0), int(found[2]))
-    return sorted((f"{name}{k}" for name, k in largest.items()), key=lambda key: (len(key), key))
+    return list({key[1]: key[0] for key in _logged(groups, r"(eval_(?:[^/]+_)?pass@)\d+")}.values())
 
 
 def _logged(groups: Sequence[Group], pattern: str) -> list[re.Match[str]]:
-    """The keys of the logs that match the pattern."""
+    """The keys of the logs that match the pattern, the shorter ones first, so that of two numbers the smaller is."""
     keys = {key for group in groups for run in group.runs for row in run.rows for key in row}
-    return [found for key in keys if (found := re.fullmatch(pattern, key))]
+    return [found for key in sorted(keys, key=lambda key: (len(key), key)) if (found := re.fullmatch(pattern, key))]
 
 
 def evaluation_name(key: str) -> str:
@@ -214,8 +199,7 @@ def evaluation_name(key: str) -> str:
 class Estimate:
     """A mean over `n` seeds, or a difference of two means.
 
-    `spread` is the standard deviation over the seeds or, for a difference, the half-width of its 95 % interval; None
-    with fewer than two seeds (on either side).
+    `spread` is the standard deviation or, of a difference, half the width of its 95 % interval; None for a single seed.
     """
 
     mean: float
@@ -231,9 +215,8 @@ class Estimate:
 def over_seeds(values: Sequence[float]) -> Estimate:
     """Mean and standard deviation (n - 1) of the values that are not NaN."""
     known = [value for value in values if not math.isnan(value)]
-    if not known:
-        return Estimate(math.nan, None, 0)
-    return Estimate(fmean(known), stdev(known) if len(known) > 1 else None, len(known))
+    spread = stdev(known) if len(known) > 1 else None
+    return Estimate(fmean(known) if known else math.nan, spread, len(known))
 
 
 def difference(group: Group, values: Sequence[float], other: Group, others: Sequence[float]) -> Estimate:
@@ -247,19 +230,17 @@ def difference(group: Group, values: Sequence[float], other: Group, others: Sequ
     mean, n = a.mean - b.mean, min(a.n, b.n)
     if a.spread is None or b.spread is None:
         return Estimate(mean, None, n)
-    by_seed, by_seed_b = _by_seed(group, values), _by_seed(other, others)
+    by_seed, by_seed_b = (
+        {str(run.seed): value for run, value in zip(side.runs, found, strict=True) if not math.isnan(value)}
+        for side, found in ((group, values), (other, others))
+    )
     if by_seed.keys() == by_seed_b.keys() and len(by_seed) == a.n == b.n:
         paired = [by_seed[seed] - by_seed_b[seed] for seed in by_seed]
         return Estimate(mean, _t(n - 1) * stdev(paired) / math.sqrt(n), n)
     parts = [a.spread**2 / a.n, b.spread**2 / b.n]
-    if sum(parts) == 0:
-        return Estimate(mean, 0.0, n)
-    freedom = sum(parts) ** 2 / (parts[0] ** 2 / (a.n - 1) + parts[1] ** 2 / (b.n - 1))
+    below = parts[0] ** 2 / (a.n - 1) + parts[1] ** 2 / (b.n - 1)
+    freedom = sum(parts) ** 2 / below if below else 1
     return Estimate(mean, _t(int(freedom)) * math.sqrt(sum(parts)), n)
-
-
-def _by_seed(group: Group, values: Sequence[float]) -> dict[str, float]:
-    return {str(run.seed): value for run, value in zip(group.runs, values, strict=True) if not math.isnan(value)}
 
 
 def _t(freedom: int) -> float:

@@ -4,41 +4,35 @@ from __future__ import annotations
 
 import datetime
 import re
+from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import yaml
+from markupsafe import Markup
 
 from basis_rl.report.compare import Comparison
-from basis_rl.report.plots import DARK, LIGHT, TABLE, marker, plots, png, svg, table_parts
-from basis_rl.report.tables import Table, runs_table, settings_table, tables
+from basis_rl.report.plots import DARK, LIGHT, MARKERS, marker, plots, png, svg
+from basis_rl.report.tables import Table, setup_tables, tables
 from basis_rl.report.verdict import verdict
 from basis_rl.run.artefacts import versions
 from basis_rl.text import escape_markdown, markdown_table, render
 
 METHOD = [
-    "All runs are compared at the same number of rollouts sampled for training, ReMax's greedy rollouts included. The "
-    "rollouts of a value table are not part of this number; the tables and plots that include them say so.",
-    "A logged value is the mean over the rollouts since the previous logged value. If only a part of these rollouts "
-    "lies in a window or within the budget, the value is weighted by that part.",
-    "Curves are means over bins of equal numbers of rollouts (at most 50 bins, and no other smoothing), drawn at the "
-    "middle of the bin; on axes of tokens, seconds or steps, at the count that the run had reached there. Evaluations "
-    "are drawn as they were measured. With several seeds, the line is the mean and the band goes from the lowest to "
-    "the highest.",
-    "Where the value table is included, the curve begins after the rollouts of the table: of the whole table or, "
-    "dashed, of the run's share when several runs of this comparison use the same table.",
+    "All runs are compared at the same number of rollouts sampled for training, ReMax's greedy rollouts included and "
+    "those of a value table not, except where a table or plot says so.",
+    "A logged value is the mean over the rollouts since the previous one. If only a part of them lies in a window or "
+    "within the budget, the value is weighted by that part.",
+    "Curves are means over at most 50 bins of equal numbers of rollouts, and evaluations are drawn as they were "
+    "measured. With several seeds, the line is the mean and the band goes from the lowest to the highest.",
+    "A curve that includes the value table begins after its rollouts or, dashed, after the run's share of them.",
     "Time is the wall-clock time of the training, with its evaluations and checkpoints, on the machines of the runs.",
 ]
-_TITLE = "# Comparison of runs"
 
 
 def write_report(comparison: Comparison, folder: str | Path) -> Path:
     """Write ``report.html``, ``report.md`` and ``plots/*.png`` into `folder` and return the path of the HTML page."""
     folder = Path(folder)
     (folder / "plots").mkdir(parents=True, exist_ok=True)
-    earlier = (folder / "report.md").read_text() if (folder / "report.md").is_file() else ""
-    for name in re.findall(r"\]\((plots/[\w.-]+\.png)\)", earlier if earlier.startswith(_TITLE) else ""):
-        (folder / name).unlink(missing_ok=True)
     (folder / "report.md").write_text(markdown(comparison, folder))
     page = folder / "report.html"
     page.write_text(html(comparison))
@@ -47,86 +41,65 @@ def write_report(comparison: Comparison, folder: str | Path) -> Path:
 
 def headline(comparison: Comparison) -> str:
     """One line that says what is compared."""
-    runs, groups = len(comparison.runs), len(comparison.groups)
-    return (
-        f"{runs} run{'s' if runs > 1 else ''}, {groups} setting{'s' if groups > 1 else ''}, "
-        f"{comparison.budget:,.0f} rollouts each; differences are from '{comparison.reference.label}'"
-    )
+    counts = f"Runs: {len(comparison.runs)}, settings: {len(comparison.groups)}, {comparison.budget:,.0f} rollouts each"
+    return f"{counts}; differences are from '{comparison.reference.label}'"
 
 
 def markdown(comparison: Comparison, folder: Path) -> str:
     """Return the report as Markdown, and draw its plots into ``folder/plots``."""
-    answer, *details = [escape_markdown(sentence) for sentence in verdict(comparison)]
-    text = [_TITLE, " ".join([f"**{answer}**", *details]), escape_markdown(headline(comparison)) + "."]
+    answer, *details = map(escape_markdown, verdict(comparison))
+    text = ["# Comparison of runs", " ".join([f"**{answer}**", *details]), escape_markdown(headline(comparison)) + "."]
     text += [f"> {escape_markdown(note)}" for note in comparison.notes]
-    first, *others = tables(comparison)
-    text.append(_markdown_table(first))
-    section = before = ""
-    for plot in plots(comparison):
-        if plot.section != section:
-            section = plot.section
-            text.append(f"## {section}")
-        file = f"plots/{re.sub(r'[^A-Za-z0-9_]', '_', plot.name)}.png"
-        png(comparison, plot, folder / file)
-        image = f"![{escape_markdown(plot.title)}]({file})"
-        text.append(image if plot.key != before else f"{text.pop()} {image}")  # plots of one metric share a line
-        before = plot.key
-    text += [_markdown_table(table) for table in (*others, settings_table(comparison), runs_table(comparison)) if table]
-    text.append("## How this was computed\n\n" + "\n".join(f"- {line}" for line in METHOD))
-    text.append(_footer())
+    first, *others = map(_markdown_table, [*tables(comparison), *setup_tables(comparison)])
+    text.append(first)
+    for section, drawn in groupby(plots(comparison), key=lambda plot: plot.section):
+        text.append(f"## {section}")
+        for _, same in groupby(drawn, key=lambda plot: plot.key):  # plots of one metric share a line
+            images = []
+            for plot in same:
+                file = f"plots/{re.sub(r'[^A-Za-z0-9]+', '_', f'{plot.key} {plot.x}')}.png"
+                png(comparison, plot, folder / file)
+                images.append(f"![{escape_markdown(plot.title)}]({file})")
+            text.append(" ".join(images))
+    text += [*others, "## How this was computed", "\n".join(f"- {line}" for line in METHOD), _footer(comparison)]
     return "\n\n".join(text) + "\n"
 
 
 def _markdown_table(table: Table) -> str:
-    rows = [[escape_markdown(cell) for cell in row.cells] for row in table.rows]
-    for cells, row in zip(rows, table.rows, strict=True):
-        for i in row.strong:
-            cells[i] = f"**{cells[i]}**"
+    rows = [
+        [("**{}**" if i in row.strong else "{}").format(escape_markdown(cell)) for i, cell in enumerate(row.cells)]
+        for row in table.rows
+    ]
     text = markdown_table(rows, [escape_markdown(title) for title in table.columns])
     return f"## {table.title}\n\n{text}" + (f"\n\n{escape_markdown(table.caption)}" if table.caption else "")
 
 
 def html(comparison: Comparison) -> str:
     """Return the report as one HTML page. The template escapes everything that comes from a file."""
-    from markupsafe import Markup
-
-    sections: dict[str, list[dict[str, Any]]] = {}
-    broken = len(table_parts(comparison)) > 1
-    for plot in plots(comparison):
-        figure = {"title": plot.title, "svg": Markup(svg(comparison, plot)), "wide": plot.x == TABLE and broken}
-        sections.setdefault(plot.section, []).append(figure)
-    first, *others = tables(comparison)
-    groups = [
-        {
-            "label": group.label,
-            "color": i % len(LIGHT),
-            "marker": marker(i),
-            "dashes": "4 2" if i >= len(LIGHT) else "",
-            "settings": yaml.safe_dump(group.runs[0].settings, sort_keys=False, allow_unicode=True),
-        }
-        for i, group in enumerate(comparison.groups)
-    ]
-    used: dict[str, str] = {}
-    for run in comparison.runs:
-        used |= run.info.get("versions", {})
+    groups = []
+    for i, group in enumerate(comparison.groups):
+        line = "╌" if i >= len(LIGHT) else "━"
+        settings = yaml.safe_dump(group.runs[0].settings, sort_keys=False, allow_unicode=True)
+        key = line + [*MARKERS.values()][marker(i)] + line
+        groups.append({"label": group.label, "key": key, "settings": settings})
+    drawn = [(plot.section, plot.title, Markup(svg(comparison, plot))) for plot in plots(comparison)]
     return render(
         Path(__file__).with_name("page.html.jinja"),
         html=True,
         headline=headline(comparison),
         verdict=verdict(comparison),
         notes=comparison.notes,
-        first=first,
-        others=others,
-        folded=[table for table in (settings_table(comparison), runs_table(comparison)) if table],
-        sections=sections,
+        results=tables(comparison),
+        folded=setup_tables(comparison),
+        sections=[(section, list(same)) for section, same in groupby(drawn, key=lambda figure: figure[0])],
         groups=groups,
         method=METHOD,
-        light=LIGHT,
-        dark=DARK,
-        footer=_footer(),
-        versions=", ".join(f"{name} {found}" for name, found in used.items()),
+        colors=list(zip(LIGHT, DARK, strict=True)),
+        footer=_footer(comparison),
     )
 
 
-def _footer() -> str:
-    return f"basis-rl {versions('basis-rl').get('basis-rl', '')}, {datetime.date.today().isoformat()}"
+def _footer(comparison: Comparison) -> str:
+    used = {name: found for run in comparison.runs for name, found in run.info.get("versions", {}).items()}
+    made = f"basis-rl {versions('basis-rl').get('basis-rl', '')}, {datetime.date.today().isoformat()}"
+    return made + ("; the runs used " + ", ".join(map(" ".join, used.items())) if used else "")

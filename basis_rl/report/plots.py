@@ -1,14 +1,11 @@
-"""The plots of a comparison: SVG for the HTML page, in colours that follow the reader's theme, and PNG for Markdown.
-
-`plot_training` draws a single run. Matplotlib is imported where it is used, since it takes a second.
-"""
+"""The plots of a comparison, SVG for the page and PNG for Markdown, and of one run; matplotlib is imported late."""
 
 from __future__ import annotations
 
 import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,21 +13,21 @@ from typing import Any
 import numpy as np
 
 from basis_rl.report.compare import Comparison, Curve, curve, evaluation_name, evaluations, largest_passes, points
-from basis_rl.report.runs import EFFECTIVE, Group
-from basis_rl.report.tables import table_price, table_uses, time_unit
+from basis_rl.report.tables import METRICS, PERCENT, Metric, table_price, time_unit
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, for white and lightened for a dark page. Further
 # groups reuse them with another line style.
 LIGHT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#5c5c5c")
 DARK = ("#4ba3dc", "#f08243", "#2cc59b", "#e193bd", "#9bd3f5", "#f2b632", "#b8b8b8")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+# matplotlib's names of the markers, and the characters of the page's legend that look like them.
+MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖"}
 _LINES = ("-", "--", "-.", ":")
 _GRID, _INK = "#d0d0d0", "#000000"
-_WIDTH = 4.8
-_CROPPED: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": 0.05}
+_SAVED: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": 0.05}
 # An axis that is computed, not logged: rollouts of the training plus those of the value table.
 TABLE = "with_table"
 
+_OF_A_RUN = ("baseline/beta", "baseline/mse_to_reward")
 _AXES = {
     "num_rollouts": "rollouts",
     "num_rollout_tokens": "rollout tokens",
@@ -40,261 +37,131 @@ _AXES = {
 }
 
 
-@dataclass(frozen=True)
-class Plot:
-    """One metric over one axis."""
-
-    name: str
-    title: str
-    key: str
-    x: str = "num_rollouts"
-    log: bool = False
-    percent: bool = False
-    measured: bool = False
-    section: str = "Baseline, gradient, policy"
-
-
-def _prompts(key: str, title: str, *, percent: bool = False) -> Plot:
-    return Plot(f"sampler_{key}", title, f"sampler/{key}", percent=percent, section="Prompts")
-
-
-# Beside the learning curves, which depend on what the runs were evaluated on.
-_DIAGNOSTICS = [
-    Plot("beta", "calibrated β", "baseline/beta", "step", log=True),
-    Plot("mse", "mean of (r − b)²", "baseline/mse_to_reward"),
-    Plot("explained", "variance of the reward that b explains", "baseline/explained_variance"),
-    Plot("effective", "effective signal: A ≠ 0", EFFECTIVE, percent=True),
-    Plot("gradient_variance", "variance of the gradient", "gradient/variance", log=True),
-    Plot("gradient_signal", "signal |g|²", "gradient/signal", log=True),
-    Plot("gradient_power", "total power", "gradient/total_power", log=True),
-    Plot("length", "tokens per rollout", "completions/mean_length"),
-    Plot("truncated", "truncated rollouts", "completions/clipped_ratio", percent=True),
-    Plot("entropy", "entropy", "entropy"),
-    Plot("kl", "KL to the reference", "kl"),
-    _prompts("believed", "believed value of the prompts drawn"),
-    _prompts("reward", "reward of the prompts drawn"),
-    _prompts("believed_solved", "prompts believed to be solved", percent=True),
-    _prompts("believed_impossible", "prompts believed to be impossible", percent=True),
-    _prompts("effective_prompts", "prompts that a draw is spread over", percent=True),
-    _prompts("coverage", "prompts ever drawn", percent=True),
-    _prompts("ratio_clipped", "ratios to a uniform draw that were clipped", percent=True),
-    _prompts("refills", "refills of a batch"),
-]
-
-
-def plots(comparison: Comparison) -> list[Plot]:
+def plots(comparison: Comparison) -> list[Metric]:
     """The plots for which at least one run has logged something."""
     titles = {"reward": "reward"}
-    for key in evaluations(comparison.groups):
-        name = evaluation_name(key)
-        titles[key] = f"evaluation, {name}," if name else "evaluation"
-    learning = partial(Plot, section="Learning curves")
+    for key in [*evaluations(comparison.groups), *largest_passes(comparison.groups)]:
+        titles[key] = f"evaluation, {evaluation_name(key)}".strip(", ")
+    learning = partial(Metric, section="Learning curves")
     wanted = [
-        learning(f"{key}_{x}", f"{title} over {_AXES[x]}", key, x, measured=key != "reward")
+        learning(f"{title} over {_AXES[x]}", key, x=x)
         for key, title in titles.items()
         for x in ("num_rollouts", "num_rollout_tokens", "seconds")
     ]
-    for key in largest_passes(comparison.groups):
-        wanted.append(learning(key, f"evaluation, {evaluation_name(key)}", key, measured=True))
     if any(run.table for run in comparison.runs):
-        wanted.append(learning("reward_table", "reward with the value table (dashed: its share)", "reward", TABLE))
-    return [plot for plot in [*wanted, *_DIAGNOSTICS] if any(lines(comparison, plot))]
+        wanted.append(learning("reward with the value table (dashed: its share)", "reward", x=TABLE))
+    return [plot for plot in [*wanted, *METRICS] if any(lines(comparison, plot))]
 
 
-def lines(comparison: Comparison, plot: Plot) -> list[Curve | None]:
+def lines(comparison: Comparison, plot: Metric) -> list[Curve | None]:
     """The curve of each group, None for a group that has not logged the metric."""
-    draw = points if plot.measured else curve
+    draw = points if plot.key.startswith("eval_") else curve
     return [draw(group, plot.key, comparison.budget) for group in comparison.groups]
 
 
-def svg(comparison: Comparison, plot: Plot) -> str:
-    """The plot as an ``<svg>`` element without a legend; its colours are CSS variables ``--run-0`` ..., ``--grid``."""
+def svg(comparison: Comparison, plot: Metric) -> str:
+    """The plot as an ``<svg>`` element without a legend; its colours are CSS variables ``--run-0`` ..., ``--line``."""
+    import matplotlib
+
     buffer = io.StringIO()
-    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with _style({"svg.fonttype": "none", "svg.hashsalt": plot.name}):
-        figure = _draw(comparison, plot, 3.1)
-        figure.savefig(buffer, format="svg", metadata=metadata, transparent=True, **_CROPPED)
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": plot.title}):
+        _draw(comparison, plot).savefig(buffer, format="svg", transparent=True, **_SAVED)
     text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.S)
     used = set(re.findall(r"#([\w-]+)", text))
     text = re.sub(r' id="([\w.-]+)"', lambda found: found[0] if found[1] in used else "", text)
     for index, color in enumerate(LIGHT):
         text = text.replace(color, f"var(--run-{index})")
-    text = text.replace(_GRID, "var(--grid)").replace(_INK, "currentColor")
-    head, rest = text.split(">", 1)  # the page sets the size
-    return re.sub(r' (width|height)="[^"]*"', "", head) + ">" + rest
+    return text.replace(_GRID, "var(--line)").replace(_INK, "currentColor")
 
 
-def png(comparison: Comparison, plot: Plot, path: Path) -> None:
+def png(comparison: Comparison, plot: Metric, path: Path) -> None:
     """Write the plot to a file, with a legend, on white."""
-    with _style({}):
-        figure = _draw(comparison, plot, 3.1 + 0.2 * len(comparison.groups))
-        handles, labels = figure.axes[0].get_legend_handles_labels()
-        box = figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0.1, 0.02), fontsize=8, frameon=False)
-        for text in box.get_texts():
-            text.set_parse_math(False)
-        figure.tight_layout()
-        figure.savefig(path, format="png", dpi=110, facecolor="white", **_CROPPED)
+    figure = _draw(comparison, plot)
+    legend = figure.legend(loc="upper left", bbox_to_anchor=(0.1, 0.02), fontsize=8, frameon=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    figure.savefig(path, format="png", dpi=110, facecolor="white", **_SAVED)
 
 
-def _style(options: dict[str, Any]) -> Any:
-    import matplotlib
-
-    return matplotlib.rc_context({"font.size": 10, "font.family": "sans-serif", **options})
-
-
-def _draw(comparison: Comparison, plot: Plot, height: float) -> Any:
-    """The figure of a plot, without a legend.
-
-    Curves that include their value table begin after its rollouts. A table can be many times as large as the budget:
-    the axis is then broken, so that a rollout has the same width in each part as it would have without tables.
-    """
+def _draw(comparison: Comparison, plot: Metric) -> Any:
+    """The figure of a plot, without a legend. Curves that include their value table begin after its rollouts."""
     from matplotlib.figure import Figure
 
-    with_tables = plot.x == TABLE
-    parts = table_parts(comparison) if with_tables else [(0.0, 1.0)]
-    figure = Figure(figsize=(_WIDTH * min(2, len(parts)), height))
-    axes = figure.subplots(1, len(parts), sharey=True, squeeze=False, width_ratios=[b - a for a, b in parts])[0]
-    unit, seconds = time_unit(comparison)
-    for axis, limits in zip(axes, parts, strict=True):
-        for index, found in enumerate(lines(comparison, plot)):
-            if found is None:
-                continue
-            group = comparison.groups[index]
-            if with_tables:
-                whole, share = table_price(group, table_uses(comparison))
-                _line(axis, found.x + whole, found, index, label=group.label)
-                if share < whole:
-                    _line(axis, found.x + share, found, index, linestyle="--", band=False)
-            else:
-                scale = seconds if plot.x == "seconds" else 1.0
-                _line(axis, _spent(group, plot.x, found.x) / scale, found, index, label=group.label)
-        _dress(axis, plot, f" ({unit})" if plot.x == "seconds" else "")
-        if with_tables:
-            axis.set_xlim(*limits)
-        if axis is not axes[0]:
-            axis.set_title("", loc="left")
-            axis.spines["left"].set_linestyle((0, (2, 3)))
-            axis.tick_params(axis="y", length=0)
-    if len(parts) > 1:
-        for axis in axes:
-            axis.set_xlabel("")
-        figure.supxlabel(_AXES[TABLE] + " (axis broken)", fontsize=10)
+    figure = Figure(figsize=(4.8, 3.1))
+    axis = figure.subplots()
+    unit, scale = time_unit(comparison) if plot.x == "seconds" else ("", 1.0)
+    for index, (group, found) in enumerate(zip(comparison.groups, lines(comparison, plot), strict=True)):
+        if found is None:
+            continue
+        whole, share = table_price(group, comparison) if plot.x == TABLE else (0.0, 0.0)
+        x = found.x + whole
+        if plot.x in ("num_rollout_tokens", "seconds", "step"):
+            x = np.mean([run.spent(plot.x, x) for run in group.runs], axis=0) / scale
+        _line(axis, x, found, index, label=group.label)
+        if share < whole:
+            _line(axis, found.x + share, found, index, linestyle="--", band=False)
+    _dress(axis, plot, unit)
     figure.tight_layout()
     return figure
 
 
-def _spent(group: Group, axis: str, rollouts: np.ndarray) -> np.ndarray:
-    """What the group's runs had spent at these numbers of rollouts, mean over the runs."""
-    if axis == "num_rollouts":
-        return rollouts
-    return np.mean([run.spent(axis, rollouts) for run in group.runs], axis=0)
-
-
-def table_parts(comparison: Comparison) -> list[tuple[float, float]]:
-    """The parts of the axis of rollouts that includes the value tables; more than one if the axis is broken."""
-    uses = table_uses(comparison)
-    return stretches([begin for group in comparison.groups for begin in table_price(group, uses)], comparison.budget)
-
-
-def stretches(begins: Sequence[float], length: float) -> list[tuple[float, float]]:
-    """The parts of an axis for curves of the same `length` that begin at `begins`.
-
-    A gap between two curves of at most half the length stays part of the axis; the axis is broken at a larger one.
-    """
-    found: list[tuple[float, float]] = []
-    for begin in sorted(begins):
-        if found and begin - found[-1][1] <= 0.5 * length:
-            found[-1] = (found[-1][0], begin + length)
-        else:
-            found.append((begin, begin + length))
-    if found and found[0][0] <= 0.5 * length:  # 0 is shown where it is near
-        found[0] = (0.0, found[0][1])
-    return found
-
-
 def marker(index: int) -> int:
     """Index of a group's marker. Groups with the same colour have different markers."""
-    return (index + index // len(_MARKERS)) % len(_MARKERS)
+    return (index + index // len(MARKERS)) % len(MARKERS)
 
 
 def _line(axis: Any, x: np.ndarray, found: Curve, index: int, *, band: bool = True, **style: Any) -> None:
     color, line = LIGHT[index % len(LIGHT)], _LINES[index // len(LIGHT) % len(_LINES)]
     every = max(1, len(x) // 6)
-    style = {"color": color, "linestyle": line, "linewidth": 1.8, "marker": _MARKERS[marker(index)], **style}
+    style = {"color": color, "linestyle": line, "linewidth": 1.8, "marker": [*MARKERS][marker(index)], **style}
     axis.plot(x, found.mean, markersize=5, markevery=(index % every, every), **style)
     if band and found.y.shape[0] > 1:
         low, high = np.fmin.reduce(found.y, axis=0), np.fmax.reduce(found.y, axis=0)
         axis.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
 
 
-def _dress(axis: Any, plot: Plot, unit: str) -> None:
+def _dress(axis: Any, plot: Metric, unit: str) -> None:
     from matplotlib import ticker
 
     axis.set_title(plot.title, fontsize=11, loc="left", parse_math=False)
-    axis.set_xlabel(_AXES[plot.x] + unit)
+    axis.set_xlabel(f"{_AXES[plot.x]} ({unit})" if unit else _AXES[plot.x])
     axis.grid(color=_GRID, linewidth=0.6)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
     axis.xaxis.set_major_locator(ticker.MaxNLocator(5))
-    if plot.x in ("num_rollouts", "num_rollout_tokens", TABLE):
+    if "rollout" in _AXES[plot.x]:
         axis.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
     axis.set_xlim(left=0)
-    drawn = [value for line in axis.get_lines() for value in line.get_ydata()]
-    if plot.log and not any(value <= 0 for value in drawn):
-        _logarithmic(axis)
-    elif plot.percent:
-        low, high = axis.get_ylim()
+    if plot.log and axis.dataLim.y0 > 0:
+        axis.set_yscale("log")
+    elif plot.show is PERCENT:
         axis.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
-        axis.set_ylim(max(0.0, low), min(1.01, high))
-
-
-def _logarithmic(axis: Any) -> None:
-    from matplotlib import ticker
-
-    axis.set_yscale("log")
-    axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-    axis.yaxis.set_minor_formatter(ticker.NullFormatter())
 
 
 def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str = "") -> None:
-    """Plot the reward, the baseline's error and its beta over optimizer steps into a PNG, one panel for each.
-
-    A metric that the log does not have gets no panel. Nothing is written if the log has none of them.
-    """
+    """Plot those of reward, baseline's error and beta that were logged, over optimizer steps; no file without any."""
     from matplotlib.figure import Figure
 
-    panels = [
-        ("reward", "mean reward", "tab:blue"),
-        ("baseline/mse_to_reward", "mean of (r - b)²", "tab:green"),
-        ("baseline/beta", "calibrated β", "tab:orange"),
-    ]
-    shown = [panel for panel in panels if any(row.get(panel[0]) is not None for row in log)]
+    metrics = [Metric("mean reward", "reward"), *(metric for metric in METRICS if metric.key in _OF_A_RUN)]
+    shown = [metric for metric in metrics if any(row.get(metric.key) is not None for row in log)]
     if not shown:  # fewer steps than logging_steps
         return
-    figure = Figure(figsize=(7, 2.2 * len(shown)))
+    figure = Figure(figsize=(7, 2.4 * len(shown)))
     axes = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
-    for axis, (key, label, color) in zip(axes, shown, strict=True):
-        steps, values = zip(*[(row["step"], row[key]) for row in log if row.get(key) is not None], strict=True)
-        axis.plot(steps, values, color=color, alpha=0.3, linewidth=1)
-        axis.plot(steps, smooth(values), color=color, linewidth=2)
-        axis.set_ylabel(label)
-        axis.grid(alpha=0.3)
-        if key == "baseline/beta":
-            _logarithmic(axis)
-    axes[-1].set_xlabel("optimizer step")
-    axes[0].set_title(title)
+    for axis, metric in zip(axes, shown, strict=True):
+        logged = [(row["step"], row[metric.key]) for row in log if row.get(metric.key) is not None]
+        steps, values = zip(*logged, strict=True)
+        axis.plot(steps, values, color=LIGHT[0], alpha=0.3, linewidth=1)
+        axis.plot(steps, smooth(values), color=LIGHT[0], linewidth=2)
+        _dress(axis, replace(metric, x="step"), "")
+    figure.suptitle(title)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
 
 
-def smooth(values: Sequence[float], weight: float = 0.8) -> list[float]:
-    """Exponential moving average ``m_t = w m_{t-1} + (1 - w) x_t``, divided by ``1 - w^t`` because ``m_0 = 0``."""
-    result, mean, mass = [], 0.0, 0.0
-    for value in values:
-        mean = weight * mean + (1 - weight) * value
-        mass = weight * mass + (1 - weight)
-        result.append(mean / mass)
-    return result
+def smooth(values: Sequence[float], weight: float = 0.8) -> np.ndarray:
+    """Exponential moving average with bias correction: means of the values so far, with weights ``w^(t - i)``."""
+    weights = weight ** np.arange(len(values))
+    smoothed: np.ndarray = np.convolve(values, weights)[: len(values)] / np.cumsum(weights)
+    return smoothed

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,52 +16,29 @@ from typing import Any
 import numpy as np
 import yaml
 
-from basis_rl.report.results import RESULTS
 from basis_rl.run.artefacts import read_lines
-from basis_rl.run.record import RUN_FILE
+from basis_rl.run.record import RESULTS, RUN_FILE
 
 # Share of rollouts whose advantage is not exactly 0, that is of those that contribute to the gradient.
 EFFECTIVE = "advantages/effective"
 _METRICS, _STATE, _RECIPE = "metrics.jsonl", "trainer_state.json", "recipe.yaml"
-# Where a run writes, how it is started and monitored: keys that do not change what it learns.
-_BESIDE = {
-    "env",
-    "output_dir",
-    "overwrite_output_dir",
-    "run_name",
-    "project",
-    "seed",
-    "data_seed",
-    "resume_from_checkpoint",
-    "report_to",
-    "log_completions",
-    "num_generations_eval",
-    "per_device_eval_batch_size",
-    "num_completions_to_print",
-    "disable_tqdm",
-    "push_to_hub",
-    "serve",
-    "serve_devices",
-    "vllm_server_base_url",
-    "vllm_server_host",
-    "vllm_server_port",
-    "vllm_group_port",
-}
-_BESIDE_PREFIXES = ("save_", "hub_", "trackio_", "values_", "clusters_", "logging_", "eval_")
+# Keys that do not change what a run learns: where it writes, how it is started and monitored, its seed.
+_BESIDE = re.compile(
+    r"(env|output_dir|overwrite_output_dir|run_name|project|seed|data_seed|resume_from_checkpoint|report_to"
+    r"|disable_tqdm|log_completions|num_completions_to_print|num_generations_eval|per_device_eval_batch_size"
+    r"|push_to_hub|serve|serve_devices|vllm_server_(base_url|host|port)|vllm_group_port)(\..*)?"
+    r"|(save|hub|trackio|values|clusters|logging|eval)_.*"
+)
 # These keys come first in a label, under these names.
 _SHORT = {"baseline": "", "objective": "", "num_generations": "G", "learning_rate": "lr"}
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run's folder.
+    """A run's folder.
 
-    Attributes:
-        path: the folder.
-        rows: its log, one row per step, in increasing order of steps.
-        recipe: its ``recipe.yaml``, nested keys flattened as in ``baseline_kwargs.values``; empty if there is none.
-        info: its ``run.json`` (`basis_rl.run.record.RunInfo`); empty if there is none.
-        benchmarks: accuracy of its final model (``results.json`` of ``basis-rl eval``), by benchmark and ``avg@n``.
+    `rows` is its log, one row per step; `recipe` its ``recipe.yaml``, flattened; `info` its ``run.json``; `benchmarks`
+    the accuracies of its final model (``results.json`` of ``basis-rl eval``), by benchmark and ``avg@n``.
     """
 
     path: Path
@@ -83,10 +63,9 @@ class Run:
         return known | {key: value for key, value in self.recipe.items() if value is not None}
 
     def spent(self, what: str, rollouts: Any) -> Any:
-        """The value of a cumulative count (``seconds``, ``num_rollout_tokens``, ``step``) after `rollouts` rollouts.
+        """A cumulative count (``seconds``, ``num_rollout_tokens``, ``step``) after `rollouts`, a number or an array.
 
-        A number, or an array for an array. It is interpolated linearly between the rows, starting with 0 at 0 rollouts,
-        and NaN if it was not logged.
+        It is interpolated linearly between the rows, starting with 0, and NaN if it was not logged.
         """
         found = {row["num_rollouts"]: row[what] for row in self.rows if isinstance(row.get(what), int | float)}
         if not found:
@@ -94,7 +73,6 @@ class Run:
         return np.interp(rollouts, [0, *found], [0, *found.values()])
 
     def benchmark(self, name: str) -> float:
-        """Accuracy on a benchmark (a key of `benchmarks`); NaN if it was not evaluated."""
         return self.benchmarks.get(name, math.nan)
 
     @property
@@ -129,11 +107,7 @@ class Group:
 
 
 def find_runs(folders: Sequence[str | Path]) -> list[Path]:
-    """The folders of runs among `folders` and directly below them, each once, in the given order.
-
-    Raises:
-        ValueError: one of them does not exist, or neither is a run nor contains one.
-    """
+    """The folders of runs among `folders` and directly below them, each once; a ValueError where there is none."""
     found: dict[Path, Path] = {}
     for name in folders:
         folder = Path(name)
@@ -154,11 +128,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def read_run(folder: Path) -> Run:
-    """Read the run in `folder`. It may still be in progress, or have been killed and resumed.
-
-    Raises:
-        ValueError: no reward is logged yet, or the log has no number of rollouts.
-    """
+    """Read a run, which may be in progress; a ValueError if it has not logged rewards and numbers of rollouts."""
     logged = read_lines(folder / _METRICS) if (folder / _METRICS).is_file() else read_log(folder)
     rows = merge_rows([row for row in logged if isinstance(row.get("step"), int)])
     if not any(row.get("reward") is not None for row in rows):
@@ -166,8 +136,8 @@ def read_run(folder: Path) -> Run:
     rows = [row for row in rows if row.get("num_rollouts") is not None]
     if not rows:
         raise ValueError(
-            f"The log of '{folder}' has no `num_rollouts`; another trainer or an older basis-rl wrote it. Without it, "
-            "the run cannot be compared at the same number of rollouts. Train it again."
+            f"The log of '{folder}' has no `num_rollouts`, so the run cannot be compared: another trainer or an older "
+            "basis-rl wrote it. Train it again."
         )
     for row in rows:
         if row.get("advantages/zero") is not None:
@@ -183,18 +153,14 @@ def _benchmarks(folder: Path) -> dict[str, float]:
     for path in (folder / RESULTS, folder / "eval" / RESULTS):
         content = json.loads(path.read_text()) if path.is_file() else {}
         for name, entry in content.items() if isinstance(content, dict) else ():
-            metric = f"avg@{entry.get('num_rollouts')}" if isinstance(entry, dict) else ""
-            if metric and isinstance(entry.get(metric), dict):
+            with suppress(KeyError, TypeError):
+                metric = f"avg@{entry['num_rollouts']}"
                 found[f"{name} {metric}"] = float(entry[metric]["value"])
     return found
 
 
 def read_log(folder: str | Path) -> list[dict[str, Any]]:
-    """The log of a run's folder: ``trainer_state.json`` of the folder itself or of its newest checkpoint.
-
-    Raises:
-        ValueError: the folder has no log.
-    """
+    """The log in ``trainer_state.json`` of a run's folder or of its newest checkpoint; a ValueError without one."""
     checkpoints = sorted(Path(folder).glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
     for place in [Path(folder), *reversed(checkpoints)]:
         if (place / _STATE).is_file():
@@ -206,21 +172,16 @@ def read_log(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def merge_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row per step. If a run was resumed and logged steps again, the later rows replace the earlier ones.
+    """One row per step: successive rows of a step (training, evaluation, end of the run) are merged into one.
 
-    A row with a smaller step than the previous row starts such a repetition: all earlier rows from its step on are
-    dropped. Successive rows of the same step (training, evaluation, end of the run) are merged into one.
+    A row with a smaller step than the previous one starts a repetition, which replaces all earlier rows from it on.
     """
-    merged: list[dict[str, Any]] = []
+    merged: dict[int, dict[str, Any]] = {}
     for row in rows:
-        repeats = bool(merged) and row["step"] < merged[-1]["step"]
-        while repeats and merged and merged[-1]["step"] >= row["step"]:
-            merged.pop()
-        if merged and merged[-1]["step"] == row["step"]:
-            merged[-1].update(row)
-        else:
-            merged.append(dict(row))
-    return merged
+        if row["step"] < next(reversed(merged), 0):
+            merged = {step: kept for step, kept in merged.items() if step < row["step"]}
+        merged.setdefault(row["step"], {}).update(row)
+    return list(merged.values())
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -233,27 +194,22 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def what_counts(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that change what a run learns, except for the seed."""
-    return {
-        key: value
-        for key, value in settings.items()
-        if key.split(".")[0] not in _BESIDE and not key.startswith(_BESIDE_PREFIXES)
-    }
+    return {key: value for key, value in settings.items() if not _BESIDE.fullmatch(key)}
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Group the runs that have the same settings except for the seed, in the order of their first member.
+    """Group the runs that have the same settings except for the seed; a run without any is a group of its own.
 
-    A group's label lists the baseline and those settings that are needed to tell the groups apart. A run without a
-    recipe forms a group of its own, with its folder's name as label.
+    A label lists the baseline and those settings that tell the groups apart; without settings it is the folder's name.
     """
     members: dict[str, list[Run]] = {}
     for run in runs:
         known = what_counts(run.settings)
         identity = json.dumps(known, sort_keys=True, default=str) if known else str(run.path)
         members.setdefault(identity, []).append(run)
-    groups = list(members.values())
-    labels = _labels([what_counts(group[0].settings) for group in groups], [group[0].path.name for group in groups])
-    return [Group(label, group, what_counts(group[0].settings)) for label, group in zip(labels, groups, strict=True)]
+    settings = [what_counts(group[0].settings) for group in members.values()]
+    labels = _labels(settings, [group[0].path.name for group in members.values()])
+    return [Group(*each) for each in zip(labels, members.values(), settings, strict=True)]
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -266,20 +222,16 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _labels(settings: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
     labels = [""] * len(settings)
-    for key in ["baseline", *(key for key in differing(settings) if key != "baseline")]:
-        shown = [json.dumps(known.get(key), default=str) for known in settings]
+    for key in dict.fromkeys(["baseline", *differing(settings)]):
+        longer = [f"{old} {_part(key, known.get(key))}".strip() for old, known in zip(labels, settings, strict=True)]
         # A setting is added only where groups with the same label so far differ in it.
-        mixed = {
-            label for label in labels if len({s for s, other in zip(shown, labels, strict=True) if other == label}) > 1
-        }
+        variants = Counter(old for old, _ in set(zip(labels, longer, strict=True)))
         labels = [
-            f"{label} {_part(key, known.get(key))}".strip() if key == "baseline" or label in mixed else label
-            for label, known in zip(labels, settings, strict=True)
+            new if key == "baseline" or variants[old] > 1 else old for old, new in zip(labels, longer, strict=True)
         ]
     labels = [label or name for label, name in zip(labels, names, strict=True)]
-    return [
-        label if labels.count(label) == 1 else f"{label} ({name})" for label, name in zip(labels, names, strict=True)
-    ]
+    uses = Counter(labels)
+    return [label if uses[label] == 1 else f"{label} ({name})" for label, name in zip(labels, names, strict=True)]
 
 
 def _part(key: str, value: Any) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
+
+from tqdm import tqdm
 
 from basis_rl.report import compare
 from basis_rl.report.compare import END, Comparison, Estimate, over_seeds, rollouts_to
@@ -16,20 +18,16 @@ from basis_rl.report.runs import EFFECTIVE, Group, Run, differing
 
 NONE = "–"
 THREE = "{:.3f}".format
-_PERCENT = "{:.1%}".format
+_WHOLE = "{:,.0f}".format
+_TENTH = "{:.1f}".format
+PERCENT = "{:.1%}".format
 _SHORT = "{:.3g}".format
 Show = Callable[[float], str]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table.
-
-    Attributes:
-        cells: its text.
-        group: index of its group, None for a row of differences.
-        strong: indices of the cells whose interval excludes 0.
-    """
+    """One row of a table: `group` is the index of its group, None for differences; `strong` are the cells in bold."""
 
     cells: list[str]
     group: int | None = None
@@ -47,6 +45,44 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Metric:
+    """A key of the log: one plot over `x` and, in some sections, a column: the mean over the budget or its end."""
+
+    title: str
+    key: str
+    show: Show = _SHORT
+    end: bool = False
+    log: bool = False
+    x: str = "num_rollouts"
+    section: str = "Baseline, gradient, policy"
+
+
+_prompts = partial(Metric, section="Prompts")
+METRICS = [
+    Metric("calibrated β", "baseline/beta", end=True, log=True, x="step"),
+    Metric("mean of (r − b)²", "baseline/mse_to_reward", "{:.4f}".format),
+    Metric("explained variance", "baseline/explained_variance", PERCENT),
+    Metric("effective signal", EFFECTIVE, PERCENT),
+    Metric("b exactly 0 or 1", "baseline/at_bounds", PERCENT),
+    Metric("variance of the gradient", "gradient/variance", log=True),
+    Metric("signal |g|² of the gradient", "gradient/signal", log=True),
+    Metric("total power of the gradient", "gradient/total_power", log=True),
+    Metric("tokens per rollout", "completions/mean_length", _TENTH, end=True),
+    Metric("truncated rollouts", "completions/clipped_ratio", PERCENT, end=True),
+    Metric("entropy", "entropy", THREE, end=True),
+    Metric("KL to the reference", "kl", end=True),
+    _prompts("believed value of the prompts drawn", "sampler/believed"),
+    _prompts("reward of the prompts drawn", "sampler/reward"),
+    _prompts("prompts believed to be solved", "sampler/believed_solved", PERCENT),
+    _prompts("prompts believed to be impossible", "sampler/believed_impossible", PERCENT),
+    _prompts("prompts that a draw is spread over", "sampler/effective_prompts", PERCENT),
+    _prompts("prompts ever drawn", "sampler/coverage", PERCENT),
+    _prompts("ratios to a uniform draw that were clipped", "sampler/ratio_clipped", PERCENT),
+    _prompts("refills of a batch", "sampler/refills"),
+]
+
+
+@dataclass(frozen=True)
 class _Column:
     title: str
     value: Callable[[Run], float]
@@ -55,52 +91,45 @@ class _Column:
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """The tables of results; `settings_table` and `runs_table` tell what was compared."""
+    """The tables of results; `setup_tables` tell what was compared."""
     found = [final_table(comparison), cost_table(comparison), diagnostics_table(comparison)]
-    return [table for table in found if table is not None]
+    return [table for table in found if len(table.columns) > 1]
 
 
 def final_table(comparison: Comparison) -> Table:
     """As in Table 1 of the BASIS paper: one row per setting, followed by its differences from the reference."""
     groups, budget = comparison.groups, comparison.budget
-    accuracies = [
-        _Column(
-            f"eval {compare.evaluation_name(key) or 'reward'}",
-            partial(compare.last_until, key=key, budget=budget),
-            THREE,
-        )
-        for key in [*compare.evaluations(groups), *compare.largest_passes(groups)]
-    ]
-    names = dict.fromkeys(name for run in comparison.runs for name in run.benchmarks)
-    accuracies += [_Column(name, partial(Run.benchmark, name=name), THREE) for name in names]
+    accuracies = []
+    for key in [*compare.evaluations(groups), *compare.largest_passes(groups)]:
+        value = partial(compare.last_until, key=key, budget=budget)
+        accuracies.append(_Column(f"eval {compare.evaluation_name(key) or 'reward'}", value, THREE))
+    for name in dict.fromkeys(name for run in comparison.runs for name in run.benchmarks):
+        accuracies.append(_Column(name, partial(Run.benchmark, name=name), THREE))
     columns = [_Column("reward at the end", final_reward(budget), THREE), *accuracies]
     if len(accuracies) > 1:
         columns.append(_Column("avg", lambda run: fmean(column.value(run) for column in accuracies), THREE))
     unit, seconds = time_unit(comparison)
     columns += [
-        _Column(f"time ({unit})", lambda run: run.spent("seconds", budget) / seconds, "{:.1f}".format),
-        _Column("rollout tokens", lambda run: run.spent("num_rollout_tokens", budget), compact),
-        _Column("steps", lambda run: run.spent("step", budget), "{:,.0f}".format, compared=False),
+        _Column(f"time ({unit})", lambda run: run.spent("seconds", budget) / seconds, _TENTH),
+        _Column("rollout tokens", lambda run: run.spent("num_rollout_tokens", budget), tqdm.format_sizeof),
+        _Column("steps", lambda run: run.spent("step", budget), _WHOLE, compared=False),
     ]
-    rows, uses = [], table_uses(comparison)
+    if any(run.table for run in comparison.runs):
+        price = lambda run: run.table["rollouts"] if run.table else math.nan  # noqa: E731
+        columns.append(_Column("rollouts of the value table", price, _WHOLE, compared=False))
+    rows = []
     for index, group in enumerate(groups):
-        group_size = group.runs[0].settings.get("num_generations")
-        lead = [group.label, plain(group_size), str(len(group.runs))]
-        whole, _ = table_price(group, uses)
-        price = [f"{whole:,.0f}" if whole else NONE] if uses else []
-        rows.append(Row([*lead, *_cells(group, columns), *price], index))
+        lead = [group.label, plain(group.runs[0].settings.get("num_generations")), str(len(group.runs))]
+        rows.append(Row([*lead, *_cells(group, columns)], index))
         if group is not comparison.reference:
-            rows.append(_differences(group, comparison.reference, columns, len(lead), len(price)))
+            rows.append(_differences(group, comparison.reference, columns, len(lead)))
     caption = (
         f"Every run is taken at {budget:,.0f} rollouts. The reward is the mean over the last tenth of them, an "
-        "evaluation the last one within the budget. "
-        + ("Benchmarks (avg@n) are of the final model. " if names else "")
-        + "± is the standard deviation over the seeds. Δ is the difference, with its 95 % interval over the seeds in "
-        "brackets (Student's t; paired if the seeds are the same), and bold if the interval excludes 0. With one seed "
-        "there is no interval, and the difference may be chance."
+        "evaluation the last one within the budget; benchmarks are of the final model. ± is the standard deviation "
+        "over the seeds. Δ is the difference, with its 95 % interval over the seeds in brackets (Student's t; paired "
+        "if the seeds are the same), and bold if the interval excludes 0. One seed gives no interval."
     )
     titles = ["setting", "G", "runs", *(column.title for column in columns)]
-    titles += ["rollouts of the value table"] if uses else []
     return Table("At the same number of rollouts", titles, rows, caption)
 
 
@@ -108,21 +137,20 @@ def cost_table(comparison: Comparison) -> Table:
     """Rollouts until the reference's final reward is reached, without and with those of the value table."""
     budget, target = comparison.budget, reference_reward(comparison)
     unit, scale = time_unit(comparison)
-    uses, rows = table_uses(comparison), []
-    for index, group in enumerate(comparison.groups):
-        reached = [rollouts_to(run, target, budget) for run in group.runs]
-        spent = over_seeds([run.spent("seconds", r) / scale for run, r in zip(group.runs, reached, strict=True)])
-        found, (whole, share) = over_seeds(reached), table_price(group, uses)
-        shown = [NONE if math.isnan(found.mean) else f"{found.mean + extra:,.0f}" for extra in (0.0, whole, share)]
-        time = NONE if math.isnan(spent.mean) else f"{spent.mean:.1f}"
-        rows.append(Row([group.label, f"{found.n} of {len(group.runs)}", time, *shown], index))
     titles = ["setting", "runs that reach it", f"time ({unit})", "rollouts"]
     titles += ["with the whole table", "with its share of the table"]
+    rows = []
+    for index, group in enumerate(comparison.groups):
+        reached = {run.path: rollouts_to(run, target, budget) for run in group.runs}
+        found = over_seeds(list(reached.values()))
+        time = over_seeds([run.spent("seconds", reached[run.path]) / scale for run in group.runs])
+        shown = [_WHOLE(found.mean + extra) if found.n else NONE for extra in (0.0, *table_price(group, comparison))]
+        rows.append(Row([group.label, f"{found.n} of {len(group.runs)}", with_spread(time, _TENTH), *shown], index))
     caption = (
         f"Rollouts until the reward (mean over a window of a tenth of the budget) reaches {target:.3f}, the final "
         f"reward of '{comparison.reference.label}'; mean over the runs that reach it. A value table is sampled once, "
-        "before training. Its rollouts are charged either to one run as a whole, or in equal shares to the runs of "
-        "this comparison that used the same table. No table here includes the time and tokens of sampling it."
+        "before training; its rollouts are charged to one run, or in equal shares to the runs of this comparison that "
+        "used the same table. No table here includes the time and tokens of sampling it."
     )
     return Table("Rollouts to the reference's reward", titles, rows, caption)
 
@@ -137,75 +165,49 @@ def reference_reward(comparison: Comparison) -> float:
     return over_seeds([final_reward(comparison.budget)(run) for run in comparison.reference.runs]).mean
 
 
-def table_uses(comparison: Comparison) -> dict[str, int]:
-    """How many of the runs used each value table, by the table's hash."""
-    return Counter(run.table["sha256"] for run in comparison.runs if run.table)
-
-
-def table_price(group: Group, uses: Mapping[str, int]) -> tuple[float, float]:
+def table_price(group: Group, comparison: Comparison) -> tuple[float, float]:
     """Rollouts of the value tables that a group's runs used: those of the whole table, and the run's share of them.
 
-    Both are means over the runs; a run without a value table counts as 0.
+    Runs whose tables have the same hash share one. Both are means over the runs; one without a table counts as 0.
     """
-    whole = [(run.table["rollouts"], uses[run.table["sha256"]]) if run.table else (0, 1) for run in group.runs]
-    return fmean(price for price, _ in whole), fmean(price / users for price, users in whole)
+    users = Counter(run.table["sha256"] for run in comparison.runs if run.table)
+    whole = [(run.table["rollouts"], users[run.table["sha256"]]) if run.table else (0, 1) for run in group.runs]
+    return fmean(price for price, _ in whole), fmean(price / shared for price, shared in whole)
 
 
-# Title, metric, share of the budget that it is averaged over, format.
-_DIAGNOSTICS: list[tuple[str, str, float, Show]] = [
-    ("(r - b)²", "baseline/mse_to_reward", 1.0, "{:.4f}".format),
-    ("explained variance", "baseline/explained_variance", 1.0, _PERCENT),
-    ("effective signal", EFFECTIVE, 1.0, _PERCENT),
-    ("b exactly 0 or 1", "baseline/at_bounds", 1.0, _PERCENT),
-    ("β at the end", "baseline/beta", END, _SHORT),
-    ("gradient: variance", "gradient/variance", 1.0, _SHORT),
-    ("gradient: signal", "gradient/signal", 1.0, _SHORT),
-    ("gradient: total power", "gradient/total_power", 1.0, _SHORT),
-    ("entropy at the end", "entropy", END, THREE),
-    ("KL at the end", "kl", END, _SHORT),
-    ("tokens per rollout", "completions/mean_length", END, "{:.1f}".format),
-    ("truncated", "completions/clipped_ratio", END, _PERCENT),
-]
-
-
-def diagnostics_table(comparison: Comparison) -> Table | None:
-    """Metrics of the baseline, the gradient and the policy; None if none was logged."""
+def diagnostics_table(comparison: Comparison) -> Table:
+    """Those metrics of the baseline, the gradient and the policy that were logged."""
     columns = []
-    for title, key, share, show in _DIAGNOSTICS:
-        value = partial(compare.mean_until, key=key, budget=comparison.budget, share=share)
-        if any(not math.isnan(value(run)) for run in comparison.runs):
-            columns.append(_Column(title, value, show))
-    if not columns:
-        return None
+    for metric in METRICS:
+        share = END if metric.end else 1.0
+        value = partial(compare.mean_until, key=metric.key, budget=comparison.budget, share=share)
+        if metric.section == Metric.section and not all(math.isnan(value(run)) for run in comparison.runs):
+            columns.append(_Column(metric.title + " at the end" * metric.end, value, metric.show))
     rows = [Row([group.label, *_cells(group, columns)], i) for i, group in enumerate(comparison.groups)]
     caption = (
-        "Values are means over the budget; those 'at the end', tokens and truncated are means over its last tenth. "
-        "Effective signal is the share of rollouts whose advantage is not exactly 0. The gradient is measured per "
-        "optimizer step, before clipping, if log_gradient_variance is true."
+        "Values are means over the budget, or at the end of it over the last tenth. Effective signal is the share of "
+        "rollouts whose advantage is not exactly 0. The gradient is measured per optimizer step, before clipping, if "
+        "log_gradient_variance is true."
     )
-    return Table("Baseline, gradient, policy", ["setting", *(column.title for column in columns)], rows, caption)
+    return Table(Metric.section, ["setting", *(column.title for column in columns)], rows, caption)
 
 
-def settings_table(comparison: Comparison) -> Table | None:
-    """The settings that differ between the recipes; None if there are none."""
+def setup_tables(comparison: Comparison) -> list[Table]:
+    """The settings that differ between the recipes, if any; folder, state, machine and value table of each run."""
     keys = differing([group.settings for group in comparison.groups])
-    if not keys:
-        return None
-    cells = [[key, *(plain(group.settings.get(key)) for group in comparison.groups)] for key in keys]
-    return Table("Settings that differ", ["key", *(g.label for g in comparison.groups)], [Row(c) for c in cells])
-
-
-def runs_table(comparison: Comparison) -> Table:
-    """The folder, state, machine and value table of each run."""
+    settings = [Row([key, *(plain(group.settings.get(key)) for group in comparison.groups)]) for key in keys]
     rows = []
     for index, group in enumerate(comparison.groups):
         for run in group.runs:
-            machine = run.info.get("hardware", NONE)
-            table = f"{run.table['sha256']}, {run.table['source']}" if run.table else NONE
             state = "finished" if run.finished else "not finished"
-            cells = [group.label, plain(run.seed), str(run.path), f"{run.rollouts:,.0f}", state, machine, table]
-            rows.append(Row(cells, index))
-    return Table("Runs", ["setting", "seed", "folder", "rollouts", "state", "machine", "value table"], rows)
+            table = f"{run.table['sha256']}, {run.table['source']}" if run.table else NONE
+            cells = [group.label, plain(run.seed), str(run.path), _WHOLE(run.rollouts), state]
+            rows.append(Row([*cells, run.info.get("hardware", NONE), table], index))
+    found = [
+        Table("Settings that differ", ["key", *(group.label for group in comparison.groups)], settings),
+        Table("Runs", ["setting", "seed", "folder", "rollouts", "state", "machine", "value table"], rows),
+    ]
+    return [table for table in found if table.rows]
 
 
 def plain(value: object) -> str:
@@ -221,21 +223,21 @@ def _cells(group: Group, columns: Sequence[_Column]) -> list[str]:
 
 def with_spread(found: Estimate, show: Show) -> str:
     """``0.610 ± 0.014``."""
-    if math.isnan(found.mean):
+    if not found.n:
         return NONE
-    return f"{show(found.mean)} ± {show(found.spread)}" if found.spread else show(found.mean)
+    return show(found.mean) + (f" ± {show(found.spread)}" if found.spread else "")
 
 
-def _differences(group: Group, reference: Group, columns: Sequence[_Column], lead: int, trail: int) -> Row:
-    cells, strong = [f"Δ vs {reference.label}", *[""] * (lead - 1)], set()
+def _differences(group: Group, reference: Group, columns: Sequence[_Column], lead: int) -> Row:
+    row = Row([f"Δ vs {reference.label}", *[""] * (lead - 1)])
     for column in columns:
         sides = [[column.value(run) for run in side.runs] for side in (group, reference)]
         found = compare.difference(group, sides[0], reference, sides[1])
         shown = column.compared and not math.isnan(found.mean)
         if shown and found.excludes_zero:
-            strong.add(len(cells))
-        cells.append(signed(found.mean, column.show) + interval(found, column.show) if shown else "")
-    return Row([*cells, *[""] * trail], None, strong)
+            row.strong.add(len(row.cells))
+        row.cells.append(signed(found.mean, column.show) + interval(found, column.show) if shown else "")
+    return row
 
 
 def interval(found: Estimate, show: Show) -> str:
@@ -248,14 +250,6 @@ def interval(found: Estimate, show: Show) -> str:
 def signed(value: float, show: Show) -> str:
     """The value with its sign, which is a true minus sign (not a hyphen) below 0."""
     return ("−" if value < 0 else "+") + show(abs(value))
-
-
-def compact(value: float) -> str:
-    """``1.23M``, ``45.6k``, ``789``."""
-    for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.3g}{suffix}"
-    return f"{value:.0f}"
 
 
 def time_unit(comparison: Comparison) -> tuple[str, float]:

@@ -4,51 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
-from basis_rl.report.compare import (
-    Comparison,
-    Estimate,
-    difference,
-    evaluation_name,
-    evaluations,
-    last_until,
-    over_seeds,
-    rollouts_to,
-)
+from basis_rl.report import compare
+from basis_rl.report.compare import Comparison, Estimate, over_seeds
 from basis_rl.report.runs import Group, Run
-from basis_rl.report.tables import (
-    THREE,
-    final_reward,
-    interval,
-    reference_reward,
-    signed,
-    table_price,
-    table_uses,
-    with_spread,
-)
+from basis_rl.report.tables import THREE, final_reward, interval, reference_reward, signed, table_price, with_spread
 
 _REWARD = "a final training reward of"
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A group and the value that each of its runs reached."""
-
-    group: Group
-    values: list[float]
-
-    @property
-    def found(self) -> Estimate:
-        return over_seeds(self.values)
-
-    def above(self, other: _Place) -> Estimate:
-        return difference(self.group, self.values, other.group, other.values)
-
-    def __str__(self) -> str:
-        return with_spread(self.found, THREE)
+_Place = tuple[Group, list[float]]  # a group, and the value that each of its runs reached
 
 
 def verdict(comparison: Comparison) -> list[str]:
@@ -59,91 +24,86 @@ def verdict(comparison: Comparison) -> list[str]:
     others by the interval of `difference`: it is ahead of a group if the interval lies above 0.
     """
     measure, value = _measure(comparison)
-    places = [_Place(group, [value(run) for run in group.runs]) for group in comparison.groups]
-    places = sorted((place for place in places if place.found.n), key=lambda place: -place.found.mean)
-    after = f"after {comparison.budget:,.0f} rollouts"
+    places = [(group, [value(run) for run in group.runs]) for group in comparison.groups]
+    places = sorted((place for place in places if over_seeds(place[1]).n), key=lambda place: -over_seeds(place[1]).mean)
     if not places:
         return ["No run has logged a reward, so there is nothing to compare."]
-    best = places[0]
-    if len(places) == 1:
-        return [f"'{best.group.label}' has {measure} {best} {after}; there is nothing to compare it with."]
-    said = [_first(best, places[1], measure, after)]
-    if len(places) > 2:
-        said.append(_others(best, places[2:]))
+    best, *others = places
+    leads = [compare.difference(*best, *other) for other in others]
+    has = f"{measure} {_shown(best)}"
+    after = f"after {comparison.budget:,.0f} rollouts"
+    if not others:
+        return [f"'{best[0].label}' has {has} {after}; there is nothing to compare it with."]
+    said = [_first(best[0].label, others[0], leads[0], has, after)]
+    if len(others) > 1:
+        labels = [group.label for group, _ in others]
+        said.append(_others(best[0].label, list(zip(labels, leads, strict=True))[1:]))
     if measure == _REWARD and len({group.settings.get("prompt_sampler") for group in comparison.groups}) > 1:
         said.append(
             "The settings draw their prompts differently, so their training rewards come from different prompts. Only "
             "an evaluation (eval_strategy: steps) can compare them."
         )
-    elif saved := _saved(best.group, comparison):
+    elif saved := _saved(best[0], comparison):
         said.append(saved)
     return said
 
 
 def _measure(comparison: Comparison) -> tuple[str, Callable[[Run], float]]:
     """The measure that ranks the groups: its name, in words that a number can follow, and its value for a run."""
-    measures = {key: partial(last_until, key=key, budget=comparison.budget) for key in evaluations(comparison.groups)}
-    common = {
-        key: value
-        for key, value in measures.items()
-        if all(over_seeds([value(run) for run in group.runs]).n for group in comparison.groups)
-    }
+    common = {}
+    for key in compare.evaluations(comparison.groups):
+        value = partial(compare.last_until, key=key, budget=comparison.budget)
+        if all(over_seeds([value(run) for run in group.runs]).n for group in comparison.groups):
+            common[key] = value
     if not common:
         return _REWARD, final_reward(comparison.budget)
     what = f"a mean over {len(common)} evaluations of"
     if len(common) == 1:
-        name = evaluation_name(next(iter(common)))
+        name = compare.evaluation_name(next(iter(common)))
         what = f"an evaluation ({name}) of" if name else "an evaluation reward of"
     return what, lambda run: fmean(value(run) for value in common.values())
 
 
-def _first(best: _Place, second: _Place, measure: str, after: str) -> str:
-    found = best.above(second)
-    if found.spread is None:
+def _shown(place: _Place) -> str:
+    return with_spread(over_seeds(place[1]), THREE)
+
+
+def _first(best: str, second: _Place, lead: Estimate, has: str, after: str) -> str:
+    other, size = second[0].label, THREE(lead.mean) + interval(lead, THREE)
+    if lead.spread is None:
         return (
-            f"'{best.group.label}' ends highest, with {measure} {best} {after}, {THREE(found.mean)} above "
-            f"'{second.group.label}' ({second}). At least one of the two has a single seed, so the difference may be "
-            "chance. Run more seeds to find out (basis-rl sweep --seeds 0,1,2)."
+            f"'{best}' ends highest, with {has} {after}, {size} above '{other}' ({_shown(second)}). At least one of "
+            "the two has a single seed, so the difference may be chance. Run more seeds to find out (basis-rl sweep "
+            "--seeds 0,1,2)."
         )
-    bounds = interval(found, THREE)
-    if found.excludes_zero:
-        return (
-            f"'{best.group.label}' is ahead: it has {measure} {best} {after}, {THREE(found.mean)}{bounds} (95 % "
-            f"interval over {found.n} seeds) above the next, '{second.group.label}' ({second})."
-        )
+    over = f"(95 % interval over {lead.n} seeds)"
+    if lead.excludes_zero:
+        return f"'{best}' is ahead: it has {has} {after}, {size} {over} above the next, '{other}' ({_shown(second)})."
     return (
-        f"The seeds do not show whether '{best.group.label}' or '{second.group.label}' is ahead: they have {measure} "
-        f"{best} and {second} {after}; the difference is {THREE(found.mean)}{bounds} (95 % interval over {found.n} "
-        "seeds)."
+        f"The seeds do not show whether '{best}' or '{other}' is ahead: they have {has} and {_shown(second)} {after}; "
+        f"the difference is {size} {over}."
     )
 
 
-def _others(best: _Place, places: list[_Place]) -> str:
+def _others(best: str, leads: list[tuple[str, Estimate]]) -> str:
     """How the best group compares with the third and later ones."""
-    sure: list[str] = []
-    unsure: list[str] = []
-    for place in places:
-        found = best.above(place)
-        text = f"'{place.group.label}' ({signed(found.mean, THREE)}{interval(found, THREE)})"
-        (sure if found.excludes_zero else unsure).append(text)
-    parts = [f"is ahead of {_listed(sure)}"] if sure else []
-    parts += [f"is not certain to be ahead of {_listed(unsure)}"] if unsure else []
-    return f"'{best.group.label}' {' and '.join(parts)}."
+    parts = []
+    for sure, words in ((True, "is ahead of"), (False, "is not certain to be ahead of")):
+        found = [(label, lead) for label, lead in leads if lead.excludes_zero == sure]
+        told = [f"'{label}' ({signed(lead.mean, THREE)}{interval(lead, THREE)})" for label, lead in found]
+        parts += [f"{words} {', '.join(told)}"] if told else []
+    return f"'{best}' {'; it '.join(parts)}."
 
 
 def _saved(best: Group, comparison: Comparison) -> str:
     """After how many rollouts the best group reaches the reference's final reward; empty if not all its runs do."""
     target = reference_reward(comparison)
-    reached = [rollouts_to(run, target, comparison.budget) for run in best.runs]
+    reached = [compare.rollouts_to(run, target, comparison.budget) for run in best.runs]
     if best is comparison.reference or any(map(math.isnan, reached)):
         return ""
-    whole, _ = table_price(best, table_uses(comparison))
+    whole, _ = table_price(best, comparison)
     table = f"; its value table took another {whole:,.0f} rollouts, once" if whole else ""
     return (
         f"'{best.label}' reaches the final training reward of '{comparison.reference.label}' after "
         f"{fmean(reached):,.0f} of the {comparison.budget:,.0f} rollouts{table}."
     )
-
-
-def _listed(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -12,14 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalTokenNotFoundError,
-    OfflineModeIsEnabled,
-)
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, errors
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 from huggingface_hub.utils.sha import git_hash
@@ -42,12 +34,11 @@ _CHANGING = (".json", ".jsonl", ".md", ".yaml", ".png")
 
 @dataclass(frozen=True, kw_only=True)
 class Push:
-    """One commit.
+    """One commit: `files` maps a path in the repository to the local file, or to its content.
 
-    `files` maps a path in the repository to the local file, or to its content. `by_hand` is the command that does the
-    same, for the message when the push fails. `checkpoint` is a local folder that must stay until the push is done,
-    `replaces` the folder of the repository that becomes that checkpoint: its other files are deleted. A `revision` of
-    None is the branch of the run.
+    `by_hand` is the command that does the same. `checkpoint` is a local folder that must stay until the push is done,
+    `replaces` the folder of the repository that becomes it: its other files are deleted. A `revision` of None is the
+    branch of the run.
     """
 
     message: str
@@ -64,9 +55,7 @@ class Hub:
 
     Each push is one commit, so that the Hub never holds a part of a model or checkpoint. A push that fails is repeated
     after `wait_first`, twice that, ... seconds, `retries` times; one that is refused (4xx) is not. Then a warning says
-    what to do, and nothing is raised.
-
-    `name` is ``owner/name`` or ``name``, `repo_id` is ``owner/name`` once the Hub has told, and `pushed` names the
+    what to do, and nothing is raised. `name` may lack the owner, `repo_id` is complete, and `pushed` names the
     checkpoints that are on the Hub.
     """
 
@@ -84,10 +73,8 @@ class Hub:
     def connect(self) -> str | None:
         """Create the repository and its branch, and ask whether this token may write, before anything is spent.
 
-        Returns ``owner/name``, or None with a warning if the Hub cannot be reached: each push then tries again.
-
-        Raises:
-            ValueError: the Hub refuses: no token or a wrong one, no right to write there, a name that it does not take.
+        Returns ``owner/name``, or None with a warning if the Hub cannot be reached: each push then tries again. A
+        refusal is a ValueError: no token or a wrong one, no right to write there, a name that the Hub does not take.
         """
 
         def probe() -> str:
@@ -98,14 +85,13 @@ class Hub:
         try:
             return self._repeated(probe, 1)
         except Exception as error:
-            if is_refusal(error) and not isinstance(error, OfflineModeIsEnabled):
+            if is_refusal(error) and not isinstance(error, errors.OfflineModeIsEnabled):
                 raise ValueError(
                     f"push_to_hub: the Hub refuses '{self.name}': {one_line(error)}\nLog in (`hf auth login`, or "
                     "HF_TOKEN) with a token that may write there, fix hub_model_id, or set push_to_hub: false and "
                     "push when the run is over: `basis-rl push OUTPUT_DIR OWNER/NAME`."
                 ) from error
-            told = "push_to_hub: the Hub cannot be reached (%s). The run continues; each push will try again."
-            _logger.warning(told, one_line(error))
+            _logger.warning("push_to_hub: the Hub cannot be reached (%s). Each push will try again.", one_line(error))
             return None
 
     def submit(self, push: Push) -> Future[CommitInfo | None]:
@@ -124,8 +110,7 @@ class Hub:
         return [push.checkpoint for future, push in self._running.items() if push.checkpoint and not future.done()]
 
     def has(self, files: Mapping[str, Path]) -> set[str]:
-        """Which of `files` (path in the repository -> local file, of text) are there with the same content; none where
-        the Hub cannot be asked."""
+        """Which of `files` (path in the repository -> local text file) are there with this content, if the Hub says."""
         with suppress(Exception):
             there = self._api().get_paths_info(self.repo_id or self.name, list(files), revision=self.revision)
             ids = {path: git_hash(local.read_bytes()) for path, local in files.items()}
@@ -166,8 +151,10 @@ class Hub:
         repo_id = self.prepare(revision)
         operations: list[Any] = [CommitOperationAdd(path, content) for path, content in push.files.items()]
         if push.replaces is not None:
-            there = _files_in(api, repo_id, push.replaces, revision)
-            operations += [CommitOperationDelete(path) for path in there if path not in push.files]
+            with suppress(errors.EntryNotFoundError):
+                there = api.list_repo_tree(repo_id, push.replaces, recursive=True, revision=revision)
+                old = [entry.path for entry in there if isinstance(entry, RepoFile) and entry.path not in push.files]
+                operations += map(CommitOperationDelete, old)
         info: CommitInfo = api.create_commit(repo_id, operations, commit_message=push.message, revision=revision)
         return info
 
@@ -185,47 +172,32 @@ class Hub:
 
 def is_refusal(error: BaseException) -> bool:
     """Whether the same request would fail in the same way again."""
-    if isinstance(error, HfHubHTTPError):
-        status = error.response.status_code if error.response is not None else 500
-        return 400 <= status < 500 and status not in _PASSING
-    return isinstance(error, (HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled, FileNotFoundError))
+    if isinstance(error, errors.HfHubHTTPError):
+        return 400 <= error.response.status_code < 500 and error.response.status_code not in _PASSING
+    kinds = (errors.HFValidationError, errors.LocalTokenNotFoundError, errors.OfflineModeIsEnabled, FileNotFoundError)
+    return isinstance(error, kinds)
 
 
 def one_line(error: BaseException) -> str:
     """An error in one line: of the Hub's errors the first line (status) and the last one (reason)."""
-    if isinstance(error, json.JSONDecodeError):
-        return "the Hub's answer could not be read"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    shown = " ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or type(error).__name__
-    cause = error.__cause__
-    if cause is not None and not isinstance(error, HfHubHTTPError) and str(cause) != str(error):
-        shown += f" ({one_line(cause)})"
-    return shown[:400]
+    return (" ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or type(error).__name__)[:400]
 
 
 def files_of_run(output_dir: Path) -> dict[str, Path | bytes]:
     """What is pushed of a run's folder, without its checkpoints."""
-    return {
-        name: path.read_bytes() if name.endswith(_CHANGING) or "tfevents" in name else path
-        for name, path in _paths(output_dir, NOT_PUSHED).items()
-    }
+    found = _paths(output_dir, NOT_PUSHED)
+    changing = [name for name in found if name.endswith(_CHANGING) or "tfevents" in name]
+    return found | {name: found[name].read_bytes() for name in changing}
 
 
 def files_of_checkpoint(folder: Path, place: str | None = None) -> dict[str, Path | bytes]:
     """A checkpoint as the folder `place` of the repository; without `place` only its model, at the root."""
     if place is None:
-        return dict(_paths(folder, ONLY_TO_RESUME))
+        return _paths(folder, ONLY_TO_RESUME)
     return {f"{place}/{name}": path for name, path in _paths(folder, []).items()}
 
 
-def _paths(folder: Path, ignore: list[str]) -> dict[str, Path]:
+def _paths(folder: Path, ignore: list[str]) -> dict[str, Any]:
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return {name: folder / name for name in filter_repo_objects(names, ignore_patterns=ignore)}
-
-
-def _files_in(api: HfApi, repo_id: str, folder: str, revision: str | None) -> list[str]:
-    try:
-        tree = api.list_repo_tree(repo_id, folder, recursive=True, revision=revision)
-        return [entry.path for entry in tree if isinstance(entry, RepoFile)]
-    except EntryNotFoundError:
-        return []

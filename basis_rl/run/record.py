@@ -12,13 +12,13 @@ from typing import Any
 from basis_rl.run.artefacts import write_whole
 from basis_rl.run.checkpoint import was_cut_off
 
-RUN_FILE = "run.json"
+RUN_FILE, RESULTS, BASE_RESULTS = "run.json", "results.json", "base_results.json"
 _HUB_ID = re.compile(r"[\w\-][\w.\-]*/[\w.\-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class License:
-    """A licence as the Hub knows it: an identifier (``apache-2.0``, ``other``), with name and link for ``other``."""
+    """A licence as the Hub knows it: an identifier (``apache-2.0``), with name and link if it is ``other``."""
 
     id: str
     name: str | None = None
@@ -27,10 +27,9 @@ class License:
 
 @dataclass(frozen=True, kw_only=True)
 class Artefact:
-    """A value table or a prompt codebook (`kind`) that the baseline was given.
+    """A value table or a prompt codebook (`kind`) that the baseline was given, loaded from a Hub id or path (`source`).
 
-    `source` is the Hub id or path that it was loaded from, `sha256` a hash of its content, `provenance` how it was
-    made, and `rollouts` how many it was made from: what it cost, once.
+    `sha256` is a hash of its content, `provenance` how it was made, `rollouts` how many that took, once.
     """
 
     kind: str
@@ -44,21 +43,9 @@ class Artefact:
 class RunInfo:
     """What its card tells about a run, and what distinguishes it from others in a comparison.
 
-    All of it is public, so no field may hold a secret. The fields that do not explain themselves:
-
-    Attributes:
-        base_model: Hub id, or the name of a local folder; `base_on_hub` tells which.
-        base_revision: commit of the base model, or a hash of the local weights.
-        data: the training data in words.
-        baseline, sampler: registered name, or the name of your own class.
-        reward: `reward_identity`: reward functions and their versions.
-        settings: further rows of the card's training table, label to value.
-        compared: settings that distinguish runs even where the recipe leaves them at their defaults.
-        rollouts: number sampled in training.
-        reward_curve: mean reward of the first and of the last logged step.
-        recipe: YAML of the recipe, or of the settings that are not at their defaults.
-        library: that loads the model: ``transformers``, or ``peft`` for an adapter.
-        finished: whether the run was trained to its end.
+    All of it is public, so no field may hold a secret. `base_model` is a Hub id or the name of a folder,
+    `base_revision` a commit or a hash of the weights, `settings` further rows of the card, and `compared` what
+    distinguishes runs even where the recipe leaves it at the default.
     """
 
     model_name: str
@@ -104,11 +91,7 @@ def save_run_info(info: RunInfo, folder: str | Path) -> None:
 
 
 def load_run_info(folder: str | Path) -> RunInfo:
-    """Read the ``run.json`` of a run's folder.
-
-    Raises:
-        ValueError: there is none, or another version wrote it.
-    """
+    """Read the ``run.json`` of a run's folder; a ValueError if there is none, or another version wrote it."""
     path = Path(folder) / RUN_FILE
     if not path.is_file():
         raise ValueError(f"'{folder}' has no {RUN_FILE}: it is not the output_dir of a run of basis-rl.")
@@ -128,7 +111,5 @@ def has_model(folder: Path) -> bool:
 
 def is_finished(folder: Path) -> bool:
     """Whether a folder holds a run that was trained to its end, with its model saved to the last byte."""
-    path = folder / RUN_FILE
-    if was_cut_off(folder) or not has_model(folder) or not path.is_file():
-        return False
-    return bool(json.loads(path.read_text()).get("finished"))
+    whole = has_model(folder) and (folder / RUN_FILE).is_file() and not was_cut_off(folder)
+    return whole and bool(json.loads((folder / RUN_FILE).read_text()).get("finished"))

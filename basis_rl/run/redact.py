@@ -58,16 +58,10 @@ def redact(value: Any) -> Any:
             with suppress(json.JSONDecodeError):
                 parsed = json.loads(value)
                 return value if redact(parsed) == parsed else json.dumps(redact(parsed))
-        return _redact_text(value)
+        value = _USER_IN_URL.sub(HIDDEN, _SHAPES.sub(HIDDEN, value))
+        value = _BEARER.sub(rf"\1{HIDDEN}", value)
+        return _ASSIGNED.sub(_hide_value, _FLAG.sub(_hide_value, value))
     return value
-
-
-def _redact_text(text: str) -> str:
-    text = _USER_IN_URL.sub(HIDDEN, _SHAPES.sub(HIDDEN, text))
-    text = _BEARER.sub(rf"\1{HIDDEN}", text)
-    for pattern in (_FLAG, _ASSIGNED):
-        text = pattern.sub(_hide_value, text)
-    return text
 
 
 def _hide_value(found: re.Match[str]) -> str:

@@ -9,8 +9,7 @@ import pytest
 from huggingface_hub import ModelCard, metadata_load
 
 from basis_rl.baselines import BASELINES
-from basis_rl.report.card import citations, model_card, papers
-from basis_rl.report.results import read_results
+from basis_rl.report.card import citations, model_card, papers, results_of
 from basis_rl.run.record import Artefact, License, RunInfo, is_hub_id, load_run_info, save_run_info
 from tests.support.hub_endpoint import check_card
 from tests.support.tiny import named_baseline, sums
@@ -54,11 +53,11 @@ def entry(value, samples):
 def results(tmp_path):
     (tmp_path / "results.json").write_text(json.dumps({"aime24": entry(0.6, 16)}))
     (tmp_path / "base_results.json").write_text(json.dumps({"aime24": entry(0.4, 16)}))
-    return read_results(tmp_path)
+    return [results_of(tmp_path / name) for name in ("results.json", "base_results.json")]
 
 
 def test_metadata_is_read_back_as_it_was_meant(results, tmp_path):
-    card = model_card(INFO, results, curves="training.png")
+    card = model_card(INFO, *results, curves="training.png")
     card.save(tmp_path / "README.md")
     check_card(str(card))
     raw = metadata_load(tmp_path / "README.md")
@@ -78,7 +77,7 @@ def test_metadata_is_read_back_as_it_was_meant(results, tmp_path):
 
 
 def test_every_fact_is_in_the_text(results):
-    text = model_card(INFO, results, curves="training.png").text
+    text = model_card(INFO, *results, curves="training.png").text
     facts = ["51,200", "weighting = unb", "alice/table", "ab" * 32, "num_rollouts 32", INFO.reward, "8 x H200", "7"]
     facts += [INFO.recipe, INFO.command, "training.png", "trl 1.16.0", "0.250, 0.750", "1e-06, constant", "17,000"]
     facts += [papers()["basis"], papers()["gspo"], papers()["trl"], "## Limitations"]
@@ -109,12 +108,12 @@ def test_a_name_is_one_of_the_hub_unless_there_is_such_a_file(tmp_path, monkeypa
 
 def test_a_single_rollout_has_neither_pass_nor_majority(tmp_path):
     (tmp_path / "results.json").write_text(json.dumps({"math500": {**entry(0.5, 1), "maj@k": {}}}))
-    (result,) = read_results(tmp_path)
-    assert (result.metric, result.rollouts, result.is_base) == ("avg@1", 1, False)
+    (result,) = results_of(tmp_path / "results.json")
+    assert (result.metric_name, result.metric_args["rollouts"]) == ("avg@1", 1)
 
 
 def test_a_bar_in_a_fact_stays_in_its_cell(results):
-    text = model_card(replace(INFO, reward="a|b", settings={"x|y": "1|2"}, model_name="m|n"), results).text
+    text = model_card(replace(INFO, reward="a|b", settings={"x|y": "1|2"}, model_name="m|n"), *results).text
     tables = re.findall(r"(?:^\|.*\n)+", text, re.M)
     assert [{len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()} for table in tables] == [{11}, {3}]
     assert all(cell in text for cell in ("**m\\|n**", "a\\|b", "x\\|y | 1\\|2"))
@@ -144,7 +143,7 @@ def test_facts_survive_the_file(tmp_path):
 def test_other_files_named_results_are_refused(tmp_path):
     (tmp_path / "results.json").write_text('{"aime24": {"accuracy": 1}}')
     with pytest.raises(ValueError, match=r"not the results\.json of an evaluation"):
-        read_results(tmp_path)
+        results_of(tmp_path / "results.json")
 
 
 def test_every_baseline_has_its_paper_and_tells_its_parameters():

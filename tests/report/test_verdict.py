@@ -4,7 +4,6 @@ import pytest
 
 from basis_rl.report.compare import compare_runs
 from basis_rl.report.page import html, markdown
-from basis_rl.report.plots import stretches
 from basis_rl.report.verdict import verdict
 from tests.report.folders import write_rows, write_run
 
@@ -81,10 +80,3 @@ def test_one_setting_is_no_comparison(runs, tmp_path):
     assert html(found).index("there is nothing to compare") < html(found).index("At the same number of rollouts")
     (tmp_path / "plots").mkdir()
     assert "**'rloo' has a final training reward" in markdown(found, tmp_path).splitlines()[2]
-
-
-def test_the_axis_is_broken_where_a_table_is_larger_than_the_budget():
-    assert stretches([0, 0, 500], 1000) == [(0.0, 1500)]
-    assert stretches([0, 50_000, 25_000], 1000) == [(0.0, 1000), (25_000, 26_000), (50_000, 51_000)]
-    assert stretches([1400, 1600], 1000) == [(1400, 2600)]
-    assert stretches([400], 1000) == [(0.0, 1400)]
