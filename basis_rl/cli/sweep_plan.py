@@ -9,6 +9,7 @@ import math
 import re
 import shlex
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,10 @@ from basis_rl.baselines import BASELINES, Baseline
 from basis_rl.names import did_you_mean, import_object
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
+from basis_rl.recipe.words import peek
 from basis_rl.report.runs import what_counts
+from basis_rl.run.seams import attributes
+from basis_rl.trainer import BasisConfig
 
 _OURS = {"seed": "--seeds", "baseline": "--baselines", "resume_from_checkpoint": "nothing"}
 _GROUP = 8  # rollouts per prompt where a baseline needs several and nothing says how many
@@ -122,15 +126,12 @@ def launcher_processes(launcher: str) -> int:
         ValueError: it does not say, and a number of rollouts could not be kept.
     """
     words = shlex.split(launcher)
-    found: dict[str, str] = {}
-    for i, word in enumerate(words):
-        key, equals, value = word.partition("=")
-        found[key.lstrip("-").replace("-", "_")] = value if equals else words[i + 1] if i + 1 < len(words) else ""
+    found, _ = peek(words, ["num_processes", "nproc_per_node", "nnodes", "config_file"])
     if "num_processes" in found:
         return int(found["num_processes"])
     if "nproc_per_node" in found:
         return int(found["nproc_per_node"]) * int(found.get("nnodes") or 1)
-    file = Path(found.get("config_file", ""))
+    file = Path(str(found.get("config_file", "")))
     if file.is_file():
         return int((yaml.safe_load(file.read_text()) or {}).get("num_processes", 1))
     if words and Path(words[0]).name in ("accelerate", "torchrun"):
@@ -158,17 +159,14 @@ def _split_grid(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str
     return common, grid
 
 
+def several(processes: int) -> AbstractContextManager[None]:
+    """Within it the settings of a run are those that each of `processes` would see, though this is one process."""
+    return attributes(BasisConfig, world_size=property(lambda self: processes))
+
+
 def _parse(argv: Sequence[str], processes: int) -> Recipe:
-    """The recipe as `processes` of them see it: the same batches, though this is one process."""
-    if processes == 1:
+    with several(processes):
         return parse_recipe(argv)
-    one = parse_recipe([*argv, "--num_generations", "1", "--num_generations_eval", "1"])  # which any batch admits
-    sizes = {key: getattr(one.args, key) for key in ("per_device_train_batch_size", "per_device_eval_batch_size")}
-    grown = [word for key, size in sizes.items() for word in (f"--{key}", str(size * processes))]
-    whole = parse_recipe([*argv, *grown])
-    kept = {key: value for key, value in whole.resolved.items() if key not in sizes or key in one.resolved}
-    whole.resolved = {key: sizes.get(key, value) for key, value in kept.items()}
-    return whole
 
 
 def _kind(name: str) -> type[Baseline]:

@@ -16,7 +16,7 @@ import torch
 from huggingface_hub import get_token
 from transformers import AutoModelForCausalLM
 
-from basis_rl.cli.main import LOST, STOPPED, fail, report
+from basis_rl.cli.main import LOST, STOPPED, fail
 from basis_rl.engine import ServersLost
 from basis_rl.engine.server import Server, ServerError
 from basis_rl.evaluation.sources import check_served, declared_ends
@@ -38,10 +38,7 @@ def main(argv: Sequence[str]) -> int:
     What is finished is kept in ``OUTPUT.partial``, and the same command resumes from there. SIGTERM and SIGUSR1 end it
     with exit code 75; servers that are lost with 69.
     """
-    try:
-        job = prepare(parse_recipe(argv))
-    except (ValueError, OSError) as error:
-        return report(error)
+    job = prepare(parse_recipe(argv))
     kept = f"What is finished is kept in {job.shards.folder}; the same command resumes from there."
     try:
         with _interruptible():
@@ -51,8 +48,6 @@ def main(argv: Sequence[str]) -> int:
         return STOPPED
     except (ServersLost, ServerError) as error:
         return fail(f"{error} {kept}", LOST)
-    except (ValueError, OSError) as error:
-        return report(error)
     if table is None:
         print(f"Part {job.shard[0]} of {job.shard[1]} is done. The last part, or the next call, makes the table.")
         return 0
