@@ -6,8 +6,9 @@ import queue
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -75,6 +76,7 @@ class ModelSource:
                 yield chunk[k], completions
 
 
+@dataclass
 class ServerSource:
     """vLLM servers. The seed of a request belongs to its prompt: neither order nor number of servers changes it.
 
@@ -87,21 +89,13 @@ class ServerSource:
         patience: see `sample_servers`.
     """
 
-    name = "vllm"
-
-    def __init__(
-        self,
-        urls: Sequence[str],
-        config: Any,
-        tokenizer: PreTrainedTokenizerBase,
-        ends: Sequence[int] | None = None,
-        *,
-        timeout: float = 1800.0,
-        patience: float = 600.0,
-    ) -> None:
-        self.urls, self.config, self.tokenizer = list(urls), config, tokenizer
-        self.ends = end_tokens(None, tokenizer) if ends is None else list(ends)
-        self.timeout, self.patience = timeout, patience
+    urls: Sequence[str]
+    config: Any
+    tokenizer: PreTrainedTokenizerBase
+    ends: Sequence[int] | None = None
+    timeout: float = 1800.0
+    patience: float = 600.0
+    name: ClassVar[str] = "vllm"
 
     def chunks(self, prompts: Prompts, count: int) -> list[list[int]]:
         """Each prompt is drawn by itself."""
@@ -117,7 +111,7 @@ class ServerSource:
             sampling,
             num_samples=count,
             seeds=list(seeds.values()),
-            stop_token_ids=self.ends,
+            stop_token_ids=end_tokens(None, self.tokenizer) if self.ends is None else self.ends,
             timeout=self.timeout,
             patience=self.patience,
             stop=stop,
