@@ -16,7 +16,8 @@ from basis_rl.cli.main import notes, report
 from basis_rl.cli.options import check_parser
 from basis_rl.conformance import BaselineError, ObjectiveError, SamplerError
 from basis_rl.conformance.named import conform
-from basis_rl.estimate.footprint import Launch, planned, read_launch
+from basis_rl.estimate.footprint import planned, read_launch
+from basis_rl.estimate.memory import Launch
 from basis_rl.estimate.report import Footprint, Warn, arithmetic, disk, memory
 from basis_rl.recipe.build import load_config_and_tokenizer, load_eval_data, load_training_data, plan_recipe
 from basis_rl.recipe.file import parse_recipe

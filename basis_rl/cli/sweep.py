@@ -37,20 +37,18 @@ def main(argv: Sequence[str]) -> int:
     launcher = shlex.split(options.launcher) or [sys.executable]
     if shutil.which(launcher[0]) is None:
         raise ValueError(f"--launcher: there is no program '{launcher[0]}'.")
-    processes = launcher_processes(options.launcher)
-    runs = plan(
-        options.recipe,
-        [name for name in options.baselines.split(",") if name],
-        parse_seeds(options.seeds),
-        options.output_dir,
-        overrides=overrides,
-        budget=None if options.budget is None else int(options.budget),
-        num_generations=None if generations is None else int(generations),
-        processes=processes,
-    )
-    waiting = [run for run in runs if not is_finished(run)]
-    print(overview(runs, waiting), flush=True)
-    with several(processes):
+    with several(launcher_processes(options.launcher)):
+        runs = plan(
+            options.recipe,
+            [name for name in options.baselines.split(",") if name],
+            parse_seeds(options.seeds),
+            options.output_dir,
+            overrides=overrides,
+            budget=None if options.budget is None else int(options.budget),
+            num_generations=None if generations is None else int(generations),
+        )
+        waiting = [run for run in runs if not is_finished(run)]
+        print(overview(runs, waiting), flush=True)
         check_all(waiting)
     sweep = Sweep([*launcher, "-m", "basis_rl", "train"], waiting)
     failed = sweep.run()

@@ -71,9 +71,10 @@ def plan(
     overrides: Sequence[str] = (),
     budget: int | None = None,
     num_generations: int | None = None,
-    processes: int = 1,
 ) -> list[Planned]:
     """The runs, seed by seed and each with all baselines. All of them draw the same number of rollouts.
+
+    A launcher's processes are those of `several`, within which this is called.
 
     - A baseline that needs a group, where the recipe has one rollout per prompt, gets `num_generations` of them
       (default 8): as many rollouts per batch, of fewer prompts. The others keep one. Evaluation stays as the recipe
@@ -89,23 +90,21 @@ def plan(
         overrides: ``--key value`` for all runs; ``--key a,b`` makes a run of each.
         budget: rollouts of each run; default: those of the recipe.
         num_generations: rollouts per prompt; where the recipe has one, of the baselines that need a group.
-        processes: of a launcher; settings of the recipe are those of one.
 
     Raises:
         ValueError: a setting that is wrong, or a number of rollouts that is not known.
     """
     common, grid = _split_grid(overrides)
-    base = _parse([recipe, *common], processes)
+    base = parse_recipe([recipe, *common])
     output = output or Path(f"{base.args.output_dir}-sweep")
     total = budget if budget is not None else _total(base, BASELINES.get(base.run.baseline))
     variants: dict[str, tuple[list[str], list[str]]] = {}
     for text in baselines:
         entry = parse_entry(text)
         for values in itertools.product(*grid.values()):
-            common_to_all = {k: v for k, v in zip(grid, values, strict=True) if k not in entry.settings}
-            chosen = _fitting(entry, common_to_all)
-            name = "-".join([entry.name, *(f"{k}={v}" for k, v in {**entry.settings, **chosen}.items())])
-            variants[name] = _adapt([recipe, *common], base, entry, chosen, total, num_generations, processes)
+            settings = entry.settings | _fitting(entry, dict(zip(grid, values, strict=True)))
+            name = "-".join([entry.name, *(f"{k}={v}" for k, v in settings.items())])
+            variants[name] = _adapt([recipe, *common], base, Entry(entry.name, settings), total, num_generations)
     planned = []
     for seed in seeds:
         for name, (argv, notes) in variants.items():
@@ -115,7 +114,7 @@ def plan(
             if base.args.push_to_hub and base.args.hub_model_id:  # or each would overwrite the one before
                 own = re.sub(r"[^A-Za-z0-9._-]+", "-", folder)
                 arguments += ["--hub_model_id", f"{base.args.hub_model_id}-{own}"]
-            planned.append(Planned(folder, arguments, _parse(arguments, processes), notes))
+            planned.append(Planned(folder, arguments, parse_recipe(arguments), notes))
     return planned
 
 
@@ -164,34 +163,23 @@ def several(processes: int) -> AbstractContextManager[None]:
     return attributes(BasisConfig, world_size=property(lambda self: processes))
 
 
-def _parse(argv: Sequence[str], processes: int) -> Recipe:
-    with several(processes):
-        return parse_recipe(argv)
-
-
 def _kind(name: str) -> type[Baseline]:
     kind: type[Baseline] = import_object(name, "baseline") if ":" in name else BASELINES[name]
     return kind
 
 
 def _fitting(entry: Entry, chosen: dict[str, str]) -> dict[str, str]:
-    """Without parameters of baselines that this one does not have."""
-    known = inspect.signature(_kind(entry.name)).parameters
-    return {k: v for k, v in chosen.items() if not k.startswith("baseline_kwargs.") or k.partition(".")[2] in known}
+    """Without the entry's own settings, and without parameters of baselines that this one does not have."""
+    known = [f"baseline_kwargs.{name}" for name in inspect.signature(_kind(entry.name)).parameters]
+    fits = {k: v for k, v in chosen.items() if not k.startswith("baseline_kwargs.") or k in known}
+    return {k: v for k, v in fits.items() if k not in entry.settings}
 
 
 def _adapt(
-    argv: Sequence[str],
-    base: Recipe,
-    entry: Entry,
-    chosen: dict[str, str],
-    total: int | None,
-    num_generations: int | None,
-    processes: int,
+    argv: Sequence[str], base: Recipe, entry: Entry, total: int, num_generations: int | None
 ) -> tuple[list[str], list[str]]:
     """The arguments of an entry's runs, and what differs from the recipe for its baseline's sake."""
     kind, notes = _kind(entry.name), []
-    own = {**entry.settings, **chosen}
     arguments = [*argv, "--baseline", entry.name]
     given = base.run.baseline_kwargs or {}
     if entry.name != base.run.baseline and given:
@@ -201,17 +189,17 @@ def _adapt(
             notes.append(f"without baseline_kwargs {', '.join(k for k in given if k not in kept)}")
     rollouts = base.args.num_generations
     needed = rollouts < kind.min_group_size
-    if "num_generations" not in own and (needed or (num_generations and rollouts > 1)):
+    if "num_generations" not in entry.settings and (needed or (num_generations and rollouts > 1)):
         size = num_generations or _GROUP
         arguments += ["--num_generations", str(size)]
         notes.append(f"num_generations {size}")
     if base.args.eval_strategy != "no" and base.args.num_generations_eval is None:
         arguments += ["--num_generations_eval", str(rollouts)]
-    for key, value in own.items():
+    for key, value in entry.settings.items():
         arguments += [f"--{key}", value]
-    if total is None or "max_steps" in own:
+    if "max_steps" in entry.settings:
         return arguments, notes
-    drawn, updates = _batch(_parse(arguments, processes), kind)
+    drawn, updates = _batch(parse_recipe(arguments), kind)
     batches = total // drawn
     steps = int(batches * updates)
     if steps < 1:

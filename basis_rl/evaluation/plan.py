@@ -208,8 +208,8 @@ class Plan:
                 stop_token_ids=ends,
                 timeout=options.request_timeout or max(1800.0, 0.5 * sampling.max_new_tokens),
             )
-        settings = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
-        model = load_model(options.model, dtype=self._dtype(), **settings)
+        trusted = options.trust_remote_code
+        model = load_model(options.model, dtype=self._dtype(), revision=options.revision, trust_remote_code=trusted)
 
         def generate(prompts: Any, keys: Any, sampling: Sampling, num_rollouts: int) -> Any:
             torch.manual_seed(options.seed)

@@ -84,7 +84,7 @@ class ServerSource:
         urls: of the servers; all serve the same model.
         config: configuration of that model.
         tokenizer: its tokenizer.
-        ends: tokens that end a completion; None: the tokenizer's.
+        ends: tokens that end a completion; by default the tokenizer's.
         timeout: see `sample_servers`.
         patience: see `sample_servers`.
     """
@@ -92,10 +92,13 @@ class ServerSource:
     urls: Sequence[str]
     config: Any
     tokenizer: PreTrainedTokenizerBase
-    ends: Sequence[int] | None = None
+    ends: Sequence[int] = ()
     timeout: float = 1800.0
     patience: float = 600.0
     name: ClassVar[str] = "vllm"
+
+    def __post_init__(self) -> None:
+        self.ends = self.ends or end_tokens(None, self.tokenizer)
 
     def chunks(self, prompts: Prompts, count: int) -> list[list[int]]:
         """Each prompt is drawn by itself."""
@@ -111,7 +114,7 @@ class ServerSource:
             sampling,
             num_samples=count,
             seeds=list(seeds.values()),
-            stop_token_ids=end_tokens(None, self.tokenizer) if self.ends is None else self.ends,
+            stop_token_ids=self.ends,
             timeout=self.timeout,
             patience=self.patience,
             stop=stop,
