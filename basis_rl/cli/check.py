@@ -10,21 +10,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from basis_rl.baselines import NoBaseline
 from basis_rl.cli import check_run, check_site
 from basis_rl.cli.main import notes, report
 from basis_rl.cli.options import check_parser
 from basis_rl.conformance import BaselineError, ObjectiveError, SamplerError
 from basis_rl.conformance.named import conform
-from basis_rl.estimate.footprint import Launch, planned, read_launch
+from basis_rl.estimate.footprint import planned, read_launch
+from basis_rl.estimate.memory import Launch
 from basis_rl.estimate.report import Footprint, Warn, arithmetic, disk, memory
 from basis_rl.recipe.build import load_config_and_tokenizer, load_eval_data, load_training_data, plan_recipe
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
 from basis_rl.recipe.objects import build_recipe_baseline, build_tools
-from basis_rl.recipe.words import parse_yaml
+from basis_rl.recipe.words import parse_value
 from basis_rl.rewards import RewardError
 from basis_rl.sandbox import isolation
 from basis_rl.trainer.plan import check_with_model, run_context, validates, with_data
@@ -58,10 +57,10 @@ def main(argv: Sequence[str]) -> int:
             recipe = parse_recipe(rest)
             notes(recipe.notes)
             check(recipe, launch, options.gpu_memory, shlex.join(rest), warnings.append)
-    except (ValueError, OSError, BaselineError, ObjectiveError, RewardError, SamplerError) as error:
-        show_warnings(warnings)
+    except (BaselineError, ObjectiveError, RewardError, SamplerError) as error:
         return report(error)
-    show_warnings(warnings)
+    finally:
+        show_warnings(warnings)
     print(f"The recipe is in order{f', with {len(warnings)} warning(s)' * bool(warnings)}.")
     return 2 if warnings and options.strict else 0
 
@@ -84,18 +83,10 @@ def constructor_arguments(rest: Sequence[str]) -> dict[str, Any]:
         ValueError: something else, or a value that is not YAML.
     """
     words = [part for word in rest for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    if len(words) % 2 or not all(word.startswith("--") for word in words[::2]):
+    pairs = list(zip(words[::2], words[1::2], strict=False))
+    if len(words) % 2 or not all(flag.startswith("--") for flag, _ in pairs):
         raise ValueError(f"Give the arguments of a constructor as `--name value`, not {shlex.join(rest)!r}.")
-    found = {}
-    for flag, text in zip(words[::2], words[1::2], strict=True):
-        try:
-            found[flag.removeprefix("--").removeprefix("baseline_kwargs.")] = parse_yaml(text)
-        except yaml.YAMLError as error:
-            problem = getattr(error, "problem", None) or error
-            raise ValueError(
-                f"{flag} {text}: the value is not valid YAML: {problem}. A text is given as '\"{text}\"'."
-            ) from error
-    return found
+    return {flag.removeprefix("--").removeprefix("baseline_kwargs."): parse_value(flag, text) for flag, text in pairs}
 
 
 def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: str, warn: Warn) -> None:

@@ -9,7 +9,7 @@ import yaml
 from datasets import Dataset
 
 from basis_rl.data import problem_text
-from basis_rl.estimate.footprint import Launch
+from basis_rl.estimate.memory import Launch
 from basis_rl.estimate.report import Warn
 from basis_rl.recipe.keys import Recipe
 from basis_rl.rewards.base import GoldChecker, required_columns

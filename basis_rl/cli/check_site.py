@@ -10,7 +10,7 @@ from typing import Any
 from basis_rl.baselines import Baseline
 from basis_rl.clusters import PromptClusters
 from basis_rl.engine.client import Client
-from basis_rl.estimate.footprint import Launch
+from basis_rl.estimate.memory import Launch
 from basis_rl.estimate.report import Footprint, Warn, server_memory
 from basis_rl.names import missing_extra
 from basis_rl.recipe.keys import Recipe, RunArguments

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from basis_rl.cli.main import report
 from basis_rl.clusters import PromptClusters
 from basis_rl.clusters.codebook import KIND, default_num_clusters
 from basis_rl.data import problem_text
@@ -16,24 +15,19 @@ from basis_rl.recipe.file import parse_recipe
 
 def main(argv: Sequence[str]) -> int:
     """Embed the recipe's prompts, cluster them, and write the codebook where the baseline will look for it."""
-    try:
-        recipe = parse_recipe(argv)
-        run = recipe.run
-        if recipe.args.world_size > 1:
-            raise ValueError("basis-rl clusters runs in one process: start it without accelerate launch.")
-        output = run.clusters_output_dir or (run.baseline_kwargs or {}).get("clusters")
-        if not isinstance(output, str):
-            raise ValueError(
-                "Where should the codebook go? Set baseline_kwargs.clusters, or --clusters_output_dir FOLDER."
-            )
-        KIND.check_destination(Path(output))
-        _, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
-        dataset = load_training_data(recipe, tokenizer)
-        prompts = {row["prompt_id"]: problem_text(row["prompt"]) for row in dataset}
-        k = run.clusters_num or default_num_clusters(len(prompts), recipe.args.generation_batch_size)
-        clusters = PromptClusters.build(prompts, run.clusters_encoder, k, seed=recipe.args.seed, progress=True)
-    except (ValueError, OSError) as error:
-        return report(error)
+    recipe = parse_recipe(argv)
+    run = recipe.run
+    if recipe.args.world_size > 1:
+        raise ValueError("basis-rl clusters runs in one process: start it without accelerate launch.")
+    output = run.clusters_output_dir or (run.baseline_kwargs or {}).get("clusters")
+    if not isinstance(output, str):
+        raise ValueError("Where should the codebook go? Set baseline_kwargs.clusters, or --clusters_output_dir FOLDER.")
+    KIND.check_destination(Path(output))
+    _, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
+    dataset = load_training_data(recipe, tokenizer)
+    prompts = {row["prompt_id"]: problem_text(row["prompt"]) for row in dataset}
+    k = run.clusters_num or default_num_clusters(len(prompts), recipe.args.generation_batch_size)
+    clusters = PromptClusters.build(prompts, run.clusters_encoder, k, seed=recipe.args.seed, progress=True)
     print(f"Prompt codebook: {clusters.save(output)}")
     print(describe(clusters, prompts))
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from basis_rl.cli.main import report
 from basis_rl.cli.options import compare_parser
 from basis_rl.report.compare import Comparison, compare_runs
 from basis_rl.report.page import headline, write_report
@@ -15,11 +14,8 @@ from basis_rl.report.verdict import verdict
 def main(argv: Sequence[str]) -> int:
     """Read the runs, print the tables and write the report."""
     options = compare_parser().parse_args(argv)
-    try:
-        found = compare_runs(options.runs, budget=options.budget, reference=options.reference)
-        page = write_report(found, options.output_dir)
-    except (ValueError, OSError) as error:
-        return report(error)
+    found = compare_runs(options.runs, budget=options.budget, reference=options.reference)
+    page = write_report(found, options.output_dir)
     print(describe(found))
     print(f"Report: {page} (one file, opens offline) and {options.output_dir / 'report.md'}")
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from basis_rl.cli.main import LOST, STOPPED, fail, report
+from basis_rl.cli.main import LOST, STOPPED, fail
 from basis_rl.engine import ServersLost
 from basis_rl.engine.server import ServerError
 from basis_rl.evaluation.arguments import EvalArguments
@@ -26,30 +26,24 @@ def main(argv: Sequence[str]) -> int:
     words = list(argv)
     if words and not words[0].startswith("-"):
         words.insert(0, "--model")
-    reward = None
-    try:
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise ValueError(
-                "basis-rl eval runs in one process: start it without accelerate launch, and for several GPUs with "
-                "--backend vllm --vllm_args='--data-parallel-size N'."
-            )
-        keys = parser()
-        check_flags(words, keys.flags())
-        (options,) = keys.parse_args_into_dataclasses(words, look_for_args_file=False)
-        config, tokenizer = load_by_name(options.model, options.revision, options.trust_remote_code)
-        reward = MathVerifyReward(num_workers=options.num_workers)
-        plan = Plan(options, config, tokenizer, reward)
-    except (ValueError, OSError) as error:
-        return report(error)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            "basis-rl eval runs in one process: start it without accelerate launch, and for several GPUs with "
+            "--backend vllm --vllm_args='--data-parallel-size N'."
+        )
+    keys = parser()
+    check_flags(words, keys.flags())
+    (options,) = keys.parse_args_into_dataclasses(words, look_for_args_file=False)
+    config, tokenizer = load_by_name(options.model, options.revision, options.trust_remote_code)
     kept = f"The rollouts so far are in {options.folder}; the same command resumes."
+    reward = MathVerifyReward(num_workers=options.num_workers)
     try:
+        plan = Plan(options, config, tokenizer, reward)
         print(f"\n{plan.run()}\n\nRollouts and results are in {options.folder}.", flush=True)
         return 0
     except (ServerError, ServersLost) as error:
         return fail(f"{error} {kept}", LOST)
     except KeyboardInterrupt:
         return fail(f"Interrupted. {kept}", STOPPED)
-    except (ValueError, OSError) as error:
-        return report(error)
     finally:
         reward.close()

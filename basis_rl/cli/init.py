@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from basis_rl import resources
-from basis_rl.cli.main import report
 from basis_rl.cli.options import INIT_DATASET, INIT_MODEL, init_parser
 from basis_rl.text import render
 
@@ -19,14 +18,11 @@ def main(argv: Sequence[str]) -> int:
     """Write the recipe, and say what to do next."""
     options = init_parser().parse_args(argv)
     file: Path = options.file
-    try:
-        text = recipe_text(options)
-        if file.exists() and not options.force:
-            raise ValueError(f"'{file}' is there already. Give another name, or --force to replace it.")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    except (ValueError, OSError) as error:
-        return report(error)
+    text = recipe_text(options)
+    if file.exists() and not options.force:
+        raise ValueError(f"'{file}' is there already. Give another name, or --force to replace it.")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
     print(f"Wrote {file}. Edit it, then\n  basis-rl check {file}\n  basis-rl train {file}")
     return 0
 

@@ -10,15 +10,16 @@ import yaml
 
 from basis_rl import resources
 from basis_rl.names import require_extra
+from basis_rl.recipe.words import peek
 
-OPTION = "--accelerate_config"
+OPTION = "accelerate_config"
 # Options that are handed to `accelerate launch`; no recipe has keys of these names.
-_LAUNCHER = ("--num_processes", "--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port")
+_LAUNCHER = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port")
 
 
 def is_asked(argv: Sequence[str]) -> bool:
     """Whether the command line names a configuration of accelerate."""
-    return any(word.partition("=")[0] == OPTION for word in argv)
+    return OPTION in peek(argv, [OPTION])[0]
 
 
 def launch(argv: Sequence[str]) -> None:
@@ -39,26 +40,15 @@ def command(argv: Sequence[str]) -> list[str]:
             launched already.
     """
     if "LOCAL_RANK" in os.environ:
-        raise ValueError(f"{OPTION} starts `accelerate launch` itself: leave one of the two out.")
-    given, rest = _taken(argv)
+        raise ValueError(f"--{OPTION} starts `accelerate launch` itself: leave one of the two out.")
+    given, rest = peek(argv, [OPTION, *_LAUNCHER])
+    for name, value in given.items():
+        if value is True:
+            raise ValueError(f"--{name} needs a value.")
     file = resources.accelerate_config(given.pop(OPTION))
     settings = yaml.safe_load(file.read_text())
     if isinstance(settings, dict) and settings.get("distributed_type") == "DEEPSPEED":
-        require_extra("deepspeed", f"{OPTION} {file}")
+        require_extra("deepspeed", f"--{OPTION} {file}")
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
-    options = [word for pair in given.items() for word in pair]
+    options = [word for name, value in given.items() for word in (f"--{name}", value)]
     return [*launcher, *options, "-m", "basis_rl", "train", *rest]
-
-
-def _taken(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The launcher's options with their values, and the other words."""
-    words, given, rest = list(argv), {}, []
-    while words:
-        flag, equals, value = words.pop(0).partition("=")
-        if flag not in (OPTION, *_LAUNCHER):
-            rest.append(flag + equals + value)
-        elif equals or words:
-            given[flag] = value if equals else words.pop(0)
-        else:
-            raise ValueError(f"{flag} needs a value.")
-    return given, rest

@@ -68,13 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command == "train" and launch.is_asked(rest):
             launch.launch(rest)
         check_names(command, rest)
-    except ValueError as error:
-        return report(error)
-    try:
         code: int = importlib.import_module(f"basis_rl.cli.{command}").main(rest)
+        return code
     except KeyboardInterrupt:  # outside of what saves its state when it is asked to stop
         return fail(f"{command} was interrupted (Ctrl-C).", STOPPED)
-    return code
+    except (ValueError, OSError) as error:  # about what was asked for; a run that has begun raises others
+        return report(error)
 
 
 def fail(message: object, code: int = 2) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from basis_rl.recipe.words import read_words
+from basis_rl.recipe.words import peek, read_words
 
 _TIMEOUT = 3.0  # seconds
 _FILES = (".json", ".jsonl", ".parquet", ".csv")
@@ -39,11 +39,8 @@ def asks_the_hub(command: str, argv: Sequence[str]) -> bool:
     if command == "eval":
         return True  # the benchmarks are there
     words = read_words(argv)
-    given = {key: words.config.get(key) for key in ("model_name_or_path", "dataset_name", "push_to_hub")}
-    for flag, value in zip(words.arguments, [*words.arguments[1:], ""], strict=False):
-        key, equals, inline = flag.removeprefix("--").replace("-", "_").partition("=")
-        if key in given:
-            given[key] = inline if equals else value
+    keys = ("model_name_or_path", "dataset_name", "push_to_hub")
+    given = {key: words.config.get(key) for key in keys} | peek(words.arguments, keys)[0]
     pushes = str(given.pop("push_to_hub") or False).lower() not in ("false", "no", "0")
     names = [str(name) for name in given.values() if name]
     local = [Path(name).exists() or ":" in name or Path(name).suffix in _FILES for name in names]

@@ -6,6 +6,7 @@ import argparse
 import shutil
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from inspect import getdoc
 from pathlib import Path
 
 from basis_rl import resources
@@ -14,51 +15,6 @@ from basis_rl.recipe.words import Key, check_flags, check_words, is_current, kno
 
 INIT_MODEL, INIT_DATASET = "Qwen/Qwen3-0.6B", "openai/gsm8k"
 RECIPE_COMMANDS = ("train", "values", "clusters", "check", "sweep")
-_USAGE = "usage: basis-rl {command} RECIPE.yaml [--key value ...]\n"
-_TRAIN = """Trains a model by a recipe, and writes model, tokenizer, log, recipe, plot and card into output_dir.
-Every key of a recipe is an option too, and the command line wins: --learning_rate 1e-6, --baseline_kwargs.weighting
-vop.
-
-The terminal shows one line per log: the step; reward, the mean reward of the sampled rollouts; err, the mean squared
-error of the baseline; zero, the share of the rollouts that teach nothing (every advantage is 0); len, the mean tokens
-per rollout; ent, the entropy per token in nats; kl, the divergence from the reference; tilt, the calibrated beta of the
-baseline; and the time left. Lines with eval show what eval_strategy measures, avg@k and pass@k, and whether its
-rollouts were greedy or sampled. metrics.jsonl in output_dir holds every metric.
-
---accelerate_config ddp (fsdp2, zero2, zero3, or a file) starts the command by `accelerate launch`, whose
---num_processes, --num_machines, --machine_rank, --main_process_ip and --main_process_port may stand beside it.
-
-SIGTERM, SIGUSR1 or a file STOP in output_dir end the training after the current step with a checkpoint (exit code
-75). --resume_from_checkpoint auto resumes from it. Exit code 69: the vLLM server was lost. Exit code 70: no gradient
-was finite for max_nonfinite_steps steps."""
-_VALUES = """Builds the value table that BASIS needs: samples the model of a recipe on its prompts, scores the
-rollouts, and writes the mean rewards to values_output_dir, or to where baseline_kwargs has `values`. Every finished
-prompt is kept, and the same command resumes."""
-_CLUSTERS = """Builds the prompt codebook that BV-Blend needs: embeds the prompts of a recipe with a sentence
-encoder, clusters them by K-means, and writes the codebook to clusters_output_dir, or to where baseline_kwargs has
-`clusters`."""
-_EVAL = """Samples a model on benchmarks, grades with Math-Verify, keeps every rollout, and reports avg@k, pass@k and
-maj@k with bootstrap intervals over problems. The same command resumes where it ended.
-
-Benchmarks: aime24, aime25, amc23, hmmt25, math500, minerva, olympiadbench, gsm8k; the path of a file (.json, .jsonl,
-.parquet, .csv); or NAME=SOURCE, such as math500=data/math500.jsonl, where SOURCE may also be a Hub id or
-reasoning_gym:NAME."""
-_CHECK = """Checks everything that training checks before its first step, without the weights of the model, and
-prints what the run would need. With module:name it checks a baseline, prompt sampler, objective or reward function of
-your own."""
-_SWEEP = """Trains a recipe with several baselines and seeds, one run after the other, each in a process of its own
-and all with the same number of rollouts; then compares them. Called again, it skips the runs that are finished and
-resumes the others (from a checkpoint, where the recipe saves any).
-
-A baseline may have settings of its own: --baselines basis,rloo:num_generations=4,basis:baseline_kwargs.weighting=vop.
-Every key of a recipe can be overridden, and several values make several runs: --learning_rate 1e-4,3e-4."""
-_COMPARE = """Compares runs at the same number of rollouts: learning curves, final table, differences. Runs that
-differ in the seed alone become one line with its spread."""
-_PUSH = """Writes the model card again, with the results of the evaluations that are there by now, and pushes the
-folder to the Hub as one commit."""
-_SERVE = """Starts a vLLM server as training needs it, waits until it is healthy, and stops it on Ctrl-C or SIGTERM.
-Unknown options are handed to vLLM: --tensor-parallel-size 4, --gpu-memory-utilization 0.9."""
-_INIT = "Writes a commented recipe to start from, with your own model and data if you name them."
 # Of TRL's and transformers' keys those that most recipes set.
 _OFTEN = (
     "model_name_or_path", "dtype", "use_peft", "lora_r", "output_dir", "learning_rate", "lr_scheduler_type",
@@ -87,21 +43,89 @@ _SECTIONS = {
 }
 
 
-def parser(command: str, about: str, usage: str | None = None) -> argparse.ArgumentParser:
-    """A parser whose text is wrapped to the terminal, by paragraphs."""
-    return argparse.ArgumentParser(
-        prog=f"basis-rl {command}",
-        usage=usage,
-        description=_wrapped(about),
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+# Each command's parser by its name; only that of `eval` has its options elsewhere (`EvalArguments`).
+PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {}
+_USAGE = {
+    "check": "basis-rl check RECIPE.yaml [options] [--key value ...]\n       basis-rl check module:name",
+    "eval": "basis-rl eval MODEL [--option value ...]",
+    **{name: f"basis-rl {name} RECIPE.yaml [--key value ...]" for name in ("train", "values", "clusters")},
+}
 
 
-def check_parser() -> argparse.ArgumentParser:
-    """Options of ``basis-rl check`` that are not keys of a recipe."""
-    usage = "basis-rl check RECIPE.yaml [options] [--key value ...]\n       basis-rl check module:name"
-    result = parser("check", _CHECK, usage)
+def _command(add_options: Callable[[argparse.ArgumentParser], None]) -> Callable[[], argparse.ArgumentParser]:
+    """What makes a command's parser, from ``NAME_parser``, which adds its options and whose docstring is its help.
+
+    The text is wrapped to the terminal, by paragraphs.
+    """
+    command = add_options.__name__.removesuffix("_parser")
+    paragraphs = (getdoc(add_options) or "").split("\n\n")
+
+    def make() -> argparse.ArgumentParser:
+        result = argparse.ArgumentParser(
+            prog=f"basis-rl {command}",
+            usage=_USAGE.get(command),
+            description="\n\n".join(textwrap.fill(text, _width()) for text in paragraphs),
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        add_options(result)
+        return result
+
+    PARSERS[command] = make
+    return make
+
+
+@_command
+def train_parser(result: argparse.ArgumentParser) -> None:
+    """Trains a model by a recipe, and writes model, tokenizer, log, recipe, plot and card into output_dir. Every key of
+    a recipe is an option too, and the command line wins: --learning_rate 1e-6, --baseline_kwargs.weighting vop.
+
+    The terminal shows one line per log: the step; reward, the mean reward of the sampled rollouts; err, the mean
+    squared error of the baseline; zero, the share of the rollouts that teach nothing (every advantage is 0); len, the
+    mean tokens per rollout; ent, the entropy per token in nats; kl, the divergence from the reference; tilt, the
+    calibrated beta of the baseline; and the time left. Lines with eval show what eval_strategy measures, avg@k and
+    pass@k, and whether its rollouts were greedy or sampled. metrics.jsonl in output_dir holds every metric.
+
+    --accelerate_config ddp (fsdp2, zero2, zero3, or a file) starts the command by `accelerate launch`, whose
+    --num_processes, --num_machines, --machine_rank, --main_process_ip and --main_process_port may stand beside it.
+
+    SIGTERM, SIGUSR1 or a file STOP in output_dir end the training after the current step with a checkpoint (exit code
+    75). --resume_from_checkpoint auto resumes from it. Exit code 69: the vLLM server was lost. Exit code 70: no
+    gradient was finite for max_nonfinite_steps steps.
+    """
+
+
+@_command
+def values_parser(result: argparse.ArgumentParser) -> None:
+    """Builds the value table that BASIS needs: samples the model of a recipe on its prompts, scores the rollouts, and
+    writes the mean rewards to values_output_dir, or to where baseline_kwargs has `values`. Every finished prompt is
+    kept, and the same command resumes.
+    """
+
+
+@_command
+def clusters_parser(result: argparse.ArgumentParser) -> None:
+    """Builds the prompt codebook that BV-Blend needs: embeds the prompts of a recipe with a sentence encoder, clusters
+    them by K-means, and writes the codebook to clusters_output_dir, or to where baseline_kwargs has `clusters`.
+    """
+
+
+@_command
+def eval_parser(result: argparse.ArgumentParser) -> None:
+    """Samples a model on benchmarks, grades with Math-Verify, keeps every rollout, and reports avg@k, pass@k and maj@k
+    with bootstrap intervals over problems. The same command resumes where it ended.
+
+    Benchmarks: aime24, aime25, amc23, hmmt25, math500, minerva, olympiadbench, gsm8k; the path of a file (.json,
+    .jsonl, .parquet, .csv); or NAME=SOURCE, such as math500=data/math500.jsonl, where SOURCE may also be a Hub id or
+    reasoning_gym:NAME.
+    """
+
+
+@_command
+def check_parser(result: argparse.ArgumentParser) -> None:
+    """Checks everything that training checks before its first step, without the weights of the model, and prints what
+    the run would need. With module:name it checks a baseline, prompt sampler, objective or reward function of your own.
+    """
     result.add_argument(
         "--accelerate_config",
         help="The file that `accelerate launch --config_file` would be given, or a shipped one by name (zero3).",
@@ -113,12 +137,11 @@ def check_parser() -> argparse.ArgumentParser:
         "--gpu_memory", type=float, help="Memory per GPU in GiB. The default is that of the first one here."
     )
     result.add_argument("--strict", action="store_true", help="Warnings give exit code 2 too.")
-    return result
 
 
-def init_parser() -> argparse.ArgumentParser:
-    """Options of ``basis-rl init``."""
-    result = parser("init", _INIT)
+@_command
+def init_parser(result: argparse.ArgumentParser) -> None:
+    """Writes a commented recipe to start from, with your own model and data if you name them."""
     result.epilog = (
         f"Shipped recipes, which can be trained by name, too:\n  {_lines(resources.recipes())}\n"
         f"Shipped configurations of accelerate, for --accelerate_config:\n  {_lines(resources.accelerate_configs())}"
@@ -136,16 +159,22 @@ def init_parser() -> argparse.ArgumentParser:
     result.add_argument("--cpu", action="store_true", help="settings for a machine without a GPU")
     result.add_argument("--recipe", metavar="NAME", help="copy this shipped recipe as it is, instead")
     result.add_argument("--force", action="store_true", help="replace a file that is there")
-    return result
 
 
 def _lines(found: Mapping[str, Path]) -> str:
     return "\n  ".join(found)
 
 
-def sweep_parser() -> argparse.ArgumentParser:
-    """Options of ``basis-rl sweep`` that are not keys of a recipe."""
-    result = parser("sweep", _SWEEP)
+@_command
+def sweep_parser(result: argparse.ArgumentParser) -> None:
+    """Trains a recipe with several baselines and seeds, one run after the other, each in a process of its own and all
+    with the same number of rollouts; then compares them. Called again, it skips the runs that are finished and resumes
+    the others (from a checkpoint, where the recipe saves any).
+
+    A baseline may have settings of its own: --baselines
+    basis,rloo:num_generations=4,basis:baseline_kwargs.weighting=vop. Every key of a recipe can be overridden, and
+    several values make several runs: --learning_rate 1e-4,3e-4.
+    """
     result.add_argument("recipe", metavar="RECIPE", help="The recipe that all runs share.")
     result.add_argument("--baselines", required=True, help="The baselines, as NAME[:KEY=VALUE]...,NAME...")
     result.add_argument("--seeds", default="0", help="The seeds, separated by commas. The default is 0.")
@@ -159,34 +188,37 @@ def sweep_parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--launcher", default="", help='What starts a run, such as "accelerate launch --config_file FILE".'
     )
-    return result
 
 
-def compare_parser() -> argparse.ArgumentParser:
-    """Options of ``basis-rl compare``."""
-    result = parser("compare", _COMPARE)
+@_command
+def compare_parser(result: argparse.ArgumentParser) -> None:
+    """Compares runs at the same number of rollouts: learning curves, final table, differences. Runs that differ in the
+    seed alone become one line with its spread.
+    """
     result.add_argument("runs", nargs="+", metavar="RUN", help="The output_dir of a run, or a folder that holds runs.")
     result.add_argument("--budget", type=float, help="Rollouts per run. The default is as many as every run has.")
     result.add_argument("--reference", metavar="NAME", help="The setting to compare with. The default is the first.")
     result.add_argument("--output_dir", type=Path, default=Path("report"), help="The folder of the report.")
-    return result
 
 
-def push_parser() -> argparse.ArgumentParser:
-    """Options of ``basis-rl push``."""
-    result = parser("push", _PUSH)
+@_command
+def push_parser(result: argparse.ArgumentParser) -> None:
+    """Writes the model card again, with the results of the evaluations that are there by now, and pushes the folder to
+    the Hub as one commit.
+    """
     result.add_argument("output_dir", type=Path, help="The output_dir of a run.")
     result.add_argument("repo_id", nargs="?", help="OWNER/NAME. The default is the run's own, or the folder's name.")
     result.add_argument("--private", action="store_true", help="Creates the repository as a private one.")
     result.add_argument("--revision", help="The branch, which is created if needed. The default is main.")
     result.add_argument("--results", type=Path, help="results.json of its evaluation. The default is in OUTPUT_DIR.")
     result.add_argument("--base_results", type=Path, help="results.json of the base model, for comparison.")
-    return result
 
 
-def serve_parser() -> argparse.ArgumentParser:
-    """Options of ``basis-rl serve``; whatever it does not know is vLLM's."""
-    result = parser("serve", _SERVE)
+@_command
+def serve_parser(result: argparse.ArgumentParser) -> None:
+    """Starts a vLLM server as training needs it, waits until it is healthy, and stops it on Ctrl-C or SIGTERM. Unknown
+    options are handed to vLLM: --tensor-parallel-size 4, --gpu-memory-utilization 0.9.
+    """
     result.add_argument("model", help="A Hub id or a folder.")
     result.add_argument(
         "--host",
@@ -198,17 +230,6 @@ def serve_parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--max-model-len", type=int, default=None, help="Length of prompt and rollout together, in tokens."
     )
-    return result
-
-
-PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
-    "init": init_parser,
-    "check": check_parser,
-    "sweep": sweep_parser,
-    "compare": compare_parser,
-    "push": push_parser,
-    "serve": serve_parser,
-}
 
 
 def check_names(command: str, argv: Sequence[str]) -> None:
@@ -236,19 +257,16 @@ def check_names(command: str, argv: Sequence[str]) -> None:
 
 def help_of(command: str, *, everything: bool = False) -> str:
     """What ``--help`` prints, or with `everything` ``--help-all``: also the keys of TRL and transformers."""
-    if command in PARSERS:
-        text = PARSERS[command]().format_help()
-        if command in RECIPE_COMMANDS:
-            text += "\nThe keys of a recipe are options too; `basis-rl train --help` lists them.\n"
-        return "\n".join([text, *_sections(("run", "data", "trainer", "trl", "transformers"))]) if everything else text
-    about = {"train": _TRAIN, "values": _VALUES, "clusters": _CLUSTERS, "eval": _EVAL}[command]
-    shown = _SECTIONS[command]
+    shown = _SECTIONS.get(command, ())
     if everything and command != "eval":
         shown = tuple(dict.fromkeys([*shown[:-1], "run", "data", "trainer", "trl", "transformers"]))
-    usage = "usage: basis-rl eval MODEL [--option value ...]\n" if command == "eval" else _USAGE.format(command=command)
-    more = f"`basis-rl {command} --help-all` lists all keys of TRL and transformers too.\n"
-    last = "" if everything or command == "eval" else more
-    return "\n".join([usage, _wrapped(about), "", *_sections(shown), last]).rstrip() + "\n"
+    parts = [PARSERS[command]().format_help()]
+    if command in ("check", "sweep"):
+        parts.append("The keys of a recipe are options too; `basis-rl train --help` lists them.\n")
+    parts += _sections(shown)
+    if command in RECIPE_COMMANDS and not everything:
+        parts.append(f"`basis-rl {command} --help-all` lists all keys of TRL and transformers too.")
+    return "\n".join(parts).rstrip() + "\n"
 
 
 def _sections(names: Sequence[str]) -> list[str]:
@@ -274,10 +292,6 @@ def _described(key: Key, *, brief: bool) -> str:
         subsequent_indent=" " * 6,
     )
     return f"{head}\n{textwrap.fill(text, _width(), initial_indent=' ' * 6, subsequent_indent=' ' * 6)}"
-
-
-def _wrapped(text: str) -> str:
-    return "\n\n".join(textwrap.fill(paragraph, _width()) for paragraph in text.split("\n\n"))
 
 
 def _width() -> int:

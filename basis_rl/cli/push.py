@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from basis_rl.cli.main import LOST, fail, report
+from basis_rl.cli.main import LOST, fail
 from basis_rl.cli.options import push_parser
 from basis_rl.report.card import results_of, write_card
 from basis_rl.run.checkpoint import was_cut_off
@@ -19,26 +19,21 @@ def main(argv: Sequence[str]) -> int:
     """Write the card again, with the results of evaluations that are there, and push the folder as one commit."""
     arguments = push_parser().parse_args(list(argv))
     folder: Path = arguments.output_dir
-    try:
-        info = load_run_info(folder)
-        if not has_model(folder):
-            raise ValueError(
-                f"'{folder}' holds no model: the run has not come to its end. Push one of its checkpoints."
-            )
-        if was_cut_off(folder):
-            raise ValueError(
-                f"'{folder}': the last save of its model was cut off. `basis-rl train` with --resume_from_checkpoint "
-                "auto saves it again."
-            )
-        take_results(folder, arguments.results, arguments.base_results)
-        name = arguments.repo_id or info.hub_model_id or folder.absolute().name
-        hub = Hub(name=name, private=arguments.private or None, revision=arguments.revision)
-        name = hub.connect() or name
-        info = replace(info, hub_model_id=name, model_name=name.split("/")[-1])
-        save_run_info(info, folder)
-        write_card(info, folder)
-    except (ValueError, OSError) as error:
-        return report(error)
+    info = load_run_info(folder)
+    if not has_model(folder):
+        raise ValueError(f"'{folder}' holds no model: the run has not come to its end. Push one of its checkpoints.")
+    if was_cut_off(folder):
+        raise ValueError(
+            f"'{folder}': the last save of its model was cut off. `basis-rl train` with --resume_from_checkpoint "
+            "auto saves it again."
+        )
+    take_results(folder, arguments.results, arguments.base_results)
+    name = arguments.repo_id or info.hub_model_id or folder.absolute().name
+    hub = Hub(name=name, private=arguments.private or None, revision=arguments.revision)
+    name = hub.connect() or name
+    info = replace(info, hub_model_id=name, model_name=name.split("/")[-1])
+    save_run_info(info, folder)
+    write_card(info, folder)
     command = f"basis-rl push {folder} {{repo}}"
     push = Push(message="Model, card and results", files=files_of_run(folder), by_hand=command)
     pushed = hub.submit(push).result()

@@ -19,9 +19,9 @@ import yaml
 
 from basis_rl.cli.check import check_quietly
 from basis_rl.cli.compare import main as compare
-from basis_rl.cli.main import FAILED, STOPPED, report
+from basis_rl.cli.main import FAILED, STOPPED
 from basis_rl.cli.options import sweep_parser
-from basis_rl.cli.sweep_plan import Planned, launcher_processes, plan
+from basis_rl.cli.sweep_plan import Planned, launcher_processes, plan, several
 from basis_rl.report.runs import flatten, what_counts
 from basis_rl.run.checkpoint import was_cut_off
 
@@ -35,9 +35,9 @@ def main(argv: Sequence[str]) -> int:
     if generations is not None and not generations.isdecimal():  # several values, or one to be refused as any key's
         overrides, generations = [*overrides, "--num_generations", generations], None
     launcher = shlex.split(options.launcher) or [sys.executable]
-    try:
-        if shutil.which(launcher[0]) is None:
-            raise ValueError(f"--launcher: there is no program '{launcher[0]}'.")
+    if shutil.which(launcher[0]) is None:
+        raise ValueError(f"--launcher: there is no program '{launcher[0]}'.")
+    with several(launcher_processes(options.launcher)):
         runs = plan(
             options.recipe,
             [name for name in options.baselines.split(",") if name],
@@ -46,13 +46,10 @@ def main(argv: Sequence[str]) -> int:
             overrides=overrides,
             budget=None if options.budget is None else int(options.budget),
             num_generations=None if generations is None else int(generations),
-            processes=launcher_processes(options.launcher),
         )
         waiting = [run for run in runs if not is_finished(run)]
         print(overview(runs, waiting), flush=True)
         check_all(waiting)
-    except (ValueError, OSError) as error:
-        return report(error)
     sweep = Sweep([*launcher, "-m", "basis_rl", "train"], waiting)
     failed = sweep.run()
     if sweep.stopped:
@@ -60,11 +57,12 @@ def main(argv: Sequence[str]) -> int:
         return STOPPED
     output = Path(runs[0].recipe.args.output_dir).parent
     done = [run.recipe.args.output_dir for run in runs if run not in failed]
-    code = compare([*done, "--output_dir", str(output / "report")]) if done else FAILED
-    for run in failed:
-        log = log_file(run)
-        last = log.read_text(errors="replace").strip().splitlines()[-1:]
-        print(f"FAILED: {run.name}: {''.join(last)[:300]} (log: {log})")
+    try:
+        code = compare([*done, "--output_dir", str(output / "report")]) if done else FAILED
+    finally:
+        for run in failed:
+            last = log_file(run).read_text(errors="replace").strip().splitlines()[-1:]
+            print(f"FAILED: {run.name}: {''.join(last)[:300]} (log: {log_file(run)})")
     return FAILED if failed else code
 
 

@@ -9,6 +9,7 @@ import math
 import re
 import shlex
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,10 @@ from basis_rl.baselines import BASELINES, Baseline
 from basis_rl.names import did_you_mean, import_object
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
+from basis_rl.recipe.words import peek
 from basis_rl.report.runs import what_counts
+from basis_rl.run.seams import attributes
+from basis_rl.trainer import BasisConfig
 
 _OURS = {"seed": "--seeds", "baseline": "--baselines", "resume_from_checkpoint": "nothing"}
 _GROUP = 8  # rollouts per prompt where a baseline needs several and nothing says how many
@@ -67,9 +71,10 @@ def plan(
     overrides: Sequence[str] = (),
     budget: int | None = None,
     num_generations: int | None = None,
-    processes: int = 1,
 ) -> list[Planned]:
     """The runs, seed by seed and each with all baselines. All of them draw the same number of rollouts.
+
+    A launcher's processes are those of `several`, within which this is called.
 
     - A baseline that needs a group, where the recipe has one rollout per prompt, gets `num_generations` of them
       (default 8): as many rollouts per batch, of fewer prompts. The others keep one. Evaluation stays as the recipe
@@ -85,23 +90,21 @@ def plan(
         overrides: ``--key value`` for all runs; ``--key a,b`` makes a run of each.
         budget: rollouts of each run; default: those of the recipe.
         num_generations: rollouts per prompt; where the recipe has one, of the baselines that need a group.
-        processes: of a launcher; settings of the recipe are those of one.
 
     Raises:
         ValueError: a setting that is wrong, or a number of rollouts that is not known.
     """
     common, grid = _split_grid(overrides)
-    base = _parse([recipe, *common], processes)
+    base = parse_recipe([recipe, *common])
     output = output or Path(f"{base.args.output_dir}-sweep")
     total = budget if budget is not None else _total(base, BASELINES.get(base.run.baseline))
     variants: dict[str, tuple[list[str], list[str]]] = {}
     for text in baselines:
         entry = parse_entry(text)
         for values in itertools.product(*grid.values()):
-            common_to_all = {k: v for k, v in zip(grid, values, strict=True) if k not in entry.settings}
-            chosen = _fitting(entry, common_to_all)
-            name = "-".join([entry.name, *(f"{k}={v}" for k, v in {**entry.settings, **chosen}.items())])
-            variants[name] = _adapt([recipe, *common], base, entry, chosen, total, num_generations, processes)
+            settings = entry.settings | _fitting(entry, dict(zip(grid, values, strict=True)))
+            name = "-".join([entry.name, *(f"{k}={v}" for k, v in settings.items())])
+            variants[name] = _adapt([recipe, *common], base, Entry(entry.name, settings), total, num_generations)
     planned = []
     for seed in seeds:
         for name, (argv, notes) in variants.items():
@@ -111,7 +114,7 @@ def plan(
             if base.args.push_to_hub and base.args.hub_model_id:  # or each would overwrite the one before
                 own = re.sub(r"[^A-Za-z0-9._-]+", "-", folder)
                 arguments += ["--hub_model_id", f"{base.args.hub_model_id}-{own}"]
-            planned.append(Planned(folder, arguments, _parse(arguments, processes), notes))
+            planned.append(Planned(folder, arguments, parse_recipe(arguments), notes))
     return planned
 
 
@@ -122,15 +125,12 @@ def launcher_processes(launcher: str) -> int:
         ValueError: it does not say, and a number of rollouts could not be kept.
     """
     words = shlex.split(launcher)
-    found: dict[str, str] = {}
-    for i, word in enumerate(words):
-        key, equals, value = word.partition("=")
-        found[key.lstrip("-").replace("-", "_")] = value if equals else words[i + 1] if i + 1 < len(words) else ""
+    found, _ = peek(words, ["num_processes", "nproc_per_node", "nnodes", "config_file"])
     if "num_processes" in found:
         return int(found["num_processes"])
     if "nproc_per_node" in found:
         return int(found["nproc_per_node"]) * int(found.get("nnodes") or 1)
-    file = Path(found.get("config_file", ""))
+    file = Path(str(found.get("config_file", "")))
     if file.is_file():
         return int((yaml.safe_load(file.read_text()) or {}).get("num_processes", 1))
     if words and Path(words[0]).name in ("accelerate", "torchrun"):
@@ -158,17 +158,9 @@ def _split_grid(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str
     return common, grid
 
 
-def _parse(argv: Sequence[str], processes: int) -> Recipe:
-    """The recipe as `processes` of them see it: the same batches, though this is one process."""
-    if processes == 1:
-        return parse_recipe(argv)
-    one = parse_recipe([*argv, "--num_generations", "1", "--num_generations_eval", "1"])  # which any batch admits
-    sizes = {key: getattr(one.args, key) for key in ("per_device_train_batch_size", "per_device_eval_batch_size")}
-    grown = [word for key, size in sizes.items() for word in (f"--{key}", str(size * processes))]
-    whole = parse_recipe([*argv, *grown])
-    kept = {key: value for key, value in whole.resolved.items() if key not in sizes or key in one.resolved}
-    whole.resolved = {key: sizes.get(key, value) for key, value in kept.items()}
-    return whole
+def several(processes: int) -> AbstractContextManager[None]:
+    """Within it the settings of a run are those that each of `processes` would see, though this is one process."""
+    return attributes(BasisConfig, world_size=property(lambda self: processes))
 
 
 def _kind(name: str) -> type[Baseline]:
@@ -177,23 +169,17 @@ def _kind(name: str) -> type[Baseline]:
 
 
 def _fitting(entry: Entry, chosen: dict[str, str]) -> dict[str, str]:
-    """Without parameters of baselines that this one does not have."""
-    known = inspect.signature(_kind(entry.name)).parameters
-    return {k: v for k, v in chosen.items() if not k.startswith("baseline_kwargs.") or k.partition(".")[2] in known}
+    """Without the entry's own settings, and without parameters of baselines that this one does not have."""
+    known = [f"baseline_kwargs.{name}" for name in inspect.signature(_kind(entry.name)).parameters]
+    fits = {k: v for k, v in chosen.items() if not k.startswith("baseline_kwargs.") or k in known}
+    return {k: v for k, v in fits.items() if k not in entry.settings}
 
 
 def _adapt(
-    argv: Sequence[str],
-    base: Recipe,
-    entry: Entry,
-    chosen: dict[str, str],
-    total: int | None,
-    num_generations: int | None,
-    processes: int,
+    argv: Sequence[str], base: Recipe, entry: Entry, total: int, num_generations: int | None
 ) -> tuple[list[str], list[str]]:
     """The arguments of an entry's runs, and what differs from the recipe for its baseline's sake."""
     kind, notes = _kind(entry.name), []
-    own = {**entry.settings, **chosen}
     arguments = [*argv, "--baseline", entry.name]
     given = base.run.baseline_kwargs or {}
     if entry.name != base.run.baseline and given:
@@ -203,17 +189,17 @@ def _adapt(
             notes.append(f"without baseline_kwargs {', '.join(k for k in given if k not in kept)}")
     rollouts = base.args.num_generations
     needed = rollouts < kind.min_group_size
-    if "num_generations" not in own and (needed or (num_generations and rollouts > 1)):
+    if "num_generations" not in entry.settings and (needed or (num_generations and rollouts > 1)):
         size = num_generations or _GROUP
         arguments += ["--num_generations", str(size)]
         notes.append(f"num_generations {size}")
     if base.args.eval_strategy != "no" and base.args.num_generations_eval is None:
         arguments += ["--num_generations_eval", str(rollouts)]
-    for key, value in own.items():
+    for key, value in entry.settings.items():
         arguments += [f"--{key}", value]
-    if total is None or "max_steps" in own:
+    if "max_steps" in entry.settings:
         return arguments, notes
-    drawn, updates = _batch(_parse(arguments, processes), kind)
+    drawn, updates = _batch(parse_recipe(arguments), kind)
     batches = total // drawn
     steps = int(batches * updates)
     if steps < 1:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import yaml
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from basis_rl.cli.main import FAILED, LOST, STOPPED, fail, notes, report
+from basis_rl.cli.main import FAILED, LOST, STOPPED, fail, notes
 from basis_rl.cli.summary import summary
 from basis_rl.engine.server import Server, ServerError
 from basis_rl.engine.supervisor import kept_alive
@@ -31,19 +31,13 @@ from basis_rl.trainer import BasisTrainer
 
 def main(argv: Sequence[str]) -> int:
     """Train, save model, tokenizer, log, recipe and plot into ``output_dir``, push to the Hub if asked."""
-    with ExitStack() as life:
-        try:
-            recipe = parse_recipe(argv)
-            notes(recipe.notes)
-            life.enter_context(held(recipe.args.output_dir))
-            server = own_server(recipe)
-        except (ValueError, OSError) as error:
-            return report(error)
-        try:
-            with server as served:
-                return train(recipe, served)
-        except ServerError as error:
-            return fail(error, LOST)
+    recipe = parse_recipe(argv)
+    notes(recipe.notes)
+    try:
+        with held(recipe.args.output_dir), own_server(recipe) as served:
+            return train(recipe, served)
+    except ServerError as error:
+        return fail(error, LOST)
 
 
 def own_server(recipe: Recipe) -> AbstractContextManager[Server | None]:
@@ -70,15 +64,12 @@ def own_server(recipe: Recipe) -> AbstractContextManager[Server | None]:
 
 def train(recipe: Recipe, served: Server | None = None) -> int:
     """Check, build and run; returns the exit code."""
-    try:
-        args = recipe.args
-        asked, overwrite = args.resume_from_checkpoint, args.overwrite_output_dir
-        checkpoint = on_main_process(lambda: resolve(asked, args.output_dir, overwrite))
-        trainer = build_trainer(recipe)
-        if served is not None:
-            trainer.watch_server(lambda: served.given_up)
-    except (ValueError, OSError) as error:
-        return report(error)
+    args = recipe.args
+    asked, overwrite = args.resume_from_checkpoint, args.overwrite_output_dir
+    checkpoint = on_main_process(lambda: resolve(asked, args.output_dir, overwrite))
+    trainer = build_trainer(recipe)
+    if served is not None:
+        trainer.watch_server(lambda: served.given_up)
     started = SaveRecipe(trainer)
     trainer.add_callback(started)
     try:
@@ -89,8 +80,8 @@ def train(recipe: Recipe, served: Server | None = None) -> int:
         return fail(error, LOST)
     except (ValueError, OSError) as error:
         if started.begun:
-            raise
-        return report(error)  # the checkpoint is not of this run
+            raise RuntimeError("The training has failed after it began.") from error
+        raise  # the checkpoint is not of this run
 
 
 def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:

@@ -6,20 +6,17 @@ import re
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
 from huggingface_hub import get_token
-from transformers import AutoModelForCausalLM
 
-from basis_rl.cli.main import LOST, STOPPED, fail, report
+from basis_rl.cli.main import LOST, STOPPED, fail
 from basis_rl.engine import ServersLost
-from basis_rl.engine.server import Server, ServerError
-from basis_rl.evaluation.sources import check_served, declared_ends
+from basis_rl.engine.server import ServerError
 from basis_rl.recipe.build import load_config_and_tokenizer, load_training_data, model_init_kwargs, server_options
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
@@ -28,7 +25,15 @@ from basis_rl.trainer.plan import Plan, check_temperature, check_with_model, sam
 from basis_rl.values import ValueTable
 from basis_rl.values.build import TablePlan, assemble, build_table
 from basis_rl.values.shards import Shards
-from basis_rl.values.sources import ModelSource, ServerSource, Source
+from basis_rl.values.sources import (
+    ModelSource,
+    ServerSource,
+    Source,
+    addresses,
+    check_served,
+    declared_ends,
+    load_model,
+)
 from basis_rl.values.table import KIND
 
 
@@ -38,10 +43,7 @@ def main(argv: Sequence[str]) -> int:
     What is finished is kept in ``OUTPUT.partial``, and the same command resumes from there. SIGTERM and SIGUSR1 end it
     with exit code 75; servers that are lost with 69.
     """
-    try:
-        job = prepare(parse_recipe(argv))
-    except (ValueError, OSError) as error:
-        return report(error)
+    job = prepare(parse_recipe(argv))
     kept = f"What is finished is kept in {job.shards.folder}; the same command resumes from there."
     try:
         with _interruptible():
@@ -51,8 +53,6 @@ def main(argv: Sequence[str]) -> int:
         return STOPPED
     except (ServersLost, ServerError) as error:
         return fail(f"{error} {kept}", LOST)
-    except (ValueError, OSError) as error:
-        return report(error)
     if table is None:
         print(f"Part {job.shard[0]} of {job.shard[1]} is done. The last part, or the next call, makes the table.")
         return 0
@@ -86,11 +86,10 @@ class Job:
 
     def build(self) -> ValueTable | None:
         """Draw what is missing, and save the table when all parts are there."""
-        table = self._assemble()
+        table = assemble(self.plan, self.shards, self.plan.fingerprints(self.tokenizer))
         if table is None:
-            with ExitStack() as stack:
-                build_table(self._source(stack), self.plan, self.shards.folder, self.shard)
-            table = self._assemble()
+            with self._source() as source:
+                table = build_table(source, self.plan, self.shards.folder, self.shard)
         with self.shards.merging() as ours:
             if table is not None and ours:
                 table.save(self.output)
@@ -113,27 +112,22 @@ class Job:
         print(f"Pushed to {url}")
         return 0
 
-    def _assemble(self) -> ValueTable | None:
-        return assemble(self.plan, self.shards, self.plan.fingerprints(self.tokenizer))
-
-    def _source(self, stack: ExitStack) -> Source:
+    @contextmanager
+    def _source(self) -> Iterator[Source]:
         run, args, name = self.recipe.run, self.recipe.args, str(self.recipe.model.model_name_or_path)
-        urls = _urls(run.values_servers)
-        if run.values_serve:
-            options = server_options(self.recipe, 0, self.shards.folder / f"vllm-{self.shard[0]:05d}.log")
-            print(f"Starting vLLM, log in {options.log} ...", flush=True)
-            urls = [stack.enter_context(Server(options)).url]
-        if not urls:
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                name, trust_remote_code=args.trust_remote_code, **model_init_kwargs(self.recipe)
-            )
-            device = "cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu"
-            return ModelSource(model.to(device), self.tokenizer, run.values_batch_size)
-        for url in urls:
-            check_served(url, name)
-        ends = declared_ends(name, self.config, self.tokenizer, self.recipe.model.model_revision)
-        timeout, patience = args.vllm_request_timeout, args.vllm_recovery_timeout
-        return ServerSource(urls, self.config, self.tokenizer, ends, timeout=timeout, patience=patience)
+        log = self.shards.folder / f"vllm-{self.shard[0]:05d}.log"
+        options = server_options(self.recipe, 0, log) if run.values_serve else None
+        with addresses(_urls(run.values_servers), options) as urls:
+            if not urls:
+                settings = {"trust_remote_code": args.trust_remote_code, **model_init_kwargs(self.recipe)}
+                model = load_model(name, use_cpu=args.use_cpu, **settings)
+                yield ModelSource(model, self.tokenizer, run.values_batch_size)
+                return
+            for url in urls:
+                check_served(url, name)
+            ends = declared_ends(name, self.config, self.tokenizer, self.recipe.model.model_revision)
+            timeout, patience = args.vllm_request_timeout, args.vllm_recovery_timeout
+            yield ServerSource(urls, self.config, self.tokenizer, ends, timeout=timeout, patience=patience)
 
 
 def prepare(recipe: Recipe) -> Job:

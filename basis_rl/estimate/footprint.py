@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, training_args
 from trl import ModelConfig, get_peft_config
 
 from basis_rl import resources
-from basis_rl.estimate.memory import Engine, ModelSize, Setting
+from basis_rl.estimate.memory import Engine, Launch, ModelSize, Setting
 from basis_rl.run.seams import attributes
 from basis_rl.trainer.config import BasisConfig
 
@@ -24,28 +24,6 @@ from basis_rl.trainer.config import BasisConfig
 _OPTIMIZER_STATES = {"adamw_torch": 2.0, "adamw_torch_fused": 2.0, "sgd": 0.0, "rmsprop": 1.0, "adagrad": 1.0}
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ENGINES: Mapping[str, Engine] = {"DEEPSPEED": "deepspeed", "FSDP": "fsdp"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Launch:
-    """How `accelerate launch` would start a run.
-
-    Attributes:
-        world: processes.
-        engine, stage, offload_optimizer, offload_parameters: see `Setting`.
-        source: where this is known from, for messages.
-    """
-
-    world: int = 1
-    engine: Engine = "plain"
-    stage: int = 0
-    offload_optimizer: bool = False
-    offload_parameters: bool = False
-    source: str = "this process"
-
-    def __str__(self) -> str:
-        name = {"plain": "DDP" if self.world > 1 else "no sharding", "fsdp": "FSDP"}.get(self.engine)
-        return f"{name or f'DeepSpeed ZeRO-{self.stage}'} on {self.world} process(es), from {self.source}"
 
 
 def read_launch(path: str | None = None, world_size: int | None = None) -> Launch:
@@ -171,9 +149,7 @@ def setting_of(args: BasisConfig, model: ModelConfig, config: Any, launch: Launc
     lora = bool(model.use_peft)
     attention = model.attn_implementation or "sdpa"
     return Setting(
-        engine=launch.engine,
-        stage=launch.stage,
-        world=launch.world,
+        **dataclasses.asdict(launch),
         low=2 if args.bf16 or args.fp16 else 0,
         frozen_bytes=loaded,
         trainable_bytes=4 if lora else loaded,
@@ -186,8 +162,6 @@ def setting_of(args: BasisConfig, model: ModelConfig, config: Any, launch: Launc
         accumulation=args.gradient_accumulation_steps,
         reference=args.beta != 0 and not lora,
         head_fp32=args.cast_lm_head_to_fp32,
-        offload_optimizer=launch.offload_optimizer,
-        offload_parameters=launch.offload_parameters,
         generated=0 if args.use_vllm else args.generation_batch_size // launch.world,
         gather_to_generate=args.ds3_gather_for_generation,
     )

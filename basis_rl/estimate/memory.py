@@ -48,14 +48,35 @@ class ModelSize:
     qk_norm: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """How it is trained.
+@dataclass(frozen=True)
+class Launch:
+    """How `accelerate launch` would start a run.
 
     Attributes:
+        world: processes.
         engine: ``plain`` is one process or DDP.
         stage: ZeRO's, 1 to 3; FSDP shards everything.
-        world: processes.
+        offload_optimizer, offload_parameters: DeepSpeed keeps them in the CPU's memory.
+        source: where this is known from, for messages.
+    """
+
+    world: int = 1
+    engine: Engine = "plain"
+    stage: int = 0
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+    source: str = "this process"
+
+    def __str__(self) -> str:
+        name = {"plain": "DDP" if self.world > 1 else "no sharding", "fsdp": "FSDP"}.get(self.engine)
+        return f"{name or f'DeepSpeed ZeRO-{self.stage}'} on {self.world} process(es), from {self.source}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting(Launch):
+    """How it is trained, and on which processes.
+
+    Attributes:
         low: bytes of a number in mixed precision, 2; 0 without.
         frozen_bytes, trainable_bytes: of a parameter as it is loaded.
         optimizer_states: numbers that the optimizer keeps for each trained one, in its own precision; None if unknown.
@@ -65,14 +86,10 @@ class Setting:
         accumulation: micro-batches an optimizer step.
         reference: a reference model is kept.
         head_fp32: the LM head is computed in float32.
-        offload_optimizer, offload_parameters: DeepSpeed keeps them in the CPU's memory.
         generated: sequences that transformers generates at a time on a GPU; 0 with vLLM.
         gather_to_generate: ZeRO-3 gathers all parameters for that.
     """
 
-    engine: Engine = "plain"
-    stage: int = 0
-    world: int = 1
     low: int = 0
     frozen_bytes: int = 4
     trainable_bytes: int = 4
@@ -85,8 +102,6 @@ class Setting:
     accumulation: int = 1
     reference: bool = False
     head_fp32: bool = False
-    offload_optimizer: bool = False
-    offload_parameters: bool = False
     generated: int = 0
     gather_to_generate: bool = True
 

@@ -11,8 +11,8 @@ import torch
 from trl import ModelConfig
 
 from basis_rl.baselines import Baseline, LearnedBaseline
-from basis_rl.estimate.footprint import Launch, model_size, setting_of
-from basis_rl.estimate.memory import ModelSize, Part, Phase, Setting, kv_cache, memory_parts, peak
+from basis_rl.estimate.footprint import model_size, setting_of
+from basis_rl.estimate.memory import Launch, ModelSize, Part, Phase, Setting, kv_cache, memory_parts, peak
 from basis_rl.run.disk import checkpoint_bytes, free_bytes
 from basis_rl.trainer import BasisConfig
 

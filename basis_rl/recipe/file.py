@@ -12,22 +12,11 @@ from basis_rl.data import DataArguments
 from basis_rl.names import require_extra
 from basis_rl.recipe.keys import Recipe, RunArguments
 from basis_rl.recipe.trl_recipes import translate_rewards
-from basis_rl.recipe.words import DICT_KEYS, check_keys, read_words, set_environment
+from basis_rl.recipe.words import DICT_KEYS, check_keys, peek, read_words, set_environment
 from basis_rl.run.redact import redact
 from basis_rl.trainer import BasisConfig
 
 TYPES = (RunArguments, DataArguments, ModelConfig, BasisConfig)
-
-
-def _serves(config: dict[str, Any], arguments: Sequence[str]) -> bool:
-    """Whether the file or the command line says ``serve: true``; argparse would have to parse all else first."""
-    value = config.get("serve", False)
-    for i, word in enumerate(arguments):
-        flag, equals, inline = word.partition("=")
-        if flag == "--serve":
-            following = arguments[i + 1] if i + 1 < len(arguments) else "--"
-            value = inline if equals else True if following.startswith("--") else following
-    return str(value).lower() in ("true", "t", "yes", "y", "1")
 
 
 class Parser(TrlParser):
@@ -60,7 +49,8 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
     set_environment(words.config)
     check_keys(words, {action.dest for action in keys._actions} - {"help"}, keys.flags())
     config, arguments = {k: v for k, v in words.config.items() if k != "env"}, words.arguments
-    if _serves(config, arguments):  # a server is started in order to generate with it
+    serve = {**config, **peek(arguments, ["serve"])[0]}.get("serve", False)
+    if str(serve).lower() in ("true", "t", "yes", "y", "1"):  # a server is started in order to generate with it
         config = {"use_vllm": True, "vllm_mode": "server", **config}
     keys.set_defaults_with_config(**{k: v for k, v in config.items() if k not in DICT_KEYS})
     run, data, model, args = keys.parse_args_into_dataclasses(arguments, look_for_args_file=False)

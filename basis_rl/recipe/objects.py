@@ -28,23 +28,18 @@ def build_rewards(recipe: Recipe) -> list[Any]:
     rewards = []
     for name in names:
         if "." in name and not name.startswith(POOL):
-            rewards.append(_own_reward(name, params[name]))
+            found = import_object(name, "reward function")
+            rewards.append(_built(found, params[name], "reward_kwargs", name))
         else:
             rewards.append(build_reward(name, params[name], known))
     return rewards
 
 
-def _own_reward(name: str, params: dict[str, Any]) -> Any:
-    """Somebody's function in TRL's form, or an object of their class."""
-    found = import_object(name, "reward function")
-    if not callable(found):
-        raise ValueError(f"reward_funcs: '{name}' is a {type(found).__name__}, not a function.")
-    return _built(found, params, "reward_kwargs", name)
-
-
 def _built(found: Any, params: dict[str, Any], key: str, name: str) -> Any:
     """An object of a class, built with `params`, which `key` of the recipe has; a function as it is."""
     if not isinstance(found, type):
+        if not callable(found):
+            raise ValueError(f"'{name}' is a {type(found).__name__}, not a function.")
         if params:
             raise ValueError(f"{key}: '{name}' is a function, which has no parameters to set; a class has.")
         return found

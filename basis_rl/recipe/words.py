@@ -5,6 +5,7 @@ A misspelt key and ``--help`` are answered from ``known.json``, which `basis_rl.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -107,6 +108,30 @@ def parse_yaml(text: str) -> Any:
     return yaml.load(text, Loader=_Loader)
 
 
+def parse_value(flag: str, text: str) -> Any:
+    """The value of an option, in YAML; what is not is a ValueError that names the option."""
+    try:
+        return parse_yaml(text)
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or error
+        raise ValueError(
+            f"{flag} {text}: the value is not valid YAML: {problem}. A text is given as '\"{text}\"'."
+        ) from error
+
+
+def peek(arguments: Sequence[str], names: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The values of some options by their names, without a look at any other; and the words that remain.
+
+    An option is ``--name value``, ``--name=value`` or ``--name`` alone, which is True; dashes and underscores are the
+    same. The last one counts.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    for name in names:
+        parser.add_argument(*{f"--{name}", f"--{name.replace('_', '-')}"}, dest=name, nargs="?", const=True)
+    found, rest = parser.parse_known_args(list(arguments))
+    return vars(found), rest
+
+
 def read(path: str) -> dict[str, Any]:
     """The keys of a recipe's file, or of a shipped recipe's (``papers/basis-qwen3-4b``).
 
@@ -141,31 +166,29 @@ def _put(config: dict[str, Any], key: str, entry: str, value: Any) -> None:
     config[key] = {**whole, outer: {**(whole.get(outer) or {}), inner: value}} if outer else {**whole, entry: value}
 
 
-def take_dictionaries(argv: list[str], config: dict[str, Any]) -> list[str]:
+def take_dictionaries(argv: Sequence[str], config: dict[str, Any]) -> list[str]:
     """Put ``--dict_key JSON`` and ``--dict_key.entry value`` into `config`; return the other arguments.
 
     ``--reward_kwargs.overlong.cache 4096`` is the entry of a dictionary within.
     """
     rest: list[str] = []
-    i = 0
-    while i < len(argv):
-        flag, equals, inline = argv[i].partition("=")
+    words = iter(argv)
+    for word in words:
+        flag, equals, inline = word.partition("=")
         key, dot, entry = flag.removeprefix("--").partition(".")
         if not flag.startswith("--") or key not in DICT_KEYS:
-            rest.append(argv[i])
-            i += 1
+            rest.append(word)
             continue
-        if not equals and i + 1 >= len(argv):
+        text = inline if equals else next(words, None)
+        if text is None:
             raise ValueError(f"{flag} needs a value.")
-        text = inline if equals else argv[i + 1]
-        value = parse_yaml(text)
+        value = parse_value(flag, text)
         if dot:
             _put(config, key, entry, value)
         elif isinstance(value, dict):
             config[key] = value
         else:
             raise ValueError(f"{flag} must be a JSON object, got {text!r}.")
-        i += 1 if equals else 2
     return rest
 
 

@@ -22,7 +22,7 @@ from basis_rl.engine import Completion, Sampling, prompt_tokens
 from basis_rl.engine.client import request_seed
 from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provenance
 from basis_rl.values.shards import Record, Shards
-from basis_rl.values.sources import Request, Source, ahead
+from basis_rl.values.sources import Source, ahead
 from basis_rl.values.table import ValueTable
 
 _SCORED_TOGETHER = 16
@@ -186,15 +186,12 @@ class _Build:
     def run(self, shard: int, of: int) -> None:
         """Draw and score what is missing of part `shard`."""
         mine = self.source.chunks(self.prompts, max(self.plan.parts))[shard::of]
-        finished = 0
         own = {self.ids[i] for chunk in mine for i in chunk}
-        for record in self.shards.records():
-            self._note(record)
-            finished += len(record.rewards) * (record.prompt_id in own)
+        finished = sum(self._note(record) * (record.prompt_id in own) for record in self.shards.records())
         with (
             self.shards.writer(shard, of) as writer,
             tqdm(
-                total=len(own) * self.plan.num_rollouts - self._saved() * len(own & self.certain),
+                total=len(own) * self.plan.num_rollouts,
                 initial=finished,
                 desc="value table" + (f" {shard}/{of}" if of > 1 else ""),
                 unit="rollout",
@@ -204,18 +201,15 @@ class _Build:
             for part in range(len(self.plan.parts)):
                 for record in self._records(mine, part):
                     writer.write(record.line())
-                    self._note(record)
-                    if self.plan.is_certain(record):
-                        progress.total = (progress.total or 0) - self._saved()
-                    progress.update(len(record.rewards))
+                    progress.update(self._note(record))
 
-    def _saved(self) -> int:
-        return self.plan.num_rollouts - self.plan.parts[0]
-
-    def _note(self, record: Record) -> None:
+    def _note(self, record: Record) -> int:
+        """Take in what is finished; returns how many of the planned rollouts are settled by it."""
         self.done.add(record.key)
-        if self.plan.is_certain(record):
-            self.certain.add(record.prompt_id)
+        if not self.plan.is_certain(record):
+            return len(record.rewards)
+        self.certain.add(record.prompt_id)
+        return self.plan.num_rollouts
 
     def _records(self, mine: list[list[int]], part: int) -> Iterator[Record]:
         """The records of one part that are missing; a chunk is drawn whole, as it was the first time."""
@@ -223,8 +217,8 @@ class _Build:
         chunks = [chunk for chunk in chunks if any((self.ids[i], part) not in self.done for i in chunk)]
         # What a prompt's second part draws is not what its first one has drawn: the seeds differ.
         seeds = {tuple(chunk): request_seed(self.plan.seed, part, *(self.ids[i] for i in chunk)) for chunk in chunks}
-        request = Request(self.prompts, seeds, self.plan.sampling, self.plan.parts[part])
-        with closing(ahead(partial(self.source.draw, request), _SCORED_TOGETHER)) as drawn:
+        draw = partial(self.source.draw, self.prompts, seeds, self.plan.sampling, self.plan.parts[part])
+        with closing(ahead(draw, _SCORED_TOGETHER)) as drawn:
             for ready in drawn:
                 missing = [(i, rollouts) for i, rollouts in ready if (self.ids[i], part) not in self.done]
                 scores = iter(self._score(missing))

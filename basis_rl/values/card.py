@@ -13,29 +13,6 @@ from torch import Tensor
 from basis_rl.run.record import is_hub_id
 from basis_rl.text import render
 
-_SHOWN = {
-    "model": "Model",
-    "revision": "Revision",
-    "chat_template": "Chat template (hash)",
-    "reward": "Reward",
-    "num_rollouts": "Rollouts per prompt",
-    "early_exit": "Early exit after",
-    "max_completion_length": "Longest completion (tokens)",
-    "temperature": "Temperature",
-    "top_p": "top-p",
-    "top_k": "top-k",
-    "min_p": "min-p",
-    "repetition_penalty": "Repetition penalty",
-    "generation_kwargs": "Further settings",
-    "seed": "Seed",
-    "sampler": "Sampled with",
-    "rollouts": "Rollouts in all",
-    "tokens": "Tokens in all",
-    "truncated": "Completions that were cut off",
-    "dataset": "Dataset (hash)",
-    "date": "Date",
-}
-
 
 def describe(means: Tensor, reward_range: tuple[float, float], width: int = 40) -> str:
     """The distribution of the mean rewards as text: a histogram of ten bins, and the shares at both ends.
@@ -72,7 +49,10 @@ def card(
         "configs": [{"config_name": "default", "data_files": "rewards.parquet"}],
         **({"base_model": known["model"]} if is_hub_id(str(known.get("model") or "")) else {}),
     }
-    rows = [(label, _shown(key, known)) for key, label in _SHOWN.items() if known.get(key) not in (None, "", "{}")]
+    shown = {**known, "model": name if known.get("model") else None}
+    shown["early_exit"] = f"{known['early_exit']} rollouts" if known.get("early_exit") else None
+    if known.get("truncated") is not None and known.get("rollouts"):
+        shown["truncated"] = f"{known['truncated']} ({known['truncated'] / known['rollouts']:.1%})"
     return render(
         Path(__file__).with_name("card.md.jinja"),
         front=yaml.safe_dump(front, sort_keys=False).rstrip(),
@@ -80,21 +60,11 @@ def card(
         repo_id=repo_id,
         prompts=len(counts),
         rollouts=f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}",
-        rows=[row for row in rows if row[1]],
+        shown=shown,
         exit_after=known.get("early_exit"),
         planned=known.get("num_rollouts"),
         description=description,
     )
-
-
-def _shown(key: str, known: Mapping[str, Any]) -> str:
-    if key == "model":
-        return _name(known)
-    if key == "truncated" and known.get("rollouts"):
-        return f"{known[key]} ({known[key] / known['rollouts']:.1%})"
-    if key == "early_exit":
-        return f"{known[key]} rollouts" if known[key] else ""
-    return str(known[key])
 
 
 def _name(known: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,17 +91,14 @@ def run_provenance(
     """
     model = str(getattr(config, "_name_or_path", "") or "")
     template = getattr(tokenizer, "chat_template", None)
+    drawn = asdict(sampling)
     known: dict[str, Any] = {
         "model": model,
         "revision": model_revision(model, getattr(config, "_commit_hash", None)) if model else None,
         "chat_template": fingerprint(template) if isinstance(template, str) else None,
         "reward": reward_identity(reward_funcs, reward_weights),
-        "max_completion_length": sampling.max_new_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "repetition_penalty": sampling.repetition_penalty,
+        "max_completion_length": drawn.pop("max_new_tokens"),
+        **drawn,
         "generation_kwargs": json.dumps(sampling.generation_kwargs, sort_keys=True, default=str),
     }
     return {key: value for key, value in known.items() if value not in (None, "")}

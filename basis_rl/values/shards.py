@@ -8,10 +8,10 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from basis_rl.run.artefacts import differences, lock, read_lines
 
@@ -44,6 +44,21 @@ class Record:
     def line(self) -> dict[str, Any]:
         """As it is written."""
         return {**asdict(self), "rewards": [None if math.isnan(reward) else reward for reward in self.rewards]}
+
+
+@dataclass
+class Writer:
+    """Appends lines to a file. A line is there when `write` returns, and on the disk about a second later."""
+
+    file: TextIO
+    synced: float
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Append one line."""
+        print(json.dumps(line), file=self.file, flush=True)
+        if time.monotonic() - self.synced > _SYNC_SECONDS:
+            os.fsync(self.file.fileno())
+            self.synced = time.monotonic()
 
 
 class Shards:
@@ -95,10 +110,21 @@ class Shards:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"shard-{shard:05d}-of-{of:05d}.jsonl"
-        with closing(Writer(path)) as writer:
+        with path.open("a") as file:
+            if not lock(file.fileno(), wait=False):
+                raise ValueError(
+                    f"Another process is writing '{path}'. Wait for it, or give each its own part: --values_shard 0/2, "
+                    "1/2."
+                )
+            if path.read_bytes()[-1:] not in (b"", b"\n"):  # a line was cut off: end it
+                file.write("\n")
+            writer = Writer(file, time.monotonic())
             if not any("identity" in line for line in read_lines(path)):
                 writer.write({"identity": self.identity})
-            yield writer
+            try:
+                yield writer
+            finally:
+                os.fsync(file.fileno())
 
     @contextmanager
     def merging(self) -> Iterator[bool]:
@@ -115,34 +141,3 @@ class Shards:
     def remove(self) -> None:
         """Delete the folder: the table is saved."""
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-class Writer:
-    """Appends lines to a file. A line is there when `write` returns, and on the disk about a second later."""
-
-    def __init__(self, path: Path) -> None:
-        self.file = path.open("ab+", buffering=0)
-        if not lock(self.file.fileno(), wait=False):
-            self.file.close()
-            raise ValueError(
-                f"Another process is writing '{path}'. Wait for it, or give each its own part: --values_shard 0/2, 1/2."
-            )
-        if self.file.seek(0, os.SEEK_END):
-            self.file.seek(-1, os.SEEK_END)
-            if self.file.read(1) != b"\n":  # a line was cut off: end it
-                self.file.write(b"\n")
-        self.synced = time.monotonic()
-
-    def write(self, line: Mapping[str, Any]) -> None:
-        """Append one line."""
-        rest = memoryview(json.dumps(line).encode() + b"\n")
-        while rest:  # an unbuffered write may take a part
-            rest = rest[self.file.write(rest) :]
-        if time.monotonic() - self.synced > _SYNC_SECONDS:
-            os.fsync(self.file.fileno())
-            self.synced = time.monotonic()
-
-    def close(self) -> None:
-        """Bring all to the disk."""
-        os.fsync(self.file.fileno())
-        self.file.close()

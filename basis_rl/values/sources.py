@@ -5,60 +5,29 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple, Protocol, TypeVar
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from basis_rl.engine import Completion, Sampling, end_tokens, sample, sample_servers
+from basis_rl.engine.client import Client
+from basis_rl.engine.server import Server, ServerOptions
 
 T = TypeVar("T")
+Prompts = Sequence[Sequence[int]]
+Seeds = Mapping[tuple[int, ...], int]
 Rollouts = Iterator[tuple[int, list[Completion]]]
-
-
-class Request(NamedTuple):
-    """Rollouts that are wanted of a `Source`.
-
-    Attributes:
-        prompts: tokens of all prompts.
-        chunks: indices of prompts that are drawn together (see `Source.chunks`), and the seed of their rollouts.
-        sampling: how rollouts are drawn.
-        num_rollouts: of each prompt.
-    """
-
-    prompts: Sequence[Sequence[int]]
-    chunks: Mapping[tuple[int, ...], int]
-    sampling: Sampling
-    num_rollouts: int
-
-
-class Source(Protocol):
-    """Draws rollouts. What it draws for a chunk of prompts depends on the chunk and its seed alone.
-
-    Attributes:
-        name: what else the rollouts depend on.
-        config: the model's configuration, which knows where it came from.
-        tokenizer: its tokenizer.
-    """
-
-    name: str
-    config: Any
-    tokenizer: PreTrainedTokenizerBase
-
-    def chunks(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-        """Indices of the prompts in chunks that are drawn together, for at most `count` rollouts of each."""
-        ...
-
-    def draw(self, request: Request, stop: threading.Event) -> Rollouts:
-        """The rollouts of each prompt; ends early, without what is not finished, when `stop` is set."""
-        ...
 
 
 class ModelSource:
     """A model in this process, with transformers generation.
 
-    Each chunk is one batch and has a seed of its own, so that rewards do not depend on what was drawn before it.
+    Each chunk of prompts is one batch and has a seed of its own, so that what is drawn depends on these alone, and not
+    on what was drawn before. `name` says what else the rollouts depend on.
 
     Args:
         model: the reference model, the one that training starts from.
@@ -76,32 +45,38 @@ class ModelSource:
         """`name`, for a caller that has not loaded the model yet."""
         return f"transformers, {batch_size} at a time"
 
-    def chunks(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+    def chunks(self, prompts: Prompts, count: int) -> list[list[int]]:
+        """Indices of the prompts in chunks that are drawn together, for at most `count` rollouts of each."""
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))  # of similar length together: less padding
         size = max(1, self.batch_size // count)
         return [order[start : start + size] for start in range(0, len(order), size)]
 
-    def draw(self, request: Request, stop: threading.Event) -> Rollouts:
+    def draw(self, prompts: Prompts, seeds: Seeds, sampling: Sampling, count: int, stop: threading.Event) -> Rollouts:
+        """`count` rollouts of each prompt; ends early, without what is not finished, when `stop` is set.
+
+        Args:
+            prompts: tokens of all prompts.
+            seeds: of each chunk of prompts that are drawn together.
+            sampling: how.
+            count: rollouts of each prompt.
+            stop: may be set by another thread.
+        """
         device = self.model.device
-        for chunk, seed in request.chunks.items():
+        for chunk, seed in seeds.items():
             if stop.is_set():
                 return
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 torch.manual_seed(seed)
-                found = sample(
-                    self.model,
-                    self.tokenizer,
-                    [request.prompts[i] for i in chunk],
-                    request.sampling,
-                    num_samples=request.num_rollouts,
-                    batch_size=request.num_rollouts * len(chunk),
-                    stop=stop,
+                tokens = [prompts[i] for i in chunk]
+                size = count * len(chunk)
+                drawn = list(
+                    sample(self.model, self.tokenizer, tokens, sampling, num_samples=count, batch_size=size, stop=stop)
                 )
-                drawn = list(found)
             for k, completions in drawn:
                 yield chunk[k], completions
 
 
+@dataclass
 class ServerSource:
     """vLLM servers. The seed of a request belongs to its prompt: neither order nor number of servers changes it.
 
@@ -109,39 +84,36 @@ class ServerSource:
         urls: of the servers; all serve the same model.
         config: configuration of that model.
         tokenizer: its tokenizer.
-        ends: tokens that end a completion; None: the tokenizer's.
+        ends: tokens that end a completion; by default the tokenizer's.
         timeout: see `sample_servers`.
         patience: see `sample_servers`.
     """
 
-    name = "vllm"
+    urls: Sequence[str]
+    config: Any
+    tokenizer: PreTrainedTokenizerBase
+    ends: Sequence[int] = ()
+    timeout: float = 1800.0
+    patience: float = 600.0
+    name: ClassVar[str] = "vllm"
 
-    def __init__(
-        self,
-        urls: Sequence[str],
-        config: Any,
-        tokenizer: PreTrainedTokenizerBase,
-        ends: Sequence[int] | None = None,
-        *,
-        timeout: float = 1800.0,
-        patience: float = 600.0,
-    ) -> None:
-        self.urls, self.config, self.tokenizer = list(urls), config, tokenizer
-        self.ends = end_tokens(None, tokenizer) if ends is None else list(ends)
-        self.timeout, self.patience = timeout, patience
+    def __post_init__(self) -> None:
+        self.ends = self.ends or end_tokens(None, self.tokenizer)
 
-    def chunks(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+    def chunks(self, prompts: Prompts, count: int) -> list[list[int]]:
+        """Each prompt is drawn by itself."""
         return [[index] for index in range(len(prompts))]
 
-    def draw(self, request: Request, stop: threading.Event) -> Rollouts:
-        indices = [index for (index,) in request.chunks]
+    def draw(self, prompts: Prompts, seeds: Seeds, sampling: Sampling, count: int, stop: threading.Event) -> Rollouts:
+        """See `ModelSource.draw`."""
+        indices = [index for (index,) in seeds]
         found = sample_servers(
             self.urls,
             self.tokenizer,
-            [request.prompts[i] for i in indices],
-            request.sampling,
-            num_samples=request.num_rollouts,
-            seeds=list(request.chunks.values()),
+            [prompts[i] for i in indices],
+            sampling,
+            num_samples=count,
+            seeds=list(seeds.values()),
             stop_token_ids=self.ends,
             timeout=self.timeout,
             patience=self.patience,
@@ -149,6 +121,48 @@ class ServerSource:
         )
         for k, completions in found:
             yield indices[k], completions
+
+
+Source = ModelSource | ServerSource
+
+
+@contextmanager
+def addresses(urls: Sequence[str], options: ServerOptions | None) -> Iterator[list[str]]:
+    """Of vLLM servers: those that run already, or the one that is started with `options`, and stopped at the end."""
+    if options is None:
+        yield list(urls)
+        return
+    print(f"Starting vLLM with {options.model}, log in {options.log} ...", flush=True)
+    with Server(options) as server:
+        yield [server.url]
+
+
+def load_model(name: str, *, use_cpu: bool = False, **settings: Any) -> PreTrainedModel:
+    """A model on the GPU, if there is one."""
+    model: Any = AutoModelForCausalLM.from_pretrained(name, **settings)
+    loaded: PreTrainedModel = model.to("cuda" if torch.cuda.is_available() and not use_cpu else "cpu")
+    return loaded
+
+
+def declared_ends(name: str, config: object, tokenizer: PreTrainedTokenizerBase, revision: str | None) -> list[int]:
+    """End tokens as `sample` has them of a loaded model, without loading one."""
+    try:
+        generation = GenerationConfig.from_pretrained(name, revision=revision or "main")
+    except OSError:
+        generation = GenerationConfig.from_model_config(config)  # type: ignore[arg-type]
+    return end_tokens(generation, tokenizer)
+
+
+def check_served(url: str, model: str) -> int | None:
+    """Tokens that fit into the server at `url`, prompt and completion together; None if it does not say.
+
+    Raises:
+        ValueError: there is no server, or it has another model.
+    """
+    served = Client(url).model()
+    if model not in served.names and Path(model).resolve() not in {Path(name).resolve() for name in served.names}:
+        raise ValueError(f"The server at {url} has the model {', '.join(sorted(served.names))}, not '{model}'.")
+    return served.max_model_len
 
 
 def ahead(make: Callable[[threading.Event], Iterator[T]], at_most: int) -> Generator[list[T], None, None]:

@@ -12,7 +12,7 @@ import pytest
 
 from basis_rl.baselines import BASELINES
 from basis_rl.cli.main import main
-from basis_rl.cli.sweep_plan import launcher_processes, parse_entry, plan
+from basis_rl.cli.sweep_plan import launcher_processes, parse_entry, plan, several
 from basis_rl.report.runs import read_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +62,8 @@ def test_a_launcher_with_several_processes_has_larger_batches(recipe, tmp_path):
     assert launcher_processes(f"accelerate launch --config_file {config}") == 2
     assert launcher_processes(f"accelerate launch --config_file={config} --num_processes 4") == 4
     assert launcher_processes("") == 1
-    (run,) = plan(recipe(per_device_train_batch_size=2), ["rloo"], [0], budget=96, processes=4)
+    with several(4):
+        (run,) = plan(recipe(per_device_train_batch_size=2), ["rloo"], [0], budget=96)
     assert rollouts(run) == 96
     assert "--max_steps" not in run.argv, "12 steps of 2 x 4 ranks"
     assert run.recipe.resolved["per_device_train_batch_size"] == 2
