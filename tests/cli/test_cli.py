@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import os
 import re
 import signal
 import subprocess
@@ -31,12 +30,9 @@ def test_enumerations_from_the_command_line_can_be_saved(recipe):
     assert parsed.resolved["lr_scheduler_type"] == "constant"
 
 
-def test_trls_conventions(recipe, monkeypatch):
-    monkeypatch.delenv("A_SETTING", raising=False)
-    monkeypatch.setenv("A_SETTING_KEPT", "1")
-    path = recipe(env={"A_SETTING": 3}, reward_funcs=["tests.support.tiny.parity_reward"])
+def test_trls_conventions(recipe):
+    path = recipe(reward_funcs=["tests.support.tiny.parity_reward"])
     parsed = parse_recipe(["--config", path, "--num_generations=1", "--baseline", "batch_mean"])
-    assert os.environ.pop("A_SETTING") == "3"
     assert parsed.args.num_generations == 1
     assert parsed.run.reward_funcs == ["tests.support.tiny.parity_reward"]
     without = [f"--{k}={v}" for k, v in SETTINGS.items() if not isinstance(v, dict)]
@@ -80,14 +76,10 @@ def test_value_table_then_basis_with_one_rollout(recipe, tmp_path, capsys):
     # The same table, another prompt: refused, with both sides and the way out.
     assert main(["check", path, "--prompt_template", "Q {prompt}"]) == 2
     assert re.search(r"rendered otherwise.*table \w{16}, run \w{16}.*accept_mismatch", capsys.readouterr().err, re.S)
-    assert main(["check", path, "--temperature", "0.5"]) == 2
-    assert "temperature: table 1.0, run 0.5" in capsys.readouterr().err
     tokenizer = tiny_tokenizer()
     save(tiny_model(tokenizer, seed=1), tokenizer, tmp_path / "other")
     assert main(["train", path, "--model_name_or_path", str(tmp_path / "other")]) == 2
     assert re.search(r"revision: table \"\w{16}\", run \"\w{16}\"", capsys.readouterr().err)
-    assert main(["check", path, "--dataset_kwargs.seed", "1"]) == 2
-    assert "training prompts are not in the value table" in capsys.readouterr().err
 
 
 REAL = {
@@ -126,19 +118,15 @@ BAD = {
     "unknown parameter": ({"baseline_kwargs": {"epsilon": 1}}, [], "Baseline 'rloo' has no parameter 'epsilon'"),
     "unknown objective": ({"objective": "gsp"}, [], "Did you mean 'gspo'"),
     "unknown reward": ({"reward_funcs": ["math_verfy"]}, [], "Unknown reward function 'math_verfy'. Did you mean"),
-    "reward that is not there": (
-        {"reward_funcs": ["tests.support.tiny.nothing"]},
-        [],
-        "'tests.support.tiny.nothing' cannot be imported",
-    ),
+    "no such reward": ({"reward_funcs": ["tests.support.tiny.nothing"]}, [], "tiny.nothing' cannot be imported"),
     "reward parameter": ({"reward_kwargs": {"timeot": 1}}, [], "math_verify has no 'timeot'. Did you mean 'timeout'"),
     "missing column": ({"prompt_column": "text"}, [], "has no column 'text', only"),
     "batch arithmetic": ({"num_generations": 5}, [], "must be divisible by num_generations"),
     "no model": ({"model_name_or_path": None}, [], "model_name_or_path is missing"),
-    "model that is not there": (
+    "no such model": (
         {"model_name_or_path": "runs/nowhere"},
         [],
-        "'runs/nowhere' could not be loaded .there is no such folder",
+        "'runs/nowhere' could not be loaded .*such folder",
     ),
     "no dataset": ({"dataset_name": None, "dataset_kwargs": None}, [], "dataset_name is missing"),
     "wrong type": ({}, ["--max_steps", "many"], "--max_steps.* invalid int value: 'many'"),
@@ -146,16 +134,8 @@ BAD = {
     "value missing": ({}, ["--baseline_kwargs.eps"], "--baseline_kwargs.eps needs a value"),
     "parameter of a wrong type": ({"reward_kwargs": {"timeout": "5s"}}, [], "reward_kwargs .*'str'"),
     "dictionary that is none": ({"reward_kwargs": "fast"}, [], "reward_kwargs must be a mapping"),
-    "baseline that is not there": (
-        {"baseline": "tests.support.tiny:Nothing"},
-        [],
-        "baseline 'tests.support.tiny:Nothing' cannot be imp",
-    ),
-    "class that is no baseline": (
-        {"baseline": "tests.support.tiny:Path"},
-        [],
-        "not a subclass of basis_rl.baselines.Baseline",
-    ),
+    "no such baseline": ({"baseline": "tests.support.tiny:Nothing"}, [], "tiny:Nothing' cannot be imp"),
+    "class that is no baseline": ({"baseline": "tests.support.tiny:Path"}, [], "not a subclass of .*Baseline"),
     "table missing": ({"baseline": "basis", "num_generations": 1}, [], "needs the parameter 'values'"),
 }
 
@@ -171,56 +151,18 @@ def test_bad_requests_get_one_message(case, command, recipe, capsys):
     assert "Traceback" not in said
 
 
-def test_recipes_that_cannot_be_read(tmp_path, capsys):
-    assert main(["train", "nowhere.yaml"]) == 2
-    assert "There is no recipe 'nowhere.yaml'" in capsys.readouterr().err
-    broken = tmp_path / "broken.yaml"
-    broken.write_text("a: [1")
-    assert main(["check", str(broken)]) == 2
-    assert "is not valid YAML" in capsys.readouterr().err
-    broken.write_text("- a")
-    assert main(["check", str(broken)]) == 2
-    assert "must hold `key: value` lines" in capsys.readouterr().err
+@pytest.mark.parametrize(("text", "message"), [("a: [1", "not valid YAML"), ("- a", "must hold `key: value` lines")])
+def test_recipes_that_cannot_be_read(text, message, tmp_path, capsys):
+    (tmp_path / "broken.yaml").write_text(text)
+    assert main(["check", str(tmp_path / "broken.yaml")]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_commands(capsys):
     assert main([]) == 2
-    assert main(["--help"]) == 0
-    assert "accelerate launch" in capsys.readouterr().out
     assert main(["trian"]) == 2
     assert "Did you mean 'train'" in capsys.readouterr().err
-    assert main(["--version"]) == 0
-    assert main(["train", "--help"]) == 0
-    assert "--num_generations" in capsys.readouterr().out
-
-
-@pytest.mark.long
-def test_exit_code_and_no_traceback_in_a_process_of_its_own(recipe):
-    command = [sys.executable, "-m", "basis_rl", "train", recipe(baseline="rlo")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "Did you mean 'rloo'" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.long
-def test_accelerate_launch_takes_the_same_arguments(recipe, tmp_path):
-    launcher = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
-    launcher += ["--main_process_port", "0", "-m", "basis_rl"]
-    command = [sys.executable, *launcher, "train", recipe(), "--per_device_train_batch_size", "4"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    assert "step 2/2" in done.stdout
-    assert done.stdout.count("== Summary") == 1
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out") is not None
-
-
-def test_a_baseline_of_ones_own(recipe, capsys):
-    assert main(["check", "tests.support.tiny:Tokenwise"]) == 0
-    assert "keeps the contract: declarations, shape_and_zeros" in capsys.readouterr().out
-    assert main(["check", "tests.baselines.test_conformance:ByPosition"]) == 2
-    assert "depends on the order of the rows" in capsys.readouterr().err
-    assert main(["train", recipe(baseline="tests.support.tiny:Tokenwise")]) == 0
+    assert main(["--help"]) == main(["--version"]) == 0
 
 
 def test_resuming_from_nothing_or_with_another_baseline_is_one_message(recipe, tmp_path, capsys):
@@ -240,12 +182,6 @@ def test_resuming_from_nothing_or_with_another_baseline_is_one_message(recipe, t
     assert main(["train", recipe(**other), "--resume_from_checkpoint", first]) == 2
     assert "while training on other prompts" in capsys.readouterr().err
     assert (tmp_path / "out" / "checkpoint-2").is_dir(), "nothing was moved"
-
-
-def test_a_table_does_not_replace_something_else(recipe, tmp_path, capsys):
-    (tmp_path / "precious").mkdir()
-    assert main(["values", recipe(values_output_dir=str(tmp_path / "precious"))]) == 2
-    assert "is not a value table; it is left alone" in capsys.readouterr().err
 
 
 @pytest.mark.long
@@ -329,6 +265,7 @@ def absurd(completions, **kwargs):
         ["examples.custom_baseline:Shrinkage", "--strength=4"],
         ["examples.custom_baseline:Shrinkage", "--baseline_kwargs.strength", "4"],
         ["tests.cli.test_cli:BUILT"],
+        ["tests.support.tiny:Tokenwise"],
     ],
 )
 def test_check_gives_a_baseline_its_arguments_or_takes_a_built_one(words, capsys):
@@ -339,13 +276,11 @@ def test_check_gives_a_baseline_its_arguments_or_takes_a_built_one(words, capsys
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["tests.baselines.test_conformance:ByPosition"], "depends on the order of the rows"),
         (["examples.custom_baseline:Shrinkage", "--strenght", "4"], "cannot be built: TypeError"),
         (["examples.custom_baseline:Shrinkage", "4"], "Give the arguments of a constructor"),
         (["examples.custom_objective:simple", "--strength", "4"], "is no class, so it takes no arguments"),
-        (
-            ["examples.custom_baseline:Shrinkage", "--strength", "[1"],
-            r"error: --strength \[1: the value is not valid YAML",
-        ),
+        (["examples.custom_baseline:Shrinkage", "--strength", "[1"], r"--strength \[1: .* is not valid YAML"),
         (["tests.cli.test_cli:BUILT", "--strength", "4"], "BUILT is no class, so it takes no arguments"),
         (["tests.cli.test_cli:NUMBER"], "error: An int is neither a baseline"),
         (["math:pi"], "there is nothing to check"),

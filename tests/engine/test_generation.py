@@ -41,18 +41,23 @@ def test_every_sync_arrives_and_is_checked(baseline, group, lora, server, model,
     settings = {"peft_config": LORA} if lora else {}
     trained = trainer(tmp_path, model, server.url, baseline, num_generations=group, **settings)
     trained.train()
-    assert len(logged(trained, "rollout/sync_error")) == 4
-    assert max(logged(trained, "rollout/sync_error")) < 1e-4
-    assert max(logged(trained, "rollout/kl")) < 1e-6
-    assert max(logged(trained, "rollout/log_ppl_gap")) < 1e-4
-    assert logged(trained, "rollout/masked") == [0.0] * 4
+    assert_weights_arrived(trained)
     assert trained.vllm_generation.recoveries == 0
-    assert not trained.vllm_generation.vllm_client.folder.exists(), "weights are left in shared memory"
     kinds = [server.kind(body) for body in server.requests]
     assert kinds[:2] == ["basis_retie", "basis_identity"]
     assert kinds[2:] == ["basis_identity", "basis_reload", "reset", "probe", "sampling"] * 4
     assert [body["args"][1] for body in server.asked("basis_reload")] == [1, 2, 3, 4]
     assert all(len(body["prompt"][0]) > 20 for body in server.asked("probe"))
+
+
+def assert_weights_arrived(trained):
+    """In each of four batches; also asked of the real server, in test_vllm.py."""
+    assert len(logged(trained, "rollout/sync_error")) == 4
+    assert max(logged(trained, "rollout/sync_error")) < 1e-4
+    assert max(logged(trained, "rollout/kl")) < 1e-6
+    assert max(logged(trained, "rollout/log_ppl_gap")) < 1e-4
+    assert logged(trained, "rollout/masked") == [0.0] * 4
+    assert not trained.vllm_generation.vllm_client.folder.exists(), "weights are left in shared memory"
 
 
 def test_the_probe_leaves_the_model_as_it_was(server, model, tmp_path):

@@ -69,10 +69,8 @@ def test_a_line_fits_and_keeps_what_matters_most(tmp_path, capsys):
 
 def test_evaluations_say_how_they_were_drawn():
     logs = {"eval_aime24_avg@4": 0.5, "eval_aime24_pass@2": 0.6, "eval_aime24_pass@4": 0.75, "eval_my_set_avg@1": 1.0}
-    assert evaluation_lines(logs, "greedy") == [
-        "eval aime24  avg@4 0.5  pass@4 0.75  (greedy)",
-        "eval my_set  avg@1 1  (greedy)",
-    ]
+    lines = ["eval aime24  avg@4 0.5  pass@4 0.75  (greedy)", "eval my_set  avg@1 1  (greedy)"]
+    assert evaluation_lines(logs, "greedy") == lines
     assert evaluation_lines({"eval_reward": 1.0, "reward": 1.0}, "greedy") == []
     assert how_sampled(SimpleNamespace(temperature=0.6, top_k=1)) == "greedy"
     assert how_sampled(SimpleNamespace(temperature=0.6, top_k=0)) == "sampled at temperature 0.6"
