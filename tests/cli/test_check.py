@@ -1,11 +1,8 @@
 """`basis-rl check`: what it says of a launch, a table, a server and the Hub, and what it warns of."""
 
-import json
 import re
 import shutil
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import httpx
 import pytest
@@ -20,6 +17,7 @@ from basis_rl.data import load_prompts
 from basis_rl.estimate.footprint import Launch, planned, read_launch
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.values import ValueTable
+from tests.support.fake_vllm import FakeServer
 from tests.support.tiny import tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,6 +35,9 @@ OWN = {
     "bf16": None,
     "reward_funcs": ["tests.support.tiny.parity_reward"],
 }
+
+
+CPU = {"use_cpu": True, "bf16": False}
 
 
 @pytest.fixture
@@ -206,42 +207,21 @@ def test_a_codebook_is_announced_then_described(check, recipe, tmp_path):
     assert f"3 clusters. It covers {len(ids)} of {len(ids)} training prompts" in said
 
 
-@pytest.fixture
-def served():
-    """Something that answers as vLLM does; `answers` may be changed."""
-    answers = {"/health": {}, "/v1/models": {"data": [{"id": "m", "root": "m", "max_model_len": 4096}]}}
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200 if self.path in answers else 503)
-            self.end_headers()
-            self.wfile.write(json.dumps(answers.get(self.path)).encode())
-
-        def log_message(self, *args):
-            pass
-
-    running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    Thread(target=running.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{running.server_port}", answers
-    running.shutdown()
-
-
-def test_the_server_is_asked(check, served, tiny_path):
-    url, answers = served
-    vllm = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url, "bf16": False, "use_cpu": True}
-    card = answers["/v1/models"]["data"][0]
-    assert re.search(r"serves m, but the recipe trains .*tiny", check(**vllm)[2][0])
-    card["id"] = card["root"] = str(tiny_path)
-    code, said, warnings, _ = check(**vllm)
-    assert (code, warnings) == (0, [])
-    assert "healthy" in said
-    card["max_model_len"] = 40
-    assert "accepts 40 tokens, but the longest prompt" in check(**vllm)[2][0]
-    answers["/v1/models"] = ["something else"]
-    assert "is no vLLM server" in check(**vllm)[2][0]
-    del answers["/health"]
-    assert "There is no vLLM server" in check(**vllm)[2][0]
-    code, said, _, _ = check(**{**vllm, "vllm_server_base_url": "http://127.0.0.1:9"})
+def test_the_server_is_asked(check, tiny_path):
+    with FakeServer(root="m", max_model_len=4096) as fake:
+        vllm = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": fake.url, **CPU}
+        assert re.search(r"serves m, .*the recipe trains .*tiny", check(**vllm)[2][0])
+        fake.root = str(tiny_path)
+        code, said, warnings, _ = check(**vllm)
+        assert (code, warnings) == (0, [])
+        assert "healthy" in said
+        fake.max_model_len = 40
+        assert "accepts 40 tokens, but the longest prompt" in check(**vllm)[2][0]
+        fake.get = lambda path: ["something else"]
+        assert "is no vLLM server" in check(**vllm)[2][0]
+        fake.healthy = False
+        assert "There is no vLLM server" in check(**vllm)[2][0]
+    code, said, _, _ = check(**vllm)
     assert code == 0
     assert "no server answers at present" in said
 
@@ -252,15 +232,6 @@ def test_vllm_on_the_trainings_own_gpus_takes_its_share(check):
     assert re.search(r"held all the time:.*vLLM: 0.5 of the GPU +40.00 GiB", said, re.S)
     _, said, _, _ = check("--gpu_memory", "80", **vllm, vllm_enable_sleep_mode=True)
     assert re.search(r"while generating:.*vLLM: 0.5 of the GPU +40.00 GiB", said, re.S)
-
-
-def whoami(result):
-    def call(self, *args, **kwargs):
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-    return call
 
 
 def http_error(status):
@@ -285,7 +256,12 @@ ME = {"name": "me", "orgs": [{"name": "us"}]}
     ],
 )
 def test_the_hub_is_asked(name, answer, code, message, check, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.HfApi.whoami", whoami(answer))
+    def whoami(self, *args, **kwargs):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("huggingface_hub.HfApi.whoami", whoami)
     got, said, warnings, error = check(push_to_hub=True, hub_model_id=name)
     assert got == code
     assert message in said + error
@@ -293,15 +269,13 @@ def test_the_hub_is_asked(name, answer, code, message, check, monkeypatch):
 
 
 def test_a_critic_is_counted_or_found_missing(check, tiny_path):
-    parameters = {}
     for critic in ({}, {"critic_model": str(tiny_path)}):
         code, said, warnings, _ = check("--gpu_memory", "80", baseline="ppo", baseline_kwargs=critic)
         assert (code, warnings) == (0, [])
         assert "the baseline's module, with its AdamW" in said
-        parameters[len(critic)] = Ppo(**critic).module_parameters(AutoConfig.from_pretrained(tiny_path))
-    head, model = Ppo(), Ppo(critic_model=str(tiny_path))
-    for baseline, found in ((head, parameters[0]), (model, parameters[1])):
+        baseline = Ppo(**critic)
         module = baseline.build_module(AutoModel.from_pretrained(tiny_path), tiny_tokenizer())
+        found = baseline.module_parameters(AutoConfig.from_pretrained(tiny_path))
         assert sum(p.numel() for p in module.parameters()) == found
     code, _, _, error = check(baseline="ppo", baseline_kwargs={"critic_model": "no/such-model"})
     assert code == 2

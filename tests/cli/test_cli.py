@@ -82,35 +82,6 @@ def test_value_table_then_basis_with_one_rollout(recipe, tmp_path, capsys):
     assert re.search(r"revision: table \"\w{16}\", run \"\w{16}\"", capsys.readouterr().err)
 
 
-REAL = {
-    "gsm8k": {"dataset_name": "gsm8k_train.jsonl", "solution_pattern": r"####\s*(.+)"},
-    "math": {"dataset_name": "math_train.json", "on_invalid_gold": "drop"},
-}
-
-
-OTHERS = [("basis", "math"), ("grpo", "gsm8k"), ("grpo", "math")]
-
-
-@pytest.mark.parametrize(
-    ("estimator", "name"), [("basis", "gsm8k"), *(pytest.param(*pair, marks=pytest.mark.long) for pair in OTHERS)]
-)
-def test_real_rows_pass_through(name, estimator, recipe, tmp_path, shared_data, capsys):
-    settings = {**REAL[name], "max_train_samples": 48, "dataset_kwargs": None, "prompt_template": None, "max_steps": 3}
-    settings["dataset_name"] = str(shared_data / settings["dataset_name"])
-    settings["max_completion_length"] = 24
-    kwargs = {"values": str(tmp_path / "values")}
-    changes = {"baseline": "basis", "baseline_kwargs": kwargs, "num_generations": 1} if estimator == "basis" else {}
-    path = recipe(**settings, **(changes or {"baseline": "grpo"}))
-    if estimator == "basis":
-        assert main(["values", path]) == 0
-    assert main(["check", path]) == 0
-    assert "put your final answer within \\boxed{}" in capsys.readouterr().out
-    assert main(["train", path]) == 0
-    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
-    assert rows[0]["num_tokens"] > 16 * 50, "long prompts"
-    assert rows[0]["reward/unscored"] == 0.0
-
-
 BAD = {
     "unknown key": ({"learning_rat": 1}, [], "Unknown key 'learning_rat' in .* Did you mean 'learning_rate'"),
     "unknown option": ({}, ["--learning_rat", "1"], "Unknown option '--learning_rat'. Did you mean '--learning_rate'"),
@@ -297,8 +268,6 @@ BUILT, NUMBER = Shrinkage(3.0), 3
 
 class AsksForALength:
     """A reward with an argument of its constructor."""
-
-    version = "1"
 
     def __init__(self, longest):
         self.longest = longest

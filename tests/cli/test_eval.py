@@ -52,12 +52,15 @@ def test_from_a_folder_to_tables_and_back_again(model, sums, tmp_path, capsys, m
     assert json.loads((output / "comparison.json").read_text())["sums"]["p_value"] == 1.0
 
 
-def test_a_comparison_says_what_else_is_different(model, sums, tmp_path, capsys):
+def test_a_comparison_says_what_else_is_different_and_needs_the_same_problems(model, sums, tmp_path, capsys):
     assert evaluate(model, sums, tmp_path / "a", "--num_rollouts", 2) == 0
     assert evaluate(model, sums, tmp_path / "b", "--temperature", 0, "--seed", 1, "--compare", tmp_path / "a") == 0
     told = capsys.readouterr().out.split("other settings")[1]
     assert "num_rollouts: 2, now 1; temperature: 0.6, now 0.0; top_p: 0.95" in told
     assert "seed" not in told
+    assert evaluate(model, sums, tmp_path / "c", "--limit", 2) == 0
+    assert evaluate(model, sums, tmp_path / "d", "--compare", tmp_path / "c") == 2
+    assert re.search(r"rollouts of 2 problems of sums, this .* has 6, 2 of them common", capsys.readouterr().err)
 
 
 def test_prompts_and_answers_are_those_of_plain_sampling(model, sums, tmp_path):
@@ -167,9 +170,3 @@ def test_no_model_no_such_model_and_several_processes(capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["eval", "no/where", "--benchmarks", "math500"]) == 2
     assert "runs in one process" in capsys.readouterr().err
-
-
-def test_a_comparison_needs_the_same_problems(model, sums, tmp_path, capsys):
-    assert evaluate(model, sums, tmp_path / "a", "--limit", 2) == 0
-    assert evaluate(model, sums, tmp_path / "b", "--compare", tmp_path / "a") == 2
-    assert re.search(r"rollouts of 2 problems of sums, this .* has 6, 2 of them common", capsys.readouterr().err)

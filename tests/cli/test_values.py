@@ -66,7 +66,7 @@ def wait_for_requests(fake, process, number=1, seconds=120.0):
         time.sleep(0.01)
 
 
-def test_a_table_from_servers_is_made_once(recipe, tmp_path, fake, capsys):
+def test_a_table_from_servers_is_made_once_by_one_call_or_by_the_last_of_its_parts(recipe, tmp_path, fake, capsys):
     with FakeServer(root=fake.root, max_model_len=256) as other:
         path = recipe(values_servers=f"{fake.url}, {other.url}")
         assert main(["values", path]) == 0
@@ -78,24 +78,17 @@ def test_a_table_from_servers_is_made_once(recipe, tmp_path, fake, capsys):
     assert main(["values", recipe()]) == 0
     assert "This table already exists" in capsys.readouterr().out
     assert len(fake.requests) == asked
+    again = recipe(baseline_kwargs={"values": str(tmp_path / "again")})
+    for part in (1, 2, 0):
+        assert not (tmp_path / "again").exists()
+        assert main(["values", again, "--values_shard", f"{part}/3"]) == 0
+    assert "Part 2 of 3 is done." in capsys.readouterr().out
+    assert content(tmp_path / "again") == first
+    assert main(["values", again, "--values_shard", "1/3"]) == 0
+    assert "already exists" in capsys.readouterr().out
     assert main(["values", recipe(), "--seed", "5"]) == 0
     assert content(tmp_path / "values")[0] != first[0]
     assert main(["check", recipe()]) == 0, "training takes it, from whatever it was sampled"
-
-
-def test_parts_are_merged_by_the_last(recipe, tmp_path, capsys):
-    assert main(["values", recipe()]) == 0
-    whole = content(tmp_path / "values")
-    kwargs = {"values": str(tmp_path / "again")}
-    path = recipe(baseline_kwargs=kwargs)
-    assert main(["values", path, "--values_shard", "1/3"]) == 0
-    assert main(["values", path, "--values_shard", "2/3"]) == 0
-    assert "Part 2 of 3 is done. The last part, or the next call, makes the table" in capsys.readouterr().out
-    assert not (tmp_path / "again").exists()
-    assert main(["values", path, "--values_shard", "0/3"]) == 0
-    assert content(tmp_path / "again") == whole
-    assert main(["values", path, "--values_shard", "1/3"]) == 0
-    assert "already exists" in capsys.readouterr().out
 
 
 def shards_of(folder):
@@ -156,11 +149,7 @@ def test_it_is_pushed_with_a_card_and_a_failure_loses_nothing(recipe, tmp_path, 
     readme = Hub.files["README.md"].decode()
     assert f"for each of {len(table)} prompts" in readme
     assert str(tmp_path) not in readme
-    for name, data in Hub.files.items():
-        (tmp_path / "downloaded").mkdir(exist_ok=True)
-        (tmp_path / "downloaded" / name).write_bytes(data)
-    again = ValueTable.load(tmp_path / "downloaded")
-    assert {p: again.rewards(p) for p in again.prompt_ids} == {p: table.rewards(p) for p in table.prompt_ids}
+    assert Hub.files["rewards.parquet"] == (tmp_path / "values" / "rewards.parquet").read_bytes()
 
 
 BAD = {

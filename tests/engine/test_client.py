@@ -169,25 +169,18 @@ def test_what_fails_is_asked_again(status, quick, fake):
     assert len(fake.requests) > len(TOKENS)
 
 
-def test_a_server_that_dies_leaves_its_work_to_the_others(quick):
-    with FakeServer(seconds=0.02) as stays, FakeServer(seconds=0.02) as dies:
+@pytest.mark.parametrize(("bad", "patience"), [("away at the start", 0.5), ("sick", 600.0), ("dies", 0.3)])
+def test_one_bad_server_does_not_take_the_others_down(bad, patience, quick):
+    with FakeServer(seconds=0.05) as stays, FakeServer() as other:
 
         def before(number, body):
-            if number == 5:
-                threading.Thread(target=dies.stop).start()
-            return 500 if number >= 5 else None
+            if bad == "dies" and number == 5:
+                threading.Thread(target=other.stop).start()
+            return 500 if bad == "sick" or number >= 5 else None
 
-        dies.before = before
-        assert draw(dies, stays, concurrency=4, patience=0.3) == expected()
-
-
-@pytest.mark.parametrize("other", ["away at the start", "sick"])
-def test_one_bad_server_does_not_take_the_others_down(other, quick):
-    with FakeServer(seconds=0.05) as stays, FakeServer() as sick:
-        sick.before = lambda number, body: 500
-        bad = {"away at the start": NOBODY, "sick": sick}[other]
-        patience = {"away at the start": 0.5, "sick": 600.0}[other]
-        assert draw(bad, stays, concurrency=8, patience=patience) == expected()
+        other.before = before
+        first = NOBODY if bad == "away at the start" else other
+        assert draw(first, stays, concurrency=8, patience=patience) == expected()
 
 
 def test_a_prompt_that_fails_at_one_server_again_and_again_waits_for_the_other(quick):

@@ -20,7 +20,7 @@ from basis_rl.estimate.memory import (
     static_parts,
     step_parts,
 )
-from tests.estimate.test_memory import SIZE
+from tests.estimate.test_memory import SIZE, named
 from tests.support.tiny import config
 
 LORA = dataclasses.replace(SIZE, parameters=1100, trainable=100)
@@ -34,10 +34,6 @@ SHAPE = {
     "head_dim": 4,
     "tie_word_embeddings": False,
 }
-
-
-def named(parts):
-    return {part.name: part.bytes for part in parts}
 
 
 def deepspeed(stage=3, world=4, **settings):

@@ -35,6 +35,10 @@ CONFIGS = {"qwen2": Qwen2Config(**SHAPE), "qwen3": Qwen3Config(**SHAPE, head_dim
 ROWS, PROMPT, COMPLETION = 4, 16, 112
 
 
+def named(parts):
+    return {part.name: part.bytes for part in parts}
+
+
 def size_of(name):
     return model_size(CONFIGS[name], ModelConfig(model_name_or_path=name))
 
@@ -50,8 +54,7 @@ def test_weights_gradients_and_moments_are_exact(name, dtype):
     parameters = list(model.parameters())
     states = [x for state in optimizer.state.values() for x in state.values()]
     setting = Setting(frozen_bytes=dtype.itemsize, trainable_bytes=dtype.itemsize)
-    found = {part.name: part.bytes for part in static_parts(size_of(name), setting)}
-    assert found == {
+    assert named(static_parts(size_of(name), setting)) == {
         "weights": sum(p.nbytes for p in parameters),
         "gradients": sum(p.grad.nbytes for p in parameters),
         "optimizer: moments": sum(x.nbytes for x in states),
@@ -103,7 +106,7 @@ def test_activations_are_what_autograd_keeps(name, precision, attention, padded,
         attention=attention if padded else "flash_attention_2",
     )
     size = size_of(name)
-    parts = {part.name: part.bytes for part in backward_parts(size, setting)}
+    parts = named(backward_parts(size, setting))
     estimate = parts["activations kept"] + parts.get("autocast's copies of the weights", 0.0)
     estimate += setting.residual * ROWS * COMPLETION * size.hidden  # the head's input, counted with the head
     context = torch.autocast("cpu", torch.bfloat16, enabled=low > 0)
@@ -128,7 +131,7 @@ SIZE = ModelSize(
 
 def test_sharding_divides_what_it_says():
     def held(**settings):
-        return {part.name: part.bytes for part in static_parts(SIZE, Setting(**settings))}
+        return named(static_parts(SIZE, Setting(**settings)))
 
     zero3 = {w: held(engine="deepspeed", stage=3, world=w, low=2) for w in (1, 4)}
     assert {name: 4 * value for name, value in zero3[4].items()} == zero3[1]
@@ -148,14 +151,13 @@ def test_sharding_divides_what_it_says():
 
 def test_adapters_alone_have_gradients():
     lora = dataclasses.replace(SIZE, parameters=1100, trainable=100)
-    found = {part.name: part.bytes for part in static_parts(lora, Setting(frozen_bytes=2, trainable_bytes=4))}
+    found = named(static_parts(lora, Setting(frozen_bytes=2, trainable_bytes=4)))
     assert found == {"weights": 2 * 1000 + 4 * 100, "gradients": 400, "optimizer: moments": 800 + 40}
 
 
 def test_the_cache_grows_with_sequences_and_their_length():
     def cache(**settings):
-        setting = Setting(prompt=10, completion=30, **settings)
-        return sum(part.bytes for part in generation_parts(SIZE, setting) if part.name == "KV cache")
+        return named(generation_parts(SIZE, Setting(prompt=10, completion=30, **settings))).get("KV cache", 0)
 
     assert cache(generated=0) == 0
     assert cache(generated=5) == 5 * 40 * 3 * (4 + 4) * 4  # sequences x length x layers x (keys + values) x bytes

@@ -56,21 +56,28 @@ def say(prompts, keys, sampling, num_rollouts):
         yield index, [Completion(text, [7] * (k + 1), k == 1) for k, text in enumerate(texts)]
 
 
-def test_every_answer_is_kept_with_what_was_found_in_it(tmp_path, reward):
-    evaluation(tmp_path).run(say, reward)
-    lines = [json.loads(line) for line in (tmp_path / "planted.jsonl").read_text().splitlines()]
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory, reward):
+    """An evaluation that has run: its folder and its result."""
+    folder = tmp_path_factory.mktemp("ran")
+    return folder, evaluation(folder).run(say, reward)
+
+
+def test_every_answer_is_kept_with_what_was_found_in_it(ran):
+    folder, _ = ran
+    lines = [json.loads(line) for line in (folder / "planted.jsonl").read_text().splitlines()]
     assert len(lines) == 24
     row = next(r for r in lines if r["prompt_id"] == "id1" and r["rollout"] == 1)
     kept = GradedRollout("id1", 1, "easy", "p1", r"\boxed{5.0}", "5.0", "5", 1.0, True, 2)
     assert row == vars(kept)
-    settings = json.loads((tmp_path / "planted.settings.json").read_text())
+    settings = json.loads((folder / "planted.settings.json").read_text())
     assert settings["model"] == "m"
     assert settings["temperature"] == 1.0
     assert settings["repetition_penalty"] == 1.0
 
 
-def test_scores_are_those_of_the_estimators(tmp_path, reward):
-    result = evaluation(tmp_path).run(say, reward)
+def test_scores_are_those_of_the_estimators(ran):
+    _, result = ran
     shares = RIGHT / N
     low, high = bootstrap_interval(shares)
     assert result["avg@4"] == {"value": pytest.approx(float(shares.mean())), "low": low, "high": high}
@@ -125,12 +132,12 @@ def test_what_was_answered_before_a_kill_is_not_asked_again(tmp_path, reward):
     assert read_rollouts(path) == read_rollouts(tmp_path / "whole" / "planted.jsonl")
 
 
-def test_answers_of_other_settings_are_left_alone(tmp_path, reward):
-    evaluation(tmp_path).run(say, reward)
-    before = (tmp_path / "planted.jsonl").read_text()
-    with pytest.raises(ValueError, match=r"other settings: model: \"m\", now \"other\"; temperature: 1.0, now 0.5"):
-        evaluation(tmp_path, model="other", temperature=0.5)
-    assert (tmp_path / "planted.jsonl").read_text() == before
+def test_answers_of_other_settings_are_left_alone(ran):
+    folder, _ = ran
+    before = (folder / "planted.jsonl").read_text()
+    with pytest.raises(ValueError, match=r"model: \"m\", now \"other\"; temperature: 1.0, now 0.5"):
+        evaluation(folder, model="other", temperature=0.5)
+    assert (folder / "planted.jsonl").read_text() == before
 
 
 def answers(rewards):

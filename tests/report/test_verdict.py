@@ -29,40 +29,24 @@ def runs(tmp_path):
     return write
 
 
-@pytest.mark.parametrize(
-    ("levels", "said"),
-    [
-        (
-            {"rloo": [0.60, 0.62], "grpo": [0.40, 0.42], "opo": [0.50, 0.52]},
-            [
-                "'rloo' is ahead: ",
-                "0.610 ± 0.014 after 1,280 rollouts",
-                "0.100 [+0.100, +0.100] (95 % interval over 2 seeds)",
-            ]
-            + [
-                "next, 'opo' (0.510 ± 0.014)",
-                "'rloo' is ahead of 'grpo' (+0.200 [+0.200, +0.200])",
-                "'rloo' reaches the final training reward of 'grpo' after 128 of the 1,280 rollouts",
-            ],
-        ),
-        (
-            {"rloo": [0.5, 0.7], "grpo": [0.6, 0.5], "opo": [0.1, 0.3]},
-            [
-                "The seeds do not show whether 'rloo' or 'grpo' is ahead",
-                "0.050 [−1.856, +1.956]",
-                "'rloo' is ahead of 'opo' (+0.400 [+0.400, +0.400])",
-            ],
-        ),
-        (
-            {"rloo": [0.7], "grpo": [0.6], "opo": [0.5]},
-            ["'rloo' ends highest", "may be chance", "'rloo' is not certain to be ahead of 'opo' (+0.200)"],
-        ),
-        ({"evaluate": True, "rloo": [0.60, 0.62], "grpo": [0.40, 0.42]}, ["'grpo' is ahead: it has an evaluation"]),
-    ],
-)
-def test_who_is_ahead_and_by_how_much(levels, said, runs):
-    told = " ".join(verdict(runs(**levels)))
-    assert [words for words in said if words not in told] == []
+WIDE = {"rloo": [0.60, 0.62], "grpo": [0.40, 0.42], "opo": [0.50, 0.52]}
+CLOSE = {"rloo": [0.5, 0.7], "grpo": [0.6, 0.5], "opo": [0.1, 0.3]}
+SINGLE = {"rloo": [0.7], "grpo": [0.6], "opo": [0.5]}
+LEVELS = {
+    "'rloo' is ahead: | 0.610 ± 0.014 after 1,280 rollouts | 0.100 [+0.100, +0.100] (95 % interval over 2 seeds)": WIDE,
+    "next, 'opo' (0.510 ± 0.014) | 'rloo' is ahead of 'grpo' (+0.200 [+0.200, +0.200])": WIDE,
+    "'rloo' reaches the final training reward of 'grpo' after 128 of the 1,280 rollouts": WIDE,
+    "The seeds do not show whether 'rloo' or 'grpo' is ahead | 0.050 [−1.856, +1.956]": CLOSE,
+    "'rloo' is ahead of 'opo' (+0.400 [+0.400, +0.400])": CLOSE,
+    "'rloo' ends highest | may be chance | 'rloo' is not certain to be ahead of 'opo' (+0.200)": SINGLE,
+    "'grpo' is ahead: it has an evaluation reward of 0.590": {"evaluate": True, **WIDE, "opo": [0.9, 0.92]},
+}
+
+
+@pytest.mark.parametrize("said", LEVELS)
+def test_who_is_ahead_and_by_how_much(said, runs):
+    told = " ".join(verdict(runs(**LEVELS[said])))
+    assert [words for words in said.split(" | ") if words not in told] == []
 
 
 def test_rewards_of_other_prompts_are_not_compared(runs):

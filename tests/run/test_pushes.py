@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,7 +74,7 @@ class Api:
         error = self.answers.pop(0) if self.answers else None
         if error is not None:
             raise error
-        kinds = {type(each).__name__.removeprefix("CommitOperation"): [] for each in operations}
+        kinds = defaultdict(list)
         for each in operations:
             kinds[type(each).__name__.removeprefix("CommitOperation")].append(each.path_in_repo)
         self.commits.append((commit_message, kinds, revision))

@@ -248,6 +248,13 @@ def test_early_exit_saves_what_is_certain_and_changes_nothing_else():
     assert len({body["seed"] for body in fake.requests}) == len(fake.requests)
 
 
+def test_rewards_that_are_not_0_or_1_are_never_certain():
+    asked = plan(2, early_exit=2)
+    for drawn in ([1.0, 1.0], [0.0, 0.0], [0.5, 0.5], [0.0, 1.0], [0.0, math.nan], [math.nan, math.nan]):
+        assert asked.is_certain(Record("a", 0, drawn, 0, 0)) == (drawn in ([1.0, 1.0], [0.0, 0.0]))
+    assert not asked.is_certain(Record("a", 1, [1.0, 1.0], 0, 0))
+
+
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.83, 1.0])
 def test_the_bias_of_an_early_exit_is_as_stated(p):
     """By enumeration of all outcomes of the rollouts."""
@@ -262,14 +269,6 @@ def test_the_bias_of_an_early_exit_is_as_stated(p):
         leaves += chance * early
     assert leaves == pytest.approx(p**m + (1 - p) ** m)
     assert value - p == pytest.approx((n - m) / n * (p**m * (1 - p) - (1 - p) ** m * p), abs=1e-12)
-
-
-def test_rewards_that_are_not_0_or_1_are_never_certain():
-    asked = plan(2, early_exit=2)
-    assert asked.is_certain(Record("a", 0, [1.0, 1.0], 0, 0))
-    for drawn in ([0.5, 0.5], [0.0, 1.0], [0.0, math.nan], [math.nan, math.nan]):
-        assert not asked.is_certain(Record("a", 0, drawn, 0, 0))
-    assert not asked.is_certain(Record("a", 1, [1.0, 1.0], 0, 0))
 
 
 @pytest.mark.parametrize(
@@ -374,24 +373,3 @@ def test_generation_goes_on_while_the_last_is_scored_and_errors_arrive():
     with pytest.raises(OSError, match="no more"):
         rest.extend(lists)
     assert seen == list(range(len(seen)))
-
-
-def test_the_card_says_how_and_how_to_load(tmp_path):
-    with FakeServer() as fake:
-        table = build_table(server_source(fake.url), plan(40, reward_funcs=[mostly_even], num_rollouts=8, early_exit=3))
-    text = table.card("somebody/table", "mit")
-    front = text.split("---\n")[1]
-    assert "license: mit" in front
-    assert "rewards.parquet" in front
-    assert "license" not in table.card("somebody/table").split("---\n")[1]
-    assert table.describe() in text
-    assert "off by 0.625 (p^3 (1 - p) - (1 - p)^3 p)" in text
-    assert f"| Rollouts in all | {table.provenance['rollouts']} |" in text
-    pushed = {"model": "owner/name", "generation_kwargs": '{"stop": "|"}'}
-    of_hub = ValueTable.from_rewards({"a": [1.0]}, provenance=pushed).card("x/y")
-    assert "base_model: owner/name" in of_hub
-    assert '| Further settings | {"stop": "\\|"} |' in of_hub, "a bar would end the cell"
-    path = str(tmp_path / "secret" / "m")
-    moved = ValueTable.from_rewards({"a": [1.0]}, provenance={**table.provenance, "model": path}).card("x/y")
-    assert "secret" not in moved
-    assert "base_model" not in moved

@@ -84,18 +84,6 @@ def test_impossible_tables(rewards, span, message):
         ValueTable.from_rewards(rewards, reward_range=span)
 
 
-def test_loading_what_is_not_a_table(tmp_path):
-    with pytest.raises(ValueError, match=r"it has no metadata.json"):
-        ValueTable.load(tmp_path)
-    with pytest.raises(ValueError, match="no value table at 'owner/name'"):
-        ValueTable.load("owner/name")
-    folder = ValueTable.from_rewards(REWARDS).save(tmp_path / "t")
-    metadata = json.loads((folder / "metadata.json").read_text())
-    (folder / "metadata.json").write_text(json.dumps({**metadata, "format": 99}))
-    with pytest.raises(ValueError, match="newer basis-rl"):
-        ValueTable.load(folder)
-
-
 def test_a_prompt_that_is_not_in_the_table():
     with pytest.raises(ValueError, match=r"1 of 2 training prompts are not in the value table .* prompt_id 'z'"):
         ValueTable.from_rewards(REWARDS).check(context({"a": "", "z": ""}))
@@ -140,15 +128,36 @@ def test_prompts_rendered_otherwise():
     assert "rendered otherwise" not in str(raised.value)
 
 
-def test_the_card_keeps_its_columns_and_leaves_out_what_is_not_so():
+def test_the_card_keeps_its_columns_and_leaves_out_what_is_not_so(tmp_path):
     known = {"model": "a|b", "reward": "f|g[1]", "sampler": "x|y", "early_exit": 0, "num_rollouts": 4, "seed": 0}
-    text = ValueTable.from_rewards(REWARDS, provenance={**known, "rollouts": 7, "truncated": 2}).card("o/n")
+
+    def card(*more, **changes):
+        table = ValueTable.from_rewards(REWARDS, provenance={**known, "rollouts": 7, "truncated": 2, **changes})
+        return table.card("o/n", *more)
+
+    text = card()
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert all(len(re.findall(r"(?<!\\)\|", row)) == 3 for row in rows)
     assert {"| Model | a\\|b |", "| Reward | f\\|g[1] |", "| Completions that were cut off | 2 (28.6%) |"} <= set(rows)
     assert "Early exit" not in text
+    assert "off by 0.625 (p^3 (1 - p) - (1 - p)^3 p)" in card(num_rollouts=8, early_exit=3)
+    assert "license" not in text.split("---\n")[1]
+    assert "license: mit" in card("mit").split("---\n")[1]
+    assert "base_model: owner/name" in card(model="owner/name")
+    assert "base_model" not in card(model=str(tmp_path / "secret" / "m"))
+    assert "secret" not in card(model=str(tmp_path / "secret" / "m"))
     sizes = [_size_category(n) for n in (999, 1000, 9_999, 10_000, 100_000)]
     assert sizes == ["n<1K", "1K<n<10K", "1K<n<10K", "10K<n<100K", "100K<n<1M"]
+
+
+def test_loading_what_is_not_a_table(tmp_path):
+    with pytest.raises(ValueError, match="no value table at 'owner/name'"):
+        ValueTable.load("owner/name")
+    folder = ValueTable.from_rewards(REWARDS).save(tmp_path / "t")
+    metadata = json.loads((folder / "metadata.json").read_text())
+    (folder / "metadata.json").write_text(json.dumps({**metadata, "format": 99}))
+    with pytest.raises(ValueError, match="newer basis-rl"):
+        ValueTable.load(folder)
 
 
 def test_model_revision_follows_the_weights(tiny_path, tmp_path):
