@@ -109,6 +109,10 @@ def test_warnings_are_not_failures_unless_strict(check):
     code, _, warnings, _ = check("--strict", "--gpu_memory", "80", objective="gspo")
     assert (code, len(warnings)) == (2, 1)
     assert check("--strict")[0] == 0
+    for options in ([], ["--accelerate_config", str(ROOT / "accelerate_configs" / "ddp.yaml"), "--world_size", "2"]):
+        assert "mostly rounded away" in check(*options, dtype="bfloat16")[2][0]
+    config = str(ROOT / "accelerate_configs" / "zero3.yaml")
+    assert check("--accelerate_config", config, "--world_size", "2", dtype="bfloat16")[2] == []
 
 
 def test_room_for_the_checkpoints_is_compared(check, monkeypatch):
@@ -120,13 +124,6 @@ def test_room_for_the_checkpoints_is_compared(check, monkeypatch):
     code, _, warnings, _ = check(**settings)
     assert code == 0
     assert "output_dir has 0.00 GiB of free disk space, but 2 checkpoint(s)" in warnings[0]
-
-
-def test_low_precision_without_float32_weights(check):
-    for options in ([], ["--accelerate_config", str(ROOT / "accelerate_configs" / "ddp.yaml"), "--world_size", "2"]):
-        assert "mostly rounded away" in check(*options, dtype="bfloat16")[2][0]
-    config = str(ROOT / "accelerate_configs" / "zero3.yaml")
-    assert check("--accelerate_config", config, "--world_size", "2", dtype="bfloat16")[2] == []
 
 
 def prompt_ids(path):

@@ -92,16 +92,13 @@ def test_names_settings_and_parameters_of_baselines(recipe):
     assert [run.recipe.run.baseline_kwargs.get("weighting") for run in grid] == ["unb", "rvg", None]
 
 
-def test_lists_are_no_grid_and_an_entrys_own_setting_stands_against_it(recipe):
+def test_lists_are_no_grid_entries_keep_their_own_settings_and_runs_are_pushed_apart(recipe):
     overrides = ["--serve_devices", "4,5", "--eval_benchmarks", "aime24,math500", "--learning_rate", "1e-4,3e-4"]
     runs = plan(recipe(), ["none:learning_rate=1e-5"], [0], overrides=overrides)
     for run in runs:
         assert run.recipe.run.serve_devices == "4,5"
         assert run.recipe.run.eval_benchmarks == ["aime24", "math500"]
         assert run.recipe.args.learning_rate == 1e-5
-
-
-def test_runs_are_pushed_apart(recipe):
     runs = plan(recipe(push_to_hub=True, hub_model_id="me/m"), ["none", "batch_mean"], [0, 1])
     assert len({run.recipe.args.hub_model_id for run in runs}) == 4
 

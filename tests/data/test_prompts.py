@@ -35,16 +35,13 @@ def test_columns_are_found_and_duplicates_dropped(path):
     assert message["content"].startswith("What is 3 + 3?\n\nPlease reason")
 
 
-def test_the_id_depends_on_the_problem_alone(path):
+def test_the_id_is_a_hash_of_the_problem_alone(path):
     plain = load(path, conversational=False, prompt_template="{prompt}")
     chat = load(path, prompt_template="Q: {prompt}", system_prompt="Be brief.")
     assert plain["prompt_id"] == chat["prompt_id"]
     assert plain[0]["prompt_id"] == prompt_id("  What is 0 + 0?\n")
     assert chat[0]["prompt"][0] == {"role": "system", "content": "Be brief."}
     assert load(path, conversational=False, system_prompt="Be brief.")[0]["prompt"].startswith("Be brief.\n\nWhat is 0")
-
-
-def test_an_id_is_16_digits_of_the_texts_hash_and_of_a_conversation_whatever_the_order_of_its_keys():
     assert prompt_id(" one \n") == hashlib.sha256(b"one").hexdigest()[:16]
     one, two = [{"role": "user", "content": "x"}], [{"content": "x", "role": "user"}]
     assert prompt_id(one) == prompt_id(two) != prompt_id([{"role": "system", "content": "x"}])

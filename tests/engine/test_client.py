@@ -62,7 +62,12 @@ def test_only_what_would_fail_each_time_is_the_requests_fault_and_nothing_is_ask
     assert len(fake.requests) == 1
 
 
-def test_a_server_that_hangs_is_told_from_one_that_was_not_reached(fake):
+def test_a_session_has_the_servers_key_no_proxy_and_tells_a_server_that_hangs(fake, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    monkeypatch.setenv("HTTP_PROXY", NOBODY)
+    reached = Client(fake.url)
+    assert reached.is_healthy()
+    assert reached.session.headers["Authorization"] == "Bearer secret"
     fake.before = lambda number, body: time.sleep(5)
     with pytest.raises(RolloutError, match="ReadTimeout") as hung:
         ask(fake.url, timeout=0.2)
@@ -70,14 +75,6 @@ def test_a_server_that_hangs_is_told_from_one_that_was_not_reached(fake):
     assert len(fake.requests) == 1
     with pytest.raises(NotConnected, match="refused"):
         ask(NOBODY)
-
-
-def test_a_session_has_the_servers_key_and_no_proxy(fake, monkeypatch):
-    monkeypatch.setenv("VLLM_API_KEY", "secret")
-    monkeypatch.setenv("HTTP_PROXY", NOBODY)
-    reached = Client(fake.url)
-    assert reached.is_healthy()
-    assert reached.session.headers["Authorization"] == "Bearer secret"
 
 
 def test_a_server_says_what_it_serves_and_the_shortest_context():

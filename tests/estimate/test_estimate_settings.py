@@ -117,7 +117,7 @@ def setting(tmp_path, model=None, launch=None, model_config=None, **settings):
     return setting_of(args, model, model_config or Qwen3Config(**SHAPE), launch or Launch(), 7)
 
 
-def test_settings_of_a_run(tmp_path):
+def test_settings_and_precisions_of_a_run(tmp_path):
     found = setting(tmp_path, beta=0.1, gradient_checkpointing=True)
     assert (found.low, found.frozen_bytes, found.trainable_bytes, found.reference) == (0, 4, 4, True)
     assert (found.rows, found.prompt, found.completion, found.generated) == (8, 7, 6, 16)
@@ -127,9 +127,6 @@ def test_settings_of_a_run(tmp_path):
     assert setting_of(args, ModelConfig(), Qwen3Config(**SHAPE), Launch(), 7).generated == 0
     assert not setting(tmp_path).reference
     assert not setting(tmp_path, {"use_peft": True}, beta=0.1).reference, "the policy without its adapter"
-
-
-def test_precisions_of_a_run(tmp_path):
     assert setting(tmp_path, bf16=True).low == 2
     with planned(Launch()):
         args = config(tmp_path)

@@ -129,7 +129,7 @@ SIZE = ModelSize(
 )
 
 
-def test_sharding_divides_what_it_says():
+def test_sharding_divides_what_it_says_and_adapters_alone_have_gradients():
     def held(**settings):
         return named(static_parts(SIZE, Setting(**settings)))
 
@@ -147,9 +147,6 @@ def test_sharding_divides_what_it_says():
     assert held(engine="fsdp", world=4, low=2, accumulation=2)["gradients: accumulated, not sharded"] == 2000
     assert held(world=2)["gradients: DDP's buckets"] == held(world=1)["gradients"] == 4000
     assert held(reference=True)["reference model"] == 4000
-
-
-def test_adapters_alone_have_gradients():
     lora = dataclasses.replace(SIZE, parameters=1100, trainable=100)
     found = named(static_parts(lora, Setting(frozen_bytes=2, trainable_bytes=4)))
     assert found == {"weights": 2 * 1000 + 4 * 100, "gradients": 400, "optimizer: moments": 800 + 40}

@@ -111,11 +111,6 @@ def test_the_recipes_environment_wins(parsed, monkeypatch):
     assert os.environ["A_SETTING_OF_OURS"] == "inside"
 
 
-def test_secrets_are_not_in_what_is_saved(parsed):
-    given = {"model_init_kwargs": {"token": "hf_secretsecretsecret", "attn_implementation": "sdpa"}}
-    assert "hf_secret" not in json.dumps(parsed("--hub_token", "hf_secret", **given).resolved)
-
-
 @pytest.mark.parametrize("words", [["--serve"], ["--serve", "true"], ["--serve=yes"], ["--serve", "--seed", "1"]])
 def test_who_asks_for_a_server_generates_with_it(words, tmp_path):
     given = ["--model_name_or_path", "m", "--output_dir", str(tmp_path), "--use_cpu", "true", "--bf16", "false"]
@@ -124,13 +119,6 @@ def test_who_asks_for_a_server_generates_with_it(words, tmp_path):
     assert recipe.resolved["use_vllm"] is True
     assert not parse_recipe([*given, "--serve", "false"]).args.use_vllm
     assert not parse_recipe([*given, *words, "--use_vllm", "false"]).args.use_vllm
-
-
-def test_single_names_are_lists(parsed):
-    found = parsed(reward_funcs="math_verify", tools="calculator", eval_benchmarks="a,b=c")
-    assert (found.run.reward_funcs, found.run.tools) == (["math_verify"], ["calculator"])
-    assert found.run.eval_benchmarks == ["a", "b=c"]
-    assert parsed(eval_benchmarks=["a,b", "c"]).run.eval_benchmarks == ["a", "b", "c"]
 
 
 def test_rewards_of_ones_own(parsed):
@@ -166,11 +154,15 @@ def test_tools_of_ones_own(parsed):
         build_tools(parsed(tools=[plain], tool_kwargs={plain: {"times": 1}}).run)
 
 
+def test_single_names_are_lists(parsed):
+    found = parsed(reward_funcs="math_verify", tools="calculator", eval_benchmarks="a,b=c").run
+    assert (found.reward_funcs, found.tools, found.eval_benchmarks) == (["math_verify"], ["calculator"], ["a", "b=c"])
+    assert parsed(eval_benchmarks=["a,b", "c"]).run.eval_benchmarks == ["a", "b", "c"]
+
+
 def test_baselines_of_ones_own(parsed):
     found = build_recipe_baseline(parsed(baseline=f"{HERE}:Weighted", baseline_kwargs={"weight": 2.0}).run)
     assert found.weight == 2.0
-    with pytest.raises(ValueError, match="is not a subclass"):
-        build_recipe_baseline(parsed(baseline=f"{HERE}:Graded").run)
     with pytest.raises(ValueError, match="has no parameter 'wait'"):
         build_recipe_baseline(parsed(baseline=f"{HERE}:Weighted", baseline_kwargs={"wait": 2.0}).run)
 
@@ -226,10 +218,12 @@ def test_problems_that_are_trained_on_are_named(parsed, tmp_path, caplog):
     assert "2 problems of 'mine' are among the training problems" in caplog.text
 
 
-def test_what_the_model_is_loaded_with(parsed):
+def test_what_the_model_is_loaded_with_and_its_token_is_not_saved(parsed):
     found = model_init_kwargs(parsed(dtype="bfloat16", model_init_kwargs={"revision": "r", "variant": "v"}))
     assert found == {"revision": "r", "attn_implementation": None, "dtype": "bfloat16", "variant": "v"}
     assert model_init_kwargs(parsed("--model_init_kwargs", '{"variant": "w"}'))["variant"] == "w"
+    given = {"model_init_kwargs": {"token": "hf_secretsecretsecret", "attn_implementation": "sdpa"}}
+    assert "hf_secret" not in json.dumps(parsed("--hub_token", "hf_secret", **given).resolved)
 
 
 def test_what_the_trainer_is_built_with(parsed, monkeypatch):

@@ -9,8 +9,10 @@ import torch
 from basis_rl.run.artefacts import differences, lock, read_lines, versions, write_whole
 
 
-def test_versions_are_those_of_what_is_installed():
+def test_versions_and_differences():
     assert versions("torch", "no-such-package-anywhere") == {"torch": torch.__version__}
+    found = differences({"a": 1, "b": [1], "same": None}, {"c": "x", "a": 2, "b": [1]})
+    assert found == ["a: 1, now 2", 'c: null, now "x"']
 
 
 def test_a_file_is_replaced_as_a_whole_and_is_on_the_disk_before(tmp_path, monkeypatch):
@@ -47,8 +49,3 @@ def test_a_lock_is_one_holders_until_it_closes(tmp_path):
     first.close()
     assert lock(second.fileno(), wait=True)
     second.close()
-
-
-def test_differences_name_both_sides_and_what_only_one_has():
-    found = differences({"a": 1, "b": [1], "same": None}, {"c": "x", "a": 2, "b": [1]})
-    assert found == ["a: 1, now 2", 'c: null, now "x"']

@@ -17,7 +17,6 @@ from basis_rl.values.provenance import (
     mismatches,
     model_revision,
     rendered_prompt,
-    reward_identity,
     run_provenance,
 )
 
@@ -172,17 +171,6 @@ def test_model_revision_follows_the_weights(tiny_path, tmp_path):
     assert model_revision(str(copy)) == first
     (copy / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
     assert model_revision(str(copy)) != first
-
-
-def test_reward_identity():
-    def plain(): ...
-
-    def versioned(): ...
-
-    versioned.version = "2"
-    assert reward_identity([plain, versioned]) == "plain + versioned[2]"
-    assert reward_identity([plain], [0.5]) == "0.5*plain"
-    assert reward_identity([plain], [1.0]) == "plain"
 
 
 def test_the_range_holds_all_rewards_and_is_0_to_1_where_it_can_be():
