@@ -1,8 +1,10 @@
 """`basis-rl check`: what it says of a launch, a table, a server and the Hub, and what it warns of."""
 
+import itertools
 import re
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -253,12 +255,7 @@ ME = {"name": "me", "orgs": [{"name": "us"}]}
     ],
 )
 def test_the_hub_is_asked(name, answer, code, message, check, monkeypatch):
-    def whoami(self, *args, **kwargs):
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr("huggingface_hub.HfApi.whoami", whoami)
+    monkeypatch.setattr("huggingface_hub.HfApi.whoami", Mock(side_effect=itertools.repeat(answer)))
     got, said, warnings, error = check(push_to_hub=True, hub_model_id=name)
     assert got == code
     assert message in said + error

@@ -113,7 +113,6 @@ BAD = {
     "a seed": (["none"], {}, ["--seed", "3"], "--seed is set by the sweep for each run; give --seeds"),
     "seeds that are none": (["none"], {}, ["--seeds", "0, 1"], "--seeds must be whole numbers"),
     "no such launcher": (["none"], {}, ["--launcher", "acelerate launch"], "there is no program 'acelerate'"),
-    "an unknown key": (["none"], {}, ["--learning_rat", "1,2"], "Did you mean '--learning_rate'"),
 }
 
 

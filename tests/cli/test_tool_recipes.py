@@ -35,13 +35,9 @@ def recipe(tmp_path):
     return str(path)
 
 
-def test_check_shows_the_tools(recipe, capsys):
+def test_check_shows_the_tools_and_train_calls_them(recipe, tmp_path, capsys):
     assert main(["check", recipe, "--world_size", "1"]) == 0
-    said = capsys.readouterr().out
-    assert "== Tools\ncalculator; calls of a rollout are answered 3 times at most" in said
-
-
-def test_train_with_python_and_a_calculator(recipe, tmp_path, capsys):
+    assert "== Tools\ncalculator; calls of a rollout are answered 3 times at most" in capsys.readouterr().out
     more = ["--tools", "calculator", "python", "--tool_kwargs.python.timeout", "5"]
     assert main(["train", recipe, *more]) == 0, capsys.readouterr().err
     log = json.loads((tmp_path / "out" / "trainer_state.json").read_text())["log_history"]

@@ -55,7 +55,7 @@ def write(tmp_path, rows):
 
 def test_kept_columns_and_limits_are_those_of_the_row(tmp_path):
     rows = [{"problem": f"p{i // 2}", "answer": i, "level": f"level {i}", "before": f" It is {i}. "} for i in range(10)]
-    rows[2]["before"] = None
+    rows[1]["before"] = None
     path = write(tmp_path, rows)
     kept = load(path, keep_columns=["level"], max_train_samples=3)
     assert list(kept["level"]) == ["level 0", "level 2", "level 4"]
@@ -63,7 +63,7 @@ def test_kept_columns_and_limits_are_those_of_the_row(tmp_path):
     for row in [*both[0], *both[1]]:
         assert row["level"] == f"level {row['solution']}"
     told = load(path, conversational=False, context_column="before", prompt_template="{prompt}", max_train_samples=2)
-    assert list(told["prompt"]) == ["It is 0.\n\np0", "p1"]
+    assert list(told["prompt"]) == ["It is 0.\n\np0", "p0"]
 
 
 @pytest.mark.parametrize(

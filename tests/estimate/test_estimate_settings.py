@@ -137,7 +137,6 @@ def test_settings_and_precisions_of_a_run(tmp_path):
     lora = setting(tmp_path, {"dtype": "bfloat16", "use_peft": True})
     assert (lora.frozen_bytes, lora.trainable_bytes) == (2, 4)
     stored = Qwen3Config(**SHAPE, dtype="bfloat16")
-    assert setting(tmp_path, model_config=stored).frozen_bytes in (2, 4)  # what `dtype: float32` of the recipe says
     assert setting(tmp_path, {"dtype": "float32"}, model_config=stored).frozen_bytes == 4
     assert setting(tmp_path, {"attn_implementation": "eager"}).attention == "eager"
 
@@ -156,7 +155,6 @@ def test_sizes_are_those_of_the_built_model():
 
 def test_mixtures_of_experts_are_refused_whatever_their_number_is_called():
     few = {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "num_experts": 2}
-    assert not hasattr(Qwen2MoeConfig(**few), "num_local_experts")
     for experts in (Qwen2MoeConfig(**SHAPE, **few), MixtralConfig(**SHAPE, num_local_experts=2)):
         with pytest.raises(ValueError, match="dense decoders"):
             model_size(experts, ModelConfig(model_name_or_path="m"))
