@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import os
 import re
 import signal
 import subprocess
@@ -27,19 +26,13 @@ from tests.support.tiny import Tokenwise, tiny_model, tiny_tokenizer
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_enumerations_from_the_command_line_can_be_saved(recipe):
-    parsed = parse_recipe([recipe(), "--save_strategy", "epoch", "--lr_scheduler_type", "constant"])
-    assert yaml.safe_load(yaml.safe_dump(parsed.resolved))["save_strategy"] == "epoch"
-    assert parsed.resolved["lr_scheduler_type"] == "constant"
-
-
-def test_trls_conventions(recipe, monkeypatch):
-    monkeypatch.delenv("A_SETTING", raising=False)
-    monkeypatch.setenv("A_SETTING_KEPT", "1")
-    path = recipe(env={"A_SETTING": 3}, reward_funcs=["tests.support.tiny.parity_reward"])
+def test_trls_conventions(recipe):
+    path = recipe(reward_funcs=["tests.support.tiny.parity_reward"])
     parsed = parse_recipe(["--config", path, "--num_generations=1", "--baseline", "batch_mean"])
-    assert os.environ.pop("A_SETTING") == "3"
     assert parsed.args.num_generations == 1
+    parsed = parse_recipe([path, "--save_strategy", "epoch", "--lr_scheduler_type", "constant"])
+    resolved = yaml.safe_load(yaml.safe_dump(parsed.resolved))
+    assert (resolved["save_strategy"], resolved["lr_scheduler_type"]) == ("epoch", "constant")
     assert parsed.run.reward_funcs == ["tests.support.tiny.parity_reward"]
     without = [f"--{k}={v}" for k, v in SETTINGS.items() if not isinstance(v, dict)]
     assert parse_recipe([*without, "--model_name_or_path", "m"]).args.max_steps == 2
@@ -82,43 +75,10 @@ def test_value_table_then_basis_with_one_rollout(recipe, tmp_path, capsys):
     # The same table, another prompt: refused, with both sides and the way out.
     assert main(["check", path, "--prompt_template", "Q {prompt}"]) == 2
     assert re.search(r"rendered otherwise.*table \w{16}, run \w{16}.*accept_mismatch", capsys.readouterr().err, re.S)
-    assert main(["check", path, "--temperature", "0.5"]) == 2
-    assert "temperature: table 1.0, run 0.5" in capsys.readouterr().err
     tokenizer = tiny_tokenizer()
     save(tiny_model(tokenizer, seed=1), tokenizer, tmp_path / "other")
     assert main(["train", path, "--model_name_or_path", str(tmp_path / "other")]) == 2
     assert re.search(r"revision: table \"\w{16}\", run \"\w{16}\"", capsys.readouterr().err)
-    assert main(["check", path, "--dataset_kwargs.seed", "1"]) == 2
-    assert "training prompts are not in the value table" in capsys.readouterr().err
-
-
-REAL = {
-    "gsm8k": {"dataset_name": "gsm8k_train.jsonl", "solution_pattern": r"####\s*(.+)"},
-    "math": {"dataset_name": "math_train.json", "on_invalid_gold": "drop"},
-}
-
-
-OTHERS = [("basis", "math"), ("grpo", "gsm8k"), ("grpo", "math")]
-
-
-@pytest.mark.parametrize(
-    ("estimator", "name"), [("basis", "gsm8k"), *(pytest.param(*pair, marks=pytest.mark.long) for pair in OTHERS)]
-)
-def test_real_rows_pass_through(name, estimator, recipe, tmp_path, shared_data, capsys):
-    settings = {**REAL[name], "max_train_samples": 48, "dataset_kwargs": None, "prompt_template": None, "max_steps": 3}
-    settings["dataset_name"] = str(shared_data / settings["dataset_name"])
-    settings["max_completion_length"] = 24
-    kwargs = {"values": str(tmp_path / "values")}
-    changes = {"baseline": "basis", "baseline_kwargs": kwargs, "num_generations": 1} if estimator == "basis" else {}
-    path = recipe(**settings, **(changes or {"baseline": "grpo"}))
-    if estimator == "basis":
-        assert main(["values", path]) == 0
-    assert main(["check", path]) == 0
-    assert "put your final answer within \\boxed{}" in capsys.readouterr().out
-    assert main(["train", path]) == 0
-    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
-    assert rows[0]["num_tokens"] > 16 * 50, "long prompts"
-    assert rows[0]["reward/unscored"] == 0.0
 
 
 BAD = {
@@ -128,19 +88,15 @@ BAD = {
     "unknown parameter": ({"baseline_kwargs": {"epsilon": 1}}, [], "Baseline 'rloo' has no parameter 'epsilon'"),
     "unknown objective": ({"objective": "gsp"}, [], "Did you mean 'gspo'"),
     "unknown reward": ({"reward_funcs": ["math_verfy"]}, [], "Unknown reward function 'math_verfy'. Did you mean"),
-    "reward that is not there": (
-        {"reward_funcs": ["tests.support.tiny.nothing"]},
-        [],
-        "'tests.support.tiny.nothing' cannot be imported",
-    ),
+    "no such reward": ({"reward_funcs": ["tests.support.tiny.nothing"]}, [], "tiny.nothing' cannot be imported"),
     "reward parameter": ({"reward_kwargs": {"timeot": 1}}, [], "math_verify has no 'timeot'. Did you mean 'timeout'"),
     "missing column": ({"prompt_column": "text"}, [], "has no column 'text', only"),
     "batch arithmetic": ({"num_generations": 5}, [], "must be divisible by num_generations"),
     "no model": ({"model_name_or_path": None}, [], "model_name_or_path is missing"),
-    "model that is not there": (
+    "no such model": (
         {"model_name_or_path": "runs/nowhere"},
         [],
-        "'runs/nowhere' could not be loaded .there is no such folder",
+        "'runs/nowhere' could not be loaded .*such folder",
     ),
     "no dataset": ({"dataset_name": None, "dataset_kwargs": None}, [], "dataset_name is missing"),
     "wrong type": ({}, ["--max_steps", "many"], "--max_steps.* invalid int value: 'many'"),
@@ -148,16 +104,8 @@ BAD = {
     "value missing": ({}, ["--baseline_kwargs.eps"], "--baseline_kwargs.eps needs a value"),
     "parameter of a wrong type": ({"reward_kwargs": {"timeout": "5s"}}, [], "reward_kwargs .*'str'"),
     "dictionary that is none": ({"reward_kwargs": "fast"}, [], "reward_kwargs must be a mapping"),
-    "baseline that is not there": (
-        {"baseline": "tests.support.tiny:Nothing"},
-        [],
-        "baseline 'tests.support.tiny:Nothing' cannot be imp",
-    ),
-    "class that is no baseline": (
-        {"baseline": "tests.support.tiny:Path"},
-        [],
-        "not a subclass of basis_rl.baselines.Baseline",
-    ),
+    "no such baseline": ({"baseline": "tests.support.tiny:Nothing"}, [], "tiny:Nothing' cannot be imp"),
+    "class that is no baseline": ({"baseline": "tests.support.tiny:Path"}, [], "not a subclass of .*Baseline"),
     "table missing": ({"baseline": "basis", "num_generations": 1}, [], "needs the parameter 'values'"),
 }
 
@@ -173,27 +121,18 @@ def test_bad_requests_get_one_message(case, command, recipe, capsys):
     assert "Traceback" not in said
 
 
-def test_recipes_that_cannot_be_read(tmp_path, capsys):
-    assert main(["train", "nowhere.yaml"]) == 2
-    assert "There is no recipe 'nowhere.yaml'" in capsys.readouterr().err
-    broken = tmp_path / "broken.yaml"
-    broken.write_text("a: [1")
-    assert main(["check", str(broken)]) == 2
-    assert "is not valid YAML" in capsys.readouterr().err
-    broken.write_text("- a")
-    assert main(["check", str(broken)]) == 2
-    assert "must hold `key: value` lines" in capsys.readouterr().err
+@pytest.mark.parametrize(("text", "message"), [("a: [1", "not valid YAML"), ("- a", "must hold `key: value` lines")])
+def test_recipes_that_cannot_be_read(text, message, tmp_path, capsys):
+    (tmp_path / "broken.yaml").write_text(text)
+    assert main(["check", str(tmp_path / "broken.yaml")]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_commands(capsys):
     assert main([]) == 2
-    assert main(["--help"]) == 0
-    assert "accelerate launch" in capsys.readouterr().out
     assert main(["trian"]) == 2
     assert "Did you mean 'train'" in capsys.readouterr().err
-    assert main(["--version"]) == 0
-    assert main(["train", "--help"]) == 0
-    assert "--num_generations" in capsys.readouterr().out
+    assert main(["--help"]) == main(["--version"]) == 0
 
 
 @pytest.mark.long
@@ -235,29 +174,16 @@ def test_a_baseline_of_ones_own(recipe, capsys):
     assert main(["train", recipe(baseline="tests.support.tiny:Tokenwise")]) == 0
 
 
-def test_resuming_from_nothing_or_with_another_baseline_is_one_message(recipe, tmp_path, capsys):
-    assert main(["train", recipe(), "--resume_from_checkpoint", "true"]) == 2
-    assert "there is no complete checkpoint in" in capsys.readouterr().err
+def test_a_resume_adds_to_the_log_and_what_it_refuses_moves_nothing(recipe, tmp_path, capsys):
     assert main(["train", recipe(save_strategy="steps", save_steps=1)]) == 0
     assert main(["train", recipe(max_steps=3), "--resume_from_checkpoint", "true"]) == 0
     rows = [json.loads(line)["step"] for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert rows == sorted(rows)
     assert rows[:3] == [1, 2, 2]
-    capsys.readouterr()
-    checkpoint = str(tmp_path / "out" / "checkpoint-2")
-    assert main(["train", recipe(baseline="dr_grpo"), "--resume_from_checkpoint", checkpoint]) == 2
-    assert 'baseline: "rloo", now "dr_grpo"' in capsys.readouterr().err
-    other = {"dataset_kwargs": {**SETTINGS["dataset_kwargs"], "seed": 1}, "save_strategy": "steps"}
     first = str(tmp_path / "out" / "checkpoint-1")
-    assert main(["train", recipe(**other), "--resume_from_checkpoint", first]) == 2
-    assert "while training on other prompts" in capsys.readouterr().err
-    assert (tmp_path / "out" / "checkpoint-2").is_dir(), "nothing was moved"
-
-
-def test_a_table_does_not_replace_something_else(recipe, tmp_path, capsys):
-    (tmp_path / "precious").mkdir()
-    assert main(["values", recipe(values_output_dir=str(tmp_path / "precious"))]) == 2
-    assert "is not a value table; it is left alone" in capsys.readouterr().err
+    assert main(["train", recipe(baseline="dr_grpo"), "--resume_from_checkpoint", first]) == 2
+    assert 'baseline: "rloo", now "dr_grpo"' in capsys.readouterr().err
+    assert (tmp_path / "out" / "checkpoint-2").is_dir()
 
 
 @pytest.mark.long
@@ -341,6 +267,7 @@ def absurd(completions, **kwargs):
         ["examples.custom_baseline:Shrinkage", "--strength=4"],
         ["examples.custom_baseline:Shrinkage", "--baseline_kwargs.strength", "4"],
         ["tests.cli.test_cli:BUILT"],
+        ["tests.support.tiny:Tokenwise"],
     ],
 )
 def test_check_gives_a_baseline_its_arguments_or_takes_a_built_one(words, capsys):
@@ -351,13 +278,11 @@ def test_check_gives_a_baseline_its_arguments_or_takes_a_built_one(words, capsys
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["tests.baselines.test_conformance:ByPosition"], "depends on the order of the rows"),
         (["examples.custom_baseline:Shrinkage", "--strenght", "4"], "cannot be built: TypeError"),
         (["examples.custom_baseline:Shrinkage", "4"], "Give the arguments of a constructor"),
         (["examples.custom_objective:simple", "--strength", "4"], "is no class, so it takes no arguments"),
-        (
-            ["examples.custom_baseline:Shrinkage", "--strength", "[1"],
-            r"error: --strength \[1: the value is not valid YAML",
-        ),
+        (["examples.custom_baseline:Shrinkage", "--strength", "[1"], r"--strength \[1: .* is not valid YAML"),
         (["tests.cli.test_cli:BUILT", "--strength", "4"], "BUILT is no class, so it takes no arguments"),
         (["tests.cli.test_cli:NUMBER"], "error: An int is neither a baseline"),
         (["math:pi"], "there is nothing to check"),
@@ -374,8 +299,6 @@ BUILT, NUMBER = Shrinkage(3.0), 3
 
 class AsksForALength:
     """A reward with an argument of its constructor."""
-
-    version = "1"
 
     def __init__(self, longest):
         self.longest = longest

@@ -57,13 +57,8 @@ def test_a_named_configuration_becomes_accelerate_launch(monkeypatch, capsys):
     monkeypatch.setattr(launch.os, "execv", lambda program, words: called.append(words))
     words = ["r.yaml", "--accelerate_config", "cpu", "--num_processes=2", "--learning_rate", "1e-5"]
     launch.launch(words)
-    start = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--config_file",
-        str(resources.accelerate_config("cpu")),
-    ]
+    start = [sys.executable, "-m", "accelerate.commands.launch"]
+    start += ["--config_file", str(resources.accelerate_config("cpu"))]
     rest = ["-m", "basis_rl", "train", "r.yaml", "--learning_rate", "1e-5"]
     assert called == [[*start, "--num_processes", "2", *rest]]
     assert main(["train", "r.yaml", "--accelerate_config", "zreo3"]) == 2
@@ -93,5 +88,6 @@ def test_two_processes_by_name(tmp_path, tiny_path, monkeypatch):
     command = [*basis_rl, "train", "r.yaml", *short]
     done = subprocess.run(command, cwd=tmp_path, env=here, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    assert done.stdout.count("== Summary") == 1
     last = json.loads((tmp_path / "runs" / "r" / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["num_rollouts"] == 2 * 8 * 2

@@ -32,33 +32,28 @@ def test_a_rank_does_what_is_to_be_done_at_exit_and_leaves(ranks, ends):
     assert done.stdout.split("\n")[1:-1] == ends
 
 
+def fails(what):
+    return f"basis_rl.cli.main.fail = lambda *a: {what}"
+
+
 @pytest.mark.parametrize(
-    ("patch", "code"),
+    ("patch", "code", "ranks"),
     [
-        ("basis_rl.cli.main.fail = lambda *a: 75", 75),
-        ("basis_rl.cli.main.fail = lambda *a: sys.exit(69)", 69),
-        ("basis_rl.cli.main.fail = lambda *a: sys.exit('a message')", 1),
-        ("basis_rl.cli.main.fail = lambda *a: sys.exit()", 0),
-        ("basis_rl.cli.main.fail = lambda *a: 1 // 0", 1),
+        (fails("75"), 75, "12"),
+        (fails("sys.exit(69)"), 69, "12"),
+        (fails("sys.exit('a message')"), 1, "12"),
+        (fails("sys.exit()"), 0, "12"),
+        (fails("1 // 0"), 1, "12"),
+        (fails("[print('to nobody'), os.close(1)] and 75"), 75, "2"),  # without its launcher
+        ("def fail(*a): raise KeyboardInterrupt\nbasis_rl.cli.main.fail = fail", 130, "2"),
     ],
 )
-def test_its_exit_code_is_that_of_one_process(patch, code):
-    for ranks in ("1", "2"):
-        done = run(ranks, patch, "no-such-command")
-        assert done.returncode == code, f"{ranks}: {done.stderr}"
+def test_its_exit_code_is_that_of_one_process(patch, code, ranks):
+    for each in ranks:
+        done = run(each, patch, "no-such-command")
+        assert done.returncode == code, f"{each}: {done.stderr}"
         assert ("ZeroDivisionError" in done.stderr) == ("//" in patch)
         assert ("a message" in done.stderr) == ("message" in patch)
-
-
-@pytest.mark.parametrize(
-    ("patch", "code"),
-    [
-        ("basis_rl.cli.main.fail = lambda *a: [print('to nobody'), os.close(1)] and 75", 75),
-        ("def fail(*a): raise KeyboardInterrupt\nbasis_rl.cli.main.fail = fail", 130),
-    ],
-)
-def test_a_rank_has_an_exit_code_without_its_launcher_and_when_it_is_interrupted(patch, code):
-    assert run("2", patch, "no-such-command").returncode == code
 
 
 def run(ranks, patch, *arguments):

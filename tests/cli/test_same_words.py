@@ -24,8 +24,16 @@ OWN = {
     "per_device_train_batch_size": 4,
     "steps_per_generation": 1,
 }
-TABLE = {"baseline": "basis", "num_generations": 1}
+QUANTILE, CISPO, BAD_GOLD = {"baseline": "quantile"}, {"objective": "cispo"}, {"dataset_name": "bad"}
+DYNAMIC = {"baseline": "none", "prompt_sampler": "dynamic"}
+LENGTH = "max_completion_length"
 KL = {"beta": 0.1, "kl_placement": "reward"}
+
+
+def table(**kwargs):
+    return {"baseline": "basis", "num_generations": 1, "baseline_kwargs": {"values": "table", **kwargs}}
+
+
 # What is wrong, how it is right one step away, what the message says, and which other commands say it too.
 MISTAKES = {
     "group": ({"num_generations": 1}, {"num_generations": 2}, "needs at least 2 rollouts", ()),
@@ -33,45 +41,15 @@ MISTAKES = {
     "reporter": ({"report_to": "wandb"}, {"report_to": "none"}, "wandb is not installed", ("sweep",)),
     "folder": ({"output_dir": "/proc/version/run"}, {}, "is not a folder", ()),
     "KL": ({"baseline": "max_rl", **KL}, {"baseline": "rloo", **KL}, "does not take a KL penalty", ()),
-    "scale": (
-        {"baseline": "quantile", "scale_rewards": "batch"},
-        {"baseline": "quantile"},
-        "Leave one of them out",
-        (),
-    ),
+    "scale": ({**QUANTILE, "scale_rewards": "batch"}, QUANTILE, "Leave one of them out", ()),
     "tokens": ({"baseline": "otb", "objective": "luspo"}, {"baseline": "otb"}, "an advantage to each token", ()),
-    "refills": (
-        {"baseline": "none", "prompt_sampler": "dynamic", "num_generations": 1},
-        {"baseline": "none", "prompt_sampler": "dynamic"},
-        "Set num_generations to 2 or more",
-        (),
-    ),
-    "clamp": (
-        {"objective": "cispo", "epsilon_high": 0.2},
-        {"objective": "cispo"},
-        "every importance weight",
-        ("sweep",),
-    ),
+    "refills": ({**DYNAMIC, "num_generations": 1}, DYNAMIC, "Set num_generations to 2 or more", ()),
+    "clamp": ({**CISPO, "epsilon_high": 0.2}, CISPO, "every importance weight", ("sweep",)),
     "size": ({"max_train_samples": 1}, {"max_train_samples": 2}, "one generation batch takes 2", ("values", "sweep")),
     "turns": ({"filter_void_turns": True}, {"filter_void_turns": False}, "it needs tools", ("sweep",)),
-    "golds": (
-        {"dataset_name": "bad"},
-        {"dataset_name": "bad", "on_invalid_gold": "drop"},
-        "do not verify",
-        ("values",),
-    ),
-    "context": (
-        {"max_completion_length": 2048},
-        {"max_completion_length": 1900},
-        "context is 2048",
-        ("values", "sweep"),
-    ),
-    "table": (
-        {**TABLE, "baseline_kwargs": {"values": "table"}},
-        {**TABLE, "baseline_kwargs": {"values": "table", "accept_mismatch": True}},
-        "temperature: table 0.3, run 1.0",
-        (),
-    ),
+    "golds": (BAD_GOLD, {**BAD_GOLD, "on_invalid_gold": "drop"}, "do not verify", ("values",)),
+    "context": ({LENGTH: 2048}, {LENGTH: 1900}, "context is 2048", ("values", "sweep")),
+    "table": (table(), table(accept_mismatch=True), "temperature: table 0.3, run 1.0", ()),
 }
 
 

@@ -158,9 +158,3 @@ def test_a_recipe_that_serves_must_use_the_server(model, tmp_path, capsys):
     given[given.index("--vllm_mode") + 1] = "colocate"
     assert main(["train", *given, "--serve", "true"]) == 2
     assert "leave out use_vllm: false, vllm_mode: colocate" in capsys.readouterr().err
-
-
-def test_no_server_is_one_message(model, tmp_path, capsys):
-    given = [*arguments(model, tmp_path, 9), "--vllm_server_timeout", "1"]
-    assert main(["train", *given]) == 2
-    assert re.search(r"There is no vLLM server at .* `basis-rl serve MODEL`", capsys.readouterr().err)

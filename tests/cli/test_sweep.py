@@ -61,7 +61,11 @@ def test_a_launcher_with_several_processes_has_larger_batches(recipe, tmp_path):
     config.write_text("num_processes: 2")
     assert launcher_processes(f"accelerate launch --config_file {config}") == 2
     assert launcher_processes(f"accelerate launch --config_file={config} --num_processes 4") == 4
-    assert launcher_processes("") == 1
+    assert launcher_processes("accelerate launch --num-processes 4") == 4
+    assert launcher_processes("torchrun --nproc_per_node 4 --nnodes=2") == 8
+    assert launcher_processes("") == launcher_processes("nice -n 5") == 1
+    with pytest.raises(ValueError, match="how many processes"):
+        launcher_processes("accelerate launch --multi_gpu")
     with several(4):
         (run,) = plan(recipe(per_device_train_batch_size=2), ["rloo"], [0], budget=96)
     assert rollouts(run) == 96
@@ -89,30 +93,15 @@ def test_names_settings_and_parameters_of_baselines(recipe):
     assert [run.recipe.run.baseline_kwargs.get("weighting") for run in grid] == ["unb", "rvg", None]
 
 
-def test_lists_are_no_grid(recipe):
-    overrides = ["--serve_devices", "4,5", "--eval_benchmarks", "aime24,math500", "--system_prompt", "Well, think."]
-    (run,) = plan(recipe(), ["none"], [0], overrides=overrides)
-    assert run.recipe.run.serve_devices == "4,5"
-    assert run.recipe.run.eval_benchmarks == ["aime24", "math500"]
-    assert run.recipe.data.system_prompt == "Well, think."
-
-
-def test_an_entrys_own_setting_stands_against_the_grid(recipe):
-    runs = plan(recipe(), ["none:learning_rate=1e-5"], [0], overrides=["--learning_rate", "1e-4,3e-4"])
-    assert {run.recipe.args.learning_rate for run in runs} == {1e-5}
-
-
-def test_runs_are_pushed_apart(recipe):
+def test_lists_are_no_grid_entries_keep_their_own_settings_and_runs_are_pushed_apart(recipe):
+    overrides = ["--serve_devices", "4,5", "--eval_benchmarks", "aime24,math500", "--learning_rate", "1e-4,3e-4"]
+    runs = plan(recipe(), ["none:learning_rate=1e-5"], [0], overrides=overrides)
+    for run in runs:
+        assert run.recipe.run.serve_devices == "4,5"
+        assert run.recipe.run.eval_benchmarks == ["aime24", "math500"]
+        assert run.recipe.args.learning_rate == 1e-5
     runs = plan(recipe(push_to_hub=True, hub_model_id="me/m"), ["none", "batch_mean"], [0, 1])
     assert len({run.recipe.args.hub_model_id for run in runs}) == 4
-
-
-def test_how_many_processes_a_launcher_starts():
-    assert launcher_processes("accelerate launch --num-processes 4") == 4
-    assert launcher_processes("torchrun --nproc_per_node 4 --nnodes=2") == 8
-    assert launcher_processes("nice -n 5") == 1
-    with pytest.raises(ValueError, match="how many processes"):
-        launcher_processes("accelerate launch --multi_gpu")
 
 
 BAD = {
@@ -125,7 +114,6 @@ BAD = {
     "a seed": (["none"], {}, ["--seed", "3"], "--seed is set by the sweep for each run; give --seeds"),
     "seeds that are none": (["none"], {}, ["--seeds", "0, 1"], "--seeds must be whole numbers"),
     "no such launcher": (["none"], {}, ["--launcher", "acelerate launch"], "there is no program 'acelerate'"),
-    "an unknown key": (["none"], {}, ["--learning_rat", "1,2"], "Did you mean '--learning_rate'"),
 }
 
 
@@ -158,19 +146,14 @@ def test_a_failure_is_reported_at_the_end_and_costs_nothing_else(recipe, stand_i
     assert "6 runs in" in said
     assert "4 of them finished" in said
     calls = {run.name: (run / "calls").read_text().split() for run in out.iterdir() if (run / "calls").is_file()}
-    assert calls == {
-        f"{name}-seed{seed}": ["auto"] * (2 if name == "rloo" else 1)
-        for name in ("none", "rloo", "remax")
-        for seed in (0, 1)
-    }
+    once = [f"{name}-seed{seed}" for name in ("none", "remax") for seed in (0, 1)]
+    assert calls == {"rloo-seed0": ["auto"] * 2, "rloo-seed1": ["auto"] * 2, **{name: ["auto"] for name in once}}
     assert "6 runs, 3 settings, 96 rollouts each" in said
 
     assert main(["sweep", recipe(weight_decay=0.25), *arguments]) == 2
     assert "(weight_decay: None there, 0.25 now)" in capsys.readouterr().err
     assert main(["sweep", recipe(learning_rate=5e-4), *arguments]) == 2
-    assert re.search(
-        r"holds a run of other settings \(learning_rate: 0.001 there, 0.0005 now\)", capsys.readouterr().err
-    )
+    assert "(learning_rate: 0.001 there, 0.0005 now)" in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -35,13 +35,9 @@ def recipe(tmp_path):
     return str(path)
 
 
-def test_check_shows_the_tools(recipe, capsys):
+def test_check_shows_the_tools_and_train_calls_them(recipe, tmp_path, capsys):
     assert main(["check", recipe, "--world_size", "1"]) == 0
-    said = capsys.readouterr().out
-    assert "== Tools\ncalculator; calls of a rollout are answered 3 times at most" in said
-
-
-def test_train_with_python_and_a_calculator(recipe, tmp_path, capsys):
+    assert "== Tools\ncalculator; calls of a rollout are answered 3 times at most" in capsys.readouterr().out
     more = ["--tools", "calculator", "python", "--tool_kwargs.python.timeout", "5"]
     assert main(["train", recipe, *more]) == 0, capsys.readouterr().err
     log = json.loads((tmp_path / "out" / "trainer_state.json").read_text())["log_history"]
@@ -52,21 +48,12 @@ def test_train_with_python_and_a_calculator(recipe, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--tools", "calculater"], "Did you mean 'calculator'"),
-        (["--tool_kwargs.python.timeout", "5"], "not among the tools"),
-        (["--async_prefetch", "true"], "async_prefetch"),
-    ],
+    ("command", "arguments", "message"),
+    [("train", ["--async_prefetch", "true"], "async_prefetch"), ("values", ["--seed", "1"], "draws single turns")],
 )
-def test_what_is_wrong_is_said_at_once(arguments, message, recipe, capsys):
-    assert main(["train", recipe, *arguments]) != 0
+def test_what_tools_do_not_go_with_is_said_at_once(command, arguments, message, recipe, tmp_path, capsys):
+    assert main([command, recipe, *arguments, "--values_output_dir", str(tmp_path / "values")]) != 0
     assert message in capsys.readouterr().err
-
-
-def test_value_tables_are_refused(recipe, tmp_path, capsys):
-    assert main(["values", recipe, "--values_output_dir", str(tmp_path / "values")]) != 0
-    assert "draws single turns" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("use_tool", [False, True])

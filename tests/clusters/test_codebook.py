@@ -153,14 +153,7 @@ def test_default_number_grows_with_the_batch_and_is_bounded_by_the_prompts():
 
 
 def test_from_the_shell(tmp_path, tiny_path, capsys):
-    arguments = [
-        "--model_name_or_path",
-        str(tiny_path),
-        "--dataset_name",
-        "reasoning_gym:chain_sum",
-        "--use_cpu",
-        "true",
-    ]
+    arguments = ["--model_name_or_path", str(tiny_path), "--dataset_name", "reasoning_gym:chain_sum", "--use_cpu=true"]
     arguments += ["--dataset_kwargs", '{"size": 40, "seed": 0}', "--clusters_encoder", ENCODER, "--bf16", "false"]
     assert main(["clusters", *arguments]) == 2
     assert "Where should the codebook go?" in capsys.readouterr().err

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+from pathlib import Path
 
 import pytest
+from datasets import Dataset
 
 from basis_rl.data import DataArguments, load_prompts, problem_text, prompt_id
 from basis_rl.data.prompts import _with_tuples
@@ -28,24 +30,18 @@ def test_columns_are_found_and_duplicates_dropped(path):
     assert len(dataset) == 60
     assert dataset[3]["solution"] == "6"
     assert list(dataset["prompt_id"]) == list(dict.fromkeys(dataset["prompt_id"]))
-    assert dataset[3]["prompt"] == [
-        {
-            "role": "user",
-            "content": "What is 3 + 3?\n\nPlease reason step by step, and put your final answer within \\boxed{}.",
-        }
-    ]
+    (message,) = dataset[3]["prompt"]
+    assert message["role"] == "user"
+    assert message["content"].startswith("What is 3 + 3?\n\nPlease reason")
 
 
-def test_the_id_depends_on_the_problem_alone(path):
+def test_the_id_is_a_hash_of_the_problem_alone(path):
     plain = load(path, conversational=False, prompt_template="{prompt}")
     chat = load(path, prompt_template="Q: {prompt}", system_prompt="Be brief.")
     assert plain["prompt_id"] == chat["prompt_id"]
     assert plain[0]["prompt_id"] == prompt_id("  What is 0 + 0?\n")
     assert chat[0]["prompt"][0] == {"role": "system", "content": "Be brief."}
     assert load(path, conversational=False, system_prompt="Be brief.")[0]["prompt"].startswith("Be brief.\n\nWhat is 0")
-
-
-def test_an_id_is_16_digits_of_the_texts_hash_and_of_a_conversation_whatever_the_order_of_its_keys():
     assert prompt_id(" one \n") == hashlib.sha256(b"one").hexdigest()[:16]
     one, two = [{"role": "user", "content": "x"}], [{"content": "x", "role": "user"}]
     assert prompt_id(one) == prompt_id(two) != prompt_id([{"role": "system", "content": "x"}])
@@ -57,26 +53,37 @@ def write(tmp_path, rows):
     return str(path)
 
 
-def test_the_first_of_several_equal_problems_stays(tmp_path):
-    rows = [{"problem": "p", "answer": "1"}, {"problem": " p ", "answer": "2"}, {"problem": "q", "answer": "3"}]
-    assert list(load(write(tmp_path, rows))["solution"]) == ["1", "3"]
-
-
 def test_kept_columns_and_limits_are_those_of_the_row(tmp_path):
     rows = [{"problem": f"p{i // 2}", "answer": i, "level": f"level {i}", "before": f" It is {i}. "} for i in range(10)]
+    rows[1]["before"] = None
     path = write(tmp_path, rows)
     kept = load(path, keep_columns=["level"], max_train_samples=3)
     assert list(kept["level"]) == ["level 0", "level 2", "level 4"]
     both = [load(path, keep_columns=["level"], test_fraction=0.4, held_out=held_out) for held_out in (False, True)]
     for row in [*both[0], *both[1]]:
         assert row["level"] == f"level {row['solution']}"
-    told = load(path, conversational=False, context_column="before", prompt_template="{prompt}", max_train_samples=1)
-    assert told[0]["prompt"] == "It is 0.\n\np0"
+    told = load(path, conversational=False, context_column="before", prompt_template="{prompt}", max_train_samples=2)
+    assert list(told["prompt"]) == ["It is 0.\n\np0", "p0"]
 
 
-def test_problems_with_braces_survive_the_template(tmp_path):
-    path = write(tmp_path, [{"problem": r"Find $\frac{1}{2} + \{x\}$ {prompt}", "answer": "1"}])
-    assert r"\frac{1}{2} + \{x\}$ {prompt}" in load(path, conversational=False)[0]["prompt"]
+@pytest.mark.parametrize(
+    ("rows", "golds"),
+    [
+        (
+            [{"problem": "p", "answer": 1.0}, {"problem": " p ", "answer": 2.0}, {"problem": "q", "answer": 3.5}],
+            ["1", "3.5"],
+        ),
+        ([{"problem": r"Find $\frac{1}{2} + \{x\}$ {prompt}", "solution": "long", "answer": "7"}], ["7"]),
+    ],
+)
+@pytest.mark.parametrize("parquet", [True, False])
+def test_the_first_of_equal_problems_stays_with_its_braces_and_its_answer(parquet, rows, golds, tmp_path):
+    path = str(tmp_path / "rows.parquet") if parquet else write(tmp_path, rows)
+    if parquet:
+        Dataset.from_list(rows).to_parquet(path)
+    found = load(path, conversational=False, prompt_template="{prompt}")
+    assert list(found["solution"]) == golds
+    assert found[0]["prompt"] == rows[0]["problem"]
 
 
 def test_held_out_problems_are_disjoint_stable_and_complete(path):
@@ -87,10 +94,6 @@ def test_held_out_problems_are_disjoint_stable_and_complete(path):
     assert load(path, test_fraction=0.3)["prompt_id"] == train["prompt_id"]
     assert set(test["prompt_id"]) == {i for i in load(path)["prompt_id"] if int(i[:8], 16) < 0.3 * 2**32}
     assert set(load(path, test_fraction=0.1, held_out=True)["prompt_id"]) <= set(test["prompt_id"])
-
-
-def test_answer_column_goes_before_a_worked_solution(tmp_path):
-    assert load(write(tmp_path, [{"problem": "p", "solution": "long", "answer": "7"}]))[0]["solution"] == "7"
 
 
 def test_reasoning_gym_is_seeded():
@@ -116,41 +119,11 @@ def test_bad_settings_are_named(path, settings, message):
         load(path, **settings)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("", "dataset_name is missing"),
-        ("no/such.jsonl", "there is no file 'no/such.jsonl'"),
-        ("reasoning_gym:no_such_task", "cannot make 'no_such_task'"),
-        ("no-such-owner/no-such-dataset", "could not be loaded"),
-    ],
-)
-def test_bad_names_are_answered(name, message):
-    with pytest.raises(ValueError, match=message):
-        load(name)
-
-
-def test_missing_columns_are_listed(tmp_path):
-    with pytest.raises(ValueError, match=r"none of the columns .* only \['text', 'label'\]; .* with prompt_column"):
-        load(write(tmp_path, [{"text": "a", "label": "b"}]))
-
-
-def test_a_missing_gold_is_named_by_its_row(tmp_path):
-    rows = [{"problem": "p", "answer": "1"}, {"problem": "q", "answer": None}]
-    with pytest.raises(ValueError, match=r"Row 1 of .* has no gold: column 'answer' holds None"):
-        load(write(tmp_path, rows))
-
-
 def test_a_list_of_golds_is_all_that_is_asked_for_or_alternatives(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    rows = [
-        {"problem": "p", "answer": ["1", "27.0"]},
-        {"problem": "q", "answer": ["x"]},
-        {"problem": "r", "answer": []},
-    ]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    assert load(str(path), on_missing_gold="drop")["solution"] == ["1, 27.0", "x"]
-    golds = load(str(path), on_missing_gold="drop", solution_list="any")["solution"]
+    answers = {"p": ["1", "27.0"], "q": ["x"], "r": []}
+    path = write(tmp_path, [{"problem": problem, "answer": answer} for problem, answer in answers.items()])
+    assert load(path, on_missing_gold="drop")["solution"] == ["1, 27.0", "x"]
+    golds = load(path, on_missing_gold="drop", solution_list="any")["solution"]
     assert list(golds) == [["1", "27.0"], ["x"]]
     reward = MathVerifyReward(num_workers=1)
     answers = [r"\boxed{27}", r"\boxed{1}", r"\boxed{2}", r"\boxed{x}"]
@@ -158,7 +131,7 @@ def test_a_list_of_golds_is_all_that_is_asked_for_or_alternatives(tmp_path):
     assert reward.check_golds(list(golds)) == []
     reward.close()
     with pytest.raises(ValueError, match=r"Row 2 of .* has no gold"):
-        load(str(path), solution_list="any")
+        load(path, solution_list="any")
 
 
 def test_tuples_of_an_entry_are_told_from_lists():
@@ -186,6 +159,16 @@ def test_problem_text_is_what_the_user_says():
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        ("", None, "dataset_name is missing"),
+        ("no/such.jsonl", None, "there is no file 'no/such.jsonl'"),
+        ("reasoning_gym:no_such_task", None, "cannot make 'no_such_task'"),
+        ("no-such-owner/no-such-dataset", None, "could not be loaded"),
+        (
+            "a.jsonl",
+            b'{"text": "a", "label": "b"}',
+            r"none of the columns .* only \['text', 'label'\]",
+        ),
+        ("a.jsonl", b'{"problem": "p", "answer": null}', r"Row 0 of .* has no gold: column 'answer' holds None"),
         ("a.json", b"", "the file '.*a.json' is empty"),
         ("a.csv", b" \n\n", "the file '.*a.csv' is empty"),
         ("a.json", b"[]", "the file '.*a.json' holds no rows"),
@@ -195,7 +178,9 @@ def test_problem_text_is_what_the_user_says():
         ("a.parquet", b"hello", r"read as parquet \(.*smaller than the minimum file footer"),
     ],
 )
-def test_a_file_that_cannot_be_read_gives_the_reason(name, content, message, tmp_path):
-    (tmp_path / name).write_bytes(content)
+def test_what_cannot_be_read_gives_the_reason(name, content, message, tmp_path):
+    if content is not None:
+        name = str(tmp_path / name)
+        Path(name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        load_prompts(DataArguments(str(tmp_path / name)), conversational=False)
+        load(name)

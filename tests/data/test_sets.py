@@ -39,10 +39,6 @@ FILES = {
 }
 
 
-def test_every_file_is_covered(shared_data):
-    assert {path.name for path in shared_data.iterdir()} == set(FILES)
-
-
 @pytest.mark.parametrize("file", FILES)
 def test_real_files_load_as_they_are(file, shared_data):
     settings, column, gold = FILES[file]
@@ -56,14 +52,6 @@ def test_real_files_load_as_they_are(file, shared_data):
         assert row["prompt"] == [{"role": "user", "content": f"{problem}\n\n{BOXED}"}]
         assert row["solution"] == answer
         assert row["prompt_id"] == prompt_id(problem)
-
-
-def test_rows_without_a_gold_are_an_error_unless_they_are_dropped(shared_data):
-    path = shared_data / "math_train.json"
-    missing = sum(row["answer"] is None for row in raw(path))
-    assert missing > 0
-    with pytest.raises(ValueError, match=r"has no gold: column 'answer' holds None.*on_missing_gold: drop"):
-        load(path)
 
 
 def hub(monkeypatch, rows, **settings):
@@ -112,17 +100,6 @@ def test_hub_schemas_are_read_as_documented(name, monkeypatch):
     assert hub(monkeypatch, [SHAPES[name]]) == [("P", "33")]
 
 
-def test_a_hundred_copies_of_a_prompt_are_one(monkeypatch):
-    rows = [
-        {
-            **SHAPES["BytedTsinghua-SIA/DAPO-Math-17k"],
-            "prompt": [{"role": "user", "content": DAPO.format(f"P{i % 17}")}],
-        }
-        for i in range(1700)
-    ]
-    assert hub(monkeypatch, rows) == [(f"P{i}", "33") for i in range(17)]
-
-
 def test_the_id_is_the_same_whichever_template_a_set_carries():
     plain = "Find $x$ if $x + 1 = 2$."
     carried = [
@@ -134,11 +111,8 @@ def test_the_id_is_the_same_whichever_template_a_set_carries():
     ]
     assert {prompt_id(bare_problem(value)) for value in carried} == {prompt_id(plain)}
     assert bare_problem(carried[0], strip_instructions=False) == carried[0]
-
-
-def test_words_of_an_instruction_inside_a_problem_stay():
-    problem = f"Somebody says: '{BOXED}' How many words is that?"
-    assert bare_problem(problem) == problem
+    inside = f"Somebody says: '{BOXED}' How many words is that?"
+    assert bare_problem(inside) == inside
 
 
 @pytest.mark.parametrize("value", [None, 3, "", [], ["a"], [{"role": "user", "content": "a"}] * 2])
@@ -164,16 +138,3 @@ def test_what_is_no_problem_is_none(value):
 )
 def test_golds_become_text(value, text):
     assert gold_text(value) == text
-
-
-def test_a_context_goes_before_the_problem(tmp_path):
-    path = tmp_path / "rows.json"
-    path.write_text(json.dumps([{"q": "a?", "c": "Let it be.", "answer": 1}, {"q": "b?", "c": None, "answer": 2}]))
-    dataset = load(path, prompt_column="q", context_column="c", prompt_template="{prompt}", conversational=False)
-    assert dataset["prompt"] == ["Let it be.\n\na?", "b?"]
-
-
-def test_parquet_is_read(tmp_path):
-    path = str(tmp_path / "rows.parquet")
-    Dataset.from_list([{"question": "a?", "answer": 1.0}]).to_parquet(path)
-    assert load(path)["solution"] == ["1"]

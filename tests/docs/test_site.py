@@ -56,9 +56,7 @@ def test_links_lead_somewhere(path):
         if anchor:
             assert anchor in anchors(found), f"{target}: no such heading, only {sorted(anchors(found))}"
         if found.suffix in (".md", ".png"):
-            assert any(found in ROOT.glob(pattern) for pattern in PAGES) or path in OTHERS, (
-                f"{target} is not on the site"
-            )
+            assert path in OTHERS or any(found in ROOT.glob(pattern) for pattern in PAGES), f"{target} is not there"
 
 
 def test_every_key_is_on_the_page_with_its_meaning():
@@ -68,9 +66,7 @@ def test_every_key_is_on_the_page_with_its_meaning():
     assert all(meaning for *_, meaning in there.values())
     assert all(kind for _, kind, _, _ in there.values())
     assert there["baseline"] == ("What is trained with what", "str", "`'grpo'`", there["baseline"][3])
-    assert there["num_generations"][0] == "The trainer's own"
-    assert there["epsilon"][0] == "The trainer (TRL's `GRPOConfig`)"
-    assert there["learning_rate"][0] == "The trainer (transformers' `TrainingArguments`)"
+    assert len({there[name][0] for name in ("baseline", "num_generations", "epsilon", "learning_rate")}) == 4
     page = GENERATED["keys"]()
     assert all(f"\n| `{name}` | `" in page for name in there)
 
@@ -83,11 +79,14 @@ def test_generated_tables_are_all_used_and_baselines_are_all_explained():
     assert set(BASELINES) <= written
 
 
-def test_cells_keep_to_their_columns():
+def test_cells_and_links_of_the_site():
     assert cell("a\n  <b> and 1 < 2 `x | y`") == "a &lt;b> and 1 < 2 `x | y`"
-    for make in GENERATED.values():
-        for line in make().splitlines():
-            assert not line.startswith("|") or line.endswith(" |")
+    lines = [line for make in GENERATED.values() for line in make().splitlines() if line.startswith("|")]
+    assert all(line.endswith(" |") for line in lines)
+    assert with_bars(r"| `a \| <b>` | c \| `d` |") == r"| <code>a &#124; &lt;b&gt;</code> | c \| `d` |"
+    assert with_bars(r"`a \| b`") == r"`a \| b`"
+    assert linked(Path("docs/x.md"), "[a](../basis_rl/baselines/base.py)") == "[a](../docs/api/baselines.md)"
+    assert linked(Path("README.md"), "[a](basis_rl/samplers/base.py)") == "[a](docs/api/samplers.md)"
 
 
 def test_the_api_has_every_export():
@@ -95,24 +94,11 @@ def test_the_api_has_every_export():
     assert len(pages) == len(EXPORTING) + len(MODULES)
     for name in EXPORTING:
         page = pages[f"docs/api/{name.split('.')[-1]}.md"]
-        assert re.findall(r"^::: (.*)$", page, re.M) == [
-            f"{name}.{each}" for each in importlib.import_module(name).__all__
-        ]
-    exporting = {
-        path.parent.name for path in (ROOT / "basis_rl").glob("*/__init__.py") if "__all__" in path.read_text()
-    }
+        exports = [f"{name}.{each}" for each in importlib.import_module(name).__all__]
+        assert re.findall(r"^::: (.*)$", page, re.M) == exports
+    files = (ROOT / "basis_rl").glob("*/__init__.py")
+    exporting = {path.parent.name for path in files if "__all__" in path.read_text()}
     assert {name.split(".")[1] for name in EXPORTING} == exporting
-
-
-def test_bars_in_code_of_a_cell():
-    row = r"| `a \| <b>` | c \| `d` |"
-    assert with_bars(row) == r"| <code>a &#124; &lt;b&gt;</code> | c \| `d` |"
-    assert with_bars(r"`a \| b`") == r"`a \| b`"
-
-
-def test_links_to_the_packages_modules_become_links_to_the_api():
-    assert linked(Path("docs/x.md"), "[a](../basis_rl/baselines/base.py)") == "[a](../docs/api/baselines.md)"
-    assert linked(Path("README.md"), "[a](basis_rl/samplers/base.py)") == "[a](docs/api/samplers.md)"
 
 
 @pytest.mark.long

@@ -115,10 +115,14 @@ class Process:
         self.stopped = True
 
 
-def test_a_server_that_ends_is_started_again_so_many_times(tmp_path, monkeypatch):
+@pytest.fixture
+def processes(monkeypatch):
     monkeypatch.setattr(supervisor, "Server", Process)
     monkeypatch.setattr(Process, "made", [])
 
+
+@pytest.mark.usefixtures("processes")
+def test_a_server_that_ends_is_started_again_so_many_times(tmp_path):
     def running(number):
         deadline = time.monotonic() + 30
         while len(Process.made) < number or Process.made[-1].process is None:
@@ -259,17 +263,13 @@ def test_a_server_has_started_when_it_has_answered(answer, tmp_path, monkeypatch
     started = Server(options)
     with pytest.raises(ServerError) as caught:
         started.start()
-    assert str(caught.value) == (
-        "The vLLM server for 'me/model' failed at its first request: RuntimeError: Unsupported head_dim=24 "
-        f"(log: {tmp_path / 'vllm.log'})"
-    )
+    assert "failed at its first request: RuntimeError: Unsupported head_dim=24 (log: " in str(caught.value)
     assert started.process is None
 
 
 @pytest.mark.parametrize("answered", [True, False])
-def test_a_server_that_cannot_start_is_not_started_again(answered, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(supervisor, "Server", Process)
-    monkeypatch.setattr(Process, "made", [])
+@pytest.mark.usefixtures("processes")
+def test_a_server_that_cannot_start_is_not_started_again(answered, tmp_path, capsys):
     log = tmp_path / "vllm.log"
     with kept_alive(ServerOptions("model", log=log), poll=0.01) as first:
         log.write_text((EARLIER if answered else "") + HEAD24)

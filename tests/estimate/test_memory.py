@@ -35,6 +35,10 @@ CONFIGS = {"qwen2": Qwen2Config(**SHAPE), "qwen3": Qwen3Config(**SHAPE, head_dim
 ROWS, PROMPT, COMPLETION = 4, 16, 112
 
 
+def named(parts):
+    return {part.name: part.bytes for part in parts}
+
+
 def size_of(name):
     return model_size(CONFIGS[name], ModelConfig(model_name_or_path=name))
 
@@ -50,8 +54,7 @@ def test_weights_gradients_and_moments_are_exact(name, dtype):
     parameters = list(model.parameters())
     states = [x for state in optimizer.state.values() for x in state.values()]
     setting = Setting(frozen_bytes=dtype.itemsize, trainable_bytes=dtype.itemsize)
-    found = {part.name: part.bytes for part in static_parts(size_of(name), setting)}
-    assert found == {
+    assert named(static_parts(size_of(name), setting)) == {
         "weights": sum(p.nbytes for p in parameters),
         "gradients": sum(p.grad.nbytes for p in parameters),
         "optimizer: moments": sum(x.nbytes for x in states),
@@ -78,17 +81,18 @@ def saved_bytes(model, context, padded):
     return sum(size for size, _ in kept.values())
 
 
-CASES = [
-    (name, precision, "sdpa", padded)
-    for name, precision, padded in itertools.product(CONFIGS, ("float32", "bfloat16", "autocast"), (False, True))
-]
-CASES += [("qwen3", precision, "eager", True) for precision in ("float32", "bfloat16", "autocast")]
+PRECISIONS = ("float32", "bfloat16", "autocast")
+CASES = [(*case, False) for case in itertools.product(CONFIGS, PRECISIONS, ("sdpa",), (False, True))]
+CASES += [("qwen3", precision, "eager", True, False) for precision in PRECISIONS]
+CASES += [("qwen3", "float32", "sdpa", False, True)]
 
 
-@pytest.mark.parametrize(("name", "precision", "attention", "padded"), CASES)
-def test_activations_are_what_autograd_keeps(name, precision, attention, padded):
+@pytest.mark.parametrize(("name", "precision", "attention", "padded", "checkpointing"), CASES)
+def test_activations_are_what_autograd_keeps(name, precision, attention, padded, checkpointing):
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     model = AutoModelForCausalLM.from_config(CONFIGS[name], dtype=dtype, attn_implementation=attention).train()
+    if checkpointing:
+        model.gradient_checkpointing_enable()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     low = 2 if precision == "autocast" else 0
     setting = Setting(
@@ -98,26 +102,15 @@ def test_activations_are_what_autograd_keeps(name, precision, attention, padded)
         rows=ROWS,
         prompt=PROMPT,
         completion=COMPLETION,
-        checkpointing=False,
+        checkpointing=checkpointing,
         attention=attention if padded else "flash_attention_2",
     )
     size = size_of(name)
-    parts = {part.name: part.bytes for part in backward_parts(size, setting)}
+    parts = named(backward_parts(size, setting))
     estimate = parts["activations kept"] + parts.get("autocast's copies of the weights", 0.0)
     estimate += setting.residual * ROWS * COMPLETION * size.hidden  # the head's input, counted with the head
     context = torch.autocast("cpu", torch.bfloat16, enabled=low > 0)
     assert estimate == pytest.approx(saved_bytes(model, context, padded), rel=0.05)
-
-
-def test_checkpointing_keeps_the_inputs_of_the_layers():
-    model = AutoModelForCausalLM.from_config(CONFIGS["qwen3"]).train()
-    model.gradient_checkpointing_enable()
-    add_fused_lm_head(model)
-    size = size_of("qwen3")
-    setting = Setting(rows=ROWS, prompt=PROMPT, completion=COMPLETION, attention="flash_attention_2")
-    kept = next(part.bytes for part in backward_parts(size, setting) if part.name == "activations kept")
-    kept += setting.residual * ROWS * COMPLETION * size.hidden
-    assert kept == pytest.approx(saved_bytes(model, torch.autocast("cpu", enabled=False), False), rel=0.05)
 
 
 SIZE = ModelSize(
@@ -136,9 +129,9 @@ SIZE = ModelSize(
 )
 
 
-def test_sharding_divides_what_it_says():
+def test_sharding_divides_what_it_says_and_adapters_alone_have_gradients():
     def held(**settings):
-        return {part.name: part.bytes for part in static_parts(SIZE, Setting(**settings))}
+        return named(static_parts(SIZE, Setting(**settings)))
 
     zero3 = {w: held(engine="deepspeed", stage=3, world=w, low=2) for w in (1, 4)}
     assert {name: 4 * value for name, value in zero3[4].items()} == zero3[1]
@@ -146,24 +139,22 @@ def test_sharding_divides_what_it_says():
     zero2 = held(engine="deepspeed", stage=2, world=4, low=2)
     assert zero2 == {**zero3[4], "weights": 2000}
     assert held(engine="deepspeed", stage=1, world=4, low=2) == {**zero2, "gradients": 2000}
-    assert "optimizer: moments" not in held(engine="deepspeed", stage=2, world=4, low=2, offload_optimizer=True)
+    assert "weights" not in held(engine="deepspeed", stage=3, world=4, low=2, offload_parameters=True)
+    assert held(engine="deepspeed", stage=3, world=4, low=2, offload_optimizer=True) == {"weights": 500}
+    assert held(engine="deepspeed", stage=1, world=4, low=2, offload_optimizer=True)["gradients"] == 2000
     fsdp = held(engine="fsdp", world=4, low=2, frozen_bytes=2, trainable_bytes=2)
     assert fsdp == {"weights": 1000, "gradients": 1000, "optimizer: moments": 2000 + 40}
     assert held(engine="fsdp", world=4, low=2, accumulation=2)["gradients: accumulated, not sharded"] == 2000
     assert held(world=2)["gradients: DDP's buckets"] == held(world=1)["gradients"] == 4000
     assert held(reference=True)["reference model"] == 4000
-
-
-def test_adapters_alone_have_gradients():
     lora = dataclasses.replace(SIZE, parameters=1100, trainable=100)
-    found = {part.name: part.bytes for part in static_parts(lora, Setting(frozen_bytes=2, trainable_bytes=4))}
+    found = named(static_parts(lora, Setting(frozen_bytes=2, trainable_bytes=4)))
     assert found == {"weights": 2 * 1000 + 4 * 100, "gradients": 400, "optimizer: moments": 800 + 40}
 
 
 def test_the_cache_grows_with_sequences_and_their_length():
     def cache(**settings):
-        setting = Setting(prompt=10, completion=30, **settings)
-        return sum(part.bytes for part in generation_parts(SIZE, setting) if part.name == "KV cache")
+        return named(generation_parts(SIZE, Setting(prompt=10, completion=30, **settings))).get("KV cache", 0)
 
     assert cache(generated=0) == 0
     assert cache(generated=5) == 5 * 40 * 3 * (4 + 4) * 4  # sequences x length x layers x (keys + values) x bytes

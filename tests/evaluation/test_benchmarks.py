@@ -68,49 +68,7 @@ def test_golds_of_the_training_sets_verify_but_for_those_that_are_empty(file, ev
     assert [golds[i] for i in reward.check_golds(golds)] == TRAINING[file]
 
 
-def test_minervas_notation_is_readable_to_the_grader(reward, shared_data):
-    problems = load(f"minerva={shared_data / 'minerva_math.jsonl'}")
-    golds = list(problems.dataset["solution"])
-    powers = [gold for gold in golds if r"\times 10^{" in gold]
-    assert len(powers) > 50
-    mantissas = [gold.replace(r"\times 10^{", r"\cdot 10^{") for gold in powers]
-    with_units = [rf"{gold} \text{{ m/s}}" for gold in powers]
-    assert right(reward, powers, mantissas) == right(reward, powers, with_units) == [1.0] * len(powers)
-    assert not any("np." in gold or "./" in gold for gold in golds)
-    assert right(reward, [g for g in golds if "arcsin(10/13)" in g], [r"\arcsin\frac{10}{13}"]) == [1.0]
-
-
-def test_answers_of_olympiadbench_may_come_in_any_order_but_all_of_them(reward, shared_data):
-    rows = [json.loads(line) for line in (shared_data / "olympiadbench.jsonl").read_text().splitlines()]
-    golds = dict(
-        zip(
-            *[
-                load(f"olympiadbench={shared_data / 'olympiadbench.jsonl'}").dataset[c]
-                for c in ("prompt_id", "solution")
-            ],
-            strict=True,
-        )
-    )
-    several = [g for g, row in zip(golds.values(), rows, strict=True) if row["is_multiple_answer"] and "(" not in g]
-    lists = [[part.strip() for part in g.replace("$", "").split(",")] for g in several]
-    plain = [(g, parts) for g, parts in zip(several, lists, strict=True) if all(p.lstrip("-").isdigit() for p in parts)]
-    plain = [(g, parts) for g, parts in plain if g.count("$") % 2 == 0 and len(set(parts)) > 1]
-    assert len(plain) > 30
-    assert right(reward, [g for g, _ in plain], [", ".join(parts[::-1]) for _, parts in plain]) == [1.0] * len(plain)
-    assert right(reward, [g for g, _ in plain], [", ".join(set(p) - {p[0]}) for _, p in plain]) == [0.0] * len(plain)
-
-
-def test_the_registry_asks_the_hub_for_what_is_documented(monkeypatch):
-    documented = {
-        "aime24": (("HuggingFaceH4/aime_2024", None), "train"),
-        "aime25": (("math-ai/aime25", None), "test"),
-        "amc23": (("math-ai/amc23", None), "test"),
-        "hmmt25": (("MathArena/hmmt_feb_2025", None), "train"),
-        "math500": (("HuggingFaceH4/MATH-500", None), "test"),
-        "minerva": (("math-ai/minervamath", None), "test"),
-        "olympiadbench": (("Hothan/OlympiadBench", "OE_TO_maths_en_COMP"), "train"),
-        "gsm8k": (("openai/gsm8k", "main"), "test"),
-    }
+def test_the_registry_asks_the_hub_and_finds_gold_and_level(monkeypatch):
     row = {"question": "P", "context": "C", "answer": "33", "final_answer": ["3", "4"], "level": 2, "subfield": "A"}
     asked = {}
 
@@ -122,11 +80,11 @@ def test_the_registry_asks_the_hub_for_what_is_documented(monkeypatch):
     loaded = {}
     for name in BENCHMARKS:
         loaded[name] = load(name, conversational=False, prompt_template="{prompt}").dataset[0]
-    assert asked == documented
+    assert asked["olympiadbench"] == (("Hothan/OlympiadBench", "OE_TO_maths_en_COMP"), "train")
+    assert asked["math500"] == (("HuggingFaceH4/MATH-500", None), "test")
     assert (loaded["math500"]["prompt"], loaded["math500"]["solution"], loaded["math500"]["level"]) == ("P", "33", "2")
     olympiad = loaded["olympiadbench"]
     assert (olympiad["prompt"], olympiad["solution"], olympiad["level"]) == ("C\n\nP", "3, 4", "A")
-    assert {n for n, b in BENCHMARKS.items() if b.num_rollouts == 32} == {"aime24", "aime25", "amc23", "hmmt25"}
     assert all((b.temperature == 0) == (b.num_rollouts == 1) for b in BENCHMARKS.values())
 
 
@@ -135,8 +93,6 @@ def test_names_and_sources():
     assert find_benchmark("sums=reasoning_gym:chain_sum")[1].data == {"dataset_name": "reasoning_gym:chain_sum"}
     aime = find_benchmark("aime24=mine.json")[1]
     assert (aime.num_rollouts, aime.data) == (32, {"dataset_name": "mine.json"})
-    with pytest.raises(ValueError, match=r"Unknown benchmark 'math50'. Did you mean 'math500'"):
-        find_benchmark("math50")
 
 
 def test_the_template_is_that_of_the_evaluation_and_the_id_is_not(shared_data):

@@ -42,11 +42,6 @@ class Graded:
 
 
 def counted(text: str) -> str:
-    """A tool without parameters.
-
-    Args:
-        text: what is counted.
-    """
     return str(len(text))
 
 
@@ -110,22 +105,10 @@ def test_entries_of_dictionaries_are_put_beside_those_that_are_there(parsed):
     assert parsed("--baseline", "baseline_kwargs").run.baseline == "baseline_kwargs"
 
 
-def test_unknown_keys_and_options_are_named(parsed):
-    with pytest.raises(ValueError, match=r"Unknown key 'beselin' in .*recipe.yaml\. Did you mean 'baseline'"):
-        parsed(beselin="rloo")
-    with pytest.raises(ValueError, match="Unknown option '--beselin'"):
-        parsed("--beselin", "rloo")
-
-
 def test_the_recipes_environment_wins(parsed, monkeypatch):
     monkeypatch.setenv("A_SETTING_OF_OURS", "outside")
     parsed(env={"A_SETTING_OF_OURS": "inside"})
     assert os.environ["A_SETTING_OF_OURS"] == "inside"
-
-
-def test_secrets_are_not_in_what_is_saved(parsed):
-    given = {"model_init_kwargs": {"token": "hf_secretsecretsecret", "attn_implementation": "sdpa"}}
-    assert "hf_secret" not in json.dumps(parsed("--hub_token", "hf_secret", **given).resolved)
 
 
 @pytest.mark.parametrize("words", [["--serve"], ["--serve", "true"], ["--serve=yes"], ["--serve", "--seed", "1"]])
@@ -136,13 +119,6 @@ def test_who_asks_for_a_server_generates_with_it(words, tmp_path):
     assert recipe.resolved["use_vllm"] is True
     assert not parse_recipe([*given, "--serve", "false"]).args.use_vllm
     assert not parse_recipe([*given, *words, "--use_vllm", "false"]).args.use_vllm
-
-
-def test_single_names_are_lists(parsed):
-    found = parsed(reward_funcs="math_verify", tools="calculator", eval_benchmarks="a,b=c")
-    assert (found.run.reward_funcs, found.run.tools) == (["math_verify"], ["calculator"])
-    assert found.run.eval_benchmarks == ["a", "b=c"]
-    assert parsed(eval_benchmarks=["a,b", "c"]).run.eval_benchmarks == ["a", "b", "c"]
 
 
 def test_rewards_of_ones_own(parsed):
@@ -166,9 +142,8 @@ def test_rewards_know_the_length_limit(parsed):
 
 
 def test_tools_of_ones_own(parsed):
-    tools = build_tools(
-        parsed(tools=[f"{HERE}.Repeated", f"{HERE}.counted"], tool_kwargs={f"{HERE}.Repeated": {"times": 4}}).run
-    )
+    repeated, plain = f"{HERE}.Repeated", f"{HERE}.counted"
+    tools = build_tools(parsed(tools=[repeated, plain], tool_kwargs={repeated: {"times": 4}}).run)
     assert tools[0].times == 4
     assert tools[1] is counted or tools[1]("abc") == "3"
     with pytest.raises(ValueError, match="'pyton' is not among the tools"):
@@ -176,14 +151,18 @@ def test_tools_of_ones_own(parsed):
     with pytest.raises(ValueError, match=r"Unknown tool .pyton.\. Did you mean .python."):
         build_tools(parsed(tools=["pyton"]).run)
     with pytest.raises(ValueError, match="which has no parameters"):
-        build_tools(parsed(tools=[f"{HERE}.counted"], tool_kwargs={f"{HERE}.counted": {"times": 1}}).run)
+        build_tools(parsed(tools=[plain], tool_kwargs={plain: {"times": 1}}).run)
+
+
+def test_single_names_are_lists(parsed):
+    found = parsed(reward_funcs="math_verify", tools="calculator", eval_benchmarks="a,b=c").run
+    assert (found.reward_funcs, found.tools, found.eval_benchmarks) == (["math_verify"], ["calculator"], ["a", "b=c"])
+    assert parsed(eval_benchmarks=["a,b", "c"]).run.eval_benchmarks == ["a", "b", "c"]
 
 
 def test_baselines_of_ones_own(parsed):
     found = build_recipe_baseline(parsed(baseline=f"{HERE}:Weighted", baseline_kwargs={"weight": 2.0}).run)
     assert found.weight == 2.0
-    with pytest.raises(ValueError, match="is not a subclass"):
-        build_recipe_baseline(parsed(baseline=f"{HERE}:Graded").run)
     with pytest.raises(ValueError, match="has no parameter 'wait'"):
         build_recipe_baseline(parsed(baseline=f"{HERE}:Weighted", baseline_kwargs={"wait": 2.0}).run)
 
@@ -192,9 +171,8 @@ def test_prompts_are_padded_and_cut_on_the_left(parsed, tiny_path, tmp_path):
     recipe = parsed()
     _, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
     assert (tokenizer.padding_side, tokenizer.truncation_side) == ("left", "left")
-    unpadded = tiny_tokenizer()
+    folder, unpadded = tmp_path / "unpadded", tiny_tokenizer()
     unpadded.pad_token = None
-    folder = tmp_path / "unpadded"
     unpadded.save_pretrained(folder)
     (folder / "config.json").write_text((Path(tiny_path) / "config.json").read_text())
     recipe = parsed(model_name_or_path=str(folder))
@@ -240,10 +218,12 @@ def test_problems_that_are_trained_on_are_named(parsed, tmp_path, caplog):
     assert "2 problems of 'mine' are among the training problems" in caplog.text
 
 
-def test_what_the_model_is_loaded_with(parsed):
+def test_what_the_model_is_loaded_with_and_its_token_is_not_saved(parsed):
     found = model_init_kwargs(parsed(dtype="bfloat16", model_init_kwargs={"revision": "r", "variant": "v"}))
     assert found == {"revision": "r", "attn_implementation": None, "dtype": "bfloat16", "variant": "v"}
     assert model_init_kwargs(parsed("--model_init_kwargs", '{"variant": "w"}'))["variant"] == "w"
+    given = {"model_init_kwargs": {"token": "hf_secretsecretsecret", "attn_implementation": "sdpa"}}
+    assert "hf_secret" not in json.dumps(parsed("--hub_token", "hf_secret", **given).resolved)
 
 
 def test_what_the_trainer_is_built_with(parsed, monkeypatch):

@@ -40,33 +40,36 @@ def test_the_list_of_keys_is_that_of_the_dataclasses():
     assert {flag for key in known_keys("eval") for flag in key.flags} == eval_parser().flags() - {"-h", "--help"}
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["train", "--help"], "--baseline_kwargs"),
-        (["sweep", "--help"], "--num_generations"),
-        (["eval", "--help"], "--benchmarks"),
-        (["train", "RECIPE", "--learning_rat", "1"], "Did you mean '--learning_rate'?"),
-        (["check", "RECIPE", "--strict", "--baselin", "rloo"], "Did you mean '--baseline'?"),
-        (["sweep", "RECIPE", "--baselines", "rloo,grpo", "--bet", "0,1"], "Did you mean '--beta'?"),
-        (["values", "WRONG"], "Unknown key 'beselin' in"),
-        (["eval", "m", "--benchmark", "aime24"], "Did you mean '--benchmarks'?"),
-        (["train", "nowhere.yaml"], "There is no recipe 'nowhere.yaml'"),
-    ],
-)
-def test_help_and_misspelt_words_are_answered_without_torch(words, said, written):
-    path = written(**({"beselin": "rloo"} if "WRONG" in words else {"baseline": "rloo", "env": {"OF_OURS": 1}}))
-    words = [path if word in ("RECIPE", "WRONG") else word for word in words]
+WITHOUT_TORCH = {
+    "train --help": "--baseline_kwargs",
+    "sweep --help": "--num_generations",
+    "eval --help": "--benchmarks",
+    "train RECIPE --learning_rat 1": "Did you mean '--learning_rate'?",
+    "check RECIPE --strict --baselin rloo": "Did you mean '--baseline'?",
+    "sweep RECIPE --baselines rloo,grpo --bet 0,1": "Did you mean '--beta'?",
+    "values WRONG": "Unknown key 'beselin' in",
+    "eval m --benchmark aime24": "Did you mean '--benchmarks'?",
+    "train nowhere.yaml": "There is no recipe 'nowhere.yaml'",
+}
+
+
+def test_help_and_misspelt_words_are_answered_without_torch(written, tmp_path):
+    wrong = Path(written(beselin="rloo")).rename(tmp_path / "wrong.yaml")
+    paths = {"WRONG": str(wrong), "RECIPE": written(baseline="rloo", env={"OF_OURS": 1})}
+    calls = [[paths.get(word, word) for word in line.split()] for line in WITHOUT_TORCH]
     code = f"""import sys
 from basis_rl.cli.main import main
-main({words!r})
+for words in {calls!r}:
+    main(words)
+    print("=====", flush=True)
 heavy = {{"torch", "trl", "transformers", "datasets", "numpy", "pandas"}} & set(sys.modules)
 assert not heavy, heavy"""
     environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert said in done.stdout + done.stderr
+    together = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run([sys.executable, "-uc", code], cwd=ROOT, env=environment, check=False, **together)
+    assert done.returncode == 0, done.stdout
+    for said, expected in zip(done.stdout.split("====="), WITHOUT_TORCH.values(), strict=False):
+        assert expected in said
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -109,10 +112,8 @@ def test_a_recipe_of_trl_grpo_runs_as_it_is(written, tiny_path):
     check_words([path])
     recipe = parse_recipe([path])
     assert recipe.run.reward_funcs == ["math_verify", "format", "overlong"]
-    assert recipe.run.reward_kwargs == {
-        "format": {"form": "think"},
-        "overlong": {"max_completion_length": 1280, "cache": 256},
-    }
+    assert recipe.run.reward_kwargs["format"] == {"form": "think"}
+    assert recipe.run.reward_kwargs["overlong"] == {"max_completion_length": 1280, "cache": 256}
     assert (recipe.run.baseline, recipe.data.dataset_name) == ("dr_grpo", "trl-lib/DeepMath-103K")
     assert recipe.resolved["reward_kwargs"] == recipe.run.reward_kwargs
     assert len(recipe.notes) == 5, recipe.notes

@@ -124,12 +124,8 @@ def test_runs_that_differ_in_the_seed_alone_are_one_group(tmp_path):
         write_run(tmp_path / f"vop-{seed}", seed=seed, baseline="basis", recipe={"baseline_kwargs": kwargs})
     write_run(tmp_path / "fast", recipe={"learning_rate": 1e-5, "save_steps": 7, "hub_model_id": "x/y"})
     groups = group_runs([read_run(path) for path in find_runs([tmp_path])])
-    assert {group.label: len(group.runs) for group in groups} == {
-        "rloo lr=1e-05": 1,
-        "rloo lr=1e-06": 2,
-        "basis": 2,
-        "basis weighting=vop": 2,
-    }
+    sizes = {"rloo lr=1e-05": 1, "rloo lr=1e-06": 2, "basis": 2, "basis weighting=vop": 2}
+    assert {group.label: len(group.runs) for group in groups} == sizes
     assert len(find_runs([tmp_path, tmp_path / "fast"])) == 7, "a folder that is named twice is one run"
 
 
@@ -181,7 +177,10 @@ def test_what_a_row_says_of_its_rollouts(tmp_path):
 
 def table_of(left, right, spread):
     """The final table of two settings whose reward lies at these levels, over two seeds each."""
-    column = lambda run: {"a": left, "b": right}[run.path.name[0]] + spread * run.seed * (run.path.name[0] == "b")  # noqa: E731
+
+    def column(run):
+        return left if run.path.name[0] == "a" else right + spread * run.seed
+
     runs = {name: [Run(Path(f"{name}{s}"), [], {"seed": s, "baseline": name}) for s in (0, 1)] for name in "ab"}
     groups = {name: Group(name, each, {}) for name, each in runs.items()}
     columns = [_Column("x", column, "{:.3f}".format), _Column("y", column, "{:.3f}".format, compared=False)]

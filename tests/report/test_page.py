@@ -103,10 +103,13 @@ def test_markdown_and_its_plots(runs, tmp_path):
     assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == sorted(i.split("/")[1] for i in images)
 
 
-def test_cells_of_a_markdown_table_are_bold_where_they_are_strong_and_stay_in_their_columns():
+def test_tables_keep_their_columns():
     table = Table("T", ["a", "b|c"], [Row(["x", "1|_2_"], 0, {1}), Row(["y", "3"])], "says <so>")
     rows = ["| a | b\\|c |", "| --- | --- |", "| x | **1\\|\\_2\\_** |", "| y | 3 |"]
     assert _markdown_table(table).splitlines() == ["## T", "", *rows, "", "says &lt;so&gt;"]
+    rows = [Row(["a", "1"], 0), Row(["longer", "1,000"], 1)]
+    lines = _plain(Table("T", ["s", "rollouts"], rows)).split("\n")
+    assert lines == ["s       rollouts", "a              1", "longer     1,000"]
 
 
 class Axis:
@@ -141,12 +144,6 @@ def test_a_curve_with_its_table_begins_after_the_tables_rollouts(tmp_path, monke
     plots.svg(found, plot)
     middle = found.budget * (1 - 1 / 40)  # of the last of 20 bins
     assert drawn == [(middle + 1000, None), (middle + 500, "--"), (middle, None)]
-
-
-def test_plain_tables_keep_their_columns():
-    rows = [Row(["a", "1"], 0), Row(["longer", "1,000"], 1)]
-    lines = _plain(Table("T", ["s", "rollouts"], rows)).split("\n")
-    assert lines == ["s       rollouts", "a              1", "longer     1,000"]
 
 
 def test_the_command(runs, tmp_path, capsys):

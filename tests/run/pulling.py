@@ -18,19 +18,11 @@ from basis_rl.recipe.build import load_config_and_tokenizer, load_training_data
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.values import ValueTable
 from tests.cli.conftest import SETTINGS
+from tests.report.test_card import entry
 from tests.run.pushing import run
 from tests.run.test_hub import TOKEN, job
 
 torch.set_num_threads(1)
-
-
-def evaluation(value: float) -> dict[str, object]:
-    """As an evaluation writes it into results.json."""
-    interval = {"value": value, "low": value - 0.04, "high": value + 0.04}
-    settings = {"temperature": 0.0, "top_p": 1.0, "max_new_tokens": 2048}
-    settings["source"] = {"dataset_name": "HuggingFaceH4/MATH-500"}
-    entry = {"num_problems": 500, "num_rollouts": 1, "avg@1": interval, "pass@k": {"1": interval}}
-    return {"math500": {**entry, "truncated": 0.1, "settings": settings}}
 
 
 def train_by_recipe(folder: Path, base: Path) -> tuple[list[int], list[str]]:
@@ -51,8 +43,8 @@ def train_by_recipe(folder: Path, base: Path) -> tuple[list[int], list[str]]:
     table = ValueTable.from_rewards({p: [float(i % 3 == 0), 1.0, 0.0] for i, p in enumerate(ids)})
     table.push_to_hub("alice/table")
     codes = [command(["train", str(recipe), "--hub_token", TOKEN])]
-    (out / "results.json").write_text(json.dumps(evaluation(0.5)))
-    (folder / "of_base.json").write_text(json.dumps(evaluation(0.25)))
+    (out / "results.json").write_text(json.dumps({"math500": entry(0.5, 1)}))
+    (folder / "of_base.json").write_text(json.dumps({"math500": entry(0.25, 1)}))
     codes.append(command(["push", str(out), "--base_results", str(folder / "of_base.json")]))
     return codes, [table.digest, ValueTable.load("alice/table").digest]
 

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import time
-import warnings
 
 import pytest
 from torch.utils.file_baton import FileBaton
@@ -21,22 +20,16 @@ def lock(folder, name, age):
     return path, baton
 
 
-def test_only_old_locks_that_nobody_holds_are_removed(tmp_path):
+def test_only_old_locks_that_nobody_holds_are_removed_and_a_young_one_is_waited_for(tmp_path, capsys):
     held, baton = lock(tmp_path, "held", age=9999)
-    dead, abandoned = lock(tmp_path, "dead", age=9999)
-    os.close(abandoned.fd)
-    with pytest.warns(UserWarning, match="dead/lock"):
-        assert break_abandoned_locks(tmp_path) == [dead]
+    for name, age in (("old", 9999), ("young", 0)):
+        dead, abandoned = lock(tmp_path, name, age)
+        os.close(abandoned.fd)
+        with pytest.warns(UserWarning, match=f"{name}/lock"):
+            assert break_abandoned_locks(tmp_path, patience=0.5) == [dead]
+        assert ("may be compiling" in capsys.readouterr().out) == (name == "young")
     assert held.exists()
     baton.release()
-
-
-def test_a_young_one_is_waited_for(tmp_path, capsys):
-    dead, abandoned = lock(tmp_path, "dead", age=0)
-    os.close(abandoned.fd)
-    with pytest.warns(UserWarning, match="dead/lock"):
-        assert break_abandoned_locks(tmp_path, patience=0.5) == [dead]
-    assert "may be compiling" in capsys.readouterr().out
 
 
 def test_another_process_that_compiles_is_left_alone(tmp_path):
@@ -52,9 +45,3 @@ def test_another_process_that_compiles_is_left_alone(tmp_path):
         process.wait()
     with pytest.warns(UserWarning, match="Removed"):
         assert break_abandoned_locks(tmp_path, patience=0.0) == [path]
-
-
-def test_no_folder_no_locks(tmp_path):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert break_abandoned_locks(tmp_path / "none") == []

@@ -37,38 +37,25 @@ def test_what_is_free_is_known_before_the_folder_is_there(tmp_path):
     assert checkpoint_bytes(100, 10, 2) == 280
 
 
+def log(folder, *steps):
+    args = SimpleNamespace(output_dir=str(folder), temperature=1.0, top_k=0)
+    for step in steps:
+        state = SimpleNamespace(global_step=step, is_world_process_zero=True, max_steps=4)
+        ProgressLines(plot_training).on_log(args, state, None, {"reward": 1.0})
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
 def test_a_log_on_a_full_disk(tmp_path):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    state = SimpleNamespace(global_step=1, is_world_process_zero=True, max_steps=2)
     with pytest.raises(DiskFull):
-        ProgressLines(plot_training).on_log(
-            SimpleNamespace(output_dir=str(tmp_path), temperature=1.0, top_k=0), state, None, {"reward": 1.0}
-        )
+        log(tmp_path, 1)
 
 
 def test_a_line_after_one_that_was_cut_off_is_one_of_its_own(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "rew')
-    state = SimpleNamespace(global_step=3, is_world_process_zero=True, max_steps=4)
-    for state.global_step in (3, 4):
-        ProgressLines(plot_training).on_log(
-            SimpleNamespace(output_dir=str(tmp_path), temperature=1.0, top_k=0), state, None, {"odd": 1.0}
-        )
+    log(tmp_path, 3, 4)
     assert [row["step"] for row in artefacts.read_lines(path)] == [1, 3, 4]
-
-
-def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("old")
-
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(artefacts.os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        artefacts.write_whole(path, "new")
-    assert {each.name: each.read_text() for each in tmp_path.iterdir()} == {"metrics.jsonl": "old"}
 
 
 def test_a_checkpoint_on_a_full_disk_leaves_the_earlier_ones(tmp_path, monkeypatch):
@@ -81,9 +68,7 @@ def test_a_checkpoint_on_a_full_disk_leaves_the_earlier_ones(tmp_path, monkeypat
         write(path, text)
 
     monkeypatch.setattr(checkpoint, "write_whole", full)
-    with pytest.raises(
-        DiskFull, match=r"is full: .* A checkpoint needs about 0\.00 GiB .* earlier checkpoints are whole"
-    ):
+    with pytest.raises(DiskFull, match=r"needs about 0\.00 GiB .* earlier checkpoints are whole"):
         trainer.train()
     assert checkpoint.newest(tmp_path).name == "checkpoint-2"
     assert json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())["global_step"] == 2

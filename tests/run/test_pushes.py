@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,7 +74,7 @@ class Api:
         error = self.answers.pop(0) if self.answers else None
         if error is not None:
             raise error
-        kinds = {type(each).__name__.removeprefix("CommitOperation"): [] for each in operations}
+        kinds = defaultdict(list)
         for each in operations:
             kinds[type(each).__name__.removeprefix("CommitOperation")].append(each.path_in_repo)
         self.commits.append((commit_message, kinds, revision))
@@ -243,15 +244,11 @@ def test_a_resumed_run_pushes_what_a_kill_has_cut_off(strategy, there, owed, hub
 
 
 def test_arguments_are_put_back_though_saving_fails(tmp_path):
-    class Base(BasisTrainer):
-        def __init__(self):
-            self.args = replace_args
-
-    replace_args = SimpleNamespace(hub_token="secret")
-    made = Base()
+    trainer, args = object.__new__(BasisTrainer), SimpleNamespace(hub_token="secret")
+    trainer.args = args
     with pytest.raises(AttributeError):
-        made._save(str(tmp_path))
-    assert made.args is replace_args
+        trainer._save(str(tmp_path))
+    assert trainer.args is args
 
 
 def test_the_command_renews_card_and_record_and_says_that_nothing_arrived(tmp_path, capsys):
@@ -276,4 +273,3 @@ def test_the_command_renews_card_and_record_and_says_that_nothing_arrived(tmp_pa
     assert main(["push", str(folder), "--results", str(tmp_path / "odd.json")]) == 2
     assert "is not the results.json of an evaluation" in capsys.readouterr().err
     assert (folder / "results.json").read_text() == before
-    assert Path(folder / "run.json").is_file()

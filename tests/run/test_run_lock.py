@@ -27,10 +27,7 @@ def test_a_second_run_is_told_who_has_the_folder_and_a_kill_frees_it(tmp_path):
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
-        with (
-            pytest.raises(ValueError, match=rf"still going on: process {other.pid} on there, since today"),
-            held(tmp_path),
-        ):
+        with pytest.raises(ValueError, match=rf"process {other.pid} on there, since today"), held(tmp_path):
             pass
         other.kill()
         other.wait()
@@ -99,10 +96,9 @@ def test_ranks_end_with_a_launcher_that_was_killed(tmp_path, tiny_path):
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
     launcher += ["--num_processes", "2", "--main_process_port", "0", "-m", "tests.trainer.ill_fated"]
     output, log = tmp_path / "run", tmp_path / "log"
+    command = [*launcher, str(output), str(tiny_path), "1", "0"]
     with log.open("w") as file:
-        process = subprocess.Popen(
-            [*launcher, str(output), str(tiny_path), "1", "0"], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT
-        )
+        process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
     wait_for(lambda: re.search(r"0 at \d", log.read_text()) or process.poll() is not None, log)
     assert process.poll() is None, log.read_text()[-3000:]
     ranks = having(output) - {process.pid}

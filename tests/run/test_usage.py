@@ -2,14 +2,13 @@
 
 import pytest
 
-from basis_rl.run.progress import _forget_after
 from basis_rl.run.usage import Spending
 from basis_rl.trainer import BasisTrainer
 from tests.support.tiny import config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
 
 
-def train(folder, baseline, resume=None, **settings):
-    """A run, and the lengths of all that was sampled in training, in order."""
+def counting(folder, baseline, **settings):
+    """A trainer, and the lengths of all that it samples in training, in order."""
     lengths = []
 
     class Counting(BasisTrainer):
@@ -23,19 +22,32 @@ def train(folder, baseline, resume=None, **settings):
     trainer = Counting(
         model=tiny_model(tokenizer),
         reward_funcs=parity_reward,
-        args=config(folder, save_strategy="steps", save_steps=1, max_steps=4, **settings),
+        args=config(folder, **{"save_strategy": "steps", "save_steps": 1, "max_steps": 4, **settings}),
         train_dataset=sums(),
         eval_dataset=sums(4),
         processing_class=tokenizer,
         baseline=named_baseline(baseline, sums()),
     )
+    return trainer, lengths
+
+
+def train(folder, baseline, resume=None, **settings):
+    trainer, lengths = counting(folder, baseline, **settings)
     trainer.train(resume_from_checkpoint=resume)
     return trainer.state.log_history, lengths
 
 
+def test_a_second_call_of_train_counts_anew(tmp_path):
+    trainer, _ = counting(tmp_path, "batch_mean", max_steps=2, save_strategy="no")
+    for _ in range(2):
+        trainer.train()
+        assert trainer.spending.drawn[0] == 16
+
+
 @pytest.mark.parametrize("name", ["batch_mean", "remax"])
 def test_counts_are_those_of_what_was_sampled(name, tmp_path):
-    log, lengths = train(tmp_path / "whole", name, eval_strategy="steps", eval_steps=2)
+    evaluated = {"eval_strategy": "steps", "eval_steps": 2}
+    log, lengths = train(tmp_path / "whole", name, **evaluated)
     calls = 2 if name == "remax" else 1
     for row in log[:-1]:
         drawn = lengths[: calls * -(-row["step"] // 2)]  # a batch serves two steps
@@ -44,27 +56,10 @@ def test_counts_are_those_of_what_was_sampled(name, tmp_path):
     assert any("eval_reward" in row for row in log)
     assert len(lengths[0]) == 16
     assert name != "remax" or len(lengths[1]) == 4, "one greedy rollout per prompt"
-    resumed, _ = train(
-        tmp_path / "again", name, str(tmp_path / "whole" / "checkpoint-3"), eval_strategy="steps", eval_steps=2
-    )
+    resumed, _ = train(tmp_path / "again", name, str(tmp_path / "whole" / "checkpoint-3"), **evaluated)
     for old, new in zip(log, resumed, strict=True):
         assert all(old[key] == new[key] for key in ("step", "num_rollouts", "num_rollout_tokens"))
     assert [row["seconds"] for row in resumed] == sorted(row["seconds"] for row in resumed)
-
-
-def test_a_second_call_of_train_counts_anew(tmp_path):
-    tokenizer = tiny_tokenizer()
-    trainer = BasisTrainer(
-        model=tiny_model(tokenizer),
-        reward_funcs=parity_reward,
-        args=config(tmp_path, max_steps=2),
-        train_dataset=sums(),
-        processing_class=tokenizer,
-        baseline="batch_mean",
-    )
-    for _ in range(2):
-        trainer.train()
-        assert trainer.spending.drawn[0] == 16
 
 
 def test_evaluations_do_not_change_the_training(tmp_path):
@@ -95,10 +90,3 @@ def test_seconds_go_on_where_they_were(monkeypatch):
     assert second.seconds == 9.5
     assert second.drawn == (7, 36)
     assert list(second.metrics().values()) == [7, 36, 9.5]
-
-
-def test_a_line_that_a_kill_cut_short_does_not_stop_a_resume(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3, "rew')
-    _forget_after(path, 1)
-    assert path.read_text() == '{"step": 1}\n'

@@ -42,9 +42,8 @@ def server_source(url, **settings):
 
 
 def plan(n=6, **changes):
-    return TablePlan(
-        **{"dataset": sums(n), "reward_funcs": [parity_reward], "sampling": SAMPLING, "num_rollouts": 5, **changes}
-    )
+    settings = {"dataset": sums(n), "reward_funcs": [parity_reward], "sampling": SAMPLING, "num_rollouts": 5}
+    return TablePlan(**{**settings, **changes})
 
 
 def rewards(table):
@@ -81,13 +80,6 @@ def test_a_servers_rollouts_are_scored_as_they_are():
         drawn = [completion(prompt, seed + k, SAMPLING.max_new_tokens)["token_ids"] for k in range(4)]
         assert table.rewards(row["prompt_id"]) == [float(sum(ids) % 2) for ids in drawn]
     assert table.provenance["sampler"] == "vllm"
-
-
-def test_description():
-    table = ValueTable.from_rewards({"a": [0.0, 0.0], "b": [1.0, 1.0], "c": [0.0, 1.0], "d": [0.0]})
-    text = table.describe()
-    assert "4 prompts, mean reward 0.375" in text
-    assert "never solved 50.0%, always solved 25.0%" in text
 
 
 def test_prompts_that_cannot_be_scored_are_left_out_and_counted(capsys):
@@ -136,6 +128,12 @@ def test_rewards_are_called_as_in_training(conversational):
     assert table.provenance["tokens"] >= sum(len(ids) for ids in seen["completion_ids"])
     truncated = sum(len(ids) == SAMPLING.max_new_tokens for ids in seen["completion_ids"])
     assert table.provenance["truncated"] >= truncated > 0
+
+
+def test_a_setting_that_the_template_does_not_read_makes_no_other_build(tmp_path):
+    build_table(model_source(), plan(), tmp_path / "t", (0, 2))
+    asked = plan(chat_template_kwargs={"enable_thinking": True})
+    assert build_table(model_source(), asked, tmp_path / "t", (1, 2)) is not None
 
 
 def test_the_seed_and_the_golds_are_part_of_what_is_built():
@@ -250,6 +248,13 @@ def test_early_exit_saves_what_is_certain_and_changes_nothing_else():
     assert len({body["seed"] for body in fake.requests}) == len(fake.requests)
 
 
+def test_rewards_that_are_not_0_or_1_are_never_certain():
+    asked = plan(2, early_exit=2)
+    for drawn in ([1.0, 1.0], [0.0, 0.0], [0.5, 0.5], [0.0, 1.0], [0.0, math.nan], [math.nan, math.nan]):
+        assert asked.is_certain(Record("a", 0, drawn, 0, 0)) == (drawn in ([1.0, 1.0], [0.0, 0.0]))
+    assert not asked.is_certain(Record("a", 1, [1.0, 1.0], 0, 0))
+
+
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.83, 1.0])
 def test_the_bias_of_an_early_exit_is_as_stated(p):
     """By enumeration of all outcomes of the rollouts."""
@@ -266,14 +271,6 @@ def test_the_bias_of_an_early_exit_is_as_stated(p):
     assert value - p == pytest.approx((n - m) / n * (p**m * (1 - p) - (1 - p) ** m * p), abs=1e-12)
 
 
-def test_rewards_that_are_not_0_or_1_are_never_certain():
-    asked = plan(2, early_exit=2)
-    assert asked.is_certain(Record("a", 0, [1.0, 1.0], 0, 0))
-    for drawn in ([0.5, 0.5], [0.0, 1.0], [0.0, math.nan], [math.nan, math.nan]):
-        assert not asked.is_certain(Record("a", 0, drawn, 0, 0))
-    assert not asked.is_certain(Record("a", 1, [1.0, 1.0], 0, 0))
-
-
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -283,14 +280,10 @@ def test_rewards_that_are_not_0_or_1_are_never_certain():
         ({"sampling": Sampling(6, temperature=0.9)}, "temperature: 1.0, now 0.9"),
         ({"reward_funcs": [mostly_even]}, 'reward: "parity_reward", now "mostly_even"'),
         ({"dataset": sums(7)}, "dataset: "),
-        ({"chat_template_kwargs": {"enable_thinking": True}}, None),
     ],
 )
-def test_another_build_is_not_gone_on_with(changes, named, tmp_path):
+def test_another_build_is_not_resumed(changes, named, tmp_path):
     build_table(model_source(), plan(), tmp_path / "t", (0, 2))
-    if named is None:  # a setting that this template does not read: the prompts are the same
-        assert build_table(model_source(), plan(**changes), tmp_path / "t", (1, 2)) is not None
-        return
     with pytest.raises(ValueError, match=f"begun otherwise(.|\n)*{named}(.|\n)*delete the folder"):
         build_table(model_source(), plan(**changes), tmp_path / "t", (0, 2))
 
@@ -332,36 +325,23 @@ def test_any_prefix_of_a_shard_is_read_as_its_whole_lines(tmp_path):
         assert repr(again[:whole]) == repr(records[:whole])
 
 
-def test_what_two_processes_both_did_counts_once(tmp_path):
-    shards = Shards(tmp_path, {})
-    for part in (0, 1):
-        with shards.writer(part, 2) as writer:
-            writer.write(Record("a", 0, [float(part)], 1, 0).line())
-    assert list(shards.records()) == [Record("a", 0, [0.0], 1, 0)]
-
-
-def test_only_one_process_merges(tmp_path):
+@pytest.mark.parametrize("removed", [True, False])
+def test_only_one_process_merges_and_what_two_have_done_counts_once(removed, tmp_path):
+    """A process that waits for the lock gets it on a folder whose shards are gone."""
     shards = Shards(tmp_path / "t", {})
     with shards.merging() as ours:
         assert not ours, "nothing is there"
-    with shards.writer() as writer:
-        writer.write(Record("a", 0, [1.0], 1, 0).line())
+    for part in (0, 1):
+        with shards.writer(part, 2) as writer:
+            writer.write(Record("a", 0, [float(part)], 1, 0).line())
     with shards.merging() as ours:
         assert ours
-        shards.remove()
-    with shards.merging() as ours:
-        assert not ours
-
-
-def test_what_another_process_has_merged_is_not_merged_again(tmp_path):
-    """It waits for the lock on a folder whose shards are gone when it gets it."""
-    shards = Shards(tmp_path, {})
-    with shards.writer() as writer:
-        writer.write(Record("a", 0, [1.0], 1, 0).line())
-    with shards.merging() as ours:
-        assert ours
-        for path in tmp_path.glob("shard-*"):
-            path.unlink()
+        assert list(shards.records()) == [Record("a", 0, [0.0], 1, 0)]
+        if removed:
+            shards.remove()
+        else:
+            for path in (tmp_path / "t").glob("shard-*"):
+                path.unlink()
     with shards.merging() as ours:
         assert not ours
 
@@ -393,25 +373,3 @@ def test_generation_goes_on_while_the_last_is_scored_and_errors_arrive():
     with pytest.raises(OSError, match="no more"):
         rest.extend(lists)
     assert seen == list(range(len(seen)))
-
-
-def test_the_card_says_how_and_how_to_load(tmp_path):
-    with FakeServer() as fake:
-        table = build_table(server_source(fake.url), plan(40, reward_funcs=[mostly_even], num_rollouts=8, early_exit=3))
-    text = table.card("somebody/table", "mit")
-    front = text.split("---\n")[1]
-    assert "license: mit" in front
-    assert "rewards.parquet" in front
-    assert "license" not in table.card("somebody/table").split("---\n")[1]
-    assert table.describe() in text
-    assert "off by 0.625 (p^3 (1 - p) - (1 - p)^3 p)" in text
-    assert f"| Rollouts in all | {table.provenance['rollouts']} |" in text
-    pushed = {"model": "owner/name", "generation_kwargs": '{"stop": "|"}'}
-    of_hub = ValueTable.from_rewards({"a": [1.0]}, provenance=pushed).card("x/y")
-    assert "base_model: owner/name" in of_hub
-    assert '| Further settings | {"stop": "\\|"} |' in of_hub, "a bar would end the cell"
-    moved = ValueTable.from_rewards(
-        {"a": [1.0]}, provenance={**table.provenance, "model": str(tmp_path / "secret" / "m")}
-    )
-    assert "secret" not in moved.card("x/y")
-    assert "base_model" not in moved.card("x/y")

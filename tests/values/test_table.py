@@ -17,7 +17,6 @@ from basis_rl.values.provenance import (
     mismatches,
     model_revision,
     rendered_prompt,
-    reward_identity,
     run_provenance,
 )
 
@@ -46,14 +45,9 @@ def test_graded_rewards_take_the_same_pseudo_rollouts():
         torch.testing.assert_close(graded.tilt(["a", "b", "c"], smoothing)(betas), expected)
 
 
-def test_unscored_rollouts_are_left_out():
-    assert ValueTable.from_rewards({"a": [1.0, float("nan"), 0.0]}).rewards("a") == [1.0, 0.0]
-
-
 def test_save_and_load(tmp_path):
-    table = ValueTable.from_rewards(
-        {**REWARDS, "d": [0.25, 0.5]}, fingerprints={"a": "fa"}, provenance={"model": "m", "temperature": 1.0}
-    )
+    known = {"fingerprints": {"a": "fa"}, "provenance": {"model": "m", "temperature": 1.0}}
+    table = ValueTable.from_rewards({**REWARDS, "d": [0.25, 0.5]}, **known)
     folder = table.save(tmp_path / "table")
     loaded = ValueTable.load(folder)
     assert loaded.prompt_ids == table.prompt_ids
@@ -74,32 +68,19 @@ def test_saving_never_replaces_something_else(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rewards", "kwargs", "message"),
+    ("rewards", "span", "message"),
     [
-        ({}, {}, "at least one prompt"),
-        ({"a": []}, {}, "no scored rollout"),
-        ({"a": [2.0]}, {"reward_range": (0.0, 1.0)}, "must hold all rewards"),
-        ({"a": [-1.0]}, {"reward_range": (0.0, 1.0)}, "must hold all rewards"),
-        ({"a": [1.0]}, {"reward_range": (1.0, 1.0)}, "must hold all rewards"),
-        ({"a": [-0.5]}, {"reward_range": (0.0, 1.0)}, "must hold all rewards"),
-        ({"a": [0.5]}, {"reward_range": (1.0, 0.0)}, "must hold all rewards"),
+        ({}, None, "at least one prompt"),
+        ({"a": []}, None, "no scored rollout"),
+        ({"a": [2.0]}, (0.0, 1.0), "must hold all rewards"),
+        ({"a": [1.0]}, (1.0, 1.0), "must hold all rewards"),
+        ({"a": [-0.5]}, (0.0, 1.0), "must hold all rewards"),
+        ({"a": [0.5]}, (1.0, 0.0), "must hold all rewards"),
     ],
 )
-def test_impossible_tables(rewards, kwargs, message):
+def test_impossible_tables(rewards, span, message):
     with pytest.raises(ValueError, match=message):
-        ValueTable.from_rewards(rewards, **kwargs)
-
-
-def test_loading_what_is_not_a_table(tmp_path):
-    with pytest.raises(ValueError, match=r"it has no metadata.json"):
-        ValueTable.load(tmp_path)
-    with pytest.raises(ValueError, match="no value table at 'owner/name'"):
-        ValueTable.load("owner/name")
-    folder = ValueTable.from_rewards(REWARDS).save(tmp_path / "t")
-    metadata = json.loads((folder / "metadata.json").read_text())
-    (folder / "metadata.json").write_text(json.dumps({**metadata, "format": 99}))
-    with pytest.raises(ValueError, match="newer basis-rl"):
-        ValueTable.load(folder)
+        ValueTable.from_rewards(rewards, reward_range=span)
 
 
 def test_a_prompt_that_is_not_in_the_table():
@@ -110,20 +91,21 @@ def test_a_prompt_that_is_not_in_the_table():
 
 
 @pytest.mark.parametrize(
-    ("ours", "run", "message"),
+    ("key", "ours", "run"),
     [
-        ({"model": "Qwen/A"}, {"model": "Qwen/B"}, 'model: table "Qwen/A", run "Qwen/B"'),
-        ({"revision": "1", "model": "x"}, {"revision": "2", "model": "x"}, 'revision: table "1", run "2"'),
-        ({"chat_template": "t1"}, {"chat_template": "t2"}, "chat_template"),
-        ({"reward": "f[1]"}, {"reward": "f[2]"}, r'reward: table "f\[1\]", run "f\[2\]"'),
-        ({"temperature": 1.0}, {"temperature": 0.7}, "temperature: table 1.0, run 0.7"),
+        ("model", "Qwen/A", "Qwen/B"),
+        ("revision", "1", "2"),
+        ("chat_template", "t1", "t2"),
+        ("reward", "f[1]", "f[2]"),
+        ("temperature", 1.0, 0.7),
     ],
 )
-def test_contradictions_name_both_sides(ours, run, message):
-    table = ValueTable.from_rewards(REWARDS, provenance=ours)
-    with pytest.raises(ValueError, match=message):
-        table.check(context(**run))
-    table.check(context(**run), accept_mismatch=True)
+def test_contradictions_name_both_sides(key, ours, run):
+    table = ValueTable.from_rewards(REWARDS, provenance={"model": "x", key: ours})
+    asked = context(**{"model": "x", key: run})
+    with pytest.raises(ValueError, match=re.escape(f"{key}: table {json.dumps(ours)}, run {json.dumps(run)}")):
+        table.check(asked)
+    table.check(asked, accept_mismatch=True)
 
 
 def test_what_one_side_does_not_know_is_no_contradiction():
@@ -137,17 +119,44 @@ def test_prompts_rendered_otherwise():
     table = ValueTable.from_rewards(REWARDS, fingerprints={"a": "other", "b": "fb"})
     with pytest.raises(ValueError, match=r"1 prompts are rendered otherwise .* prompt_id 'a': table other, run fa"):
         table.check(context())
+    ValueTable.from_rewards(REWARDS, fingerprints={"a": "fa", "b": "fb"}).check(context())
+    # With another template each prompt is rendered otherwise, which says nothing more.
+    table = ValueTable.from_rewards(REWARDS, fingerprints={"a": "other"}, provenance={"chat_template": "t1"})
+    with pytest.raises(ValueError, match="chat_template: table") as raised:
+        table.check(context(chat_template="t2"))
+    assert "rendered otherwise" not in str(raised.value)
 
 
-def test_the_card_keeps_its_columns_and_leaves_out_what_is_not_so():
+def test_the_card_keeps_its_columns_and_leaves_out_what_is_not_so(tmp_path):
     known = {"model": "a|b", "reward": "f|g[1]", "sampler": "x|y", "early_exit": 0, "num_rollouts": 4, "seed": 0}
-    text = ValueTable.from_rewards(REWARDS, provenance={**known, "rollouts": 7, "truncated": 2}).card("o/n")
+
+    def card(*more, **changes):
+        table = ValueTable.from_rewards(REWARDS, provenance={**known, "rollouts": 7, "truncated": 2, **changes})
+        return table.card("o/n", *more)
+
+    text = card()
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert all(len(re.findall(r"(?<!\\)\|", row)) == 3 for row in rows)
     assert {"| Model | a\\|b |", "| Reward | f\\|g[1] |", "| Completions that were cut off | 2 (28.6%) |"} <= set(rows)
     assert "Early exit" not in text
+    assert "off by 0.625 (p^3 (1 - p) - (1 - p)^3 p)" in card(num_rollouts=8, early_exit=3)
+    assert "license" not in text.split("---\n")[1]
+    assert "license: mit" in card("mit").split("---\n")[1]
+    assert "base_model: owner/name" in card(model="owner/name")
+    assert "base_model" not in card(model=str(tmp_path / "secret" / "m"))
+    assert "secret" not in card(model=str(tmp_path / "secret" / "m"))
     sizes = [_size_category(n) for n in (999, 1000, 9_999, 10_000, 100_000)]
     assert sizes == ["n<1K", "1K<n<10K", "1K<n<10K", "10K<n<100K", "100K<n<1M"]
+
+
+def test_loading_what_is_not_a_table(tmp_path):
+    with pytest.raises(ValueError, match="no value table at 'owner/name'"):
+        ValueTable.load("owner/name")
+    folder = ValueTable.from_rewards(REWARDS).save(tmp_path / "t")
+    metadata = json.loads((folder / "metadata.json").read_text())
+    (folder / "metadata.json").write_text(json.dumps({**metadata, "format": 99}))
+    with pytest.raises(ValueError, match="newer basis-rl"):
+        ValueTable.load(folder)
 
 
 def test_model_revision_follows_the_weights(tiny_path, tmp_path):
@@ -162,17 +171,6 @@ def test_model_revision_follows_the_weights(tiny_path, tmp_path):
     assert model_revision(str(copy)) == first
     (copy / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
     assert model_revision(str(copy)) != first
-
-
-def test_reward_identity():
-    def plain(): ...
-
-    def versioned(): ...
-
-    versioned.version = "2"
-    assert reward_identity([plain, versioned]) == "plain + versioned[2]"
-    assert reward_identity([plain], [0.5]) == "0.5*plain"
-    assert reward_identity([plain], [1.0]) == "plain"
 
 
 def test_the_range_holds_all_rewards_and_is_0_to_1_where_it_can_be():
@@ -220,15 +218,6 @@ def test_the_digest_is_that_of_ids_rewards_and_range(tmp_path):
         ValueTable.from_rewards({f"{p}x": rs for p, rs in REWARDS.items()}),
     ]
     assert len({table.digest, *(other.digest for other in others)}) == 4
-
-
-def test_another_template_is_told_once():
-    """Each prompt is rendered otherwise then, which says nothing more."""
-    table = ValueTable.from_rewards(REWARDS, fingerprints={"a": "other"}, provenance={"chat_template": "t1"})
-    with pytest.raises(ValueError, match="chat_template: table") as told:
-        table.check(context(chat_template="t2"))
-    assert "rendered otherwise" not in str(told.value)
-    ValueTable.from_rewards(REWARDS, fingerprints={"a": "fa", "b": "fb"}).check(context())
 
 
 def test_the_revision_is_that_of_all_of_a_large_file_that_is_read(tmp_path):
