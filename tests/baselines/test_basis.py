@@ -24,10 +24,6 @@ def simulate(beta, n_prompts=64, n_reference=32, seed=0):
     return truth, batch, ValueTable.from_rewards(rewards)
 
 
-def squared_error(baseline, batch, truth):
-    return float(((baseline.advantages(batch).baseline - truth) ** 2).mean())
-
-
 def errors(beta, repeats=40, **params):
     """Mean squared error of the baseline to the true value: BASIS, batch mean; and the median of the betas chosen."""
     ours, theirs, betas = [], [], []
@@ -35,7 +31,7 @@ def errors(beta, repeats=40, **params):
         truth, batch, table = simulate(beta, seed=seed)
         result = Basis(table, **params).advantages(batch)
         ours.append(float(((result.baseline - truth) ** 2).mean()))
-        theirs.append(squared_error(BatchMean(), batch, truth))
+        theirs.append(float(((BatchMean().advantages(batch).baseline - truth) ** 2).mean()))
         betas.append(result.metrics["beta"])
     return fmean(ours), fmean(theirs), sorted(betas)[repeats // 2]
 
@@ -93,24 +89,6 @@ def test_rewards_in_another_unit_give_the_same_baseline_in_that_unit(kind):
     torch.testing.assert_close(scaled.baseline, 3 * plain.baseline - 1)
     torch.testing.assert_close(scaled.values, 3 * plain.values)
     assert scaled.metrics["beta"] == pytest.approx(plain.metrics["beta"])
-
-
-def test_graded_rewards_beat_the_batch_mean():
-    # Rewards 0, 0.5, 1 with prompt-specific odds: Eq. 5 in its general form.
-    torch.manual_seed(0)  # a Dirichlet takes no generator
-    generator = torch.Generator().manual_seed(0)
-    ours = theirs = 0.0
-    for _ in range(20):
-        odds = torch.distributions.Dirichlet(torch.tensor([0.5, 0.5, 0.5]).double()).sample((64,)).clamp(min=1e-9)
-        levels = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
-        reference = levels[torch.multinomial(odds, 32, replacement=True, generator=generator)]
-        tilted = odds * torch.exp(levels / 0.5)
-        tilted = tilted / tilted.sum(dim=1, keepdim=True)
-        batch = batch_of(levels[torch.multinomial(tilted, 1, generator=generator)[:, 0]].float())
-        table = ValueTable.from_rewards({f"p{i}": rewards for i, rewards in enumerate(reference.tolist())})
-        ours += squared_error(Basis(table), batch, tilted @ levels)
-        theirs += squared_error(BatchMean(), batch, tilted @ levels)
-    assert ours < 0.31 * theirs
 
 
 @pytest.mark.parametrize("weighting", ["unb", "vop", "rvg"])

@@ -404,7 +404,7 @@ def test_spo_equals_a_loop_of_trackers(table, forgetting):
     baseline = build_baseline("spo", values=table_of_counts(6) if table else None, forgetting=forgetting)
     tracked, seen = {}, {}
     if table:
-        tracked = {f"p{i}": (6 * (i + 0.5) / 7, 6 - 6 * (i + 0.5) / 7) for i in range(7)}
+        tracked = {f"p{i}": (8 * (i + 0.5) / 7, 8 - 8 * (i + 0.5) / 7) for i in range(7)}
     for step in range(4):
         batch = ragged_batch(step, smallest=1)
         log_probs = -0.1 * torch.rand(batch.action_mask.shape, generator=torch.Generator().manual_seed(step))
