@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import yaml
-from transformers.utils import flatten_dict
+from transformers.utils.generic import flatten_dict
 
 from basis_rl.cli.check import check_quietly
 from basis_rl.cli.compare import main as compare

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import yaml
-from transformers.utils import flatten_dict
+from transformers.utils.generic import flatten_dict
 
 from basis_rl.run.artefacts import merge_rows, read_lines
 from basis_rl.run.checkpoint import checkpoints
@@ -111,8 +111,7 @@ class Group:
 def find_runs(folders: Sequence[str | Path]) -> list[Path]:
     """The folders of runs among `folders` and directly below them, each once; a ValueError where there is none."""
     found: dict[Path, Path] = {}
-    for name in folders:
-        folder = Path(name)
+    for folder in map(Path, folders):
         if not folder.is_dir():
             raise ValueError(f"There is no folder '{folder}'.")
         inside = [folder] if _is_run(folder) else sorted(path for path in folder.iterdir() if _is_run(path))
