@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import IO, Any
 
 import yaml
+from transformers.utils.generic import flatten_dict
 
 from basis_rl.cli.check import check_quietly
 from basis_rl.cli.compare import main as compare
 from basis_rl.cli.main import FAILED, STOPPED
 from basis_rl.cli.options import sweep_parser
 from basis_rl.cli.sweep_plan import Planned, launcher_processes, plan, several
-from basis_rl.report.runs import flatten, what_counts
+from basis_rl.report.runs import what_counts
 from basis_rl.run.checkpoint import was_cut_off
 
 _SHOW_EVERY = 15.0
@@ -99,8 +100,8 @@ def is_finished(run: Planned) -> bool:
     folder = Path(run.recipe.args.output_dir)
     if not (folder / "recipe.yaml").is_file():
         return False
-    there = what_counts(flatten(yaml.safe_load((folder / "recipe.yaml").read_text()) or {}))
-    asked = what_counts(flatten(yaml.safe_load(yaml.safe_dump(run.recipe.resolved))))
+    there = what_counts(flatten_dict(yaml.safe_load((folder / "recipe.yaml").read_text()) or {}))
+    asked = what_counts(flatten_dict(yaml.safe_load(yaml.safe_dump(run.recipe.resolved))))
     other = sorted(key for key in there.keys() | asked.keys() if there.get(key) != asked.get(key))
     if other:
         shown = ", ".join(f"{key}: {there.get(key)} there, {asked.get(key)} now" for key in other[:5])
@@ -119,7 +120,7 @@ def check_all(runs: Sequence[Planned]) -> None:
     """
     seen = set()
     for run in runs:
-        settings = json.dumps(what_counts(flatten(run.recipe.resolved)), sort_keys=True, default=str)
+        settings = json.dumps(what_counts(flatten_dict(run.recipe.resolved)), sort_keys=True, default=str)
         if settings in seen:
             continue
         seen.add(settings)

@@ -1,9 +1,4 @@
-"""Runs compared at the same number of rollouts: curves, final values, differences.
-
-A logged value is the mean over the rollouts since the previous logged value, that is over the interval
-``(x_{i-1}, x_i]``, and stands for all of them. This defines the mean over any window of rollouts, and the value at a
-budget between two logged values: an interval that the window cuts is weighted by its part inside the window.
-"""
+"""Runs compared at the same number of rollouts: curves, final values, differences."""
 
 from __future__ import annotations
 
@@ -123,8 +118,7 @@ def window_mean(x: np.ndarray, y: np.ndarray, low: float, high: float) -> float:
 
 def mean_until(run: Run, key: str, budget: float, share: float = 1.0) -> float:
     """Mean of a metric over the last `share` of the budget; NaN if it was not logged."""
-    x, y = run.series(key)
-    return window_mean(x, y, budget - share * budget, budget) if len(x) else math.nan
+    return window_mean(*run.series(key), budget - share * budget, budget)
 
 
 def last_until(run: Run, key: str, budget: float) -> float:
@@ -220,11 +214,10 @@ def over_seeds(values: Sequence[float]) -> Estimate:
 
 
 def difference(group: Group, values: Sequence[float], other: Group, others: Sequence[float]) -> Estimate:
-    """``mean(values) - mean(others)`` with the half-width of its 95 % interval over seeds (Student's t).
+    """``mean(values) - mean(others)`` with half the width of its 95 % interval over seeds (Student's t).
 
     Runs with the same seeds are paired: ``t sd(d) / sqrt(n)`` of ``d_s = a_s - b_s``. Otherwise it is Welch's interval,
-    ``t sqrt(s_a^2 / n_a + s_b^2 / n_b)``, with the degrees of freedom rounded down. There is no interval if a side has
-    only one run.
+    ``t sqrt(s_a^2 / n_a + s_b^2 / n_b)``, with the degrees of freedom rounded down; none if a side has only one run.
     """
     a, b = over_seeds(values), over_seeds(others)
     mean, n = a.mean - b.mean, min(a.n, b.n)

@@ -163,5 +163,4 @@ def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str
 def smooth(values: Sequence[float], weight: float = 0.8) -> np.ndarray:
     """Exponential moving average with bias correction: means of the values so far, with weights ``w^(t - i)``."""
     weights = weight ** np.arange(len(values))
-    smoothed: np.ndarray = np.convolve(values, weights)[: len(values)] / np.cumsum(weights)
-    return smoothed
+    return np.convolve(values, weights)[: len(values)] / np.cumsum(weights)

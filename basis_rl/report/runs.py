@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 import yaml
+from transformers.utils.generic import flatten_dict
 
-from basis_rl.run.artefacts import read_lines
+from basis_rl.run.artefacts import merge_rows, read_lines
+from basis_rl.run.checkpoint import checkpoints
 from basis_rl.run.record import RESULTS, RUN_FILE
 
 # Share of rollouts whose advantage is not exactly 0, that is of those that contribute to the gradient.
@@ -109,8 +111,7 @@ class Group:
 def find_runs(folders: Sequence[str | Path]) -> list[Path]:
     """The folders of runs among `folders` and directly below them, each once; a ValueError where there is none."""
     found: dict[Path, Path] = {}
-    for name in folders:
-        folder = Path(name)
+    for folder in map(Path, folders):
         if not folder.is_dir():
             raise ValueError(f"There is no folder '{folder}'.")
         inside = [folder] if _is_run(folder) else sorted(path for path in folder.iterdir() if _is_run(path))
@@ -144,7 +145,7 @@ def read_run(folder: Path) -> Run:
             row[EFFECTIVE] = 1.0 - row["advantages/zero"]
     recipe = yaml.safe_load((folder / _RECIPE).read_text()) if (folder / _RECIPE).is_file() else {}
     info = json.loads((folder / RUN_FILE).read_text()) if (folder / RUN_FILE).is_file() else {}
-    return Run(folder, rows, flatten(recipe or {}), info, _benchmarks(folder))
+    return Run(folder, rows, flatten_dict(recipe or {}), info, _benchmarks(folder))
 
 
 def _benchmarks(folder: Path) -> dict[str, float]:
@@ -161,40 +162,16 @@ def _benchmarks(folder: Path) -> dict[str, float]:
 
 def read_log(folder: str | Path) -> list[dict[str, Any]]:
     """The log in ``trainer_state.json`` of a run's folder or of its newest checkpoint; a ValueError without one."""
-    checkpoints = sorted(Path(folder).glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    for place in [Path(folder), *reversed(checkpoints)]:
+    for place in [Path(folder), *reversed(checkpoints(folder))]:
         if (place / _STATE).is_file():
             log: list[dict[str, Any]] = json.loads((place / _STATE).read_text())["log_history"]
             return log
-    raise ValueError(
-        f"'{folder}' has no {_STATE}. Name the output_dir of a run that has finished or saved a checkpoint."
-    )
-
-
-def merge_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row per step: successive rows of a step (training, evaluation, end of the run) are merged into one.
-
-    A row with a smaller step than the previous one starts a repetition, which replaces all earlier rows from it on.
-    """
-    merged: dict[int, dict[str, Any]] = {}
-    for row in rows:
-        if row["step"] < next(reversed(merged), 0):
-            merged = {step: kept for step, kept in merged.items() if step < row["step"]}
-        merged.setdefault(row["step"], {}).update(row)
-    return list(merged.values())
-
-
-def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        flat.update(flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
-    return flat
+    raise ValueError(f"'{folder}' has no {_STATE}. Name the output_dir of a run that has saved a checkpoint.")
 
 
 def what_counts(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that change what a run learns, except for the seed."""
-    return {key: value for key, value in settings.items() if not _BESIDE.fullmatch(key)}
+    """The settings, flattened, that change what a run learns, except for the seed."""
+    return {key: value for key, value in settings.items() if value != {} and not _BESIDE.fullmatch(key)}
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:

@@ -129,16 +129,15 @@ def final_table(comparison: Comparison) -> Table:
         "over the seeds. Δ is the difference, with its 95 % interval over the seeds in brackets (Student's t; paired "
         "if the seeds are the same), and bold if the interval excludes 0. One seed gives no interval."
     )
-    titles = ["setting", "G", "runs", *(column.title for column in columns)]
-    return Table("At the same number of rollouts", titles, rows, caption)
+    titles = (column.title for column in columns)
+    return Table("At the same number of rollouts", ["setting", "G", "runs", *titles], rows, caption)
 
 
 def cost_table(comparison: Comparison) -> Table:
     """Rollouts until the reference's final reward is reached, without and with those of the value table."""
     budget, target = comparison.budget, reference_reward(comparison)
     unit, scale = time_unit(comparison)
-    titles = ["setting", "runs that reach it", f"time ({unit})", "rollouts"]
-    titles += ["with the whole table", "with its share of the table"]
+    titles = ["setting", "runs that reach it", f"time ({unit})", "rollouts", "with the whole table", "with its share"]
     rows = []
     for index, group in enumerate(comparison.groups):
         reached = {run.path: rollouts_to(run, target, budget) for run in group.runs}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import fmean
 
@@ -19,9 +19,8 @@ _Place = tuple[Group, list[float]]  # a group, and the value that each of its ru
 def verdict(comparison: Comparison) -> list[str]:
     """One to four sentences; the first one is the answer.
 
-    The measure is the mean over those evaluation sets on which all groups were evaluated. If there is none, it is the
-    training reward over the last tenth of the budget. The group with the highest mean is compared with each of the
-    others by the interval of `difference`: it is ahead of a group if the interval lies above 0.
+    Measured is the mean over those evaluation sets on which all groups were evaluated, or else the training reward at
+    the end. The group with the highest mean is ahead of another if the interval of their `difference` lies above 0.
     """
     measure, value = _measure(comparison)
     places = [(group, [value(run) for run in group.runs]) for group in comparison.groups]
@@ -36,8 +35,7 @@ def verdict(comparison: Comparison) -> list[str]:
         return [f"'{best[0].label}' has {has} {after}; there is nothing to compare it with."]
     said = [_first(best[0].label, others[0], leads[0], has, after)]
     if len(others) > 1:
-        labels = [group.label for group, _ in others]
-        said.append(_others(best[0].label, list(zip(labels, leads, strict=True))[1:]))
+        said.append(_others(best[0].label, others[1:], leads[1:]))
     if measure == _REWARD and len({group.settings.get("prompt_sampler") for group in comparison.groups}) > 1:
         said.append(
             "The settings draw their prompts differently, so their training rewards come from different prompts. Only "
@@ -85,11 +83,13 @@ def _first(best: str, second: _Place, lead: Estimate, has: str, after: str) -> s
     )
 
 
-def _others(best: str, leads: list[tuple[str, Estimate]]) -> str:
+def _others(best: str, places: Sequence[_Place], leads: Sequence[Estimate]) -> str:
     """How the best group compares with the third and later ones."""
     parts = []
     for sure, words in ((True, "is ahead of"), (False, "is not certain to be ahead of")):
-        found = [(label, lead) for label, lead in leads if lead.excludes_zero == sure]
+        found = [
+            (group.label, lead) for (group, _), lead in zip(places, leads, strict=True) if lead.excludes_zero == sure
+        ]
         told = [f"'{label}' ({signed(lead.mean, THREE)}{interval(lead, THREE)})" for label, lead in found]
         parts += [f"{words} {', '.join(told)}"] if told else []
     return f"'{best}' {'; it '.join(parts)}."

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -61,6 +61,19 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 found = json.loads(line)
                 if isinstance(found, dict):
                     yield found
+
+
+def merge_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One row per step: successive rows of a step (training, evaluation, end of the run) are merged into one.
+
+    A row with a smaller step than the previous one starts a repetition, which replaces all earlier rows from it on.
+    """
+    merged: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        if row["step"] < next(reversed(merged), 0):
+            merged = {step: kept for step, kept in merged.items() if step < row["step"]}
+        merged.setdefault(row["step"], {}).update(row)
+    return list(merged.values())
 
 
 def lock(file: int, *, wait: bool) -> bool:

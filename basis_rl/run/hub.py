@@ -73,8 +73,7 @@ class Hub:
     def connect(self) -> str | None:
         """Create the repository and its branch, and ask whether this token may write, before anything is spent.
 
-        Returns ``owner/name``, or None with a warning if the Hub cannot be reached: each push then tries again. A
-        refusal is a ValueError: no token or a wrong one, no right to write there, a name that the Hub does not take.
+        Returns ``owner/name``, or None with a warning if the Hub cannot be reached; a refusal is a ValueError.
         """
 
         def probe() -> str:
@@ -113,8 +112,8 @@ class Hub:
         """Which of `files` (path in the repository -> local text file) are there with this content, if the Hub says."""
         with suppress(Exception):
             there = self._api().get_paths_info(self.repo_id or self.name, list(files), revision=self.revision)
-            ids = {path: git_hash(local.read_bytes()) for path, local in files.items()}
-            return {entry.path for entry in there if isinstance(entry, RepoFile) and entry.blob_id == ids[entry.path]}
+            known = [entry for entry in there if isinstance(entry, RepoFile)]
+            return {entry.path for entry in known if entry.blob_id == git_hash(files[entry.path].read_bytes())}
         return set()
 
     def _push(self, push: Push) -> CommitInfo | None:

@@ -22,8 +22,9 @@ from basis_rl.report.compare import (
     rollouts_to,
     window_mean,
 )
-from basis_rl.report.runs import Group, Run, find_runs, group_runs, merge_rows, read_run
+from basis_rl.report.runs import Group, Run, find_runs, group_runs, read_run
 from basis_rl.report.tables import _Column, _differences, cost_table, final_table, table_price
+from basis_rl.run.artefacts import merge_rows
 from tests.report.folders import write_rows, write_run
 
 
