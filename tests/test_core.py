@@ -42,7 +42,7 @@ def test_rows_of_a_batch_keep_all_that_belongs_to_them():
     [
         ({"group_ids": torch.zeros(3)}, "group_ids must be"),
         ({"prompt_ids": ["a"]}, "1 prompt_ids for 4 rewards"),
-        ({"prompt_texts": ["a"]}, "prompt_texts must be 4"),
+        ({"prompt_texts": ["a"]}, "prompt_texts must be"),
         ({"energies": torch.zeros(4, 2)}, "energies must be"),
         ({"kl": torch.zeros(3, 3)}, "kl must be"),
         ({"greedy_rewards": torch.zeros(2)}, "greedy_rewards must be"),

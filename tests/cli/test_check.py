@@ -209,7 +209,7 @@ def test_a_codebook_is_announced_then_described(check, recipe, tmp_path):
 def test_the_server_is_asked(check, tiny_path):
     with FakeServer(root="m", max_model_len=4096) as fake:
         vllm = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": fake.url, **CPU}
-        assert re.search(r"serves m, .*the recipe trains .*tiny", check(**vllm)[2][0])
+        assert re.search(r"serves .*\bm, .*the recipe trains .*tiny", check(**vllm)[2][0])
         fake.root = str(tiny_path)
         code, said, warnings, _ = check(**vllm)
         assert (code, warnings) == (0, [])
