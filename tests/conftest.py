@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic algorithms
 
 
-PLOTTING = {"test_cli", "test_inputs", "test_quickstart"}  # modules whose tests look at the plot of a run
+PLOTTING = {"test_cli", "test_plan", "test_quickstart"}  # modules whose tests look at the plot of a run
 
 
 def pytest_collection_finish() -> None:

@@ -158,7 +158,7 @@ def test_a_sampler_says_what_it_does_to_the_objective(settings, said, check):
         ({"prompt_sampler": "varianse"}, "Unknown prompt sampler 'varianse'. Did you mean 'variance'?"),
         ({"prompt_sampler": "variance", "prompt_sampler_kwargs": {"flor": 1}}, "Did you mean 'floor'?"),
         ({"prompt_sampler_kwargs": [1]}, "prompt_sampler_kwargs must be a mapping"),
-        ({"prompt_sampler": "tests.samplers.test_samplers:Short"}, "'Short' has no prompts for generation batch 0"),
+        ({"prompt_sampler": "tests.samplers.test_samplers:Short"}, "'Weighing' has no prompts for generation batch 0"),
     ],
 )
 def test_what_cannot_be_is_one_message(settings, said, check):

@@ -278,7 +278,7 @@ def test_check_gives_a_baseline_its_arguments_or_takes_a_built_one(words, capsys
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["tests.baselines.test_conformance:ByPosition"], "depends on the order of the rows"),
+        (["tests.cli.test_cli:ByPosition"], "depends on the order of the rows"),
         (["examples.custom_baseline:Shrinkage", "--strenght", "4"], "cannot be built: TypeError"),
         (["examples.custom_baseline:Shrinkage", "4"], "Give the arguments of a constructor"),
         (["examples.custom_objective:simple", "--strength", "4"], "is no class, so it takes no arguments"),

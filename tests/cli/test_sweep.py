@@ -136,7 +136,7 @@ def test_a_failure_is_reported_at_the_end_and_costs_nothing_else(recipe, stand_i
     said = capsys.readouterr().out
     for seed in (0, 1):
         assert f"FAILED: rloo-seed{seed}: RuntimeError: out of luck" in said
-    assert "4 runs, 2 settings, 96 rollouts each; differences are from 'none'" in said
+    assert "Runs: 4, settings: 2, 96 rollouts each" in said
     assert (out / "report" / "report.html").is_file()
     assert "step 12/12" in (out / "none-seed0" / "train.log").read_text()
 

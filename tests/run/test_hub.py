@@ -234,7 +234,7 @@ def test_without_a_network_a_run_begins_all_the_same(caplog):
     assert hub.connect() is None
     push = Push(message="m", files={"a": b"1"}, by_hand="basis-rl push runs/x {repo}")
     assert hub.submit(push).result(timeout=30) is None
-    assert "each push will try again" in caplog.text
+    assert "Each push will try again" in caplog.text
     assert "basis-rl push runs/x alice/x" in caplog.text
 
 
