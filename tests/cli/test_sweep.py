@@ -148,7 +148,7 @@ def test_a_failure_is_reported_at_the_end_and_costs_nothing_else(recipe, stand_i
     calls = {run.name: (run / "calls").read_text().split() for run in out.iterdir() if (run / "calls").is_file()}
     once = [f"{name}-seed{seed}" for name in ("none", "remax") for seed in (0, 1)]
     assert calls == {"rloo-seed0": ["auto"] * 2, "rloo-seed1": ["auto"] * 2, **{name: ["auto"] for name in once}}
-    assert "6 runs, 3 settings, 96 rollouts each" in said
+    assert "Runs: 6, settings: 3, 96 rollouts each" in said
 
     assert main(["sweep", recipe(weight_decay=0.25), *arguments]) == 2
     assert "(weight_decay: None there, 0.25 now)" in capsys.readouterr().err
