@@ -184,6 +184,6 @@ def test_two_real_runs_one_of_them_interrupted(recipe, tmp_path, capsys):
     record = json.loads((second / "run.json").read_text())
     assert record["compared"]["num_generations"] == 2
     assert record["versions"]["trl"]
-    assert "2 runs, 2 settings, 1,584 rollouts each" in capsys.readouterr().out
+    assert "Runs: 2, settings: 2, 1,584 rollouts each" in capsys.readouterr().out
     assert main(arguments) == 0
     assert "2 of them finished" in capsys.readouterr().out
