@@ -1,6 +1,6 @@
 """Break the package on purpose, one small change of the syntax tree at a time, and see which changes the tests notice.
 
-    python tools/mutate.py --count 200 --seed 0 --workers 2 --output mutants.jsonl
+    python tools/mutate.py --count 200 --seed 0 --output mutants.jsonl
     python tools/mutate.py --like mutants.jsonl --output again.jsonl
 
 A mutant changes a comparison, a constant or a sign, drops a statement, or swaps two arguments. It meets the fast tests
@@ -9,23 +9,18 @@ mutant of an earlier file is looked for again by its function, kind and text, al
 that is gone is replaced by a random one of the same kind. The output gets a line per mutant; what it has is not redone.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 COMPARED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in"}
@@ -53,8 +48,7 @@ def changes(node: ast.AST, text: str) -> tuple[str, str] | None:
     if isinstance(node, ast.AugAssign) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
         return "statement", "pass"
     if isinstance(node, ast.Call) and len(node.args) >= 2 and not any(isinstance(a, ast.Starred) for a in node.args):
-        first, second = part(node.args[0]), part(node.args[1])
-        rest = [part(argument) for argument in (*node.args[2:], *node.keywords)]
+        first, second, *rest = map(part, [*node.args, *node.keywords])
         return "arguments", f"{part(node.func)}({', '.join([second, first, *rest])})"
     return None
 
@@ -69,16 +63,14 @@ def sites(name: str, text: str) -> list[Mutant]:
             children: list[ast.AST] = list(node.body)
         elif isinstance(node, ast.JoinedStr):
             return  # before Python 3.12 what stands within has wrong positions
-        elif isinstance(node, ast.AnnAssign):
-            children = [node.value] if node.value else []
         else:
             children = list(ast.iter_child_nodes(node))
         offered = changes(node, text) if function else None
         old = ast.get_source_segment(text, node) if offered else None
         if offered and old and ast.unparse(node) != offered[1]:
             where = [node.lineno, node.col_offset, node.end_lineno, node.end_col_offset]  # type: ignore[attr-defined]
-            found.append({"file": name, "function": function, "kind": offered[0], "old": old, "new": offered[1]})
-            found[-1]["where"] = where
+            mutant = {"file": name, "function": function, "where": where, "old": old}
+            found.append({**mutant, "kind": offered[0], "new": offered[1]})
         for child in children:
             visit(child, function)
 
@@ -94,15 +86,13 @@ def mutated(text: str, mutant: Mutant) -> str:
     return (changed + b"".join(lines[last:])).decode()
 
 
-def again(earlier: list[Mutant], everything: list[Mutant], chance: random.Random) -> list[Mutant]:
-    """For each earlier mutant the same one of today's tree, or one like it."""
-    chosen: list[Mutant] = []
-    for mutant in earlier:
-        alike = [m for m in everything if all(m[key] == mutant[key] for key in ("function", "kind", "old"))]
-        same_name = [m for m in alike if Path(m["file"]).name == Path(mutant["file"]).name]
-        candidates = same_name or alike or [m for m in everything if m["kind"] == mutant["kind"]]
-        chosen.append((candidates[0] if alike else chance.choice(candidates)) | {"replaced": not alike})
-    return chosen
+def again(mutant: Mutant, everything: list[Mutant], chance: random.Random) -> Mutant:
+    """An earlier mutant in today's tree, or one like it."""
+    alike = [m for m in everything if all(m[key] == mutant[key] for key in ("function", "kind", "old"))]
+    if not alike:
+        return chance.choice([m for m in everything if m["kind"] == mutant["kind"]]) | {"replaced": True}
+    same_name = [m for m in alike if Path(m["file"]).name == Path(mutant["file"]).name]
+    return (same_name or alike)[0]
 
 
 def tests_of(tree: Path, file: str) -> list[str]:
@@ -112,64 +102,46 @@ def tests_of(tree: Path, file: str) -> list[str]:
     return [*own, *(["tests/baselines/test_conformance.py"] if room in BELOW_BASELINES else [])]
 
 
-def judge(tree: Path, mutant: Mutant, timeout: float) -> Mutant:
+def judge(tree: Path, mutant: Mutant) -> Mutant:
     """Break the copy, run the tests until the first failure, and put the copy back."""
     path, begun = tree / mutant["file"], time.monotonic()
     text = path.read_text()
     path.write_text(mutated(text, mutant))
     options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not long", "--basetemp", str(tree.parent / "tmp")]
-    run = subprocess.Popen(
-        [sys.executable, "-m", "pytest", *options, *tests_of(tree, mutant["file"])],
-        cwd=tree, stdout=(tree.parent / "log.txt").open("w"), stderr=subprocess.STDOUT, start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    try:
-        killed = run.wait(timeout) != 0
-        how = "failed" if killed else "survived"
-    except subprocess.TimeoutExpired:
-        how = "timeout"
-    finally:
-        os.killpg(run.pid, signal.SIGKILL) if run.poll() is None else None
-        path.write_text(text)
-    lines = (tree.parent / "log.txt").read_text().splitlines()
-    by = next((line for line in lines if line.startswith(("FAILED", "ERROR"))), "")
-    return {**mutant, "result": how, "by": by[:200], "seconds": round(time.monotonic() - begun, 1)}
+    command = ["timeout", "-k", "5", "900", sys.executable, "-m", "pytest", *options, *tests_of(tree, mutant["file"])]
+    environment = {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, cwd=tree, env={**os.environ, **environment}, capture_output=True, text=True)
+    path.write_text(text)
+    by = next((line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))), "")
+    result = "failed" if run.returncode else "survived"
+    return {**mutant, "result": result, "by": by[:200], "seconds": round(time.monotonic() - begun, 1)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--part", type=int, default=0, help="with --parts: which share of the mutants this call judges")
+    parser.add_argument("--parts", type=int, default=1)
     parser.add_argument("--like", type=Path, help="the output of an earlier call")
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds per mutant")
     chosen = parser.parse_args()
-    package = sorted(Path("basis_rl").rglob("*.py"))
-    everything = [mutant for path in package for mutant in sites(str(path), path.read_text())]
+    everything = [m for path in sorted(Path("basis_rl").rglob("*.py")) for m in sites(str(path), path.read_text())]
     chance = random.Random(chosen.seed)
     mutants = chance.sample(everything, chosen.count)
     if chosen.like:
-        mutants = again([json.loads(line) for line in chosen.like.read_text().splitlines()], everything, chance)
-    done = chosen.output.read_text().splitlines() if chosen.output.exists() else []
-    trees: Queue[Path] = Queue()
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(chosen.workers) as pool:
-        for worker in range(chosen.workers):
-            tree = Path(folder, str(worker), "tree")
-            shutil.copytree(".", tree, ignore=shutil.ignore_patterns(".venv", ".git", "runs", "build"))
-            if Path("../shared").is_dir():  # data that some tests read
-                (tree.parent / "shared").symlink_to(Path("../shared").resolve())
-            trees.put(tree)
-
-        def work(mutant: Mutant) -> None:
-            tree = trees.get()
-            result = judge(tree, mutant, chosen.timeout)
-            trees.put(tree)
+        earlier = map(json.loads, chosen.like.read_text().splitlines())
+        mutants = [again(mutant, everything, chance) for mutant in earlier]
+    done = len(chosen.output.read_text().splitlines()) if chosen.output.exists() else 0
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder, "tree")
+        shutil.copytree(".", tree, ignore=shutil.ignore_patterns(".venv", ".git", "runs", "build"))
+        (tree.parent / "shared").symlink_to(Path("../shared").resolve())  # data that some tests read
+        for mutant in mutants[chosen.part :: chosen.parts][done:]:
+            result = judge(tree, mutant)
             with chosen.output.open("a") as file:
                 print(json.dumps(result), file=file)
             print(result["result"], mutant["file"], mutant["where"][0], mutant["kind"], result["seconds"], flush=True)
-
-        list(pool.map(work, mutants[len(done) :]))
     results = Counter(json.loads(line)["result"] for line in chosen.output.read_text().splitlines())
     print(dict(results), f"killed: {1 - results['survived'] / sum(results.values()):.3f}")
 
