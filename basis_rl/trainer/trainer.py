@@ -827,9 +827,10 @@ class BasisTrainer(GRPOTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
-        # They are pushed with the model.
-        folder = Path(output_dir or str(self.args.output_dir))
-        torch.save(without_secrets(self.args), folder / TRAINING_ARGS_NAME)
+        if self.args.should_save:
+            # The settings are pushed with the model.
+            folder = Path(output_dir or str(self.args.output_dir))
+            torch.save(without_secrets(self.args), folder / TRAINING_ARGS_NAME)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """No-op: `Publisher` already created the repository."""
