@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from trl.generation import vllm_generation
 
 from basis_rl.__main__ import leave
-from benchmarks.gpu.runs import SMALL, Given, build_trainer, model_on
-from benchmarks.trainers import tokenizer
+from benchmarks.gpu.runs import Given, build_trainer, model_on
+from benchmarks.trainers import random_model, tokenizer
 from tests.support.tiny import DEVICE
 from tests.trainer.sharded import Keep
 
@@ -36,9 +36,10 @@ class KeepGiven(Given, Keep):
     """Keeps batches and advantages of rollouts that are given."""
 
 
-def save_model(folder, shape=SMALL):
+def save_model(folder, shape=None):
     """Save a model and its tokenizer into `folder` in the form that `from_pretrained` reads; returns the folder."""
-    model_on(DEVICE, shape).save_pretrained(folder)
+    model = model_on(DEVICE) if shape is None else random_model(*shape, tokenizer=tokenizer())
+    model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
 
