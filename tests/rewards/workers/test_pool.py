@@ -124,12 +124,14 @@ def nothing_is_left(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     isolation()
     gc.collect()  # pools of earlier tests may be left in cycles, and would go, with what they hold, during this one
-    before = children(), len(os.listdir("/proc/self/fd"))
+    processes, descriptors = children(), len(os.listdir("/proc/self/fd"))
     yield
     for workers in list(made):
         workers.close()
     assert not any(tmp_path.glob("basis_rl_worker_*"))
-    assert (children(), len(os.listdir("/proc/self/fd"))) == before
+    assert children() <= processes
+    # An earlier test's may have gone meanwhile.
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
 @pytest.fixture
