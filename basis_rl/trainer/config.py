@@ -47,6 +47,11 @@ class BasisConfig(GRPOConfig):
         "ratio, so that its gradient on-policy is that of k2, except for the sequence ratios of gspo and luspo) and k1 "
         "in the reward. There is no k1 loss.",
     )
+    packing: str = option(
+        "auto",
+        "auto scores rollouts without padding, and what prompts begin with in common once, where the model allows it; "
+        "none scores padded rows as TRL does.",
+    )
     difficulty_column: str | None = option(
         None, "A column with at most 20 different values; the reward is logged for each of them."
     )
@@ -113,6 +118,8 @@ class BasisConfig(GRPOConfig):
             )
         if self.on_invalid_gold not in ("error", "drop"):
             raise ValueError(f"on_invalid_gold must be 'error' or 'drop', got '{self.on_invalid_gold}'.")
+        if self.packing not in ("auto", "none"):
+            raise ValueError(f"packing must be 'auto' or 'none', got '{self.packing}'.")
         if self.vllm_weight_sync not in ("auto", "nccl", "folder"):
             raise ValueError(f"vllm_weight_sync must be 'auto', 'nccl' or 'folder', got '{self.vllm_weight_sync}'.")
         if self.use_vllm and self.vllm_mode == "server":

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from basis_rl.functional.kl import Estimator, kl_estimate
 from basis_rl.functional.objectives import OF_LOSS_TYPE, Aggregation, aggregate
-from basis_rl.objectives import AnyObjective, LossInputs, LossSettings, Objective
+from basis_rl.objectives import OBJECTIVES, AnyObjective, LossInputs, LossSettings, Objective
 from basis_rl.trainer.config import BasisConfig
 
 Inputs = dict[str, Any]
@@ -44,6 +44,14 @@ class PolicyLoss:
         """Whether there is nothing to add."""
         trl_kl = self.args.beta == 0.0 or (self.kl_in_loss and self.args.kl_estimator == "k3")
         return self.own is None and trl_kl
+
+    @property
+    def depends_on_micro_batch(self) -> bool:
+        """Whether the result is another one when rows are divided otherwise among the micro-batches of a step."""
+        bonus = self.args.entropy_coef != 0.0 or self.args.use_adaptive_entropy
+        # What a user's own function does with its rows is not known.
+        unknown = self.own is not None and self.own not in OBJECTIVES.values()
+        return bonus or unknown or (self.own is None and self.args.loss_type == "bnpo")
 
     def for_trl(self, inputs: Inputs) -> Inputs:
         """The micro-batch as TRL's method is to see it."""

@@ -17,7 +17,10 @@ from torch import Tensor, nn
 from trl.trainer.utils import add_fused_lm_head
 
 from basis_rl.functional.energy import logit_gradient_energy
+from basis_rl.functional.importance import rollout_weights as bounded_weights
 from basis_rl.functional.passk import pass_at_k
+from basis_rl.trainer.config import BasisConfig
+from basis_rl.trainer.packing import Scorer
 
 Output = dict[str, Any]
 
@@ -43,15 +46,20 @@ class ScoringPass(ABC):
         finally:
             self._listening = False
 
-    def listen(self, model: Any) -> Any:
-        """`model`, or for the first scoring pass of a recording a callable that also keeps what is wanted."""
+    def listen(self, model: Any, scorer: Scorer) -> Any:
+        """`model`, or for the first scoring pass of a recording a callable that also keeps what is wanted.
+
+        Args:
+            model: `scorer`, or what another pass made of it.
+            scorer: calls the policy.
+        """
         if not self._listening:
             return model
         self._listening = False
-        return lambda *args, **kwargs: self._record(model, *args, **kwargs)
+        return lambda **inputs: self._record(model, scorer, inputs)
 
     @abstractmethod
-    def _record(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+    def _record(self, model: Any, scorer: Scorer, inputs: dict[str, Any]) -> Any:
         """What `model` returns; what is wanted of it goes into ``self._chunks``."""
 
     def take(self, output: Output, score: Callable[[Output], Tensor]) -> Tensor:
@@ -60,12 +68,9 @@ class ScoringPass(ABC):
             with self.recording():
                 score(output)
         tokens = output["completion_ids"].shape[1]
-        result = torch.cat([self._of_completion(chunk, tokens) for chunk in self._chunks])
+        result = torch.cat([chunk[:, -tokens:] for chunk in self._chunks])
         self._chunks = []
         return result
-
-    def _of_completion(self, chunk: Tensor, tokens: int) -> Tensor:
-        return chunk[:, -tokens:]
 
 
 class EnergyRecorder(ScoringPass):
@@ -83,8 +88,8 @@ class EnergyRecorder(ScoringPass):
             outputs=("log_probs", "entropy", "log_sum_sq_probs"),
         )
 
-    def _record(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        output = model(*args, **kwargs)
+    def _record(self, model: Any, scorer: Scorer, inputs: dict[str, Any]) -> Any:
+        output = model(**inputs)
         # The reference model's head does not compute it.
         if output.log_sum_sq_probs is not None:
             self._chunks.append(logit_gradient_energy(output.log_probs, output.log_sum_sq_probs.exp()))
@@ -98,16 +103,17 @@ class HiddenStates(ScoringPass):
         super().__init__()
         self.policy: Any = policy
 
-    def _record(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+    def _record(self, model: Any, scorer: Scorer, inputs: dict[str, Any]) -> Any:
+        seen: list[Tensor] = []
         backbone = (self.policy.get_base_model() if is_peft_model(self.policy) else self.policy).base_model
-        hook = backbone.register_forward_hook(lambda _, __, found: self._chunks.append(found.last_hidden_state))
+        hook = backbone.register_forward_hook(lambda _, __, found: seen.append(found.last_hidden_state))
         try:
-            return model(*args, **kwargs)
+            output = model(**inputs)
         finally:
             hook.remove()
-
-    def _of_completion(self, chunk: Tensor, tokens: int) -> Tensor:
-        return chunk[:, -tokens - 1 : -1]
+        # Another model, the reference, has passed the hook by.
+        self._chunks += [scorer.before_tokens(hidden) for hidden in seen]
+        return output
 
 
 def rollout_mismatch(accelerator: Accelerator, output: Output) -> dict[str, float]:
@@ -137,6 +143,67 @@ def rollout_mismatch(accelerator: Accelerator, output: Output) -> dict[str, floa
     if masked:
         found["rollout/masked"] = masked[0] / max(1.0, sequences)
     return found
+
+
+class LateWeights:
+    """The correction of vLLM's rollouts where the loss's own pass gives the old log-probabilities.
+
+    Where a generation batch serves one optimizer step only, the policy that the loss scores is the one that sampled,
+    and TRL's separate scoring pass would compute the same once more.
+
+    Args:
+        args: the correction's settings.
+    """
+
+    def __init__(self, args: BasisConfig) -> None:
+        self.args = args
+        self._seen: list[Output] = []
+
+    def add(self, inputs: Sequence[Output], log_probs: Tensor) -> Output | None:
+        """Put the weights of a micro-batch where the loss looks for them.
+
+        Args:
+            inputs: the micro-batch, and the copy of it that TRL's loss reads, if that is another one.
+            log_probs: ``(B, T)`` of the loss's pass.
+
+        Returns:
+            With the last micro-batch of a generation batch that batch as if it had been scored before, else None.
+        """
+        first = inputs[0]
+        is_new = "importance_sampling_ratio" not in first
+        mask = first["completion_mask"] * first.get("tool_mask", 1)
+        bounds = (self.args.vllm_importance_sampling_clip_min, self.args.vllm_importance_sampling_clip_max)
+        mode = self.args.vllm_importance_sampling_mode
+        scored = log_probs.detach()
+        weights = bounded_weights(scored, first["sampling_per_token_logps"], mask, mode, *bounds)
+        for each in inputs:
+            each["importance_sampling_ratio"] = weights
+        if is_new:
+            self._seen.append({**first, "old_per_token_logps": scored})
+        if len(self._seen) < self.args.steps_per_generation:
+            return None
+        names = {"completion_ids", "completion_mask", "tool_mask", "sampling_per_token_logps", "old_per_token_logps"}
+        names = (names | {"importance_sampling_ratio"}) & set(first | {"old_per_token_logps": None})
+        whole = {name: torch.cat([each[name] for each in self._seen]) for name in names}
+        self._seen = []
+        return whole
+
+
+def correction_metrics(accelerator: Accelerator, output: Output) -> dict[str, float]:
+    """TRL's ``sampling/*`` metrics of a scored generation batch: differences of log-probabilities, and weights."""
+    mask = (output["completion_mask"] * output.get("tool_mask", 1)).bool()
+    difference = (output["old_per_token_logps"] - output["sampling_per_token_logps"]).abs()[mask]
+    weights = output["importance_sampling_ratio"]
+    weights = weights.flatten() if weights.shape[1] == 1 and mask.shape[1] != 1 else weights.expand(mask.shape)[mask]
+    zero = torch.zeros(1, device=mask.device)
+    known = difference[~difference.isnan()]
+    known, weights = (values if len(values) else zero for values in (known, weights))
+    local = torch.stack([known.mean(), known.max(), weights.min(), weights.mean(), weights.max()])
+    each = accelerator.gather(local[None])
+    names = [f"sampling_logp_difference/{name}" for name in ("mean", "max")]
+    names += [f"importance_sampling_ratio/{name}" for name in ("min", "mean", "max")]
+    values = (each[:, 0].mean(), each[:, 1].max(), each[:, 2].min(), each[:, 3].mean(), each[:, 4].max())
+    return {f"sampling/{name}": float(value) for name, value in zip(names, values, strict=True)}
 
 
 def rollout_weights(output: dict[str, Any]) -> Tensor | None:

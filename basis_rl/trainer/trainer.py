@@ -54,6 +54,7 @@ from basis_rl.trainer.faults import FiniteGradients, GradientMonitor, StopOnSign
 from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id
 from basis_rl.trainer.greedy import greedy_rewards
 from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, kl_penalty, token_means
+from basis_rl.trainer.packing import RowPacking, has_dropout, reordered
 from basis_rl.trainer.plan import Plan, check_token_advantages, check_with_model, plan_run, with_data
 from basis_rl.trainer.prefetch import Prefetch
 from basis_rl.trainer.publish import Origin, Publisher, run_info
@@ -61,7 +62,9 @@ from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, total_reward
 from basis_rl.trainer.scoring import (
     EnergyRecorder,
     EvalScores,
+    LateWeights,
     ScoringPass,
+    correction_metrics,
     of_set,
     random_numbers_kept,
     rollout_mismatch,
@@ -121,6 +124,8 @@ class BasisTrainer(GRPOTrainer):
     generation_config: Any
     _pending_extra_logs: Any
     _pending_metrics: Any
+    _buffered_inputs: Any
+    _step: int
 
     def __init__(
         self,
@@ -213,6 +218,9 @@ class BasisTrainer(GRPOTrainer):
         self._uniform = UniformRewards(args.max_uniform_batches)
         self._eval_scores = EvalScores()
         self._eval_name = ""
+        self.packing = RowPacking(self.model, args)
+        if self.packing.method.reason and accelerator.is_main_process:
+            print(f"Rollouts are scored with padding: {self.packing.method.reason}.", flush=True)
         self._energies: EnergyRecorder | None = None
         if "energies" in self.baseline.requires:
             head = {"temperature": self.temperature, "fp32_head": args.cast_lm_head_to_fp32}
@@ -225,12 +233,37 @@ class BasisTrainer(GRPOTrainer):
         self._scoring: list[ScoringPass] = [each for each in (self._energies, hidden) if each is not None]
         self.policy_loss = PolicyLoss(self.objective, args, accelerator)
         self._scored: list[tuple[Tensor, Tensor]] | None = None
+        # The micro-batch whose loss is computed, and the copy of it that TRL sees.
+        self._in_loss: list[dict[str, Any]] | None = None
+        self._late_weights = LateWeights(args) if self._loss_scores_rollouts() else None
+        self._window = self._order_window()
         if self.policy_loss.own is not None:
             self.loss_type = SILENT_LOSS_TYPE
         self._finite = FiniteGradients(args.max_nonfinite_steps)
         self._monitor: GradientMonitor | None = None
         if args.log_gradient_variance:
             self._monitor = GradientMonitor(self.model, accelerator, fp16=args.fp16)
+
+    def _loss_scores_rollouts(self) -> bool:
+        """Whether vLLM's correction can take log-probabilities from the loss's own pass, and nothing else wants them.
+
+        The policy that the loss scores must be the one that sampled, to the bit.
+        """
+        args = self.args
+        corrected = self.use_vllm and args.vllm_importance_sampling_correction
+        aligned = args.gradient_accumulation_steps % self._generate_every == 0
+        wanted = {"energies", "values", "log_probs", "rollout_weights"} & set(self.baseline.requires)
+        in_reward = args.beta != 0.0 and args.kl_placement == "reward"
+        free = not (wanted or in_reward or has_dropout(self.model))
+        return args.packing == "auto" and corrected and aligned and free
+
+    def _order_window(self) -> int:
+        """Micro-batches among which rows may move: those of one optimizer step; 0 where the order has a meaning."""
+        args = self.args
+        each = args.steps_per_generation, args.gradient_accumulation_steps
+        whole = max(each) % min(each) == 0
+        free = self.packing.method.packed and not self.policy_loss.depends_on_micro_batch
+        return min(each) if whole and free and self.top_entropy_quantile == 1.0 and not self.aux_loss_enabled else 0
 
     def _build_selection(self) -> None:
         ids = prompt_ids_of(self.train_dataset)
@@ -272,6 +305,8 @@ class BasisTrainer(GRPOTrainer):
         with ExitStack() as recordings:
             for scoring in self._scoring if training else []:
                 recordings.enter_context(scoring.recording())
+            if training and self._late_weights is not None:
+                recordings.enter_context(attributes(self, vllm_importance_sampling_correction=False))
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if not training:
             # There is nothing to learn in an evaluation, and a value table need not know its prompts.
@@ -285,6 +320,15 @@ class BasisTrainer(GRPOTrainer):
         if self.tools and self.args.filter_void_turns:
             self.turns.drop_void(output)
         return output
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        before = self._buffered_inputs
+        inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
+        if self._buffered_inputs is before or not self._window:
+            return inputs
+        method = self.packing.method
+        self._buffered_inputs = reordered(self._buffered_inputs, self._window, method.shared)
+        return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
     def rows(self, number: int) -> list[dict[str, Any]]:
         """This rank's rows of the generation batch with that number, counted from the start of training."""
@@ -411,11 +455,18 @@ class BasisTrainer(GRPOTrainer):
         return total_rewards(self._rewards_per_func, self.reward_weights, self.reward_func_names)
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        scorer = self.packing.scorer(model)
+        called: Any = scorer
         for scoring in self._scoring:
-            model = scoring.listen(model)
-        result = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+            called = scoring.listen(called, scorer)
+        result = super()._get_per_token_logps_and_entropies(called, *args, **kwargs)
         if self._scored is not None:
             self._scored.append(result[:2])
+        if self._late_weights is not None and self._in_loss is not None:
+            whole = self._late_weights.add(self._in_loss, result[0])
+            if whole is not None:
+                self._log_all(rollout_mismatch(self.accelerator, whole))
+                self._log_all(correction_metrics(self.accelerator, whole))
         return result
 
     def _old_log_probs(self, output: dict[str, Any]) -> Tensor:
@@ -527,7 +578,9 @@ class BasisTrainer(GRPOTrainer):
     # Loss and update.
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        loss = super()._compute_loss(model, inputs) if self.policy_loss.is_trl_alone else self._own_loss(model, inputs)
+        alone = self.policy_loss.is_trl_alone
+        with attributes(self, _in_loss=[inputs] if self.model.training else None):
+            loss = super()._compute_loss(model, inputs) if alone else self._own_loss(model, inputs)
         learned = self.baseline if isinstance(self.baseline, LearnedBaseline) and self.model.training else None
         return loss * 0.0 if learned and learned.policy_waits(self._generation_batch - 1) else loss
 
@@ -536,8 +589,11 @@ class BasisTrainer(GRPOTrainer):
         self._scored = []
         try:
             # What TRL makes of the reference log-probabilities depends on this number alone.
+            given = self.policy_loss.for_trl(inputs)
+            if self._in_loss is not None:
+                self._in_loss.append(given)
             with attributes(self, beta=0.0):
-                loss: Tensor = super()._compute_loss(model, self.policy_loss.for_trl(inputs))
+                loss: Tensor = super()._compute_loss(model, given)
             ((log_probs, entropy),) = self._scored
         finally:
             self._scored = None

@@ -43,7 +43,7 @@ class FakeRun(BasisTrainer):
         )
         self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
         self.baseline = None
-        self._scored = None
+        self._scored = self._in_loss = None
         self.policy_loss = PolicyLoss(objective, args, self.accelerator)
         if self.policy_loss.own is not None:
             self.loss_type = SILENT_LOSS_TYPE

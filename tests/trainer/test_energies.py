@@ -58,22 +58,22 @@ def test_energies_equal_a_float64_softmax(case, lora, tmp_path, tiny_path):
 
 
 class Passes(ScoringPass):
-    def _record(self, model, *args):
-        self._chunks.append(model(*args))
+    def _record(self, model, scorer, inputs):
+        self._chunks.append(model(**inputs))
         return self._chunks[-1]
 
 
 def test_the_first_pass_of_a_recording_is_kept_and_no_other():
     scoring, model = Passes(), torch.nn.Identity()
-    assert scoring.listen(model) is model
+    assert scoring.listen(model, model) is model
     for number in (1.0, 2.0):
         with scoring.recording():
-            assert float(scoring.listen(model)(torch.tensor(number))) == number
-            assert scoring.listen(model) is model, "the reference model's pass comes second"
+            assert float(scoring.listen(model, model)(input=torch.tensor(number))) == number
+            assert scoring.listen(model, model) is model, "the reference model's pass comes second"
         assert scoring._chunks == [torch.tensor(number)]
     with scoring.recording():
         pass
-    assert scoring.listen(model) is model, "the recording is over, though nothing was scored in it"
+    assert scoring.listen(model, model) is model, "the recording is over, though nothing was scored in it"
 
 
 BFLOAT16 = {

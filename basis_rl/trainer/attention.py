@@ -1,0 +1,192 @@
+"""Attention for packed rows: a model's own attention function, segment by segment or in one call for all of them.
+
+A packed row says by its attention mask that it is one. The segments of `basis_rl.functional.packing` travel in the
+mask's place, as an int32 tensor ``(1, 1, S, 6)``, through every model that takes a mask of four dimensions as it is.
+The functions that transformers has by name, and those of the policy's modeling file for ``eager``, are wrapped once;
+any other mask goes through to what is wrapped, so that generation and every other model are as before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+varlen_attn: Callable[..., Any] | None = None
+with contextlib.suppress(ImportError):  # torch before 2.10
+    from torch.nn.attention.varlen import varlen_attn
+
+Attention = Callable[..., tuple[Tensor, Tensor | None]]
+SEGMENT_BY_SEGMENT = ("sdpa", "eager")
+EAGER = "eager_attention_forward"
+
+
+def attention_name(model: nn.Module) -> str:
+    """The attention implementation of a model, as the user has set it."""
+    config: Any = model.config
+    return str(config.get_text_config()._attn_implementation)
+
+
+def is_known(name: str) -> bool:
+    """Whether packed rows can go through the attention of that name: flash attention's kernels take segments."""
+    return name in SEGMENT_BY_SEGMENT or ("flash" in name and name in ALL_ATTENTION_FUNCTIONS)
+
+
+def let_through_packed_rows(model: nn.Module) -> None:
+    """Wrap the attention function that `model` uses; calls without segments are those of before."""
+    name = attention_name(model)
+    if name != "eager":
+        original = ALL_ATTENTION_FUNCTIONS[name]
+        if not hasattr(original, "of_padded_rows"):
+            ALL_ATTENTION_FUNCTIONS.register(name, _packed(original, name))
+        return
+    # The eager function has no entry by name: each modeling file has its own.
+    files = {kind.__module__ for module in model.modules() for kind in type(module).__mro__}
+    for file in files:
+        original = getattr(sys.modules.get(file), EAGER, None)
+        if original is not None and not hasattr(original, "of_padded_rows"):
+            setattr(sys.modules[file], EAGER, _packed(original, name))
+
+
+def _packed(original: Attention, name: str) -> Attention:
+    @functools.wraps(original)
+    def attention(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        packed = isinstance(attention_mask, Tensor) and attention_mask.dtype == torch.int32
+        if not packed:
+            return original(module, query, key, value, attention_mask, *args, **kwargs)
+        layout = Layout.of(attention_mask)
+        kwargs.pop("position_ids", None)
+        if name not in SEGMENT_BY_SEGMENT:
+            return original(module, query, *layout.gathered(key, value), None, *args, **kwargs, **layout.bounds(key))
+        if name == "sdpa" and _has_varlen(query, key, value):
+            return _varlen(module, query, key, value, layout, **kwargs), None
+        return _by_segment(original, name, module, query, key, value, layout, *args, **kwargs), None
+
+    attention.of_padded_rows = original  # type: ignore[attr-defined]
+    return attention
+
+
+class Layout:
+    """The segments of a packed row as the attention functions need them, made once for all layers."""
+
+    def __init__(self, rows: list[list[int]]) -> None:
+        self.queries = [slice(row[0], row[1]) for row in rows]
+        # In the order of a rollout: the prefix of all, the group's, its own tokens.
+        self.keys = [[slice(*row[at : at + 2]) for at in (2, 4, 0) if row[at] < row[at + 1]] for row in rows]
+        self.lengths = [sum(span.stop - span.start for span in spans) for spans in self.keys]
+        self._masks: dict[Any, list[Tensor | None]] = {}
+        self._tensors: dict[torch.device, dict[str, Any]] = {}
+
+    @staticmethod
+    def of(mask: Tensor) -> Layout:
+        found: Layout | None = getattr(mask, "basis_layout", None)
+        if found is None:
+            # Kept with the tensor, which is the same for all layers, unless a wrapper has copied it.
+            found = Layout(mask[0, 0].tolist())
+            mask.basis_layout = found  # type: ignore[attr-defined]
+        return found
+
+    def masks(self, window: int | None, additive: torch.dtype | None, device: torch.device) -> list[Tensor | None]:
+        """For each segment ``(1, 1, queries, keys)``; None where causal attention among neighbours says it all."""
+        kind = (window, additive, device)
+        if kind not in self._masks:
+            spans = [query.stop - query.start for query in self.queries]
+            pairs = zip(spans, self.lengths, strict=True)
+            self._masks[kind] = [_mask(queries, keys, *kind) for queries, keys in pairs]
+        return self._masks[kind]
+
+    def _on(self, device: torch.device) -> dict[str, Any]:
+        if device not in self._tensors:
+            keys = [at for spans in self.keys for span in spans for at in range(span.start, span.stop)]
+            spans = [query.stop - query.start for query in self.queries]
+            self._tensors[device] = {
+                "keys": torch.tensor(keys, device=device),
+                "cu_seq_lens_q": _running_sums(spans, device),
+                "cu_seq_lens_k": _running_sums(self.lengths, device),
+                "max_length_q": max(spans),
+                "max_length_k": max(self.lengths),
+            }
+        return self._tensors[device]
+
+    def gathered(self, *tensors: Tensor) -> list[Tensor]:
+        """``(1, heads, M, D)`` -> ``(1, heads, sum of each segment's keys, D)``."""
+        return [tensor.index_select(2, self._on(tensor.device)["keys"]) for tensor in tensors]
+
+    def bounds(self, like: Tensor) -> dict[str, Any]:
+        """Where segments begin and end among queries and keys, by flash attention's names in transformers."""
+        return {name: value for name, value in self._on(like.device).items() if name != "keys"}
+
+
+def _running_sums(lengths: list[int], device: torch.device) -> Tensor:
+    sums = torch.tensor([0, *lengths]).cumsum(0)
+    return sums.to(device=device, dtype=torch.int32)
+
+
+def _mask(
+    queries: int, keys: int, window: int | None, additive: torch.dtype | None, device: torch.device
+) -> Tensor | None:
+    windowed = window is not None and keys > window
+    if additive is None and queries == keys and not windowed:
+        return None
+    allowed = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+    if windowed:
+        assert window is not None
+        allowed = allowed.triu(keys - queries - window + 1)
+    if additive is not None:
+        lowest = torch.finfo(additive).min
+        return torch.zeros(queries, keys, dtype=additive, device=device).masked_fill(~allowed, lowest)[None, None]
+    return allowed[None, None]
+
+
+def _window(module: nn.Module, kwargs: dict[str, Any]) -> int | None:
+    """Tokens that a token sees, itself included; None without a sliding window."""
+    found: int | None = kwargs.get("sliding_window", getattr(module, "sliding_window", None))
+    return found
+
+
+def _by_segment(
+    original: Attention, name: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, layout: Layout,
+    *args: Any, **kwargs: Any,
+) -> Tensor:  # fmt: skip
+    additive = query.dtype if name == "eager" else None
+    masks = layout.masks(_window(module, kwargs), additive, query.device)
+    found = []
+    for span, spans, mask in zip(layout.queries, layout.keys, masks, strict=True):
+        keys = _joined(key, spans)
+        values = _joined(value, spans)
+        found.append(original(module, query[:, :, span], keys, values, mask, *args, **kwargs)[0])
+    return torch.cat(found, dim=1)
+
+
+def _joined(tensor: Tensor, spans: list[slice]) -> Tensor:
+    parts = [tensor[:, :, span] for span in spans]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+def _has_varlen(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    return varlen_attn is not None and query.is_cuda and half and key.shape[-1] == value.shape[-1] <= 256
+
+
+def _varlen(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, layout: Layout, scaling: float | None = None,
+    **kwargs: Any,
+) -> Tensor:  # fmt: skip
+    """All segments in one call of torch's kernel, causal from the bottom right as the keys outnumber the queries."""
+    window = _window(module, kwargs)
+    bounds = layout.bounds(key)
+    rows = [tensor[0].transpose(0, 1) for tensor in (query, *layout.gathered(key, value))]
+    places = [bounds[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")]
+    left = -1 if window is None else window - 1
+    grouped = query.shape[1] != key.shape[1]
+    assert varlen_attn is not None
+    found: Tensor = varlen_attn(*rows, *places, scale=scaling, window_size=(left, 0), enable_gqa=grouped)
+    return found[None]

@@ -1,0 +1,321 @@
+"""Rows scored without padding: as a plain loop over single rows, whatever the model, objective, baseline or wrapper."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from trl.trainer.utils import add_fused_lm_head
+
+from basis_rl.functional.importance import rollout_weights
+from basis_rl.objectives import OBJECTIVES
+from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer.packing import RowPacking, positions_of, reordered
+from tests.functional.test_packing import CASES, ragged
+from tests.support.architectures import ARCHITECTURES, VOCABULARY, small_model
+from tests.support.tiny import config, tiny_model, tiny_trainer
+
+PACKED = [name for name in ARCHITECTURES if "(" not in name]
+EAGER_TOO = ("Llama", "Gemma3", "GPT-2", "Mixtral")
+
+
+def small_rows(case="groups below a system message"):
+    ids, mask, scored = ragged(*CASES[case])
+    return ids % (VOCABULARY - 3) + 3, mask, scored
+
+
+def row_by_row(model, ids, mask, scored):
+    """Log-probabilities and entropies ``(B, L - 1)`` of scored tokens from the model's plain forward of single rows."""
+    found = torch.zeros(2, ids.shape[0], ids.shape[1] - 1, dtype=model.dtype)
+    for row in range(len(ids)):
+        columns = mask[row].nonzero()[:, 0]
+        wanted = scored[row, columns[1:]].bool()
+        if not wanted.any():
+            continue
+        logits = model(input_ids=ids[row, columns][None], use_cache=False).logits[0, :-1]
+        log_probs = logits.log_softmax(dim=-1)
+        of_token = log_probs.gather(1, ids[row, columns[1:]][:, None])[:, 0]
+        entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
+        found[:, row, columns[1:][wanted] - 1] = torch.stack([of_token, entropy])[:, wanted]
+    return found[0], found[1]
+
+
+def scores(model, ids, mask, scored, **settings):
+    """The same from one call as TRL makes it, and the method."""
+    packing = RowPacking(model, config("unused", **settings))
+    labels = torch.where(scored.bool(), ids, -100)
+    output = packing.scorer(model)(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+    return output.log_probs.to(model.dtype), output.entropy.to(model.dtype), packing.method
+
+
+def gradients(model, log_probs, entropy):
+    weights = torch.linspace(-1, 1, log_probs.numel(), dtype=log_probs.dtype).view_as(log_probs)
+    model.zero_grad()
+    (log_probs * weights + 0.3 * entropy * weights.square()).sum().backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def error(found, expected):
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize(
+    ("name", "attention"), [(name, None) for name in PACKED] + [(name, "eager") for name in EAGER_TOO]
+)
+def test_architectures_give_the_scores_of_single_rows(name, attention):
+    model = small_model(name, attention)
+    has_dropout = "dropout" in name
+    if has_dropout:
+        model.eval()
+    rows = small_rows()
+    expected = row_by_row(model, *rows)
+    expected_gradient = gradients(model, *expected)
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    *found, method = scores(model, *rows)
+    assert str(method) == ("packed" if has_dropout else "shared")
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    # Parts of some models compute in float32 whatever their weights are.
+    assert error(gradients(model, *found), expected_gradient) < 1e-6
+
+
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if "(" in name])
+def test_what_cannot_be_packed_is_scored_with_padding_and_says_why(name):
+    model = small_model(name, dtype=torch.float32)
+    rows = small_rows()
+    expected = row_by_row(model, *rows)
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    *found, method = scores(model, *rows)
+    assert str(method) == "padded"
+    assert method.reason
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("packing", ["auto", "none"])
+def test_every_shape_of_a_micro_batch(case, packing):
+    model = small_model("Qwen3")
+    rows = small_rows(case)
+    expected = row_by_row(model, *rows)
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    *found, method = scores(model, *rows, packing=packing)
+    assert method.packed == (packing == "auto")
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)  # rotary positions are shifted by padding
+    found[0].sum().backward()  # a differentiable zero where nothing is scored
+
+
+def test_a_table_of_positions_is_read_from_the_mask_on_every_path():
+    model = small_model("GPT-2")
+    rows = small_rows()
+    expected = row_by_row(model, *rows)[0]
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    for packing in ("auto", "none"):
+        torch.testing.assert_close(scores(model, *rows, packing=packing)[0], expected, rtol=0, atol=1e-6)
+    labels = torch.where(rows[2].bool(), rows[0], -100)
+    without = model(input_ids=rows[0], attention_mask=rows[1], labels=labels, fused_lm_head=True).log_probs
+    assert (without - expected).abs().max() > 1e-2, "else the test would prove nothing"
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing_computes_the_same_again(reentrant):
+    model = small_model("Qwen3")
+    rows = small_rows()
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    *found, _ = scores(model, *rows)
+    expected = gradients(model, *found)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    *found, method = scores(model, *rows)
+    assert method.packed
+    assert error(gradients(model, *found), expected) < 1e-7
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_calls_with_a_mask_are_those_of_before(attention, tmp_path):
+    model = small_model("Qwen3", attention, torch.float32).eval()
+    ids, mask, scored = small_rows()
+    chosen = {"input_ids": ids, "attention_mask": mask}
+    before = model(**chosen).logits
+    prompt = {"input_ids": ids[:, :40], "attention_mask": mask[:, :40]}
+    generated = model.generate(**prompt, max_new_tokens=5, do_sample=False)
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    scores(model, ids, mask, scored)
+    assert torch.equal(model(**chosen).logits, before)
+    assert torch.equal(model.generate(**prompt, max_new_tokens=5, do_sample=False), generated)
+    assert model.config._attn_implementation == attention
+    model.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert "basis" not in json.dumps(saved)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=attention)
+    torch.testing.assert_close(again(**chosen).logits, before)
+
+
+def test_lora_is_packed_and_learnt_prompts_are_not():
+    peft = pytest.importorskip("peft")
+    rows = small_rows()
+    lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    base = small_model("Qwen3")
+    add_fused_lm_head(base, outputs=("log_probs", "entropy"))
+    model = peft.get_peft_model(base, lora)
+    *found, method = scores(model, *rows)
+    assert str(method) == "shared"
+    expected = row_by_row(model, *rows)
+    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-12)
+    prompts = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    learnt = RowPacking(peft.get_peft_model(small_model("Qwen3"), prompts), config("unused")).method
+    assert not learnt.packed
+    assert "prompts" in learnt.reason
+
+
+@pytest.mark.parametrize("setting", ["torch_compile", "flex_attention"])
+def test_a_setting_that_packing_does_not_know_falls_back(setting):
+    model = small_model("Qwen3")
+    args = config("unused")
+    assert RowPacking(model, args).method.packed
+    if setting == "torch_compile":
+        args.torch_compile = True
+    else:
+        model.config._attn_implementation = setting
+    method = RowPacking(model, args).method
+    assert not method.packed
+    assert setting in method.reason
+
+
+def micro_batch(rows, advantages, old=None):
+    ids, mask, scored = rows
+    tokens = int((scored.any(dim=0)).sum())
+    given = {
+        "prompt_ids": ids[:, :-tokens], "prompt_mask": mask[:, :-tokens], "advantages": advantages,
+        "completion_ids": ids[:, -tokens:], "completion_mask": scored[:, -tokens:],
+        "num_items_in_batch": scored.sum(),
+    }  # fmt: skip
+    return given | ({} if old is None else {"old_per_token_logps": old})
+
+
+class RowByRow(BasisTrainer):
+    """Scores rollouts by a plain loop."""
+
+    def _get_per_token_logps_and_entropies(self, model, ids, mask, tokens, **kwargs):
+        scored = mask.clone()
+        scored[:, :-tokens] = 0
+        found = [each[:, -tokens:] for each in row_by_row(model, ids, mask, scored)]
+        if self._scored is not None:
+            self._scored.append(tuple(found))
+        return found[0], found[1], None
+
+
+@pytest.mark.parametrize("method", ["shared", "packed", "padded"])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_every_objective_has_the_loss_of_single_rows(objective, method, tmp_path):
+    rows = small_rows()
+    generator = torch.Generator().manual_seed(0)
+    advantages = torch.randn(len(rows[0]), generator=generator, dtype=torch.float64)
+    found = []
+    for cls in (RowByRow, BasisTrainer):
+        settings = {"packing": "none" if method == "padded" else "auto"}
+        trainer = tiny_trainer(tmp_path, "rloo", cls, objective=objective, model=small_model("Qwen3"), **settings)
+        trainer.model.double().train()
+        trainer.current_gradient_accumulation_steps = 1
+        if method == "packed":
+            object.__setattr__(trainer.packing.method, "shared", False)
+        tokens = int(rows[2].any(dim=0).sum())
+        with torch.no_grad():
+            old = row_by_row(trainer.model, *rows)[0][:, -tokens:]
+        old = old + 0.3 * torch.randn(old.shape, generator=torch.Generator().manual_seed(1), dtype=old.dtype)
+        loss = trainer._compute_loss(trainer.model, micro_batch(rows, advantages, old))
+        loss.backward()
+        found.append((loss.detach(), torch.cat([p.grad.flatten() for p in trainer.model.parameters()])))
+    (expected, expected_gradient), (loss, gradient) = found
+    tolerance = 1e-5 if method == "padded" else 1e-7
+    assert abs(loss - expected) <= tolerance * abs(expected).clamp(min=1e-3)
+    assert expected_gradient.norm() > 0
+    assert error(gradient, expected_gradient) < 10 * tolerance
+
+
+RUNS = {
+    "energies": {"baseline": "otb"},
+    "a critic on hidden states": {"baseline": "ppo"},
+    "remax": {"baseline": "remax"},
+    "KL in the reward": {"baseline": "reinforce_pp", "beta": 0.1, "kl_placement": "reward"},
+    "KL in the loss, several passes": {"baseline": "grpo", "beta": 0.1, "num_iterations": 2},
+    "entropy bonus": {"baseline": "grpo", "entropy_coef": 0.01},
+    "high entropy": {"baseline": "grpo", "top_entropy_quantile": 0.5},
+    "own objective": {"baseline": "rloo", "objective": "gpg"},
+    "cut off": {"baseline": "rloo", "mask_truncated_completions": True},
+    "checkpointing": {"baseline": "rloo", "gradient_checkpointing": True},
+    "nothing scored": {"baseline": "rloo", "reward_funcs": lambda completions, **_: [None] * len(completions)},
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_runs_are_the_same_with_and_without_padding(run, tmp_path, tiny_path):
+    logs, weights = [], []
+    for packing in ("none", "auto"):
+        trainer = tiny_trainer(
+            tmp_path / packing, model=tiny_path, packing=packing, gradient_accumulation_steps=2,
+            per_device_train_batch_size=4,
+ steps_per_generation=4, max_steps=4, max_completion_length=12, **RUNS[run],
+        )  # fmt: skip
+        assert trainer.packing.method.packed == (packing == "auto")
+        trainer.train()
+        logs.append([entry for entry in trainer.state.log_history if "loss" in entry])
+        weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
+    moved = torch.cat([p.detach().flatten() for p in tiny_model().parameters()])
+    assert run in ("nothing scored", "cut off") or (weights[0] - moved).abs().max() > 1e-3
+    torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=2e-4)
+    for padded, packed in zip(*logs, strict=True):
+        for name in ("loss", "grad_norm", "entropy", "kl", "reward"):
+            assert packed.get(name) == pytest.approx(padded.get(name), abs=2e-4, nan_ok=True), name
+
+
+def test_rows_move_within_their_step_and_keep_what_belongs_to_them():
+    rows = torch.arange(24)
+    lengths = torch.randint(1, 9, (24,), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(9)[None] < lengths[:, None]).long()
+    whole = {
+        "prompt_ids": (rows % 6)[:, None].repeat(1, 4), "prompt_mask": torch.ones(24, 4, dtype=torch.int64),
+        "completion_ids": rows[:, None].repeat(1, 9), "completion_mask": mask, "advantages": rows.double(),
+        "num_items_in_batch": mask.sum(),
+    }  # fmt: skip
+    batches = [
+        {name: value[at : at + 4] if value.ndim else value for name, value in whole.items()} for at in range(0, 24, 4)
+    ]
+    found = reordered(batches, 3, shared=True)
+    assert [len(batch["advantages"]) for batch in found] == [4] * 6
+    for begin in (0, 3):
+        moved = torch.cat([batch["advantages"] for batch in found[begin : begin + 3]])
+        assert sorted(moved.tolist()) == list(range(4 * begin, 4 * begin + 12))
+    for batch in found:
+        numbers = batch["advantages"].long()
+        assert torch.equal(batch["completion_ids"][:, 0], numbers)
+        assert torch.equal(batch["prompt_ids"][:, 0], numbers % 6)
+        assert torch.equal(batch["completion_mask"], mask[numbers])
+        assert int(batch["num_items_in_batch"]) == int(mask.sum())
+
+
+def test_positions_count_tokens():
+    assert positions_of(torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0]])).tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 2, 2]]
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+@pytest.mark.parametrize("bounds", [(None, 1.3), (0.8, None), (0.8, 1.3)])
+def test_weights_are_bounded_ratios(mode, bounds):
+    generator = torch.Generator().manual_seed(0)
+    log_probs = -torch.rand(5, 7, generator=generator)
+    sampled = log_probs + 0.3 * torch.randn(5, 7, generator=generator)
+    sampled[1, 2] = float("nan")
+    mask = (torch.rand(5, 7, generator=generator) < 0.7).long()
+    found = rollout_weights(log_probs, sampled, mask, mode, *bounds)
+    lowest, highest = bounds[0] or 0.0, bounds[1] or float("inf")
+    for row in range(5):
+        ratios = [
+            1.0 if not mask[row, t] or sampled[row, t].isnan() else float((log_probs - sampled)[row, t].exp())
+            for t in range(7)
+        ]
+        ratios = [float(torch.tensor(ratios).prod())] if mode.startswith("sequence") else ratios
+        for t, ratio in enumerate(ratios):
+            inside = lowest <= ratio <= highest
+            expected = ratio if inside else min(max(ratio, lowest), highest) if "truncate" in mode else 0.0
+            assert float(found[row, t]) == pytest.approx(expected, rel=1e-5)
