@@ -1,55 +1,148 @@
-"""What does a step cost with TRL's own trainer, with ours and `grpo`, and with ours and `otb`?
+"""What does an optimizer step cost on ragged rollouts: TRL's trainer, ours with padding, and ours without?
 
-    python -m benchmarks.step_cost [--quick]
+    python -m benchmarks.step_cost [--quick] [--only CASE ...]
 
-A Qwen3 of several million parameters with random weights is trained with two updates per batch (so that TRL computes
-the old log-probabilities anyway), transformers generation and one CPU thread. The sides alternate in one run, in a
-different order in each round. A figure is the median over the steps of a round, a ratio that of two such medians of one
-round.
+A Qwen3 of 12 layers with random weights is trained on canned rollouts, so that a step is scoring, loss, backward and
+optimizer: 32 rollouts in micro-batches of 8, one update per generation batch. Lengths of prompts and rollouts are
+log-normal (prompts: mean 70, sd/mean 0.4; rollouts: mean 100, cap 250). One thread. The sides alternate in one run, in
+a different order in each round; a figure is the median processor time of a round's steps without the first, and a ratio
+is one of two such medians of one round.
 
-Memory is measured in separate steps, because counting slows them down. It is the largest sum of all tensors alive at
-one time, parameters and optimizer included. Without Triton, TRL's head makes about ten temporary tensors as large as
-its tile of 32,768 columns, which take more than a tensor of all logits. The tile is narrowed, so that a tensor of all
-logits would show.
+- ``TRL``: `GRPOTrainer` as it is.
+- ``TRL, head fixed``: the same, with `basis_rl.trainer.head` on a CPU in place of its head. A GPU has such a head.
+- ``padded``: ours with ``packing: none``.
+- ``packed``: ours as it is: no padding, and what prompts have in common once.
+
+Memory is measured in separate steps, because counting slows them down: the largest sum of all tensors alive at one
+time, less parameters, gradients and optimizer.
 
 Results: ``benchmarks/results/step_cost.json``.
 """
 
 from __future__ import annotations
 
-import itertools
+import contextlib
+import gc
+import io
+import math
 import tempfile
+import time
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import median, quantiles
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
 from typing import Any
-from unittest.mock import patch
 
+import torch
+from datasets import Dataset
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
-from trl import GRPOTrainer
+from transformers import Qwen3ForCausalLM
+from trl import GRPOConfig, GRPOTrainer
 
+from basis_rl import BasisConfig, BasisTrainer
+from basis_rl.trainer.head import compact_head
 from benchmarks.common import one_thread, parser_of, save
-from benchmarks.trainers import TRL, StepClock, random_model, tokenizer, trainer_of
+from benchmarks.trainers import StepClock, parity, quiet, qwen3_config, tokenizer
 
-SIDES = (TRL, "grpo", "otb")
-ROWS, TOKENS, TILE = 8, 64, 2_048  # shape of a forward pass in the steps whose memory is measured
+MEAN, CAP, PROMPT_MEAN, PROMPT_SPREAD = 100, 250, 70, 0.4
+MICRO_BATCH = 8
+TRL, FIXED, PADDED, PACKED = "TRL", "TRL, head fixed", "padded", "packed"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sides and what they share: spread (sd/mean) of the lengths, rollouts per prompt, rows, settings."""
+
+    spread: float
+    group: int = 8
+    sides: tuple[str, ...] = (TRL, FIXED, PADDED, PACKED)
+    baseline: str = "grpo"
+    rows: int = 32
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+OURS = (PADDED, PACKED)
+CASES = {
+    "G = 8, spread 0.5": Case(0.5),
+    "G = 8, spread 0.8": Case(0.8),
+    "G = 1, spread 0.5": Case(0.5, group=1, sides=OURS, baseline="none"),
+    "G = 1, spread 0.8": Case(0.8, group=1, sides=OURS, baseline="none"),
+    "equal lengths, nothing shared": Case(0.0, group=1, sides=OURS, baseline="none"),
+    "64 rows, G = 8, spread 0.8": Case(0.8, rows=64),
+    "otb": Case(0.8, sides=OURS, baseline="otb"),
+    "ppo": Case(0.8, sides=OURS, baseline="ppo"),
+    "KL": Case(0.8, settings={"beta": 0.04}),
+}
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Size of the benchmark: rounds, batches per round, and the models' vocabulary, hidden size, layers and heads."""
+    """Rounds, steps of a round beside the first, and the model's vocabulary, hidden size, layers and heads."""
 
-    rounds: int = 15
-    batches: int = 6
-    timed: tuple[int, ...] = (16_384, 256, 4, 4)
-    weighed: tuple[int, ...] = (151_936, 32, 2, 2)
+    rounds: int = 3
+    steps: int = 2
+    shape: tuple[int, int, int, int] = (8_192, 256, 12, 8)
 
 
-QUICK = Scale(rounds=2, batches=2, timed=(512, 32, 1, 2), weighed=(4_096, 32, 1, 2))
+QUICK = Scale(rounds=1, steps=1, shape=(512, 32, 1, 2))
+
+
+def lognormal(generator: torch.Generator, mean: float, spread: float, count: int) -> Tensor:
+    """`count` lengths of that mean and ratio of standard deviation to mean."""
+    variance = math.log(1 + spread * spread)
+    return torch.exp(torch.randn(count, generator=generator) * math.sqrt(variance) + math.log(mean) - variance / 2)
+
+
+class Canned:
+    """Prompts and rollouts of random tokens whose lengths are drawn, the same for every side."""
+
+    spread: float
+    tokens: int
+    end: int
+    real: int
+    all: int
+
+    def _tokenize_prompts(self, prompts: list[str]) -> Any:
+        found = []
+        for prompt in prompts:
+            generator = torch.Generator().manual_seed(int(prompt))
+            spread = PROMPT_SPREAD if self.spread else 0.0
+            length = int(lognormal(generator, PROMPT_MEAN, spread, 1).round().clamp(12, 200))
+            found.append(torch.randint(5, self.tokens, (length,), generator=generator).tolist())
+        return found, None, {}
+
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
+        number = self.__dict__.setdefault("_batches", 0)
+        self._batches = number + 1
+        generator = torch.Generator().manual_seed(1_000 + number)
+        lengths = lognormal(generator, MEAN, self.spread, len(prompt_ids)).round().clamp(1, CAP).long().tolist()
+        found = [torch.randint(5, self.tokens, (length,), generator=generator).tolist() for length in lengths]
+        for ids in found:
+            if len(ids) < CAP:
+                ids[-1] = self.end
+        prompts = [len(ids) for ids in prompt_ids]
+        self.real = self.__dict__.get("real", 0) + sum(prompts) + sum(lengths)
+        self.all = self.__dict__.get("all", 0) + len(prompts) * (max(prompts) + max(lengths))
+        return found, None
+
+
+class CannedTrl(Canned, GRPOTrainer):
+    """TRL's trainer on canned rollouts."""
+
+
+class CannedFixed(CannedTrl):
+    """The same with our head."""
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        with compact_head(self.accelerator.device):
+            return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+
+
+class CannedBasis(Canned, BasisTrainer):
+    """Ours on canned rollouts."""
 
 
 class LiveBytes(TorchDispatchMode):
@@ -79,67 +172,101 @@ class LiveBytes(TorchDispatchMode):
         return result
 
 
-def build(side: str, folder: str, shape: Sequence[int], **settings: Any) -> GRPOTrainer:
-    """The trainer of a side with two updates per batch, and random weights of this shape (`qwen3_config`)."""
+def build(side: str, case: Case, folder: str, scale: Scale, steps: int) -> Any:
+    """The trainer of a side for that many optimizer steps."""
     reads = tokenizer()
-    common: dict[str, Any] = {"gradient_accumulation_steps": 1, "steps_per_generation": 2, "use_cpu": True}
-    return trainer_of(side, random_model(*shape, tokenizer=reads), reads, folder, bf16=False, **common, **settings)
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(qwen3_config(*scale.shape, tokenizer=reads, tie_word_embeddings=True))
+    model.save_pretrained(folder)  # where TRL loads the reference from
+    ours = side in OURS
+    parts = case.rows // MICRO_BATCH
+    args = (BasisConfig if ours else GRPOConfig)(
+        output_dir=folder, num_generations=case.group, per_device_train_batch_size=MICRO_BATCH, seed=3,
+        gradient_accumulation_steps=parts, steps_per_generation=parts, max_completion_length=CAP, max_steps=steps,
+        logging_steps=1, save_strategy="no", report_to="none", gradient_checkpointing=False, disable_tqdm=True,
+        use_cpu=True, bf16=False, learning_rate=1e-5, **case.settings,
+        **({"packing": "none" if side == PADDED else "auto"} if ours else {}),
+    )  # fmt: skip
+    kinds = {TRL: CannedTrl, FIXED: CannedFixed}
+    make: Any = partial(CannedBasis, baseline=case.baseline) if ours else kinds[side]
+    prompts = Dataset.from_dict({"prompt": list(map(str, range(512)))})
+    trainer = make(model=folder, reward_funcs=parity, args=args, train_dataset=prompts, processing_class=reads)
+    trainer.spread, trainer.tokens, trainer.end = case.spread, len(reads) - 5, reads.eos_token_id
+    return quiet(trainer)
 
 
-def seconds(side: str, folder: str, scale: Scale) -> list[float]:
-    """Time of each batch: generation, scoring, both updates with their optimizer steps, callbacks."""
-    settings = {"per_device_train_batch_size": 16, "max_completion_length": 32, "max_steps": 2 * scale.batches + 1}
-    trainer, clock = build(side, folder, scale.timed, **settings), StepClock()
+def seconds(side: str, case: Case, folder: str, scale: Scale) -> tuple[list[float], list[dict[str, float]], float]:
+    """Processor time of each step but the first, what was logged, and real tokens per padded token."""
+    trainer, clock = build(side, case, folder, scale, scale.steps + 1), StepClock(time.process_time)
     trainer.add_callback(clock)
-    trainer.train()
-    batches = clock.began[2::2]  # the first is a warm-up
-    return [end - began for began, end in itertools.pairwise(batches)]
+    with contextlib.redirect_stdout(io.StringIO()):
+        trainer.train()
+    ends = [*clock.began[2:], time.process_time()]
+    times = [end - began for began, end in zip(clock.began[1:], ends, strict=True)]
+    names = ("loss", "grad_norm", "entropy")
+    logs = [{name: entry[name] for name in names} for entry in trainer.state.log_history if "loss" in entry]
+    return times, logs, trainer.real / trainer.all
 
 
-def peak_bytes(side: str, folder: str, scale: Scale) -> int:
-    """Peak memory over two batches with two updates each, from generation to optimizer."""
-    settings = {"per_device_train_batch_size": ROWS, "max_completion_length": TOKENS, "max_steps": 4}
-    trainer = build(side, folder, scale.weighed, **settings)
-    with patch("trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE", TILE), LiveBytes() as counted:
+def peak_bytes(side: str, case: Case, folder: str, scale: Scale) -> int:
+    """Peak memory of two steps above parameters, gradients and AdamW's two moments."""
+    trainer = build(side, case, folder, scale, 2)
+    gc.collect()
+    with LiveBytes() as counted:
         for parameter in trainer.model.parameters():
             counted.add(parameter)
-        trainer.train()
-    return counted.peak
+        base = 4 * counted.live
+        with contextlib.redirect_stdout(io.StringIO()):
+            trainer.train()
+    return counted.peak - base
 
 
-def memory(folder: str, scale: Scale) -> dict[str, int]:
-    """Print and return the peak of each side, and the size of a ``(B, T, V)`` float32 tensor."""
-    peaks = {side: peak_bytes(side, folder, scale) for side in SIDES}
-    vocabulary = scale.weighed[0]
-    logits = 4 * ROWS * TOKENS * vocabulary
-    print(f"peak memory: {', '.join(f'{name} {peak / 1e6:.1f} MB' for name, peak in peaks.items())}", end="; ")
-    print(f"({ROWS}, {TOKENS}, {vocabulary:,}) in float32: {logits / 1e6:.1f} MB")
-    return {**peaks, "logits": logits}
+def measure(case: Case, folder: str, scale: Scale) -> dict[str, Any]:
+    """Times, ratios to the first side and peaks of a case."""
+    rounds: dict[str, list[float]] = {side: [] for side in case.sides}
+    logs: dict[str, list[dict[str, float]]] = {}
+    density = 0.0
+    for number in range(scale.rounds):
+        first = number % len(case.sides)
+        for side in [*case.sides, *case.sides][first : first + len(case.sides)]:
+            times, logs[side], density = seconds(side, case, folder, scale)
+            rounds[side].append(median(times))
+    base = case.sides[0]
+    ratios = {
+        f"{other} / {side}": sorted(a / b for a, b in zip(rounds[other], rounds[side], strict=True))
+        for other, side in ((base, each) for each in case.sides[1:])
+    }
+    if FIXED in rounds:
+        pairs = zip(rounds[FIXED], rounds[PACKED], strict=True)
+        ratios[f"{FIXED} / {PACKED}"] = sorted(a / b for a, b in pairs)
+    differences = {
+        side: max(abs(a[name] - b[name]) for a, b in zip(logs[base], logs[side], strict=True) for name in a)
+        for side in case.sides[1:]
+    }
+    peaks = {side: peak_bytes(side, case, folder, scale) for side in case.sides}
+    return {"real / padded": density, "seconds": rounds, "ratios": ratios, "largest difference": differences,
+            "peak bytes": peaks}  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Run the benchmark; returns its results."""
-    quick = parser_of(__doc__).parse_args(argv).quick
-    scale = QUICK if quick else Scale()
+    parser = parser_of(__doc__)
+    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
+    chosen = parser.parse_args(argv)
+    scale = QUICK if chosen.quick else Scale()
     one_thread()
-    rounds: dict[str, list[list[float]]] = {side: [] for side in SIDES}
-    with tempfile.TemporaryDirectory() as folder:
-        for round_ in range(scale.rounds):
-            first = round_ % len(rounds)
-            for side in [*rounds, *rounds][first : first + len(rounds)]:
-                rounds[side].append(seconds(side, folder, scale))
-        peaks = memory(folder, scale)
-    for side, kept in rounds.items():
-        print(f"{side}: {median(t for times in kept for t in times):.3f} s for a batch of 32 x 32 tokens, two updates")
-    ratios = {}
-    for lower, upper in itertools.pairwise(SIDES):
-        found = sorted(median(u) / median(v) for u, v in zip(rounds[upper], rounds[lower], strict=True))
-        ratios[f"{upper} / {lower}"] = found
-        low, _, high = quantiles(found, n=4)
-        spread = f"quartiles {low:.3f} and {high:.3f}, from {found[0]:.3f} to {found[-1]:.3f} over {len(found)} rounds"
-        print(f"{upper} / {lower}: {median(found):.3f}, {spread}")
-    results = {"seconds": rounds, "ratios": ratios, "peak_bytes": peaks}
-    if not quick:
+    results = {}
+    for name in chosen.only:
+        with tempfile.TemporaryDirectory() as folder:
+            found = results[name] = measure(CASES[name], folder, scale)
+        print(f"{name} (real/padded {found['real / padded']:.2f}):", flush=True)
+        for pair, values in found["ratios"].items():
+            print(f"  {pair}: {median(values):.2f} [{values[0]:.2f} to {values[-1]:.2f}]")
+        of_side = (f"{side} {median(times):.2f} s" for side, times in found["seconds"].items())
+        print(f"  a step: {', '.join(of_side)}")
+        print(f"  peak: {', '.join(f'{side} {size / 1e6:.0f} MB' for side, size in found['peak bytes'].items())}")
+        print(f"  largest difference in a log: {found['largest difference']}", flush=True)
+    if not chosen.quick:
         save("step_cost", results)
     return results
 
