@@ -17,16 +17,8 @@ import torch
 from torch import Tensor
 
 from basis_rl.baselines.base import Baseline, LearnedBaseline, TokenLevel
-from basis_rl.conformance.promises import (
-    PromiseError,
-    builder,
-    check_promises,
-    close,
-    kind_of,
-    require,
-    require_restored,
-    saved,
-)
+from basis_rl.conformance.promises import PromiseError, builder, check_promises, close, require, require_restored, saved
+from basis_rl.names import kind_of
 from basis_rl.types import SIGNALS, Advantages, RolloutBatch
 
 _TOLERANCE = 1e-5
@@ -177,6 +169,8 @@ def _no_batch(baseline: Baseline) -> list[str]:
     elif unknown := sorted(map(str, requires - _OPTIONAL)):
         way_out = " (say `reads_kl = True` for KL)" if "kl" in unknown else ""
         messages.append(f"requires {unknown}; a batch can have {sorted(_OPTIONAL)}{way_out}")
+    elif "values" in requires and not isinstance(baseline, LearnedBaseline):
+        messages.append("requires ['values'], which are there for a `LearnedBaseline` only")
     if not isinstance(least, int) or isinstance(least, bool) or least < 1:
         messages.append(f"says min_group_size = {least!r}, not a whole number of at least 1")
     return messages
@@ -270,17 +264,13 @@ class _Promises:
 
     def _rise(self, baseline: Baseline) -> float:
         """By how much the advantages of these rollouts rise with their own rewards, in sum."""
-        return sum(float((high.values - low.values).sum()) for low, high in self._low_and_high(baseline))
+        return sum(float((high.values - low.values).double().sum()) for low, high in self._low_and_high(baseline))
 
     def declarations(self) -> None:
         baseline = self.built
-        messages = _no_batch(baseline)
-        if "values" in baseline.requires and not isinstance(baseline, LearnedBaseline):
-            messages.append("requires ['values'], which are there for a `LearnedBaseline` only")
-        if baseline.token_level not in get_args(TokenLevel):
-            messages.append(
-                f"says token_level = {baseline.token_level!r}, not one of {', '.join(get_args(TokenLevel))}"
-            )
+        messages, levels = _no_batch(baseline), get_args(TokenLevel)
+        if baseline.token_level not in levels:
+            messages.append(f"says token_level = {baseline.token_level!r}, not one of {', '.join(levels)}")
         for name in ("uses_own_reward", "reads_kl"):
             if not isinstance(getattr(baseline, name), bool):
                 messages.append(f"says {name} = {getattr(baseline, name)!r}, not True or False")

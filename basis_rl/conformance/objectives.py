@@ -16,8 +16,8 @@ from torch import Tensor
 
 from basis_rl.conformance.promises import PromiseError, check_promises, close, require
 from basis_rl.functional.objectives import aggregate
+from basis_rl.objectives import AnyObjective, build_objective, objective_name
 from basis_rl.objectives.base import LossInputs, LossOutputs, LossSettings, Objective
-from basis_rl.objectives.registry import AnyObjective, build_objective, objective_name
 
 _LENGTHS = (7, 4, 6, 1, 0)  # the last rollout has no action token, as a truncated one that is masked
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from basis_rl.names import article
+from basis_rl.names import article, kind_of
 
 
 class PromiseError(AssertionError):
@@ -75,12 +75,6 @@ def _where(error: BaseException) -> str:
 def text_of(error: BaseException) -> str:
     """An exception in one line: it is anybody's, and may have anything to say."""
     return " ".join("".join(traceback.format_exception_only(error)).split())[:300]
-
-
-def kind_of(value: object) -> str:
-    """``a Tensor``, ``an int``."""
-    name = type(value).__name__
-    return f"{article(name)} {name}"
 
 
 def builder(make: Any, base: type, error: type[PromiseError]) -> Callable[[], Any]:

@@ -20,9 +20,9 @@ from basis_rl.samplers import (
     Variance,
     WeightedSampler,
     build_sampler,
+    sampler_name,
 )
 from basis_rl.samplers.base import part_of
-from basis_rl.samplers.registry import sampler_name
 from examples.custom_sampler import Harder
 
 ALL = ["rows", "determinism", "no_side_effect", "every_prompt", "ratio", "keeps", "state_round_trip"]
