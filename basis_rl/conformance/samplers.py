@@ -91,7 +91,7 @@ class _Promises:
                 require(not wrong, f"{wrong} ({name})")
 
     def determinism(self) -> None:
-        drawn = []
+        drawn: list[list[int]] = []
         for seed in (0, *range(9)):
             torch.manual_seed(len(drawn))
             drawn.append(_draw(self.make(), self.beliefs["mixed"], seed=seed).rows.tolist())
