@@ -53,6 +53,12 @@ def article(word: str) -> str:
     return "an" if word[:1].lower() in set("aeiou") else "a"
 
 
+def kind_of(value: object) -> str:
+    """The class of an object with its article: ``a Tensor``, ``an int``."""
+    name = type(value).__name__
+    return f"{article(name)} {name}"
+
+
 def import_object(name: str, what: str) -> Any:
     """The object at a dotted path, ``module.name`` or ``module:name``; the working directory is searched too.
 

@@ -1,5 +1,9 @@
 """Baselines: how the advantage of a rollout is estimated. One short file a family, all behind one contract."""
 
+from __future__ import annotations
+
+from typing import Any
+
 from basis_rl.baselines.base import (
     Baseline,
     CenterScale,
@@ -18,12 +22,12 @@ from basis_rl.baselines.history import BasisHistory
 from basis_rl.baselines.least_variance import LeastVariance
 from basis_rl.baselines.pass_at_k import PassAtK
 from basis_rl.baselines.ppo import Ppo
-from basis_rl.baselines.registry import BASELINES, build_baseline
 from basis_rl.baselines.reinforce import ReinforcePP, ReinforcePPBaseline
 from basis_rl.baselines.remax import ReMax
 from basis_rl.baselines.shrinkage import Ebpo, JamesStein
 from basis_rl.baselines.spo import Spo
 from basis_rl.baselines.token import EnergyBaseline, IsolatedEnergy, Opo, OptimalGlobalBaseline, OptimalTokenBaseline
+from basis_rl.registry import build, name_of
 
 __all__ = [
     "BASELINES",
@@ -62,3 +66,46 @@ __all__ = [
     "check_state_keys",
     "scorable_rows",
 ]
+
+BASELINES: dict[str, type[Baseline]] = {
+    "none": NoBaseline,
+    "batch_mean": BatchMean,
+    "grpo": Grpo,
+    "dr_grpo": DrGrpo,
+    "rloo": Rloo,
+    "reinforce_pp": ReinforcePP,
+    "reinforce_pp_baseline": ReinforcePPBaseline,
+    "basis": Basis,
+    "basis_history": BasisHistory,
+    "bv_blend": BVBlend,
+    "opo": Opo,
+    "ogb": OptimalGlobalBaseline,
+    "remax": ReMax,
+    "otb": OptimalTokenBaseline,
+    "isolated_energy": IsolatedEnergy,
+    "ppo": Ppo,
+    "spo": Spo,
+    "james_stein": JamesStein,
+    "ebpo": Ebpo,
+    "quantile": Quantile,
+    "max_rl": MaxRl,
+    "pass_at_k": PassAtK,
+    "w_reinforce": WReinforce,
+    "gdpo": Gdpo,
+    "least_variance": LeastVariance,
+}
+
+
+def baseline_name(baseline: Baseline) -> str:
+    """Its registered name, or that of its class."""
+    return name_of(BASELINES, baseline)
+
+
+def build_baseline(name: str, **params: Any) -> Baseline:
+    """The registered baseline `name`, or your own class as ``module:Class``, built with `params`.
+
+    Raises:
+        ValueError: unknown name, unknown or missing parameter, or a parameter that the baseline refuses.
+    """
+    built: Baseline = build("baseline", BASELINES, Baseline, name, params)
+    return built

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -175,7 +175,7 @@ class LearnedBaseline(Baseline):
         return False
 
 
-def check_state_keys(owner: object, state: Mapping[str, Any], expected: tuple[str, ...]) -> None:
+def check_state_keys(owner: object, state: Mapping[str, Any], expected: Collection[str]) -> None:
     """Raise ValueError unless the keys of `state` are exactly `expected`."""
     missing, unexpected = sorted(set(expected) - set(state)), sorted(set(state) - set(expected))
     if missing or unexpected:

@@ -19,7 +19,7 @@ from basis_rl.types import Advantages, RolloutBatch, RunContext
 Confidence = Literal["sem", "count", "scale"]
 Map = Literal["exp", "inverse", "linear"]
 Variance = Literal["shrunk", "paper"]
-_STATE = ("cluster", "m1", "m2", "mass")
+_COLUMNS = ("m1", "m2", "mass")
 _logger = logging.getLogger(__name__)
 
 
@@ -193,14 +193,9 @@ class BVBlend(Baseline):
     def state_dict(self) -> dict[str, Any]:
         seen = sorted(self.history)
         moments = torch.tensor([self.history[k] for k in seen], dtype=torch.float64).reshape(-1, 3)
-        return {
-            "cluster": seen,
-            "m1": moments[:, 0].clone(),
-            "m2": moments[:, 1].clone(),
-            "mass": moments[:, 2].clone(),
-        }
+        return {"cluster": seen, **{name: moments[:, k].clone() for k, name in enumerate(_COLUMNS)}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_state_keys(self, state, _STATE)
-        rows = zip(state["m1"].tolist(), state["m2"].tolist(), state["mass"].tolist(), strict=True)
+        check_state_keys(self, state, ("cluster", *_COLUMNS))
+        rows = zip(*(state[name].tolist() for name in _COLUMNS), strict=True)
         self.history = dict(zip(state["cluster"], rows, strict=True))

@@ -31,17 +31,6 @@ from basis_rl.values.table import ValueTable
 
 Prior = Literal["flat", "text"]
 Belief = Literal["beta", "gaussian"]
-_STATE = (
-    "prompt_ids",
-    "mean",
-    "variance",
-    "last_seen",
-    "log_weights",
-    "shift_mean",
-    "shift_variance",
-    "step",
-    "text_prior",
-)
 _UNKNOWN_SHIFT = 100.0
 # Weights of the drifts remember about 1 / (1 - 0.97) = 33 batches: a run may stand still first and move later.
 _FORGETTING = 0.97
@@ -311,7 +300,7 @@ class BasisHistory(Baseline):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_state_keys(self, state, _STATE)
+        check_state_keys(self, state, self.state_dict())
         if state["log_weights"].shape != self.log_weights.shape:
             raise ValueError(
                 f"The state of BasisHistory was saved with {len(state['log_weights'])} candidates of the drift, not "

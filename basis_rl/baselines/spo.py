@@ -13,7 +13,7 @@ from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows, w
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 from basis_rl.values.table import ValueTable
 
-_STATE = ("prompt_ids", "alpha", "beta", "log_prob")
+_COLUMNS = ("alpha", "beta", "log_prob")
 
 
 class Spo(Baseline):
@@ -124,15 +124,10 @@ class Spo(Baseline):
 
     def state_dict(self) -> dict[str, Any]:
         kept = torch.tensor(list(self.trackers.values()), dtype=torch.float64).reshape(-1, 3)
-        alpha, beta, log_prob = kept.T
-        return {
-            "prompt_ids": list(self.trackers),
-            "alpha": alpha.clone(),
-            "beta": beta.clone(),
-            "log_prob": log_prob.clone(),
-        }
+        columns = {name: kept[:, k].clone() for k, name in enumerate(_COLUMNS)}
+        return {"prompt_ids": list(self.trackers), **columns}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_state_keys(self, state, _STATE)
-        columns = (state[name].tolist() for name in ("alpha", "beta", "log_prob"))
+        check_state_keys(self, state, ("prompt_ids", *_COLUMNS))
+        columns = (state[name].tolist() for name in _COLUMNS)
         self.trackers = dict(zip(state["prompt_ids"], zip(*columns, strict=True), strict=True))

@@ -13,7 +13,7 @@ from basis_rl.estimate.memory import Launch
 from basis_rl.estimate.report import Warn
 from basis_rl.recipe.keys import Recipe
 from basis_rl.rewards.base import GoldChecker, required_columns
-from basis_rl.samplers.registry import sampler_name
+from basis_rl.samplers import sampler_name
 from basis_rl.trainer import BasisConfig
 from basis_rl.trainer.plan import Plan
 from basis_rl.trainer.selection import tried_belief

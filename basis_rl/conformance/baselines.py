@@ -8,43 +8,41 @@ from __future__ import annotations
 
 import copy
 import functools
-import io
 import math
-import pickle
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from basis_rl.baselines.base import Baseline, LearnedBaseline, TokenLevel
-from basis_rl.names import article
-from basis_rl.types import Advantages, RolloutBatch
+from basis_rl.conformance.promises import PromiseError, builder, check_promises, close, require, require_restored, saved
+from basis_rl.names import kind_of
+from basis_rl.types import SIGNALS, Advantages, RolloutBatch
 
 _TOLERANCE = 1e-5
-# What a batch can have beside what it always has. KL is there by the run's settings, not by `requires`.
-_OPTIONAL = frozenset(
-    {"energies", "rollout_weights", "values", "log_probs", "reward_parts", "greedy_rewards", "prompt_texts"}
-)
+# What a batch can have beside what it always has. KL is there by the run's settings, not by `requires`, and weights of
+# the reward functions come with their rewards.
+_OPTIONAL = frozenset(SIGNALS) - {"kl", "reward_weights"}
+_ORDINARY = "(rows without a reward are NaN in `rewards`)"
 
-
-Rewards = Literal["binary", "graded", "negative"]
-_LOW_AND_HIGH: dict[Rewards, tuple[float, float]] = {
-    "binary": (0.0, 1.0),
-    "graded": (0.1, 0.9),
-    "negative": (-1.0, 1.0),
+Range = tuple[float, float]
+# What is special about a case -> least and largest reward, whether there are others in between, and whether the
+# baseline has learnt from some batches.
+_CASES: dict[str, tuple[Range, bool, bool]] = {
+    "": ((0.0, 1.0), False, False),
+    "after some batches": ((0.0, 1.0), False, True),
+    "rewards between 0 and 1": ((0.1, 0.9), True, False),
+    "after some batches, rewards between -1 and 1": ((-1.0, 1.0), True, True),
 }
 
 
-class BaselineError(AssertionError):
+class BaselineError(PromiseError):
     """A baseline breaks its contract; the message says which promises, and what was seen."""
 
-
-class _NoBatchError(BaselineError):
-    """What the baseline declares fits no batch: reported once, with its declarations."""
+    kind = "baseline"
+    hint = " (optional fields of a batch are there only if `requires` names them)"
 
 
 def example_batch(
@@ -54,39 +52,31 @@ def example_batch(
     seed: int = 0,
     step: int = 0,
     unscored: bool = True,
-    kind: Rewards = "binary",
+    ends: Range = (0.0, 1.0),
+    graded: bool = False,
 ) -> RolloutBatch:
     """A ragged batch over `prompt_ids`: groups of the baseline's minimum or more, some rewards missing.
 
-    Rewards are 0 or 1, anything between (``graded``), or between -1 and 1 (``negative``).
-
-    Raises:
-        BaselineError: the baseline requires a field that no batch has, or groups that are not.
+    Rewards are the `ends` of a range, or anything between them (`graded`).
     """
-    if messages := _wrong_batch(baseline):
-        raise _NoBatchError(f"{type(baseline).__name__} {'; '.join(messages)}")
     generator = torch.Generator().manual_seed(seed)
     sizes = [baseline.min_group_size + i % 3 for i in range(len(prompt_ids))]
     group_ids = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
     n, t = int(group_ids.numel()), 7
-    rewards = torch.randint(0, 2, (n,), generator=generator).float()
-    if kind != "binary":
-        rewards = torch.rand(n, generator=generator) * (1.0 if kind == "graded" else 2.0) - float(kind == "negative")
+    drawn = torch.rand(n, generator=generator)
+    rewards = ends[0] + (ends[1] - ends[0]) * (drawn if graded else drawn.round())
     lengths = torch.randint(1, t + 1, (n,), generator=generator)
     mask = torch.arange(t)[None] < lengths[:, None]
     if unscored:
         rewards[0] = rewards[n // 2] = torch.nan
         mask[-1] = False
     ids = [prompt_ids[g] for g in group_ids.tolist()]
-    optional: dict[str, Any] = {
-        "energies": torch.rand((n, t), generator=generator) * mask,
-        "rollout_weights": torch.rand((n, t), generator=generator) * mask,
-        "values": torch.rand((n, t), generator=generator) * mask,
-        "log_probs": -torch.rand((n, t), generator=generator) * mask,
-        "reward_parts": _parts(rewards),
-        "greedy_rewards": torch.randint(0, 2, (len(sizes),), generator=generator).float()[group_ids],
-        "prompt_texts": [f"What is {prompt_id}?" for prompt_id in ids],
-    }
+    tokens = ("energies", "rollout_weights", "values", "log_probs")
+    optional: dict[str, Any] = {name: torch.rand((n, t), generator=generator) * mask for name in tokens}
+    optional["log_probs"] = -optional["log_probs"]
+    optional["reward_parts"] = _parts(rewards)
+    optional["greedy_rewards"] = torch.randint(0, 2, (len(sizes),), generator=generator).float()[group_ids]
+    optional["prompt_texts"] = [f"What is {prompt_id}?" for prompt_id in ids]
     return RolloutBatch(
         rewards=rewards,
         group_ids=group_ids,
@@ -104,6 +94,12 @@ def _parts(rewards: Tensor) -> Tensor:
     return torch.stack([rewards - 0.5 * second, torch.where(rewards.isnan(), torch.nan, second)], dim=1)
 
 
+def _with_rewards(batch: RolloutBatch, rewards: Tensor | float) -> RolloutBatch:
+    """The batch with other rewards, one for all or ``(N,)``, those of the functions along with them."""
+    rewards = torch.zeros_like(batch.rewards) + rewards
+    return replace(batch, rewards=rewards, reward_parts=None if batch.reward_parts is None else _parts(rewards))
+
+
 def check_baseline(make: Any, prompt_ids: list[str] | None = None) -> list[str]:
     """Run the conformance matrix on the baseline that `make` builds: as it is built, and after some batches.
 
@@ -118,59 +114,12 @@ def check_baseline(make: Any, prompt_ids: list[str] | None = None) -> list[str]:
     Raises:
         BaselineError: it breaks some of them; all are named.
     """
-    build = _builder(make)
+    build = builder(make, Baseline, BaselineError)
     built = build()
     ids = prompt_ids or _known_prompts(built)
     ids = ids if len(ids) >= 4 else [f"prompt-{i}" for i in range(8)]
-    cases = [
-        _Case(build, ids, "binary", warm=False),
-        _Case(build, ids, "binary", warm=True),
-        _Case(build, ids, "graded", warm=False),
-        _Case(build, ids, "negative", warm=True),
-    ]
-    broken: dict[str, str] = {}  # by its cause, which is reported once, however many promises it breaks
-    for check in _CHECKS:
-        for case in cases:
-            for cause, message in _outcome(check, case):
-                broken.setdefault(cause, f"{check.__name__.removeprefix('_check_')}: {message}")
-    if broken:
-        count = f"{len(broken)} of the promises" if len(broken) > 1 else "a promise"
-        raise BaselineError(f"{type(built).__name__} breaks {count} of a baseline:\n- " + "\n- ".join(broken.values()))
-    return [check.__name__.removeprefix("_check_") for check in _CHECKS]
-
-
-@dataclass(frozen=True)
-class _Case:
-    """A baseline as it is built or after some batches (`warm`), and the rewards that it is fed."""
-
-    build: Callable[[], Baseline]
-    ids: list[str]
-    kind: Rewards
-    warm: bool
-
-    @property
-    def description(self) -> str:
-        rewards = {"binary": "", "graded": "rewards between 0 and 1", "negative": "rewards between -1 and 1"}[self.kind]
-        words = ", ".join(filter(None, ["after some batches" if self.warm else "", rewards]))
-        return f" ({words})" if words else ""
-
-    def make(self) -> Baseline:
-        return self.after_some_batches() if self.warm else self.build()
-
-    def after_some_batches(self) -> Baseline:
-        """It has learnt from four: as they come, without any reward, with equal rewards, as they come."""
-        baseline = self.build()
-        for step in range(4):
-            batch = self.batch(baseline, seed=20 + step, step=step)
-            if step in (1, 2):
-                low, high = _LOW_AND_HIGH[self.kind]
-                same = torch.nan if step == 1 else low if self.kind == "negative" else high
-                batch = with_rewards(batch, torch.full_like(batch.rewards, same))
-            baseline.update(batch)
-        return baseline
-
-    def batch(self, baseline: Baseline, **given: Any) -> RolloutBatch:
-        return example_batch(baseline, self.ids, kind=self.kind, **given)
+    cases = {words: functools.partial(_Promises, build, built, ids, *case) for words, case in _CASES.items()}
+    return check_promises(BaselineError, type(built).__name__, _Promises, cases)
 
 
 def _known_prompts(built: Baseline) -> list[str]:
@@ -181,122 +130,28 @@ def _known_prompts(built: Baseline) -> list[str]:
         return []
 
 
-def _builder(make: Any) -> Callable[[], Baseline]:
-    """A function that builds the object again.
-
-    Raises:
-        BaselineError: nothing does.
-    """
-    name = type(make).__name__
-    again: Callable[[], Any] = make
-    done, way_out = "built", " (`basis-rl check NAME --ARGUMENT VALUE` gives arguments)"
-    if isinstance(make, Baseline):
-        again = functools.partial(copy.deepcopy, make)
-        done, way_out = "copied", ". Give its class, or a function that builds it each time"
-    elif callable(make):
-        named = make.func if isinstance(make, functools.partial) else make
-        name = getattr(named, "__name__", type(named).__name__)
-    else:
-        raise BaselineError(f"This is {_kind(make)}, not a baseline. Give a subclass of basis_rl.baselines.Baseline.")
-
-    def build(time: str = "again") -> Baseline:
-        try:
-            built = again()
-        except (Exception, SystemExit) as error:
-            raise BaselineError(f"{name} cannot be {done}{time and ' '}{time}: {_text(error)}{way_out}.") from error
-        if not isinstance(built, Baseline):
-            raise BaselineError(f"{name} builds {_kind(built)}, no subclass of basis_rl.baselines.Baseline.")
-        return built
-
-    build(time="")
-    return build
+def _advantages(baseline: Baseline, batch: RolloutBatch, when: str = _ORDINARY) -> Advantages:
+    """Those of a copy of the batch: what is written into it is reported by `no_side_effect` alone."""
+    return _accepted(baseline.advantages(copy.deepcopy(batch)), when)
 
 
-def _kind(value: object) -> str:
-    name = type(value).__name__
-    return f"{article(name)} {name}"
-
-
-def _text(error: BaseException) -> str:
-    """An exception in one line: it is anybody's, and may have anything to say."""
-    try:
-        text = " ".join(str(error).split())
-    except Exception:
-        text = ""
-    return f"{type(error).__name__}: {text[:300]}"
-
-
-def _outcome(check: Callable[[_Case], None], case: _Case) -> Iterator[tuple[str, str]]:
-    """What is broken, by its cause and in words; an exception of the object's is that too."""
-    try:
-        check(case)
-    except _NoBatchError:
-        return
-    except BaselineError as error:
-        yield str(error), f"{error}{case.description}"
-    except (Exception, SystemExit) as error:
-        frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename != __file__]
-        where = f" in `{frames[0].name}` ({Path(frames[0].filename).name}, line {frames[0].lineno})" if frames else ""
-        hint = " (optional fields of a batch are there only if `requires` names them)"
-        asked = isinstance(error, (AttributeError, TypeError, AssertionError))
-        yield (
-            f"{type(error).__name__}{where or _text(error)}",
-            f"raises {_text(error)}{where}{case.description}{hint if asked else ''}",
-        )
-
-
-def with_rewards(batch: RolloutBatch, rewards: Tensor) -> RolloutBatch:
-    """The batch with other rewards ``(N,)``, those of the functions along with them."""
-    parts = None if batch.reward_parts is None else _parts(rewards)
-    return replace(batch, rewards=rewards, reward_parts=parts)
-
-
-def _advantages(baseline: Baseline, batch: RolloutBatch) -> Advantages:
-    """Those of a copy of the batch: what is written into it is reported by `_check_no_side_effect` alone."""
-    return _accepted(baseline.advantages(copy.deepcopy(batch)))
-
-
-def _accepted(found: Any) -> Advantages:
+def _accepted(found: Any, when: str = _ORDINARY) -> Advantages:
     if not isinstance(found, Advantages):
-        raise BaselineError(f"returns {_kind(found)} from `advantages`, not Advantages")
+        raise PromiseError(f"returns {kind_of(found)} from `advantages`, not Advantages")
     for name in ("values", "baseline"):
         tensor = getattr(found, name)
-        if not isinstance(tensor, Tensor):
-            raise BaselineError(f"returns {name} that are {_kind(tensor)}, not a tensor")
-        if tensor.requires_grad:
-            raise BaselineError(f"returns {name} that require a gradient (`detach` them: they are constants)")
+        require(isinstance(tensor, Tensor), f"returns {name} that are {kind_of(tensor)}, not a tensor")
+        require(not tensor.requires_grad, f"returns {name} that require a gradient (`detach` them: they are constants)")
+        require(tensor.isfinite().all(), f"returns {name} that are not finite {when}")
     return found
 
 
-def _learn(baseline: Baseline, batch: RolloutBatch) -> None:
-    baseline.update(copy.deepcopy(batch))
+def _of_rows(found: Advantages, rows: Tensor | int) -> Advantages:
+    return replace(found, values=found.values[rows], baseline=found.baseline[rows])
 
 
-def _check_finite(found: Advantages, when: str) -> None:
-    for name, tensor in (("values", found.values), ("baseline", found.baseline)):
-        if not bool(tensor.isfinite().all()):
-            raise BaselineError(f"returns {name} that are not finite {when}")
-
-
-def _check_metrics(metrics: Any) -> None:
-    """Those of a batch as they come; of one without rewards they may be undefined."""
-    if not isinstance(metrics, Mapping):
-        raise BaselineError(f"returns metrics that are {_kind(metrics)}, not a dict")
-    if bad := [name for name, value in metrics.items() if not isinstance(value, (int, float))]:
-        raise BaselineError(f"returns metrics that are not plain numbers: {bad}")
-    if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
-        raise BaselineError(f"returns metrics that are not finite: {bad} (rows without a reward are NaN in `rewards`)")
-
-
-def _ordinary(case: _Case, baseline: Baseline) -> bool:
-    """Whether it gives numbers for a batch as they come: if not, `_check_shape_and_zeros` tells it, and no other."""
-    found = _advantages(baseline, case.batch(baseline))
-    return bool(found.values.isfinite().all() and found.baseline.isfinite().all())
-
-
-def _some_rows(batch: RolloutBatch) -> range:
-    """Some eight rows, of different groups: what is tried with each is the same."""
-    return range(0, len(batch.rewards), max(1, len(batch.rewards) // 8))
+def _same(a: Advantages, b: Advantages, within: float = _TOLERANCE) -> bool:
+    return close(a.values, b.values, within) and close(a.baseline, b.baseline, within)
 
 
 def _silent_rows(batch: RolloutBatch) -> Tensor:
@@ -304,276 +159,21 @@ def _silent_rows(batch: RolloutBatch) -> Tensor:
     return batch.rewards.isnan() | ~batch.action_mask.any(dim=1)
 
 
-def _close(a: Tensor, b: Tensor, within: float = _TOLERANCE) -> bool:
-    return a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=within, atol=within, equal_nan=True)
-
-
-def _wrong_batch(baseline: Baseline) -> list[str]:
+def _no_batch(baseline: Baseline) -> list[str]:
     """What it declares from which no batch can be made."""
-    messages, requires, least = [], baseline.requires, baseline.min_group_size
+    requires: Any = baseline.requires
+    least: Any = baseline.min_group_size
+    messages = []
     if not isinstance(requires, (set, frozenset)):
         messages.append(f"says requires = {requires!r}, not a set of names as in `frozenset({{'energies'}})`")
     elif unknown := sorted(map(str, requires - _OPTIONAL)):
         way_out = " (say `reads_kl = True` for KL)" if "kl" in unknown else ""
         messages.append(f"requires {unknown}; a batch can have {sorted(_OPTIONAL)}{way_out}")
+    elif "values" in requires and not isinstance(baseline, LearnedBaseline):
+        messages.append("requires ['values'], which are there for a `LearnedBaseline` only")
     if not isinstance(least, int) or isinstance(least, bool) or least < 1:
         messages.append(f"says min_group_size = {least!r}, not a whole number of at least 1")
     return messages
-
-
-def _check_declarations(case: _Case) -> None:
-    baseline = case.build()
-    messages = _wrong_batch(baseline)
-    requires: Any = baseline.requires
-    if isinstance(requires, (set, frozenset)) and "values" in requires and not isinstance(baseline, LearnedBaseline):
-        messages.append("requires ['values'], which are there for a `LearnedBaseline` only")
-    if baseline.token_level not in get_args(TokenLevel):
-        messages.append(f"says token_level = {baseline.token_level!r}, not one of {', '.join(get_args(TokenLevel))}")
-    for name in ("uses_own_reward", "reads_kl"):
-        if not isinstance(getattr(baseline, name), bool):
-            messages.append(f"says {name} = {getattr(baseline, name)!r}, not True or False")
-    if messages:
-        raise BaselineError("; ".join(messages))
-
-
-def _check_shape_and_zeros(case: _Case) -> None:
-    baseline = case.make()
-    batch = case.batch(baseline)
-    result = _advantages(baseline, batch)
-    n, t = batch.action_mask.shape
-    for name, tensor in (("values", result.values), ("baseline", result.baseline)):
-        if tuple(tensor.shape) not in {(n,), (n, t)}:
-            raise BaselineError(f"returns {name} of shape {tuple(tensor.shape)}, not ({n},) or ({n}, {t})")
-    _check_finite(result, "(rows without a reward are NaN in `rewards`)")
-    zero = _silent_rows(batch)
-    if result.values.ndim == 2:
-        zero = zero[:, None] | ~batch.action_mask
-    if bool((result.values[zero] != 0).any()):
-        raise BaselineError("gives an advantage that is not 0 where the reward is NaN or the mask is 0")
-    _check_metrics(result.metrics)
-
-
-def _check_token_level(case: _Case) -> None:
-    baseline = case.make()
-    batch = case.batch(baseline)
-    kl = torch.full(batch.action_mask.shape, 0.1) * batch.action_mask
-    for placed, given in (("out", None), *((("", kl),) if baseline.reads_kl else ())):
-        tokens = _advantages(baseline, replace(batch, kl=given)).values.ndim == 2
-        declared = baseline.token_level == "always" or (baseline.token_level == "with_kl" and given is not None)
-        if tokens != declared:
-            raise BaselineError(
-                f"says token_level = '{baseline.token_level}', but returns advantages of "
-                f"{'tokens' if tokens else 'rollouts'} with{placed} KL in the reward",
-            )
-
-
-def _check_all_unscored(case: _Case) -> None:
-    baseline = case.make()
-    if not _ordinary(case, baseline):
-        return
-    batch = case.batch(baseline)
-    unscored = with_rewards(batch, torch.full_like(batch.rewards, torch.nan))
-    result = _advantages(baseline, unscored)
-    if bool((result.values != 0).any()) or not bool(result.baseline.isfinite().all()):
-        raise BaselineError("does not give advantage 0 and a finite baseline when no rollout has a reward")
-    _check_after(case, baseline, unscored, "in which no rollout has a reward")
-
-
-def _check_one_scored_row(case: _Case) -> None:
-    baseline = case.make()
-    if not _ordinary(case, baseline):
-        return
-    batch = case.batch(baseline, unscored=False)
-    rewards = torch.full_like(batch.rewards, torch.nan)
-    rewards[0] = 1.0
-    alone = with_rewards(batch, rewards)
-    result = _advantages(baseline, alone)
-    _check_finite(result, "when one rollout alone has a reward")
-    if baseline.min_group_size > 1 and bool((result.values != 0).any()):
-        raise BaselineError("gives an advantage to the only scored rollout of a group, though it needs two")
-    _check_after(case, baseline, alone, "in which one rollout alone has a reward")
-
-
-def _check_equal_rewards(case: _Case) -> None:
-    for reward in _LOW_AND_HIGH[case.kind]:
-        baseline = case.make()
-        if not _ordinary(case, baseline):
-            return
-        batch = case.batch(baseline, unscored=False)
-        equal = with_rewards(batch, torch.full_like(batch.rewards, reward))
-        _check_finite(_advantages(baseline, equal), "when all rewards are equal (their deviation is 0)")
-        _check_after(case, baseline, equal, "in which all rewards are equal (their deviation is 0)")
-
-
-def _check_after(case: _Case, baseline: Baseline, batch: RolloutBatch, which: str) -> None:
-    """Learn from `batch`; what is given for the next one is finite."""
-    _learn(baseline, batch)
-    _check_finite(_advantages(baseline, case.batch(baseline, seed=7, step=1)), f"after a batch {which}")
-
-
-def _check_no_side_effect(case: _Case) -> None:
-    baseline = case.make()
-    batch = case.batch(baseline)
-    batch = batch.take(torch.arange(len(batch.rewards)).flip(0))  # in no order that sorting would leave as it is
-    kept = copy.deepcopy(batch)
-    before = _serialized(baseline)
-    first = _accepted(baseline.advantages(batch))
-    _check_not_written(kept, batch, "")
-    if _serialized(baseline) != before:
-        raise BaselineError("changes its state in `advantages` (state belongs in `update`)")
-    if not _same(first, _advantages(baseline, batch)):
-        raise BaselineError(
-            "gives other advantages when it is given the same batch again (by chance, or what it keeps)"
-        )
-    baseline.update(batch)
-    _check_not_written(kept, batch, " in `update`")
-
-
-def _check_not_written(kept: RolloutBatch, batch: RolloutBatch, when: str) -> None:
-    for name in (each.name for each in fields(RolloutBatch)):
-        old, new = getattr(kept, name), getattr(batch, name)
-        if not (_close(old, new, 0.0) if isinstance(old, Tensor) else old == new):
-            raise BaselineError(f"writes into the batch's `{name}`{when}")
-
-
-def _check_row_order(case: _Case) -> None:
-    baseline = case.make()
-    batch = case.batch(baseline)
-    order = torch.randperm(len(batch.rewards), generator=torch.Generator().manual_seed(1))
-    straight, shuffled = _advantages(baseline, batch), _advantages(baseline, batch.take(order))
-    if not _close(straight.values[order], shuffled.values) or not _close(straight.baseline[order], shuffled.baseline):
-        raise BaselineError("depends on the order of the rows (`group_ids` defines the groups, not the position)")
-
-
-def _check_group_names(case: _Case) -> None:
-    baseline = case.make()
-    batch = case.batch(baseline)
-    renamed = replace(batch, group_ids=1000 - 7 * batch.group_ids)
-    if not _close(_advantages(baseline, batch).values, _advantages(baseline, renamed).values):
-        raise BaselineError("depends on the numbers in `group_ids`, not only on which rows share one")
-
-
-def _check_padding(case: _Case) -> None:
-    baseline = case.make()
-    batch = case.batch(baseline)
-    values = _advantages(baseline, batch).values
-    t = batch.action_mask.shape[1]
-    for left, right in ((0, 5), (3, 0)):
-        padded: dict[str, Any] = {}
-        for name in ("action_mask", "energies", "kl", "rollout_weights", "values", "log_probs"):
-            value: Tensor | None = getattr(batch, name)
-            padded[name] = None if value is None else torch.nn.functional.pad(value, (left, right))
-        wide = _advantages(baseline, replace(batch, **padded)).values
-        if values.ndim == 2:
-            if bool((wide[:, :left] != 0).any() or (wide[:, left + t :] != 0).any()):
-                raise BaselineError("gives an advantage to padding")
-            wide = wide[:, left : left + t]
-        if not _close(values, wide):
-            raise BaselineError("depends on how far the batch is padded")
-
-
-def _check_own_reward(case: _Case) -> None:
-    baseline = case.make()
-    if baseline.uses_own_reward:
-        return
-    batch = case.batch(baseline, unscored=False)
-    before = _advantages(baseline, batch).baseline
-    for row in _some_rows(batch):
-        rewards = batch.rewards.clone()
-        rewards[row] = 1.0 - rewards[row] if case.kind != "negative" else -rewards[row]
-        if not _close(before[row], _advantages(baseline, with_rewards(batch, rewards)).baseline[row]):
-            raise BaselineError("has a baseline that depends on the own reward; say `uses_own_reward = True` if meant")
-
-
-def _check_sign(case: _Case) -> None:
-    """A higher own reward gives a higher own advantage, over all rollouts; with history it gives one at all."""
-    baseline = case.make()
-    rises = _rise(case, baseline)
-    if rises < -_TOLERANCE:
-        raise BaselineError("lowers the advantage of a rollout for a higher reward (is it b - r?)")
-    if rises < _TOLERANCE and not case.warm:
-        rises = _rise(case, case.after_some_batches())
-    if rises < _TOLERANCE:
-        raise BaselineError("gives the same advantage whatever the reward: nothing would be learnt")
-
-
-def _rise(case: _Case, baseline: Baseline) -> float:
-    """By how much the advantages of some rollouts rise with their own rewards, in sum."""
-    batch = case.batch(baseline, unscored=False)
-    rises = 0.0
-    for row in _some_rows(batch):
-        own = []
-        for reward in _LOW_AND_HIGH[case.kind]:
-            rewards = batch.rewards.clone()
-            rewards[row] = reward
-            own.append(float(_advantages(baseline, with_rewards(batch, rewards)).values[row].double().sum()))
-        rises += own[1] - own[0]
-    return rises
-
-
-def _check_row_order_of_update(case: _Case) -> None:
-    """In two other orders: one of them alone may leave the first or the last row where it is."""
-    straight = case.make()
-    batch = case.batch(straight, seed=5)
-    after = case.batch(straight, seed=6, step=1)
-    _learn(straight, batch)
-    expected = _advantages(straight, after)
-    n = len(batch.rewards)
-    for order in (torch.randperm(n, generator=torch.Generator().manual_seed(2)), torch.arange(n).flip(0)):
-        shuffled = case.make()
-        _learn(shuffled, batch.take(order))
-        found = _advantages(shuffled, after)
-        if not _close(expected.values, found.values) or not _close(expected.baseline, found.baseline):
-            raise BaselineError("learns something else in `update` from the same rows in another order")
-
-
-def _check_kl_in_the_reward(case: _Case) -> None:
-    baseline = case.make()
-    if not baseline.reads_kl or not _ordinary(case, baseline):
-        return
-    batch = case.batch(baseline, unscored=False)
-    kl = 0.1 + 0.1 * torch.arange(batch.action_mask.numel()).reshape(batch.action_mask.shape) * batch.action_mask
-    without = _advantages(baseline, replace(batch, kl=None)).values
-    zero = _advantages(baseline, replace(batch, kl=torch.zeros_like(kl))).values
-    if zero.ndim == 2 and without.ndim == 1:
-        without = without[:, None] * batch.action_mask
-    if not _close(zero, without):
-        raise BaselineError("changes its advantages for a KL penalty of 0 in the reward")
-    penalised = _advantages(baseline, replace(batch, kl=kl)).values
-    if not bool(penalised.isfinite().all()):
-        raise BaselineError("returns values that are not finite with KL in the reward")
-    if _close(penalised, zero):
-        raise BaselineError("says reads_kl = True, but a KL penalty in the reward does not change its advantages")
-
-
-def _check_loss_of_rows(case: _Case) -> None:
-    baseline = case.make()
-    if not isinstance(baseline, LearnedBaseline):
-        return
-    batch = case.batch(baseline)
-    predicted = torch.rand(batch.action_mask.shape, generator=torch.Generator().manual_seed(2)).requires_grad_()
-    loss = baseline.loss(predicted, batch)
-    if loss.per_token.shape != predicted.shape or not bool(loss.per_token[loss.counts].isfinite().all()):
-        raise BaselineError(f"has a loss that is not finite, or not of the shape {tuple(predicted.shape)}")
-    if bool((loss.counts & (~batch.action_mask | _silent_rows(batch)[:, None])).any()):
-        raise BaselineError("learns from tokens that are not actions, or whose rollout has no reward")
-    (gradient,) = torch.autograd.grad((loss.per_token * loss.counts).sum(), predicted)
-    if bool((gradient[~loss.counts] != 0).any()) or not bool((gradient != 0).any()):
-        raise BaselineError("has a loss whose gradient is 0 everywhere, or is not where the token does not count")
-    rows = torch.arange(len(batch.rewards)).flip(0)[1::2]
-    part = baseline.loss(predicted[rows], batch.take(rows))
-    if not _close(loss.per_token[rows].detach(), part.per_token.detach()):
-        raise BaselineError("has a loss of a rollout that depends on which others are there")
-
-
-def _check_finite_state(case: _Case) -> None:
-    """No number of its state that was one turns NaN."""
-    baseline = case.build()
-    before = dict(_tensors(_state(baseline)))
-    for name, after in _tensors(_state(case.after_some_batches())):
-        old = before.get(name)
-        if old is not None and old.shape == after.shape and bool((after.isnan() & ~old.isnan()).any()):
-            raise BaselineError(f"has a state that turns NaN in `update`: {name}")
 
 
 def _tensors(state: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -586,66 +186,245 @@ def _tensors(state: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from _tensors(value, f"{name}.{key}" if name else str(key))
 
 
-def _check_state_round_trip(case: _Case) -> None:
-    baseline = case.make()
-    for step in range(3):
-        _learn(baseline, case.batch(baseline, seed=step, step=step))
-    try:
-        state = torch.load(io.BytesIO(_serialized(baseline)), weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise BaselineError("has a state with more in it than tensors, numbers, strings and dicts of them") from error
-    restored = case.make()
-    restored.load_state_dict(state)
-    batch = case.batch(baseline, seed=9, step=3)
-    if not _same(_advantages(baseline, batch), _advantages(restored, batch)):
-        raise BaselineError("does not come back the same from state_dict and load_state_dict")
-    wrong: list[dict[str, Any]] = [{**state, "not_a_key": 1}]
-    wrong += [{k: v for k, v in state.items() if k != gone} for gone in state]
-    for bad in wrong:
-        try:
-            case.make().load_state_dict(bad)
-        except ValueError:
-            continue
-        raise BaselineError(f"loads a state with the keys {sorted(bad)} without a ValueError")
+def _not_written(kept: RolloutBatch, batch: RolloutBatch, when: str) -> None:
+    for name in (each.name for each in fields(RolloutBatch)):
+        old, new = getattr(kept, name), getattr(batch, name)
+        same = close(old, new, 0.0, equal_nan=True) if isinstance(old, Tensor) else old == new
+        require(same, f"writes into the batch's `{name}`{when}")
 
 
-def _state(baseline: Baseline) -> dict[str, Any]:
-    state: Any = baseline.state_dict()
-    if not isinstance(state, dict):
-        raise BaselineError(f"returns {_kind(state)} from `state_dict`, not a dict")
-    return state
+@dataclass(frozen=True)
+class _Promises:
+    """A method for each promise of the contract, tried on a baseline that nothing else was tried on.
 
+    Attributes:
+        build: builds a baseline.
+        built: one that was never used, for what it declares.
+        ids: of the prompts.
+        ends: least and largest of the rewards that it is fed.
+        graded: whether there are others in between.
+        warm: whether it has learnt from some batches.
+    """
 
-def _serialized(baseline: Baseline) -> bytes:
-    state = _state(baseline)
-    buffer = io.BytesIO()
-    try:
-        torch.save(state, buffer)
-    except Exception as error:
-        raise BaselineError(f"has a state that cannot be saved: {_text(error)}") from error
-    return buffer.getvalue()
+    build: Callable[[], Baseline]
+    built: Baseline
+    ids: list[str]
+    ends: Range
+    graded: bool
+    warm: bool
 
+    @functools.cached_property
+    def _baseline(self) -> Baseline:
+        return self._another()
 
-def _same(a: Advantages, b: Advantages) -> bool:
-    return _close(a.values, b.values, 0.0) and _close(a.baseline, b.baseline, 0.0)
+    @functools.cached_property
+    def _batch(self) -> RolloutBatch:
+        return self._next()
 
+    @functools.cached_property
+    def _scored(self) -> RolloutBatch:
+        """A batch without missing rewards."""
+        return self._next(unscored=False)
 
-_CHECKS = (
-    _check_declarations,
-    _check_shape_and_zeros,
-    _check_token_level,
-    _check_all_unscored,
-    _check_one_scored_row,
-    _check_equal_rewards,
-    _check_no_side_effect,
-    _check_row_order,
-    _check_group_names,
-    _check_padding,
-    _check_own_reward,
-    _check_sign,
-    _check_row_order_of_update,
-    _check_kl_in_the_reward,
-    _check_loss_of_rows,
-    _check_finite_state,
-    _check_state_round_trip,
-)
+    def _next(self, **given: Any) -> RolloutBatch:
+        wrong = _no_batch(self.built)
+        require(not wrong, "; ".join(wrong))
+        return example_batch(self.built, self.ids, ends=self.ends, graded=self.graded, **given)
+
+    def _another(self) -> Baseline:
+        return self._after_some_batches() if self.warm else self.build()
+
+    def _after_some_batches(self) -> Baseline:
+        """It has learnt from four: as they come, without any reward, with equal rewards, as they come."""
+        baseline = self.build()
+        low, high = self.ends
+        equal = {1: torch.nan, 2: low if low < 0 else high}
+        for step in range(4):
+            batch = self._next(seed=20 + step, step=step)
+            baseline.update(_with_rewards(batch, equal.get(step, batch.rewards)))
+        return baseline
+
+    def _survives(self, batch: RolloutBatch, rewards: Tensor | float, what: str) -> Tensor:
+        """Values of the batch with other rewards; they are finite, and so is what comes after learning from it."""
+        baseline = self._another()
+        _advantages(baseline, self._batch)
+        batch = _with_rewards(batch, rewards)
+        found = _advantages(baseline, batch, f"when {what}")
+        baseline.update(copy.deepcopy(batch))
+        _advantages(baseline, self._next(seed=7, step=1), f"after a batch in which {what}")
+        return found.values
+
+    def _low_and_high(self, baseline: Baseline) -> Iterator[list[Advantages]]:
+        """What some eight rollouts of different groups get for the least reward of their own, and for the largest."""
+        n = len(self._scored.rewards)
+        for row in range(0, n, max(1, n // 8)):
+            own = torch.arange(n) == row
+            batches = [_with_rewards(self._scored, self._scored.rewards.masked_fill(own, end)) for end in self.ends]
+            yield [_of_rows(_advantages(baseline, each), row) for each in batches]
+
+    def _rise(self, baseline: Baseline) -> float:
+        """By how much the advantages of these rollouts rise with their own rewards, in sum."""
+        return sum(float((high.values - low.values).double().sum()) for low, high in self._low_and_high(baseline))
+
+    def declarations(self) -> None:
+        baseline = self.built
+        messages, levels = _no_batch(baseline), get_args(TokenLevel)
+        if baseline.token_level not in levels:
+            messages.append(f"says token_level = {baseline.token_level!r}, not one of {', '.join(levels)}")
+        for name in ("uses_own_reward", "reads_kl"):
+            if not isinstance(getattr(baseline, name), bool):
+                messages.append(f"says {name} = {getattr(baseline, name)!r}, not True or False")
+        require(not messages, "; ".join(messages))
+
+    def shape_and_zeros(self) -> None:
+        batch, found = self._batch, _advantages(self._baseline, self._batch)
+        n, t = batch.action_mask.shape
+        for name, tensor in (("values", found.values), ("baseline", found.baseline)):
+            shape = tuple(tensor.shape)
+            require(shape in {(n,), (n, t)}, f"returns {name} of shape {shape}, not ({n},) or ({n}, {t})")
+        zero = _silent_rows(batch)
+        if found.values.ndim == 2:
+            zero = zero[:, None] | ~batch.action_mask
+        silent = (found.values[zero] == 0).all()
+        require(silent, "gives an advantage that is not 0 where the reward is NaN or the mask is 0")
+        metrics: Any = found.metrics
+        require(isinstance(metrics, Mapping), f"returns metrics that are {kind_of(metrics)}, not a dict")
+        bad = [name for name, value in metrics.items() if not isinstance(value, (int, float))]
+        require(not bad, f"returns metrics that are not plain numbers: {bad}")
+        bad = [name for name, value in metrics.items() if not math.isfinite(value)]
+        require(not bad, f"returns metrics that are not finite: {bad} {_ORDINARY}")
+
+    def token_level(self) -> None:
+        level, mask = self._baseline.token_level, self._batch.action_mask
+        for with_kl in (False, True) if self._baseline.reads_kl else (False,):
+            batch = replace(self._batch, kl=0.1 * mask if with_kl else None)
+            tokens = _advantages(self._baseline, batch).values.ndim == 2
+            found, placed = "tokens" if tokens else "rollouts", "with" if with_kl else "without"
+            message = f"says token_level = '{level}', but returns advantages of {found} {placed} KL in the reward"
+            require(tokens == (level == "always" or (level == "with_kl" and with_kl)), message)
+
+    def all_unscored(self) -> None:
+        values = self._survives(self._batch, torch.nan, "no rollout has a reward")
+        require((values == 0).all(), "does not give advantage 0 when no rollout has a reward")
+
+    def one_scored_row(self) -> None:
+        rewards = torch.full_like(self._scored.rewards, torch.nan)
+        rewards[0] = 1.0
+        values = self._survives(self._scored, rewards, "one rollout alone has a reward")
+        message = "gives an advantage to the only scored rollout of a group, though it needs two"
+        require(self._baseline.min_group_size == 1 or (values == 0).all(), message)
+
+    def equal_rewards(self) -> None:
+        for reward in self.ends:
+            self._survives(self._scored, reward, "all rewards are equal (their deviation is 0)")
+
+    def no_side_effect(self) -> None:
+        # In no order that sorting would leave as it is.
+        batch = self._batch.take(torch.arange(len(self._batch.rewards)).flip(0))
+        kept, before = copy.deepcopy(batch), saved(self._baseline)
+        first = _accepted(self._baseline.advantages(batch))
+        _not_written(kept, batch, "")
+        same = saved(self._baseline) == before
+        require(same, "changes its state in `advantages` (state belongs in `update`)")
+        same = _same(first, _advantages(self._baseline, batch), 0.0)
+        require(same, "gives other advantages when it is given the same batch again (by chance, or what it keeps)")
+        self._baseline.update(batch)
+        _not_written(kept, batch, " in `update`")
+
+    def row_order(self) -> None:
+        order = torch.randperm(len(self._batch.rewards), generator=torch.Generator().manual_seed(1))
+        straight, shuffled = (_advantages(self._baseline, each) for each in (self._batch, self._batch.take(order)))
+        same = _same(_of_rows(straight, order), shuffled)
+        require(same, "depends on the order of the rows (`group_ids` defines the groups, not the position)")
+
+    def group_names(self) -> None:
+        renamed = replace(self._batch, group_ids=1000 - 7 * self._batch.group_ids)
+        same = _same(_advantages(self._baseline, self._batch), _advantages(self._baseline, renamed))
+        require(same, "depends on the numbers in `group_ids`, not only on which rows share one")
+
+    def padding(self) -> None:
+        batch, values = self._batch, _advantages(self._baseline, self._batch).values
+        names = [name for name, shape in {"action_mask": "NT", **SIGNALS}.items() if shape == "NT"]
+        given = {name: getattr(batch, name) for name in names if getattr(batch, name) is not None}
+        for sides in ((0, 5), (3, 0)):
+            padded: dict[str, Any] = {name: torch.nn.functional.pad(x, sides) for name, x in given.items()}
+            wide = _advantages(self._baseline, replace(batch, **padded)).values
+            expected = torch.nn.functional.pad(values, sides) if values.ndim == 2 else values
+            same = close(expected, wide, _TOLERANCE)
+            require(same, "depends on how far the batch is padded, or gives an advantage to padding")
+
+    def own_reward(self) -> None:
+        for low, high in () if self._baseline.uses_own_reward else self._low_and_high(self._baseline):
+            same = close(low.baseline, high.baseline, _TOLERANCE)
+            require(same, "has a baseline that depends on the own reward; say `uses_own_reward = True` if meant")
+
+    def sign(self) -> None:
+        """A higher own reward gives a higher own advantage, over all rollouts; with history it gives one at all."""
+        rises = self._rise(self._baseline)
+        require(rises > -_TOLERANCE, "lowers the advantage of a rollout for a higher reward (is it b - r?)")
+        if rises < _TOLERANCE and not self.warm:
+            rises = self._rise(self._after_some_batches())
+        require(rises > _TOLERANCE, "gives the same advantage whatever the reward: nothing would be learnt")
+
+    def row_order_of_update(self) -> None:
+        """In two other orders: one of them alone may leave the first or the last row where it is."""
+        batch, after = self._next(seed=5), self._next(seed=6, step=1)
+        rows = torch.arange(len(batch.rewards))
+        found = []
+        for order in (rows, rows.flip(0), torch.randperm(len(rows), generator=torch.Generator().manual_seed(2))):
+            baseline = self._another()
+            baseline.update(batch.take(order))
+            found.append(_advantages(baseline, after))
+        same = all(_same(found[0], each) for each in found)
+        require(same, "learns something else in `update` from the same rows in another order")
+
+    def kl_in_the_reward(self) -> None:
+        baseline, batch, mask = self._baseline, self._scored, self._scored.action_mask
+        if not baseline.reads_kl:
+            return
+        kl = 0.1 + 0.1 * torch.arange(mask.numel()).reshape(mask.shape) * mask
+        without = _advantages(baseline, batch).values
+        zero = _advantages(baseline, replace(batch, kl=torch.zeros_like(kl))).values
+        if zero.ndim == 2 and without.ndim == 1:
+            without = without[:, None] * mask
+        same = close(zero, without, _TOLERANCE)
+        require(same, "changes its advantages for a KL penalty of 0 in the reward")
+        penalised = _advantages(baseline, replace(batch, kl=kl), "with KL in the reward").values
+        message = "says reads_kl = True, but a KL penalty in the reward does not change its advantages"
+        require(not close(penalised, zero, _TOLERANCE), message)
+
+    def loss_of_rows(self) -> None:
+        baseline, batch, mask = self._baseline, self._batch, self._batch.action_mask
+        if not isinstance(baseline, LearnedBaseline):
+            return
+        predicted = torch.rand(mask.shape, generator=torch.Generator().manual_seed(2)).requires_grad_()
+        loss = baseline.loss(predicted, batch)
+        fits = loss.per_token.shape == mask.shape and bool(loss.per_token[loss.counts].isfinite().all())
+        require(fits, f"has a loss that is not finite, or not of the shape {tuple(mask.shape)}")
+        wrong = loss.counts & (~mask | _silent_rows(batch)[:, None])
+        require(not wrong.any(), "learns from tokens that are not actions, or whose rollout has no reward")
+        (gradient,) = torch.autograd.grad((loss.per_token * loss.counts).sum(), predicted)
+        acts = bool((gradient != 0).any()) and bool((gradient[~loss.counts] == 0).all())
+        require(acts, "has a loss whose gradient is 0 everywhere, or is not where the token does not count")
+        rows = torch.arange(len(mask)).flip(0)[1::2]
+        part = baseline.loss(predicted[rows], batch.take(rows)).per_token
+        same = close(loss.per_token[rows], part, _TOLERANCE)
+        require(same, "has a loss of a rollout that depends on which others are there")
+
+    def finite_state(self) -> None:
+        """No number of its state that was one turns NaN."""
+        before = dict(_tensors(self.built.state_dict()))
+        for name, after in _tensors(self._after_some_batches().state_dict()):
+            old = before.get(name, after)
+            turned = old.shape == after.shape and bool((after.isnan() & ~old.isnan()).any())
+            require(not turned, f"has a state that turns NaN in `update`: {name}")
+
+    def state_round_trip(self) -> None:
+        for step in range(3):
+            self._baseline.update(self._next(seed=step, step=step))
+        batch = self._next(seed=9, step=3)
+
+        def same(one: Baseline, other: Baseline) -> bool:
+            return _same(_advantages(one, batch), _advantages(other, batch), 0.0)
+
+        require_restored(self._baseline, self._another, same)

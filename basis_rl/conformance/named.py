@@ -10,7 +10,7 @@ from basis_rl.baselines import Baseline
 from basis_rl.conformance.baselines import check_baseline
 from basis_rl.conformance.objectives import check_objective
 from basis_rl.conformance.samplers import check_sampler
-from basis_rl.names import article, import_object
+from basis_rl.names import import_object, kind_of
 from basis_rl.objectives import Objective, TrlObjective
 from basis_rl.rewards import check_reward
 from basis_rl.samplers import PromptSampler
@@ -52,10 +52,9 @@ def _check_of(found: Any) -> Callable[[Any], list[str]]:
     if isinstance(found, Baseline):
         return check_baseline
     if not callable(found):
-        kind = type(found).__name__
         raise ValueError(
-            f"{article(kind).capitalize()} {kind} is neither a baseline, its class or a prompt sampler's, nor an "
-            "objective or a reward function: there is nothing to check."
+            f"A{kind_of(found)[1:]} is neither a baseline, its class or a prompt sampler's, nor an objective or a "
+            "reward function: there is nothing to check."
         )
     if isinstance(found, type) and issubclass(found, PromptSampler):
         return check_sampler

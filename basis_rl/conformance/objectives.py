@@ -6,23 +6,26 @@ the tokens, ratios far from 1, advantages of tokens) and says which promises (`b
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from basis_rl.conformance.promises import PromiseError, check_promises, close, require
 from basis_rl.functional.objectives import aggregate
+from basis_rl.objectives import AnyObjective, build_objective, objective_name
 from basis_rl.objectives.base import LossInputs, LossOutputs, LossSettings, Objective
-from basis_rl.objectives.registry import AnyObjective, build_objective, objective_name
 
-_TOLERANCE = 1e-6
 _LENGTHS = (7, 4, 6, 1, 0)  # the last rollout has no action token, as a truncated one that is masked
 
 
-class ObjectiveError(AssertionError):
+class ObjectiveError(PromiseError):
     """An objective breaks its contract; the message says which promises, and what was seen."""
+
+    kind = "objective"
 
 
 def example_inputs(objective: Objective, *, seed: int = 0, token_advantages: bool = False) -> LossInputs:
@@ -66,20 +69,8 @@ def check_objective(objective: str | AnyObjective | Callable[..., Any]) -> list[
     own = build_objective(objective)
     if not isinstance(own, Objective):
         raise ValueError(f"Objective '{objective_name(own)}' is a loss of TRL's; there is nothing to check.")
-    broken = [
-        f"{check.__name__.removeprefix('_check_')}: {what}" for check in _CHECKS if (what := _outcome(check, own))
-    ]
-    if broken:
-        raise ObjectiveError(f"Objective '{objective_name(own)}' breaks its contract.\n  " + "\n  ".join(broken))
-    return [check.__name__.removeprefix("_check_") for check in _CHECKS]
-
-
-def _outcome(check: Callable[[Objective], str | None], objective: Objective) -> str | None:
-    """What is broken; an exception of the objective's is that too."""
-    try:
-        return check(objective)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
+    name = f"Objective '{objective_name(own)}'"
+    return check_promises(ObjectiveError, name, _Promises, {"": functools.partial(_Promises, own)})
 
 
 def _loss(outputs: LossOutputs, inputs: LossInputs) -> Tensor:
@@ -96,128 +87,97 @@ def _loss_and_gradient(objective: Objective, inputs: LossInputs) -> tuple[Tensor
     return loss.detach(), torch.autograd.grad(loss, inputs.log_probs)[0]
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=_TOLERANCE, atol=_TOLERANCE)
+def _close(*pairs: tuple[Tensor, Tensor]) -> bool:
+    return all(close(a, b, 1e-6) for a, b in pairs)
 
 
-def _check_finite(objective: Objective) -> str | None:
-    inputs = example_inputs(objective)
-    outputs = objective(inputs)
-    for spread in (1.0, 30.0):  # exp(30 * 0.3) is a ratio of some thousands
-        far = torch.where(inputs.mask, spread * (inputs.old_log_probs - inputs.log_probs), 0.0).detach()
-        loss, gradient = _loss_and_gradient(objective, replace(inputs, old_log_probs=inputs.log_probs.detach() + far))
-        if not bool(loss.isfinite()) or not bool(gradient.isfinite().all()):
-            return f"the loss or its gradient is not finite, with log-ratios up to {float(far.abs().max()):.1f}"
-    counted = {name: value[inputs.mask] if value.ndim else value for name, value in outputs.metrics.items()}
-    bad = [name for name, value in counted.items() if not bool(value.isfinite().all())]
-    return f"metrics that are not finite: {bad}" if bad else None
+def _tensors(inputs: LossInputs) -> dict[str, Tensor]:
+    return {name: value for name, value in vars(inputs).items() if isinstance(value, Tensor)}
 
 
-def _check_masked_tokens(objective: Objective) -> str | None:
-    inputs = example_inputs(objective)
-    loss, gradient = _loss_and_gradient(objective, inputs)
-    for rubbish in (torch.nan, 1e30, -1e30):
-        spoilt = _map(inputs, lambda x, rubbish=rubbish: torch.where(inputs.mask, x, rubbish))  # type: ignore[misc]
-        found = _loss_and_gradient(objective, spoilt)
-        if not _close(found[0], loss) or not _close(found[1], gradient):
-            return f"{rubbish} where the mask is 0 changes the loss or its gradient"
-    for left, right in ((0, 5), (3, 0)):
-        wide = _map(inputs, lambda x, by=(left, right): torch.nn.functional.pad(x, by))  # type: ignore[misc]
-        wide = replace(wide, mask=torch.nn.functional.pad(inputs.mask, (left, right)))
-        wider, wide_gradient = _loss_and_gradient(objective, wide)
-        if not _close(wider, loss) or not _close(wide_gradient[:, left : left + gradient.shape[1]], gradient):
-            return "the loss or its gradient depends on how far the micro-batch is padded (count by the mask)"
-    return None
+class _Promises:
+    """A method for each promise of the contract."""
 
+    def __init__(self, objective: Objective) -> None:
+        self.objective, self.inputs = objective, example_inputs(objective)
 
-def _map(inputs: LossInputs, change: Callable[[Tensor], Tensor]) -> LossInputs:
-    """`change` made to every ``(M, T)`` tensor but the mask; the log-probabilities are a leaf again."""
-    values = {each.name: getattr(inputs, each.name) for each in fields(inputs) if each.name not in ("mask", "settings")}
-    changed: dict[str, Any] = {key: change(x) if x is not None and x.ndim == 2 else x for key, x in values.items()}
-    changed["log_probs"] = changed["log_probs"].detach().requires_grad_()
-    return replace(inputs, **changed)
+    def finite(self) -> None:
+        inputs = self.inputs
+        outputs = self.objective(inputs)
+        for spread in (1.0, 30.0):  # exp(30 * 0.3) is a ratio of some thousands
+            far = torch.where(inputs.mask, spread * (inputs.old_log_probs - inputs.log_probs), 0.0).detach()
+            old = inputs.log_probs.detach() + far
+            found = _loss_and_gradient(self.objective, replace(inputs, old_log_probs=old))
+            message = f"the loss or its gradient is not finite, with log-ratios up to {float(far.abs().max()):.1f}"
+            require(all(bool(each.isfinite().all()) for each in found), message)
+        counted = {name: value[inputs.mask] if value.ndim else value for name, value in outputs.metrics.items()}
+        bad = [name for name, value in counted.items() if not bool(value.isfinite().all())]
+        require(not bad, f"metrics that are not finite: {bad}")
 
+    def masked_tokens(self) -> None:
+        loss, gradient = _loss_and_gradient(self.objective, self.inputs)
+        for sides in ((0, 5), (3, 0)):
+            pad = functools.partial(torch.nn.functional.pad, pad=sides)
+            padded: dict[str, Any] = {n: pad(x.detach()) for n, x in _tensors(self.inputs).items() if x.ndim == 2}
+            padded["log_probs"].requires_grad_()
+            wide, wide_gradient = _loss_and_gradient(self.objective, replace(self.inputs, **padded))
+            same = _close((wide, loss), (wide_gradient, pad(gradient)))
+            message = "the loss or its gradient depends on how far the micro-batch is padded (count by the mask)"
+            require(same, message)
 
-def _check_gradient_at_ratio_1(objective: Objective) -> str | None:
-    return _differs_from_reinforce(objective, token_advantages=False)
+    def gradient_at_ratio_1(self) -> None:
+        self._is_reinforce(self.inputs, "")
 
+    def token_advantages(self) -> None:
+        if not self.objective.token_advantages:
+            return
+        inputs = self.inputs
+        repeated = replace(inputs, advantages=inputs.advantages[:, None].expand(inputs.mask.shape))
+        found, expected = (_loss_and_gradient(self.objective, each) for each in (repeated, inputs))
+        same = _close(*zip(found, expected, strict=True))
+        require(same, "the same advantage at all tokens of a rollout gives another loss than as one number")
+        inputs = example_inputs(self.objective, token_advantages=True)
+        self._is_reinforce(inputs, "it declares token_advantages = True, but with an advantage of each token ")
 
-def _check_token_advantages(objective: Objective) -> str | None:
-    if not objective.token_advantages:
-        return None
-    inputs = example_inputs(objective)
-    repeated = replace(inputs, advantages=inputs.advantages[:, None].expand(inputs.mask.shape))
-    found, expected = _loss_and_gradient(objective, repeated), _loss_and_gradient(objective, inputs)
-    if not _close(found[0], expected[0]) or not _close(found[1], expected[1]):
-        return "the same advantage at all tokens of a rollout gives another loss than as one number"
-    differs = _differs_from_reinforce(objective, token_advantages=True)
-    return f"it declares token_advantages = True, but with an advantage of each token {differs}" if differs else None
+    def _is_reinforce(self, inputs: LossInputs, lead: str) -> None:
+        """With ratios and weights of 1 the gradient is ``c`` times that of ``-A_t log pi_t``, c > 0."""
+        present = inputs.log_probs.detach()
+        weights = None if inputs.rollout_weights is None else torch.ones_like(present)
+        inputs = replace(inputs, old_log_probs=present, rollout_log_probs=present, rollout_weights=weights)
+        outputs = self.objective(inputs)
+        plain = replace(outputs, per_token=-inputs.log_probs * inputs.token_advantages)
+        (expected,) = torch.autograd.grad(_loss(plain, inputs), inputs.log_probs)
+        (found,) = torch.autograd.grad(_loss(outputs, inputs), inputs.log_probs)
+        factor = (found * expected).sum() / (expected * expected).sum()
+        gradient = f"{lead}the gradient at ratio 1"
+        require(factor > 0, f"{gradient} does not raise what has a positive advantage (is a sign wrong?)")
+        require(_close((found / factor, expected)), f"{gradient} is not REINFORCE's, up to a factor")
 
+    def row_order(self) -> None:
+        inputs, order = self.inputs, torch.tensor([3, 0, 4, 2, 1])
+        moved: dict[str, Any] = {name: x[order] for name, x in _tensors(inputs).items()}
+        straight, shuffled = (self.objective(each).per_token for each in (inputs, replace(inputs, **moved)))
+        same = _close(((straight * inputs.mask)[order], shuffled * inputs.mask[order]))
+        require(same, "the losses depend on the order of the rollouts")
 
-def _differs_from_reinforce(objective: Objective, *, token_advantages: bool) -> str | None:
-    """With ratios and weights of 1 the gradient is ``c`` times that of ``-A_t log pi_t``, aggregated alike, c > 0."""
-    inputs = example_inputs(objective, token_advantages=token_advantages)
-    present = inputs.log_probs.detach()
-    weights = None if inputs.rollout_weights is None else torch.ones_like(present)
-    inputs = replace(inputs, old_log_probs=present, rollout_log_probs=present, rollout_weights=weights)
-    outputs = objective(inputs)
-    plain = replace(outputs, per_token=-inputs.log_probs * inputs.token_advantages)
-    (expected,) = torch.autograd.grad(_loss(plain, inputs), inputs.log_probs)
-    (found,) = torch.autograd.grad(_loss(outputs, inputs), inputs.log_probs)
-    factor = (found * expected).sum() / (expected * expected).sum()
-    if not factor > 0:
-        return "the gradient at ratio 1 does not raise what has a positive advantage (is a sign wrong?)"
-    if not _close(found / factor, expected):
-        return "the gradient at ratio 1 is not REINFORCE's, up to a factor"
-    return None
+    def rollout_weights(self) -> None:
+        weights = self.inputs.rollout_weights
+        if weights is None:
+            return
+        given = (weights, torch.ones_like(weights), None)
+        inputs = [replace(self.inputs, rollout_weights=each) for each in given]
+        some, one, without = (_loss_and_gradient(self.objective, each) for each in inputs)
+        require(_close(*zip(one, without, strict=True)), "weights of 1 give another loss than no weights")
+        act = not _close((some[1], without[1]))
+        require(act, "it declares weighs_rollouts = True, but the weights do not change the gradient")
 
-
-def _check_row_order(objective: Objective) -> str | None:
-    inputs = example_inputs(objective)
-    order = torch.tensor([3, 0, 4, 2, 1])
-    values = {each.name: getattr(inputs, each.name) for each in fields(inputs) if each.name != "settings"}
-    moved: dict[str, Any] = {key: None if x is None else x[order] for key, x in values.items()}
-    shuffled = objective(replace(inputs, **moved))
-    straight = objective(inputs)
-    if not _close((straight.per_token * inputs.mask)[order], shuffled.per_token * inputs.mask[order]):
-        return "the losses depend on the order of the rollouts"
-    return None
-
-
-def _check_rollout_weights(objective: Objective) -> str | None:
-    if not objective.weighs_rollouts:
-        return None
-    inputs = example_inputs(objective)
-    assert inputs.rollout_weights is not None
-    one = _loss_and_gradient(objective, replace(inputs, rollout_weights=torch.ones_like(inputs.rollout_weights)))
-    without = _loss_and_gradient(objective, replace(inputs, rollout_weights=None))
-    if not _close(one[0], without[0]) or not _close(one[1], without[1]):
-        return "weights of 1 give another loss than no weights"
-    if _close(_loss_and_gradient(objective, inputs)[1], without[1]):
-        return "it declares weighs_rollouts = True, but the weights do not change the gradient"
-    return None
-
-
-def _check_purity(objective: Objective) -> str | None:
-    inputs = example_inputs(objective).only_actions()
-    given = {each.name: getattr(inputs, each.name) for each in fields(inputs) if each.name != "settings"}
-    kept = {key: x.detach().clone() for key, x in given.items() if x is not None}
-    first, second = objective.function(inputs), objective.function(inputs)
-    changed = [key for key, x in kept.items() if not torch.equal(x, getattr(inputs, key).detach())]
-    if changed:
-        return f"it writes into its inputs: {', '.join(changed)}"
-    if first.aggregation != second.aggregation or not torch.equal(first.per_token, second.per_token):
-        return "the same inputs give other losses the second time"
-    attached = [name for name, value in first.metrics.items() if value.requires_grad]
-    return f"metrics with gradient, which keep the whole graph: {attached}" if attached else None
-
-
-_CHECKS = (
-    _check_finite,
-    _check_masked_tokens,
-    _check_gradient_at_ratio_1,
-    _check_token_advantages,
-    _check_row_order,
-    _check_rollout_weights,
-    _check_purity,
-)
+    def purity(self) -> None:
+        inputs = self.inputs.only_actions()
+        kept = {name: x.detach().clone() for name, x in _tensors(inputs).items()}
+        first, second = self.objective.function(inputs), self.objective.function(inputs)
+        changed = [name for name, x in kept.items() if not torch.equal(x, getattr(inputs, name).detach())]
+        require(not changed, f"it writes into its inputs: {', '.join(changed)}")
+        same = first.aggregation == second.aggregation and torch.equal(first.per_token, second.per_token)
+        require(same, "the same inputs give other losses the second time")
+        attached = [name for name, value in first.metrics.items() if value.requires_grad]
+        require(not attached, f"metrics with gradient, which keep the whole graph: {attached}")

@@ -1,8 +1,15 @@
 """How an advantage becomes a loss: TRL's objectives by name, our own, and users' objectives."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
 from basis_rl.functional.objectives import AGGREGATIONS, Aggregation
+from basis_rl.names import did_you_mean, import_object
 from basis_rl.objectives.base import LossInputs, LossOutputs, LossSettings, Objective, TrlObjective, objective
-from basis_rl.objectives.registry import OBJECTIVES, AnyObjective, build_objective, for_token_advantages, objective_name
+from basis_rl.objectives.gpg import gpg
+from basis_rl.objectives.gspo import gspo_token
 
 __all__ = [
     "AGGREGATIONS",
@@ -19,3 +26,56 @@ __all__ = [
     "objective",
     "objective_name",
 ]
+
+AnyObjective = Objective | TrlObjective
+
+OBJECTIVES: dict[str, AnyObjective] = {
+    "grpo": TrlObjective("grpo"),
+    "gspo": TrlObjective("grpo", "sequence"),
+    "gspo_token": gspo_token,
+    "dr_grpo": TrlObjective("dr_grpo"),
+    "dapo": TrlObjective("dapo"),
+    "gpg": gpg,
+    "bnpo": TrlObjective("bnpo"),
+    "cispo": TrlObjective("cispo"),
+    "sapo": TrlObjective("sapo"),
+    "luspo": TrlObjective("luspo", "sequence"),
+    "vespo": TrlObjective("vespo"),
+}
+
+
+def objective_name(objective: AnyObjective) -> str:
+    """Its registered name, or its own."""
+    return next((key for key, each in OBJECTIVES.items() if each == objective), objective.name)
+
+
+def for_token_advantages(objective: AnyObjective) -> AnyObjective:
+    """The same objective in the form that takes an advantage of each token: `gspo_token` for ``gspo``, else itself."""
+    return gspo_token if objective == OBJECTIVES["gspo"] else objective
+
+
+def build_objective(objective: str | AnyObjective | Callable[..., Any]) -> AnyObjective:
+    """The objective by its registered name, by ``module:function``, or as it is.
+
+    Raises:
+        ValueError: unknown name, or a function that does not declare what it takes.
+    """
+    found: Any = objective
+    if isinstance(objective, str):
+        if objective in OBJECTIVES:
+            return OBJECTIVES[objective]
+        if ":" not in objective:
+            hint = did_you_mean(objective, OBJECTIVES)
+            raise ValueError(
+                f"Unknown objective '{objective}'.{hint} Known: {', '.join(OBJECTIVES)}; your own is 'module:function'."
+            )
+        found = import_object(objective, "objective")
+    if isinstance(found, (Objective, TrlObjective)):
+        return found
+    name = objective if isinstance(objective, str) else getattr(objective, "__name__", repr(objective))
+    if callable(found) and not isinstance(found, type):
+        raise ValueError(
+            f"Objective '{name}' does not declare whether each token's own advantage reaches its gradient. Decorate "
+            "the function: @basis_rl.objectives.objective(token_advantages=True), or False."
+        )
+    raise ValueError(f"Objective '{name}' is a {type(found).__name__}, no function from LossInputs to LossOutputs.")

@@ -1,8 +1,12 @@
 """Which prompts a generation batch is made of: samplers that read the value belief."""
 
+from __future__ import annotations
+
+from typing import Any
+
+from basis_rl.registry import build, name_of
 from basis_rl.samplers.base import Draw, PromptSampler, ValueBelief, WeightedSampler
 from basis_rl.samplers.dynamic import Dynamic
-from basis_rl.samplers.registry import SAMPLERS, build_sampler
 from basis_rl.samplers.thompson import Thompson
 from basis_rl.samplers.uniform import Uniform
 from basis_rl.samplers.weighted import DropSolved, Frontier, Spo, Variance
@@ -22,3 +26,28 @@ __all__ = [
     "WeightedSampler",
     "build_sampler",
 ]
+
+SAMPLERS: dict[str, type[PromptSampler]] = {
+    "uniform": Uniform,
+    "variance": Variance,
+    "frontier": Frontier,
+    "spo": Spo,
+    "thompson": Thompson,
+    "drop_solved": DropSolved,
+    "dynamic": Dynamic,
+}
+
+
+def sampler_name(sampler: PromptSampler) -> str:
+    """Its registered name, or that of its class."""
+    return name_of(SAMPLERS, sampler)
+
+
+def build_sampler(name: str, **params: Any) -> PromptSampler:
+    """The registered sampler `name`, or your own class as ``module:Class``, built with `params`.
+
+    Raises:
+        ValueError: unknown name, unknown or missing parameter, or a parameter that the sampler refuses.
+    """
+    built: PromptSampler = build("prompt_sampler", SAMPLERS, PromptSampler, name, params)
+    return built

@@ -21,8 +21,17 @@ from typing import Any
 from datasets import Dataset
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
-from basis_rl.baselines import BASELINES, Baseline, DrGrpo, Gdpo, Grpo, LearnedBaseline, NoBaseline, build_baseline
-from basis_rl.baselines.registry import baseline_name
+from basis_rl.baselines import (
+    BASELINES,
+    Baseline,
+    DrGrpo,
+    Gdpo,
+    Grpo,
+    LearnedBaseline,
+    NoBaseline,
+    baseline_name,
+    build_baseline,
+)
 from basis_rl.data import problem_text
 from basis_rl.engine import Sampling
 from basis_rl.names import import_object
@@ -30,8 +39,7 @@ from basis_rl.objectives import OBJECTIVES, AnyObjective, TrlObjective, for_toke
 from basis_rl.rewards.base import GoldChecker, required_columns
 from basis_rl.rewards.registry import POOL, REWARDS, build_reward
 from basis_rl.run.ranks import on_main_process
-from basis_rl.samplers import SAMPLERS, PromptSampler, build_sampler
-from basis_rl.samplers.registry import sampler_name
+from basis_rl.samplers import SAMPLERS, PromptSampler, build_sampler, sampler_name
 from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.gather import row_prompt_id
 from basis_rl.trainer.tool_check import as_functions, check_tools

@@ -22,8 +22,7 @@ from huggingface_hub import CommitInfo, ModelCard, hf_hub_download
 from transformers import TrainerState
 from transformers.trainer_utils import HubStrategy
 
-from basis_rl.baselines import Baseline
-from basis_rl.baselines.registry import baseline_name
+from basis_rl.baselines import Baseline, baseline_name
 from basis_rl.clusters import PromptClusters
 from basis_rl.report import plot_training
 from basis_rl.report.card import write_card
@@ -34,8 +33,7 @@ from basis_rl.run.progress import PLOT
 from basis_rl.run.ranks import on_main_process
 from basis_rl.run.record import Artefact, License, RunInfo, is_hub_id, save_run_info
 from basis_rl.run.redact import public_path, redact
-from basis_rl.samplers import PromptSampler
-from basis_rl.samplers.registry import sampler_name
+from basis_rl.samplers import PromptSampler, sampler_name
 from basis_rl.trainer.config import BasisConfig, changed_settings
 from basis_rl.values import ValueTable
 from basis_rl.values.provenance import model_revision, reward_identity

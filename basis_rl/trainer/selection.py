@@ -22,8 +22,7 @@ from trl.trainer.utils import RepeatSampler
 from basis_rl.baselines import Baseline, BasisHistory
 from basis_rl.data import problem_text
 from basis_rl.run.errors import SelectionFailed
-from basis_rl.samplers import Draw, PromptSampler, ValueBelief
-from basis_rl.samplers.registry import sampler_name
+from basis_rl.samplers import Draw, PromptSampler, ValueBelief, sampler_name
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.rewarding import total_rewards
 from basis_rl.types import RolloutBatch

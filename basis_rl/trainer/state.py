@@ -12,11 +12,9 @@ from typing import Any
 import torch
 from datasets import Dataset
 
-from basis_rl.baselines import Baseline
-from basis_rl.baselines.registry import baseline_name
+from basis_rl.baselines import Baseline, baseline_name
 from basis_rl.run.artefacts import differences, write_whole
-from basis_rl.samplers import PromptSampler
-from basis_rl.samplers.registry import sampler_name
+from basis_rl.samplers import PromptSampler, sampler_name
 from basis_rl.trainer.config import BasisConfig, changed_settings
 from basis_rl.trainer.gather import row_prompt_id
 from basis_rl.trainer.plan import with_tools

@@ -20,9 +20,9 @@ from basis_rl.samplers import (
     Variance,
     WeightedSampler,
     build_sampler,
+    sampler_name,
 )
 from basis_rl.samplers.base import part_of
-from basis_rl.samplers.registry import sampler_name
 from examples.custom_sampler import Harder
 
 ALL = ["rows", "determinism", "no_side_effect", "every_prompt", "ratio", "keeps", "state_round_trip"]
@@ -147,9 +147,14 @@ class Sevens(PromptSampler):
         return Draw(torch.zeros(size, dtype=torch.int64), torch.rand(size), {})
 
 
+def but(kind, **parts):
+    """A subclass of `kind` that breaks something."""
+    return type("Broken", (kind,), parts)
+
+
 def drawing(kind, change):
     """A subclass of `kind` that returns ``change(draw)``."""
-    return type("Broken", (kind,), {"draw": lambda self, *args: change(kind.draw(self, *args))})
+    return but(kind, draw=lambda self, *args: change(kind.draw(self, *args)))
 
 
 def weighing(weights):
@@ -191,6 +196,12 @@ def few_draws(monkeypatch):
         (drawing(Variance, lambda draw: Draw(draw.rows.float(), None, {})), "int64 tensor, .* and type float32"),
         (drawing(Variance, lambda draw: replace(draw, ratio=draw.ratio * torch.nan)), "a ratio .* finite and > 0"),
         (lambda: type("Refilling", (Variance,), {"max_refills": 1})(correct=True), "correct = True and max_refills"),
+        (
+            but(Variance, keeps=lambda self, rewards: rewards[:, 0] > 1),
+            "- keeps: refuses a group with different rewards",
+        ),
+        (but(Variance, load_state_dict=lambda self, state: None), r"- state_round_trip: .* keys \['not_a_key'\]"),
+        (lambda: 3, "builds an int, no subclass of basis_rl.samplers.PromptSampler"),
     ],
 )
 def test_what_is_broken_is_said(broken, said, few_draws):
