@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -49,6 +50,31 @@ def _without_plots(request: pytest.FixtureRequest) -> Iterator[None]:
         if trainer is not None and request.module.__name__.rpartition(".")[2] not in PLOTTING:
             patch.setattr(trainer, "plot_training", lambda *args, **kwargs: None)
         yield
+
+
+# Modules with a look at the workers that grade mathematics.
+OWN_WORKERS = {"test_math_verify", "test_failures", "test_base", "test_gpu_rewards"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shared_graders(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All rewards of mathematics grade by one pool of workers, whose imports take seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        reward = sys.modules.get("basis_rl.rewards.math.reward")
+        if reward is not None and request.module.__name__.rpartition(".")[2] not in OWN_WORKERS:
+            make = reward.WorkerPool
+            patch.setattr(reward, "WorkerPool", lambda command, *args, **options: _graders(make, command[1:3], options))
+        yield
+
+
+_pools: list[Any] = []
+
+
+def _graders(make: Any, script: list[str], options: dict[str, Any]) -> Any:
+    if not _pools:
+        _pools.append(make([sys.executable, *script, "3.0"], 2, 30.0, **{**options, "cpu_timeout": 3.0}))
+        _pools[0].close = lambda: None
+    return _pools[0]
 
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -3,7 +3,6 @@
 import fcntl
 import json
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from basis_rl.values import ValueTable
 from examples.custom_baseline import Shrinkage
 from examples.quickstart.warm_start import save
 from tests.cli.conftest import SETTINGS
+from tests.support.ranks import forked
 from tests.support.tiny import Tokenwise, tiny_model, tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -190,21 +190,21 @@ def test_a_resume_adds_to_the_log_and_what_it_refuses_moves_nothing(recipe, tmp_
 def test_a_signal_stops_training_with_its_own_exit_code_and_auto_goes_on(recipe, tmp_path, capsys):
     settings = {"max_steps": 4000, "save_strategy": "steps", "save_steps": 1000}
     path = recipe(**settings)
-    command = [sys.executable, "-m", "basis_rl", "train", path, "--resume_from_checkpoint", "auto"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    metrics = tmp_path / "out" / "metrics.jsonl"
+    log, metrics = tmp_path / "log", tmp_path / "out" / "metrics.jsonl"
+    process = forked(log, "basis_rl", "train", path, "--resume_from_checkpoint", "auto")
     try:
         for _ in range(6000):
             time.sleep(0.1)
-            if process.poll() is not None or (metrics.is_file() and metrics.read_text().count("\n") >= 3):
+            if process.exitcode is not None or (metrics.is_file() and metrics.read_text().count("\n") >= 3):
                 break
         else:
             pytest.fail("training has not begun within 600 s")
-        process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=300)
+        process.terminate()
+        process.join(300)
     finally:
         process.kill()
-    assert process.returncode == 75, output[-2000:]
+    output = log.read_text()
+    assert process.exitcode == 75, output[-2000:]
     stopped = int(re.search(r"Stopped by a signal after step (\d+) of 4000\. Checkpoint: .*", output).group(1))
     assert (tmp_path / "out" / f"checkpoint-{stopped}").is_dir()
     assert not (tmp_path / "out" / "model.safetensors").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from accelerate import PartialState
@@ -73,9 +74,10 @@ def against_a_server(output: Path, model: Path, url: str, names: list[str]) -> N
     torch.save(results, output / f"rank{rank}.pt")
 
 
-def resumed(output: Path, model: Path, kind: str = "basis_history") -> None:
+def resumed(output: Path, model: Path, kind: str) -> None:
     """Four steps, and the last two again from the checkpoint between them, in the middle of a generation batch."""
     critics = {"head": {}, "value_model": {"critic_model": str(model), "critic_learning_rate": 1e-3}}
+    output.mkdir(exist_ok=True)
     for name, start in (("whole", None), ("again", output / "whole" / "checkpoint-3")):
         saving = {"max_steps": 4, "save_strategy": "steps", "save_steps": 3}
         baseline = Ppo(**critics[kind]) if kind in critics else kind
@@ -94,9 +96,13 @@ def resumed(output: Path, model: Path, kind: str = "basis_history") -> None:
 
 
 if __name__ == "__main__":
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        # DeepSpeed would spend a minute on compiling an extension for shared memory between CPU ranks.
+        patch("deepspeed.comm.torch.build_shm_op", return_value=None).start()
     what, folder, path, *rest = sys.argv[1:]
     if what == "server":
         against_a_server(Path(folder), Path(path), rest[0], rest[1:])
     else:
-        resumed(Path(folder), Path(path), *rest)
+        for kind in rest:
+            resumed(Path(folder) / kind, Path(path), kind)
     leave(0)

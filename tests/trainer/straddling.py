@@ -155,12 +155,13 @@ def refilled(output: Path, model: str, ranks: int) -> dict:
 # One for each optional field of a batch, and for each kind of advantage.
 SELECTED, SAMPLER = "frontier, corrected", Frontier(correct=True)
 FEW = ["rloo", "basis", "otb", "ppo", "remax", "bv_blend", "tokenwise", SELECTED]
-ALL = [*BASELINES, "tokenwise", SELECTED]
+REST = [name for name in BASELINES if name not in FEW]
 
 
-def main(output: Path, model: str, ranks: int, which: str) -> None:
+def main(output: Path, model: str, ranks: int, names: list[str]) -> None:
+    """Train with the baselines `names`; what else there is is done beside `FEW`."""
     results = {}
-    for name in FEW if which == "few" else ALL:
+    for name in names:
         own = {"tokenwise": {"baseline": Tokenwise()}, SELECTED: {"baseline": Rloo(), "prompt_sampler": SAMPLER}}
         trainer = train(output, model, ranks, name, **own.get(name, {}))
         results[name] = [
@@ -175,13 +176,15 @@ def main(output: Path, model: str, ranks: int, which: str) -> None:
             for batch, advantages in trainer.kept
         ]
     rank = trainer.accelerator.process_index
-    stopped = train(output, model, ranks, "rloo", Stopped, max_steps=4)
-    others = {
-        "losses": losses(output, model, ranks),
-        "noise": noise(output, model, ranks),
-        "refilled": refilled(output, model, ranks),
-        "stopped": stopped.state.global_step,
-    }
+    others = {}
+    if names == FEW:
+        stopped = train(output, model, ranks, "rloo", Stopped, max_steps=4)
+        others = {
+            "losses": losses(output, model, ranks),
+            "noise": noise(output, model, ranks),
+            "refilled": refilled(output, model, ranks),
+            "stopped": stopped.state.global_step,
+        }
     torch.save((results, others), output / f"rank{rank}.pt")
 
 
@@ -189,5 +192,5 @@ if __name__ == "__main__":
     # As in tests/conftest.py: the garbage collection and the plot take most of a short run's time.
     gc.freeze()
     trainer_module.plot_training = lambda *args, **kwargs: None
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:])
     leave(0)

@@ -340,7 +340,7 @@ def test_a_run_from_python_leaves_and_says_what_the_command_does(tmp_path, capsy
 
 def test_reward_functions_by_name(tmp_path):
     args = config(tmp_path, max_completion_length=6)
-    names = ["math_verify", "overlong", "tests.support.tiny.parity_reward", "pool:tests.support.tiny:parity_reward"]
+    names = ["math_verify", "overlong", "tests.support.tiny.parity_reward", "pool:tests.rewards.user_functions:right"]
     found = as_rewards([*names, parity_reward, "owner/reward-model"], args)
     assert [type(each) for each in found[:2]] == [MathVerifyReward, OverlongReward]
     assert found[1].max_completion_length == 6

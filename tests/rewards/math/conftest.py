@@ -1,4 +1,4 @@
-"""One reward for each file of tests: its workers take seconds to start."""
+"""One reward, with what it remembers, for each file of tests."""
 
 import pytest
 
