@@ -77,6 +77,16 @@ def _graders(make: Any, script: list[str], options: dict[str, Any]) -> Any:
     return _pools[0]
 
 
+@pytest.fixture(scope="module")
+def reward() -> Iterator[Any]:
+    """That of mathematics, with what it remembers, one for each file of tests."""
+    from basis_rl.rewards import MathVerifyReward
+
+    reward = MathVerifyReward(num_workers=2, timeout=3.0)
+    yield reward
+    reward.close()
+
+
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
