@@ -23,6 +23,8 @@ from tests.cli.conftest import SETTINGS
 from tests.support.ranks import forked
 from tests.support.tiny import Tokenwise, tiny_model, tiny_tokenizer
 
+CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -81,33 +83,7 @@ def test_value_table_then_basis_with_one_rollout(recipe, tmp_path, capsys):
     assert re.search(r"revision: table \"\w{16}\", run \"\w{16}\"", capsys.readouterr().err)
 
 
-BAD = {
-    "unknown key": ({"learning_rat": 1}, [], "Unknown key 'learning_rat' in .* Did you mean 'learning_rate'"),
-    "unknown option": ({}, ["--learning_rat", "1"], "Unknown option '--learning_rat'. Did you mean '--learning_rate'"),
-    "unknown baseline": ({"baseline": "rlo"}, [], "Unknown baseline 'rlo'. Did you mean 'rloo'"),
-    "unknown parameter": ({"baseline_kwargs": {"epsilon": 1}}, [], "Baseline 'rloo' has no parameter 'epsilon'"),
-    "unknown objective": ({"objective": "gsp"}, [], "Did you mean 'gspo'"),
-    "unknown reward": ({"reward_funcs": ["math_verfy"]}, [], "Unknown reward function 'math_verfy'. Did you mean"),
-    "no such reward": ({"reward_funcs": ["tests.support.tiny.nothing"]}, [], "tiny.nothing' cannot be imported"),
-    "reward parameter": ({"reward_kwargs": {"timeot": 1}}, [], "math_verify has no 'timeot'. Did you mean 'timeout'"),
-    "missing column": ({"prompt_column": "text"}, [], "has no column 'text', only"),
-    "batch arithmetic": ({"num_generations": 5}, [], "must be divisible by num_generations"),
-    "no model": ({"model_name_or_path": None}, [], "model_name_or_path is missing"),
-    "no such model": (
-        {"model_name_or_path": "runs/nowhere"},
-        [],
-        "'runs/nowhere' could not be loaded .*such folder",
-    ),
-    "no dataset": ({"dataset_name": None, "dataset_kwargs": None}, [], "dataset_name is missing"),
-    "wrong type": ({}, ["--max_steps", "many"], "--max_steps.* invalid int value: 'many'"),
-    "wrong type in the file": ({"max_steps": "many"}, [], "--max_steps.* invalid int value: 'many'"),
-    "value missing": ({}, ["--baseline_kwargs.eps"], "--baseline_kwargs.eps needs a value"),
-    "parameter of a wrong type": ({"reward_kwargs": {"timeout": "5s"}}, [], "reward_kwargs .*'str'"),
-    "dictionary that is none": ({"reward_kwargs": "fast"}, [], "reward_kwargs must be a mapping"),
-    "no such baseline": ({"baseline": "tests.support.tiny:Nothing"}, [], "tiny:Nothing' cannot be imp"),
-    "class that is no baseline": ({"baseline": "tests.support.tiny:Path"}, [], "not a subclass of .*Baseline"),
-    "table missing": ({"baseline": "basis", "num_generations": 1}, [], "needs the parameter 'values'"),
-}
+BAD = CASES["bad"]
 
 
 @pytest.mark.parametrize("command", ["train", "check"])

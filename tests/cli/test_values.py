@@ -21,6 +21,8 @@ from tests.support.fake_vllm import FakeServer
 from tests.support.ranks import forked
 from tests.support.served import ENGINE, save_model
 
+CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
+
 OWN = {
     "dataset_kwargs": {"size": 80, "seed": 0, "min_terms": 2, "max_terms": 3, "max_digits": 2},
     "reward_funcs": ["tests.support.tiny.parity_reward"],
@@ -145,15 +147,7 @@ def test_it_is_pushed_with_a_card_and_a_failure_loses_nothing(recipe, tmp_path, 
     assert Hub.files["rewards.parquet"] == (tmp_path / "values" / "rewards.parquet").read_bytes()
 
 
-BAD = {
-    "shard": (["--values_shard", "2/2"], "values_shard must be `i/n` with i from 0 to n - 1"),
-    "both": (["--values_serve", "true"], "set one of the two"),
-    "no token": (["--values_push_to_hub", "a/b"], "needs a token of the Hub"),
-    "no repository": (["--values_push_to_hub", "a/b/c"], "must be the id of a dataset repository"),
-    "early exit": (["--values_early_exit", "4"], "an early exit after fewer than all, got 4 and 4"),
-    "no server": (["--values_servers", "http://127.0.0.1:9"], "There is no vLLM server at"),
-    "long": (["--max_completion_length", "250"], r"than the 256 of the server|more than the 256"),
-}
+BAD = CASES["bad"]
 
 
 @pytest.mark.parametrize("case", BAD)

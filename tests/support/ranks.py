@@ -50,6 +50,12 @@ def output_of(process: subprocess.Popen[str], *, fails: bool = False) -> str:
     return output
 
 
+def no_shared_memory() -> None:
+    """Spare DeepSpeed a minute: it would compile an extension for shared memory between CPU ranks."""
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        patch("deepspeed.comm.torch.build_shm_op", return_value=None).start()
+
+
 def _module(name: str, arguments: list[str], environment: dict[str, str], log: Path) -> None:
     with log.open("ab") as output:
         os.dup2(output.fileno(), 1)
@@ -57,6 +63,7 @@ def _module(name: str, arguments: list[str], environment: dict[str, str], log: P
     os.chdir(ROOT)
     os.environ.clear()
     os.environ.update(environment)
+    no_shared_memory()
     sys.argv = [name, *arguments]
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
@@ -88,7 +95,7 @@ class Launched:
             own = {"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": str(ranks)} if ranks > 1 else {}
             self.processes.append(forked(log, module, *arguments, **shared, **own))
 
-    def wait(self, seconds: float = 900.0) -> None:
+    def wait(self, seconds: float = 900.0, *, fails: bool = False) -> None:
         running = {process.sentinel for process in self.processes}
         while running and not any(process.exitcode for process in self.processes):
             ended = multiprocessing.connection.wait(running, seconds)
@@ -98,7 +105,7 @@ class Launched:
         for process in self.processes:
             process.kill()
             process.join()
-        assert [process.exitcode for process in self.processes] == [0] * len(self.processes), self.output()
+        assert any(process.exitcode for process in self.processes) == fails, self.output()
 
     def output(self) -> str:
         return self.log.read_text()[-5000:]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
 from accelerate import PartialState
@@ -17,6 +16,7 @@ from basis_rl.__main__ import leave
 from basis_rl.baselines import Ppo
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.shards import whole
+from tests.support.ranks import no_shared_memory
 from tests.support.served import trainer
 from tests.support.tiny import tiny_trainer
 
@@ -96,9 +96,7 @@ def resumed(output: Path, model: Path, kind: str) -> None:
 
 
 if __name__ == "__main__":
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
-        # DeepSpeed would spend a minute on compiling an extension for shared memory between CPU ranks.
-        patch("deepspeed.comm.torch.build_shm_op", return_value=None).start()
+    no_shared_memory()
     what, folder, path, *rest = sys.argv[1:]
     if what == "server":
         against_a_server(Path(folder), Path(path), rest[0], rest[1:])

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from basis_rl.engine.server import free_port
 from basis_rl.types import RolloutBatch
 from tests.support import ranks
-from tests.support.ranks import ROOT, output_of
+from tests.support.ranks import ROOT
 from tests.support.served import save_model, server
 from tests.support.tiny import named_baseline, sums
 
@@ -76,10 +76,9 @@ def test_zero3_against_a_server(name, zero3, served):
 
 
 @pytest.mark.long
-def test_zero3_against_a_server_with_an_untied_head(tmp_path):
-    model = save_model(tmp_path / "model", tied=False)
-    with server(model, tmp_path / "server.log") as running:
-        launch(tmp_path, "zero3", "server", model, running.url, "basis", "otb")
+def test_zero3_against_a_server_with_an_untied_head(vllm_server, tmp_path):
+    model, url = vllm_server
+    launch(tmp_path, "zero3", "server", model, url, "basis", "otb")
     for name in ("basis", "otb"):
         assert_synced_and_saved(name, tmp_path, model, "DEEPSPEED", sharded=True)
 
@@ -206,4 +205,6 @@ def test_gradients_that_are_not_finite_are_counted_and_end_a_sharded_run(tmp_pat
     """.split()
     data = ["--dataset_kwargs", '{"size": 64, "seed": 0}']
     config = "accelerate_configs/zero3_cpu.yaml"
-    assert "2 steps in a row" in output_of(ranks.launch("basis_rl", "train", *recipe, *data, config=config), fails=True)
+    launched = ranks.Launched(tmp_path / "log", "basis_rl", "train", *recipe, *data, config=config)
+    launched.wait(fails=True)
+    assert "2 steps in a row" in launched.output()
