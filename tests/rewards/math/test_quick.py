@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from math_verify import parse, verify
+from sympy import srepr
 
 from basis_rl.rewards.extract import plain_number
 from basis_rl.rewards.math.grading import grade
@@ -21,11 +22,22 @@ CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 @cache
 def parsed(text):
-    return parse(rf"\boxed{{{text}}}", parsing_timeout=None)
+    """What Math-Verify reads, its formulas written out, and the texts that it keeps."""
+    read = parse(rf"\boxed{{{text}}}", parsing_timeout=None)
+    kept = {each.strip() for each in read if isinstance(each, str)} - {""}
+    return read, tuple(srepr(each) for each in read if not isinstance(each, str)), kept
+
+
+VERDICTS = {}
 
 
 def math_verify(gold, answer):
-    return verify(parsed(gold), parsed(answer), timeout_seconds=None)
+    """Asked once for all texts that it reads alike: it compares formulas with each other, and texts with texts."""
+    (one, formulas, texts), (other, other_formulas, other_texts) = parsed(gold), parsed(answer)
+    key = formulas, other_formulas, texts.isdisjoint(other_texts)
+    if key not in VERDICTS:
+        VERDICTS[key] = verify(one, other, timeout_seconds=None)
+    return VERDICTS[key]
 
 
 def listed(gold, answer, quick):
