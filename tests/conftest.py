@@ -34,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 PLOTTING = {"test_cli", "test_plan", "test_quickstart"}  # modules whose tests look at the plot of a run
+OWN_WORKERS = {"test_math_verify", "test_failures", "test_base", "test_gpu_rewards"}  # at the workers that grade
 
 
 def pytest_collection_finish() -> None:
@@ -43,26 +44,15 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _without_plots(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Drawing the plot of a run takes longer than the run of a tiny model."""
+def _cheaper(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No plots of runs, which take longer than the run of a tiny model, and one pool of workers that grade."""
+    name = request.module.__name__.rpartition(".")[2]
     with pytest.MonkeyPatch.context() as patch:
-        trainer = sys.modules.get("basis_rl.trainer.trainer")
-        if trainer is not None and request.module.__name__.rpartition(".")[2] not in PLOTTING:
+        trainer, reward = map(sys.modules.get, ("basis_rl.trainer.trainer", "basis_rl.rewards.math.reward"))
+        if trainer is not None and name not in PLOTTING:
             patch.setattr(trainer, "plot_training", lambda *args, **kwargs: None)
-        yield
-
-
-# Modules with a look at the workers that grade mathematics.
-OWN_WORKERS = {"test_math_verify", "test_failures", "test_base", "test_gpu_rewards"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _shared_graders(request: pytest.FixtureRequest) -> Iterator[None]:
-    """All rewards of mathematics grade by one pool of workers, whose imports take seconds."""
-    with pytest.MonkeyPatch.context() as patch:
-        reward = sys.modules.get("basis_rl.rewards.math.reward")
-        if reward is not None and request.module.__name__.rpartition(".")[2] not in OWN_WORKERS:
-            make = reward.WorkerPool
+        if reward is not None and name not in OWN_WORKERS:
+            make = reward.WorkerPool  # of processes whose imports take seconds
             patch.setattr(reward, "WorkerPool", lambda command, *args, **options: _graders(make, command[1:3], options))
         yield
 

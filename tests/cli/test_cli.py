@@ -20,7 +20,7 @@ from basis_rl.values import ValueTable
 from examples.custom_baseline import Shrinkage
 from examples.quickstart.warm_start import save
 from tests.cli.conftest import SETTINGS
-from tests.support.ranks import forked
+from tests.support.ranks import forked, launch, output_of
 from tests.support.tiny import Tokenwise, tiny_model, tiny_tokenizer
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
@@ -122,13 +122,9 @@ def test_exit_code_and_no_traceback_in_a_process_of_its_own(recipe):
 
 @pytest.mark.long
 def test_accelerate_launch_takes_the_same_arguments(recipe, tmp_path):
-    launcher = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
-    launcher += ["--main_process_port", "0", "-m", "basis_rl"]
-    command = [sys.executable, *launcher, "train", recipe(), "--per_device_train_batch_size", "4"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    assert "step 2/2" in done.stdout
-    assert done.stdout.count("== Summary") == 1
+    said = output_of(launch("basis_rl", "train", recipe(), "--per_device_train_batch_size", "4"))
+    assert "step 2/2" in said
+    assert said.count("== Summary") == 1
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out") is not None
 
 
@@ -236,35 +232,13 @@ def absurd(completions, **kwargs):
     return [3e38 * (i % 2) for i in range(len(completions))]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["examples.custom_baseline:Shrinkage", "--strength", "4"],
-        ["examples.custom_baseline:Shrinkage", "--strength=4"],
-        ["examples.custom_baseline:Shrinkage", "--baseline_kwargs.strength", "4"],
-        ["tests.cli.test_cli:BUILT"],
-        ["tests.support.tiny:Tokenwise"],
-    ],
-)
+@pytest.mark.parametrize("words", CASES["checked"])
 def test_check_gives_a_baseline_its_arguments_or_takes_a_built_one(words, capsys):
     assert main(["check", *words]) == 0
     assert "keeps the contract: declarations, shape_and_zeros" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["tests.cli.test_cli:ByPosition"], "depends on the order of the rows"),
-        (["examples.custom_baseline:Shrinkage", "--strenght", "4"], "cannot be built: TypeError"),
-        (["examples.custom_baseline:Shrinkage", "4"], "Give the arguments of a constructor"),
-        (["examples.custom_objective:simple", "--strength", "4"], "is no class, so it takes no arguments"),
-        (["examples.custom_baseline:Shrinkage", "--strength", "[1"], r"--strength \[1: .* is not valid YAML"),
-        (["tests.cli.test_cli:BUILT", "--strength", "4"], "BUILT is no class, so it takes no arguments"),
-        (["tests.cli.test_cli:NUMBER"], "error: An int is neither a baseline"),
-        (["math:pi"], "there is nothing to check"),
-        (["math:sqrt"], "does not declare|cannot be built|no subclass"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), CASES["not checked"])
 def test_check_tells_what_it_cannot_check(words, message, capsys):
     assert main(["check", *words]) == 2
     assert re.search(message, capsys.readouterr().err)

@@ -18,7 +18,7 @@ from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.shards import whole
 from tests.support.ranks import no_shared_memory
 from tests.support.served import trainer
-from tests.support.tiny import tiny_trainer
+from tests.support.tiny import Keeps, tiny_trainer
 
 RUNS = {
     "basis": (1, {}),
@@ -37,20 +37,13 @@ class OnCpus(BasisTrainer):
         super().create_accelerator_and_postprocess()
 
 
-class Keep(OnCpus):
+class Keep(Keeps, OnCpus):
     """Keeps every global batch and this rank's advantages."""
 
-    def __init__(self, *args, **kwargs):
-        self.kept = []
-        super().__init__(*args, **kwargs)
-
-    def _advantages(self, inputs, output):
-        local = super()._advantages(inputs, output)
-        tokens = {
-            key: output[key].clone() for key in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-        }
-        self.kept.append({"batch": vars(self._pending.newest), "advantages": local.clone(), **tokens})
-        return local
+    def noted(self, inputs, output, local):
+        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+        tokens = {name: output[name].clone() for name in names}
+        return {"batch": vars(self._pending.newest), "advantages": local.clone(), **tokens}
 
 
 def against_a_server(output: Path, model: Path, url: str, names: list[str]) -> None:

@@ -19,10 +19,9 @@ import torch
 from basis_rl.__main__ import leave
 from basis_rl.baselines import BASELINES, Rloo
 from basis_rl.samplers import Dynamic, Frontier
-from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer import trainer as trainer_module
 from examples.custom_objective import simple
-from tests.support.tiny import Tokenwise, tiny_trainer
+from tests.support.tiny import Keeps, Tokenwise, tiny_trainer
 
 ROWS, GROUP = 12, 4
 
@@ -32,12 +31,8 @@ def reward(completions, completion_ids, **kwargs):
     return [None if ids[0] % 5 == 0 else float(sum(ids) % 2) for ids in completion_ids]
 
 
-class GivenRollouts(BasisTrainer):
+class GivenRollouts(Keeps):
     """Completions by global row, of different lengths on different ranks; keeps the advantages of every batch."""
-
-    def __init__(self, *args, **kwargs):
-        self.kept = []
-        super().__init__(*args, **kwargs)
 
     def _generate_single_turn(self, prompt_ids, images, multimodal, num_generations, **kwargs):
         if num_generations == 1:  # the greedy rollouts: by prompt, whatever the rank
@@ -46,14 +41,10 @@ class GivenRollouts(BasisTrainer):
         rows = range(first, first + len(prompt_ids))
         return [[20 + (row * 7 + k * k) % 50 for k in range(1 + row % (3 + row // 6))] for row in rows], None
 
-    def _advantages(self, inputs, output):
-        local = super()._advantages(inputs, output)
-        width = torch.tensor([self._pending.newest.action_mask.shape[1]])
-        wide = local
-        if local.ndim == 2:
-            wide = torch.nn.functional.pad(local, (0, int(width) - local.shape[1]))
-        self.kept.append((self._pending.newest, self.accelerator.gather(wide).clone()))
-        return local
+    def noted(self, inputs, output, local):
+        width = self._pending.newest.action_mask.shape[1]
+        wide = torch.nn.functional.pad(local, (0, width - local.shape[1])) if local.ndim == 2 else local
+        return self._pending.newest, self.accelerator.gather(wide).clone()
 
 
 class Noise(GivenRollouts):
@@ -130,19 +121,13 @@ def noise(output: Path, model: str, ranks: int) -> dict:
     return {"gradients": gradients, "logged": logged}
 
 
-class Refilled(BasisTrainer):
+class Refilled(Keeps):
     """Keeps the global batches, of rollouts that are really sampled."""
 
-    def __init__(self, *args, **kwargs):
-        self.kept = []
-        super().__init__(*args, **kwargs)
-
-    def _advantages(self, inputs, output):
-        local = super()._advantages(inputs, output)
+    def noted(self, inputs, output, local):
         batch = self._pending.newest
         sums = self.accelerator.gather((output["completion_ids"] * output["completion_mask"]).sum(1))
-        self.kept.append({"prompt_ids": batch.prompt_ids, "rewards": batch.rewards, "sums": sums})
-        return local
+        return {"prompt_ids": batch.prompt_ids, "rewards": batch.rewards, "sums": sums}
 
 
 def refilled(output: Path, model: str, ranks: int) -> dict:

@@ -126,10 +126,7 @@ def test_a_table_must_know_every_prompt_and_fit_the_run(tmp_path, tiny_path):
     full = table_for(sums())
     rewards = {p: full.rewards(p) for p in full.prompt_ids}
     for provenance, message in (
-        (
-            {"revision": "1234", "temperature": 0.3},
-            r"another run:\n  revision: .*\n  temperature: table 0.3, run 1",
-        ),
+        ({"revision": "1234", "temperature": 0.3}, r"another run:\n  revision: .*\n  temperature: table 0.3, run 1"),
         ({"chat_template": "something else"}, 'chat_template: table "something else", run '),
     ):
         other = ValueTable.from_rewards(rewards, provenance=provenance)
@@ -366,10 +363,7 @@ def test_rows_are_a_dataset():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: as_baseline(Rloo),
-            r"Rloo is a class: give Rloo\(...\), or its name 'rloo'",
-        ),
+        (lambda: as_baseline(Rloo), r"Rloo is a class: give Rloo\(...\), or its name 'rloo'"),
         (lambda: as_baseline(3), "got a int"),
         (lambda: as_sampler(3), "or an object, got int"),
         (lambda: as_sampler(Uniform), "Uniform is a class.*'uniform'"),

@@ -30,8 +30,7 @@ def pairs(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "gold", "answer"),
-    [*((name, q.gold, q.answer) for name, q in QUIRKS.items()), *rows("more")],
+    ("name", "gold", "answer"), [*((name, q.gold, q.answer) for name, q in QUIRKS.items()), *rows("more")]
 )
 def test_each_quirk_is_accepted_today_and_refused_by_its_name_alone(name, gold, answer):
     assert grade(gold, answer) is True
