@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -33,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 PLOTTING = {"test_cli", "test_plan", "test_quickstart"}  # modules whose tests look at the plot of a run
+OWN_WORKERS = {"test_math_verify", "test_failures", "test_base", "test_gpu_rewards"}  # at the workers that grade
 
 
 def pytest_collection_finish() -> None:
@@ -42,13 +44,37 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _without_plots(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Drawing the plot of a run takes longer than the run of a tiny model."""
+def _cheaper(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No plots of runs, which take longer than the run of a tiny model, and one pool of workers that grade."""
+    name = request.module.__name__.rpartition(".")[2]
     with pytest.MonkeyPatch.context() as patch:
-        trainer = sys.modules.get("basis_rl.trainer.trainer")
-        if trainer is not None and request.module.__name__.rpartition(".")[2] not in PLOTTING:
+        trainer, reward = map(sys.modules.get, ("basis_rl.trainer.trainer", "basis_rl.rewards.math.reward"))
+        if trainer is not None and name not in PLOTTING:
             patch.setattr(trainer, "plot_training", lambda *args, **kwargs: None)
+        if reward is not None and name not in OWN_WORKERS:
+            make = reward.WorkerPool  # of processes whose imports take seconds
+            patch.setattr(reward, "WorkerPool", lambda command, *args, **options: _graders(make, command[1:3], options))
         yield
+
+
+_pools: list[Any] = []
+
+
+def _graders(make: Any, script: list[str], options: dict[str, Any]) -> Any:
+    if not _pools:
+        _pools.append(make([sys.executable, *script, "3.0"], 2, 30.0, **{**options, "cpu_timeout": 3.0}))
+        _pools[0].close = lambda: None
+    return _pools[0]
+
+
+@pytest.fixture(scope="module")
+def reward() -> Iterator[Any]:
+    """That of mathematics, with what it remembers, one for each file of tests."""
+    from basis_rl.rewards import MathVerifyReward
+
+    reward = MathVerifyReward(num_workers=2, timeout=3.0)
+    yield reward
+    reward.close()
 
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"

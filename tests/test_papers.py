@@ -86,16 +86,6 @@ def hub(monkeypatch):
     )
 
 
-@pytest.fixture(scope="module")
-def checker(tmp_path_factory):
-    """One reward for all of them: starting its grading processes is what takes time."""
-    from basis_rl.rewards import MathVerifyReward
-
-    reward = MathVerifyReward()
-    yield reward
-    reward.close()
-
-
 def launch_of(name):
     gpus = next(count for prefix, count in GPUS.items() if name.startswith(prefix))
     engine = "fsdp2" if name.startswith("bv-blend") else "zero3"
@@ -115,9 +105,9 @@ FIRST = {name_of(row): row for row in reversed(ROWS)}  # of each recipe; the oth
     [row if FIRST[name_of(row)] is row else pytest.param(row, marks=pytest.mark.long) for row in ROWS],
     ids=lambda row: f"{row[1][0].removesuffix('.yaml')}: {row[0]}",
 )
-def test_check(row, checker, capsys, monkeypatch, tmp_path):
+def test_check(row, reward, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # no table, no codebook
-    monkeypatch.setattr("basis_rl.recipe.build.build_rewards", lambda run: [checker])
+    monkeypatch.setattr("basis_rl.recipe.build.build_rewards", lambda run: [reward])
     monkeypatch.setattr("basis_rl.estimate.report.free_bytes", lambda folder: 1 << 50)
     if name_of(row).startswith("reinforce-pp-tir"):
         assert merge(tmp_path / "runs" / "papers" / "orz_dapo.jsonl") == 1040

@@ -59,8 +59,7 @@ OF_PROMPTS = [OneBeta, BasisHistory, lambda: BasisHistory(OneBeta().values), SPO
 
 
 @pytest.mark.parametrize(
-    ("make", "groups"),
-    [*itertools.product(OF_PROMPTS, [[0], [0, 0], [0, 0, 1, 1, 1]]), (JAMES_STEIN, [0, 0, 1, 1, 1])],
+    ("make", "groups"), [*itertools.product(OF_PROMPTS, [[0], [0, 0], [0, 0, 1, 1, 1]]), (JAMES_STEIN, [0, 0, 1, 1, 1])]
 )
 def test_other_prompts_and_what_was_learnt_give_all_of_the_gradient(make, groups):
     assert not make().uses_own_reward

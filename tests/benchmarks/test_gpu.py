@@ -57,11 +57,11 @@ def stages(tmp_path, monkeypatch):
 
 def test_a_stage_that_hangs_is_ended_with_all_it_started_and_the_next_one_runs(tmp_path, stages, monkeypatch):
     names = stages({"hangs": HANGS, "passes": PASSES})
-    monkeypatch.setitem(command.STAGES, "hangs", (20.0, command.STAGES["hangs"][1]))
+    monkeypatch.setitem(command.STAGES, "hangs", (8.0, command.STAGES["hangs"][1]))
     monkeypatch.setenv("PYTEST_ADDOPTS", "-s")
     done = command.run_stages(names, "cpu", tmp_path / "results.json")
     assert done["hangs"]["status"] == "failed"
-    assert "not done after 20 s" in done["hangs"]["reason"]
+    assert "not done after 8 s" in done["hangs"]["reason"]
     child = int(re.search(r"its child is (\d+)", done["hangs"]["reason"])[1])
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
     assert done["passes"]["status"] == "passed"
@@ -90,7 +90,8 @@ def test_what_a_stage_found_is_kept_and_what_has_passed_is_not_run_again(tmp_pat
 
 def test_without_time_a_stage_is_not_begun_or_is_incomplete(tmp_path, stages, monkeypatch):
     names = stages({"hangs": HANGS, "late": PASSES})
-    monkeypatch.setattr(command, "BUDGET", 16.0)
+    monkeypatch.setattr(command, "BUDGET", 5.0)
+    monkeypatch.setattr(command, "LEAST", 4.0)
     done = command.run_stages(names, "cpu", tmp_path / "results.json")
     assert done["hangs"]["status"] == "incomplete", "it had less than its limit"
     assert done["late"]["status"] == "not run"

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from basis_rl.baselines import BASELINES
 from basis_rl.samplers import SAMPLERS
@@ -25,13 +24,6 @@ from benchmarks.reward import fuzz, hacking, hostile, speed
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def test_advantage_cost_measures_every_baseline_and_the_fused_head_agrees():

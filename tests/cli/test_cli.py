@@ -3,7 +3,6 @@
 import fcntl
 import json
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -21,7 +20,10 @@ from basis_rl.values import ValueTable
 from examples.custom_baseline import Shrinkage
 from examples.quickstart.warm_start import save
 from tests.cli.conftest import SETTINGS
+from tests.support.ranks import forked, launch, output_of
 from tests.support.tiny import Tokenwise, tiny_model, tiny_tokenizer
+
+CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,33 +83,7 @@ def test_value_table_then_basis_with_one_rollout(recipe, tmp_path, capsys):
     assert re.search(r"revision: table \"\w{16}\", run \"\w{16}\"", capsys.readouterr().err)
 
 
-BAD = {
-    "unknown key": ({"learning_rat": 1}, [], "Unknown key 'learning_rat' in .* Did you mean 'learning_rate'"),
-    "unknown option": ({}, ["--learning_rat", "1"], "Unknown option '--learning_rat'. Did you mean '--learning_rate'"),
-    "unknown baseline": ({"baseline": "rlo"}, [], "Unknown baseline 'rlo'. Did you mean 'rloo'"),
-    "unknown parameter": ({"baseline_kwargs": {"epsilon": 1}}, [], "Baseline 'rloo' has no parameter 'epsilon'"),
-    "unknown objective": ({"objective": "gsp"}, [], "Did you mean 'gspo'"),
-    "unknown reward": ({"reward_funcs": ["math_verfy"]}, [], "Unknown reward function 'math_verfy'. Did you mean"),
-    "no such reward": ({"reward_funcs": ["tests.support.tiny.nothing"]}, [], "tiny.nothing' cannot be imported"),
-    "reward parameter": ({"reward_kwargs": {"timeot": 1}}, [], "math_verify has no 'timeot'. Did you mean 'timeout'"),
-    "missing column": ({"prompt_column": "text"}, [], "has no column 'text', only"),
-    "batch arithmetic": ({"num_generations": 5}, [], "must be divisible by num_generations"),
-    "no model": ({"model_name_or_path": None}, [], "model_name_or_path is missing"),
-    "no such model": (
-        {"model_name_or_path": "runs/nowhere"},
-        [],
-        "'runs/nowhere' could not be loaded .*such folder",
-    ),
-    "no dataset": ({"dataset_name": None, "dataset_kwargs": None}, [], "dataset_name is missing"),
-    "wrong type": ({}, ["--max_steps", "many"], "--max_steps.* invalid int value: 'many'"),
-    "wrong type in the file": ({"max_steps": "many"}, [], "--max_steps.* invalid int value: 'many'"),
-    "value missing": ({}, ["--baseline_kwargs.eps"], "--baseline_kwargs.eps needs a value"),
-    "parameter of a wrong type": ({"reward_kwargs": {"timeout": "5s"}}, [], "reward_kwargs .*'str'"),
-    "dictionary that is none": ({"reward_kwargs": "fast"}, [], "reward_kwargs must be a mapping"),
-    "no such baseline": ({"baseline": "tests.support.tiny:Nothing"}, [], "tiny:Nothing' cannot be imp"),
-    "class that is no baseline": ({"baseline": "tests.support.tiny:Path"}, [], "not a subclass of .*Baseline"),
-    "table missing": ({"baseline": "basis", "num_generations": 1}, [], "needs the parameter 'values'"),
-}
+BAD = CASES["bad"]
 
 
 @pytest.mark.parametrize("command", ["train", "check"])
@@ -146,13 +122,9 @@ def test_exit_code_and_no_traceback_in_a_process_of_its_own(recipe):
 
 @pytest.mark.long
 def test_accelerate_launch_takes_the_same_arguments(recipe, tmp_path):
-    launcher = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
-    launcher += ["--main_process_port", "0", "-m", "basis_rl"]
-    command = [sys.executable, *launcher, "train", recipe(), "--per_device_train_batch_size", "4"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    assert "step 2/2" in done.stdout
-    assert done.stdout.count("== Summary") == 1
+    said = output_of(launch("basis_rl", "train", recipe(), "--per_device_train_batch_size", "4"))
+    assert "step 2/2" in said
+    assert said.count("== Summary") == 1
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out") is not None
 
 
@@ -190,21 +162,21 @@ def test_a_resume_adds_to_the_log_and_what_it_refuses_moves_nothing(recipe, tmp_
 def test_a_signal_stops_training_with_its_own_exit_code_and_auto_goes_on(recipe, tmp_path, capsys):
     settings = {"max_steps": 4000, "save_strategy": "steps", "save_steps": 1000}
     path = recipe(**settings)
-    command = [sys.executable, "-m", "basis_rl", "train", path, "--resume_from_checkpoint", "auto"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    metrics = tmp_path / "out" / "metrics.jsonl"
+    log, metrics = tmp_path / "log", tmp_path / "out" / "metrics.jsonl"
+    process = forked(log, "basis_rl", "train", path, "--resume_from_checkpoint", "auto")
     try:
         for _ in range(6000):
             time.sleep(0.1)
-            if process.poll() is not None or (metrics.is_file() and metrics.read_text().count("\n") >= 3):
+            if process.exitcode is not None or (metrics.is_file() and metrics.read_text().count("\n") >= 3):
                 break
         else:
             pytest.fail("training has not begun within 600 s")
-        process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=300)
+        process.terminate()
+        process.join(300)
     finally:
         process.kill()
-    assert process.returncode == 75, output[-2000:]
+    output = log.read_text()
+    assert process.exitcode == 75, output[-2000:]
     stopped = int(re.search(r"Stopped by a signal after step (\d+) of 4000\. Checkpoint: .*", output).group(1))
     assert (tmp_path / "out" / f"checkpoint-{stopped}").is_dir()
     assert not (tmp_path / "out" / "model.safetensors").exists()
@@ -260,35 +232,13 @@ def absurd(completions, **kwargs):
     return [3e38 * (i % 2) for i in range(len(completions))]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["examples.custom_baseline:Shrinkage", "--strength", "4"],
-        ["examples.custom_baseline:Shrinkage", "--strength=4"],
-        ["examples.custom_baseline:Shrinkage", "--baseline_kwargs.strength", "4"],
-        ["tests.cli.test_cli:BUILT"],
-        ["tests.support.tiny:Tokenwise"],
-    ],
-)
+@pytest.mark.parametrize("words", CASES["checked"])
 def test_check_gives_a_baseline_its_arguments_or_takes_a_built_one(words, capsys):
     assert main(["check", *words]) == 0
     assert "keeps the contract: declarations, shape_and_zeros" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["tests.cli.test_cli:ByPosition"], "depends on the order of the rows"),
-        (["examples.custom_baseline:Shrinkage", "--strenght", "4"], "cannot be built: TypeError"),
-        (["examples.custom_baseline:Shrinkage", "4"], "Give the arguments of a constructor"),
-        (["examples.custom_objective:simple", "--strength", "4"], "is no class, so it takes no arguments"),
-        (["examples.custom_baseline:Shrinkage", "--strength", "[1"], r"--strength \[1: .* is not valid YAML"),
-        (["tests.cli.test_cli:BUILT", "--strength", "4"], "BUILT is no class, so it takes no arguments"),
-        (["tests.cli.test_cli:NUMBER"], "error: An int is neither a baseline"),
-        (["math:pi"], "there is nothing to check"),
-        (["math:sqrt"], "does not declare|cannot be built|no subclass"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), CASES["not checked"])
 def test_check_tells_what_it_cannot_check(words, message, capsys):
     assert main(["check", *words]) == 2
     assert re.search(message, capsys.readouterr().err)

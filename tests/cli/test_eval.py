@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -12,6 +13,8 @@ from basis_rl.engine.client import request_seed
 from basis_rl.evaluation.rollouts import read_rollouts
 from tests.support.fake_vllm import FakeServer
 from tests.support.served import ENGINE, save_model
+
+CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -133,22 +136,7 @@ def test_a_server_with_another_model_is_refused(model, sums, tmp_path, capsys):
     assert "has the model another/model, fake, not" in capsys.readouterr().err
 
 
-BAD = {
-    "unknown benchmark": (["--benchmarks", "math50"], "Unknown benchmark 'math50'. Did you mean 'math500'"),
-    "no benchmark": (["--benchmarks", ","], "Which benchmarks"),
-    "unknown option": (["--temprature", "1"], "Unknown option '--temprature'. Did you mean '--temperature'"),
-    "wrong type": (["--limit", "many"], "--limit.* invalid int value: 'many'"),
-    "no such file": (["--benchmarks", "nowhere.jsonl"], "there is no file 'nowhere.jsonl'"),
-    "too many tokens": (["--max_new_tokens", "5000"], r"leaves \d+ of the context for the answer"),
-    "no room for the prompt": (["--max_new_tokens", "512"], r"leaves 500 of the context for the answer"),
-    "template": (["--prompt_template", "no place"], "prompt_template must hold"),
-    "greedy copies": (["--temperature", "0", "--num_rollouts", "4"], "would be the same"),
-    "nothing to compare with": (["--compare", "nowhere"], "no rollouts of these benchmarks in 'nowhere'"),
-    "same name twice": (["--benchmarks", "{sums}", "{sums}"], "Two benchmarks have the same name"),
-    "no server": (["--backend", "vllm", "--vllm_urls", "http://127.0.0.1:1"], "There is no vLLM server"),
-    "urls without the backend": (["--vllm_urls", "http://127.0.0.1:1"], "needs --backend vllm"),
-    "no JSON": (["--chat_template_kwargs", "thinking"], "chat_template_kwargs must be a JSON object"),
-}
+BAD = CASES["bad"]
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -15,6 +15,8 @@ from basis_rl.cli.main import main
 from basis_rl.cli.sweep_plan import launcher_processes, parse_entry, plan, several
 from basis_rl.report.runs import read_run
 
+CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -104,17 +106,7 @@ def test_lists_are_no_grid_entries_keep_their_own_settings_and_runs_are_pushed_a
     assert len({run.recipe.args.hub_model_id for run in runs}) == 4
 
 
-BAD = {
-    "unknown baseline": (["rlo"], {}, [], r"Unknown baseline 'rlo'\. Did you mean 'rloo'"),
-    "a group that does not divide": (["none", "rloo:num_generations=5"], {}, [], "divisible by num_generations"),
-    "a missing table": (["none", "basis"], {}, [], "basis-seed0: Baseline 'basis' needs the parameter 'values'"),
-    "a group of one": (["rloo:num_generations=1"], {}, [], "rloo-num_generations=1-seed0: .* needs at least 2"),
-    "epochs": (["none", "rloo"], {"max_steps": None, "num_train_epochs": 1}, [], "counts epochs.* --budget ROLLOUTS"),
-    "too small a budget": (["none"], {}, ["--budget", "4"], "4 rollouts are less than one optimizer step"),
-    "a seed": (["none"], {}, ["--seed", "3"], "--seed is set by the sweep for each run; give --seeds"),
-    "seeds that are none": (["none"], {}, ["--seeds", "0, 1"], "--seeds must be whole numbers"),
-    "no such launcher": (["none"], {}, ["--launcher", "acelerate launch"], "there is no program 'acelerate'"),
-}
+BAD = CASES["bad"]
 
 
 @pytest.mark.parametrize("case", BAD)

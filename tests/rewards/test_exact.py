@@ -1,12 +1,15 @@
 """ExactReward: where the answer is, and what counts as the same string."""
 
-import unicodedata
+import json
+from pathlib import Path
 
 import pytest
 
 from basis_rl.rewards import ExactReward
 from basis_rl.rewards.extract import take_answer
 from tests.rewards.growth import grows_linearly
+
+CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 TEXT = "<think>x #### 1\n<answer>2</answer></think>\nSo <answer> 3 </answer> is\n#### 4\n\\boxed{5} or\nsix \n\n"
 
@@ -29,26 +32,7 @@ def test_unclosed_and_empty_places_hold_no_answer(text):
     assert take_answer(text, "hashes" if "#" in text else "tag") is None
 
 
-@pytest.mark.parametrize(
-    ("given", "answer", "gold", "same"),
-    [
-        ({}, "Paris", "paris", True),
-        ({}, "  New \n York ", "New York", True),
-        ({}, "NewYork", "New York", False),
-        ({}, "Paris.", "Paris", False),
-        ({}, "STRASSE", "straße", True),
-        ({}, unicodedata.normalize("NFD", "Zürich"), "Zürich", True),
-        ({}, "2²", "22", False),
-        ({"ignore_case": False}, "Paris", "paris", False),
-        ({"ignore_space": False}, "New  York", "New York", False),
-        ({"ignore_punctuation": True}, "“Paris.”", "Paris", True),
-        ({"ignore_punctuation": True}, "'Paris'!", "paris", True),
-        ({"ignore_punctuation": True}, "-5", "5", False),
-        ({"ignore_punctuation": True}, ".5", "5", False),
-        ({"ignore_punctuation": True}, "it's", "its", False),
-        ({}, "", "7", False),
-    ],
-)
+@pytest.mark.parametrize(("given", "answer", "gold", "same"), CASES["same"])
 def test_sameness(given, answer, gold, same):
     assert ExactReward(answer_in="tag", **given)([], [f"<answer>{answer}</answer>"], solution=[gold]) == [float(same)]
 

@@ -1,6 +1,8 @@
 """FormatReward and OverlongReward: what has the form, what is too long."""
 
+import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -8,37 +10,17 @@ from basis_rl.rewards import FormatReward, OverlongReward
 from basis_rl.rewards.format import has_form
 from tests.rewards.growth import grows_linearly
 
-BOX, ANSWER = r"so \boxed{1}", "<answer>1</answer>"
+BOX = r"so \boxed{1}"
 
 
-# Texts by the forms that they have.
-FORMS = {
-    ("think", "think_box", "box"): [f"<think>a</think>{BOX}"],
-    ("think", "think_answer", "answer"): [f"<think>a</think>\n{ANSWER}"],
-    ("think", "answer"): [f"<think>a</think> hm {ANSWER}"],
-    ("think", "box"): [f"<think>{BOX}</think>b"],
-    ("answer",): [ANSWER],
-    ("think",): [
-        *(f"<think>a</think>{end}" for end in (f"{ANSWER} hm", f"{ANSWER}{ANSWER}", r"\boxed{}", r"\boxed{1")),
-        *(f"<think>a</think>{end}" for end in ("<answer> </answer>", "</answer><answer>1</answer>")),
-        "<think>a</think><answer>1</answer> 2</answer>",
-        f"<think>{ANSWER}</think>b",
-    ],
-    ("box",): [
-        *(f"{begin}</think>{BOX}" for begin in ("<think>", "<think> ", "<think>a</think>b", "<think>a<think>b")),
-        *(f"{begin}{BOX}" for begin in ("<think>a ", "b<think>a</think>", "a</think>")),
-    ],
-    (): [
-        *("", "<think>a</think>", "<answer>1", "<answer>1<answer>2</answer>", "</answer><answer>1</answer>"),
-        *("<answer>1</answer>2</answer>", "<answer>1</answer></answer>"),
-    ],
-}
+# Texts, and the forms that they have.
+FORMS = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 
-@pytest.mark.parametrize(("text", "forms"), [(text, set(forms)) for forms, texts in FORMS.items() for text in texts])
+@pytest.mark.parametrize(("text", "forms"), FORMS)
 def test_forms(text, forms):
     known = ("think", "think_box", "think_answer", "box", "answer")
-    assert {form for form in known if has_form(text, form)} == forms
+    assert {form for form in known if has_form(text, form)} == set(forms)
     assert [FormatReward(form)([], [f" {text}\n"])[0] for form in known] == [float(form in forms) for form in known]
 
 

@@ -8,23 +8,15 @@ import pytest
 
 from basis_rl.baselines import BasisHistory
 from basis_rl.run.record import load_run_info
-from basis_rl.trainer import BasisTrainer
 from basis_rl.values import ValueTable
-from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
+from tests.support.tiny import sums, tiny_trainer
 
 WRITTEN = Path(__file__).with_name("written_by_4e6f43c")
 
 
-def build(folder, baseline, **settings):
-    return BasisTrainer(
-        model=tiny_model(),
-        processing_class=tiny_tokenizer(),
-        reward_funcs=parity_reward,
-        args=config(folder, max_steps=6, save_strategy="steps", save_steps=3, save_total_limit=1, **settings),
-        train_dataset=sums(),
-        baseline=baseline,
-        prompt_sampler="variance",
-    )
+def build(folder, **settings):
+    saving = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "save_total_limit": 1}
+    return tiny_trainer(folder, BasisHistory(), prompt_sampler="variance", **saving, **settings)
 
 
 @pytest.fixture
@@ -34,7 +26,7 @@ def folder(tmp_path):
 
 def test_its_run_is_resumed_and_equals_its_uninterrupted_one(folder):
     """Rollouts in use, belief, draws, random numbers, optimizer and usage are in the checkpoint."""
-    trainer = build(folder, BasisHistory())
+    trainer = build(folder)
     trainer.train(resume_from_checkpoint=True)
     expected = json.loads((WRITTEN / "log.json").read_text())
     found = [row for row in trainer.state.log_history if row["step"] > 3 and "loss" in row]
@@ -47,7 +39,7 @@ def test_its_run_is_resumed_and_equals_its_uninterrupted_one(folder):
 
 def test_another_run_is_refused_by_name(folder):
     with pytest.raises(ValueError, match=r"num_generations.*Set them back"):
-        build(folder, BasisHistory(), num_generations=2).train(resume_from_checkpoint=True)
+        build(folder, num_generations=2).train(resume_from_checkpoint=True)
 
 
 def test_its_record_and_its_table_are_read():

@@ -4,7 +4,7 @@ import pytest
 
 from basis_rl.run.usage import Spending
 from basis_rl.trainer import BasisTrainer
-from tests.support.tiny import config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer
+from tests.support.tiny import sums, tiny_trainer
 
 
 def counting(folder, baseline, **settings):
@@ -18,16 +18,8 @@ def counting(folder, baseline, **settings):
                 lengths.append([len(ids) for ids in result[0]])
             return result
 
-    tokenizer = tiny_tokenizer()
-    trainer = Counting(
-        model=tiny_model(tokenizer),
-        reward_funcs=parity_reward,
-        args=config(folder, **{"save_strategy": "steps", "save_steps": 1, "max_steps": 4, **settings}),
-        train_dataset=sums(),
-        eval_dataset=sums(4),
-        processing_class=tokenizer,
-        baseline=named_baseline(baseline, sums()),
-    )
+    saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4, "eval_dataset": sums(4)}
+    trainer = tiny_trainer(folder, baseline, Counting, **{**saving, **settings})
     return trainer, lengths
 
 

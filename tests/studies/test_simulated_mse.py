@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from studies.simulated_mse import DRIFTS, reference, run, simulate
+from studies.simulated_mse import DRIFTS, of_history, reference, run, simulate
 
 
 def test_a_table_is_of_as_many_reference_rollouts_as_it_says():
@@ -36,12 +36,17 @@ def test_prompts_drift_to_the_deviation_that_is_asked_for():
     assert DRIFTS["walk"](direction, walked, 0.25) is walked
 
 
+def compared(table):
+    names = ("basis", "basis_history", "basis_history, drift 0.003")
+    return {name: estimator for name, estimator in of_history(table).items() if name in names}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("d", "tilt", "of_group"), [(0.0, 0.0, None), (0.0, 2.5, None), (0.5, 2.5, 0.33), (1.5, 2.5, 0.65)]
 )
 def test_history_pays_late_in_a_run(d, tilt, of_group):
-    result = simulate(DRIFTS["sqrt"], d, tilt=tilt, seed=0)
+    result = simulate(DRIFTS["sqrt"], d, tilt=tilt, seed=0, estimators_of=compared)
     late = result["basis_history"]["last"]
     assert late < result["basis"]["last"]
     if of_group:

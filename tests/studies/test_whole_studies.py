@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 
 from basis_rl.recipe.file import parse_recipe
 from studies import (
@@ -25,13 +24,6 @@ from studies.training import quickstart_model
 from studies.value import study as value_study
 
 pytestmark = pytest.mark.long
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def test_a_warm_start_is_used_again_for_its_own_problems_and_settings_only(tmp_path):

@@ -135,20 +135,8 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *args: object) -> None:
         pass
 
-    def do_GET(self) -> None:
-        self.answer("GET")
-
-    def do_HEAD(self) -> None:
-        self.answer("HEAD")
-
-    def do_POST(self) -> None:
-        self.answer("POST")
-
-    def do_PUT(self) -> None:
-        self.answer("PUT")
-
-    def answer(self, method: str) -> None:
-        parts = urlsplit(self.path)
+    def answer(self) -> None:
+        method, parts = self.command, urlsplit(self.path)
         self.query = {key: values[0] for key, values in parse_qs(parts.query).items()}
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         with self.hub.lock:
@@ -183,6 +171,8 @@ class _Handler(BaseHTTPRequestHandler):
             status, content = refused.status, refused.body
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.reply(status, data, headers)
+
+    do_GET = do_HEAD = do_POST = do_PUT = answer
 
     def reply(self, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)

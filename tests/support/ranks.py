@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import multiprocessing.connection
 import os
+import runpy
 import subprocess
 import sys
 import threading
@@ -11,11 +14,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from accelerate.commands.launch import launch_command, launch_command_parser
+
+from basis_rl.engine.server import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = "accelerate_configs/cpu.yaml"
+# Forks of a process that has done the imports, which take longer than most of what is tested with them.
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["basis_rl.trainer", "basis_rl.recipe.build", "basis_rl.cli.train", "peft"])
 
 
 def launch(module: str, *arguments: Any, ranks: int = 2, config: str = CPU) -> subprocess.Popen[str]:
@@ -38,6 +48,67 @@ def output_of(process: subprocess.Popen[str], *, fails: bool = False) -> str:
     output, _ = process.communicate(timeout=900)
     assert (process.returncode != 0) == fails, output[-5000:]
     return output
+
+
+def no_shared_memory() -> None:
+    """Spare DeepSpeed a minute: it would compile an extension for shared memory between CPU ranks."""
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        patch("deepspeed.comm.torch.build_shm_op", return_value=None).start()
+
+
+def _module(name: str, arguments: list[str], environment: dict[str, str], log: Path) -> None:
+    with log.open("ab") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    os.chdir(ROOT)
+    os.environ.clear()
+    os.environ.update(environment)
+    no_shared_memory()
+    sys.argv = [name, *arguments]
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def forked(log: Path, module: str, *arguments: Any, **more: str) -> multiprocessing.Process:
+    """Start ``python -m module`` without its imports; its output is added to `log`, `more` to its environment."""
+    words = [str(argument) for argument in arguments]
+    process = _FORKS.Process(target=_module, args=(module, words, {**os.environ, **more}, log))
+    process.start()
+    return process
+
+
+def environment(config: Path | str, ranks: int) -> dict[str, str]:
+    """What `accelerate launch` gives each of its ranks, by its own code."""
+    port, found = str(free_port()), {}
+    words = ["--config_file", str(config), "--num_processes", str(ranks), "--main_process_port", port, "script.py"]
+    with patch("torch.distributed.run.run", lambda args: found.update(os.environ)):
+        launch_command(launch_command_parser().parse_args(words))
+    return {**found, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
+
+
+class Launched:
+    """A module on so many ranks, as `launch` does, but forked: `wait` is for the end, and that it is a good one."""
+
+    def __init__(self, log: Path, module: str, *arguments: Any, ranks: int = 2, config: Path | str = CPU) -> None:
+        shared = environment(ROOT / config, ranks) if ranks > 1 else {}
+        self.log, self.processes = log, []
+        for rank in map(str, range(ranks)):
+            own = {"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": str(ranks)} if ranks > 1 else {}
+            self.processes.append(forked(log, module, *arguments, **shared, **own))
+
+    def wait(self, seconds: float = 900.0, *, fails: bool = False) -> None:
+        running = {process.sentinel for process in self.processes}
+        while running and not any(process.exitcode for process in self.processes):
+            ended = multiprocessing.connection.wait(running, seconds)
+            running -= set(ended)
+            if not ended:
+                break
+        for process in self.processes:
+            process.kill()
+            process.join()
+        assert any(process.exitcode for process in self.processes) == fails, self.output()
+
+    def output(self) -> str:
+        return self.log.read_text()[-5000:]
 
 
 class Ranks:

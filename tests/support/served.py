@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 
 from basis_rl.engine.server import Server, ServerOptions
 from basis_rl.engine.weights import SyncSettings
 from basis_rl.trainer import BasisTrainer
+from benchmarks.trainers import qwen3_config
 from tests.support.tiny import tiny_tokenizer, tiny_trainer
 
 # A small cache and few sequences: the engine must start beside a trainer on two cores.
@@ -23,23 +24,8 @@ def save_model(folder: Path, *, tied: bool, seed: int = 0, tokenizer: Any = None
     """A random Qwen3 of 0.4M parameters and its tokenizer; heads of a size that the engine has kernels for."""
     torch.manual_seed(seed)
     tokenizer = tokenizer or tiny_tokenizer()
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=128,
-            intermediate_size=256,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
-            max_position_embeddings=512,
-            tie_word_embeddings=tied,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            initializer_range=0.05,
-        )
-    )
+    own = {"tie_word_embeddings": tied, "max_position_embeddings": 512, "initializer_range": 0.05, "inner": 2}
+    model = Qwen3ForCausalLM(qwen3_config(len(tokenizer), 128, 2, 4, tokenizer=tokenizer, **own, bos_token_id=None))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

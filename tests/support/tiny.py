@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from trl import GRPOTrainer
 
 from basis_rl.baselines import Baseline, build_baseline
 from basis_rl.data import prompt_id
@@ -108,3 +109,51 @@ class Tokenwise(Baseline):
     def advantages(self, batch):
         values = torch.nan_to_num(batch.rewards)[:, None] * batch.action_mask
         return Advantages(values=values, baseline=torch.zeros_like(values))
+
+
+class Keeps(BasisTrainer):
+    """Keeps of each generation batch what `noted` says: the global batch and this rank's advantages."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.kept: list[Any] = []
+        super().__init__(*args, **kwargs)
+
+    def _advantages(self, inputs, output):
+        local = super()._advantages(inputs, output)
+        self.kept.append(self.noted(inputs, output, local))
+        return local
+
+    def noted(self, inputs, output, local) -> Any:
+        return self._pending.newest, local.double()
+
+
+def flat(tensors) -> torch.Tensor:
+    """The numbers of all tensors in one float32 tensor."""
+    return torch.cat([tensor.detach().float().flatten() for tensor in tensors])
+
+
+class Traced:
+    """Keeps loss and gradient of each optimizer step, of a trainer of ours or TRL's that it stands before.
+
+    Ours may move rows among the micro-batches of a step, so their sums are what must be equal.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.trace: list[Any] = []
+        super().__init__(*args, **kwargs)
+
+    def training_step(self, model, *args, **kwargs):
+        first = self._step % self.args.gradient_accumulation_steps == 0
+        before = 0.0 if first else self.trace.pop()[0]
+        loss = super().training_step(model, *args, **kwargs)
+        gradient = flat(torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters())
+        self.trace.append((before + float(loss), gradient))
+        return loss
+
+
+class TracedTrl(Traced, GRPOTrainer):
+    pass
+
+
+class TracedBasis(Traced, BasisTrainer):
+    pass

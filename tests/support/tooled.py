@@ -6,10 +6,10 @@ from typing import Any
 
 from basis_rl.rewards.extract import completion_text
 from basis_rl.tools import calculator
-from basis_rl.trainer import BasisTrainer, turns
+from basis_rl.trainer import turns
 from examples.quickstart.warm_start import save
 from examples.tools.warm_start import tool_tokenizer
-from tests.support.tiny import sums, tiny_model, tiny_trainer
+from tests.support.tiny import Keeps, sums, tiny_model, tiny_trainer
 
 
 def tokenizer():
@@ -64,12 +64,8 @@ def last_turn(completions, **kwargs):
     return [float(len(messages) > 1 and sum(completion_text(messages).encode()) % 2) for messages in completions]
 
 
-class Kept(BasisTrainer):
+class Kept(Keeps):
     """Keeps each batch's rollouts."""
-
-    def __init__(self, *args, **kwargs):
-        self.kept = []
-        super().__init__(*args, **kwargs)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids):
         for messages, ids in zip(completions, completion_ids, strict=True):
@@ -79,18 +75,14 @@ class Kept(BasisTrainer):
         self.completion_lists = completion_ids
         return super()._calculate_rewards(inputs, prompts, completions, completion_ids)
 
-    def _advantages(self, inputs, output):
-        local = super()._advantages(inputs, output)
-        self.kept.append(
-            {
-                "conversations": self.conversations,
-                "ids": self.completion_lists,
-                "mask": output["completion_mask"] * output["tool_mask"],
-                "advantages": local.clone(),
-                "batch": self._pending.newest,
-            }
-        )
-        return local
+    def noted(self, inputs, output, local):
+        return {
+            "conversations": self.conversations,
+            "ids": self.completion_lists,
+            "mask": output["completion_mask"] * output["tool_mask"],
+            "advantages": local.clone(),
+            "batch": self._pending.newest,
+        }
 
 
 def trainer(folder, baseline: str, tools=(calculator,), cls=Kept, model=None, **settings: Any):

@@ -1,5 +1,6 @@
 """Programs that mean harm: none reaches the trainer or what is beside it, and the model is told what went wrong."""
 
+import json
 import os
 import socket
 import subprocess
@@ -16,6 +17,8 @@ from basis_rl.recipe.objects import build_tools
 from basis_rl.tools import PythonTool, ToolBroken
 from basis_rl.tools.python import fair_share, shortened
 from tests.support.processes import descendants, wait_until
+
+CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 given = sandbox.isolation()
 pytestmark = pytest.mark.skipif(not given.complete, reason=f"this machine gives {given}")
@@ -47,41 +50,14 @@ def _nothing_is_left(tmp_path_factory, monkeypatch):
     wait_until(lambda: not any(left()))
 
 
-@pytest.mark.parametrize(
-    ("code", "shown"),
-    [
-        ("6 * 7", "42"),
-        ("x = 3\nprint(x)\nx ** 2", "3\n9"),
-        ("None", "(nothing was printed)"),
-        ("", "(nothing was printed)"),
-        ("def f():\n    return 1\nprint(f())", "1"),
-        ("print('\\u00e9', end='')", "\u00e9"),
-        ("import sys; print(len(sys.stdin.read()))", "0"),
-        ("import numpy as np; int(np.arange(4).sum())", "6"),
-        ("if __name__ == '__main__':\n    print('main')", "main"),
-        ("open('a', 'w').write('bc'); open('a').read()", "'bc'"),
-        ("import sys; print('out'); sys.exit(0)", "out"),
-    ],
-)
+@pytest.mark.parametrize(("code", "shown"), CASES["programs"])
 def test_programs(code, shown, tool):
     result = tool.run(code)
     assert (result.text, result.failed) == (shown, False)
     assert tool(code) == shown
 
 
-@pytest.mark.parametrize(
-    ("code", "part"),
-    [
-        ("print('so far')\n1 / 0", 'so far\nTraceback (most recent call last):\n  File "<program>", line 2'),
-        ("x = (", "SyntaxError"),
-        ("def f(n):\n    return f(n + 1)\nf(0)", "RecursionError"),
-        ("raise SystemExit('no')", "exit code 1"),
-        ("import nothing_of_the_kind", "ModuleNotFoundError"),
-        ("import basis_rl", "Error"),
-        ("a\x00b", "null byte"),
-        ("\ud800", "SyntaxError"),
-    ],
-)
+@pytest.mark.parametrize(("code", "part"), CASES["errors"])
 def test_errors_are_shown(code, part, tool):
     result = tool.run(code)
     assert result.failed
@@ -96,29 +72,7 @@ def test_nothing_is_kept_between_calls(tool):
 
 
 # Far more than is allowed, and bounded all the same: where the limit should ever fail, the machine must survive.
-FORK_BOMB = """import os, time
-for _ in range(400):
-    try:
-        if os.fork() == 0:
-            time.sleep(60)
-            os._exit(0)
-    except OSError:
-        pass
-while True:
-    pass"""
-BOMBS = {
-    "fork bomb": FORK_BOMB,
-    "endless loop": "while True:\n    pass",
-    "sleeps": "import time\ntime.sleep(1000)",
-    "signals ignored": "import signal\nfor s in set(signal.valid_signals()) - {9, 19}:\n"
-    "    signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
-    "memory": "x = bytearray(10 ** 10)",
-    "output": "for _ in range(1000):\n    print('y' * 10 ** 6)",
-    "a large file": "f = open('big', 'wb')\nwhile True:\n    f.write(bytes(10 ** 7))\n    f.flush()",
-    "many files": "for i in range(10 ** 9):\n    open(str(i), 'wb').write(bytes(10 ** 6))",
-    "kills itself": "import os\nos.kill(os.getpid(), 9)",
-    "kills its group": "import os\nos.killpg(0, 9)",
-}  # fmt: skip
+BOMBS = CASES["bombs"]
 
 
 @pytest.mark.parametrize("name", BOMBS)

@@ -16,8 +16,9 @@ from basis_rl.__main__ import leave
 from basis_rl.baselines import Ppo
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.shards import whole
+from tests.support.ranks import no_shared_memory
 from tests.support.served import trainer
-from tests.support.tiny import tiny_trainer
+from tests.support.tiny import Keeps, tiny_trainer
 
 RUNS = {
     "basis": (1, {}),
@@ -36,20 +37,13 @@ class OnCpus(BasisTrainer):
         super().create_accelerator_and_postprocess()
 
 
-class Keep(OnCpus):
+class Keep(Keeps, OnCpus):
     """Keeps every global batch and this rank's advantages."""
 
-    def __init__(self, *args, **kwargs):
-        self.kept = []
-        super().__init__(*args, **kwargs)
-
-    def _advantages(self, inputs, output):
-        local = super()._advantages(inputs, output)
-        tokens = {
-            key: output[key].clone() for key in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-        }
-        self.kept.append({"batch": vars(self._pending.newest), "advantages": local.clone(), **tokens})
-        return local
+    def noted(self, inputs, output, local):
+        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+        tokens = {name: output[name].clone() for name in names}
+        return {"batch": vars(self._pending.newest), "advantages": local.clone(), **tokens}
 
 
 def against_a_server(output: Path, model: Path, url: str, names: list[str]) -> None:
@@ -73,9 +67,10 @@ def against_a_server(output: Path, model: Path, url: str, names: list[str]) -> N
     torch.save(results, output / f"rank{rank}.pt")
 
 
-def resumed(output: Path, model: Path, kind: str = "basis_history") -> None:
+def resumed(output: Path, model: Path, kind: str) -> None:
     """Four steps, and the last two again from the checkpoint between them, in the middle of a generation batch."""
     critics = {"head": {}, "value_model": {"critic_model": str(model), "critic_learning_rate": 1e-3}}
+    output.mkdir(exist_ok=True)
     for name, start in (("whole", None), ("again", output / "whole" / "checkpoint-3")):
         saving = {"max_steps": 4, "save_strategy": "steps", "save_steps": 3}
         baseline = Ppo(**critics[kind]) if kind in critics else kind
@@ -94,9 +89,11 @@ def resumed(output: Path, model: Path, kind: str = "basis_history") -> None:
 
 
 if __name__ == "__main__":
+    no_shared_memory()
     what, folder, path, *rest = sys.argv[1:]
     if what == "server":
         against_a_server(Path(folder), Path(path), rest[0], rest[1:])
     else:
-        resumed(Path(folder), Path(path), *rest)
+        for kind in rest:
+            resumed(Path(folder) / kind, Path(path), kind)
     leave(0)

@@ -19,10 +19,9 @@ import torch
 from basis_rl.__main__ import leave
 from basis_rl.baselines import BASELINES, Rloo
 from basis_rl.samplers import Dynamic, Frontier
-from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer import trainer as trainer_module
 from examples.custom_objective import simple
-from tests.support.tiny import Tokenwise, tiny_trainer
+from tests.support.tiny import Keeps, Tokenwise, tiny_trainer
 
 ROWS, GROUP = 12, 4
 
@@ -32,12 +31,8 @@ def reward(completions, completion_ids, **kwargs):
     return [None if ids[0] % 5 == 0 else float(sum(ids) % 2) for ids in completion_ids]
 
 
-class GivenRollouts(BasisTrainer):
+class GivenRollouts(Keeps):
     """Completions by global row, of different lengths on different ranks; keeps the advantages of every batch."""
-
-    def __init__(self, *args, **kwargs):
-        self.kept = []
-        super().__init__(*args, **kwargs)
 
     def _generate_single_turn(self, prompt_ids, images, multimodal, num_generations, **kwargs):
         if num_generations == 1:  # the greedy rollouts: by prompt, whatever the rank
@@ -46,14 +41,10 @@ class GivenRollouts(BasisTrainer):
         rows = range(first, first + len(prompt_ids))
         return [[20 + (row * 7 + k * k) % 50 for k in range(1 + row % (3 + row // 6))] for row in rows], None
 
-    def _advantages(self, inputs, output):
-        local = super()._advantages(inputs, output)
-        width = torch.tensor([self._pending.newest.action_mask.shape[1]])
-        wide = local
-        if local.ndim == 2:
-            wide = torch.nn.functional.pad(local, (0, int(width) - local.shape[1]))
-        self.kept.append((self._pending.newest, self.accelerator.gather(wide).clone()))
-        return local
+    def noted(self, inputs, output, local):
+        width = self._pending.newest.action_mask.shape[1]
+        wide = torch.nn.functional.pad(local, (0, width - local.shape[1])) if local.ndim == 2 else local
+        return self._pending.newest, self.accelerator.gather(wide).clone()
 
 
 class Noise(GivenRollouts):
@@ -130,19 +121,13 @@ def noise(output: Path, model: str, ranks: int) -> dict:
     return {"gradients": gradients, "logged": logged}
 
 
-class Refilled(BasisTrainer):
+class Refilled(Keeps):
     """Keeps the global batches, of rollouts that are really sampled."""
 
-    def __init__(self, *args, **kwargs):
-        self.kept = []
-        super().__init__(*args, **kwargs)
-
-    def _advantages(self, inputs, output):
-        local = super()._advantages(inputs, output)
+    def noted(self, inputs, output, local):
         batch = self._pending.newest
         sums = self.accelerator.gather((output["completion_ids"] * output["completion_mask"]).sum(1))
-        self.kept.append({"prompt_ids": batch.prompt_ids, "rewards": batch.rewards, "sums": sums})
-        return local
+        return {"prompt_ids": batch.prompt_ids, "rewards": batch.rewards, "sums": sums}
 
 
 def refilled(output: Path, model: str, ranks: int) -> dict:
@@ -155,12 +140,13 @@ def refilled(output: Path, model: str, ranks: int) -> dict:
 # One for each optional field of a batch, and for each kind of advantage.
 SELECTED, SAMPLER = "frontier, corrected", Frontier(correct=True)
 FEW = ["rloo", "basis", "otb", "ppo", "remax", "bv_blend", "tokenwise", SELECTED]
-ALL = [*BASELINES, "tokenwise", SELECTED]
+REST = [name for name in BASELINES if name not in FEW]
 
 
-def main(output: Path, model: str, ranks: int, which: str) -> None:
+def main(output: Path, model: str, ranks: int, names: list[str]) -> None:
+    """Train with the baselines `names`; what else there is is done beside `FEW`."""
     results = {}
-    for name in FEW if which == "few" else ALL:
+    for name in names:
         own = {"tokenwise": {"baseline": Tokenwise()}, SELECTED: {"baseline": Rloo(), "prompt_sampler": SAMPLER}}
         trainer = train(output, model, ranks, name, **own.get(name, {}))
         results[name] = [
@@ -175,13 +161,15 @@ def main(output: Path, model: str, ranks: int, which: str) -> None:
             for batch, advantages in trainer.kept
         ]
     rank = trainer.accelerator.process_index
-    stopped = train(output, model, ranks, "rloo", Stopped, max_steps=4)
-    others = {
-        "losses": losses(output, model, ranks),
-        "noise": noise(output, model, ranks),
-        "refilled": refilled(output, model, ranks),
-        "stopped": stopped.state.global_step,
-    }
+    others = {}
+    if names == FEW:
+        stopped = train(output, model, ranks, "rloo", Stopped, max_steps=4)
+        others = {
+            "losses": losses(output, model, ranks),
+            "noise": noise(output, model, ranks),
+            "refilled": refilled(output, model, ranks),
+            "stopped": stopped.state.global_step,
+        }
     torch.save((results, others), output / f"rank{rank}.pt")
 
 
@@ -189,5 +177,5 @@ if __name__ == "__main__":
     # As in tests/conftest.py: the garbage collection and the plot take most of a short run's time.
     gc.freeze()
     trainer_module.plot_training = lambda *args, **kwargs: None
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:])
     leave(0)

@@ -12,39 +12,28 @@ from basis_rl.recipe.build import load_config_and_tokenizer, load_training_data
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.trainer import BasisTrainer
 from examples.custom_objective import simple
+from tests.cli.conftest import SETTINGS
 from tests.support.tiny import parity_reward
 
 NAME = "examples.custom_objective:simple"
-SETTINGS = {
-    "dataset_name": "reasoning_gym:chain_sum",
+OWN = {
     "dataset_kwargs": {"size": 32, "seed": 0, "max_terms": 2, "max_digits": 1},
-    "prompt_template": "{prompt}",
-    "max_completion_length": 6,
     "reward_funcs": ["tests.support.tiny.parity_reward"],
-    "baseline": "rloo",
-    "num_generations": 4,
-    "per_device_train_batch_size": 8,
-    "steps_per_generation": 2,
     "num_iterations": 2,  # the ratios leave 1
     "max_steps": 6,
     "optim": "sgd",
     "learning_rate": 0.5,
     "lr_scheduler_type": "constant",
     "epsilon": 0.05,
-    "logging_steps": 1,
-    "use_cpu": True,
-    "bf16": False,
-    "gradient_checkpointing": False,
-    "save_strategy": "no",
-    "report_to": "none",
+    "objective": None,
 }
 
 
 def recipe(folder, model, **changes):
     folder.mkdir()
     path = folder / "recipe.yaml"
-    settings = {**SETTINGS, "model_name_or_path": str(model), "output_dir": str(folder / "out"), **changes}
-    path.write_text(yaml.safe_dump(settings))
+    settings = {**SETTINGS, **OWN, "model_name_or_path": str(model), "output_dir": str(folder / "out"), **changes}
+    path.write_text(yaml.safe_dump({key: value for key, value in settings.items() if value is not None}))
     return str(path)
 
 

@@ -5,11 +5,10 @@ import torch
 from datasets import Dataset
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl.trainer import utils as trl_utils
 
-from basis_rl.trainer import BasisTrainer
-from tests.support.tiny import config, parity_reward, tiny_tokenizer
+from benchmarks.trainers import random_model
+from tests.support.tiny import tiny_tokenizer, tiny_trainer
 
 ROWS, TOKENS, VOCABULARY = 4, 32, 19_000  # rows are those of one forward pass; the batch has twice as many
 TILE = 4096  # columns of the logits that TRL's head computes at once; its own are eight times as many
@@ -39,27 +38,10 @@ class Storages(TorchDispatchMode):
 
 def trainer_for(folder, **settings):
     tokenizer = tiny_tokenizer()
-    model_config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        tie_word_embeddings=False,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    torch.manual_seed(0)
-    return BasisTrainer(
-        model=Qwen3ForCausalLM(model_config),
-        reward_funcs=parity_reward,
-        args=config(folder, per_device_train_batch_size=ROWS, max_completion_length=TOKENS, **settings),
-        train_dataset=Dataset.from_dict({"prompt": [f"{i} + 1 =" for i in range(16)]}),
-        processing_class=tokenizer,
-        baseline="otb",
-    )
+    model = random_model(VOCABULARY, 16, 1, 2, inner=2, tokenizer=tokenizer)
+    settings |= {"per_device_train_batch_size": ROWS, "max_completion_length": TOKENS, "processing_class": tokenizer}
+    prompts = Dataset.from_dict({"prompt": [f"{i} + 1 =" for i in range(16)]})
+    return tiny_trainer(folder, "otb", model=model, train_dataset=prompts, **settings)
 
 
 LOGITS = 4 * ROWS * TOKENS * VOCABULARY

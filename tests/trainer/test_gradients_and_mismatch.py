@@ -9,42 +9,20 @@ from accelerate import Accelerator, DistributedType
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.faults import GradientMonitor
 from basis_rl.trainer.scoring import rollout_mismatch, rollout_weights
-from tests.support.tiny import sums, tiny_trainer
-
-
-class OneByOne(BasisTrainer):
-    """Keeps each micro-batch's own gradient: what the step's gradient has grown by."""
-
-    def __init__(self, *args, **kwargs):
-        self.steps = [[]]
-        super().__init__(*args, **kwargs)
-
-    def training_step(self, *args, **kwargs):
-        before = self._gradient()
-        loss = super().training_step(*args, **kwargs)
-        self.steps[-1].append(self._gradient() - before)
-        return loss
-
-    def _gradient(self):
-        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.model.parameters()]
-        return torch.cat([part.flatten() for part in parts]).clone().double()
-
-    def _get_grad_norm(self, *args, **kwargs):
-        self.steps.append([])
-        return super()._get_grad_norm(*args, **kwargs)
+from tests.support.tiny import TracedBasis, sums, tiny_trainer
 
 
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
 def test_gradient_variance_is_that_of_the_micro_batches(loss_type, tmp_path):
     settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "steps_per_generation": 4}
     settings |= {"log_gradient_variance": True, "loss_type": loss_type, "max_steps": 3}
-    trainer = tiny_trainer(tmp_path, cls=OneByOne, **settings)
+    trainer = tiny_trainer(tmp_path, cls=TracedBasis, **settings)
     trainer.train()
     logs = [row for row in trainer.state.log_history if "gradient/variance" in row]
     assert len(logs) == 3
-    for row, gradients in zip(logs, trainer.steps, strict=False):
-        assert len(gradients) == 4
-        each = torch.stack(gradients) * 4  # each an estimate of the step's gradient, which is their sum
+    gradients = torch.stack([gradient for _, gradient in trainer.trace]).double().view(3, 4, -1)
+    for row, of_step in zip(logs, gradients, strict=True):
+        each = of_step * 4  # each an estimate of the step's gradient, which is their sum
         mean = each.mean(dim=0)
         variance = ((each - mean) ** 2).sum() / (4 - 1) / 4  # of the mean, unbiased
         assert row["gradient/variance"] == pytest.approx(float(variance), rel=1e-4)

@@ -126,10 +126,7 @@ def test_a_table_must_know_every_prompt_and_fit_the_run(tmp_path, tiny_path):
     full = table_for(sums())
     rewards = {p: full.rewards(p) for p in full.prompt_ids}
     for provenance, message in (
-        (
-            {"revision": "1234", "temperature": 0.3},
-            r"another run:\n  revision: .*\n  temperature: table 0.3, run 1",
-        ),
+        ({"revision": "1234", "temperature": 0.3}, r"another run:\n  revision: .*\n  temperature: table 0.3, run 1"),
         ({"chat_template": "something else"}, 'chat_template: table "something else", run '),
     ):
         other = ValueTable.from_rewards(rewards, provenance=provenance)
@@ -340,7 +337,7 @@ def test_a_run_from_python_leaves_and_says_what_the_command_does(tmp_path, capsy
 
 def test_reward_functions_by_name(tmp_path):
     args = config(tmp_path, max_completion_length=6)
-    names = ["math_verify", "overlong", "tests.support.tiny.parity_reward", "pool:tests.support.tiny:parity_reward"]
+    names = ["math_verify", "overlong", "tests.support.tiny.parity_reward", "pool:tests.rewards.user_functions:right"]
     found = as_rewards([*names, parity_reward, "owner/reward-model"], args)
     assert [type(each) for each in found[:2]] == [MathVerifyReward, OverlongReward]
     assert found[1].max_completion_length == 6
@@ -366,10 +363,7 @@ def test_rows_are_a_dataset():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: as_baseline(Rloo),
-            r"Rloo is a class: give Rloo\(...\), or its name 'rloo'",
-        ),
+        (lambda: as_baseline(Rloo), r"Rloo is a class: give Rloo\(...\), or its name 'rloo'"),
         (lambda: as_baseline(3), "got a int"),
         (lambda: as_sampler(3), "or an object, got int"),
         (lambda: as_sampler(Uniform), "Uniform is a class.*'uniform'"),

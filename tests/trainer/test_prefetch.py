@@ -11,7 +11,7 @@ import torch
 
 from basis_rl.baselines import OptimalTokenBaseline
 from basis_rl.engine.client import Client
-from basis_rl.trainer import BasisConfig, BasisTrainer
+from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.prefetch import Prefetch
 from tests.support.fake_vllm import ModelServer
 from tests.support.served import save_model, trainer
@@ -261,18 +261,3 @@ def test_state_is_waited_for_unless_the_run_was_told_to_stop():
     assert run.restored == {"a": 1}
     prefetch.drop()
     assert run.restored is None
-
-
-def test_what_prefetch_needs(tmp_path):
-    with pytest.raises(ValueError, match="needs a vLLM server"):
-        BasisConfig(str(tmp_path), async_prefetch=True, use_cpu=True, bf16=False)
-    with pytest.raises(ValueError, match="importance weights"):
-        BasisConfig(
-            str(tmp_path),
-            async_prefetch=True,
-            use_cpu=True,
-            bf16=False,
-            use_vllm=True,
-            vllm_mode="server",
-            vllm_importance_sampling_correction=False,
-        )

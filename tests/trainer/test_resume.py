@@ -178,15 +178,6 @@ def test_older_checkpoints_go_when_the_new_one_is_complete(tmp_path, monkeypatch
     assert left == ["checkpoint-6", "checkpoint-8"], "the best stays"
 
 
-def test_auto_starts_anew_where_there_is_nothing(tmp_path):
-    assert checkpoint.resolve("auto", tmp_path / "nothing") is None
-    assert checkpoint.resolve(None, tmp_path) is None
-    with pytest.raises(ValueError, match="no complete checkpoint"):
-        checkpoint.resolve(True, tmp_path)
-    with pytest.raises(ValueError, match="is not a checkpoint"):
-        checkpoint.resolve(str(tmp_path), tmp_path)
-
-
 def test_another_dataset_is_refused(whole):
     folder, _ = whole
     with pytest.raises(ValueError, match="saved while training on other prompts"):

@@ -11,11 +11,7 @@ from basis_rl.run.errors import SelectionFailed
 from basis_rl.samplers import Draw, Dynamic, Frontier, PromptSampler, Uniform, Variance, WeightedSampler, build_sampler
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.selection import Selection, drawn
-from tests.support.tiny import (
-    sums,
-    table_for,
-    tiny_trainer,
-)
+from tests.support.tiny import sums, table_for, tiny_trainer
 from tests.trainer.test_resume import assert_same_end
 
 # Two generation batches of 16 rollouts, each used in two optimizer steps.

@@ -1,5 +1,6 @@
 """Sharded policies on two ranks: syncs reach the vLLM server, advantages are those of one process, runs resume."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from basis_rl.engine.server import free_port
 from basis_rl.types import RolloutBatch
 from tests.support import ranks
-from tests.support.ranks import ROOT, output_of
+from tests.support.ranks import ROOT
 from tests.support.served import save_model, server
 from tests.support.tiny import named_baseline, sums
 
@@ -28,17 +29,17 @@ def launch(folder, kind, *arguments, script="tests.trainer.sharded"):
     what, *arguments = arguments
     settings = yaml.safe_load((ROOT / "accelerate_configs" / f"{kind}.yaml").read_text())
     settings |= {"num_processes": 2, "mixed_precision": "no", "use_cpu": kind == "ddp"}
-    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
-    machines = settings["num_machines"]
-    places = [["--main_process_port", "0"]]
-    if machines > 1:
-        address = ["--main_process_ip", "127.0.0.1", "--main_process_port", str(free_port())]
-        places = [["--machine_rank", str(rank), *address] for rank in range(machines)]
+    config = folder / "config.yaml"
+    config.write_text(yaml.safe_dump(settings))
+    if settings["num_machines"] == 1:
+        ranks.Launched(folder / "log", script, what, folder, *arguments, config=config).wait(1200)
+        return
     launched = []
-    for place in places:
-        command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(folder / "config.yaml")]
-        command += [*place, "-m", script, what, str(folder), *map(str, arguments)]
-        with (folder / f"machine{len(launched)}.log").open("w") as log:
+    address = ["--main_process_ip", "127.0.0.1", "--main_process_port", str(free_port())]
+    for machine in range(settings["num_machines"]):
+        command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
+        command += ["--machine_rank", str(machine), *address, "-m", script, what, str(folder), *map(str, arguments)]
+        with (folder / f"machine{machine}.log").open("w") as log:
             process = subprocess.Popen(
                 command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "CI": "1"}
             )
@@ -49,7 +50,7 @@ def launch(folder, kind, *arguments, script="tests.trainer.sharded"):
         for process in launched:
             process.kill()
     logs = [path.read_text()[-3000:] for path in sorted(folder.glob("machine*.log"))]
-    assert codes == [0] * machines, "\n".join(logs)
+    assert codes == [0] * len(launched), "\n".join(logs)
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +76,9 @@ def test_zero3_against_a_server(name, zero3, served):
 
 
 @pytest.mark.long
-def test_zero3_against_a_server_with_an_untied_head(tmp_path):
-    model = save_model(tmp_path / "model", tied=False)
-    with server(model, tmp_path / "server.log") as running:
-        launch(tmp_path, "zero3", "server", model, running.url, "basis", "otb")
+def test_zero3_against_a_server_with_an_untied_head(vllm_server, tmp_path):
+    model, url = vllm_server
+    launch(tmp_path, "zero3", "server", model, url, "basis", "otb")
     for name in ("basis", "otb"):
         assert_synced_and_saved(name, tmp_path, model, "DEEPSPEED", sharded=True)
 
@@ -92,37 +92,40 @@ def test_other_shardings_against_a_server(kind, served, tmp_path):
         assert_synced_and_saved(name, tmp_path, model, TYPES[kind], sharded=kind == "fsdp2")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["ddp", "zero2", "zero3", "fsdp2", "zero3_nodes"])
-def test_a_resumed_run_is_the_uninterrupted_one(kind, tiny_path, tmp_path):
-    launch(tmp_path, kind, "resume", tiny_path)
-    assert_resumed(tmp_path, tiny_path, kind)
+CRITICS = ("head", "value_model")
 
 
 @pytest.fixture(scope="module")
-def critics(tiny_path, tmp_path_factory):
-    """The folder of a run and its resumed half with that engine and critic, launched once."""
-    folders = {}
+def resumed(tiny_path, tmp_path_factory):
+    """By engine the folder of its runs and their resumed halves, without a critic and with both, launched once."""
 
-    def runs(kind, critic):
-        if (kind, critic) not in folders:
-            folders[kind, critic] = tmp_path_factory.mktemp(f"{kind}-{critic}")
-            launch(folders[kind, critic], kind, "resume", tiny_path, critic)
-        return folders[kind, critic]
+    @functools.cache
+    def runs(kind):
+        folder = tmp_path_factory.mktemp(kind)
+        launch(
+            folder, kind, "resume", tiny_path, "basis_history", *(CRITICS if kind in ("ddp", "zero3", "fsdp2") else ())
+        )
+        return folder
 
     return runs
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("critic", ["head", "value_model"])
+@pytest.mark.parametrize("kind", ["ddp", "zero2", "zero3", "fsdp2", "zero3_nodes"])
+def test_a_resumed_run_is_the_uninterrupted_one(kind, resumed, tiny_path):
+    assert_resumed(resumed(kind) / "basis_history", tiny_path, kind)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("critic", CRITICS)
 @pytest.mark.parametrize("kind", ["ddp", "zero3", "fsdp2"])
-def test_a_critic_resumes_beside_a_policy_of_any_sharding(kind, critic, critics, tiny_path):
-    folder = critics(kind, critic)
+def test_a_critic_resumes_beside_a_policy_of_any_sharding(kind, critic, resumed, tiny_path):
+    folder = resumed(kind) / critic
     assert_resumed(folder, tiny_path, kind)
     runs = [torch.load(folder / f"{name}.pt") for name in ("whole", "again", "whole-rank1", "again-rank1")]
     modules = [run["module"] for run in runs]
     assert all(run["module_sharded"] == (critic == "value_model" and kind != "ddp") for run in runs)
-    unsharded = torch.load(critics("ddp", critic) / "whole.pt")["module"]
+    unsharded = torch.load(resumed("ddp") / critic / "whole.pt")["module"]
     for key, value in modules[0].items():
         assert all(torch.equal(module[key], value) for module in modules[1:]), f"{key} differs"
         torch.testing.assert_close(value, unsharded[key], rtol=0, atol=1e-4, msg=key)
@@ -202,4 +205,6 @@ def test_gradients_that_are_not_finite_are_counted_and_end_a_sharded_run(tmp_pat
     """.split()
     data = ["--dataset_kwargs", '{"size": 64, "seed": 0}']
     config = "accelerate_configs/zero3_cpu.yaml"
-    assert "2 steps in a row" in output_of(ranks.launch("basis_rl", "train", *recipe, *data, config=config), fails=True)
+    launched = ranks.Launched(tmp_path / "log", "basis_rl", "train", *recipe, *data, config=config)
+    launched.wait(fails=True)
+    assert "2 steps in a row" in launched.output()

@@ -5,7 +5,7 @@ import torch
 
 from basis_rl.engine.server import Server, ServerOptions
 from examples.quickstart.warm_start import save
-from tests.support.ranks import CPU, launch, output_of
+from tests.support.ranks import CPU, Launched
 from tests.support.served import ENGINE, save_model
 from tests.support.tooled import by_rule, decided_model, tokenizer
 from tests.trainer.test_sharding import launch as launch_sharded
@@ -15,7 +15,7 @@ from tests.trainer.tooled_ranks import CONTEXT
 
 def trained(ranks, output, model, config=CPU):
     output.mkdir()
-    output_of(launch("tests.trainer.tooled_ranks", ranks, output, model, ranks=ranks, config=config))
+    Launched(output / "log", "tests.trainer.tooled_ranks", ranks, output, model, ranks=ranks, config=config).wait()
     return [torch.load(output / f"rank{rank}.pt", weights_only=False) for rank in range(ranks)]
 
 

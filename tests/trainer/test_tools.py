@@ -14,7 +14,7 @@ from basis_rl.trainer import BasisTrainer, turns
 from basis_rl.trainer.tool_check import as_functions, check_tools, end_of_turn, prepare_tokenizer
 from basis_rl.trainer.turns import harmless, has_void_turn, parsed
 from examples.quickstart.warm_start import save
-from tests.support.tiny import config, sums, tiny_tokenizer
+from tests.support.tiny import config, sums, tiny_tokenizer, tiny_trainer
 from tests.support.tooled import Kept, by_rule, decided_model, ending, expression, last_turn, tokenizer, trainer
 
 
@@ -307,16 +307,8 @@ def no_docs(x):
     return x
 
 
-def build(tmp_path, tools, tok=None, dataset=None, **settings):
-    return BasisTrainer(
-        model="no/such-model",
-        reward_funcs=lambda completions, **_: [0.0] * len(completions),
-        args=config(tmp_path, **settings),
-        train_dataset=sums() if dataset is None else dataset,
-        processing_class=tok or tokenizer(),
-        baseline=settings.pop("baseline", "rloo"),
-        tools=tools,
-    )
+def build(folder, tools, tok=None, **given):
+    return tiny_trainer(folder, model="no/such-model", processing_class=tok or tokenizer(), tools=tools, **given)
 
 
 def test_what_does_not_fit_is_said_before_the_model_is_loaded(tmp_path):
@@ -325,7 +317,7 @@ def test_what_does_not_fit_is_said_before_the_model_is_loaded(tmp_path):
     unknown.chat_template = unknown.chat_template.replace("tool_call>", "invocation>")
     unknown.response_template = None
     for message, tools, more in [
-        ("conversational", [calculator], {"dataset": text}),
+        ("conversational", [calculator], {"train_dataset": text}),
         ("chat template does not show tool calls", [calculator], {"tok": tiny_tokenizer()}),
         ("Unrecognized chat template", [calculator], {"tok": unknown}),
         ("several are called calculator", [calculator, calculator], {}),

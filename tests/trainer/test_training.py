@@ -10,11 +10,11 @@ from basis_rl.baselines import BASELINES, Baseline, BVBlend, build_baseline
 from basis_rl.clusters import PromptClusters
 from basis_rl.data import problem_text
 from basis_rl.objectives import OBJECTIVES
-from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.plan import Plan, objective_for_tokens
 from basis_rl.types import Advantages
 from tests.support import tooled
 from tests.support.tiny import (
+    Keeps,
     Tokenwise,
     config,
     named_baseline,
@@ -59,15 +59,6 @@ def test_every_baseline_and_every_objective_trains(name, objective, tmp_path):
     if name == "basis":
         assert 0.01 <= log["baseline/beta"] <= 5
         assert log["baseline/active"] == 1.0
-
-
-class Recording(BasisTrainer):
-    """Keeps each batch and what is trained with."""
-
-    def _advantages(self, inputs, output):
-        local = super()._advantages(inputs, output)
-        self.seen = [*getattr(self, "seen", []), (self._pending.newest, local.double())]
-        return local
 
 
 def groups_of(batch):
@@ -124,9 +115,9 @@ OPTIONS = {
 def test_options_that_no_default_uses_are_trained_with(case, tmp_path):
     name, params, settings, expected = OPTIONS[case]
     settings = {"reward_funcs": last_token, **settings}
-    trainer = tiny_trainer(tmp_path, build_baseline(name, **params), cls=Recording, **settings)
+    trainer = tiny_trainer(tmp_path, build_baseline(name, **params), cls=Keeps, **settings)
     trainer.train()
-    for batch, trained in trainer.seen:
+    for batch, trained in trainer.kept:
         wanted = expected(batch)
         where, wanted = wanted if isinstance(wanted, tuple) else (slice(None), wanted)
         torch.testing.assert_close(trained[where], wanted[where], rtol=1e-5, atol=1e-5)
@@ -141,10 +132,10 @@ def last_token(completions, completion_ids, **kwargs):
 def test_spo_forgets_by_how_far_the_policy_has_moved(tmp_path):
     """rho of each update by a loop over the log-probabilities that the trainer collects."""
     settings = {"num_generations": 1, "max_steps": 8, "learning_rate": 3e-2}
-    trainer = tiny_trainer(tmp_path, build_baseline("spo", forgetting="kl"), cls=Recording, **settings)
+    trainer = tiny_trainer(tmp_path, build_baseline("spo", forgetting="kl"), cls=Keeps, **settings)
     trainer.train()
     trackers, rates = {}, set()
-    for batch, _ in trainer.seen:
+    for batch, _ in trainer.kept:
         for row, name in enumerate(batch.prompt_ids):
             assert batch.log_probs[row][batch.action_mask[row]].max() < 0
             now = float(batch.log_probs[row].double()[batch.action_mask[row]].mean())
@@ -153,7 +144,7 @@ def test_spo_forgets_by_how_far_the_policy_has_moved(tmp_path):
             rates.add(rho)
             reward = float(batch.rewards[row])
             trackers[name] = (rho * alpha + reward, rho * beta + 1 - reward, now)
-    assert len(trainer.seen) == 4
+    assert len(trainer.kept) == 4
     assert len(rates) > 2
     assert {name: pytest.approx(each) for name, each in trackers.items()} == trainer.baseline.trackers
 
@@ -217,11 +208,11 @@ def test_an_environment_makes_the_prompts_of_a_dataset_without_any(baseline, rol
     tok = tooled.tokenizer()
     rows = [{"task": i} for i in range(16)]
     own = {"train_dataset": rows, "reward_funcs": None, "processing_class": tok, "environment_factory": Counted}
-    trainer = tiny_trainer(tmp_path, build_baseline(baseline), Recording, num_generations=rollouts, **own)
+    trainer = tiny_trainer(tmp_path, build_baseline(baseline), Keeps, num_generations=rollouts, **own)
     Counted.resets = 0
     trainer.train()
     assert Counted.resets == 16
-    ((batch, trained),) = trainer.seen
+    ((batch, trained),) = trainer.kept
     assert len(set(batch.prompt_ids)) == 16 // rollouts  # told apart by their rows
     assert bool((trained != 0).any())
     assert math.isfinite(first_log(trainer)["loss"])
@@ -259,9 +250,9 @@ def sometimes_unscored(completions, completion_ids, **kwargs):
 
 
 def test_unscored_rollouts_get_zero_and_are_counted(tmp_path):
-    trainer = tiny_trainer(tmp_path, "batch_mean", reward_funcs=sometimes_unscored, cls=Recording)
+    trainer = tiny_trainer(tmp_path, "batch_mean", reward_funcs=sometimes_unscored, cls=Keeps)
     trainer.train()
-    ((batch, local),) = trainer.seen
+    ((batch, local),) = trainer.kept
     missing = batch.rewards.isnan()
     assert 0 < int(missing.sum()) < len(missing)
     assert (local[missing] == 0).all()

@@ -1,19 +1,24 @@
-"""Two ranks on CPU under `accelerate launch`, a group across both, against one: advantages to the bit, and the rest."""
+"""Two ranks on CPU, a group across both, against one: advantages to the bit, and the rest."""
 
 import pytest
 import torch
 
-from tests.support.ranks import launch, output_of
-from tests.trainer.straddling import ALL, FEW, main
+from tests.support.ranks import Launched
+from tests.trainer.straddling import FEW, REST, main
 
 
-@pytest.fixture(scope="module", params=["few", pytest.param("all", marks=pytest.mark.long)])
-def runs(request, tmp_path_factory, tiny_path):
+def on_one_and_two(factory, model, names):
     """What one rank (this process) and two have found: ``(results, others)`` of each rank."""
-    one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
-    output_of(launch("tests.trainer.straddling", two, tiny_path, 2, request.param))
-    main(one, str(tiny_path), 1, request.param)
+    one, two = factory.mktemp("one"), factory.mktemp("two")
+    launched = Launched(two / "log", "tests.trainer.straddling", two, model, 2, *names)
+    main(one, str(model), 1, names)
+    launched.wait()
     return [torch.load(path, weights_only=False) for path in (one / "rank0.pt", two / "rank0.pt", two / "rank1.pt")]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, tiny_path):
+    return on_one_and_two(tmp_path_factory, tiny_path, FEW)
 
 
 def test_losses_do_not_depend_on_the_number_of_ranks(runs):
@@ -35,9 +40,11 @@ def test_losses_do_not_depend_on_the_number_of_ranks(runs):
                 torch.testing.assert_close(rank[name]["policy"][key], value, rtol=0, atol=2e-4)
 
 
-def test_advantages_do_not_depend_on_the_number_of_ranks(runs):
-    one, *two = [results for results, _ in runs]
-    assert list(one) in (FEW, ALL)
+@pytest.mark.parametrize("names", [FEW, pytest.param(REST, marks=pytest.mark.long)], ids=["few", "rest"])
+def test_advantages_do_not_depend_on_the_number_of_ranks(names, request, tmp_path_factory, tiny_path):
+    found = request.getfixturevalue("runs") if names == FEW else on_one_and_two(tmp_path_factory, tiny_path, names)
+    one, *two = [results for results, _ in found]
+    assert list(one) == names
     for name, batches in one.items():
         assert len(batches) == 2
         for step, expected in enumerate(batches):

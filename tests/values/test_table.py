@@ -12,13 +12,7 @@ from basis_rl.engine import Sampling
 from basis_rl.types import RunContext
 from basis_rl.values import ValueTable
 from basis_rl.values.card import _size_category
-from basis_rl.values.provenance import (
-    fingerprint,
-    mismatches,
-    model_revision,
-    rendered_prompt,
-    run_provenance,
-)
+from basis_rl.values.provenance import fingerprint, mismatches, model_revision, rendered_prompt, run_provenance
 
 REWARDS = {"a": [0.0, 1.0, 1.0, 1.0], "b": [0.0, 0.0], "c": [1.0]}
 

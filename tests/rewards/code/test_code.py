@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,8 @@ from basis_rl.rewards.code.tests import Case, choose, parse_tests, same_output, 
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
 from basis_rl.sandbox import Isolation, isolation
 from tests.rewards.growth import grows_linearly
+
+CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 ADD_IO = json.dumps({"inputs": ["1 2\n", "30 4\n"], "outputs": ["3\n", "34\n"]})
 ADD_CALL = {"fn_name": "add", "inputs": [[1, 2], [30, 4]], "outputs": [3, 34]}
@@ -59,38 +62,7 @@ def test_right_programs_pass_in_every_form_of_tests(reward):
     assert scores(reward, programs) == [1.0] * len(programs)
 
 
-WRONG = {
-    "wrong": "def add(a, b):\n    return a - b",
-    "hard-coded first test": "def add(a, b):\n    return 3",
-    "no function": "x = 1",
-    "syntax error": "def add(a, b:",
-    "equal to everything": "class E(int):\n    def __eq__(s, o): return True\n    def __hash__(s): return 0\n"
-    "def add(a, b):\n    return E(0)",
-    "equal to everything, no number": "class E:\n    def __eq__(s, o): return True\ndef add(a, b):\n    return E()",
-    "exit as if all was well": "import os\ndef add(a, b):\n    os._exit(0)",
-    "exit at once": "raise SystemExit(0)",
-    "exit like a failed sandbox": "import os\nos._exit(126)",
-    "assertions off": "import builtins\nbuiltins.AssertionError = ValueError\ndef add(a, b):\n    raise Exception",
-    "no ImportError of the tests": "def add(a, b):\n    raise ImportError",
-    "end of the tests' loop": "def add(a, b):\n    if a == 1:\n        raise StopIteration\n    return a + b",
-    "patched JSON": "import json\njson.dumps = lambda *a, **k: '{\"value\": true}'\n"
-    "def add(a, b):\n    return 0",
-    "verdict on every descriptor": "import os\nfor fd in range(20):\n    try:\n        os.write(fd, b'pass\\n')\n"
-    "    except OSError:\n        pass\ndef add(a, b):\n    return 0",
-    "answers in advance": "import os\nfor fd in range(20):\n    try:\n"
-    "        os.write(fd, b'{\"value\": null}\\n' * 9)\n"
-    "    except OSError:\n        pass\ndef add(a, b):\n    return None",
-    "looks into frames": "import sys, re\ndef add(a, b):\n    f = sys._getframe()\n    seen = ''\n    while f:\n"
-    "        seen += repr(f.f_locals) + repr(f.f_globals)\n        f = f.f_back\n"
-    "    return a + b if '== 3' in seen or 'outputs' in seen else 0",
-    "looks into files": "import glob, os\ndef add(a, b):\n    seen = ''\n"
-    "    for where in ('/tmp/**/*', '/proc/*/cmdline', '/proc/*/fd/*', '/proc/*/environ'):\n"
-    "      for path in glob.glob(where, recursive=True):\n"
-    "        if 'self' in path or str(os.getpid()) in path:\n            continue\n"
-    "        try:\n            seen += open(path).read(10 ** 6)\n        except Exception:\n            pass\n"
-    "    return a + b if '== 3' in seen or 'outputs' in seen else 0",
-    "kills": "import os, signal\nos.kill(-1, signal.SIGTERM)\nos.kill(os.getppid(), signal.SIGKILL)",
-}  # fmt: skip
+WRONG = CASES["wrong"]
 
 
 @needs_sandbox

@@ -28,22 +28,7 @@ def test_its_own_cases(every, reward):
 
 
 # V is the gold and N is another number.
-ROLLOUTS = [
-    (r"\boxed{V}", 1.0),
-    (r"\fbox{V}", 1.0),
-    (r"\boxed{\boxed{V}}", 1.0),
-    (r"\boxed{V} \boxed{V}", 1.0),
-    (r"\boxed{N} is wrong, so \boxed{V}", 1.0),
-    (r"\boxed{N}. After a long calculation we find instead: \boxed{V}.", 1.0),
-    (r"So \boxed{N}, \boxed{V}.", 0.0),
-    (r"\boxed{V} and \boxed{N}", 0.0),
-    (r"\boxed{N} \quad \text{or} \quad \boxed{V}", 0.0),
-    (r"\boxed{N}\\\boxed{V}", 0.0),
-    (r"\boxed V/N", 0.0),
-    (r"\boxed{V", 0.0),
-    ("no box: V", 0.0),
-    ("", 0.0),
-]
+ROLLOUTS = json.loads(Path(__file__).with_suffix(".json").read_text())["rollouts"]
 
 
 @pytest.mark.parametrize(("shape", "score"), ROLLOUTS)

@@ -1,27 +1,43 @@
 r"""The verdicts without Math-Verify are Math-Verify's, pair by pair, but for the listed differences."""
 
 import itertools
+import json
 import random
 import re
 import string
 from functools import cache
+from pathlib import Path
 
 import pytest
 from math_verify import parse, verify
+from sympy import srepr
 
 from basis_rl.rewards.extract import plain_number
 from basis_rl.rewards.math.grading import grade
 from basis_rl.rewards.math.quick import quick_verdict, same_text
 from basis_rl.rewards.math.reward import gold_answers
 
+CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
+
 
 @cache
 def parsed(text):
-    return parse(rf"\boxed{{{text}}}", parsing_timeout=None)
+    """What Math-Verify reads, its formulas written out, and the texts that it keeps."""
+    read = parse(rf"\boxed{{{text}}}", parsing_timeout=None)
+    kept = {each.strip() for each in read if isinstance(each, str)} - {""}
+    return read, tuple(srepr(each) for each in read if not isinstance(each, str)), kept
+
+
+VERDICTS = {}
 
 
 def math_verify(gold, answer):
-    return verify(parsed(gold), parsed(answer), timeout_seconds=None)
+    """Asked once for all texts that it reads alike: it compares formulas with each other, and texts with texts."""
+    (one, formulas, texts), (other, other_formulas, other_texts) = parsed(gold), parsed(answer)
+    key = formulas, other_formulas, texts.isdisjoint(other_texts)
+    if key not in VERDICTS:
+        VERDICTS[key] = verify(one, other, timeout_seconds=None)
+    return VERDICTS[key]
 
 
 def listed(gold, answer, quick):
@@ -39,20 +55,9 @@ def listed(gold, answer, quick):
     return equal and (e_notation or thin_space or trailing_point or signed_thousands or scientific or quotient)
 
 
-WHOLE = (
-    "{s}{n}", "{s}0{n}", "{s}{n}.0", "{s}{n}.", "{s}{n}.5", "{s}{n}.50", "{s}.{n}", "{s}0.{n}", "${s}{n}$", " {s} {n} ",
-    "{s}{n}/7",
-)  # fmt: skip
-QUOTIENTS = (
-    "{s}{a}/{b}", r"{s}\frac{{{a}}}{{{b}}}", r"{s}\tfrac{{{a}}}{{{b}}}", "{s} {a} / {b}", r"\dfrac{{{s}{a}}}{{{b}}}",
-    "{s}{a}.5/{b}", r"\frac{{{a}}}{{{s}{b}.0}}",
-)  # fmt: skip
-DECIMALS = (
-    "0.333333", "0.3333333", "0.33333333333", "-0.333333", "0.666667", "0.142857", "0.0000005", "0.000001", "0.0000011",
-    "1e3", "1e-3", "3e1", "1.5e3", "1E3", "2*10^3", "0,111", "1,00", "333,333", "333.333", r"8.7\times10^{8}",
-    r"1\cdot10^{-3}", "0.12345678901234567", "0.12345678901234568", "123456789012345678.0", "123456789012345678",
-    "123456789012345679", "1000000000000.1", "1000000000000.2", "333333333333.3", "1000000.000001", "1000000.000002",
-)  # fmt: skip
+WHOLE = CASES["whole"]
+QUOTIENTS = CASES["quotients"]
+DECIMALS = CASES["decimals"]
 
 
 def numerals(integers):
@@ -67,10 +72,7 @@ def numerals(integers):
 
 
 # Never numerals: what they are is for Math-Verify to say, never for the quick path.
-OTHERS = [
-    r"50\%", "50%", "5 cm", r"5\text{ cm}", r"2\frac{1}{2}", "2 1/2", r"\$5", r"90^\circ", "1,2", "(1)", "1 000", "1:2",
-    r"\sqrt{4}", "2^3", "x=5", "5!", "11_2", "1/2/3", "--1", "0.5%", r"\pi", "5:30", "1.2.3", "1/0", "", " ", "-", "٣",
-]  # fmt: skip
+OTHERS = CASES["others"]
 
 
 def compare(pairs):
@@ -181,8 +183,7 @@ def test_the_same_text():
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["x", r"\frac{1}", "((((1", "1,", "a ? b", r"\text{}x", "5.", r"\infty", "=2", "x=", r"\sqrt", "^2", "²"],
+    "text", ["x", r"\frac{1}", "((((1", "1,", "a ? b", r"\text{}x", "5.", r"\infty", "=2", "x=", r"\sqrt", "^2", "²"]
 )
 def test_math_verify_finds_every_text_equal_to_itself(text):
     assert same_text(text, text)
