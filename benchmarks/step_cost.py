@@ -101,7 +101,7 @@ class Canned:
 
     spread: float
     tokens: int
-    end: int
+    last: int
     real: int
     all: int
 
@@ -122,7 +122,7 @@ class Canned:
         found = [torch.randint(5, self.tokens, (length,), generator=generator).tolist() for length in lengths]
         for ids in found:
             if len(ids) < CAP:
-                ids[-1] = self.end
+                ids[-1] = self.last
         prompts = [len(ids) for ids in prompt_ids]
         self.real = self.__dict__.get("real", 0) + sum(prompts) + sum(lengths)
         self.all = self.__dict__.get("all", 0) + len(prompts) * (max(prompts) + max(lengths))
@@ -180,18 +180,20 @@ def build(side: str, case: Case, folder: str, scale: Scale, steps: int) -> Any:
     model.save_pretrained(folder)  # where TRL loads the reference from
     ours = side in OURS
     parts = case.rows // MICRO_BATCH
-    args = (BasisConfig if ours else GRPOConfig)(
-        output_dir=folder, num_generations=case.group, per_device_train_batch_size=MICRO_BATCH, seed=3,
-        gradient_accumulation_steps=parts, steps_per_generation=parts, max_completion_length=CAP, max_steps=steps,
-        logging_steps=1, save_strategy="no", report_to="none", gradient_checkpointing=False, disable_tqdm=True,
-        use_cpu=True, bf16=False, learning_rate=1e-5, **case.settings,
-        **({"packing": "none" if side == PADDED else "auto"} if ours else {}),
-    )  # fmt: skip
+    settings: dict[str, Any] = {
+        "num_generations": case.group, "per_device_train_batch_size": MICRO_BATCH, "seed": 3,
+        "gradient_accumulation_steps": parts, "steps_per_generation": parts, "max_completion_length": CAP,
+        "max_steps": steps, "logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True,
+        "gradient_checkpointing": False, "use_cpu": True, "bf16": False, "learning_rate": 1e-5, **case.settings,
+    }  # fmt: skip
+    if ours:
+        settings["packing"] = "none" if side == PADDED else "auto"
+    args = (BasisConfig if ours else GRPOConfig)(output_dir=folder, **settings)
     kinds = {TRL: CannedTrl, FIXED: CannedFixed}
     make: Any = partial(CannedBasis, baseline=case.baseline) if ours else kinds[side]
     prompts = Dataset.from_dict({"prompt": list(map(str, range(512)))})
     trainer = make(model=folder, reward_funcs=parity, args=args, train_dataset=prompts, processing_class=reads)
-    trainer.spread, trainer.tokens, trainer.end = case.spread, len(reads) - 5, reads.eos_token_id
+    trainer.spread, trainer.tokens, trainer.last = case.spread, len(reads) - 5, reads.eos_token_id
     return quiet(trainer)
 
 

@@ -48,6 +48,7 @@ from basis_rl.run.run_lock import end_with_launcher, held
 from basis_rl.run.seams import attributes
 from basis_rl.run.usage import Spending
 from basis_rl.samplers import PromptSampler
+from basis_rl.trainer.clock import StepClock, imbalance, padding_share
 from basis_rl.trainer.config import BasisConfig, without_secrets
 from basis_rl.trainer.critic import Critic
 from basis_rl.trainer.faults import FiniteGradients, GradientMonitor, StopOnSignal
@@ -218,6 +219,7 @@ class BasisTrainer(GRPOTrainer):
         self._uniform = UniformRewards(args.max_uniform_batches)
         self._eval_scores = EvalScores()
         self._eval_name = ""
+        self.clock = StepClock(accelerator, self.model.config, "bfloat16" if args.bf16 else str(self.model.dtype))
         self.packing = RowPacking(self.model, args)
         if self.packing.method.reason and accelerator.is_main_process:
             print(f"Rollouts are scored with padding: {self.packing.method.reason}.", flush=True)
@@ -314,6 +316,9 @@ class BasisTrainer(GRPOTrainer):
             self._eval_scores.add(names, self._total(), self.num_generations_eval)
             return output
         self._log_all(rollout_mismatch(self.accelerator, output))
+        self.log_metric("padding/share", padding_share(output, self.accelerator))
+        if self.accelerator.num_processes > 1:
+            self.log_metric("padding/imbalance", imbalance(output, self.accelerator))
         if self.use_vllm:
             self.log_metric("rollout/sync_error", self.vllm_generation.sync_error)
         output["advantages"] = self._advantages(inputs, output)
@@ -345,7 +350,7 @@ class BasisTrainer(GRPOTrainer):
     # Generate.
 
     def _generate(self, prompts: list[Any]) -> Any:
-        with reading_calls():
+        with self.clock.doing("generation"), reading_calls():
             if self._resampling is not None and self.model.training:
                 return self._resampling.generated(prompts, self._generation_batch, self._pending_extra_logs)
             return self._generate_counted(prompts)
@@ -459,7 +464,8 @@ class BasisTrainer(GRPOTrainer):
         called: Any = scorer
         for scoring in self._scoring:
             called = scoring.listen(called, scorer)
-        result = super()._get_per_token_logps_and_entropies(called, *args, **kwargs)
+        with self.clock.doing("scoring") if self._in_loss is None else nullcontext():
+            result = super()._get_per_token_logps_and_entropies(called, *args, **kwargs)
         if self._scored is not None:
             self._scored.append(result[:2])
         if self._late_weights is not None and self._in_loss is not None:
@@ -579,8 +585,9 @@ class BasisTrainer(GRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         alone = self.policy_loss.is_trl_alone
-        with attributes(self, _in_loss=[inputs] if self.model.training else None):
+        with self.clock.doing("loss"), attributes(self, _in_loss=[inputs] if self.model.training else None):
             loss = super()._compute_loss(model, inputs) if alone else self._own_loss(model, inputs)
+        self.clock.loss_ended(torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1))
         learned = self.baseline if isinstance(self.baseline, LearnedBaseline) and self.model.training else None
         return loss * 0.0 if learned and learned.policy_waits(self._generation_batch - 1) else loss
 
@@ -625,6 +632,7 @@ class BasisTrainer(GRPOTrainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss: Tensor = super().training_step(*args, **kwargs)
+        self.clock.backward_ended()
         if self._monitor is not None:
             self._monitor.count()
         return loss
@@ -641,6 +649,7 @@ class BasisTrainer(GRPOTrainer):
 
     def _learn(self) -> None:
         """Let the baseline learn from the batches that are used up: the policy was updated on all of them."""
+        self._log_all(self.clock.take())
         for batch in self._pending.due(self._step):
             self.baseline.update(batch)
             if self.selection is not None:
@@ -1026,6 +1035,9 @@ class _UpdateBaseline(TrainerCallback):
 
     def __init__(self, trainer: BasisTrainer) -> None:
         self.trainer = trainer
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.trainer.clock.begin()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.trainer._learn()

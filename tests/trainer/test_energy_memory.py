@@ -5,20 +5,20 @@ import torch
 from datasets import Dataset
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from trl.trainer import utils as trl_utils
 
+from basis_rl.trainer import head
 from benchmarks.trainers import random_model
 from tests.support.tiny import tiny_tokenizer, tiny_trainer
 
 ROWS, TOKENS, VOCABULARY = 4, 32, 19_000  # rows are those of one forward pass; the batch has twice as many
-TILE = 4096  # columns of the logits that TRL's head computes at once; its own are eight times as many
+TILE = 16  # tokens of which the head computes logits at once
 
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    """A vocabulary of an eighth of Qwen3's takes as many tiles as the whole one."""
-    assert trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE == 8 * TILE
-    monkeypatch.setattr(trl_utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", TILE)
+    """So few tokens take several tiles, as thousands do."""
+    monkeypatch.setattr(head, "TILE_BYTES", 4 * TILE * VOCABULARY)
+    monkeypatch.setattr(head, "LEAST_ROWS", TILE)
 
 
 class Storages(TorchDispatchMode):
@@ -58,5 +58,5 @@ def test_no_tensor_of_all_logits(case, tmp_path):
     with Storages() as storages:
         trainer.train()
     assert {"embedding_dense_backward", "multinomial"} <= storages.names  # backward and generation were seen
-    longest = TOKENS + 8
-    assert 4 * ROWS * TILE * TOKENS <= storages.largest <= 4 * ROWS * TILE * longest < LOGITS / 3
+    # Weights and their gradient are as large as a tile here.
+    assert 4 * TILE * VOCABULARY <= storages.largest < LOGITS / 3

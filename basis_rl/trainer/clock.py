@@ -1,0 +1,109 @@
+"""Where the time of an optimizer step goes, and how many tokens it trains on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from trl.trainer.utils import compute_flops_per_token, compute_mfu, get_peak_flops
+
+
+class StepClock:
+    """Seconds of this process by what it does, and tokens, from one optimizer step to the next.
+
+    ``time/generation`` with tools and the weight transfer, ``time/scoring`` of forward passes without gradient,
+    ``time/loss`` of those with one, ``time/update`` of backward passes and the optimizer; what is missing to
+    ``time/step`` are rewards, the baseline, sampling and logging. On a GPU work is counted where it is waited for.
+
+    Args:
+        accelerator: sums tokens over ranks.
+        config: the model's configuration.
+        dtype: the name of the type in which matrices are multiplied.
+    """
+
+    def __init__(self, accelerator: Accelerator, config: Any, dtype: str) -> None:
+        self.accelerator = accelerator
+        self.config = config
+        self.dtype = dtype
+        self._spent: dict[str, float] = {}
+        self._inside: list[float] = []
+        self._tokens = self._rows = 0
+        self._began = time.perf_counter()
+        self._computed: float | None = None
+
+    @contextmanager
+    def doing(self, name: str) -> Iterator[None]:
+        """Count the time within it for `name`, without that of what is counted for another name within it."""
+        began = time.perf_counter()
+        self._inside.append(0.0)
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - began
+            self._spent[name] = self._spent.get(name, 0.0) + spent - self._inside.pop()
+            if self._inside:
+                self._inside[-1] += spent
+
+    def begin(self) -> None:
+        """A step begins now, after an evaluation or a checkpoint that is nobody's."""
+        self._spent.clear()
+        self._tokens = self._rows = 0
+        self._computed = None
+        self._began = time.perf_counter()
+
+    def loss_ended(self, mask: Tensor) -> None:
+        """A micro-batch of these tokens, ``(B, L)``, was scored with gradient; its backward pass comes next."""
+        self._tokens += int(mask.sum())
+        self._rows += len(mask)
+        self._computed = time.perf_counter()
+
+    def backward_ended(self) -> None:
+        """What has passed since the loss was the backward pass."""
+        if self._computed is not None:
+            self._spent["update"] = self._spent.get("update", 0.0) + time.perf_counter() - self._computed
+            self._computed = time.perf_counter()
+
+    def take(self) -> dict[str, float]:
+        """Metrics of the step that ends now. Collective."""
+        self.backward_ended()
+        step = time.perf_counter() - self._began
+        device = self.accelerator.device
+        mine = torch.tensor([self._tokens, self._rows], dtype=torch.float64, device=device)
+        tokens, rows = self.accelerator.reduce(mine, reduction="sum").tolist()
+        found = {f"time/{name}": spent for name, spent in self._spent.items()} | {"time/step": step}
+        found["tokens_per_second"] = tokens / step
+        utilization = self._mfu(tokens / step, round(tokens / max(1.0, rows)))
+        return found if utilization is None else {**found, "mfu": utilization}
+
+    def _mfu(self, tokens_per_second: float, length: int) -> float | None:
+        """Model FLOPs utilization in percent, of the whole step; None where TRL knows no peak or no count of FLOPs."""
+        if self.accelerator.device.type != "cuda":
+            return None
+        name = torch.cuda.get_device_name(self.accelerator.device)
+        peak = get_peak_flops(name, self.dtype.removeprefix("torch."))
+        try:
+            flops = compute_flops_per_token(self.config.get_text_config(), length)
+        except AttributeError:
+            return None
+        return None if peak is None else compute_mfu(flops, tokens_per_second, self.accelerator.num_processes, peak)
+
+
+def padding_share(output: dict[str, Any], accelerator: Accelerator) -> float:
+    """Share of padding among the columns of a generation batch as TRL pads it, over all ranks."""
+    masks = [output["prompt_mask"], output["completion_mask"]]
+    counts = [sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks)]
+    mine = torch.tensor(counts, dtype=torch.float64, device=accelerator.device)
+    tokens, columns = accelerator.reduce(mine, reduction="sum").tolist()
+    return float(1.0 - tokens / columns)
+
+
+def imbalance(output: dict[str, Any], accelerator: Accelerator) -> float:
+    """Tokens of the rank that has most, divided by the mean over ranks."""
+    tokens = output["prompt_mask"].sum() + output["completion_mask"].sum()
+    each = accelerator.gather(tokens[None].double())
+    return float(each.max() / each.mean())
