@@ -91,7 +91,7 @@ class MathVerifyReward(Reward):
             readable=python_paths(),
         )
         wall = WALL_CLOCK * timeout
-        self._pool = WorkerPool(command, workers, wall, cpu_timeout=timeout, policy=policy, fork=True)
+        self._pool = WorkerPool(command, workers, wall, cpu_timeout=timeout, policy=policy)
         self._failures = FailureMonitor(name="The grading by Math-Verify")
         self._verdicts = Verdicts()
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
-from basis_rl.rewards.workers.process import Started, Worker, resident_bytes
-from basis_rl.rewards.workers.zygote import Zygote, can_fork
+from basis_rl.rewards.workers.process import Worker, resident_bytes
 from basis_rl.sandbox import Policy
 
 _STARTUP_SECONDS = 120.0
@@ -52,14 +51,13 @@ class Outcome:
         return self.status not in ("ok", "timeout", "over_budget")
 
 
-def _close_all(workers: list[Worker], zygotes: list[Zygote], owner: int) -> None:
+def _close_all(workers: list[Worker], owner: int) -> None:
     if os.getpid() != owner:  # a forked copy of the trainer ends: they are not its own
         return
     for worker in workers:
-        worker.process.ask_to_end()
-    for processes in (zygotes, workers):
-        while processes:
-            processes.pop().close()
+        worker.ask_to_end()
+    while workers:
+        workers.pop().close()
 
 
 class WorkerPool:
@@ -82,9 +80,6 @@ class WorkerPool:
             it. None: whatever this process may.
         max_tasks: a worker is replaced after so many.
         max_growth: and when it holds so many bytes more than at its start.
-        fork: fork the workers from one process that has done the imports (`Zygote`), where the machine can and there is
-            a policy. The command then takes one more argument, ``fork``, and serves by
-            `basis_rl.rewards.workers.serve_tasks.serve_forks`.
 
     Raises:
         ValueError: no worker, or a limit that is not positive.
@@ -100,7 +95,6 @@ class WorkerPool:
         policy: Policy | None = None,
         max_tasks: int = 5000,
         max_growth: int = 1 << 30,
-        fork: bool = False,
     ) -> None:
         if min(size, timeout, max_tasks, max_growth, 1 if cpu_timeout is None else cpu_timeout) <= 0:
             raise ValueError(
@@ -108,15 +102,14 @@ class WorkerPool:
                 f"{size}, {timeout}, {cpu_timeout}, {max_tasks}, {max_growth}."
             )
         self.command, self.size, self.timeout, self.cpu_timeout = list(command), size, timeout, cpu_timeout
-        self.policy, self.max_tasks, self.max_growth, self.fork = policy, max_tasks, max_growth, fork
+        self.policy, self.max_tasks, self.max_growth = policy, max_tasks, max_growth
         self._own()
 
     def _own(self) -> None:
         self._owner = os.getpid()
         self._workers: list[Worker] = []
-        self._zygotes: list[Zygote] = []  # one at most
         self._lock = threading.Lock()
-        self._finalizer = weakref.finalize(self, _close_all, self._workers, self._zygotes, self._owner)
+        self._finalizer = weakref.finalize(self, _close_all, self._workers, self._owner)
 
     def run(
         self, tasks: Sequence[dict[str, Any]], together: Sequence[Hashable] | None = None, seconds: float | None = None
@@ -144,20 +137,7 @@ class WorkerPool:
             self._end()
 
     def _end(self) -> None:
-        _close_all(self._workers, self._zygotes, self._owner)
-
-    def _new_worker(self) -> Worker:
-        if not self.fork or self.policy is None or not can_fork(self.policy):
-            return Worker(lambda end: Started(self.command, self.policy, end), _STARTUP_SECONDS)
-        if self._zygotes and self._zygotes[0].gone:
-            self._end_zygote()
-        if not self._zygotes:
-            self._zygotes.append(Zygote(self.command, self.policy))
-        return Worker(self._zygotes[0].fork, _STARTUP_SECONDS)
-
-    def _end_zygote(self) -> None:
-        while self._zygotes:
-            self._zygotes.pop().close()
+        _close_all(self._workers, self._owner)
 
 
 def _messages(tasks: int, together: Sequence[Hashable] | None) -> deque[list[int]]:
@@ -213,7 +193,7 @@ class _Batch:
         idle = sum(worker.task is None for worker in workers)
         while len(workers) < self.pool.size and len(self.queue) > idle:
             try:
-                workers.append(self.pool._new_worker())
+                workers.append(Worker(self.pool.command, self.pool.policy, _STARTUP_SECONDS))
                 idle += 1
             except OSError as error:
                 self._start_failed(f"{type(error).__name__}: {error}")
@@ -223,7 +203,7 @@ class _Batch:
 
     def _worn_out(self, worker: Worker) -> bool:
         """Dead, old or fat."""
-        if worker.ready and worker.process.wait(0) is not None:
+        if worker.ready and worker.process.poll() is not None:
             return True
         if worker.tasks >= self.pool.max_tasks:
             return True
@@ -263,7 +243,7 @@ class _Batch:
         """The worker has ended or broken the protocol, or else its time is over (`expired`)."""
         code = None if expired else worker.return_code()  # it has said all by then
         if not worker.ready:
-            self._start_failed(worker.process.last_words())
+            self._start_failed(worker.last_words())
         elif worker.task is not None and expired:
             if self.pool.cpu_timeout is None or worker.slept():
                 self.outcomes[worker.task] = Outcome("timeout", {})
@@ -306,5 +286,4 @@ class _Batch:
         left = list(worker.in_flight)[1:]
         if left:
             self.queue.appendleft(left)
-        if worker.close() is None:  # it or its zygote does not obey
-            self.pool._end_zygote()
+        worker.close()
