@@ -142,10 +142,8 @@ class WorkerPool:
 
 def _messages(tasks: int, together: Sequence[Hashable] | None) -> deque[list[int]]:
     """Numbers of the tasks that go in one message, in the order in which their keys appear first."""
-    if together is None:
-        return deque([i] for i in range(tasks))
     groups: dict[Hashable, list[int]] = {}
-    for i, key in enumerate(together):
+    for i, key in enumerate(range(tasks) if together is None else together):
         groups.setdefault(key, []).append(i)
     return deque(
         group[first : first + _MOST_AT_ONCE]
@@ -169,8 +167,9 @@ class _Batch:
         self.failed_starts = 0
         rounds = math.ceil(len(tasks) / pool.size)
         longest = 2 * (rounds * pool.timeout + _STARTUP_SECONDS)
-        self.granted = seconds is not None and seconds < longest
-        self.deadline = time.monotonic() + (seconds if seconds is not None and self.granted else longest)
+        granted = math.inf if seconds is None else seconds
+        self.late: Status = "over_budget" if granted < longest else "late"
+        self.deadline = time.monotonic() + min(granted, longest)
 
     def run(self) -> list[Outcome]:
         try:
@@ -268,7 +267,7 @@ class _Batch:
         for worker in [worker for worker in self.pool._workers if worker.task is not None or not worker.ready]:
             self._remove(worker)
         for task in range(len(self.tasks)):
-            self.outcomes.setdefault(task, Outcome("over_budget" if self.granted else "late", {}))
+            self.outcomes.setdefault(task, Outcome(self.late, {}))
 
     def _start_failed(self, last_words: str) -> None:
         """One failure may be temporary; several in a row, without a worker that starts, are a fault."""
