@@ -45,7 +45,8 @@ class Reward(Protocol):
 
     def close(self) -> None:
         """End the processes, if there are any; they also end with the object, and with the program."""
-        return None
+        if (calls := getattr(self, "_calls", None)) is not None:
+            calls.close()
 
 
 @runtime_checkable

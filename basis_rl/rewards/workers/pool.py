@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,8 +22,6 @@ _STARTUP_SECONDS = 120.0
 _START_ATTEMPTS = 4
 _ATTEMPTS = 2
 _ATTEMPTS_IF_KILLED = 5
-_TASKS_BETWEEN_LOOKS = 10
-_MOST_AT_ONCE = 8  # tasks in one message: of so few the other workers do not feel the want when the batch ends
 
 Status = Literal["ok", "timeout", "crashed", "starved", "late", "over_budget"]
 
@@ -111,15 +109,11 @@ class WorkerPool:
         self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, _close_all, self._workers, self._owner)
 
-    def run(
-        self, tasks: Sequence[dict[str, Any]], together: Sequence[Hashable] | None = None, seconds: float | None = None
-    ) -> list[Outcome]:
+    def run(self, tasks: Sequence[dict[str, Any]], seconds: float | None = None) -> list[Outcome]:
         """Outcome of every task, in input order.
 
         Args:
             tasks: objects that JSON can hold.
-            together: of each task a key; tasks of one key go to a worker in one message, up to 8, so that it can keep
-                what they have in common. None: each goes by itself.
             seconds: for the whole batch, wall clock, the start of workers included; what is not done then is
                 ``over_budget``. None: no limit of the caller's.
 
@@ -129,7 +123,7 @@ class WorkerPool:
         if os.getpid() != self._owner:  # forked: workers, lock and sockets are those of the other process
             self._own()
         with self._lock:
-            return _Batch(self, tasks, together, seconds).run()
+            return _Batch(self, tasks, seconds).run()
 
     def close(self) -> None:
         """End all workers. The next `run` starts new ones."""
@@ -140,28 +134,15 @@ class WorkerPool:
         _close_all(self._workers, self._owner)
 
 
-def _messages(tasks: int, together: Sequence[Hashable] | None) -> deque[list[int]]:
-    """Numbers of the tasks that go in one message, in the order in which their keys appear first."""
-    groups: dict[Hashable, list[int]] = {}
-    for i, key in enumerate(range(tasks) if together is None else together):
-        groups.setdefault(key, []).append(i)
-    return deque(
-        group[first : first + _MOST_AT_ONCE]
-        for group in groups.values()
-        for first in range(0, len(group), _MOST_AT_ONCE)
-    )
-
-
 class _Batch:
     def __init__(
         self,
         pool: WorkerPool,
         tasks: Sequence[dict[str, Any]],
-        together: Sequence[Hashable] | None,
         seconds: float | None,
     ) -> None:
         self.pool, self.tasks = pool, tasks
-        self.queue = _messages(len(tasks), together)
+        self.queue = deque(range(len(tasks)))
         self.tries: Counter[tuple[int, str]] = Counter()
         self.outcomes: dict[int, Outcome] = {}
         self.failed_starts = 0
@@ -198,18 +179,14 @@ class _Batch:
                 self._start_failed(f"{type(error).__name__}: {error}")
         for worker in workers:
             if worker.ready and worker.task is None and self.queue:
-                worker.dispatch({index: self.tasks[index] for index in self.queue.popleft()}, self.pool.timeout)
+                index = self.queue.popleft()
+                worker.dispatch(index, self.tasks[index], self.pool.timeout)
 
     def _worn_out(self, worker: Worker) -> bool:
         """Dead, old or fat."""
-        if worker.ready and worker.process.poll() is not None:
-            return True
-        if worker.tasks >= self.pool.max_tasks:
-            return True
-        if worker.tasks < worker.next_look:
-            return False
-        worker.next_look = worker.tasks + _TASKS_BETWEEN_LOOKS
-        return resident_bytes(worker.pid) > worker.bytes_at_start + self.pool.max_growth
+        ended = worker.ready and worker.process.poll() is not None
+        growth = resident_bytes(worker.pid) - worker.bytes_at_start
+        return ended or worker.tasks >= self.pool.max_tasks or growth > self.pool.max_growth
 
     def _wait(self) -> None:
         busy = [worker for worker in self.pool._workers if worker.task is not None or not worker.ready]
@@ -228,15 +205,14 @@ class _Batch:
                 self._ends(worker, expired=True)
 
     def _receive(self, worker: Worker) -> None:
-        answers = worker.read()
-        if answers == "lost":
+        answer = worker.read()
+        if answer == "lost":
             self._ends(worker, expired=False)
-        elif answers and not worker.ready:
+        elif answer is not None and not worker.ready:
             worker.has_started()
             self.failed_starts = 0
-        else:
-            for answer in answers:
-                self.outcomes[worker.has_answered()] = Outcome("ok", answer)
+        elif answer is not None:
+            self.outcomes[worker.has_answered()] = Outcome("ok", answer)
 
     def _ends(self, worker: Worker, expired: bool) -> None:
         """The worker has ended or broken the protocol, or else its time is over (`expired`)."""
@@ -261,7 +237,7 @@ class _Batch:
         if self.tries[task, status] >= attempts:
             self.outcomes[task] = Outcome(status, {})
         else:
-            self.queue.append([task])
+            self.queue.append(task)
 
     def _give_up(self) -> None:
         for worker in [worker for worker in self.pool._workers if worker.task is not None or not worker.ready]:
@@ -280,9 +256,5 @@ class _Batch:
         time.sleep(0.1 * self.failed_starts)
 
     def _remove(self, worker: Worker) -> None:
-        """End it. What was sent along with the task that it died of goes to the next one."""
         self.pool._workers.remove(worker)
-        left = list(worker.in_flight)[1:]
-        if left:
-            self.queue.appendleft(left)
         worker.close()

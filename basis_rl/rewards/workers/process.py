@@ -11,8 +11,7 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,13 +24,11 @@ _ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPD
 _LONGEST_ANSWER = 1 << 22
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 PATIENCE = 5.0
-MARK = "#"
-"""The key under which a task of several has its number, and its answer again."""
 _LOOK = 0.1  # seconds in which a thread that runs is seen to: many times the kernel's tick
 
 
 class Worker:
-    """One process that answers tasks, in turn. The clock of a task starts when those before it are answered.
+    """One process that answers tasks, in turn.
 
     It leads a session of its own, with a socket as its standard input and output; with a policy it is in a sandbox,
     with a temporary folder.
@@ -73,15 +70,12 @@ class Worker:
         self.buffer, self.outbox = b"", b""
         self.ended = False
         self.ready = False
-        self.in_flight: deque[int] = deque()
+        self.task: int | None = None  # the one that it is at work on
         self.tasks = 0
-        self.next_look = 9
         self.began = time.monotonic()
         self.deadline = self.began + patience
         self.bytes_at_start = 0
         self._wanted: dict[str, float] = {}
-        self._timeout = 0.0
-        self._marked = False
 
     def _shut_in(self, command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         if self.policy is None:
@@ -91,26 +85,15 @@ class Worker:
         shut_in = sandboxed(command, replace(self.policy, folder=self.folder, temporary=True))
         return shut_in, environment(self.folder, **_FIXED)
 
-    @property
-    def task(self) -> int | None:
-        """The one that it is at work on."""
-        return self.in_flight[0] if self.in_flight else None
-
-    def dispatch(self, tasks: Mapping[int, dict[str, Any]], timeout: float) -> None:
-        """Send tasks by their numbers, each of which has `timeout` seconds. The numbers distinguish them."""
-        marks = {index: {MARK: index} if len(tasks) > 1 else {} for index in tasks}
-        self.in_flight.extend(tasks)
-        self.tasks += len(tasks)
-        self._timeout = timeout
-        self._start_clock()
-        self.outbox = b"".join(json.dumps({**task, **marks[i]}).encode() + b"\n" for i, task in tasks.items())
-        self._marked = len(tasks) > 1
-        self.write()
-
-    def _start_clock(self) -> None:
+    def dispatch(self, number: int, task: dict[str, Any], timeout: float) -> None:
+        """Send a task, which has `timeout` seconds."""
+        self.task = number
+        self.tasks += 1
         self.began = time.monotonic()
-        self.deadline = self.began + self._timeout
+        self.deadline = self.began + timeout
         self._wanted = {thread: wanted for thread, (_, wanted) in _threads(self.pid).items()}
+        self.outbox = json.dumps(task).encode() + b"\n"
+        self.write()
 
     def write(self) -> None:
         """Send as much of the tasks as the pipe takes."""
@@ -121,34 +104,25 @@ class Worker:
         except (BrokenPipeError, ConnectionResetError):  # a dead worker is seen as end of file on its output
             self.outbox = b""
 
-    def read(self) -> list[dict[str, Any]] | Literal["lost"]:
-        """The answers that are there, none if there is more to come; ``"lost"`` if the process is gone or breaks the
-        protocol.
-        """
+    def read(self) -> dict[str, Any] | Literal["lost"] | None:
+        """The answer, None if there is more to come; ``"lost"`` if the process is gone or breaks the protocol."""
         chunk = self._receive()
         if chunk is None:
-            return []
+            return None
         self.ended = not chunk
-        *lines, self.buffer = (self.buffer + chunk).split(b"\n")
-        if len(self.buffer) > _LONGEST_ANSWER:
+        line, newline, more = (self.buffer + chunk).partition(b"\n")
+        # More than one answer would be taken for that to the next task.
+        if not chunk or more or len(line) > _LONGEST_ANSWER:
             return "lost"
-        answers: list[dict[str, Any]] = []
-        for line in lines:
-            try:
-                answer = json.loads(line)
-            except ValueError:
-                return "lost"
-            if not isinstance(answer, dict):
-                return "lost"
-            answers.append(answer)
-        return answers if chunk and self._were_asked_for(answers) else "lost"
-
-    def _were_asked_for(self, answers: list[dict[str, Any]]) -> bool:
-        """An unexpected answer would be taken for that to the next task."""
-        if not self._marked:
-            return not answers or (len(answers) == 1 and not self.buffer)
-        expected = list(self.in_flight)[: len(answers)]
-        return [answer.pop(MARK, None) for answer in answers] == expected
+        if not newline:
+            self.buffer = line
+            return None
+        self.buffer = b""
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            return "lost"
+        return answer if isinstance(answer, dict) else "lost"
 
     def _receive(self) -> bytes | None:
         """What is there; None if nothing is, empty at the end."""
@@ -171,12 +145,10 @@ class Worker:
         self.bytes_at_start = resident_bytes(self.pid)
 
     def has_answered(self) -> int:
-        """One task, whose number it is."""
-        done = self.in_flight.popleft()
-        if self.in_flight:
-            self._start_clock()
-        else:
-            self.deadline, self.outbox = float("inf"), b""
+        """The number of the task."""
+        done, self.task = self.task, None
+        assert done is not None
+        self.deadline, self.outbox = float("inf"), b""
         return done
 
     def slept(self) -> bool | None:

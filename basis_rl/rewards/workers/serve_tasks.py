@@ -5,8 +5,7 @@ A worker script loads it by its path, so that neither the package nor its folder
 
     serve_tasks = runpy.run_path(str(Path(__file__).with_name("serve_tasks.py")))["serve_tasks"]
 
-The protocol: one JSON object a line in, one a line out, in turn. The first line out is ``{"ready": true}``. What a task
-has under ``"#"`` is in its answer too.
+The protocol: one JSON object a line in, one a line out, in turn. The first line out is ``{"ready": true}``.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ def serve_tasks(
     out.write('{"ready": true}\n')
     for line in asked:
         task = json.loads(line)
-        mark = {"#": task.pop("#")} if "#" in task else {}
         _clock(cpu_seconds)
         try:
             result = answer(task)
@@ -67,7 +65,7 @@ def serve_tasks(
         except Exception as error:
             result = {"error": f"{type(error).__name__}: {error}"[:200]}
         _clock(None)
-        out.write(json.dumps({**result, **mark}) + "\n")
+        out.write(json.dumps(result) + "\n")
 
 
 def _limit_memory(beyond: int) -> None:

@@ -179,7 +179,7 @@ def test_waiting_that_the_kernel_has_not_yet_counted_is_no_sleep(monkeypatch):
     seen = process._threads
     monkeypatch.setattr(process, "_threads", lambda pid: {key: (s, 0.0) for key, (s, _) in seen(pid).items()})
     dispatched, real = [], process.Worker.dispatch
-    spy = lambda self, tasks, *rest: dispatched.extend(tasks) or real(self, tasks, *rest)  # noqa: E731
+    spy = lambda self, number, *rest: dispatched.append(number) or real(self, number, *rest)  # noqa: E731
     monkeypatch.setattr(process.Worker, "dispatch", spy)
     outcomes = make(timeout=0.6, cpu_timeout=20.0).run([{"burn": 100}, {"sleep": 100}])
     assert statuses(outcomes) == ["starved", "timeout"]
@@ -421,17 +421,14 @@ def test_workers_need_no_namespaces(files, monkeypatch):
 
 
 @pytest.mark.parametrize("shut_in", [True, False], ids=["sandbox", "no sandbox"])
-def test_tasks_that_belong_together_go_together_and_die_alone(shut_in):
+def test_each_task_has_its_own_answer_whoever_dies(shut_in):
     workers = make(size=2, cpu_timeout=0.5, shut_in=shut_in)
     tasks = [{"n": i, **({"burn": 100} if i in (3, 20) else {})} for i in range(40)]
     tasks[30] = {"signal": signal.SIGSEGV}
-    outcomes = workers.run(tasks, together=[i % 4 for i in range(40)])
+    outcomes = workers.run(tasks)
     assert numbers(outcomes) == [i if i not in (3, 20, 30) else None for i in range(40)]
     assert [i for i, outcome in enumerate(outcomes) if outcome.status == "timeout"] == [3, 20]
     assert [i for i, outcome in enumerate(outcomes) if outcome.status == "crashed"] == [30]
-    assert all("#" not in outcome.value for outcome in outcomes)
-    pids = {i: outcome.value["pid"] for i, outcome in enumerate(workers.run(tasks[4:20], together=[0] * 8 + [1] * 8))}
-    assert len({pids[i] for i in range(8)}) == len({pids[i] for i in range(8, 16)}) == 1
 
 
 def test_a_worker_that_dies_with_half_a_task_or_does_not_read_holds_up_nothing():
@@ -451,11 +448,11 @@ import json, sys
 print('{"ready": true}', flush=True)
 for line in sys.stdin:
     task = json.loads(line)
-    answer = json.dumps({"n": task["n"], "#": task.get("#")})
+    answer = json.dumps({"n": task["n"]})
     print("\\n".join([answer] * (2 if task["n"] == 2 else 1)), flush=True)
 """
     workers = make(size=1, worker=twice, shut_in=False)
-    outcomes = workers.run([{"n": i} for i in range(6)], together=[0] * 6)
+    outcomes = workers.run([{"n": i} for i in range(6)])
     assert [outcome.value.get("n") for outcome in outcomes if outcome.status == "ok"] == [0, 1, 3, 4, 5]
     assert outcomes[2].status == "crashed"
 
