@@ -244,13 +244,9 @@ class _Build:
             "completions": [[{"role": "assistant", "content": a.text}] if conversational else a.text for _, a in rows],
             "completion_ids": [rollout.token_ids for _, rollout in rows],
         }
-        hooks = {"trainer_state": TrainerState(), "log_extra": _ignore, "log_metric": _ignore}
+        hooks = {"trainer_state": TrainerState(), "log_extra": lambda *_: None, "log_metric": lambda *_: None}
         columns = [[torch.nan if r is None else r for r in f(**given, **hooks)] for f in self.plan.reward_funcs]
         scores = torch.tensor(columns, dtype=torch.float32).T
         total = (scores * self.weights).nansum(dim=1).masked_fill(scores.isnan().all(dim=1), torch.nan)
         result: list[float] = total.tolist()
         return result
-
-
-def _ignore(name: str, value: Any) -> None:
-    """Where a training logs, building a table does not."""
