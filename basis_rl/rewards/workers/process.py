@@ -54,8 +54,8 @@ class Worker:
             command, env = self._shut_in(command)
             self.process = subprocess.Popen(
                 command,
-                stdin=theirs,
-                stdout=theirs,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
                 stderr=self.stderr,
                 env=env,
                 start_new_session=True,  # Ctrl-C reaches the trainer, which ends the worker; the group can be killed
