@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -43,7 +42,7 @@ def describe(clusters: PromptClusters, prompts: Mapping[str, str], shown: int = 
         f"{len(prompts)} prompts in {len(clusters)} clusters of {sizes[0]} to {sizes[-1]} prompts, median "
         f"{sizes[len(sizes) // 2]}."
     ]
-    for cluster, size in Counter({c: len(texts) for c, texts in members.items()}).most_common(shown):
-        lines.append(f"cluster {cluster}, {size} prompts:")
+    for cluster in sorted(members, key=lambda cluster: -len(members[cluster]))[:shown]:
+        lines.append(f"cluster {cluster}, {len(members[cluster])} prompts:")
         lines += [f"    {' '.join(text.split())[:100]}" for text in members[cluster][:3]]
     return "\n".join(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from inspect import getdoc
 from pathlib import Path
 
@@ -142,10 +142,9 @@ def check_parser(result: argparse.ArgumentParser) -> None:
 @_command
 def init_parser(result: argparse.ArgumentParser) -> None:
     """Writes a commented recipe to start from, with your own model and data if you name them."""
-    result.epilog = (
-        f"Shipped recipes, which can be trained by name, too:\n  {_lines(resources.recipes())}\n"
-        f"Shipped configurations of accelerate, for --accelerate_config:\n  {_lines(resources.accelerate_configs())}"
-    )
+    recipes = ["Shipped recipes, which can be trained by name, too:", *resources.recipes()]
+    launches = ["Shipped configurations of accelerate, for --accelerate_config:", *resources.accelerate_configs()]
+    result.epilog = "\n  ".join(recipes) + "\n" + "\n  ".join(launches)
     result.add_argument("file", nargs="?", default="recipe.yaml", type=Path, help="file to write; default: recipe.yaml")
     result.add_argument(
         "--model_name_or_path", "--model", metavar="MODEL", help=f"Hub id or folder; default: {INIT_MODEL}"
@@ -159,10 +158,6 @@ def init_parser(result: argparse.ArgumentParser) -> None:
     result.add_argument("--cpu", action="store_true", help="settings for a machine without a GPU")
     result.add_argument("--recipe", metavar="NAME", help="copy this shipped recipe as it is, instead")
     result.add_argument("--force", action="store_true", help="replace a file that is there")
-
-
-def _lines(found: Mapping[str, Path]) -> str:
-    return "\n  ".join(found)
 
 
 @_command

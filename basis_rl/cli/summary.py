@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from basis_rl.run.progress import clock
@@ -59,7 +60,8 @@ def before_and_after(log: Sequence[Mapping[str, Any]], how: str) -> list[tuple[s
         first, last = rewards[:size], rewards[-size:]
         steps = f"steps {first[0]['step']}-{first[-1]['step']} and {last[0]['step']}-{last[-1]['step']}"
         steps = f"steps {first[0]['step']} and {last[0]['step']}" if size == 1 else steps
-        rows.append(("reward", _mean(first), _mean(last), f"of the training rollouts, {steps}"))
+        before, after = (fmean(row["reward"] for row in part) for part in (first, last))
+        rows.append(("reward", before, after, f"of the training rollouts, {steps}"))
     names = dict.fromkeys(key for row in log for key in row if _AVERAGE.fullmatch(key))
     for name in names:
         found = [row for row in log if row.get(name) is not None]
@@ -67,10 +69,6 @@ def before_and_after(log: Sequence[Mapping[str, Any]], how: str) -> list[tuple[s
             note = f"{how}, steps {found[0]['step']} and {found[-1]['step']}"
             rows.append((name.replace("eval_", "eval ", 1), found[0][name], found[-1][name], note))
     return rows
-
-
-def _mean(rows: Sequence[Mapping[str, Any]]) -> float:
-    return sum(float(row["reward"]) for row in rows) / len(rows)
 
 
 def _cost(log: Sequence[Mapping[str, Any]]) -> str:

@@ -9,7 +9,7 @@ import queue
 import socket
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ _ATTEMPTS = 5
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 10.0
 _IN_FLIGHT = 1024
+_POLL = 0.2
 _Choice = tuple[list[int], bool]
 
 
@@ -338,15 +339,15 @@ class _Dispatch:
     stop: threading.Event
 
     def __post_init__(self) -> None:
-        self.waiting = deque(range(self.count))
-        self.unfinished = self.count
+        self.waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for index in range(self.count):
+            self.waiting.put(index)
         self.attempts: Counter[tuple[int, str]] = Counter()
         # By URL: failures since the last success, and when the first of them was.
         self.failures: Counter[str] = Counter()
         self.failing_since: dict[str, float] = {}
         self.lost: set[str] = set()
         self.last_error: Exception | None = None
-        self.changed = threading.Condition()
         self.stopping = threading.Event()
         # Bounded: a caller that scores more slowly than the servers generate holds them up; memory does not fill.
         self.done: queue.Queue[tuple[int, list[_Choice]] | Exception] = queue.Queue(max(4, self.in_flight // 4))
@@ -371,8 +372,6 @@ class _Dispatch:
                 yield result
         finally:
             self.stopping.set()
-            with self.changed:
-                self.changed.notify_all()
             for server in self.servers:
                 server.session.abort()
             for thread in threads:
@@ -384,7 +383,7 @@ class _Dispatch:
         while not self.stop.is_set():
             working = any(thread.is_alive() for thread in threads)
             try:
-                return self.done.get(timeout=0.2)
+                return self.done.get(timeout=_POLL)
             except queue.Empty:
                 if not working:
                     urls = ", ".join(server.url for server in self.servers)
@@ -396,7 +395,12 @@ class _Dispatch:
 
     def _work(self, server: Client) -> None:
         try:
-            while (index := self._take()) is not None:
+            while not self.stopping.is_set():
+                try:
+                    # A prompt that a dying server holds may still come back.
+                    index = self.waiting.get(timeout=_POLL)
+                except queue.Empty:
+                    continue
                 try:
                     choices = server.complete(self.body_of(index))
                 except RolloutError as error:
@@ -404,40 +408,27 @@ class _Dispatch:
                     if not self._is_back(server):
                         return
                 else:
-                    with self.changed:
-                        self.failures.pop(server.url, None)
-                        self.failing_since.pop(server.url, None)
-                        self.unfinished -= 1
-                        self.changed.notify_all()
+                    self.failures.pop(server.url, None)
+                    self.failing_since.pop(server.url, None)
                     self._hand_over((index, choices))
         except Exception as error:
             # A refusal or a bug: the caller must see it.
             self._hand_over(error)
 
-    def _take(self) -> int | None:
-        """The next prompt; None if there is none any more. A prompt that a dying server holds may still come back."""
-        with self.changed:
-            while not self.waiting and self.unfinished and not self.stopping.is_set():
-                self.changed.wait()
-            return self.waiting.popleft() if self.waiting and not self.stopping.is_set() else None
-
     def _give_back(self, index: int, server: Client, error: RolloutError) -> None:
-        with self.changed:
-            self.last_error = error
-            self.failures[server.url] += 1
-            self.failing_since.setdefault(server.url, time.monotonic())
-            # Idle workers of a dead server each try once, so a request that did not reach it does not count.
-            if not isinstance(error, NotConnected) and not self.stopping.is_set():
-                self.attempts[index, server.url] += 1
-                left = [each.url for each in self.servers if each.url not in self.lost]
-                # One sick server alone does not decide; if none is left, that is the message.
-                if left and all(self.attempts[index, url] >= _ATTEMPTS for url in left):
-                    raise ServersLost(
-                        f"The request of prompt {index} failed {_ATTEMPTS} times, most recently at "
-                        f"{server.url}: {error}"
-                    )
-            self.waiting.append(index)
-            self.changed.notify()
+        self.last_error = error
+        self.failures[server.url] += 1
+        self.failing_since.setdefault(server.url, time.monotonic())
+        # Idle workers of a dead server each try once, so a request that did not reach it does not count.
+        if not isinstance(error, NotConnected) and not self.stopping.is_set():
+            self.attempts[index, server.url] += 1
+            left = [each.url for each in self.servers if each.url not in self.lost]
+            # One sick server alone does not decide; if none is left, that is the message.
+            if left and all(self.attempts[index, url] >= _ATTEMPTS for url in left):
+                raise ServersLost(
+                    f"The request of prompt {index} failed {_ATTEMPTS} times, most recently at {server.url}: {error}"
+                )
+        self.waiting.put(index)
 
     def _is_back(self, server: Client) -> bool:
         """Wait until the server is healthy, longer each time; False if `patience` ends first.
@@ -459,5 +450,5 @@ class _Dispatch:
     def _hand_over(self, result: tuple[int, list[_Choice]] | Exception) -> None:
         while not self.stopping.is_set():
             with suppress(queue.Full):
-                self.done.put(result, timeout=0.2)
+                self.done.put(result, timeout=_POLL)
                 return

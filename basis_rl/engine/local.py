@@ -133,7 +133,5 @@ def prompt_tokens(prompt: str | list[dict[str, Any]], tokenizer: Any, template_k
 
 
 def _until_end(token_ids: list[int], ends: set[int]) -> list[int]:
-    for position, token in enumerate(token_ids):
-        if token in ends:
-            return token_ids[: position + 1]
-    return token_ids
+    found = (position for position, token in enumerate(token_ids, 1) if token in ends)
+    return token_ids[: next(found, None)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import random
@@ -16,6 +15,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,8 +23,8 @@ import torch
 from basis_rl.engine.client import Client
 from basis_rl.engine.weights import default_folder, part_of
 from basis_rl.run.errors import RequestRefused, RolloutError
+from basis_rl.sandbox import kernel
 
-_PR_SET_PDEATHSIG = 1
 _GRACE = 20.0
 _CPU_CACHE_GIB = 1.0
 _MEMORY_OPTIONS = ("--kv-cache-memory-bytes", "--gpu-memory-utilization")
@@ -192,7 +192,8 @@ class Server:
                 stdout=output,
                 stderr=subprocess.STDOUT if log is not None else None,
                 start_new_session=True,
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                # SIGTERM when the thread that starts it ends, SIGKILL included.
+                preexec_fn=partial(kernel.die_with_parent, signal.SIGTERM) if kernel.LINUX else None,
             )
 
     def _check_port(self) -> None:
@@ -312,11 +313,6 @@ def _mapped(process: int) -> set[Path]:
     """The files of shared memory that a process has mapped."""
     lines = Path(f"/proc/{process}/maps").read_text(errors="replace").splitlines()
     return {Path(line[line.index(_SHARED) :]) for line in lines if f"{_SHARED}/" in line and "(deleted)" not in line}
-
-
-def _die_with_parent() -> None:
-    """In the child, before it becomes vLLM: SIGTERM when the thread that started it ends, SIGKILL included."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def free_port() -> int:

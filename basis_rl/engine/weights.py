@@ -36,8 +36,8 @@ class SyncSettings:
     fp32_head: bool
 
 
-def write_weights(folder: Path, parameters: Iterable[tuple[str, Tensor]]) -> int:
-    """Write `parameters` as safetensors files, the folder whole or not there; returns the bytes written.
+def write_weights(folder: Path, parameters: Iterable[tuple[str, Tensor]]) -> None:
+    """Write `parameters` as safetensors files, the folder whole or not there.
 
     Tensors come one at a time and may be freed after their turn (gathered shards), so at most 2 GiB of copies are held.
     """
@@ -45,7 +45,7 @@ def write_weights(folder: Path, parameters: Iterable[tuple[str, Tensor]]) -> int
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     held: dict[str, Tensor] = {}
-    size = total = files = 0
+    size = files = 0
 
     def flush() -> None:
         nonlocal held, size, files
@@ -55,14 +55,12 @@ def write_weights(folder: Path, parameters: Iterable[tuple[str, Tensor]]) -> int
     for name, parameter in parameters:
         held[name] = parameter.detach().to("cpu", copy=True).contiguous()
         size += held[name].nbytes
-        total += held[name].nbytes
         if size >= _SHARD_BYTES:
             flush()
     if held:
         flush()
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
-    return total
 
 
 def part_of(folder: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -38,10 +39,10 @@ def score(rollouts: Rollouts, equivalent: Callable[[list[tuple[str, str]]], list
         "num_rollouts": each,
         average: _with_interval(right / n),
         "pass@k": {str(k): _with_interval(pass_at_k(each, right, k)) for k in _powers(each)},
-        "truncated": _share(row.truncated for row in rows),
-        "no_answer": _share(row.answer is None for row in rows),
-        "unscored": _share(row.reward is None for row in rows),
-        "mean_tokens": sum(row.tokens for row in rows) / len(rows),
+        "truncated": fmean(row.truncated for row in rows),
+        "no_answer": fmean(row.answer is None for row in rows),
+        "unscored": fmean(row.reward is None for row in rows),
+        "mean_tokens": fmean(row.tokens for row in rows),
     }
     if each > 1:
         votes = count_votes([[row.answer for row in group] for group in rollouts.values()], equivalent)
@@ -118,11 +119,6 @@ def _powers(n: int) -> list[int]:
 def _with_interval(values: Tensor) -> dict[str, float]:
     low, high = bootstrap_interval(values, level=_LEVEL)
     return {"value": float(values.double().mean()), "low": low, "high": high}
-
-
-def _share(flags: Any) -> float:
-    values = list(flags)
-    return sum(values) / len(values)
 
 
 def _percent(share: float) -> str:

@@ -45,7 +45,8 @@ class Reward(Protocol):
 
     def close(self) -> None:
         """End the processes, if there are any; they also end with the object, and with the program."""
-        return None
+        if (calls := getattr(self, "_calls", None)) is not None:
+            calls.close()
 
 
 @runtime_checkable
@@ -114,7 +115,8 @@ def check_reward(make: Any, columns: Mapping[str, Sequence[Any]] | None = None) 
     for promise in _PROMISES:
         # Without these nothing can be said of what follows.
         if promise == "close" or not any(found.get(needed) for needed in ("signature", "result", "same_twice")):
-            found[promise] = checks.broken(promise)
+            message, raised = _safely(getattr(checks, promise))
+            found[promise] = raised or message
     lines = [f"- {promise}: it {message}" for promise, message in found.items() if message]
     if lines:
         raise RewardError(f"{name} breaks {len(lines)} of the promises of a reward:\n" + "\n".join(lines))
@@ -155,10 +157,6 @@ class _Checks:
     def __init__(self, reward: Any, rows: dict[str, list[Any]]) -> None:
         self.reward, self.rows, self.size = reward, rows, len(rows["completions"])
         self.scores: Sequence[float | None] = []
-
-    def broken(self, promise: str) -> str:
-        message, raised = _safely(getattr(self, promise))
-        return raised or message
 
     def name(self) -> str:
         name = getattr(self.reward, "__name__", None)

@@ -77,11 +77,6 @@ class FormatReward(Reward):
             return [float(has_form(text, self.form, self.opened_by_prompt)) for text in texts]
         return self._calls.run([([text, self.pattern], {}) for text in texts], log_metric)
 
-    def close(self) -> None:
-        """End the processes, if there are any; they also end with the object, and with the program."""
-        if self._calls is not None:
-            self._calls.close()
-
 
 def has_form(text: str, form: Form, opened_by_prompt: bool = False) -> bool:
     """Whether a rollout has a form of `FormatReward`, in one pass."""

@@ -74,7 +74,3 @@ class FunctionReward(Reward):
         texts = [completion_text(completion) for completion in completions]
         calls = [([text], {name: rows[name][i] for name in wanted}) for i, text in enumerate(texts)]
         return self._calls.run(calls, log_metric, self.on_error)
-
-    def close(self) -> None:
-        """End the processes; they also end with the object, and with the program."""
-        self._calls.close()

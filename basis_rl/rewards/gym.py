@@ -84,10 +84,6 @@ class ReasoningGymReward(Reward):
         rewards = {pair: self._reward(score) for pair, score in zip(asked, scores, strict=True)}
         return [rewards.get(pair, 0.0) for pair in pairs]
 
-    def close(self) -> None:
-        """End the processes; they also end with the object, and with the program."""
-        self._calls.close()
-
     def _reward(self, score: float | None) -> float | None:
         if score is None:
             return None

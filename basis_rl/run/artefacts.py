@@ -32,10 +32,8 @@ def versions(*packages: str) -> dict[str, str]:
     """The versions of those `packages` that are installed."""
     found = {}
     for name in packages:
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found
 
 

@@ -18,7 +18,7 @@ from basis_rl.run.artefacts import write_whole
 
 _MARK, _STATE, MANIFEST = "INCOMPLETE", "trainer_state.json", "manifest.json"
 LAST = "last-checkpoint"  # in a repository on the Hub, as transformers calls it
-_BLOCK, _THREADS = 1 << 22, 8
+_THREADS = 8
 # What a start from the beginning moves aside: what an earlier run has left in its folder.
 _OF_A_RUN = ("*.json", "*.jsonl", "*.safetensors", "*.bin", "*.pt", "*.png", "*.jinja", "README.md", "recipe.yaml")
 _logger = logging.getLogger(__name__)
@@ -73,17 +73,15 @@ def damage(folder: Path) -> str:
             files = dict(json.loads((folder / MANIFEST).read_text())["files"])
         except (ValueError, KeyError, TypeError):
             return f"{MANIFEST} cannot be read"
-        there = {name: folder / name for name in sorted(files) if (folder / name).is_file()}
-        found += [f"{name} is missing" for name in sorted(files) if name not in there]
-        sized = {name: path for name, path in there.items() if path.stat().st_size == files[name][0]}
-        found += [
-            f"{name} has {path.stat().st_size} bytes, not {files[name][0]}"
-            for name, path in there.items()
-            if name not in sized
-        ]
+        for name, (size, _) in sorted(files.items()):
+            path = folder / name
+            if not path.is_file():
+                found.append(f"{name} is missing")
+            elif path.stat().st_size != size:
+                found.append(f"{name} has {path.stat().st_size} bytes, not {size}")
         if not found:  # bytes are read only where names and sizes are right
-            digests = _digests(list(sized.values()))
-            found = [f"{n} has other bytes" for n, digest in zip(sized, digests, strict=True) if digest != files[n][1]]
+            digests = _digests([folder / name for name in files])
+            found = [f"{n} has other bytes" for n, digest in zip(files, digests, strict=True) if digest != files[n][1]]
     found = found or _lacking({path.name for path in folder.iterdir()})
     return ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
 
@@ -105,29 +103,21 @@ def _lacking(names: Collection[str]) -> list[str]:
 def _digests(paths: list[Path]) -> list[str]:
     """SHA-256 of each file, in hexadecimal digits; files that have not changed are read once in a process."""
     stats = [path.stat() for path in paths]
-    if not paths:
-        return []
-    with ThreadPoolExecutor(min(_THREADS, len(paths))) as threads:
+    with ThreadPoolExecutor(_THREADS) as threads:
         return list(threads.map(_digest, paths, (s.st_size for s in stats), (s.st_mtime_ns for s in stats)))
 
 
 @lru_cache(maxsize=4096)
 def _digest(path: Path, size: int, changed: int) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def checkpoints(output_dir: str | Path) -> list[Path]:
     """The folders ``checkpoint-N`` of a run, complete or not, by N."""
-    found = []
-    for path in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-        number = path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
-        if number.isdigit() and path.is_dir():
-            found.append((int(number), path))
-    return [path for _, path in sorted(found)]
+    found = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
+    numbered = [path for path in found if path.name.rpartition("-")[2].isdigit() and path.is_dir()]
+    return sorted(numbered, key=_number)
 
 
 def newest(output_dir: str | Path) -> Path | None:

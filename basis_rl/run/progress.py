@@ -39,7 +39,7 @@ _SHOWN = (
     ("kl", "kl", "divergence from the reference"),
     ("baseline/beta", "tilt", "calibrated beta of the baseline"),
 )
-_EVALUATED = re.compile(r"eval_(?:(?P<name>.+)_)?(?P<metric>(?:avg|pass)@(?P<k>\d+))")
+_EVALUATED = re.compile(r"eval_(?:(?P<name>.+)_)?(?P<metric>(?:avg|pass)@\d+)")
 _logger = logging.getLogger(__name__)
 
 
@@ -140,26 +140,20 @@ def evaluation_lines(logs: Mapping[str, Any], how: str) -> list[str]:
     for key, value in logs.items():
         match = _EVALUATED.fullmatch(key)
         if match:
-            scores = found.setdefault(match["name"] or "", {})
-            if match["metric"].startswith("pass"):
-                for other in [other for other in scores if other.startswith("pass")]:
-                    del scores[other]
-            scores[match["metric"]] = f"{value:.3g}"
+            # Of several pass@k the last one is logged for the largest k.
+            kind = match["metric"].partition("@")[0]
+            found.setdefault(match["name"] or "", {})[kind] = f"{match['metric']} {value:.3g}"
     return [
-        f"eval{' ' + name if name else ''}  {'  '.join(f'{k} {v}' for k, v in scores.items())}  ({how})"
-        for name, scores in found.items()
+        f"eval{' ' + name if name else ''}  {'  '.join(scores.values())}  ({how})" for name, scores in found.items()
     ]
 
 
 def _append(path: Path, line: str) -> None:
     """Add a line; where the last one was cut off by a kill or a full disk, on a line of its own."""
-    cut = False
-    if path.is_file() and path.stat().st_size > 0:
-        with path.open("rb") as file:
-            file.seek(-1, os.SEEK_END)
-            cut = file.read(1) != b"\n"
-    with path.open("a") as file:
-        file.write(("\n" if cut else "") + line + "\n")
+    with path.open("ab+") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        cut = file.read(1) not in (b"", b"\n")
+        file.write((b"\n" if cut else b"") + line.encode() + b"\n")
 
 
 def _forget_after(path: Path, step: int) -> None:

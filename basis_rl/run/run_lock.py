@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import glob
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ from basis_rl.run.ranks import on_main_process
 _FILE = ".claim"
 _PR_SET_PDEATHSIG = 1
 _launcher = os.getppid()  # as long as it lives
-_held: dict[Path, tuple[int, int]] = {}  # folder -> descriptor, how often it was taken
+_held: dict[Path, int] = {}  # folder -> descriptor
 
 
 @contextmanager
@@ -34,18 +35,18 @@ def held(output_dir: str | Path) -> Iterator[None]:
         ValueError: another run has it. On every rank.
     """
     folder = Path(output_dir).absolute()
-    on_main_process(lambda: _take(folder))
+    is_outermost = on_main_process(lambda: _take(folder))
     try:
         yield
     finally:
-        _give_back(folder)
+        if is_outermost:
+            _give_back(folder)
 
 
-def _take(folder: Path) -> None:
+def _take(folder: Path) -> bool:
+    """Whether it was not ours before."""
     if folder in _held:
-        descriptor, times = _held[folder]
-        _held[folder] = descriptor, times + 1
-        return
+        return False
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / _FILE, os.O_RDWR | os.O_CREAT, 0o644)
     if not lock(descriptor, wait=False):
@@ -59,7 +60,8 @@ def _take(folder: Path) -> None:
     os.ftruncate(descriptor, 0)
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
     os.pwrite(descriptor, json.dumps(owner).encode(), 0)
-    _held[folder] = descriptor, 1
+    _held[folder] = descriptor
+    return True
 
 
 def _who(said: bytes) -> str:
@@ -72,10 +74,7 @@ def _who(said: bytes) -> str:
 def _give_back(folder: Path) -> None:
     if folder not in _held:  # of a rank that is not the main one
         return
-    descriptor, times = _held.pop(folder)
-    if times > 1:
-        _held[folder] = descriptor, times - 1
-        return
+    descriptor = _held.pop(folder)
     with suppress(OSError):  # a file system without locks
         fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing would do, but for a child that has not forgotten it yet
     os.close(descriptor)
@@ -86,7 +85,7 @@ def _forget() -> None:
     the run lives."""
     global _launcher
     _launcher = os.getppid()
-    for descriptor, _ in _held.values():
+    for descriptor in _held.values():
         os.close(descriptor)
     _held.clear()
 
@@ -145,11 +144,8 @@ def _unheld_locks(root: Path) -> list[tuple[Path, float]]:
         return []
     ages = {}
     for path in sorted(root.glob("**/lock")):
-        try:
+        with suppress(FileNotFoundError):  # its holder has just finished
             ages[path] = time.time() - path.stat().st_mtime
-        except FileNotFoundError:
-            # Its holder has just finished.
-            continue
     in_use = _open_files() if ages else set()
     return [(path, age) for path, age in ages.items() if str(path.resolve()) not in in_use]
 
@@ -157,15 +153,7 @@ def _unheld_locks(root: Path) -> list[tuple[Path, float]]:
 def _open_files() -> set[str]:
     """Paths that processes of this machine have open, as far as this user may see."""
     found = set()
-    for process in Path("/proc").iterdir():
-        if not process.name.isdigit():
-            continue
-        try:
-            links = os.listdir(process / "fd")
-        except OSError:
-            # It has ended meanwhile, or is another user's.
-            continue
-        for link in links:
-            with suppress(OSError):  # closed meanwhile
-                found.add(os.readlink(process / "fd" / link))
+    for link in glob.iglob("/proc/[0-9]*/fd/*"):
+        with suppress(OSError):  # closed meanwhile
+            found.add(os.readlink(link))
     return found

@@ -17,22 +17,17 @@ class Spending:
     """
 
     def __init__(self) -> None:
-        self.rollouts, self.tokens = 0, 0
+        self.drawn = (0, 0)  # rollouts and their tokens
         self._earlier, self._since = 0.0, time.perf_counter()
 
     def draw(self, rollouts: int, tokens: int) -> None:
         """Count rollouts of all ranks, and their tokens."""
-        self.rollouts += rollouts
-        self.tokens += tokens
+        self.drawn = (self.drawn[0] + rollouts, self.drawn[1] + tokens)
 
     @property
-    def drawn(self) -> tuple[int, int]:
-        """Rollouts and their tokens."""
-        return self.rollouts, self.tokens
-
-    @drawn.setter
-    def drawn(self, counts: tuple[int, int]) -> None:
-        self.rollouts, self.tokens = counts
+    def rollouts(self) -> int:
+        """Rollouts so far."""
+        return self.drawn[0]
 
     @property
     def seconds(self) -> float:
@@ -41,14 +36,14 @@ class Spending:
     def metrics(self) -> dict[str, float]:
         """What goes into the log."""
         return {
-            "num_rollouts": self.rollouts,
-            "num_rollout_tokens": self.tokens,
+            "num_rollouts": self.drawn[0],
+            "num_rollout_tokens": self.drawn[1],
             "seconds": round(self.seconds, 3),
         }
 
     def state_dict(self) -> dict[str, float]:
-        return {"rollouts": self.rollouts, "tokens": self.tokens, "seconds": self.seconds}
+        return {"rollouts": self.drawn[0], "tokens": self.drawn[1], "seconds": self.seconds}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        self.rollouts, self.tokens = int(state["rollouts"]), int(state["tokens"])
+        self.drawn = (int(state["rollouts"]), int(state["tokens"]))
         self._earlier, self._since = float(state["seconds"]), time.perf_counter()

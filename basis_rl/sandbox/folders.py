@@ -8,74 +8,46 @@ import os
 import stat
 
 _ENTRY_BYTES = 4096  # what a file without content takes, at the least: so many files are many bytes
-_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_folder(folder: str) -> None:
     """Remove `folder` and all that is in it, following no link; what cannot be removed is left, without an error.
 
-    By descriptors, one level open at a time: neither the length of a path nor recursion ends it. Nobody may be at work
-    in it any more.
+    Folders are moved up to the first level one after the other: neither the length of a path nor recursion ends it.
+    Nobody may be at work in it any more.
     """
-    try:
-        current = os.open(folder, _OPEN_FOLDER)
-    except OSError:
-        return
-    pending, names = [_clear(current)], []
-    while True:
-        if pending[-1]:
-            name = pending[-1].pop()
-            below = _enter(current, name)
-            if below is not None:
-                os.close(current)
-                current = below
-                pending.append(_clear(current))
-                names.append(name)
-            continue
-        pending.pop()
-        if not pending:
-            break
-        above = os.open("..", _OPEN_FOLDER, dir_fd=current)
-        os.close(current)
-        current = above
-        _quietly_remove(names.pop(), current)
-    os.close(current)
+    before: list[str] = []
     with contextlib.suppress(OSError):
+        _open_up(folder)
+        while (names := os.listdir(folder)) != before:
+            before = names
+            for name in names:
+                _take_apart(f"{folder}/{name}", folder)
         os.rmdir(folder)
 
 
-def _clear(current: int) -> list[str]:
-    """Remove what is no folder or an empty one; the names of the others."""
-    left = []
-    try:
-        os.fchmod(current, stat.S_IRWXU)
-        entries = os.listdir(current)
-    except OSError:
-        return []
-    for name in entries:
-        try:
-            os.unlink(name, dir_fd=current)
-        except OSError:
-            if not _quietly_remove(name, current):
-                left.append(name)
-    return left
+def _take_apart(path: str, top: str) -> None:
+    """Remove a file, or a folder whose own folders are moved to `top`."""
+    with contextlib.suppress(OSError):
+        if not _open_up(path):
+            os.unlink(path)
+            return
+        for name in os.listdir(path):
+            below = f"{path}/{name}"
+            with contextlib.suppress(OSError):
+                if _open_up(below):
+                    os.rename(below, f"{top}/{os.urandom(16).hex()}")
+                else:
+                    os.unlink(below)
+        os.rmdir(path)
 
 
-def _enter(current: int, name: str) -> int | None:
-    try:
-        if stat.S_ISDIR(os.lstat(name, dir_fd=current).st_mode):  # chmod would follow a link
-            os.chmod(name, stat.S_IRWXU, dir_fd=current)
-        return os.open(name, _OPEN_FOLDER, dir_fd=current)
-    except OSError:
-        return None
-
-
-def _quietly_remove(name: str, current: int) -> bool:
-    try:
-        os.rmdir(name, dir_fd=current)
-    except OSError:
-        return False
-    return True
+def _open_up(path: str) -> bool:
+    """Whether it is a folder; if so, let its owner do everything there."""
+    is_folder = stat.S_ISDIR(os.lstat(path).st_mode)
+    if is_folder:
+        os.chmod(path, stat.S_IRWXU)
+    return is_folder
 
 
 def used_bytes(folder: str, enough: int) -> int:

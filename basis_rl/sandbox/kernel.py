@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
+import struct
 import sys
 
 LINUX = sys.platform == "linux"
@@ -65,13 +67,10 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str |
 
 def set_read_only(path: str, *, recursive: bool, on: bool = True) -> None:
     """Of the mount at `path`, and all below it if `recursive`. Linux 5.12."""
-
-    class Attributes(ctypes.Structure):
-        _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns")]
-
-    attributes = Attributes(_MOUNT_ATTR_RDONLY if on else 0, 0 if on else _MOUNT_ATTR_RDONLY, 0, 0)
+    # struct mount_attr: what to set, what to clear, propagation, user namespace.
+    attributes = struct.pack("=QQQQ", _MOUNT_ATTR_RDONLY if on else 0, 0 if on else _MOUNT_ATTR_RDONLY, 0, 0)
     flags = _AT_RECURSIVE if recursive else 0
-    result = syscall(_MOUNT_SETATTR, _AT_FDCWD, os.fsencode(path), flags, ctypes.byref(attributes), 32)
+    result = syscall(_MOUNT_SETATTR, _AT_FDCWD, os.fsencode(path), flags, attributes, len(attributes))
     checked(result, f"mount_setattr {path}")
 
 
@@ -99,9 +98,9 @@ def become_subreaper() -> None:
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def die_with_parent() -> None:
-    """SIGKILL when the thread that forked this process ends. To be called after every change of credentials."""
-    prctl(_PR_SET_PDEATHSIG, 9)
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """This signal when the thread that forked this process ends. To be called after every change of credentials."""
+    prctl(_PR_SET_PDEATHSIG, number)
 
 
 def set_dumpable(on: bool) -> None:

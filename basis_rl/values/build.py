@@ -189,7 +189,7 @@ class _Build:
         own = {self.ids[i] for chunk in mine for i in chunk}
         finished = sum(self._note(record) * (record.prompt_id in own) for record in self.shards.records())
         with (
-            self.shards.writer(shard, of) as writer,
+            self.shards.writer(shard, of) as write,
             tqdm(
                 total=len(own) * self.plan.num_rollouts,
                 initial=finished,
@@ -200,7 +200,7 @@ class _Build:
         ):
             for part in range(len(self.plan.parts)):
                 for record in self._records(mine, part):
-                    writer.write(record.line())
+                    write(record.line())
                     progress.update(self._note(record))
 
     def _note(self, record: Record) -> int:
@@ -244,13 +244,9 @@ class _Build:
             "completions": [[{"role": "assistant", "content": a.text}] if conversational else a.text for _, a in rows],
             "completion_ids": [rollout.token_ids for _, rollout in rows],
         }
-        hooks = {"trainer_state": TrainerState(), "log_extra": _ignore, "log_metric": _ignore}
+        hooks = {"trainer_state": TrainerState(), "log_extra": lambda *_: None, "log_metric": lambda *_: None}
         columns = [[torch.nan if r is None else r for r in f(**given, **hooks)] for f in self.plan.reward_funcs]
         scores = torch.tensor(columns, dtype=torch.float32).T
         total = (scores * self.weights).nansum(dim=1).masked_fill(scores.isnan().all(dim=1), torch.nan)
         result: list[float] = total.tolist()
         return result
-
-
-def _ignore(name: str, value: Any) -> None:
-    """Where a training logs, building a table does not."""

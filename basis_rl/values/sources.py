@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from basis_rl.engine.client import Client
 from basis_rl.engine.server import Server, ServerOptions
 
 T = TypeVar("T")
+_POLL = 0.2
 Prompts = Sequence[Sequence[int]]
 Seeds = Mapping[tuple[int, ...], int]
 Rollouts = Iterator[tuple[int, list[Completion]]]
@@ -173,36 +175,26 @@ def ahead(make: Callable[[threading.Event], Iterator[T]], at_most: int) -> Gener
         at_most: items that may wait, and length of a list.
     """
     stop = threading.Event()
-    ready: queue.Queue[T | None] = queue.Queue(at_most)
-    failed: list[Exception] = []
-
-    def put(item: T | None) -> None:
-        while not stop.is_set():
-            with suppress(queue.Full):
-                ready.put(item, timeout=0.2)
-                return
+    ready: queue.Queue[T] = queue.Queue(at_most)
 
     def work() -> None:
-        try:
-            for item in make(stop):
-                put(item)
-        except Exception as error:
-            failed.append(error)
-        put(None)  # the end
+        for item in make(stop):
+            while not stop.is_set():
+                with suppress(queue.Full):
+                    ready.put(item, timeout=_POLL)
+                    break
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        items: list[T | None] = []
-        while None not in items:
-            items = [ready.get()]
-            with suppress(queue.Empty):
-                while len(items) < at_most:
-                    items.append(ready.get_nowait())
-            if found := [item for item in items if item is not None]:
-                yield found
-        if failed:
-            raise failed[0]
-    finally:
-        stop.set()
-        thread.join(30.0)  # a process must not end within a computation of torch's
+    with ThreadPoolExecutor(1) as thread:
+        drawing = thread.submit(work)
+        try:
+            while not (drawing.done() and ready.empty()):
+                items: list[T] = []
+                with suppress(queue.Empty):
+                    items.append(ready.get(timeout=_POLL))
+                    while len(items) < at_most:
+                        items.append(ready.get_nowait())
+                if items:
+                    yield items
+            drawing.result()
+        finally:
+            stop.set()

@@ -19,7 +19,7 @@ def test_weights_are_written_in_shards_and_a_folder_is_whole(tmp_path, monkeypat
     folder = tmp_path / "weights"
     folder.mkdir()
     (folder / "left.safetensors").touch()
-    assert write_weights(folder, parameters.items()) == (6 * 4 + 6) * 4
+    write_weights(folder, parameters.items())
     files = sorted(folder.iterdir())
     assert [len(load_file(path)) for path in files] == [3, 3, 1], "40 bytes and more each, and what is left"
     found = {name: value for path in files for name, value in load_file(path).items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,6 +19,11 @@ from basis_rl.sandbox import Policy, isolation
 
 _RULES = 1
 _OUTPUT_BYTES = 4 << 20
+_LANGUAGES = ("", "python", "py", "python3")
+# Between the fences is no line that begins as one; the possessive quantifier keeps it linear.
+_BLOCK = re.compile(
+    r"^[^\S\n]*```(?P<language>.*)\n(?P<code>(?:(?![^\S\n]*```).*\n)*+)[^\S\n]*```[^\S\n]*$", re.MULTILINE
+)
 
 
 class CodeReward(Reward):
@@ -169,20 +175,5 @@ class CodeReward(Reward):
 
 def last_code(text: str) -> str | None:
     """The last closed fenced block of Python, or of no language, in one pass; None if there is none."""
-    found: str | None = None
-    block: list[str] | None = None
-    language = ""
-    for line in text.split("\n"):
-        fence = line.strip()
-        if not fence.startswith("```"):
-            if block is not None:
-                block.append(line)
-        elif block is None:
-            block, language = [], fence[3:].strip().lower()
-        elif fence == "```":
-            if language in ("", "python", "py", "python3"):
-                found = "\n".join(block)
-            block = None
-        else:  # another one begins before this one is closed
-            block, language = [], fence[3:].strip().lower()
-    return found
+    found = [block["code"] for block in _BLOCK.finditer(text) if block["language"].strip().lower() in _LANGUAGES]
+    return found[-1].removesuffix("\n") if found else None

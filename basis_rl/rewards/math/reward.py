@@ -91,7 +91,7 @@ class MathVerifyReward(Reward):
             readable=python_paths(),
         )
         wall = WALL_CLOCK * timeout
-        self._pool = WorkerPool(command, workers, wall, cpu_timeout=timeout, policy=policy, fork=True)
+        self._pool = WorkerPool(command, workers, wall, cpu_timeout=timeout, policy=policy)
         self._failures = FailureMonitor(name="The grading by Math-Verify")
         self._verdicts = Verdicts()
 
@@ -187,7 +187,7 @@ class MathVerifyReward(Reward):
         options: dict[str, Any] = {"refuse": list(self.refused)} if self.refused else {}
         options |= {"check": True} if check else {}
         tasks = [{"gold": gold, "answer": answer, **options} for gold, answer in new]
-        outcomes = self._pool.run(tasks, together=[gold for gold, _ in new], seconds=seconds) if new else []
+        outcomes = self._pool.run(tasks, seconds=seconds) if new else []
         fresh = {pair: _verdict(outcome) for pair, outcome in zip(new, outcomes, strict=True)}
         # What failed is not the answer's doing, and may go well the next time.
         self._verdicts.remember({pair: v for pair, v in fresh.items() if v not in ("failed", "late")})

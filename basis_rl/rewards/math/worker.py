@@ -33,7 +33,7 @@ _KINDS = (
 def start() -> None:
     """The imports, those that the first grading makes among them, and the tables of the parser."""
     _loaded.update(runpy.run_path(str(_HERE / "grading.py")))
-    for gold, answer in _KINDS if sys.argv[2:] == ["fork"] else _KINDS[:1]:
+    for gold, answer in _KINDS:
         _loaded["grade"](gold, answer)
 
 
@@ -46,6 +46,5 @@ def answer(task: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve = runpy.run_path(str(_HERE.parent / "workers" / "serve_tasks.py"))
-    how = serve["serve_forks" if sys.argv[2:] == ["fork"] else "serve_tasks"]
-    how(answer, float(sys.argv[1]), start=start)
+    serve_tasks = runpy.run_path(str(_HERE.parent / "workers" / "serve_tasks.py"))["serve_tasks"]
+    serve_tasks(answer, float(sys.argv[1]), start=start)

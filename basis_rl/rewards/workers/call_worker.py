@@ -70,31 +70,27 @@ def call(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) 
         return {"error": traceback.format_exc()[-4000:]}
 
 
-class Worker:
-    """The function, and what came of importing it."""
+_loaded: dict[str, Any] = {}
 
-    def __init__(self, target: str) -> None:
-        self.target = target
-        self.function: Callable[..., Any] | None = None
-        self.broken = ""
 
-    def start(self) -> None:
-        """Import it; whatever that raises is kept for who asks."""
-        if not self.target.startswith("/"):
-            sys.path.insert(0, os.getcwd())
-        try:
-            self.function = load(self.target)
-        except BaseException:  # a module that ends the process says so by SystemExit
-            self.broken = traceback.format_exc()[-4000:]
+def start() -> None:
+    """Import the function; whatever that raises is kept for who asks."""
+    target = sys.argv[1]
+    if not target.startswith("/"):
+        sys.path.insert(0, os.getcwd())
+    try:
+        _loaded["function"] = load(target)
+    except BaseException:  # a module that ends the process says so by SystemExit
+        _loaded["error"] = traceback.format_exc()[-4000:]
 
-    def answer(self, task: dict[str, Any]) -> dict[str, Any]:
-        """To one task."""
-        if self.function is None:
-            return {"error": self.broken}
-        return describe(self.function) if "describe" in task else call(self.function, task["args"], task["kwargs"])
+
+def answer(task: dict[str, Any]) -> dict[str, Any]:
+    """To one task."""
+    if "error" in _loaded:
+        return _loaded
+    return describe(_loaded["function"]) if "describe" in task else call(_loaded["function"], **task)
 
 
 if __name__ == "__main__":
     serve_tasks = runpy.run_path(str(Path(__file__).with_name("serve_tasks.py")))["serve_tasks"]
-    worker = Worker(sys.argv[1])
-    serve_tasks(worker.answer, float(sys.argv[2]), int(sys.argv[3]), worker.start)
+    serve_tasks(answer, float(sys.argv[2]), int(sys.argv[3]), start)

@@ -10,21 +10,18 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
-from basis_rl.rewards.workers.process import Started, Worker, resident_bytes
-from basis_rl.rewards.workers.zygote import Zygote, can_fork
+from basis_rl.rewards.workers.process import Worker, resident_bytes
 from basis_rl.sandbox import Policy
 
 _STARTUP_SECONDS = 120.0
 _START_ATTEMPTS = 4
 _ATTEMPTS = 2
 _ATTEMPTS_IF_KILLED = 5
-_TASKS_BETWEEN_LOOKS = 10
-_MOST_AT_ONCE = 8  # tasks in one message: of so few the other workers do not feel the want when the batch ends
 
 Status = Literal["ok", "timeout", "crashed", "starved", "late", "over_budget"]
 
@@ -52,14 +49,13 @@ class Outcome:
         return self.status not in ("ok", "timeout", "over_budget")
 
 
-def _close_all(workers: list[Worker], zygotes: list[Zygote], owner: int) -> None:
+def _close_all(workers: list[Worker], owner: int) -> None:
     if os.getpid() != owner:  # a forked copy of the trainer ends: they are not its own
         return
     for worker in workers:
-        worker.process.ask_to_end()
-    for processes in (zygotes, workers):
-        while processes:
-            processes.pop().close()
+        worker.ask_to_end()
+    while workers:
+        workers.pop().close()
 
 
 class WorkerPool:
@@ -82,9 +78,6 @@ class WorkerPool:
             it. None: whatever this process may.
         max_tasks: a worker is replaced after so many.
         max_growth: and when it holds so many bytes more than at its start.
-        fork: fork the workers from one process that has done the imports (`Zygote`), where the machine can and there is
-            a policy. The command then takes one more argument, ``fork``, and serves by
-            `basis_rl.rewards.workers.serve_tasks.serve_forks`.
 
     Raises:
         ValueError: no worker, or a limit that is not positive.
@@ -100,7 +93,6 @@ class WorkerPool:
         policy: Policy | None = None,
         max_tasks: int = 5000,
         max_growth: int = 1 << 30,
-        fork: bool = False,
     ) -> None:
         if min(size, timeout, max_tasks, max_growth, 1 if cpu_timeout is None else cpu_timeout) <= 0:
             raise ValueError(
@@ -108,25 +100,20 @@ class WorkerPool:
                 f"{size}, {timeout}, {cpu_timeout}, {max_tasks}, {max_growth}."
             )
         self.command, self.size, self.timeout, self.cpu_timeout = list(command), size, timeout, cpu_timeout
-        self.policy, self.max_tasks, self.max_growth, self.fork = policy, max_tasks, max_growth, fork
+        self.policy, self.max_tasks, self.max_growth = policy, max_tasks, max_growth
         self._own()
 
     def _own(self) -> None:
         self._owner = os.getpid()
         self._workers: list[Worker] = []
-        self._zygotes: list[Zygote] = []  # one at most
         self._lock = threading.Lock()
-        self._finalizer = weakref.finalize(self, _close_all, self._workers, self._zygotes, self._owner)
+        self._finalizer = weakref.finalize(self, _close_all, self._workers, self._owner)
 
-    def run(
-        self, tasks: Sequence[dict[str, Any]], together: Sequence[Hashable] | None = None, seconds: float | None = None
-    ) -> list[Outcome]:
+    def run(self, tasks: Sequence[dict[str, Any]], seconds: float | None = None) -> list[Outcome]:
         """Outcome of every task, in input order.
 
         Args:
             tasks: objects that JSON can hold.
-            together: of each task a key; tasks of one key go to a worker in one message, up to 8, so that it can keep
-                what they have in common. None: each goes by itself.
             seconds: for the whole batch, wall clock, the start of workers included; what is not done then is
                 ``over_budget``. None: no limit of the caller's.
 
@@ -136,7 +123,7 @@ class WorkerPool:
         if os.getpid() != self._owner:  # forked: workers, lock and sockets are those of the other process
             self._own()
         with self._lock:
-            return _Batch(self, tasks, together, seconds).run()
+            return _Batch(self, tasks, seconds).run()
 
     def close(self) -> None:
         """End all workers. The next `run` starts new ones."""
@@ -144,34 +131,7 @@ class WorkerPool:
             self._end()
 
     def _end(self) -> None:
-        _close_all(self._workers, self._zygotes, self._owner)
-
-    def _new_worker(self) -> Worker:
-        if not self.fork or self.policy is None or not can_fork(self.policy):
-            return Worker(lambda end: Started(self.command, self.policy, end), _STARTUP_SECONDS)
-        if self._zygotes and self._zygotes[0].gone:
-            self._end_zygote()
-        if not self._zygotes:
-            self._zygotes.append(Zygote(self.command, self.policy))
-        return Worker(self._zygotes[0].fork, _STARTUP_SECONDS)
-
-    def _end_zygote(self) -> None:
-        while self._zygotes:
-            self._zygotes.pop().close()
-
-
-def _messages(tasks: int, together: Sequence[Hashable] | None) -> deque[list[int]]:
-    """Numbers of the tasks that go in one message, in the order in which their keys appear first."""
-    if together is None:
-        return deque([i] for i in range(tasks))
-    groups: dict[Hashable, list[int]] = {}
-    for i, key in enumerate(together):
-        groups.setdefault(key, []).append(i)
-    return deque(
-        group[first : first + _MOST_AT_ONCE]
-        for group in groups.values()
-        for first in range(0, len(group), _MOST_AT_ONCE)
-    )
+        _close_all(self._workers, self._owner)
 
 
 class _Batch:
@@ -179,18 +139,18 @@ class _Batch:
         self,
         pool: WorkerPool,
         tasks: Sequence[dict[str, Any]],
-        together: Sequence[Hashable] | None,
         seconds: float | None,
     ) -> None:
         self.pool, self.tasks = pool, tasks
-        self.queue = _messages(len(tasks), together)
+        self.queue = deque(range(len(tasks)))
         self.tries: Counter[tuple[int, str]] = Counter()
         self.outcomes: dict[int, Outcome] = {}
         self.failed_starts = 0
         rounds = math.ceil(len(tasks) / pool.size)
         longest = 2 * (rounds * pool.timeout + _STARTUP_SECONDS)
-        self.granted = seconds is not None and seconds < longest
-        self.deadline = time.monotonic() + (seconds if seconds is not None and self.granted else longest)
+        granted = math.inf if seconds is None else seconds
+        self.late: Status = "over_budget" if granted < longest else "late"
+        self.deadline = time.monotonic() + min(granted, longest)
 
     def run(self) -> list[Outcome]:
         try:
@@ -213,24 +173,20 @@ class _Batch:
         idle = sum(worker.task is None for worker in workers)
         while len(workers) < self.pool.size and len(self.queue) > idle:
             try:
-                workers.append(self.pool._new_worker())
+                workers.append(Worker(self.pool.command, self.pool.policy, _STARTUP_SECONDS))
                 idle += 1
             except OSError as error:
                 self._start_failed(f"{type(error).__name__}: {error}")
         for worker in workers:
             if worker.ready and worker.task is None and self.queue:
-                worker.dispatch({index: self.tasks[index] for index in self.queue.popleft()}, self.pool.timeout)
+                index = self.queue.popleft()
+                worker.dispatch(index, self.tasks[index], self.pool.timeout)
 
     def _worn_out(self, worker: Worker) -> bool:
         """Dead, old or fat."""
-        if worker.ready and worker.process.wait(0) is not None:
-            return True
-        if worker.tasks >= self.pool.max_tasks:
-            return True
-        if worker.tasks < worker.next_look:
-            return False
-        worker.next_look = worker.tasks + _TASKS_BETWEEN_LOOKS
-        return resident_bytes(worker.pid) > worker.bytes_at_start + self.pool.max_growth
+        ended = worker.ready and worker.process.poll() is not None
+        growth = resident_bytes(worker.pid) - worker.bytes_at_start
+        return ended or worker.tasks >= self.pool.max_tasks or growth > self.pool.max_growth
 
     def _wait(self) -> None:
         busy = [worker for worker in self.pool._workers if worker.task is not None or not worker.ready]
@@ -249,21 +205,20 @@ class _Batch:
                 self._ends(worker, expired=True)
 
     def _receive(self, worker: Worker) -> None:
-        answers = worker.read()
-        if answers == "lost":
+        answer = worker.read()
+        if answer == "lost":
             self._ends(worker, expired=False)
-        elif answers and not worker.ready:
+        elif answer is not None and not worker.ready:
             worker.has_started()
             self.failed_starts = 0
-        else:
-            for answer in answers:
-                self.outcomes[worker.has_answered()] = Outcome("ok", answer)
+        elif answer is not None:
+            self.outcomes[worker.has_answered()] = Outcome("ok", answer)
 
     def _ends(self, worker: Worker, expired: bool) -> None:
         """The worker has ended or broken the protocol, or else its time is over (`expired`)."""
         code = None if expired else worker.return_code()  # it has said all by then
         if not worker.ready:
-            self._start_failed(worker.process.last_words())
+            self._start_failed(worker.last_words())
         elif worker.task is not None and expired:
             if self.pool.cpu_timeout is None or worker.slept():
                 self.outcomes[worker.task] = Outcome("timeout", {})
@@ -282,13 +237,13 @@ class _Batch:
         if self.tries[task, status] >= attempts:
             self.outcomes[task] = Outcome(status, {})
         else:
-            self.queue.append([task])
+            self.queue.append(task)
 
     def _give_up(self) -> None:
         for worker in [worker for worker in self.pool._workers if worker.task is not None or not worker.ready]:
             self._remove(worker)
         for task in range(len(self.tasks)):
-            self.outcomes.setdefault(task, Outcome("over_budget" if self.granted else "late", {}))
+            self.outcomes.setdefault(task, Outcome(self.late, {}))
 
     def _start_failed(self, last_words: str) -> None:
         """One failure may be temporary; several in a row, without a worker that starts, are a fault."""
@@ -301,10 +256,5 @@ class _Batch:
         time.sleep(0.1 * self.failed_starts)
 
     def _remove(self, worker: Worker) -> None:
-        """End it. What was sent along with the task that it died of goes to the next one."""
         self.pool._workers.remove(worker)
-        left = list(worker.in_flight)[1:]
-        if left:
-            self.queue.appendleft(left)
-        if worker.close() is None:  # it or its zygote does not obey
-            self.pool._end_zygote()
+        worker.close()

@@ -11,11 +11,10 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from basis_rl.sandbox import Policy, environment, remove_folder, sandboxed
 
@@ -25,130 +24,44 @@ _ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPD
 _LONGEST_ANSWER = 1 << 22
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 PATIENCE = 5.0
-MARK = "#"
-"""The key under which a task of several has its number, and its answer again."""
 _LOOK = 0.1  # seconds in which a thread that runs is seen to: many times the kernel's tick
 
 
-class Process(Protocol):
-    """What a worker runs in: started by itself (`Started`), or forked by a zygote."""
+class Worker:
+    """One process that answers tasks, in turn.
 
-    def is_known(self, pid: int) -> None:
-        """The worker is ready, and the kernel names its process."""
-
-    def ask_to_end(self) -> None:
-        """The first half of `close`, for many at a time."""
-
-    def wait(self, patience: float) -> int | None:
-        """Its return code, as `subprocess` has it; None if it is still alive after so many seconds."""
-
-    def close(self) -> int | None:
-        """End it; its return code, None if it does not obey."""
-
-    def last_words(self) -> str:
-        """What it, or who started it, has written to the standard error."""
-
-
-class Started:
-    """A process that was started, in a session of its own; with a policy in a sandbox and a temporary folder.
+    It leads a session of its own, with a socket as its standard input and output; with a policy it is in a sandbox,
+    with a temporary folder.
 
     Args:
         command: how to start it.
         policy: what it may do, in a temporary folder of its own; None: no sandbox.
-        end: of a socket, which is its standard input and output.
-
-    Raises:
-        OSError: it cannot be started.
-    """
-
-    def __init__(self, command: Sequence[str], policy: Policy | None, end: socket.socket) -> None:
-        self.policy = policy
-        self.folder: str | None = None
-        self._said = ""
-        self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
-        try:
-            command, env = self._shut_in(command, policy)
-            self.process = subprocess.Popen(
-                command,
-                stdin=end.fileno(),
-                stdout=end.fileno(),
-                stderr=self.stderr,
-                env=env,
-                start_new_session=True,  # Ctrl-C reaches the trainer, which ends the worker; the group can be killed
-            )
-        except BaseException:
-            self._clean_up()
-            raise
-
-    def _shut_in(self, command: Sequence[str], policy: Policy | None) -> tuple[list[str], dict[str, str]]:
-        if policy is None:
-            kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-            return list(command), {**kept, **_FIXED}
-        self.folder = tempfile.mkdtemp(prefix="basis_rl_worker_")
-        shut_in = sandboxed(command, replace(policy, folder=self.folder, temporary=True))
-        return shut_in, environment(self.folder, **_FIXED)
-
-    def is_known(self, pid: int) -> None:
-        """The worker's process, which is this one or below it; the group is what gets signals."""
-
-    def ask_to_end(self) -> None:
-        # The launcher of a sandbox ends it, and takes in the dead; killed itself, it would leave them to the first
-        # process of the machine, which in a container may be the trainer, and takes in nobody.
-        number = signal.SIGTERM if self.policy is not None else signal.SIGKILL
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
-
-    def wait(self, patience: float) -> int | None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.process.wait(patience)
-        return None
-
-    def close(self) -> int:
-        """End it, and all that it has started; its return code."""
-        self.ask_to_end()
-        try:
-            code = self.process.wait(PATIENCE if self.policy is not None else None)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            code = self.process.wait()
-        self._clean_up()
-        return code
-
-    def _clean_up(self) -> None:
-        self.last_words()
-        self.stderr.close()
-        if self.folder is not None:
-            remove_folder(self.folder)
-
-    def last_words(self) -> str:
-        """What it has written to the standard error, also after `close`: workers outlive their zygote's replacement."""
-        if not self.stderr.closed:
-            self.stderr.seek(0)
-            self._said = self.stderr.read().decode(errors="replace")[-2000:].strip()
-        return self._said
-
-
-class Worker:
-    """One process that answers tasks, in turn. The clock of a task starts when those before it are answered.
-
-    Args:
-        start: starts the process, given the end of a socket that tasks come from and answers go to.
         patience: seconds until it must be ready.
 
     Raises:
         OSError: it cannot be started.
     """
 
-    def __init__(self, start: Callable[[socket.socket], Process], patience: float) -> None:
+    def __init__(self, command: Sequence[str], policy: Policy | None, patience: float) -> None:
+        self.policy = policy
+        self.folder: str | None = None
+        self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
         self._socket, theirs = socket.socketpair()
         try:
             if hasattr(socket, "SO_PASSCRED"):
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             self._socket.setblocking(False)  # a worker that does not read must not hold up the one who writes
-            self.process = start(theirs)
+            command, env = self._shut_in(command)
+            self.process = subprocess.Popen(
+                command,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=self.stderr,
+                env=env,
+                start_new_session=True,  # Ctrl-C reaches the trainer, which ends the worker; the group can be killed
+            )
         except BaseException:
-            self._socket.close()
+            self._clean_up()
             raise
         finally:
             theirs.close()
@@ -157,36 +70,30 @@ class Worker:
         self.buffer, self.outbox = b"", b""
         self.ended = False
         self.ready = False
-        self.in_flight: deque[int] = deque()
+        self.task: int | None = None  # the one that it is at work on
         self.tasks = 0
-        self.next_look = 9
         self.began = time.monotonic()
         self.deadline = self.began + patience
         self.bytes_at_start = 0
         self._wanted: dict[str, float] = {}
-        self._timeout = 0.0
-        self._marked = False
 
-    @property
-    def task(self) -> int | None:
-        """The one that it is at work on."""
-        return self.in_flight[0] if self.in_flight else None
+    def _shut_in(self, command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+        if self.policy is None:
+            kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+            return list(command), {**kept, **_FIXED}
+        self.folder = tempfile.mkdtemp(prefix="basis_rl_worker_")
+        shut_in = sandboxed(command, replace(self.policy, folder=self.folder, temporary=True))
+        return shut_in, environment(self.folder, **_FIXED)
 
-    def dispatch(self, tasks: Mapping[int, dict[str, Any]], timeout: float) -> None:
-        """Send tasks by their numbers, each of which has `timeout` seconds. The numbers distinguish them."""
-        marks = {index: {MARK: index} if len(tasks) > 1 else {} for index in tasks}
-        self.in_flight.extend(tasks)
-        self.tasks += len(tasks)
-        self._timeout = timeout
-        self._start_clock()
-        self.outbox = b"".join(json.dumps({**task, **marks[i]}).encode() + b"\n" for i, task in tasks.items())
-        self._marked = len(tasks) > 1
-        self.write()
-
-    def _start_clock(self) -> None:
+    def dispatch(self, number: int, task: dict[str, Any], timeout: float) -> None:
+        """Send a task, which has `timeout` seconds."""
+        self.task = number
+        self.tasks += 1
         self.began = time.monotonic()
-        self.deadline = self.began + self._timeout
+        self.deadline = self.began + timeout
         self._wanted = {thread: wanted for thread, (_, wanted) in _threads(self.pid).items()}
+        self.outbox = json.dumps(task).encode() + b"\n"
+        self.write()
 
     def write(self) -> None:
         """Send as much of the tasks as the pipe takes."""
@@ -197,34 +104,25 @@ class Worker:
         except (BrokenPipeError, ConnectionResetError):  # a dead worker is seen as end of file on its output
             self.outbox = b""
 
-    def read(self) -> list[dict[str, Any]] | Literal["lost"]:
-        """The answers that are there, none if there is more to come; ``"lost"`` if the process is gone or breaks the
-        protocol.
-        """
+    def read(self) -> dict[str, Any] | Literal["lost"] | None:
+        """The answer, None if there is more to come; ``"lost"`` if the process is gone or breaks the protocol."""
         chunk = self._receive()
         if chunk is None:
-            return []
+            return None
         self.ended = not chunk
-        *lines, self.buffer = (self.buffer + chunk).split(b"\n")
-        if len(self.buffer) > _LONGEST_ANSWER:
+        line, newline, more = (self.buffer + chunk).partition(b"\n")
+        # More than one answer would be taken for that to the next task.
+        if not chunk or more or len(line) > _LONGEST_ANSWER:
             return "lost"
-        answers: list[dict[str, Any]] = []
-        for line in lines:
-            try:
-                answer = json.loads(line)
-            except ValueError:
-                return "lost"
-            if not isinstance(answer, dict):
-                return "lost"
-            answers.append(answer)
-        return answers if chunk and self._were_asked_for(answers) else "lost"
-
-    def _were_asked_for(self, answers: list[dict[str, Any]]) -> bool:
-        """An unexpected answer would be taken for that to the next task."""
-        if not self._marked:
-            return not answers or (len(answers) == 1 and not self.buffer)
-        expected = list(self.in_flight)[: len(answers)]
-        return [answer.pop(MARK, None) for answer in answers] == expected
+        if not newline:
+            self.buffer = line
+            return None
+        self.buffer = b""
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            return "lost"
+        return answer if isinstance(answer, dict) else "lost"
 
     def _receive(self) -> bytes | None:
         """What is there; None if nothing is, empty at the end."""
@@ -244,17 +142,13 @@ class Worker:
 
     def has_started(self) -> None:
         self.ready, self.deadline = True, float("inf")
-        if self.pid is not None:
-            self.process.is_known(self.pid)
         self.bytes_at_start = resident_bytes(self.pid)
 
     def has_answered(self) -> int:
-        """One task, whose number it is."""
-        done = self.in_flight.popleft()
-        if self.in_flight:
-            self._start_clock()
-        else:
-            self.deadline, self.outbox = float("inf"), b""
+        """The number of the task."""
+        done, self.task = self.task, None
+        assert done is not None
+        self.deadline, self.outbox = float("inf"), b""
         return done
 
     def slept(self) -> bool | None:
@@ -276,15 +170,43 @@ class Worker:
         wanted = sum(wanted - self._wanted.get(thread, 0.0) for thread, (_, wanted) in threads.items())
         return wanted < 0.5 * (time.monotonic() - self.began)
 
-    def close(self) -> int | None:
-        """End it; its return code, None if it does not obey."""
-        self.process.ask_to_end()
+    def ask_to_end(self) -> None:
+        """The first half of `close`, for many at a time."""
+        # The launcher of a sandbox ends it, and takes in the dead; killed itself, it would leave them to the first
+        # process of the machine, which in a container may be the trainer, and takes in nobody.
+        self._signal(signal.SIGKILL if self.policy is None else signal.SIGTERM)
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+    def close(self) -> None:
+        """End it, and all that it has started."""
+        self.ask_to_end()
+        try:
+            self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+            self.process.wait()
+        self._clean_up()
+
+    def _clean_up(self) -> None:
         self._socket.close()
-        return self.process.close()
+        self.stderr.close()
+        if self.folder is not None:
+            remove_folder(self.folder)
 
     def return_code(self) -> int | None:
         """Of a process whose output has ended; None if it is still alive."""
-        return self.process.wait(PATIENCE) if self.ended else None
+        if self.ended:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self.process.wait(PATIENCE)
+        return None
+
+    def last_words(self) -> str:
+        """What it has written to the standard error."""
+        self.stderr.seek(0)
+        return self.stderr.read().decode(errors="replace")[-2000:].strip()
 
 
 def resident_bytes(pid: int | None) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from basis_rl.rewards.workers import pool, process, serve_tasks, zygote
+from basis_rl.rewards.workers import pool, process, serve_tasks
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
 from basis_rl.rewards.workers.pool import WorkerPool
 from basis_rl.sandbox import Isolation, Policy, isolation, python_paths
@@ -53,7 +53,7 @@ def answer(task):
         return {{"value": repr(eval(task["code"]))}}
     return {{"n": task.get("n"), "pid": os.getpid(), "held": sum(map(len, hoard))}}
 
-serve["serve_forks" if sys.argv[2:] == ["fork"] else "serve_tasks"](answer, cpu_seconds=float(sys.argv[1]))
+serve["serve_tasks"](answer, cpu_seconds=float(sys.argv[1]))
 """
 
 
@@ -73,9 +73,6 @@ def make(size=2, timeout=30.0, cpu_timeout=5.0, worker=WORKER, shut_in=True, pro
     return workers
 
 
-forms = pytest.mark.parametrize("fork", [False, True], ids=["started", "forked"])
-
-
 def end(pid, number=signal.SIGKILL):
     """Signal one process below this one: 0, -1 or None would be others, as root all of the machine."""
     assert isinstance(pid, int)
@@ -89,8 +86,8 @@ def end(pid, number=signal.SIGKILL):
 
 
 def outermost(worker):
-    """The launcher of a worker's sandbox, if it has one of its own."""
-    return getattr(worker.process, "process", worker).pid
+    """The launcher of a worker's sandbox."""
+    return worker.process.pid
 
 
 def parent(pid):
@@ -149,7 +146,7 @@ def busy_processor():
         hog.stdout.close()
 
 
-@pytest.mark.parametrize("options", [{}, {"shut_in": False}, {"fork": True}], ids=["sandbox", "no sandbox", "forked"])
+@pytest.mark.parametrize("options", [{}, {"shut_in": False}], ids=["sandbox", "no sandbox"])
 def test_a_task_that_computes_too_long_or_sleeps_is_its_own_fault(options):
     for timeout, too_long in ((60.0, "burn"), (1.0, "sleep")):  # who computes is stopped by its CPU time
         workers = make(timeout=timeout, cpu_timeout=0.5, **options)
@@ -158,9 +155,8 @@ def test_a_task_that_computes_too_long_or_sleeps_is_its_own_fault(options):
         assert not any(outcome.failed for outcome in outcomes)
 
 
-@forms
-def test_a_task_has_its_cpu_time_however_loaded_the_machine_is(busy_processor, fork):
-    workers = make(size=1, timeout=60.0, cpu_timeout=0.6, fork=fork)
+def test_a_task_has_its_cpu_time_however_loaded_the_machine_is(busy_processor):
+    workers = make(size=1, timeout=60.0, cpu_timeout=0.6)
     workers.run([{"n": 0}])
     began = time.monotonic()
     assert workers.run([{"burn": 0.4, "affinity": busy_processor}])[0].status == "ok"
@@ -183,22 +179,20 @@ def test_waiting_that_the_kernel_has_not_yet_counted_is_no_sleep(monkeypatch):
     seen = process._threads
     monkeypatch.setattr(process, "_threads", lambda pid: {key: (s, 0.0) for key, (s, _) in seen(pid).items()})
     dispatched, real = [], process.Worker.dispatch
-    spy = lambda self, tasks, *rest: dispatched.extend(tasks) or real(self, tasks, *rest)  # noqa: E731
+    spy = lambda self, number, *rest: dispatched.append(number) or real(self, number, *rest)  # noqa: E731
     monkeypatch.setattr(process.Worker, "dispatch", spy)
     outcomes = make(timeout=0.6, cpu_timeout=20.0).run([{"burn": 100}, {"sleep": 100}])
     assert statuses(outcomes) == ["starved", "timeout"]
     assert sorted(dispatched) == [0, 0, 1]  # who has slept is not tried again
 
 
-@forms
-def test_who_sleeps_and_computes_only_at_the_deadline_has_slept(fork):
-    workers = make(size=1, timeout=1.0, cpu_timeout=20.0, fork=fork)
+def test_who_sleeps_and_computes_only_at_the_deadline_has_slept():
+    workers = make(size=1, timeout=1.0, cpu_timeout=20.0)
     assert statuses(workers.run([{"sleep": 0.8, "after": 100}])) == ["timeout"]
 
 
-@forms
-def test_a_worker_that_somebody_stops_is_starved_too(fork):
-    workers = make(size=1, timeout=1.5, fork=fork)  # which is also what the second one has
+def test_a_worker_that_somebody_stops_is_starved_too():
+    workers = make(size=1, timeout=1.5)  # which is also what the second one has
     workers.run([{"n": 0}])
     first = workers._workers[0]
     end(first.pid, signal.SIGSTOP)
@@ -248,9 +242,8 @@ def kill_at_random(workers, over, hits, most, seed=0):
             end(choice.choice([outermost(worker), worker.pid]))
 
 
-@forms
-def test_workers_killed_at_random_change_no_answer(fork):
-    workers, over, hits = make(size=3, fork=fork), threading.Event(), Counter()
+def test_workers_killed_at_random_change_no_answer():
+    workers, over, hits = make(size=3), threading.Event(), Counter()
     killer = threading.Thread(target=kill_at_random, args=(workers, over, hits, 8))
     killer.start()
     try:
@@ -265,9 +258,8 @@ def test_workers_killed_at_random_change_no_answer(fork):
     assert numbers(workers.run([{"n": i} for i in range(6)])) == list(range(6))
 
 
-@forms
-def test_from_many_threads(fork):
-    workers = make(size=2, fork=fork)
+def test_from_many_threads():
+    workers = make(size=2)
     results = {}
 
     def work(k):
@@ -280,7 +272,7 @@ def test_from_many_threads(fork):
         thread.join()
     assert results == {k: [[k, i] for i in range(20)] for k in range(8)}
     # started by a thread that has ended since, and alive
-    assert all(worker.process.wait(0) is None for worker in workers._workers)
+    assert all(worker.process.poll() is None for worker in workers._workers)
 
 
 ODD = {
@@ -311,13 +303,12 @@ for line in sys.stdin:
     assert outcomes[2].value == {"fine": True}
 
 
-@forms
-def test_workers_are_replaced_when_they_are_old_or_fat(fork):
-    workers = make(size=1, max_tasks=5, fork=fork)
+def test_workers_are_replaced_when_they_are_old_or_fat():
+    workers = make(size=1, max_tasks=5)
     pids = numbers(workers.run([{"n": i} for i in range(20)]))
     assert pids == list(range(20))
     assert workers._workers[0].tasks <= 5
-    workers = make(size=1, max_growth=30 << 20, fork=fork)
+    workers = make(size=1, max_growth=30 << 20)
     held = [outcome.value["held"] for outcome in workers.run([{"bytes": 4 << 20} for _ in range(40)])]
     assert max(held) <= 80 << 20
     assert sum(held[i] < held[i - 1] for i in range(1, 40)) >= 2
@@ -337,9 +328,8 @@ def test_a_batch_has_an_end_whatever_its_workers_do(monkeypatch):
     assert outcomes[-1].failed
 
 
-@forms
-def test_a_worker_is_shut_in(tmp_path, fork, monkeypatch):
-    workers = make(fork=fork)
+def test_a_worker_is_shut_in(tmp_path, monkeypatch):
+    workers = make()
     monkeypatch.setenv("HF_TOKEN", "secret")
     names = "sorted(name for name in os.environ if 'TOKEN' in name or 'KEY' in name)"
     outcomes = workers.run([{"code": names}, {"code": "open('mine', 'w').write('x')"}])
@@ -350,9 +340,8 @@ def test_a_worker_is_shut_in(tmp_path, fork, monkeypatch):
     assert ("Error" in connected and "refused" not in connected) or not isolation().network
 
 
-@forms
-def test_a_forked_copy_of_the_trainer_has_workers_of_its_own(fork):
-    workers = make(size=1, fork=fork)
+def test_a_forked_copy_of_the_trainer_has_workers_of_its_own():
+    workers = make(size=1)
     workers.run([{"n": 1}])
     process = workers._workers[0].process
     reader, writer = os.pipe()
@@ -368,7 +357,7 @@ def test_a_forked_copy_of_the_trainer_has_workers_of_its_own(fork):
     os.close(writer)
     assert os.read(reader, 10) == b"ok"
     os.close(reader)
-    assert process.wait(0) is None
+    assert process.poll() is None
     assert workers.run([{"n": 3}])[0].value["n"] == 3
     assert workers._workers[0].process is process
 
@@ -377,7 +366,7 @@ END = """
 import os, sys, signal, threading
 sys.path.insert(0, {root!r})
 from tests.rewards.workers.test_pool import make, outermost
-pool = make(size=2, fork={fork})
+pool = make(size=2)
 pool.run([{{"n": i}} for i in range(4)])
 print(*(pid for worker in pool._workers if worker.ready for pid in (outermost(worker), worker.pid)), flush=True)
 if {how!r} == "while grading":
@@ -390,9 +379,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("how", ["raise", "kill", "while grading"])
-@forms
-def test_nothing_outlives_the_trainer(how, tmp_path, fork):
-    code = END.format(root=str(ROOT), how=how, fork=fork)
+def test_nothing_outlives_the_trainer(how, tmp_path):
+    code = END.format(root=str(ROOT), how=how)
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     pids = [int(pid) for pid in done.stdout.split()]
@@ -410,73 +398,37 @@ def test_starts_that_all_fail_end_the_run_and_those_that_fail_now_and_then_do_no
     assert log.stat().st_size == 9
 
 
-def test_forked_workers_are_held_as_those_in_a_sandbox_of_their_own():
-    workers = make(fork=True)
-    workers.run([{"n": 0}, {"n": 1}])
-    names = {"signal": "os.kill(os.getppid(), 0)", "fork": "os.fork()",
-             "thread": "threading.Thread(target=print).start()", "memory": "open(f'/proc/{os.getppid()}/mem')",
-             "environ": "open(f'/proc/{os.getppid()}/environ').read()",
-             "spawn": "os.posix_spawn('/bin/true', ['x'], {})",
-             "orders": "os.open(f'/proc/{os.getppid()}/fd/3', os.O_RDWR)"}  # fmt: skip
-    outcomes = workers.run([{"code": code} for code in names.values()])
-    refused = {name: outcome.value.get("error") for name, outcome in zip(names, outcomes, strict=True)}
-    assert all(refused.values()), refused
-    own = workers.run([{"code": "sorted(map(int, os.listdir('/proc/self/fd')))[:-1]"}])[0].value
-    if "value" in own:  # as root; another user may not even look at its own
-        assert own["value"].startswith("[0, 1, 2, 3")
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_a_zygote_that_is_lost_is_replaced_and_no_answer_with_it(number, monkeypatch):
-    monkeypatch.setattr(pool, "_STARTUP_SECONDS", 2.5)
-    for module in (process, zygote):
-        monkeypatch.setattr(module, "PATIENCE", 1.0)
-    workers = make(fork=True)
-    assert numbers(workers.run([{"n": i} for i in range(4)])) == list(range(4))
-    (first,) = workers._zygotes
-    victim = next(worker.pid for worker in workers._workers if worker.ready)
-    end(parent(victim), number)
-    if number == signal.SIGSTOP:  # it does not report this one, and forks none in its place
-        end(victim)
-    outcomes = workers.run([{"n": i, "sleep": 0.05} for i in range(40)])
-    assert numbers(outcomes) == list(range(40))
-    assert workers._zygotes != [first]
-
-
 @pytest.mark.parametrize("files", ["landlock 7", "landlock 1"])
-def test_forked_workers_need_no_namespaces(files, monkeypatch):
+def test_workers_need_no_namespaces(files, monkeypatch):
     if files not in isolation().mechanisms and files != "landlock 1":
         pytest.skip("an older kernel")
     given = Isolation.by(["rlimits", "no_new_privs", files, "seccomp"])
     monkeypatch.setattr("basis_rl.sandbox.policy.isolation", lambda: given)
-    workers = make(fork=True, cpu_timeout=0.5)
-    outcomes = workers.run([{"burn": 100}, {"n": 1}, {"code": "os.fork()"}, {"code": "os._exit(3)"}])
-    assert statuses(outcomes) == ["timeout", "ok", "ok", "crashed"]
-    assert "Error" in outcomes[2].value["error"]
-    (first,) = workers._zygotes
+    workers = make(cpu_timeout=0.5)
+    names = {"signal": "os.kill(os.getppid(), 0)", "fork": "os.fork()",
+             "thread": "threading.Thread(target=print).start()", "memory": "open(f'/proc/{os.getppid()}/mem')",
+             "environ": "open(f'/proc/{os.getppid()}/environ').read()",
+             "spawn": "os.posix_spawn('/bin/true', ['x'], {})"}  # fmt: skip
+    outcomes = workers.run([{"burn": 100}, {"n": 1}, {"code": "os._exit(3)"}, *({"code": c} for c in names.values())])
+    assert statuses(outcomes) == ["timeout", "ok", "crashed", *["ok"] * len(names)]
+    refused = {name: outcome.value.get("error") for name, outcome in zip(names, outcomes[3:], strict=True)}
+    assert all(refused.values()), refused
     workers.run([{"n": 0}, {"n": 1}])
-    end(next(worker.pid for worker in workers._workers if worker.ready))
-    assert numbers(workers.run([{"n": i} for i in range(6)])) == list(range(6))
-    assert workers._zygotes == [first]
     pids = [worker.pid for worker in workers._workers if worker.ready]
-    end(parent(pids[0]))
+    end(outermost(next(worker for worker in workers._workers if worker.ready)))
     assert numbers(workers.run([{"n": i} for i in range(6)])) == list(range(6))
-    assert all(map(gone, pids))
+    wait_until(lambda: gone(pids[0]))
 
 
-@forms
 @pytest.mark.parametrize("shut_in", [True, False], ids=["sandbox", "no sandbox"])
-def test_tasks_that_belong_together_go_together_and_die_alone(shut_in, fork):
-    workers = make(size=2, cpu_timeout=0.5, shut_in=shut_in, fork=fork)
+def test_each_task_has_its_own_answer_whoever_dies(shut_in):
+    workers = make(size=2, cpu_timeout=0.5, shut_in=shut_in)
     tasks = [{"n": i, **({"burn": 100} if i in (3, 20) else {})} for i in range(40)]
     tasks[30] = {"signal": signal.SIGSEGV}
-    outcomes = workers.run(tasks, together=[i % 4 for i in range(40)])
+    outcomes = workers.run(tasks)
     assert numbers(outcomes) == [i if i not in (3, 20, 30) else None for i in range(40)]
     assert [i for i, outcome in enumerate(outcomes) if outcome.status == "timeout"] == [3, 20]
     assert [i for i, outcome in enumerate(outcomes) if outcome.status == "crashed"] == [30]
-    assert all("#" not in outcome.value for outcome in outcomes)
-    pids = {i: outcome.value["pid"] for i, outcome in enumerate(workers.run(tasks[4:20], together=[0] * 8 + [1] * 8))}
-    assert len({pids[i] for i in range(8)}) == len({pids[i] for i in range(8, 16)}) == 1
 
 
 def test_a_worker_that_dies_with_half_a_task_or_does_not_read_holds_up_nothing():
@@ -496,18 +448,17 @@ import json, sys
 print('{"ready": true}', flush=True)
 for line in sys.stdin:
     task = json.loads(line)
-    answer = json.dumps({"n": task["n"], "#": task.get("#")})
+    answer = json.dumps({"n": task["n"]})
     print("\\n".join([answer] * (2 if task["n"] == 2 else 1)), flush=True)
 """
     workers = make(size=1, worker=twice, shut_in=False)
-    outcomes = workers.run([{"n": i} for i in range(6)], together=[0] * 6)
+    outcomes = workers.run([{"n": i} for i in range(6)])
     assert [outcome.value.get("n") for outcome in outcomes if outcome.status == "ok"] == [0, 1, 3, 4, 5]
     assert outcomes[2].status == "crashed"
 
 
-@forms
-def test_a_batch_that_is_over_its_budget_is_no_failure_and_the_next_one_has_its_own(fork):
-    workers = make(size=2, cpu_timeout=30.0, fork=fork)
+def test_a_batch_that_is_over_its_budget_is_no_failure_and_the_next_one_has_its_own():
+    workers = make(size=2, cpu_timeout=30.0)
     workers.run([{"n": 0}])
     began = time.monotonic()
     outcomes = workers.run([{"n": 0}, *[{"sleep": 20}] * 6], seconds=0.8)
@@ -527,7 +478,7 @@ def held():
 @pytest.mark.parametrize("end", ["closed", "collected", "broken off"])
 def test_pools_leave_no_thread_process_descriptor_or_mapping(end):
     def once():
-        workers = make(size=2, fork=True, cpu_timeout=0.3)
+        workers = make(size=2, cpu_timeout=0.3)
         workers.run([{"n": 0}, {"n": 1}, {"burn": 5}, {"signal": signal.SIGSEGV}])
         if end == "broken off":
             with pytest.raises(TypeError):
@@ -552,7 +503,7 @@ def test_a_worker_that_waits_for_work_is_not_asleep_over_a_task():
     workers.run([{"n": 0}])
     first = workers._workers[0]
     time.sleep(1.1)  # a task that slept so long would be ended by the worker's own clock
-    assert first.process.wait(0) is None
+    assert first.process.poll() is None
 
 
 def test_parameters_out_of_range():
