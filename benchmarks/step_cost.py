@@ -2,11 +2,11 @@
 
     python -m benchmarks.step_cost [--quick] [--only CASE ...]
 
-A Qwen3 of 12 layers with random weights is trained on canned rollouts, so that a step is scoring, loss, backward and
-optimizer: 32 rollouts in micro-batches of 8, one update per generation batch. Lengths of prompts and rollouts are
-log-normal (prompts: mean 70, sd/mean 0.4; rollouts: mean 100, cap 250). One thread. The sides alternate in one run, in
-a different order in each round; a figure is the median processor time of a round's steps without the first, and a ratio
-is one of two such medians of one round.
+A Qwen3 of 6 layers with random weights is trained on canned rollouts, so that a step is scoring, loss, backward and
+optimizer: 64 or 32 rollouts in micro-batches of 8, one update per generation batch. Lengths of prompts and rollouts are
+log-normal (prompts: mean 56, sd/mean 0.4; rollouts: mean 80, cap 200). One thread. The sides alternate in one run, in
+a different order in each round; a figure is the processor time of a round's second step, and a ratio is one of two such
+times of one round.
 
 - ``TRL``: `GRPOTrainer` as it is.
 - ``TRL, head fixed``: the same, with `basis_rl.trainer.head` on a CPU in place of its head. A GPU has such a head.
@@ -47,34 +47,36 @@ from basis_rl.trainer.head import compact_head
 from benchmarks.common import one_thread, parser_of, save
 from benchmarks.trainers import StepClock, parity, quiet, qwen3_config, tokenizer
 
-MEAN, CAP, PROMPT_MEAN, PROMPT_SPREAD = 100, 250, 70, 0.4
+MEAN, CAP, PROMPT_MEAN, PROMPT_SPREAD = 80, 200, 56, 0.4
 MICRO_BATCH = 8
 TRL, FIXED, PADDED, PACKED = "TRL", "TRL, head fixed", "padded", "packed"
 
 
 @dataclass(frozen=True)
 class Case:
-    """Sides and what they share: spread (sd/mean) of the lengths, rollouts per prompt, rows, settings."""
+    """Sides and what they share: spread (sd/mean) of lengths, rollouts per prompt, rows, settings; `weighed`: memory
+    is measured, not time."""
 
     spread: float
     group: int = 8
     sides: tuple[str, ...] = (TRL, FIXED, PADDED, PACKED)
     baseline: str = "grpo"
     rows: int = 32
+    weighed: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
 
 
 OURS = (PADDED, PACKED)
 CASES = {
-    "G = 8, spread 0.5": Case(0.5),
-    "G = 8, spread 0.8": Case(0.8),
-    "G = 1, spread 0.5": Case(0.5, group=1, sides=OURS, baseline="none"),
-    "G = 1, spread 0.8": Case(0.8, group=1, sides=OURS, baseline="none"),
+    "G = 8, spread 0.5": Case(0.5, rows=64),
+    "G = 8, spread 0.8": Case(0.8, rows=64),
+    "G = 1, spread 0.5": Case(0.5, group=1, sides=OURS, baseline="none", rows=64),
+    "G = 1, spread 0.8": Case(0.8, group=1, sides=OURS, baseline="none", rows=64),
     "equal lengths, nothing shared": Case(0.0, group=1, sides=OURS, baseline="none"),
-    "64 rows, G = 8, spread 0.8": Case(0.8, rows=64),
     "otb": Case(0.8, sides=OURS, baseline="otb"),
     "ppo": Case(0.8, sides=OURS, baseline="ppo"),
-    "KL": Case(0.8, settings={"beta": 0.04}),
+    "KL": Case(0.8, sides=(TRL, PACKED), settings={"beta": 0.04}),
+    "memory": Case(0.8, weighed=True),
 }
 
 
@@ -83,8 +85,8 @@ class Scale:
     """Rounds, steps of a round beside the first, and the model's vocabulary, hidden size, layers and heads."""
 
     rounds: int = 3
-    steps: int = 2
-    shape: tuple[int, int, int, int] = (8_192, 256, 12, 8)
+    steps: int = 1
+    shape: tuple[int, int, int, int] = (8_192, 256, 6, 8)
 
 
 QUICK = Scale(rounds=1, steps=1, shape=(512, 32, 1, 2))
@@ -110,7 +112,7 @@ class Canned:
         for prompt in prompts:
             generator = torch.Generator().manual_seed(int(prompt))
             spread = PROMPT_SPREAD if self.spread else 0.0
-            length = int(lognormal(generator, PROMPT_MEAN, spread, 1).round().clamp(12, 200))
+            length = int(lognormal(generator, PROMPT_MEAN, spread, 1).round().clamp(12, 400))
             found.append(torch.randint(5, self.tokens, (length,), generator=generator).tolist())
         return found, None, {}
 
@@ -224,7 +226,9 @@ def peak_bytes(side: str, case: Case, folder: str, scale: Scale) -> int:
 
 
 def measure(case: Case, folder: str, scale: Scale) -> dict[str, Any]:
-    """Times, ratios to the first side and peaks of a case."""
+    """Times of a case and their ratios to the first side's, or peaks."""
+    if case.weighed:
+        return {"peak bytes": {side: peak_bytes(side, case, folder, scale) for side in case.sides}}
     rounds: dict[str, list[float]] = {side: [] for side in case.sides}
     logs: dict[str, list[dict[str, float]]] = {}
     density = 0.0
@@ -245,9 +249,7 @@ def measure(case: Case, folder: str, scale: Scale) -> dict[str, Any]:
         side: max(abs(a[name] - b[name]) for a, b in zip(logs[base], logs[side], strict=True) for name in a)
         for side in case.sides[1:]
     }
-    peaks = {side: peak_bytes(side, case, folder, scale) for side in case.sides}
-    return {"real / padded": density, "seconds": rounds, "ratios": ratios, "largest difference": differences,
-            "peak bytes": peaks}  # fmt: skip
+    return {"real / padded": density, "seconds": rounds, "ratios": ratios, "largest difference": differences}
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -261,12 +263,15 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     for name in chosen.only:
         with tempfile.TemporaryDirectory() as folder:
             found = results[name] = measure(CASES[name], folder, scale)
-        print(f"{name} (real/padded {found['real / padded']:.2f}):", flush=True)
+        print(f"{name}:", flush=True)
+        if "peak bytes" in found:
+            print(", ".join(f"{side} {size / 1e6:.0f} MB" for side, size in found["peak bytes"].items()), flush=True)
+            continue
+        print(f"  real tokens / padded tokens: {found['real / padded']:.2f}")
         for pair, values in found["ratios"].items():
             print(f"  {pair}: {median(values):.2f} [{values[0]:.2f} to {values[-1]:.2f}]")
         of_side = (f"{side} {median(times):.2f} s" for side, times in found["seconds"].items())
         print(f"  a step: {', '.join(of_side)}")
-        print(f"  peak: {', '.join(f'{side} {size / 1e6:.0f} MB' for side, size in found['peak bytes'].items())}")
         print(f"  largest difference in a log: {found['largest difference']}", flush=True)
     if not chosen.quick:
         save("step_cost", results)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import json
 import os
 import subprocess
@@ -96,7 +95,8 @@ def train(side: str, model: str, steps: int) -> None:
     rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in PROBLEMS * 8]})
     common: dict[str, Any] = {"model": model, "reward_funcs": reward, "train_dataset": rows}
     trainer: Any
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+    # vLLM wants a file there.
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as rest, contextlib.redirect_stdout(rest):
         if side == "TRL":
             theirs = type("TimedTrl", (Timed, GRPOTrainer), {})
             sync = SyncSettings("folder", None, 1e-3, request_timeout=600.0, recovery_timeout=60.0, fp32_head=False)

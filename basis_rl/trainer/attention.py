@@ -12,7 +12,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,8 @@ with contextlib.suppress(ImportError):  # torch before 2.10
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
 SEGMENT_BY_SEGMENT = ("sdpa", "eager")
 EAGER = "eager_attention_forward"
+# Segments with so few keys go through attention as one padded batch: more calls would cost more than its padding.
+SHORT = 128
 
 
 def attention_name(model: nn.Module) -> str:
@@ -68,7 +70,8 @@ def _packed(original: Attention, name: str) -> Attention:
             return original(module, query, *layout.gathered(key, value), None, *args, **kwargs, **layout.bounds(key))
         if name == "sdpa" and _has_varlen(query, key, value):
             return _varlen(module, query, key, value, layout, **kwargs), None
-        return _by_segment(original, name, module, query, key, value, layout, *args, **kwargs), None
+        attend = _as_batch if max(layout.lengths) <= SHORT else _by_segment
+        return attend(original, name, module, query, key, value, layout, *args, **kwargs), None
 
     attention.of_padded_rows = original  # type: ignore[attr-defined]
     return attention
@@ -83,6 +86,7 @@ class Layout:
         self.keys = [[slice(*row[at : at + 2]) for at in (2, 4, 0) if row[at] < row[at + 1]] for row in rows]
         self.lengths = [sum(span.stop - span.start for span in spans) for spans in self.keys]
         self._masks: dict[Any, list[Tensor | None]] = {}
+        self._batches: dict[Any, Batch] = {}
         self._tensors: dict[torch.device, dict[str, Any]] = {}
 
     @staticmethod
@@ -102,6 +106,13 @@ class Layout:
             pairs = zip(spans, self.lengths, strict=True)
             self._masks[kind] = [_mask(queries, keys, *kind) for queries, keys in pairs]
         return self._masks[kind]
+
+    def batch(self, window: int | None, additive: torch.dtype | None, device: torch.device) -> Batch:
+        """All segments side by side, padded to the longest."""
+        kind = ("batch", window, additive, device)
+        if kind not in self._batches:
+            self._batches[kind] = _batch(self, window, additive, device)
+        return self._batches[kind]
 
     def _on(self, device: torch.device) -> dict[str, Any]:
         if device not in self._tensors:
@@ -144,6 +155,55 @@ def _mask(
         lowest = torch.finfo(additive).min
         return torch.zeros(queries, keys, dtype=additive, device=device).masked_fill(~allowed, lowest)[None, None]
     return allowed[None, None]
+
+
+class Batch(NamedTuple):
+    """S segments as a batch: places in the packed row, ``(S * Q,)`` and ``(S * K,)``, 0 for padding; the mask
+    ``(S, 1, Q, K)``; and which queries are no padding, ``(S, Q)``."""
+
+    queries: Tensor
+    keys: Tensor
+    mask: Tensor
+    real: Tensor
+
+
+def _batch(layout: Layout, window: int | None, additive: torch.dtype | None, device: torch.device) -> Batch:
+    queries = [list(range(span.start, span.stop)) for span in layout.queries]
+    keys = [[at for span in spans for at in range(span.start, span.stop)] for spans in layout.keys]
+    width, depth = max(map(len, queries)), max(map(len, keys))
+    own = torch.tensor([len(each) for each in queries], device=device)[:, None]
+    all_ = torch.tensor([len(each) for each in keys], device=device)[:, None]
+    place = torch.arange(width, device=device)[None] + all_ - own
+    column = torch.arange(depth, device=device)
+    real = torch.arange(width, device=device)[None] < own
+    allowed = column <= place[:, :, None]
+    if window is not None:
+        allowed &= column > place[:, :, None] - window
+    # Padding sees one token, or a softmax of nothing would be NaN.
+    allowed = torch.where(real[:, :, None], allowed, column == 0)[:, None]
+    mask = allowed
+    if additive is not None:
+        mask = torch.zeros_like(allowed, dtype=additive).masked_fill(~allowed, torch.finfo(additive).min)
+
+    def padded(places: list[list[int]], size: int) -> Tensor:
+        return torch.tensor([each + [0] * (size - len(each)) for each in places], device=device).flatten()
+
+    return Batch(padded(queries, width), padded(keys, depth), mask, real)
+
+
+def _as_batch(
+    original: Attention, name: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, layout: Layout,
+    *args: Any, **kwargs: Any,
+) -> Tensor:  # fmt: skip
+    batch = layout.batch(_window(module, kwargs), query.dtype if name == "eager" else None, query.device)
+    count = len(batch.real)
+
+    def rows(tensor: Tensor, places: Tensor) -> Tensor:
+        return tensor[0].index_select(1, places).unflatten(1, (count, -1)).transpose(0, 1)
+
+    given = (rows(query, batch.queries), rows(key, batch.keys), rows(value, batch.keys))
+    found = original(module, *given, batch.mask, *args, **kwargs)[0]
+    return found[batch.real][None]
 
 
 def _window(module: nn.Module, kwargs: dict[str, Any]) -> int | None:

@@ -36,11 +36,14 @@ def test_advantage_cost_measures_every_baseline_and_the_fused_head_agrees():
     assert results["energies"]["largest_difference"] < 1e-5
 
 
-def test_step_cost_compares_all_sides():
-    found = step_cost.main(["--quick"])
-    assert list(found["ratios"]) == ["grpo / TRL", "otb / grpo"]
-    assert all(len(ratios) == 2 and ratios[0] > 0 for ratios in found["ratios"].values())
-    assert found["peak_bytes"].keys() == {*step_cost.SIDES, "logits"}
+def test_step_cost_compares_all_sides_on_the_same_rollouts():
+    found = step_cost.main(["--quick", "--only", "G = 8, spread 0.8", "otb", "memory"])
+    assert list(found["G = 8, spread 0.8"]["seconds"]) == list(step_cost.CASES["G = 8, spread 0.8"].sides)
+    for case in ("G = 8, spread 0.8", "otb"):
+        assert all(difference < 1e-5 for difference in found[case]["largest difference"].values())
+        assert all(ratios[0] > 0 for ratios in found[case]["ratios"].values())
+    peaks = found["memory"]["peak bytes"]
+    assert peaks[step_cost.PACKED] < 0.5 * peaks[step_cost.TRL]
 
 
 def test_energies_are_most_exact_in_float32():

@@ -59,10 +59,12 @@ def error(found, expected):
     return float((found - expected).norm() / expected.norm())
 
 
+@pytest.mark.parametrize("in_one_call", [True, False])
 @pytest.mark.parametrize(
     ("name", "attention"), [(name, None) for name in PACKED] + [(name, "eager") for name in EAGER_TOO]
 )
-def test_architectures_give_the_scores_of_single_rows(name, attention):
+def test_architectures_give_the_scores_of_single_rows(name, attention, in_one_call, monkeypatch):
+    monkeypatch.setattr("basis_rl.trainer.attention.SHORT", 10**9 if in_one_call else 0)
     model = small_model(name, attention)
     has_dropout = "dropout" in name
     if has_dropout:
