@@ -64,6 +64,12 @@ def method_of(model: Any, args: BasisConfig) -> Method:
 def _reason(model: Any, args: BasisConfig, takes_positions: bool) -> str:
     """Why rows of `model` cannot be packed; empty if they can."""
     config = model.config.get_text_config()
+    if config is not model.config:
+        return "it reads images too"
+    weight = args.router_aux_loss_coef
+    weight = getattr(config, "router_aux_loss_coef", 0.0) if weight is None else weight
+    if weight and hasattr(config, "output_router_logits"):
+        return "its router has an auxiliary loss (router_aux_loss_coef), in which every row counts"
     others = set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES
     if others:
         return f"it has layers of type {', '.join(sorted(others))}"

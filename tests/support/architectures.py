@@ -14,6 +14,7 @@ SHAPE: dict[str, Any] = {
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "experts_implementation": "eager"}
+WITHOUT_AUXILIARY = {**EXPERTS, "router_aux_loss_coef": 0.0}
 WINDOW = {"sliding_window": 5}
 BOTH = ["sliding_attention", "full_attention"]
 WITHOUT_GROUPS = ("num_key_value_heads", "head_dim")
@@ -47,9 +48,10 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "GPT-2 with dropout": ("GPT2", {**dict.fromkeys((*WITHOUT_GROUPS, "intermediate_size")), "n_positions": 128}),
-    "GPT-OSS": ("GptOss", {**WINDOW, **EXPERTS, "layer_types": BOTH, "attn_implementation": "eager"}),
-    "Mixtral": ("Mixtral", EXPERTS),
-    "Qwen3-MoE": ("Qwen3Moe", {**EXPERTS, "num_local_experts": 4, "moe_intermediate_size": 24}),
+    "GPT-OSS": ("GptOss", {**WINDOW, **WITHOUT_AUXILIARY, "layer_types": BOTH, "attn_implementation": "eager"}),
+    "Mixtral": ("Mixtral", WITHOUT_AUXILIARY),
+    "Mixtral (auxiliary loss)": ("Mixtral", EXPERTS),
+    "Qwen3-MoE": ("Qwen3Moe", {**WITHOUT_AUXILIARY, "num_local_experts": 4, "moe_intermediate_size": 24}),
     "LFM2 (convolutions)": ("Lfm2", {"head_dim": None, "layer_types": ["conv", "full_attention"]}),
     "Jamba (state space)": (
         "Jamba",
