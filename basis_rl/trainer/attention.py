@@ -66,8 +66,9 @@ def _packed(original: Attention, name: str) -> Attention:
         kwargs.pop("position_ids", None)
         if name not in SEGMENT_BY_SEGMENT:
             return original(module, query, *layout.gathered(key, value), None, *args, **kwargs, **layout.bounds(key))
-        if name == "sdpa" and _has_varlen(query, key, value):
-            return _varlen(module, query, key, value, layout, **kwargs), None
+        tensors = _as_cast(query, key, value)
+        if name == "sdpa" and _has_varlen(*tensors) and not kwargs.get("dropout"):
+            return _varlen(module, *tensors, layout, **kwargs), None
         return _by_segment(original, name, module, query, key, value, layout, *args, **kwargs), None
 
     attention.of_padded_rows = original  # type: ignore[attr-defined]
@@ -169,6 +170,14 @@ def _by_segment(
 def _joined(tensor: Tensor, spans: list[slice]) -> Tensor:
     parts = [tensor[:, :, span] for span in spans]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+def _as_cast(*tensors: Tensor) -> list[Tensor]:
+    """As autocast would hand them to sdpa: rotary positions leave queries and keys in the residual stream's float32."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return list(tensors)
+    return [tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors]
 
 
 def _has_varlen(query: Tensor, key: Tensor, value: Tensor) -> bool:

@@ -1,15 +1,17 @@
 """Rows scored without padding: as a plain loop over single rows, whatever the model, objective, baseline or wrapper."""
 
+import itertools
 import json
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
 from basis_rl.functional.importance import rollout_weights
 from basis_rl.objectives import OBJECTIVES
-from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer import BasisTrainer, attention
 from basis_rl.trainer.packing import RowPacking, positions_of, reordered
 from tests.functional.test_packing import CASES, ragged
 from tests.support.architectures import ARCHITECTURES, VOCABULARY, small_model
@@ -77,6 +79,71 @@ def test_architectures_give_the_scores_of_single_rows(name, attention):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
     # Parts of some models compute in float32 whatever their weights are.
     assert error(gradients(model, *found), expected_gradient) < 1e-6
+
+
+class Varlen:
+    """What torch's kernel for a GPU computes, segment by segment, and the types of what it was given."""
+
+    def __init__(self):
+        self.types = set()
+
+    def __call__(self, query, key, value, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa):
+        self.types.add((query.dtype, key.dtype, value.dtype))
+        found = []
+        pairs = zip(*(itertools.pairwise(sums.tolist()) for sums in (cu_q, cu_k)), strict=True)
+        for (begin, end), (first, last) in pairs:
+            queries, keys = end - begin, last - first
+            assert queries <= max_q
+            assert keys <= max_k
+            seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+            seen = seen.triu(keys - queries - window_size[0]) if window_size[0] >= 0 else seen
+            rows = [part.transpose(0, 1)[None] for part in (query[begin:end], key[first:last], value[first:last])]
+            result = scaled_dot_product_attention(*rows, attn_mask=seen, scale=scale, enable_gqa=enable_gqa)
+            found.append(result[0].transpose(0, 1))
+        return torch.cat(found)
+
+
+@pytest.fixture
+def varlen(monkeypatch):
+    """The path of a GPU on a CPU: its kernel takes all three tensors in one type."""
+    kernel = Varlen()
+    monkeypatch.setattr(attention, "varlen_attn", kernel)
+    monkeypatch.setattr(attention, "_has_varlen", lambda *tensors: len({tensor.dtype for tensor in tensors}) == 1)
+    return kernel
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Gemma3", "Granite", "GPT-2", "Phi3"])
+def test_a_kernel_of_variable_lengths_gives_the_scores_of_single_rows(name, varlen):
+    model = small_model(name)
+    rows = small_rows()
+    expected = row_by_row(model, *rows)
+    expected_gradient = gradients(model, *expected)
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    *found, _ = scores(model, *rows)
+    assert varlen.types
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    assert error(gradients(model, *found), expected_gradient) < 1e-6
+
+
+def test_under_autocast_the_kernel_is_used_and_gets_one_type(varlen):
+    model = small_model("Qwen3", dtype=torch.float32)
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    with torch.autocast("cpu", torch.bfloat16):
+        scores(model, *small_rows())
+    assert varlen.types == {(torch.bfloat16,) * 3}
+
+
+def test_the_kernel_has_no_dropout_so_a_model_with_one_is_not_given_to_it(varlen):
+    model = small_model("Qwen3")
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.1
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    scores(model, *small_rows())
+    assert not varlen.types
+    model.eval()
+    scores(model, *small_rows())
+    assert varlen.types
 
 
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if "(" in name])
