@@ -137,7 +137,8 @@ class Scorer:
 
     def _padded(self, inputs: dict[str, Any]) -> Any:
         self.before_tokens = _without_last
-        if self.method.positions:
+        # Images have positions of their own, in several dimensions.
+        if self.method.positions and set(inputs) <= TEXT_ARGUMENTS | {"output_router_logits"}:
             inputs["position_ids"] = positions_of(inputs["attention_mask"])
         return self.model(**inputs)
 
@@ -178,11 +179,15 @@ def _each_row(output: Any, unpack: Callable[[Tensor], Tensor]) -> Any:
 def reordered(batches: Sequence[dict[str, Any]], window: int, shared: bool) -> list[dict[str, Any]]:
     """A rank's micro-batches with rows moved within each optimizer step's window: about as many tokens in each.
 
+    They stay as they are where something is not one value per row, such as the patches of images.
+
     Args:
         batches: of one generation batch, in the order of training, with as many rows each.
         window: micro-batches of one optimizer step; it divides their number.
         shared: whether rows with the same prompt are to come together.
     """
+    if not all(map(_has_rows_alone, batches)):
+        return list(batches)
     found: list[dict[str, Any]] = []
     for begin in range(0, len(batches), window):
         chosen = batches[begin : begin + window]
@@ -200,6 +205,12 @@ def reordered(batches: Sequence[dict[str, Any]], window: int, shared: bool) -> l
             rows = torch.tensor(order[part * size : (part + 1) * size])
             found.append(_rows_of(chosen, rows, size))
     return found
+
+
+def _has_rows_alone(batch: dict[str, Any]) -> bool:
+    """Whether each entry has a value per row, or one for all."""
+    sizes = {len(value) for value in batch.values() if isinstance(value, Tensor) and value.ndim > 0}
+    return sizes == {len(batch["prompt_ids"])} and not any(isinstance(value, list) for value in batch.values())
 
 
 def _rows_of(batches: Sequence[dict[str, Any]], rows: Tensor, size: int) -> dict[str, Any]:

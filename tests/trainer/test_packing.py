@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from trl.trainer.utils import add_fused_lm_head
 
 from basis_rl.functional.importance import rollout_weights
@@ -28,13 +28,14 @@ def small_rows(case="groups below a system message"):
 
 def row_by_row(model, ids, mask, scored):
     """Log-probabilities and entropies ``(B, L - 1)`` of scored tokens from the model's plain forward of single rows."""
-    found = torch.zeros(2, ids.shape[0], ids.shape[1] - 1, dtype=model.dtype)
+    wide = torch.promote_types(model.dtype, torch.float32)
+    found = torch.zeros(2, ids.shape[0], ids.shape[1] - 1, dtype=wide, device=ids.device)
     for row in range(len(ids)):
         columns = mask[row].nonzero()[:, 0]
         wanted = scored[row, columns[1:]].bool()
         if not wanted.any():
             continue
-        logits = model(input_ids=ids[row, columns][None], use_cache=False).logits[0, :-1]
+        logits = model(input_ids=ids[row, columns][None], use_cache=False).logits[0, :-1].to(wide)
         log_probs = logits.log_softmax(dim=-1)
         of_token = log_probs.gather(1, ids[row, columns[1:]][:, None])[:, 0]
         entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
@@ -47,11 +48,12 @@ def scores(model, ids, mask, scored, **settings):
     packing = RowPacking(model, config("unused", **settings))
     labels = torch.where(scored.bool(), ids, -100)
     output = packing.scorer(model)(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
-    return output.log_probs.to(model.dtype), output.entropy.to(model.dtype), packing.method
+    wide = torch.promote_types(model.dtype, torch.float32)
+    return output.log_probs.to(wide), output.entropy.to(wide), packing.method
 
 
 def gradients(model, log_probs, entropy):
-    weights = torch.linspace(-1, 1, log_probs.numel(), dtype=log_probs.dtype).view_as(log_probs)
+    weights = torch.linspace(-1, 1, log_probs.numel()).to(log_probs).view_as(log_probs)
     model.zero_grad()
     (log_probs * weights + 0.3 * entropy * weights.square()).sum().backward()
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
@@ -360,6 +362,47 @@ def test_rows_move_within_their_step_and_keep_what_belongs_to_them():
         assert torch.equal(batch["prompt_ids"][:, 0], numbers % 6)
         assert torch.equal(batch["completion_mask"], mask[numbers])
         assert int(batch["num_items_in_batch"]) == int(mask.sum())
+
+
+def test_rows_with_more_than_a_value_each_stay_where_they_are():
+    """The patches of images are not one per row, and lists are not moved."""
+    ids = torch.arange(8).view(4, 2)
+    batch = {"prompt_ids": ids, "prompt_mask": torch.ones_like(ids), "num_items_in_batch": torch.tensor(9)}
+    batch |= {"completion_ids": ids, "completion_mask": (ids % 5 < 3).long()}
+    halves = [
+        {name: value[part] if value.ndim else value for name, value in batch.items()} for part in ([0, 1], [2, 3])
+    ]
+    assert reordered(halves, 2, shared=False)[0] is not halves[0]
+    for more in ({"pixel_values": torch.zeros(64, 3)}, {"num_images": [1, 1]}):
+        given = [half | more for half in halves]
+        assert all(found is each for found, each in zip(reordered(given, 2, shared=False), given, strict=True))
+
+
+def test_images_keep_the_positions_that_their_model_counts():
+    """Qwen-VL's positions of images have three dimensions."""
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
+    vision |= {"patch_size": 4, "window_size": 16, "fullatt_block_indexes": [0]}
+    text = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    text |= {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+    text["rope_parameters"] = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}
+    tokens = {"vision_start_token_id": 58, "vision_end_token_id": 59, "image_token_id": 60, "video_token_id": 61}
+    torch.manual_seed(0)
+    model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision, **tokens))
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    ids = torch.randint(3, 57, (1, 40))
+    ids[:, 5:23] = torch.tensor([58, *[60] * 16, 59])
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": (ids == 60).long()}
+    given |= {"pixel_values": torch.randn(64, 96), "image_grid_thw": torch.tensor([[1, 8, 8]])}
+    given |= {"labels": torch.where(torch.arange(40) < 28, -100, ids), "fused_lm_head": True}
+    expected = model(**given).log_probs
+    found = RowPacking(model, config("unused")).scorer(model)(**given).log_probs
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_positions_count_tokens():
