@@ -172,12 +172,13 @@ def _joined(tensor: Tensor, spans: list[slice]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
-def _as_cast(*tensors: Tensor) -> list[Tensor]:
+def _as_cast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """As autocast would hand them to sdpa: rotary positions leave queries and keys in the residual stream's float32."""
-    kind = tensors[0].device.type
+    kind = query.device.type
     if not torch.is_autocast_enabled(kind):
-        return list(tensors)
-    return [tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors]
+        return query, key, value
+    dtype = torch.get_autocast_dtype(kind)
+    return query.to(dtype), key.to(dtype), value.to(dtype)
 
 
 def _has_varlen(query: Tensor, key: Tensor, value: Tensor) -> bool:
