@@ -179,15 +179,11 @@ def _each_row(output: Any, unpack: Callable[[Tensor], Tensor]) -> Any:
 def reordered(batches: Sequence[dict[str, Any]], window: int, shared: bool) -> list[dict[str, Any]]:
     """A rank's micro-batches with rows moved within each optimizer step's window: about as many tokens in each.
 
-    They stay as they are where something is not one value per row, such as the patches of images.
-
     Args:
         batches: of one generation batch, in the order of training, with as many rows each.
         window: micro-batches of one optimizer step; it divides their number.
         shared: whether rows with the same prompt are to come together.
     """
-    if not all(map(_has_rows_alone, batches)):
-        return list(batches)
     found: list[dict[str, Any]] = []
     for begin in range(0, len(batches), window):
         chosen = batches[begin : begin + window]
@@ -205,12 +201,6 @@ def reordered(batches: Sequence[dict[str, Any]], window: int, shared: bool) -> l
             rows = torch.tensor(order[part * size : (part + 1) * size])
             found.append(_rows_of(chosen, rows, size))
     return found
-
-
-def _has_rows_alone(batch: dict[str, Any]) -> bool:
-    """Whether each entry has a value per row, or one for all."""
-    sizes = {len(value) for value in batch.values() if isinstance(value, Tensor) and value.ndim > 0}
-    return sizes == {len(batch["prompt_ids"])} and not any(isinstance(value, list) for value in batch.values())
 
 
 def _rows_of(batches: Sequence[dict[str, Any]], rows: Tensor, size: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from basis_rl.trainer import attention as attention_of
 from tests.functional.test_packing import CASES
 from tests.support.architectures import small_model
 from tests.support.tiny import DEVICE
-from tests.trainer.test_packing import error, gradients, row_by_row, scores, small_rows
+from tests.trainer.test_packed_rows import error, gradients, row_by_row, scores, small_rows
 
 pytestmark = pytest.mark.gpu
 # Against float32: packed rows may be at most so many times as far off as single rows in bfloat16 are, or this far.

@@ -364,20 +364,6 @@ def test_rows_move_within_their_step_and_keep_what_belongs_to_them():
         assert int(batch["num_items_in_batch"]) == int(mask.sum())
 
 
-def test_rows_with_more_than_a_value_each_stay_where_they_are():
-    """The patches of images are not one per row, and lists are not moved."""
-    ids = torch.arange(8).view(4, 2)
-    batch = {"prompt_ids": ids, "prompt_mask": torch.ones_like(ids), "num_items_in_batch": torch.tensor(9)}
-    batch |= {"completion_ids": ids, "completion_mask": (ids % 5 < 3).long()}
-    halves = [
-        {name: value[part] if value.ndim else value for name, value in batch.items()} for part in ([0, 1], [2, 3])
-    ]
-    assert reordered(halves, 2, shared=False)[0] is not halves[0]
-    for more in ({"pixel_values": torch.zeros(64, 3)}, {"num_images": [1, 1]}):
-        given = [half | more for half in halves]
-        assert all(found is each for found, each in zip(reordered(given, 2, shared=False), given, strict=True))
-
-
 def test_images_keep_the_positions_that_their_model_counts():
     """Qwen-VL's positions of images have three dimensions."""
     vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
