@@ -16,9 +16,10 @@ from transformers import AutoModelForCausalLM, training_args
 from trl import ModelConfig, get_peft_config
 
 from basis_rl import resources
-from basis_rl.estimate.memory import Engine, Launch, ModelSize, Setting
+from basis_rl.estimate.memory import Engine, Launch, ModelSize, Scoring, Setting
 from basis_rl.run.seams import attributes
 from basis_rl.trainer.config import BasisConfig
+from basis_rl.trainer.packing import Method, method_of
 
 # Numbers kept for each trained one; the others' are not known here.
 _OPTIMIZER_STATES = {"adamw_torch": 2.0, "adamw_torch_fused": 2.0, "sgd": 0.0, "rmsprop": 1.0, "adagrad": 1.0}
@@ -94,14 +95,27 @@ def planned(launch: Launch) -> Iterator[None]:
         yield
 
 
+def _built(config: Any, trust_remote_code: bool) -> Any:
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(copy.deepcopy(config), trust_remote_code=trust_remote_code)
+
+
+def scoring_method(config: Any, args: BasisConfig, attention: str | None) -> Method:
+    """How the trainer will score rows of this model with that attention; None is the model's own."""
+    built = _built(config, args.trust_remote_code)
+    if attention is not None:
+        # Set here, since a kernel may be missing on this machine.
+        built.config.get_text_config()._attn_implementation = attention
+    return method_of(built, args)
+
+
 def model_size(config: Any, model: ModelConfig, *, trust_remote_code: bool = False) -> ModelSize:
     """Exact counts of the parameters, from the model built without memory (on the meta device), adapters included.
 
     Raises:
         ValueError: no decoder-only language model of the kind that the formulas are for.
     """
-    with torch.device("meta"):
-        built = AutoModelForCausalLM.from_config(copy.deepcopy(config), trust_remote_code=trust_remote_code)
+    built = _built(config, trust_remote_code)
     peft_config = get_peft_config(model)
     if peft_config is not None:
         from peft import get_peft_model
@@ -148,6 +162,8 @@ def setting_of(args: BasisConfig, model: ModelConfig, config: Any, launch: Launc
     loaded = _BYTES.get(dtype.removeprefix("torch."), 4)
     lora = bool(model.use_peft)
     attention = model.attn_implementation or "sdpa"
+    method = scoring_method(config, args, model.attn_implementation)
+    scoring: Scoring = "padded" if not method.packed else "shared" if method.shared else "packed"
     return Setting(
         **dataclasses.asdict(launch),
         low=2 if args.bf16 or args.fp16 else 0,
@@ -164,4 +180,7 @@ def setting_of(args: BasisConfig, model: ModelConfig, config: Any, launch: Launc
         head_fp32=args.cast_lm_head_to_fp32,
         generated=0 if args.use_vllm else args.generation_batch_size // launch.world,
         gather_to_generate=args.ds3_gather_for_generation,
+        scoring=scoring,
+        cpu=args.use_cpu,
+        compact_head=args.use_cpu and method.trimmed,
     )

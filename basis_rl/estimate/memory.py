@@ -11,13 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from basis_rl.trainer.head import BLOCK_ROWS, LEAST_ROWS, TILE_BYTES
+
 # TRL's fused LM head works in tiles of so many tokens x vocabulary entries (`trl.kernels.chunked_logprob`).
 HEAD_TILE = (4096, 32768)
+# Float32 copies of what is turned to probabilities at a time: of TRL's tile on a CPU, and of a block in our head.
+TILE_COPIES, BLOCK_COPIES = 8, 3
 # DeepSpeed's defaults, in elements: what one bucket of gradients holds, what of the parameters may be gathered at a
 # time, and of how many parameters the gradients are turned to float32 at a time.
 REDUCE_BUCKET, MAX_LIVE_PARAMETERS, SUB_GROUP = 500_000_000, 1_000_000_000, 1_000_000_000
 
 Engine = Literal["plain", "deepspeed", "fsdp"]
+Scoring = Literal["padded", "packed", "shared"]
 Phase = Literal["always", "backward", "step", "generation"]
 
 
@@ -88,6 +93,9 @@ class Setting(Launch):
         head_fp32: the LM head is computed in float32.
         generated: sequences that transformers generates at a time on a GPU; 0 with vLLM.
         gather_to_generate: ZeRO-3 gathers all parameters for that.
+        scoring: how the rows of a micro-batch go through the model (`basis_rl.trainer.packing.Method`).
+        cpu: trained on a CPU.
+        compact_head: with the LM head of `basis_rl.trainer.head`.
     """
 
     low: int = 0
@@ -104,6 +112,22 @@ class Setting(Launch):
     head_fp32: bool = False
     generated: int = 0
     gather_to_generate: bool = True
+    scoring: Scoring = "padded"
+    cpu: bool = False
+    compact_head: bool = False
+
+    @property
+    def by_segment(self) -> bool:
+        """Whether attention goes through packed rows segment by segment: on a GPU, kernels take them all in 16 bits."""
+        on_gpu = self.attention == "sdpa" and not self.cpu and self.compute == 2
+        return self.scoring != "padded" and self.attention in ("sdpa", "eager") and not on_gpu
+
+    @property
+    def masked(self) -> bool:
+        """Whether attention has a mask: of padding, or of what a segment may see of the prefixes above it."""
+        if self.attention == "eager" or self.scoring == "padded":
+            return self.attention in ("sdpa", "eager")
+        return self.scoring == "shared" and self.by_segment
 
     @property
     def autocast(self) -> bool:
@@ -179,15 +203,15 @@ def layer_activations(size: ModelSize, setting: Setting) -> float:
 
     - two RMSNorms: the input and the normalised input, the first in float32: ``2 (4 h + r h)``
     - what goes into the projections: ``2 c h``; under autocast each of the five makes a copy of its own: ``5 c h``
-    - attention: queries, keys, values, output, ``c (2 q + 2 k)``, or ``4 c q`` where a padding mask makes transformers
-      repeat keys and values for all heads; 4 bytes a head for the softmax; norms of queries and keys
-      ``(4 + c) (q + k)``
+    - attention: queries, keys, values, output, ``c (2 q + 2 k)``, or ``4 c q`` where a mask makes transformers repeat
+      keys and values for all heads; the output once more, ``c q``, where segments of a packed row are joined; 4 bytes
+      a head for the softmax; norms of queries and keys ``(4 + c) (q + k)``
     - MLP: both branches, the activation and the product: ``4 c f``
     """
     c, r, h = setting.compute, setting.residual, size.hidden
     copies = 5 if setting.autocast and r != c else 2
-    masked = setting.attention in ("sdpa", "eager")
-    attention = c * 4 * size.query if masked else c * 2 * (size.query + size.key_value)
+    attention = c * 4 * size.query if setting.masked else c * 2 * (size.query + size.key_value)
+    attention += c * size.query if setting.by_segment else 0
     if size.qk_norm:
         attention += (4 + c) * (size.query + size.key_value)
     token = 2 * (4 + r) * h + copies * c * h + attention + 4 * size.heads + 4 * c * size.intermediate
@@ -198,20 +222,39 @@ def layer_activations(size: ModelSize, setting: Setting) -> float:
 
 
 def mask_bytes(setting: Setting, layers: int) -> float:
-    """A padded batch's attention mask, ``rows x length^2``: as booleans, and as numbers in each layer that is kept."""
-    if setting.attention != "sdpa":
+    """The attention masks, as booleans, and as numbers in each layer that is kept.
+
+    Padded rows have ``rows x length^2``. Packed rows have ``rows x completion x length`` where prompts are computed
+    once and segments one by one, else none.
+    """
+    if setting.attention != "sdpa" or not setting.masked:
         return 0.0
-    return float(setting.rows * (setting.prompt + setting.completion) ** 2 * (1 + setting.compute * layers))
+    length = setting.prompt + setting.completion
+    queries = setting.completion if setting.by_segment else length
+    return float(setting.rows * queries * length * (1 + setting.compute * layers))
 
 
 def head_bytes(size: ModelSize, setting: Setting) -> float:
     """The fused LM head's backward pass: no ``T x vocabulary`` logits, but a tile of them, the float32 gradients of its
     matrix (before they are added to the parameter's) and of the hidden states of the completions, and these states.
+
+    On a CPU TRL's head scores prompts too and makes copies of its tile; ours has a smaller tile and copies a few rows
+    of it, but in 16 bits it adds a product of the matrix's size at once, and under autocast it casts the matrix.
     """
     c = 4 if setting.head_fp32 else setting.compute
     tokens = setting.rows * setting.completion
-    tile = min(tokens, HEAD_TILE[0]) * HEAD_TILE[1] * c
     trained = size.trainable == size.parameters
+    if setting.compact_head:
+        rows = min(tokens, max(LEAST_ROWS, TILE_BYTES // (size.vocabulary * c)))
+        tile = size.vocabulary * (rows * c + BLOCK_COPIES * min(rows, BLOCK_ROWS) * 4)
+        copies = int(trained and c == 2) + int(setting.autocast and c != setting.frozen_bytes)
+        tile += copies * size.vocabulary * size.hidden * c
+    elif setting.cpu:
+        tokens += setting.rows * setting.prompt
+        width = HEAD_TILE[1] * c + TILE_COPIES * min(size.vocabulary, HEAD_TILE[1]) * 4
+        tile = min(tokens, HEAD_TILE[0]) * width
+    else:
+        tile = min(tokens, HEAD_TILE[0]) * HEAD_TILE[1] * c
     matrix = (4 if trained else 0) + (setting.compute if setting.engine == "deepspeed" and setting.stage == 3 else 0)
     if setting.engine == "fsdp":
         matrix += 4 if setting.low else setting.frozen_bytes

@@ -12,7 +12,7 @@ from trl import ModelConfig
 
 from basis_rl.baselines import Baseline, LearnedBaseline
 from basis_rl.estimate.footprint import model_size, setting_of
-from basis_rl.estimate.memory import Launch, ModelSize, Part, Phase, Setting, kv_cache, memory_parts, peak
+from basis_rl.estimate.memory import Launch, ModelSize, Part, Phase, Scoring, Setting, kv_cache, memory_parts, peak
 from basis_rl.run.disk import checkpoint_bytes, free_bytes
 from basis_rl.trainer import BasisConfig
 
@@ -24,10 +24,15 @@ _PHASES: Mapping[Phase, str] = {
     "step": "in the optimizer step",
     "generation": "while generating",
 }
+_SCORED: Mapping[Scoring, str] = {
+    "padded": "with padding",
+    "packed": "without padding",
+    "shared": "without padding and what prompts begin with in common once",
+}
 _NOT_COUNTED = (
     "The figures for weights, gradients and optimizer are exact. The rest is an estimate for a micro-batch in which "
-    "every row has the longest prompt and max_completion_length tokens. Not counted: the CUDA context and NCCL (1 to "
-    "2 GiB), fragmentation, compiled graphs, tools and images."
+    "every row has the longest prompt, not shared, and max_completion_length tokens. Not counted: the CUDA context and "
+    "NCCL (1 to 2 GiB), fragmentation, compiled graphs, tools and images."
 )
 
 
@@ -146,7 +151,8 @@ def memory(run: Footprint, warn: Warn) -> str:
     lines = [
         f"{size.parameters:,} parameters, {size.trainable:,} trained, {size.layers} layers; "
         f"{run.launch}; micro-batches of {setting.rows} x ({run.prompt} + {run.args.max_completion_length}) "
-        f"tokens, gradient checkpointing {'on' if setting.checkpointing else 'off'}."
+        f"tokens, gradient checkpointing {'on' if setting.checkpointing else 'off'}. "
+        f"Rollouts are scored {_SCORED[setting.scoring]}."
     ]
     for phase, title in _PHASES.items():
         rows = [part for part in parts if part.phase == phase]

@@ -68,8 +68,9 @@ def _packed(original: Attention, name: str) -> Attention:
         kwargs.pop("position_ids", None)
         if name not in SEGMENT_BY_SEGMENT:
             return original(module, query, *layout.gathered(key, value), None, *args, **kwargs, **layout.bounds(key))
-        if name == "sdpa" and _has_varlen(query, key, value):
-            return _varlen(module, query, key, value, layout, **kwargs), None
+        tensors = _as_cast(query, key, value)
+        if name == "sdpa" and _has_varlen(*tensors) and not kwargs.get("dropout"):
+            return _varlen(module, *tensors, layout, **kwargs), None
         attend = _as_batch if max(layout.lengths) <= SHORT else _by_segment
         return attend(original, name, module, query, key, value, layout, *args, **kwargs), None
 
@@ -229,6 +230,15 @@ def _by_segment(
 def _joined(tensor: Tensor, spans: list[slice]) -> Tensor:
     parts = [tensor[:, :, span] for span in spans]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+def _as_cast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As autocast would hand them to sdpa: rotary positions leave queries and keys in the residual stream's float32."""
+    kind = query.device.type
+    if not torch.is_autocast_enabled(kind):
+        return query, key, value
+    dtype = torch.get_autocast_dtype(kind)
+    return query.to(dtype), key.to(dtype), value.to(dtype)
 
 
 def _has_varlen(query: Tensor, key: Tensor, value: Tensor) -> bool:

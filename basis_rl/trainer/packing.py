@@ -143,7 +143,8 @@ class Scorer:
 
     def _padded(self, inputs: dict[str, Any]) -> Any:
         self.before_tokens = _without_last
-        if self.method.positions:
+        # Images have positions of their own, in several dimensions.
+        if self.method.positions and set(inputs) <= TEXT_ARGUMENTS | {"output_router_logits"}:
             inputs["position_ids"] = positions_of(inputs["attention_mask"])
         return self.model(**inputs)
 

@@ -72,6 +72,11 @@ def test_masks_and_the_larger_of_head_and_layer():
     setting = Setting(rows=2, prompt=3, completion=5)
     assert mask_bytes(setting, layers=3) == 2 * 8**2 * (1 + 4 * 3)
     assert mask_bytes(dataclasses.replace(setting, attention="flash_attention_2"), layers=3) == 0
+    assert mask_bytes(dataclasses.replace(setting, scoring="packed"), layers=3) == 0
+    shared = dataclasses.replace(setting, scoring="shared")
+    assert mask_bytes(shared, layers=3) == 2 * 5 * 8 * (1 + 4 * 3)
+    assert mask_bytes(dataclasses.replace(shared, low=2), layers=3) == 0, "a kernel takes all segments"
+    assert mask_bytes(dataclasses.replace(shared, low=2, cpu=True), layers=3) == 2 * 5 * 8 * (1 + 2 * 3)
     name = "LM head, or the layer at work"
     short, long = Setting(rows=1, completion=1), Setting(rows=1, prompt=10**6, completion=1)
     assert named(backward_parts(SIZE, short))[name] == head_bytes(SIZE, short)
@@ -139,6 +144,20 @@ def test_settings_and_precisions_of_a_run(tmp_path):
     stored = Qwen3Config(**SHAPE, dtype="bfloat16")
     assert setting(tmp_path, {"dtype": "float32"}, model_config=stored).frozen_bytes == 4
     assert setting(tmp_path, {"attn_implementation": "eager"}).attention == "eager"
+
+
+def test_the_estimate_asks_the_trainer_how_rows_are_scored(tmp_path):
+    def found(**settings):
+        each = setting(tmp_path, **settings)
+        return each.scoring, each.cpu, each.compact_head
+
+    assert found() == ("shared", True, True)
+    assert found(packing="none") == ("padded", True, False)
+    assert found(model={"attn_implementation": "flex_attention"}) == ("padded", True, True)
+    assert found(model={"attn_implementation": "flash_attention_2"}) == ("shared", True, True)
+    assert found(model_config=Qwen3Config(**SHAPE, attention_dropout=0.1)) == ("packed", True, True)
+    with planned(Launch()):
+        assert found(use_cpu=False) == ("shared", False, False)
 
 
 def test_sizes_are_those_of_the_built_model():

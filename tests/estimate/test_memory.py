@@ -1,7 +1,9 @@
 """The arithmetic of memory against what torch allocates."""
 
+import contextlib
 import dataclasses
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 from trl import ModelConfig
 from trl.trainer.utils import add_fused_lm_head
 
+from basis_rl.estimate import memory
 from basis_rl.estimate.footprint import model_size
 from basis_rl.estimate.memory import (
     ModelSize,
@@ -16,10 +19,16 @@ from basis_rl.estimate.memory import (
     Setting,
     backward_parts,
     generation_parts,
+    head_bytes,
     memory_parts,
     peak,
     static_parts,
 )
+from basis_rl.trainer import head
+from basis_rl.trainer.head import compact_head
+from basis_rl.trainer.packing import RowPacking
+from benchmarks.common import peak_bytes
+from tests.support.tiny import config
 
 SHAPE = {
     "vocab_size": 512,
@@ -61,9 +70,11 @@ def test_weights_gradients_and_moments_are_exact(name, dtype):
     }
 
 
-def saved_bytes(model, context, padded):
+def saved_bytes(call, model, context, *, padded=False, one_prompt=False):
     """Bytes of all storages that autograd keeps for the backward pass, parameters aside, each once."""
     ids = torch.randint(0, 512, (ROWS, PROMPT + COMPLETION))
+    if one_prompt:
+        ids[:, :PROMPT] = ids[0, :PROMPT]
     mask = torch.ones_like(ids)
     mask[0, :5] = 0 if padded else 1
     labels = ids.masked_fill(torch.arange(PROMPT + COMPLETION) < PROMPT, -100)
@@ -77,7 +88,7 @@ def saved_bytes(model, context, padded):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), context:
-        model(ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+        call(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
     return sum(size for size, _ in kept.values())
 
 
@@ -110,7 +121,62 @@ def test_activations_are_what_autograd_keeps(name, precision, attention, padded,
     estimate = parts["activations kept"] + parts.get("autocast's copies of the weights", 0.0)
     estimate += setting.residual * ROWS * COMPLETION * size.hidden  # the head's input, counted with the head
     context = torch.autocast("cpu", torch.bfloat16, enabled=low > 0)
-    assert estimate == pytest.approx(saved_bytes(model, context, padded), rel=0.05)
+    assert estimate == pytest.approx(saved_bytes(model, model, context, padded=padded), rel=0.05)
+
+
+PACKED = [(attention, scoring, False) for attention in ("sdpa", "eager") for scoring in ("packed", "shared")]
+
+
+@pytest.mark.parametrize(("attention", "scoring", "checkpointing"), [*PACKED, ("sdpa", "packed", True)])
+def test_activations_of_packed_rows_are_at_most_what_is_estimated(attention, scoring, checkpointing, monkeypatch):
+    """Exact where nothing is shared; where prompts are, the estimate has every prompt once for each row."""
+    # Segments of a real length go through attention one by one.
+    monkeypatch.setattr("basis_rl.trainer.attention.SHORT", 0, raising=False)
+    model = AutoModelForCausalLM.from_config(CONFIGS["qwen3"], attn_implementation=attention).train()
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    setting = Setting(
+        rows=ROWS, prompt=PROMPT, completion=COMPLETION, checkpointing=checkpointing, attention=attention,
+        scoring=scoring, cpu=True, compact_head=True,
+    )  # fmt: skip
+    estimate = named(backward_parts(size_of("qwen3"), setting))["activations kept"]
+    estimate += 4 * ROWS * COMPLETION * SHAPE["hidden_size"]
+    scorer = RowPacking(model, config("unused")).scorer(model)
+    measured = saved_bytes(scorer, model, contextlib.nullcontext(), one_prompt=scoring == "shared")
+    assert measured <= 1.05 * estimate
+    assert measured >= (0.95 if scoring == "packed" else 0.8) * estimate
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("compact", [True, False])
+def test_the_head_on_a_cpu_holds_what_is_estimated(compact, precision, monkeypatch):
+    """Its tile is made small, as a vocabulary and thousands of tokens would make it."""
+    monkeypatch.setattr(head, "TILE_BYTES", 2**20)
+    monkeypatch.setattr(memory, "TILE_BYTES", 2**20)
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    vocabulary, hidden, prompt, completion = 4096, 32, 64, 448
+    shape = Qwen2Config(**{**SHAPE, "vocab_size": vocabulary, "hidden_size": hidden, "num_hidden_layers": 1})
+    model = AutoModelForCausalLM.from_config(shape, dtype=dtype)
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    states = torch.randn(1, prompt + completion, hidden, dtype=dtype)
+    labels = torch.randint(0, vocabulary, states.shape[:2])
+    labels[:, :prompt] = -100
+    model.model.forward = lambda **_: SimpleNamespace(last_hidden_state=states.clone().requires_grad_())
+    low = 2 if precision == "autocast" else 0
+    setting = Setting(
+        low=low, frozen_bytes=dtype.itemsize, trainable_bytes=dtype.itemsize, prompt=prompt, completion=completion,
+        cpu=True, compact_head=compact,
+    )  # fmt: skip
+
+    def work():
+        ours = compact_head(torch.device("cpu")) if compact else contextlib.nullcontext()
+        with torch.autocast("cpu", torch.bfloat16, enabled=low > 0), ours:
+            output = model(input_ids=labels, shift_labels=labels, fused_lm_head=True)
+        (output.log_probs.sum() + 0.1 * output.entropy.sum()).backward()
+
+    size = model_size(shape, ModelConfig(model_name_or_path="m"))
+    assert head_bytes(size, setting) == pytest.approx(peak_bytes(work), rel=0.15)
 
 
 SIZE = ModelSize(

@@ -1,15 +1,17 @@
 """Rows scored without padding: as a plain loop over single rows, whatever the model, objective, baseline or wrapper."""
 
+import itertools
 import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AutoModelForCausalLM, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from trl.trainer.utils import add_fused_lm_head
 
 from basis_rl.functional.importance import rollout_weights
 from basis_rl.objectives import OBJECTIVES
-from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer import BasisTrainer, attention
 from basis_rl.trainer.packing import RowPacking, positions_of, reordered
 from tests.functional.test_packing import CASES, ragged
 from tests.support.architectures import ARCHITECTURES, VOCABULARY, small_model
@@ -26,13 +28,14 @@ def small_rows(case="groups below a system message"):
 
 def row_by_row(model, ids, mask, scored):
     """Log-probabilities and entropies ``(B, L - 1)`` of scored tokens from the model's plain forward of single rows."""
-    found = torch.zeros(2, ids.shape[0], ids.shape[1] - 1, dtype=model.dtype)
+    wide = torch.promote_types(model.dtype, torch.float32)
+    found = torch.zeros(2, ids.shape[0], ids.shape[1] - 1, dtype=wide, device=ids.device)
     for row in range(len(ids)):
         columns = mask[row].nonzero()[:, 0]
         wanted = scored[row, columns[1:]].bool()
         if not wanted.any():
             continue
-        logits = model(input_ids=ids[row, columns][None], use_cache=False).logits[0, :-1]
+        logits = model(input_ids=ids[row, columns][None], use_cache=False).logits[0, :-1].to(wide)
         log_probs = logits.log_softmax(dim=-1)
         of_token = log_probs.gather(1, ids[row, columns[1:]][:, None])[:, 0]
         entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
@@ -45,11 +48,12 @@ def scores(model, ids, mask, scored, **settings):
     packing = RowPacking(model, config("unused", **settings))
     labels = torch.where(scored.bool(), ids, -100)
     output = packing.scorer(model)(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
-    return output.log_probs.to(model.dtype), output.entropy.to(model.dtype), packing.method
+    wide = torch.promote_types(model.dtype, torch.float32)
+    return output.log_probs.to(wide), output.entropy.to(wide), packing.method
 
 
 def gradients(model, log_probs, entropy):
-    weights = torch.linspace(-1, 1, log_probs.numel(), dtype=log_probs.dtype).view_as(log_probs)
+    weights = torch.linspace(-1, 1, log_probs.numel()).to(log_probs).view_as(log_probs)
     model.zero_grad()
     (log_probs * weights + 0.3 * entropy * weights.square()).sum().backward()
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
@@ -79,6 +83,71 @@ def test_architectures_give_the_scores_of_single_rows(name, attention, in_one_ca
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
     # Parts of some models compute in float32 whatever their weights are.
     assert error(gradients(model, *found), expected_gradient) < 1e-6
+
+
+class Varlen:
+    """What torch's kernel for a GPU computes, segment by segment, and the types of what it was given."""
+
+    def __init__(self):
+        self.types = set()
+
+    def __call__(self, query, key, value, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa):
+        self.types.add((query.dtype, key.dtype, value.dtype))
+        found = []
+        pairs = zip(*(itertools.pairwise(sums.tolist()) for sums in (cu_q, cu_k)), strict=True)
+        for (begin, end), (first, last) in pairs:
+            queries, keys = end - begin, last - first
+            assert queries <= max_q
+            assert keys <= max_k
+            seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+            seen = seen.triu(keys - queries - window_size[0]) if window_size[0] >= 0 else seen
+            rows = [part.transpose(0, 1)[None] for part in (query[begin:end], key[first:last], value[first:last])]
+            result = scaled_dot_product_attention(*rows, attn_mask=seen, scale=scale, enable_gqa=enable_gqa)
+            found.append(result[0].transpose(0, 1))
+        return torch.cat(found)
+
+
+@pytest.fixture
+def varlen(monkeypatch):
+    """The path of a GPU on a CPU: its kernel takes all three tensors in one type."""
+    kernel = Varlen()
+    monkeypatch.setattr(attention, "varlen_attn", kernel)
+    monkeypatch.setattr(attention, "_has_varlen", lambda *tensors: len({tensor.dtype for tensor in tensors}) == 1)
+    return kernel
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Gemma3", "Granite", "GPT-2", "Phi3"])
+def test_a_kernel_of_variable_lengths_gives_the_scores_of_single_rows(name, varlen):
+    model = small_model(name)
+    rows = small_rows()
+    expected = row_by_row(model, *rows)
+    expected_gradient = gradients(model, *expected)
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    *found, _ = scores(model, *rows)
+    assert varlen.types
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    assert error(gradients(model, *found), expected_gradient) < 1e-6
+
+
+def test_under_autocast_the_kernel_is_used_and_gets_one_type(varlen):
+    model = small_model("Qwen3", dtype=torch.float32)
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    with torch.autocast("cpu", torch.bfloat16):
+        scores(model, *small_rows())
+    assert varlen.types == {(torch.bfloat16,) * 3}
+
+
+def test_the_kernel_has_no_dropout_so_a_model_with_one_is_not_given_to_it(varlen):
+    model = small_model("Qwen3")
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.1
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    scores(model, *small_rows())
+    assert not varlen.types
+    model.eval()
+    scores(model, *small_rows())
+    assert varlen.types
 
 
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if "(" in name])
@@ -295,6 +364,33 @@ def test_rows_move_within_their_step_and_keep_what_belongs_to_them():
         assert torch.equal(batch["prompt_ids"][:, 0], numbers % 6)
         assert torch.equal(batch["completion_mask"], mask[numbers])
         assert int(batch["num_items_in_batch"]) == int(mask.sum())
+
+
+def test_images_keep_the_positions_that_their_model_counts():
+    """Qwen-VL's positions of images have three dimensions."""
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
+    vision |= {"patch_size": 4, "window_size": 16, "fullatt_block_indexes": [0]}
+    text = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    text |= {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+    text["rope_parameters"] = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}
+    tokens = {"vision_start_token_id": 58, "vision_end_token_id": 59, "image_token_id": 60, "video_token_id": 61}
+    torch.manual_seed(0)
+    model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision, **tokens))
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    ids = torch.randint(3, 57, (1, 40))
+    ids[:, 5:23] = torch.tensor([58, *[60] * 16, 59])
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": (ids == 60).long()}
+    given |= {"pixel_values": torch.randn(64, 96), "image_grid_thw": torch.tensor([[1, 8, 8]])}
+    given |= {"labels": torch.where(torch.arange(40) < 28, -100, ids), "fused_lm_head": True}
+    expected = model(**given).log_probs
+    found = RowPacking(model, config("unused")).scorer(model)(**given).log_probs
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_positions_count_tokens():
