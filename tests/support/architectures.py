@@ -56,7 +56,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "Jamba (state space)": (
         "Jamba",
         {
-            **EXPERTS,
+            **WITHOUT_AUXILIARY,
             "head_dim": None,
             "num_experts": 2,
             "attn_layer_period": 2,
