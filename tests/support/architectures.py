@@ -50,6 +50,20 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "GPT-OSS": ("GptOss", {**WINDOW, **EXPERTS, "layer_types": BOTH, "attn_implementation": "eager"}),
     "Mixtral": ("Mixtral", EXPERTS),
     "Qwen3-MoE": ("Qwen3Moe", {**EXPERTS, "num_local_experts": 4, "moe_intermediate_size": 24}),
+    # Its layers have a window that they do not tell their attention function.
+    "Qwen2-MoE": (
+        "Qwen2Moe",
+        {
+            **EXPERTS,
+            **WINDOW,
+            "head_dim": None,
+            "num_experts": 4,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 24,
+            "use_sliding_window": True,
+            "layer_types": BOTH,
+        },
+    ),
     "LFM2 (convolutions)": ("Lfm2", {"head_dim": None, "layer_types": ["conv", "full_attention"]}),
     "Jamba (state space)": (
         "Jamba",
