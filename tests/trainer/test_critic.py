@@ -13,8 +13,8 @@ from basis_rl.baselines.critic import ValueModel, load_value_model
 from basis_rl.functional.diagnostics import advantage_metrics
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.critic import FILE_NAME, Critic
-from tests.functional.test_packing import CASES as GIVEN
-from tests.functional.test_packing import ragged
+from tests.functional.test_pack_rows import CASES as GIVEN
+from tests.functional.test_pack_rows import ragged
 from tests.support.architectures import small_model
 from tests.support.tiny import flat, parity_reward, tiny_model, tiny_tokenizer, tiny_trainer
 from tests.trainer.test_energies import CASES, SETTINGS
