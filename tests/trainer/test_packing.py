@@ -319,6 +319,9 @@ def test_rows_move_within_their_step_and_keep_what_belongs_to_them():
         assert torch.equal(batch["prompt_ids"][:, 0], numbers % 6)
         assert torch.equal(batch["completion_mask"], mask[numbers])
         assert int(batch["num_items_in_batch"]) == int(mask.sum())
+        assert len(set(batch["prompt_ids"][:, 0].tolist())) == 2, "pairs of one prompt stay together"
+    apart = reordered(batches, 3, shared=False)
+    assert max(len(set(batch["prompt_ids"][:, 0].tolist())) for batch in apart) > 2
 
 
 def test_positions_count_tokens():
