@@ -127,8 +127,9 @@ class LearnedBaseline(Baseline):
     Class attributes:
         reads_hidden_states: whether the module is called with ``hidden_states=(B, T, H)``, the policy's last hidden
             states before each completion token, detached; else with ``input_ids`` and ``attention_mask``, ``(B, L)``,
-            of prompt and completion, and ``tokens=T``, how many of the last columns are the completion. An object's
-            own may depend on its parameters.
+            of prompt and completion, and ``tokens=T``, how many of the last columns are the completion. Where its
+            `forward` takes ``packing`` and ``position_ids`` as that of `basis_rl.baselines.critic.ValueModel` does, and
+            its ``backbone`` allows it, rows come without padding. An object's own may depend on its parameters.
     """
 
     requires: frozenset[str] = frozenset({"values"})

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from basis_rl.functional.packing import Packing
+
 
 class ValueHead(nn.Module):
     """``V_t = w_2 silu(W_1 norm(h_t)) + b`` in float32, whatever the precision of h. ``(B, T, H) -> (B, T)``.
@@ -42,9 +44,32 @@ class ValueModel(nn.Module):
         self.backbone = backbone
         self.head = ValueHead(hidden_size)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, tokens: int) -> Tensor:
-        hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
-        values: Tensor = self.head(hidden[:, -tokens - 1 : -1])
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        tokens: int,
+        packing: Packing | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Tensor:
+        """``(B, T)`` values of the last T = `tokens` columns of ``(B, L)`` rows.
+
+        Args:
+            input_ids: the rows.
+            attention_mask: 0 on padding.
+            tokens: T.
+            packing: of the rows, for a backbone that attends by segments (`basis_rl.trainer.attention`): it sees one
+                row without padding. Tokens that are not scored get the value of a hidden state of 0.
+            position_ids: of padded rows, where the backbone does not count from the mask.
+        """
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if packing is not None:
+            inputs = packing.model_inputs(input_ids)
+        elif position_ids is not None:
+            inputs["position_ids"] = position_ids
+        hidden = self.backbone(**inputs, use_cache=False).last_hidden_state
+        before = hidden[:, :-1] if packing is None else packing.unpack(hidden)
+        values: Tensor = self.head(before[:, -tokens:])
         return values
 
     def gradient_checkpointing_enable(self) -> None:

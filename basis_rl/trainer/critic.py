@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,10 @@ from torch import Tensor, nn
 from transformers.integrations import deepspeed
 
 from basis_rl.baselines import LearnedBaseline
+from basis_rl.functional.packing import pack_rows
+from basis_rl.trainer.attention import let_through_packed_rows
 from basis_rl.trainer.config import BasisConfig
+from basis_rl.trainer.packing import Method, method_of, positions_of
 from basis_rl.trainer.scoring import HiddenStates, random_numbers_kept
 from basis_rl.trainer.shards import load_module, load_optimizer, policy_is_sharded, shard, whole, whole_tensor
 from basis_rl.types import RolloutBatch
@@ -25,9 +29,10 @@ FILE_NAME = "baseline_module.pt"
 class Critic:
     """Predicts with a `LearnedBaseline`'s module, and trains it.
 
-    A module that reads tokens, and is thus a model of its own, is sharded like the policy: by PyTorch's `fully_shard`
-    where the policy is by ZeRO-3 or FSDP, since accelerate prepares one DeepSpeed engine. Everything else is whole on
-    every rank. Ranks start with the same weights and take the same steps by the same gradients, summed over all.
+    A module that reads tokens, and is thus a model of its own, sees packed rows where it and its backbone can
+    (`ValueModel`). It is sharded like the policy: by PyTorch's `fully_shard` where the policy is by ZeRO-3 or FSDP,
+    since accelerate prepares one DeepSpeed engine. Everything else is whole on every rank. Ranks start with the same
+    weights and take the same steps by the same gradients, summed over all.
 
     Minibatch j of k takes the rows whose place in the global batch is j modulo k: the same rows for any number of
     ranks, and rollouts of one prompt, which are neighbours, apart. k is the number of optimizer steps that the policy
@@ -45,6 +50,9 @@ class Critic:
         with random_numbers_kept(device), _not_sharded():
             torch.manual_seed(args.seed)
             self.module = baseline.build_module(policy, tokenizer)
+        self.method = _method_of(self.module, args)
+        if self.method is not None and self.method.reason and accelerator.is_main_process:
+            print(f"The critic's rows have padding: {self.method.reason}.", flush=True)
         self.sharded = self.hidden is None and policy_is_sharded(accelerator)
         enable: Any = getattr(self.module, "gradient_checkpointing_enable", None)
         if args.gradient_checkpointing and enable is not None:
@@ -86,10 +94,20 @@ class Critic:
         device = self.accelerator.device
         chosen: dict[str, Any] = {key: value[rows.to(value.device)].to(device) for key, value in inputs.items()}
         if self.hidden is None:
-            chosen["tokens"] = tokens
+            chosen |= {"tokens": tokens, **self._layout(chosen["input_ids"], chosen["attention_mask"], tokens)}
         with self.accelerator.autocast():
             predicted: Tensor = self.module(**chosen)
         return predicted.float()
+
+    def _layout(self, ids: Tensor, mask: Tensor, tokens: int) -> dict[str, Any]:
+        """What a value model is told beside rows and mask, ``(B, L)``, of which the last `tokens` columns are asked."""
+        if self.method is None:
+            return {}
+        if not self.method.packed:
+            return {"position_ids": positions_of(mask)} if self.method.positions else {}
+        scored = mask.clone()
+        scored[:, :-tokens] = 0
+        return {"packing": pack_rows(ids, mask, scored, share=self.method.shared)}
 
     def learn(self, batch: RolloutBatch) -> dict[str, float]:
         """Train on a generation batch; metrics of it, the same on every rank."""
@@ -182,6 +200,18 @@ class Critic:
             )
         load_module(self.module, content["module"])
         load_optimizer(self.optimizer, content["optimizer"])
+
+
+def _method_of(module: nn.Module, args: BasisConfig) -> Method | None:
+    """How a value model's rows are laid out; None for a module that is not asked for it: a head, or a user's own."""
+    backbone: Any = getattr(module, "backbone", None)
+    taken = inspect.signature(module.forward).parameters
+    if backbone is None or not {"packing", "position_ids"} <= set(taken):
+        return None
+    method = method_of(backbone, args)
+    if method.packed:
+        let_through_packed_rows(backbone)
+    return method
 
 
 @contextmanager

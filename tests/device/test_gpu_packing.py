@@ -7,7 +7,7 @@ import torch
 from trl.trainer.utils import add_fused_lm_head
 
 from basis_rl.trainer import attention as attention_of
-from tests.functional.test_packing import CASES
+from tests.functional.test_pack_rows import CASES
 from tests.support.architectures import small_model
 from tests.support.tiny import DEVICE
 from tests.trainer.test_packed_rows import error, gradients, row_by_row, scores, small_rows

@@ -52,6 +52,20 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "Mixtral": ("Mixtral", WITHOUT_AUXILIARY),
     "Mixtral (auxiliary loss)": ("Mixtral", EXPERTS),
     "Qwen3-MoE": ("Qwen3Moe", {**WITHOUT_AUXILIARY, "num_local_experts": 4, "moe_intermediate_size": 24}),
+    # Its layers have a window that they do not tell their attention function.
+    "Qwen2-MoE": (
+        "Qwen2Moe",
+        {
+            **WITHOUT_AUXILIARY,
+            **WINDOW,
+            "head_dim": None,
+            "num_experts": 4,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 24,
+            "use_sliding_window": True,
+            "layer_types": BOTH,
+        },
+    ),
     "LFM2 (convolutions)": ("Lfm2", {"head_dim": None, "layer_types": ["conv", "full_attention"]}),
     "Jamba (state space)": (
         "Jamba",

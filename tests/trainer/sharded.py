@@ -37,6 +37,17 @@ class OnCpus(BasisTrainer):
         super().create_accelerator_and_postprocess()
 
 
+class Ragged(OnCpus):
+    """Completions by global row, of very different lengths; in the second batch the last rank's are all cut off."""
+
+    def _generate_single_turn(self, prompt_ids, images, multimodal, num_generations, **kwargs):
+        rank, batch = self.accelerator.process_index, self._generation_batch
+        end = [] if batch == 1 and rank == self.accelerator.num_processes - 1 else [self._tokenizer.eos_token_id]
+        first = rank * len(prompt_ids) + 5 * batch
+        rows = range(first, first + len(prompt_ids))
+        return [[20 + (row * 7 + k * k) % 50 for k in range(1 + row * row % 23)] + end for row in rows], None
+
+
 class Keep(Keeps, OnCpus):
     """Keeps every global batch and this rank's advantages."""
 
@@ -88,6 +99,35 @@ def resumed(output: Path, model: Path, kind: str) -> None:
         torch.save(kept, output / (f"{name}.pt" if rank == 0 else f"{name}-rank{rank}.pt"))
 
 
+# Runs with and without padding, by name: the baseline and its settings.
+PACKING = {
+    "packing-grpo": ("grpo", {"num_iterations": 2}),
+    "packing-otb": ("otb", {}),
+    "packing-checkpointed": ("grpo", {"gradient_checkpointing": True}),
+}
+
+
+def packed(output: Path, model: Path, name: str) -> None:
+    """Three steps on the same rollouts, twice: what is logged, and how many micro-batches had nothing to learn from."""
+    baseline, settings = PACKING[name]
+    shape = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_completion_length": 24}
+    own = {"model": model, "model_init_kwargs": {"dtype": "float32"}, "mask_truncated_completions": True}
+    output.mkdir(exist_ok=True)
+    found = {}
+    for packing in ("auto", "none"):
+        given = {"max_steps": 3, "packing": packing, "optim": "sgd", "learning_rate": 0.1, **shape, **own, **settings}
+        trained = tiny_trainer(output / packing, baseline, Ragged, **given)
+        empty = []
+        loss = trained._compute_loss
+        trained._compute_loss = lambda model, rows, loss=loss, empty=empty: (
+            empty.append(not rows["completion_mask"].any()) or loss(model, rows)
+        )
+        trained.train()
+        rank, method = trained.accelerator.process_index, str(trained.packing.method)
+        found[packing] = {"logs": trained.state.log_history, "empty": sum(empty), "method": method}
+    torch.save(found, output / f"rank{rank}.pt")
+
+
 if __name__ == "__main__":
     no_shared_memory()
     what, folder, path, *rest = sys.argv[1:]
@@ -95,5 +135,5 @@ if __name__ == "__main__":
         against_a_server(Path(folder), Path(path), rest[0], rest[1:])
     else:
         for kind in rest:
-            resumed(Path(folder) / kind, Path(path), kind)
+            (packed if kind in PACKING else resumed)(Path(folder) / kind, Path(path), kind)
     leave(0)

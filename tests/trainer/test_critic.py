@@ -9,10 +9,14 @@ import torch
 from peft import LoraConfig
 
 from basis_rl.baselines import Ppo
+from basis_rl.baselines.critic import ValueModel, load_value_model
 from basis_rl.functional.diagnostics import advantage_metrics
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.critic import FILE_NAME, Critic
-from tests.support.tiny import parity_reward, tiny_model, tiny_tokenizer, tiny_trainer
+from tests.functional.test_pack_rows import CASES as GIVEN
+from tests.functional.test_pack_rows import ragged
+from tests.support.architectures import small_model
+from tests.support.tiny import flat, parity_reward, tiny_model, tiny_tokenizer, tiny_trainer
 from tests.trainer.test_energies import CASES, SETTINGS
 
 
@@ -147,6 +151,97 @@ def test_the_gradients_of_two_ranks_add_up_to_those_of_one(tmp_path):
     assert all(float(value.abs().max()) > 0 for value in (one[0], one[-1]))
     for whole, *parts in zip(one, first, second, strict=True):
         torch.testing.assert_close(sum(parts), whole, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def critic(tmp_path, tiny_path):
+    """By its settings a critic with a value model whose values are not 0; another module than `ppo`'s if given."""
+
+    def build_critic(module=None, **given):
+        trained = build(tmp_path, Ppo(critic_model=str(tiny_path)), cls=BasisTrainer, **given)
+        baseline = copy.copy(trained.baseline)
+        own = load_value_model(str(tiny_path), trained.processing_class) if module is None else module
+        baseline.build_module = lambda policy, tokenizer: own
+        with torch.no_grad():
+            for parameter in own.head.outer.parameters():
+                parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
+        policy = trained.accelerator.unwrap_model(trained.model)
+        return Critic(baseline, policy, trained.processing_class, trained.args, trained.accelerator)
+
+    return build_critic
+
+
+def values_and_gradients(module, values, weights):
+    """``(M, T)`` values where `weights` is not 0, and the gradients of their weighted sum."""
+    module.zero_grad()
+    (values * weights).sum().backward()
+    gradients = flat(torch.zeros_like(p) if p.grad is None else p.grad for p in module.parameters())
+    return values.detach() * (weights != 0), gradients
+
+
+@pytest.mark.parametrize("case", ["groups below a system message", "rows without a token", "no token at all"])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_value_model_sees_one_packed_row_with_the_values_of_padded_and_of_single_ones(case, checkpointed, critic):
+    ids, mask, scored = ragged(*GIVEN[case])
+    tokens = max(GIVEN[case][1]) or 2
+    if not scored.any():
+        ids, mask = (torch.nn.functional.pad(each, (0, tokens)) for each in (ids, mask))
+    wanted = mask[:, -tokens:]
+    weights = wanted * torch.linspace(-1, 1, wanted.numel()).view_as(wanted)
+    found, seen = [], []
+
+    def note(module, args, kwargs):
+        seen.append(kwargs["input_ids"].shape)
+
+    for packing in ("auto", "none"):
+        own = critic(packing=packing, gradient_checkpointing=checkpointed)
+        own.module.backbone.register_forward_pre_hook(note, with_kwargs=True)
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        predicted = own._predict(inputs, torch.arange(len(ids)), tokens)
+        assert predicted.shape == wanted.shape
+        found.append(values_and_gradients(own.module, predicted, weights))
+    assert seen[0][0] == 1
+    assert seen[0][1] < mask.sum() or not scored.any()
+    assert seen[1] == ids.shape
+    single = torch.zeros(wanted.shape) * own.module.head.outer.bias
+    for row in range(len(ids)):
+        places = mask[row].bool()
+        count = int(wanted[row].sum())
+        if count:
+            single[row, :count] = own.module(ids[row, places][None], mask[row, places][None], count)[0]
+    found.append(values_and_gradients(own.module, single, weights))
+    for values, gradients in found[:2]:
+        torch.testing.assert_close(values, found[2][0], rtol=0, atol=1e-5)
+        assert (gradients - found[2][1]).norm() <= 1e-5 * max(1.0, float(found[2][1].norm()))
+    assert not scored.any() or found[0][0].abs().max() > 1e-2
+
+
+class ValueModelOfAUser(ValueModel):
+    def forward(self, input_ids, attention_mask, tokens):
+        return super().forward(input_ids, attention_mask, tokens)
+
+
+def test_what_a_value_model_cannot_take_it_is_not_given(critic, capsys):
+    """A module of a user's own reads padded rows as before; a backbone that is not packed says so and has positions."""
+    ids, mask, scored = ragged(*GIVEN["groups below a system message"])
+    tokens = max(GIVEN["groups below a system message"][1])
+    given = ({"input_ids": ids % 60 + 3, "attention_mask": mask}, torch.arange(len(ids)), tokens)
+    wanted = scored[:, -tokens:]
+    user = critic(ValueModelOfAUser(small_model("Qwen3", dtype=torch.float32).model, 32))
+    assert user.method is None
+    expected = user._predict(*given)
+    same = critic(ValueModel(user.module.backbone, 32))
+    same.module.load_state_dict(user.module.state_dict())
+    torch.testing.assert_close(same._predict(*given) * wanted, expected * wanted, rtol=0, atol=1e-5)
+    table = ValueModel(small_model("GPT-2", dtype=torch.float32).transformer, 32)
+    packed = critic(table)._predict(*given) * wanted
+    assert "critic" not in capsys.readouterr().out
+    padded = critic(table, packing="none")
+    torch.testing.assert_close(padded._predict(*given) * wanted, packed, rtol=0, atol=1e-5)
+    convolved = critic(ValueModel(small_model("LFM2 (convolutions)", dtype=torch.float32).model, 32))
+    assert not convolved.method.packed
+    assert "The critic's rows have padding: it has layers of type conv." in capsys.readouterr().out
+    assert convolved._predict(*given).isfinite().all()
 
 
 @pytest.mark.parametrize(("case", "lora"), CASES)

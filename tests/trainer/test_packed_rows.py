@@ -12,8 +12,9 @@ from trl.trainer.utils import add_fused_lm_head
 from basis_rl.functional.importance import rollout_weights
 from basis_rl.objectives import OBJECTIVES
 from basis_rl.trainer import BasisTrainer, attention
-from basis_rl.trainer.packing import RowPacking, positions_of, reordered
-from tests.functional.test_packing import CASES, ragged
+from basis_rl.trainer.attention import let_through_packed_rows
+from basis_rl.trainer.packing import Method, RowPacking, Scorer, positions_of, reordered
+from tests.functional.test_pack_rows import CASES, ragged
 from tests.support.architectures import ARCHITECTURES, VOCABULARY, small_model
 from tests.support.tiny import config, tiny_model, tiny_trainer
 
@@ -161,6 +162,31 @@ def test_what_cannot_be_packed_is_scored_with_padding_and_says_why(name):
     assert method.reason
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_columns_of_padding_alone_are_not_computed_and_what_is_found_comes_back_to_its_columns(packed):
+    """Scores and hidden states; without packing too."""
+    model = small_model("Qwen3")
+    ids, mask, scored = (torch.nn.functional.pad(each, (5, 3)) for each in small_rows())
+    expected = row_by_row(model, ids, mask, scored)
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    seen = []
+    model.model.register_forward_hook(lambda *given: seen.append(given[2].last_hidden_state.detach()))
+    let_through_packed_rows(model)
+    scorer = Scorer(model, Method(packed, packed, trimmed=True, positions=True))
+    labels = torch.where(scored.bool(), ids, -100)
+    output = scorer(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+    assert seen[0].shape[:2] == (len(ids), ids.shape[1] - 8) or packed
+    for ours, theirs in zip((output.log_probs, output.entropy), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    found = scorer.before_tokens(seen[0])
+    assert found.shape[:2] == expected[0].shape
+    for row in range(len(ids)):
+        columns = mask[row].nonzero()[:, 0]
+        hidden = model.model(input_ids=ids[row, columns][None]).last_hidden_state[0, :-1]
+        wanted = scored[row, columns[1:]].bool()
+        torch.testing.assert_close(found[row, columns[1:][wanted] - 1], hidden[wanted], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -364,6 +390,9 @@ def test_rows_move_within_their_step_and_keep_what_belongs_to_them():
         assert torch.equal(batch["prompt_ids"][:, 0], numbers % 6)
         assert torch.equal(batch["completion_mask"], mask[numbers])
         assert int(batch["num_items_in_batch"]) == int(mask.sum())
+        assert len(set(batch["prompt_ids"][:, 0].tolist())) == 2, "pairs of one prompt stay together"
+    apart = reordered(batches, 3, shared=False)
+    assert max(len(set(batch["prompt_ids"][:, 0].tolist())) for batch in apart) > 2
 
 
 def test_images_keep_the_positions_that_their_model_counts():

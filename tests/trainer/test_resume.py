@@ -11,6 +11,8 @@ import torch
 from basis_rl.baselines import Ppo, build_baseline
 from basis_rl.run import checkpoint
 from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer import trainer as trainer_module
+from basis_rl.trainer.packing import reordered
 from tests.support.tiny import config, named_baseline, parity_reward, sums, tiny_model, tiny_tokenizer, tiny_trainer
 from tests.trainer.test_state import RunningMean
 
@@ -103,6 +105,27 @@ def test_baselines_with_state_token_advantages_and_modules_resume(name, tmp_path
         start = str(tmp_path / "whole" / f"checkpoint-{step}")
         again = run(tmp_path / "again", baseline(), resume=start, max_steps=8, save_strategy="no")
         assert_same_end(expected, again)
+
+
+def test_rows_that_moved_among_micro_batches_are_resumed_where_they_are(tmp_path, monkeypatch):
+    """Two steps of two micro-batches have one generation batch; the checkpoints are between them."""
+    moved = []
+
+    def noted(batches, window, shared):
+        found = reordered(batches, window, shared)
+        pairs = zip(batches, found, strict=True)
+        moved.append(any(not torch.equal(old["completion_ids"], new["completion_ids"]) for old, new in pairs))
+        return found
+
+    monkeypatch.setattr(trainer_module, "reordered", noted)
+    shape = {"per_device_train_batch_size": 6, "num_generations": 3, "gradient_accumulation_steps": 2}
+    shape |= {"steps_per_generation": 4, "num_iterations": 1, "max_steps": 6}
+    expected = run(tmp_path / "whole", RunningMean(), **shape)
+    assert len(moved) == 3
+    assert all(moved), "else the order would not matter"
+    for step in (1, 3):
+        start = str(tmp_path / "whole" / f"checkpoint-{step}")
+        assert_same_end(expected, run(tmp_path / "again", RunningMean(), start, save_strategy="no", **shape))
 
 
 def test_accumulation_with_a_short_last_step_of_the_epoch(tmp_path):

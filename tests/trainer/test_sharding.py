@@ -93,18 +93,19 @@ def test_other_shardings_against_a_server(kind, served, tmp_path):
 
 
 CRITICS = ("head", "value_model")
+PACKING = {"ddp": "packing-grpo", "zero2": "packing-grpo", "zero3": "packing-otb", "fsdp2": "packing-checkpointed"}
 
 
 @pytest.fixture(scope="module")
 def resumed(tiny_path, tmp_path_factory):
-    """By engine the folder of its runs and their resumed halves, without a critic and with both, launched once."""
+    """By engine the folder of its runs and their resumed halves, without a critic and with both, and of a run with and
+    without padding, launched once."""
 
     @functools.cache
     def runs(kind):
         folder = tmp_path_factory.mktemp(kind)
-        launch(
-            folder, kind, "resume", tiny_path, "basis_history", *(CRITICS if kind in ("ddp", "zero3", "fsdp2") else ())
-        )
+        names = ["basis_history", *(CRITICS if kind in ("ddp", "zero3", "fsdp2") else ())]
+        launch(folder, kind, "resume", tiny_path, *names, *([PACKING[kind]] if kind in PACKING else []))
         return folder
 
     return runs
@@ -131,6 +132,22 @@ def test_a_critic_resumes_beside_a_policy_of_any_sharding(kind, critic, resumed,
         torch.testing.assert_close(value, unsharded[key], rtol=0, atol=1e-4, msg=key)
     last = "outer.weight" if critic == "head" else "head.outer.weight"
     assert (modules[0][last].abs() > 1e-3).any(), "it starts at 0"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", PACKING)
+def test_logs_are_the_same_with_and_without_padding(kind, resumed):
+    """Also where all rollouts of one rank were cut off; it makes the others wait for nothing."""
+    first, last = (torch.load(resumed(kind) / PACKING[kind] / f"rank{rank}.pt") for rank in range(2))
+    assert [first[packing]["method"] for packing in ("auto", "none")] == ["shared", "padded"]
+    assert [rank[packing]["empty"] for rank in (first, last) for packing in ("auto", "none")] == [0, 0, 2, 2]
+    logs = [[row for row in first[packing]["logs"] if "loss" in row] for packing in ("auto", "none")]
+    assert len(logs[0]) == 3
+    for packed, padded in zip(*logs, strict=True):
+        assert padded["grad_norm"] > 1e-3
+        assert packed.keys() == padded.keys()
+        for name in {"loss", "grad_norm", "entropy", "reward"} & set(padded):
+            assert packed[name] == pytest.approx(padded[name], rel=1e-5, abs=1e-6), name
 
 
 def assert_resumed(folder, tiny_path, kind):

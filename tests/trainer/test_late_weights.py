@@ -1,0 +1,138 @@
+"""Rollouts of an engine, weighed by log-probabilities of the loss's own pass, as if there were a pass before it."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from basis_rl.baselines import Spo
+from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer.scoring import LateWeights
+from tests.support.tiny import sums, tiny_model, tiny_tokenizer, tiny_trainer
+
+MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+BOUNDS = {"vllm_importance_sampling_clip_min": 0.8, "vllm_importance_sampling_clip_max": 1.2}
+ALIGNED = {"gradient_accumulation_steps": 2, "steps_per_generation": 2}
+
+
+class Canned(BasisTrainer):
+    """Has rollouts and their log-probabilities in vLLM's place, and counts the calls of the policy in training."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.use_vllm = True
+        self.vllm_generation = SimpleNamespace(sync_error=0.0)
+        self._late_weights = LateWeights(self.args) if self._loss_scores_rollouts() else None
+        self.calls = 0
+        self.model.register_forward_pre_hook(self.count)
+
+    def count(self, *_):
+        self.calls += 1
+
+    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+        generator = torch.Generator().manual_seed(self._generation_batch)
+        lengths = torch.randint(1, 7, (len(prompt_ids),), generator=generator).tolist()
+        ids = [torch.randint(5, 200, (length,), generator=generator).tolist() for length in lengths]
+        uniform = -math.log(self.model.config.vocab_size)
+        log_probs = [(uniform + 0.2 * torch.randn(length, generator=generator)).tolist() for length in lengths]
+        log_probs[1][0] = math.nan
+        return ids, log_probs
+
+
+def run(folder, packing, **given):
+    trained = tiny_trainer(folder, given.pop("baseline", "grpo"), Canned, packing=packing, **{**ALIGNED, **given})
+    trained.train()
+    return trained
+
+
+def logged(trained):
+    rows = [row for row in trained.state.log_history if "loss" in row]
+    return [{name: value for name, value in row.items() if not name.startswith(("time/", "tokens_"))} for row in rows]
+
+
+COMPARED = ("loss", "grad_norm", "entropy", "reward", "sampling/", "rollout/")
+CASES = [(objective, mode) for objective in ("dapo", "gpg") for mode in MODES]
+CASES += [("vespo", mode) for mode in MODES if mode.startswith("token")]
+
+
+@pytest.mark.parametrize(("objective", "mode"), CASES)
+def test_without_a_scoring_pass_all_is_as_with_it(objective, mode, tmp_path):
+    settings = {"objective": objective, "vllm_importance_sampling_mode": mode, "max_steps": 3, **BOUNDS}
+    packed, padded = (run(tmp_path / packing, packing, **settings) for packing in ("auto", "none"))
+    assert packed._late_weights is not None
+    assert padded._late_weights is None
+    assert packed.calls == 3 * 2
+    assert padded.calls == 3 * 2 * 2, "one more for each micro-batch"
+    for found, expected in zip(logged(packed), logged(padded), strict=True):
+        assert found.keys() == expected.keys()
+        names = [name for name in expected if name.startswith(COMPARED)]
+        assert {"sampling/importance_sampling_ratio/mean", "rollout/kl", "rollout/masked"} <= set(names)
+        for name in names:
+            assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-5), name
+        assert expected["sampling/importance_sampling_ratio/min"] < expected["sampling/importance_sampling_ratio/max"]
+    weights = [torch.cat([p.detach().flatten() for p in trained.model.parameters()]) for trained in (packed, padded)]
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(4, 2, 1), (4, 2, 2), (2, 1, 1)])
+def test_a_step_of_several_generation_batches_or_passes_weighs_each(shape, tmp_path):
+    accumulated, generated, passes = shape
+    settings = {"gradient_accumulation_steps": accumulated, "steps_per_generation": generated, "max_steps": 2}
+    settings |= {"num_iterations": passes, "vllm_importance_sampling_mode": "token_truncate", **BOUNDS}
+    packed, padded = (run(tmp_path / packing, packing, **settings) for packing in ("auto", "none"))
+    assert packed.calls == 2 * accumulated
+    assert padded.calls == 2 * (accumulated + accumulated // passes)
+    for found, expected in zip(logged(packed), logged(padded), strict=True):
+        assert found.keys() == expected.keys()
+        for name in [name for name in expected if name.startswith(COMPARED)]:
+            assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-5), name
+
+
+def with_dropout():
+    model = tiny_model(tiny_tokenizer())
+    model.config.attention_dropout = 0.1
+    return model
+
+
+# What needs log-probabilities before the loss, or another policy's than the loss's.
+KEPT = {
+    "no packing": {"packing": "none"},
+    "energies": {"baseline": "otb"},
+    "values": {"baseline": "ppo"},
+    "log-probabilities": {"baseline": Spo(forgetting="kl"), "num_generations": 1},
+    "KL in the reward": {"baseline": "reinforce_pp", "beta": 0.1, "kl_placement": "reward"},
+    "two steps of a batch": {"gradient_accumulation_steps": 1},
+    "two passes": {"num_iterations": 2},
+    "dropout": {"model": with_dropout},
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_the_scoring_pass_stays_where_something_needs_it(case, tmp_path, tiny_path):
+    given = {"packing": "auto", "model": tiny_path, "max_steps": 2, **KEPT[case]}
+    if callable(given["model"]):
+        given["model"] = given["model"]()
+    trained = run(tmp_path, **given)
+    assert trained._late_weights is None
+    micro_batches = 2 * trained.args.gradient_accumulation_steps
+    scored = 2 if "two" in case else micro_batches
+    assert trained.calls == micro_batches + scored
+    assert all("sampling/importance_sampling_ratio/mean" in row for row in logged(trained) if "reward" in row)
+
+
+def test_the_scoring_pass_stays_for_a_baseline_that_reads_the_weights(tmp_path):
+    trained = tiny_trainer(tmp_path, "opo", Canned, **ALIGNED)
+    assert trained._loss_scores_rollouts()
+    trained.baseline.requires = frozenset({"rollout_weights"})
+    assert not trained._loss_scores_rollouts()
+
+
+def test_an_evaluation_is_scored_apart(tmp_path):
+    evaluating = {"eval_strategy": "steps", "eval_steps": 1, "eval_dataset": sums(4)}
+    trained = run(tmp_path, "auto", max_steps=2, **evaluating)
+    assert trained._late_weights is not None
+    evaluated = [row for row in trained.state.log_history if "eval_loss" in row]
+    assert len(evaluated) == 2
+    assert all(math.isfinite(row["eval_sampling/importance_sampling_ratio/mean"]) for row in evaluated)
+    assert len([row for row in logged(trained) if "sampling/importance_sampling_ratio/mean" in row]) == 2
