@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import json
 import math
 import tempfile
 import time
@@ -44,7 +45,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from basis_rl import BasisConfig, BasisTrainer
 from basis_rl.trainer.head import compact_head
-from benchmarks.common import one_thread, parser_of, save
+from benchmarks.common import RESULTS, one_thread, parser_of, save
 from benchmarks.trainers import StepClock, parity, quiet, qwen3_config, tokenizer
 
 MEAN, CAP, PROMPT_MEAN, PROMPT_SPREAD = 80, 200, 56, 0.4
@@ -263,6 +264,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     for name in chosen.only:
         with tempfile.TemporaryDirectory() as folder:
             found = results[name] = measure(CASES[name], folder, scale)
+        if not chosen.quick:
+            save("step_cost", {**_earlier(), **results})
         print(f"{name}:", flush=True)
         if "peak bytes" in found:
             print(", ".join(f"{side} {size / 1e6:.0f} MB" for side, size in found["peak bytes"].items()), flush=True)
@@ -273,9 +276,14 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         of_side = (f"{side} {median(times):.2f} s" for side, times in found["seconds"].items())
         print(f"  a step: {', '.join(of_side)}")
         print(f"  largest difference in a log: {found['largest difference']}", flush=True)
-    if not chosen.quick:
-        save("step_cost", results)
     return results
+
+
+def _earlier() -> dict[str, Any]:
+    """Cases that an earlier run has measured."""
+    path = RESULTS / "step_cost.json"
+    kept = json.loads(path.read_text()) if path.is_file() else {}
+    return {name: found for name, found in kept.items() if name in CASES}
 
 
 if __name__ == "__main__":
