@@ -33,7 +33,7 @@ TESTS = ROOT / "tests"
 # Each stage with the seconds after which it is ended and the tests that it runs; without any, it measures.
 STAGES: dict[str, tuple[float, tuple[str, ...]]] = {
     "tests": (110, ("device/test_on_device.py", "trainer/test_against_trl.py", "trainer/test_energies.py")),
-    "training": (100, ("device/test_gpu_training.py",)),
+    "training": (130, ("device/test_gpu_training.py", "device/test_gpu_packing.py")),
     "time": (120, ()),
     "memory": (60, ("device/test_gpu_memory.py",)),
     "resume": (90, ("device/test_gpu_resume.py",)),

@@ -19,7 +19,7 @@ TOLERANCES = {"float32": 1e-4, "bfloat16": 1e-2}
 
 @pytest.mark.parametrize("precision", TOLERANCES)
 def test_rollouts_losses_and_gradients_are_trls(precision, tmp_path, record_property):
-    """Of four micro-batches."""
+    """Of two steps."""
     traces, texts = {}, {}
     for side, cls in ((TRL, TracedTrl), ("grpo", TracedBasis)):
         settings = {"bf16": precision == "bfloat16", "max_steps": 2, "log_completions": False}
@@ -31,7 +31,8 @@ def test_rollouts_losses_and_gradients_are_trls(precision, tmp_path, record_prop
         free()
     ours, theirs = traces["grpo"], traces[TRL]
     assert texts["grpo"] == texts[TRL]
-    assert any(abs(loss) > 1e-5 for loss, _ in theirs)
+    # The loss of a step is about 0, as the advantages of its groups are on average.
+    assert all(gradient.any() for _, gradient in theirs)
     assert all(math.isfinite(loss) and gradient.isfinite().all() for loss, gradient in [*ours, *theirs])
     losses = max(abs(a - b) / max(abs(b), 1e-3) for (a, _), (b, _) in zip(ours, theirs, strict=True))
     gradients = max(float((a - b).norm() / b.norm()) for (_, a), (_, b) in zip(ours, theirs, strict=True) if b.any())
