@@ -1,6 +1,6 @@
 """What does a whole step cost with a real language model and a real vLLM engine, TRL's trainer and ours?
 
-    python -m benchmarks.vllm_step --model FOLDER [--steps N]
+    python -m benchmarks.vllm_step --model FOLDER [--steps N] [--quick]
 
 SmolLM2-135M-Instruct (`python -m examples.smollm2.model FOLDER`) answers 32 times (4 problems of arithmetic in words,
 8 rollouts each, at most 200 tokens, in micro-batches of 8) by vLLM in the trainer's process, on one thread and in
@@ -50,7 +50,7 @@ def reward(completions: list[Any], **_: Any) -> list[float]:
     return [float("7" in completion[0]["content"]) for completion in completions]
 
 
-def train(side: str, model: str, steps: int) -> None:
+def train(side: str, model: str, steps: int, longest: int) -> None:
     """One side: waits for a line before each step, and prints a line of JSON after it."""
     from datasets import Dataset
     from transformers import TrainerCallback
@@ -86,7 +86,7 @@ def train(side: str, model: str, steps: int) -> None:
             return found
 
     settings: dict[str, Any] = {
-        "num_generations": GROUP, "per_device_train_batch_size": MICRO_BATCH, "max_completion_length": CAP,
+        "num_generations": GROUP, "per_device_train_batch_size": MICRO_BATCH, "max_completion_length": longest,
         "gradient_accumulation_steps": ROWS // MICRO_BATCH, "max_steps": steps, "learning_rate": 1e-6, "seed": 3,
         "use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 512, "logging_steps": 1,
         "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "gradient_checkpointing": False,
@@ -119,8 +119,8 @@ def train(side: str, model: str, steps: int) -> None:
 class Side:
     """A side's process."""
 
-    def __init__(self, name: str, model: str, steps: int, folder: Path) -> None:
-        words = [sys.executable, "-m", "benchmarks.vllm_step", "--model", model, "--side", name, "--steps", str(steps)]
+    def __init__(self, name: str, given: list[str], folder: Path) -> None:
+        words = [sys.executable, "-m", "benchmarks.vllm_step", "--side", name, *given]
         quiet = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"}
         self.errors = folder / f"{name}.log"
         with self.errors.open("w") as errors:
@@ -151,21 +151,24 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--model", required=True)
     parser.add_argument("--steps", type=int, default=6, help="of each side, of which the first is not counted")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--quick", action="store_true", help="two steps of 8 tokens, and no results are written")
     chosen = parser.parse_args(argv)
+    steps = 2 if chosen.quick else chosen.steps
     if chosen.side:
-        train(chosen.side, chosen.model, chosen.steps)
+        train(chosen.side, chosen.model, steps, 8 if chosen.quick else CAP)
         return {}
+    given = ["--model", chosen.model, "--steps", str(steps), *(["--quick"] if chosen.quick else [])]
     times: dict[str, list[dict[str, float]]] = {name: [] for name in SIDES}
     with tempfile.TemporaryDirectory() as folder:
         sides = {}
         for name in SIDES:
-            sides[name] = Side(name, chosen.model, chosen.steps, Path(folder))
+            sides[name] = Side(name, given, Path(folder))
             assert sides[name].line().startswith("ready")
-        for number in range(chosen.steps):
+        for number in range(steps):
             for name in [*SIDES, *SIDES][number % len(SIDES) :][: len(SIDES)]:
                 times[name].append(sides[name].step())
                 print(f"step {number} {name}: {times[name][-1]}", flush=True)
-                if number < chosen.steps - 1:
+                if number < steps - 1:
                     assert sides[name].line().startswith("ready")
         logs = {name: json.loads(side.line())["logs"] for name, side in sides.items()}
     counted = {name: found[1:] for name, found in times.items()}
@@ -177,7 +180,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         ratios = sorted(a["step"] / b["step"] for a, b in zip(counted["TRL"], counted[name], strict=True))
         results["ratios"][f"TRL / {name}"] = ratios
         print(f"TRL / {name}: {median(ratios):.2f} [{ratios[0]:.2f} to {ratios[-1]:.2f}]")
-    save("vllm_step", results)
+    if not chosen.quick:
+        save("vllm_step", results)
     return results
 
 

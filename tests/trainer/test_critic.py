@@ -323,8 +323,9 @@ def test_the_policy_waits_while_the_critic_warms_up(tmp_path, tiny_path):
     assert not torch.equal(modules[0]["outer.bias"], modules[1]["outer.bias"])
     trained._own_loss, trained._generation_batch = lambda *args: torch.tensor(3.0), 1  # back in the warm-up
     trained.policy_loss = SimpleNamespace(is_trl_alone=False)
+    masks = {name: torch.ones(1, 2).long() for name in ("prompt_mask", "completion_mask")}
     for mode, loss in ((True, 0.0), (False, 3.0)):
-        assert float(trained._compute_loss(trained.model.train(mode), {})) == loss, "an evaluation tells its loss"
+        assert float(trained._compute_loss(trained.model.train(mode), masks)) == loss, "an evaluation tells its loss"
 
 
 def test_rollouts_are_those_of_a_run_without_a_module_or_energies(tmp_path, tiny_path):

@@ -20,7 +20,8 @@ def test_gradient_variance_is_that_of_the_micro_batches(loss_type, tmp_path):
     trainer.train()
     logs = [row for row in trainer.state.log_history if "gradient/variance" in row]
     assert len(logs) == 3
-    gradients = torch.stack([gradient for _, gradient in trainer.trace]).double().view(3, 4, -1)
+    accumulated = torch.stack(trainer.accumulated).double().view(3, 4, -1)
+    gradients = accumulated.diff(dim=1, prepend=torch.zeros_like(accumulated[:, :1]))
     for row, of_step in zip(logs, gradients, strict=True):
         each = of_step * 4  # each an estimate of the step's gradient, which is their sum
         mean = each.mean(dim=0)
