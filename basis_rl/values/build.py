@@ -189,7 +189,7 @@ class _Build:
         own = {self.ids[i] for chunk in mine for i in chunk}
         finished = sum(self._note(record) * (record.prompt_id in own) for record in self.shards.records())
         with (
-            self.shards.writer(shard, of) as write,
+            self.shards.writer(shard, of) as writer,
             tqdm(
                 total=len(own) * self.plan.num_rollouts,
                 initial=finished,
@@ -200,7 +200,7 @@ class _Build:
         ):
             for part in range(len(self.plan.parts)):
                 for record in self._records(mine, part):
-                    write(record.line())
+                    writer.write(record.line())
                     progress.update(self._note(record))
 
     def _note(self, record: Record) -> int:

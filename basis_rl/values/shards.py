@@ -6,16 +6,17 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 from basis_rl.run.artefacts import differences, lock, read_lines
 
 _PATTERN = "shard-*.jsonl"
+_SYNC_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,19 @@ class Record:
         return {**asdict(self), "rewards": [None if math.isnan(reward) else reward for reward in self.rewards]}
 
 
-def _write(file: TextIO, line: Mapping[str, Any]) -> None:
-    print(json.dumps(line), file=file, flush=True)
+@dataclass
+class Writer:
+    """Appends lines to a file. A line is there when `write` returns, and on the disk about a second later."""
+
+    file: TextIO
+    synced: float
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Append one line."""
+        print(json.dumps(line), file=self.file, flush=True)
+        if time.monotonic() - self.synced > _SYNC_SECONDS:
+            os.fsync(self.file.fileno())
+            self.synced = time.monotonic()
 
 
 class Shards:
@@ -90,8 +102,8 @@ class Shards:
                     yield record
 
     @contextmanager
-    def writer(self, shard: int = 0, of: int = 1) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-        """What appends a line to the file of one process; the line survives a kill when it returns.
+    def writer(self, shard: int = 0, of: int = 1) -> Iterator[Writer]:
+        """The file of one process, to append to.
 
         Raises:
             ValueError: another process has it open.
@@ -106,11 +118,11 @@ class Shards:
                 )
             if path.read_bytes()[-1:] not in (b"", b"\n"):  # a line was cut off: end it
                 file.write("\n")
-            write = partial(_write, file)
+            writer = Writer(file, time.monotonic())
             if not any("identity" in line for line in read_lines(path)):
-                write({"identity": self.identity})
+                writer.write({"identity": self.identity})
             try:
-                yield write
+                yield writer
             finally:
                 os.fsync(file.fileno())
 

@@ -203,13 +203,13 @@ def test_a_prompt_without_its_second_part_is_not_finished(tmp_path):
     asked = plan(2, early_exit=2)
     certain, open_ = asked.ids
     shards = Shards(tmp_path, {"seed": 0})
-    with shards.writer() as write:
-        write(Record(certain, 0, [1.0, 1.0], 2, 0).line())
-        write(Record(open_, 0, [1.0, 0.0], 2, 0).line())
+    with shards.writer() as writer:
+        writer.write(Record(certain, 0, [1.0, 1.0], 2, 0).line())
+        writer.write(Record(open_, 0, [1.0, 0.0], 2, 0).line())
     prints = dict.fromkeys(asked.ids, "x")
     assert build.assemble(asked, shards, prints) is None
-    with shards.writer() as write:
-        write(Record(open_, 1, [0.0, 1.0, 1.0], 3, 0).line())
+    with shards.writer() as writer:
+        writer.write(Record(open_, 1, [0.0, 1.0, 1.0], 3, 0).line())
     assert rewards(build.assemble(asked, shards, prints)) == {certain: [1.0, 1.0], open_: [1.0, 0.0, 0.0, 1.0, 1.0]}
 
 
@@ -305,9 +305,9 @@ def test_what_makes_no_table(changes, message):
 def test_any_prefix_of_a_shard_is_read_as_its_whole_lines(tmp_path):
     shards = Shards(tmp_path, {"seed": 0})
     records = [Record(f"id {i}", i % 2, [1.0, math.nan], 5, 1) for i in range(2)]
-    with shards.writer() as write:
+    with shards.writer() as writer:
         for record in records:
-            write(record.line())
+            writer.write(record.line())
         with pytest.raises(ValueError, match="Another process is writing"), shards.writer():
             pass
     (file,) = tmp_path.glob("*.jsonl")
@@ -318,8 +318,8 @@ def test_any_prefix_of_a_shard_is_read_as_its_whole_lines(tmp_path):
         assert kept == [r.prompt_id for r in records][: len(kept)]
         whole = max(0, data[: cut + 1].count(b"\n") - 1)  # a line is whole before its newline is there
         assert len(kept) == whole
-        with Shards(tmp_path, {"seed": 0}).writer() as write:
-            write(Record("new", 0, [0.5], 1, 0).line())
+        with Shards(tmp_path, {"seed": 0}).writer() as writer:
+            writer.write(Record("new", 0, [0.5], 1, 0).line())
         again = list(Shards(tmp_path, {"seed": 0}).records())
         assert [r.prompt_id for r in again] == [*kept, "new"]
         assert repr(again[:whole]) == repr(records[:whole])
@@ -332,8 +332,8 @@ def test_only_one_process_merges_and_what_two_have_done_counts_once(removed, tmp
     with shards.merging() as ours:
         assert not ours, "nothing is there"
     for part in (0, 1):
-        with shards.writer(part, 2) as write:
-            write(Record("a", 0, [float(part)], 1, 0).line())
+        with shards.writer(part, 2) as writer:
+            writer.write(Record("a", 0, [float(part)], 1, 0).line())
     with shards.merging() as ours:
         assert ours
         assert list(shards.records()) == [Record("a", 0, [0.0], 1, 0)]
