@@ -21,7 +21,7 @@ from trl.trainer.utils import add_fused_lm_head
 from basis_rl.estimate.footprint import model_size
 from basis_rl.estimate.memory import Setting, memory_parts, peak
 from basis_rl.trainer import BasisConfig
-from basis_rl.trainer.packing import RowPacking
+from basis_rl.trainer.packing import Scorer, enable_packing
 from benchmarks.common import parser_of, peak_bytes
 from benchmarks.trainers import qwen3_config
 
@@ -41,7 +41,7 @@ def two_steps(config: Qwen3Config, setting: Setting) -> None:
     if setting.checkpointing:
         model.gradient_checkpointing_enable()
     args = BasisConfig(output_dir="unused", use_cpu=True, bf16=False, report_to="none")
-    score = RowPacking(model, args).scorer(model)
+    score = Scorer(model, enable_packing(model, args))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     length = setting.prompt + setting.completion
     ids = torch.randint(0, config.vocab_size, (setting.rows, length))

@@ -29,7 +29,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.common import one_thread, save
+from benchmarks.common import one_thread, parser_of, save
 
 SIDES = ("TRL", "padded", "packed")
 ROWS, GROUP, MICRO_BATCH, CAP = 32, 8, 8, 200
@@ -147,11 +147,10 @@ class Side:
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Run the benchmark; returns its results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--steps", type=int, default=6, help="of each side, of which the first is not counted")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
-    parser.add_argument("--quick", action="store_true", help="two steps of 8 tokens, and no results are written")
     chosen = parser.parse_args(argv)
     steps = 2 if chosen.quick else chosen.steps
     if chosen.side:

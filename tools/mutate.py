@@ -12,9 +12,8 @@ that is gone is replaced by a random one of the same kind. The output gets a lin
 import argparse
 import ast
 import contextlib
-import gc
-import importlib
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -34,6 +33,8 @@ SIGNS = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*"}
 # What the conformance matrix of the baselines imports, except for the baselines, whose folder has it.
 BELOW_BASELINES = {"types", "names", "functional", "values", "clusters", "conformance", "samplers"}
 Mutant = dict[str, Any]
+# Tests run in forks of a process that has imported torch and TRL once.
+FORKS = multiprocessing.get_context("forkserver")
 
 
 def changes(node: ast.AST, text: str) -> tuple[str, str] | None:
@@ -107,27 +108,30 @@ def tests_of(tree: Path, file: str) -> list[str]:
     return [*own, *(["tests/baselines/test_conformance.py"] if room in BELOW_BASELINES else [])]
 
 
+def run_tests(options: list[str], printed: Path) -> None:
+    """In a process of its own: pytest, whose output goes into a file; the exit code is pytest's."""
+    os.setsid()
+    with printed.open("w") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+        sys.exit(pytest.main(options))
+
+
 def judge(tree: Path, mutant: Mutant) -> Mutant:
-    """Break the copy, run the tests until the first failure in a fork that need not import torch, put the copy back."""
-    path, begun = tree / mutant["file"], time.monotonic()
-    text, printed = path.read_text(), tree.parent / "printed"
+    """Break the copy, run the tests until the first failure, and put the copy back."""
+    path, begun, printed = tree / mutant["file"], time.monotonic(), tree.parent / "printed"
+    text = path.read_text()
     path.write_text(mutated(text, mutant))
-    tests = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not long and not nightly and not vllm and not gpu"]
-    tests += ["--timeout", "300", "--basetemp", str(tree.parent / "tmp"), *tests_of(tree, mutant["file"])]
-    if not (child := os.fork()):
-        os.setsid()
-        for stream in (1, 2):
-            os.dup2(os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC if stream == 1 else os.O_WRONLY), stream)
-        signal.alarm(1200)
-        os._exit(pytest.main(tests))
-    failed = bool(os.waitpid(child, 0)[1])
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not long and not nightly and not vllm and not gpu"]
+    options += ["--timeout", "300", "--basetemp", str(tree.parent / "tmp"), *tests_of(tree, mutant["file"])]
+    process = FORKS.Process(target=run_tests, args=(options, printed))
+    process.start()
+    process.join(1200)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
+        os.killpg(process.pid or 0, signal.SIGKILL)
+    process.join()
     path.write_text(text)
-    lines = printed.read_text(errors="replace").splitlines()
-    by = next((line for line in lines if line.startswith(("FAILED", "ERROR"))), "")[:200]
-    result = {"result": "failed" if failed else "survived", "by": by}
-    return {**mutant, **result, "seconds": round(time.monotonic() - begun, 1)}
+    by = next((line for line in printed.read_text().splitlines() if line.startswith(("FAILED", "ERROR"))), "")
+    result = "failed" if process.exitcode else "survived"
+    return {**mutant, "result": result, "by": by[:200], "seconds": round(time.monotonic() - begun, 1)}
 
 
 def main() -> None:
@@ -152,13 +156,9 @@ def main() -> None:
         shutil.copytree(".", tree, ignore=shutil.ignore_patterns(".venv", ".git", "runs", "build"))
         (tree.parent / "shared").symlink_to(Path("../shared").resolve())  # data that some tests read
         os.chdir(tree)
-        sys.path[:0] = [str(tree)]
-        os.environ |= {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        sys.dont_write_bytecode = True
-        for name in ("torch", "transformers", "datasets", "accelerate", "math_verify", "trl.trainer.grpo_trainer"):
-            importlib.import_module(name)
-        gc.collect()
-        gc.freeze()
+        sys.path.insert(0, str(tree))
+        os.environ |= {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        FORKS.set_forkserver_preload(["trl.trainer.grpo_trainer", "math_verify", "pytest"])
         for mutant in mutants[chosen.part :: chosen.parts][done:]:
             result = judge(tree, mutant)
             with chosen.output.open("a") as file:

@@ -15,7 +15,7 @@ from trl.trainer.utils import add_fused_lm_head
 from basis_rl import BasisConfig
 from basis_rl.text import markdown_table
 from basis_rl.trainer.attention import attention_name
-from basis_rl.trainer.packing import RowPacking
+from basis_rl.trainer.packing import Scorer, enable_packing
 from tests.support.architectures import ARCHITECTURES, small_model
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "packing.md"
@@ -27,16 +27,16 @@ def result(name: str, device: str) -> tuple[str, str]:
     """The attention of a small model and how its rows are scored on a device, after scoring two that begin alike."""
     model = small_model(name, dtype=torch.float32 if device == "cpu" else torch.bfloat16).to(device)
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    packing = RowPacking(model, BasisConfig(output_dir="unused", use_cpu=True, bf16=False, report_to="none"))
+    method = enable_packing(model, BasisConfig(output_dir="unused", use_cpu=True, bf16=False, report_to="none"))
     ids = (torch.arange(80, device=device).view(2, 40) % 40 + 3).clamp(max=60)
     labels = ids.masked_fill(torch.arange(40, device=device) < 30, -100)
     with torch.no_grad():
-        output = packing.scorer(model)(
+        output = Scorer(model, method)(
             input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, fused_lm_head=True
         )
     assert output.log_probs.isfinite().all(), name
-    why = packing.method.reason or ("it has dropout" if str(packing.method) == "packed" else "")
-    return attention_name(model), f"{packing.method}: {why}" if why else str(packing.method)
+    why = method.reason or ("it has dropout" if str(method) == "packed" else "")
+    return attention_name(model), f"{method}: {why}" if why else str(method)
 
 
 def table(page: str) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def rollout_weights(
+def importance_weights(
     log_probs: Tensor, sampled: Tensor, mask: Tensor, mode: str, lowest: float | None, highest: float | None
 ) -> Tensor:
     """``w = pi(y) / pi_rollout(y)``, bounded: ``(B, T)`` of each token, or ``(B, 1)`` of each rollout's product.

@@ -85,11 +85,13 @@ def pack_rows(ids: Tensor, mask: Tensor, scored: Tensor, *, share: bool) -> Pack
     for row, places in enumerate(columns):
         first = next((at for at, column in enumerate(places) if at and wanted[row][column]), None)
         if first is not None:
+            # The last token before the first scored one is repeated in each row, since another token follows it there.
             rows.append((row, places, first - 1 if share else 0))
     layout = _Layout(ids.shape[1])
     prompts = [tuple(tokens[row][column] for column in places[:end]) for row, places, end in rows]
     everyone = _common(prompts) if (len(rows) - 1) * _common(prompts) >= LEAST_SAVED else 0
     outer = layout.add(rows[0], 0, everyone, []) if everyone else None
+    # Without sharing each row is a group of its own.
     groups: dict[tuple[int, ...] | int, list[int]] = {}
     for at, prompt in enumerate(prompts):
         groups.setdefault(prompt if share else at, []).append(at)
@@ -101,6 +103,7 @@ def pack_rows(ids: Tensor, mask: Tensor, scored: Tensor, *, share: bool) -> Pack
             begin = end
         for at in members:
             layout.add(rows[at], begin, len(rows[at][1]), above, wanted[rows[at][0]])
+    # All ranks of a sharded model must call it, also one without a token to score.
     if not rows:
         layout.add((0, [0], 0), 0, 1, [])
     return layout.packing(tuple(ids.shape), ids.device)
@@ -110,7 +113,9 @@ def _common(prompts: Sequence[tuple[int, ...]]) -> int:
     """Length of the longest prefix of all."""
     if not prompts:
         return 0
-    lowest, highest = min(prompts), max(prompts)
+    # What the first and the last in lexicographic order have in common, all between them have.
+    lowest = min(prompts)
+    highest = max(prompts)
     pairs = zip(lowest, highest, strict=False)
     return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(lowest), len(highest)))
 

@@ -61,10 +61,12 @@ def _packed(original: Attention, name: str) -> Attention:
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
+        # Masks of transformers are booleans or floating-point numbers.
         packed = isinstance(attention_mask, Tensor) and attention_mask.dtype == torch.int32
         if not packed:
             return original(module, query, key, value, attention_mask, *args, **kwargs)
         layout = Layout.of(attention_mask)
+        # Flash attention would look in them for rows that begin anew.
         kwargs.pop("position_ids", None)
         if name not in SEGMENT_BY_SEGMENT:
             return original(module, query, *layout.gathered(key, value), None, *args, **kwargs, **layout.bounds(key))
@@ -142,20 +144,26 @@ def _running_sums(lengths: list[int], device: torch.device) -> Tensor:
     return sums.to(device=device, dtype=torch.int32)
 
 
+def _visible(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
+    """``(queries, keys)``: which keys a query sees, the last query all of them or as many as the window has."""
+    visible = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+    return visible if window is None else visible.triu(keys - queries - window + 1)
+
+
+def _for_attention(visible: Tensor, additive: torch.dtype | None) -> Tensor:
+    """The mask as sdpa takes it, or as numbers of type `additive` for eager attention."""
+    if additive is None:
+        return visible
+    return torch.zeros_like(visible, dtype=additive).masked_fill(~visible, torch.finfo(additive).min)
+
+
 def _mask(
     queries: int, keys: int, window: int | None, additive: torch.dtype | None, device: torch.device
 ) -> Tensor | None:
-    windowed = window is not None and keys > window
-    if additive is None and queries == keys and not windowed:
+    # Without a mask sdpa takes its fast causal path, which would be wrong where prefixes come before the queries.
+    if additive is None and queries == keys and (window is None or keys <= window):
         return None
-    allowed = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
-    if windowed:
-        assert window is not None
-        allowed = allowed.triu(keys - queries - window + 1)
-    if additive is not None:
-        lowest = torch.finfo(additive).min
-        return torch.zeros(queries, keys, dtype=additive, device=device).masked_fill(~allowed, lowest)[None, None]
-    return allowed[None, None]
+    return _for_attention(_visible(queries, keys, window, device), additive)[None, None]
 
 
 class Batch(NamedTuple):
@@ -171,25 +179,20 @@ class Batch(NamedTuple):
 def _batch(layout: Layout, window: int | None, additive: torch.dtype | None, device: torch.device) -> Batch:
     queries = [list(range(span.start, span.stop)) for span in layout.queries]
     keys = [[at for span in spans for at in range(span.start, span.stop)] for spans in layout.keys]
-    width, depth = max(map(len, queries)), max(map(len, keys))
-    own = torch.tensor([len(each) for each in queries], device=device)[:, None]
-    all_ = torch.tensor([len(each) for each in keys], device=device)[:, None]
-    place = torch.arange(width, device=device)[None] + all_ - own
-    column = torch.arange(depth, device=device)
-    real = torch.arange(width, device=device)[None] < own
-    allowed = column <= place[:, :, None]
-    if window is not None:
-        allowed &= column > place[:, :, None] - window
+    width = max(map(len, queries))
+    depth = max(map(len, keys))
+    visible = torch.zeros(len(queries), 1, width, depth, dtype=torch.bool, device=device)
     # Padding sees one token, or a softmax of nothing would be NaN.
-    allowed = torch.where(real[:, :, None], allowed, column == 0)[:, None]
-    mask = allowed
-    if additive is not None:
-        mask = torch.zeros_like(allowed, dtype=additive).masked_fill(~allowed, torch.finfo(additive).min)
+    visible[..., 0] = True
+    real = torch.zeros(len(queries), width, dtype=torch.bool, device=device)
+    for row, (own, seen) in enumerate(zip(queries, keys, strict=True)):
+        visible[row, 0, : len(own), : len(seen)] = _visible(len(own), len(seen), window, device)
+        real[row, : len(own)] = True
 
     def padded(places: list[list[int]], size: int) -> Tensor:
         return torch.tensor([each + [0] * (size - len(each)) for each in places], device=device).flatten()
 
-    return Batch(padded(queries, width), padded(keys, depth), mask, real)
+    return Batch(padded(queries, width), padded(keys, depth), _for_attention(visible, additive), real)
 
 
 def _as_batch(
@@ -255,6 +258,7 @@ def _varlen(
     bounds = layout.bounds(key)
     rows = [tensor[0].transpose(0, 1) for tensor in (query, *layout.gathered(key, value))]
     places = [bounds[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")]
+    # The kernel counts the tokens to the left, a window in transformers the token itself too.
     left = -1 if window is None else window - 1
     grouped = query.shape[1] != key.shape[1]
     assert varlen_attn is not None

@@ -16,9 +16,8 @@ from transformers.integrations import deepspeed
 
 from basis_rl.baselines import LearnedBaseline
 from basis_rl.functional.packing import pack_rows
-from basis_rl.trainer.attention import let_through_packed_rows
 from basis_rl.trainer.config import BasisConfig
-from basis_rl.trainer.packing import Method, method_of, positions_of
+from basis_rl.trainer.packing import Method, enable_packing, positions_of
 from basis_rl.trainer.scoring import HiddenStates, random_numbers_kept
 from basis_rl.trainer.shards import load_module, load_optimizer, policy_is_sharded, shard, whole, whole_tensor
 from basis_rl.types import RolloutBatch
@@ -208,10 +207,7 @@ def _method_of(module: nn.Module, args: BasisConfig) -> Method | None:
     taken = inspect.signature(module.forward).parameters
     if backbone is None or not {"packing", "position_ids"} <= set(taken):
         return None
-    method = method_of(backbone, args)
-    if method.packed:
-        let_through_packed_rows(backbone)
-    return method
+    return enable_packing(backbone, args)
 
 
 @contextmanager

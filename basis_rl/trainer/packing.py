@@ -53,12 +53,21 @@ def method_of(model: Any, args: BasisConfig) -> Method:
     prompts = any(config.is_prompt_learning for config in getattr(model, "peft_config", {}).values())
     says_positions = takes_positions and not prompts
     if args.packing == "none":
+        # Rotary positions are relative: what padding shifts them by changes nothing but rounding.
         rotary = any("Rotary" in type(module).__name__ for module in plain.modules())
         return Method(False, False, trimmed=False, positions=says_positions and not rotary)
     reason = "its prompts are learnt (PEFT)" if prompts else _reason(plain, args, takes_positions)
     if reason:
         return Method(False, False, trimmed=True, positions=says_positions, reason=reason)
     return Method(True, not has_dropout(plain), trimmed=True, positions=True)
+
+
+def enable_packing(model: Any, args: BasisConfig) -> Method:
+    """`method_of`'s result, with the attention of `model` ready for packed rows; the reference is like the policy."""
+    method = method_of(model, args)
+    if method.packed:
+        let_through_packed_rows(model.get_base_model() if is_peft_model(model) else model)
+    return method
 
 
 def _reason(model: Any, args: BasisConfig, takes_positions: bool) -> str:
@@ -70,6 +79,7 @@ def _reason(model: Any, args: BasisConfig, takes_positions: bool) -> str:
     weight = getattr(config, "router_aux_loss_coef", 0.0) if weight is None else weight
     if weight and hasattr(config, "output_router_logits"):
         return "its router has an auxiliary loss (router_aux_loss_coef), in which every row counts"
+    # Next to attention, some layers mix a token with its neighbours in the row, which belong to another rollout.
     others = set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES
     if others:
         return f"it has layers of type {', '.join(sorted(others))}"
@@ -91,24 +101,6 @@ def has_dropout(model: Any) -> bool:
     config: Any = model.config.get_text_config()
     modules = any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
     return modules or (getattr(config, "attention_dropout", 0.0) or 0.0) > 0
-
-
-class RowPacking:
-    """Calls models with packed rows, as TRL calls them with padded ones.
-
-    Args:
-        model: the policy, before it is wrapped for training; the reference is like it.
-        args: settings of the run.
-    """
-
-    def __init__(self, model: Any, args: BasisConfig) -> None:
-        self.method = method_of(model, args)
-        if self.method.packed:
-            let_through_packed_rows(model.get_base_model() if is_peft_model(model) else model)
-
-    def scorer(self, model: Any) -> Scorer:
-        """`model` to be called with padded rows."""
-        return Scorer(model, self.method)
 
 
 class Scorer:

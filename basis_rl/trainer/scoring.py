@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from trl.trainer.utils import add_fused_lm_head
 
 from basis_rl.functional.energy import logit_gradient_energy
-from basis_rl.functional.importance import rollout_weights as bounded_weights
+from basis_rl.functional.importance import importance_weights
 from basis_rl.functional.passk import pass_at_k
 from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.packing import Scorer
@@ -145,7 +145,7 @@ def rollout_mismatch(accelerator: Accelerator, output: Output) -> dict[str, floa
     return found
 
 
-class LateWeights:
+class RolloutCorrection:
     """The correction of vLLM's rollouts where the loss's own pass gives the old log-probabilities.
 
     Where a generation batch serves one optimizer step only, the policy that the loss scores is the one that sampled,
@@ -175,7 +175,7 @@ class LateWeights:
         bounds = (self.args.vllm_importance_sampling_clip_min, self.args.vllm_importance_sampling_clip_max)
         mode = self.args.vllm_importance_sampling_mode
         scored = log_probs.detach()
-        weights = bounded_weights(scored, first["sampling_per_token_logps"], mask, mode, *bounds)
+        weights = importance_weights(scored, first["sampling_per_token_logps"], mask, mode, *bounds)
         for each in inputs:
             each["importance_sampling_ratio"] = weights
         if is_new:

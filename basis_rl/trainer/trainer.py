@@ -48,14 +48,13 @@ from basis_rl.run.run_lock import end_with_launcher, held
 from basis_rl.run.seams import attributes
 from basis_rl.run.usage import Spending
 from basis_rl.samplers import PromptSampler
-from basis_rl.trainer.clock import StepClock, imbalance, padding_share
 from basis_rl.trainer.config import BasisConfig, without_secrets
 from basis_rl.trainer.critic import Critic
 from basis_rl.trainer.faults import FiniteGradients, GradientMonitor, StopOnSignal
 from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id
 from basis_rl.trainer.greedy import greedy_rewards
 from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, kl_penalty, token_means
-from basis_rl.trainer.packing import RowPacking, has_dropout, reordered
+from basis_rl.trainer.packing import Scorer, enable_packing, has_dropout, reordered
 from basis_rl.trainer.plan import Plan, check_token_advantages, check_with_model, plan_run, with_data
 from basis_rl.trainer.prefetch import Prefetch
 from basis_rl.trainer.publish import Origin, Publisher, run_info
@@ -63,7 +62,7 @@ from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, total_reward
 from basis_rl.trainer.scoring import (
     EnergyRecorder,
     EvalScores,
-    LateWeights,
+    RolloutCorrection,
     ScoringPass,
     correction_metrics,
     of_set,
@@ -86,6 +85,7 @@ from basis_rl.trainer.state import (
     save_settings,
     settings_of,
 )
+from basis_rl.trainer.step_time import StepTimer, imbalance, padding_share
 from basis_rl.trainer.turns import Turns, reading_calls
 from basis_rl.types import Advantages, RolloutBatch
 
@@ -219,10 +219,10 @@ class BasisTrainer(GRPOTrainer):
         self._uniform = UniformRewards(args.max_uniform_batches)
         self._eval_scores = EvalScores()
         self._eval_name = ""
-        self.clock = StepClock(accelerator, self.model.config, "bfloat16" if args.bf16 else str(self.model.dtype))
-        self.packing = RowPacking(self.model, args)
-        if self.packing.method.reason and accelerator.is_main_process:
-            print(f"Rollouts are scored with padding: {self.packing.method.reason}.", flush=True)
+        self.timer = StepTimer(accelerator, self.model.config, "bfloat16" if args.bf16 else str(self.model.dtype))
+        self.packing = enable_packing(self.model, args)
+        if self.packing.reason and accelerator.is_main_process:
+            print(f"Rollouts are scored with padding: {self.packing.reason}.", flush=True)
         self._energies: EnergyRecorder | None = None
         if "energies" in self.baseline.requires:
             head = {"temperature": self.temperature, "fp32_head": args.cast_lm_head_to_fp32}
@@ -237,7 +237,7 @@ class BasisTrainer(GRPOTrainer):
         self._scored: list[tuple[Tensor, Tensor]] | None = None
         # The micro-batch whose loss is computed, and the copy of it that TRL sees.
         self._in_loss: list[dict[str, Any]] | None = None
-        self._late_weights = LateWeights(args) if self._loss_scores_rollouts() else None
+        self._correction = RolloutCorrection(args) if self._loss_scores_rollouts() else None
         self._window = self._order_window()
         if self.policy_loss.own is not None:
             self.loss_type = SILENT_LOSS_TYPE
@@ -264,7 +264,7 @@ class BasisTrainer(GRPOTrainer):
         args = self.args
         each = args.steps_per_generation, args.gradient_accumulation_steps
         whole = max(each) % min(each) == 0
-        free = self.packing.method.packed and not self.policy_loss.depends_on_micro_batch
+        free = self.packing.packed and not self.policy_loss.depends_on_micro_batch
         return min(each) if whole and free and self.top_entropy_quantile == 1.0 and not self.aux_loss_enabled else 0
 
     def _build_selection(self) -> None:
@@ -307,7 +307,7 @@ class BasisTrainer(GRPOTrainer):
         with ExitStack() as recordings:
             for scoring in self._scoring if training else []:
                 recordings.enter_context(scoring.recording())
-            if training and self._late_weights is not None:
+            if training and self._correction is not None:
                 recordings.enter_context(attributes(self, vllm_importance_sampling_correction=False))
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if not training:
@@ -331,8 +331,7 @@ class BasisTrainer(GRPOTrainer):
         inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
         if self._buffered_inputs is before or not self._window:
             return inputs
-        method = self.packing.method
-        self._buffered_inputs = reordered(self._buffered_inputs, self._window, method.shared)
+        self._buffered_inputs = reordered(self._buffered_inputs, self._window, self.packing.shared)
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
     def rows(self, number: int) -> list[dict[str, Any]]:
@@ -350,7 +349,7 @@ class BasisTrainer(GRPOTrainer):
     # Generate.
 
     def _generate(self, prompts: list[Any]) -> Any:
-        with self.clock.doing("generation"), reading_calls():
+        with self.timer.measure("generation"), reading_calls():
             if self._resampling is not None and self.model.training:
                 return self._resampling.generated(prompts, self._generation_batch, self._pending_extra_logs)
             return self._generate_counted(prompts)
@@ -460,16 +459,16 @@ class BasisTrainer(GRPOTrainer):
         return total_rewards(self._rewards_per_func, self.reward_weights, self.reward_func_names)
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        scorer = self.packing.scorer(model)
+        scorer = Scorer(model, self.packing)
         called: Any = scorer
         for scoring in self._scoring:
             called = scoring.listen(called, scorer)
-        with self.clock.doing("scoring") if self._in_loss is None else nullcontext():
+        with self.timer.measure("scoring") if self._in_loss is None else nullcontext():
             result = super()._get_per_token_logps_and_entropies(called, *args, **kwargs)
         if self._scored is not None:
             self._scored.append(result[:2])
-        if self._late_weights is not None and self._in_loss is not None:
-            whole = self._late_weights.add(self._in_loss, result[0])
+        if self._correction is not None and self._in_loss is not None:
+            whole = self._correction.add(self._in_loss, result[0])
             if whole is not None:
                 self._log_all(rollout_mismatch(self.accelerator, whole))
                 self._log_all(correction_metrics(self.accelerator, whole))
@@ -585,9 +584,9 @@ class BasisTrainer(GRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         alone = self.policy_loss.is_trl_alone
-        with self.clock.doing("loss"), attributes(self, _in_loss=[inputs] if self.model.training else None):
+        with self.timer.measure("loss"), attributes(self, _in_loss=[inputs] if self.model.training else None):
             loss = super()._compute_loss(model, inputs) if alone else self._own_loss(model, inputs)
-        self.clock.loss_ended(torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1))
+        self.timer.loss_ended(torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1))
         learned = self.baseline if isinstance(self.baseline, LearnedBaseline) and self.model.training else None
         return loss * 0.0 if learned and learned.policy_waits(self._generation_batch - 1) else loss
 
@@ -632,7 +631,7 @@ class BasisTrainer(GRPOTrainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss: Tensor = super().training_step(*args, **kwargs)
-        self.clock.backward_ended()
+        self.timer.backward_ended()
         if self._monitor is not None:
             self._monitor.count()
         return loss
@@ -649,7 +648,7 @@ class BasisTrainer(GRPOTrainer):
 
     def _learn(self) -> None:
         """Let the baseline learn from the batches that are used up: the policy was updated on all of them."""
-        self._log_all(self.clock.take())
+        self._log_all(self.timer.take())
         for batch in self._pending.due(self._step):
             self.baseline.update(batch)
             if self.selection is not None:
@@ -1037,7 +1036,7 @@ class _UpdateBaseline(TrainerCallback):
         self.trainer = trainer
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.trainer.clock.begin()
+        self.trainer.timer.begin()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.trainer._learn()

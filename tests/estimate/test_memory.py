@@ -26,7 +26,7 @@ from basis_rl.estimate.memory import (
 )
 from basis_rl.trainer import head
 from basis_rl.trainer.head import compact_head
-from basis_rl.trainer.packing import RowPacking
+from basis_rl.trainer.packing import Scorer, enable_packing
 from benchmarks.common import peak_bytes
 from tests.support.tiny import config
 
@@ -142,7 +142,7 @@ def test_activations_of_packed_rows_are_at_most_what_is_estimated(attention, sco
     )  # fmt: skip
     estimate = named(backward_parts(size_of("qwen3"), setting))["activations kept"]
     estimate += 4 * ROWS * COMPLETION * SHAPE["hidden_size"]
-    scorer = RowPacking(model, config("unused")).scorer(model)
+    scorer = Scorer(model, enable_packing(model, config("unused")))
     measured = saved_bytes(scorer, model, contextlib.nullcontext(), one_prompt=scoring == "shared")
     assert measured <= 1.05 * estimate
     assert measured >= (0.95 if scoring == "packed" else 0.8) * estimate

@@ -9,8 +9,8 @@ import torch
 from trl import GRPOTrainer
 
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.clock import StepClock
 from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss
+from basis_rl.trainer.step_time import StepTimer
 from tests.support.tiny import config
 
 LENGTHS = (6, 3, 5, 1)
@@ -44,8 +44,9 @@ class FakeRun(BasisTrainer):
         )
         self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
         self.baseline = None
-        self._scored = self._in_loss = None
-        self.clock = StepClock(self.accelerator, None, "float32")
+        self._scored = None
+        self._in_loss = None
+        self.timer = StepTimer(self.accelerator, None, "float32")
         self.policy_loss = PolicyLoss(objective, args, self.accelerator)
         if self.policy_loss.own is not None:
             self.loss_type = SILENT_LOSS_TYPE

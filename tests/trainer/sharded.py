@@ -123,7 +123,7 @@ def packed(output: Path, model: Path, name: str) -> None:
             empty.append(not rows["completion_mask"].any()) or loss(model, rows)
         )
         trained.train()
-        rank, method = trained.accelerator.process_index, str(trained.packing.method)
+        rank, method = trained.accelerator.process_index, str(trained.packing)
         found[packing] = {"logs": trained.state.log_history, "empty": sum(empty), "method": method}
     torch.save(found, output / f"rank{rank}.pt")
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,11 +10,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from trl.trainer.utils import add_fused_lm_head
 
-from basis_rl.functional.importance import rollout_weights
+from basis_rl.functional.importance import importance_weights
 from basis_rl.objectives import OBJECTIVES
 from basis_rl.trainer import BasisTrainer, attention
 from basis_rl.trainer.attention import let_through_packed_rows
-from basis_rl.trainer.packing import Method, RowPacking, Scorer, positions_of, reordered
+from basis_rl.trainer.packing import Method, Scorer, enable_packing, positions_of, reordered
 from tests.functional.test_pack_rows import CASES, ragged
 from tests.support.architectures import ARCHITECTURES, VOCABULARY, small_model
 from tests.support.tiny import config, tiny_model, tiny_trainer
@@ -46,11 +47,11 @@ def row_by_row(model, ids, mask, scored):
 
 def scores(model, ids, mask, scored, **settings):
     """The same from one call as TRL makes it, and the method."""
-    packing = RowPacking(model, config("unused", **settings))
+    method = enable_packing(model, config("unused", **settings))
     labels = torch.where(scored.bool(), ids, -100)
-    output = packing.scorer(model)(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+    output = Scorer(model, method)(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
     wide = torch.promote_types(model.dtype, torch.float32)
-    return output.log_probs.to(wide), output.entropy.to(wide), packing.method
+    return output.log_probs.to(wide), output.entropy.to(wide), method
 
 
 def gradients(model, log_probs, entropy):
@@ -261,7 +262,7 @@ def test_lora_is_packed_and_learnt_prompts_are_not():
     expected = row_by_row(model, *rows)
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-12)
     prompts = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
-    learnt = RowPacking(peft.get_peft_model(small_model("Qwen3"), prompts), config("unused")).method
+    learnt = enable_packing(peft.get_peft_model(small_model("Qwen3"), prompts), config("unused"))
     assert not learnt.packed
     assert "prompts" in learnt.reason
 
@@ -270,12 +271,12 @@ def test_lora_is_packed_and_learnt_prompts_are_not():
 def test_a_setting_that_packing_does_not_know_falls_back(setting):
     model = small_model("Qwen3")
     args = config("unused")
-    assert RowPacking(model, args).method.packed
+    assert enable_packing(model, args).packed
     if setting == "torch_compile":
         args.torch_compile = True
     else:
         model.config._attn_implementation = setting
-    method = RowPacking(model, args).method
+    method = enable_packing(model, args)
     assert not method.packed
     assert setting in method.reason
 
@@ -316,7 +317,7 @@ def test_every_objective_has_the_loss_of_single_rows(objective, method, tmp_path
         trainer.model.double().train()
         trainer.current_gradient_accumulation_steps = 1
         if method == "packed":
-            object.__setattr__(trainer.packing.method, "shared", False)
+            trainer.packing = replace(trainer.packing, shared=False)
         tokens = int(rows[2].any(dim=0).sum())
         with torch.no_grad():
             old = row_by_row(trainer.model, *rows)[0][:, -tokens:]
@@ -355,7 +356,7 @@ def test_runs_are_the_same_with_and_without_padding(run, tmp_path, tiny_path):
             per_device_train_batch_size=4,
  steps_per_generation=4, max_steps=4, max_completion_length=12, **RUNS[run],
         )  # fmt: skip
-        assert trainer.packing.method.packed == (packing == "auto")
+        assert trainer.packing.packed == (packing == "auto")
         trainer.train()
         logs.append([entry for entry in trainer.state.log_history if "loss" in entry])
         weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
@@ -418,7 +419,7 @@ def test_images_keep_the_positions_that_their_model_counts():
     given |= {"pixel_values": torch.randn(64, 96), "image_grid_thw": torch.tensor([[1, 8, 8]])}
     given |= {"labels": torch.where(torch.arange(40) < 28, -100, ids), "fused_lm_head": True}
     expected = model(**given).log_probs
-    found = RowPacking(model, config("unused")).scorer(model)(**given).log_probs
+    found = Scorer(model, enable_packing(model, config("unused")))(**given).log_probs
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
@@ -434,7 +435,7 @@ def test_weights_are_bounded_ratios(mode, bounds):
     sampled = log_probs + 0.3 * torch.randn(5, 7, generator=generator)
     sampled[1, 2] = float("nan")
     mask = (torch.rand(5, 7, generator=generator) < 0.7).long()
-    found = rollout_weights(log_probs, sampled, mask, mode, *bounds)
+    found = importance_weights(log_probs, sampled, mask, mode, *bounds)
     lowest, highest = bounds[0] or 0.0, bounds[1] or float("inf")
     for row in range(5):
         ratios = [

@@ -8,7 +8,7 @@ import torch
 
 from basis_rl.baselines import Spo
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.scoring import LateWeights
+from basis_rl.trainer.scoring import RolloutCorrection
 from tests.support.tiny import sums, tiny_model, tiny_tokenizer, tiny_trainer
 
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
@@ -23,7 +23,7 @@ class Canned(BasisTrainer):
         super().__init__(*args, **kwargs)
         self.use_vllm = True
         self.vllm_generation = SimpleNamespace(sync_error=0.0)
-        self._late_weights = LateWeights(self.args) if self._loss_scores_rollouts() else None
+        self._correction = RolloutCorrection(self.args) if self._loss_scores_rollouts() else None
         self.calls = 0
         self.model.register_forward_pre_hook(self.count)
 
@@ -60,8 +60,8 @@ CASES += [("vespo", mode) for mode in MODES if mode.startswith("token")]
 def test_without_a_scoring_pass_all_is_as_with_it(objective, mode, tmp_path):
     settings = {"objective": objective, "vllm_importance_sampling_mode": mode, "max_steps": 3, **BOUNDS}
     packed, padded = (run(tmp_path / packing, packing, **settings) for packing in ("auto", "none"))
-    assert packed._late_weights is not None
-    assert padded._late_weights is None
+    assert packed._correction is not None
+    assert padded._correction is None
     assert packed.calls == 3 * 2
     assert padded.calls == 3 * 2 * 2, "one more for each micro-batch"
     for found, expected in zip(logged(packed), logged(padded), strict=True):
@@ -114,7 +114,7 @@ def test_the_scoring_pass_stays_where_something_needs_it(case, tmp_path, tiny_pa
     if callable(given["model"]):
         given["model"] = given["model"]()
     trained = run(tmp_path, **given)
-    assert trained._late_weights is None
+    assert trained._correction is None
     micro_batches = 2 * trained.args.gradient_accumulation_steps
     scored = 2 if "two" in case else micro_batches
     assert trained.calls == micro_batches + scored
@@ -131,7 +131,7 @@ def test_the_scoring_pass_stays_for_a_baseline_that_reads_the_weights(tmp_path):
 def test_an_evaluation_is_scored_apart(tmp_path):
     evaluating = {"eval_strategy": "steps", "eval_steps": 1, "eval_dataset": sums(4)}
     trained = run(tmp_path, "auto", max_steps=2, **evaluating)
-    assert trained._late_weights is not None
+    assert trained._correction is not None
     evaluated = [row for row in trained.state.log_history if "eval_loss" in row]
     assert len(evaluated) == 2
     assert all(math.isfinite(row["eval_sampling/importance_sampling_ratio/mean"]) for row in evaluated)

@@ -13,12 +13,13 @@ from torch import Tensor
 from trl.trainer.utils import compute_flops_per_token, compute_mfu, get_peak_flops
 
 
-class StepClock:
+class StepTimer:
     """Seconds of this process by what it does, and tokens, from one optimizer step to the next.
 
     ``time/generation`` with tools and the weight transfer, ``time/scoring`` of forward passes without gradient,
-    ``time/loss`` of those with one, ``time/update`` of backward passes and the optimizer; what is missing to
-    ``time/step`` are rewards, the baseline, sampling and logging. On a GPU work is counted where it is waited for.
+    ``time/loss`` of those with one, ``time/update`` of backward passes and the optimizer. The rest of ``time/step`` is
+    rewards, the baseline, the prompt sampler and logging. A GPU computes asynchronously, so its time is counted in the
+    phase in which the process waits for it.
 
     Args:
         accelerator: sums tokens over ranks.
@@ -32,13 +33,14 @@ class StepClock:
         self.dtype = dtype
         self._spent: dict[str, float] = {}
         self._inside: list[float] = []
-        self._tokens = self._rows = 0
+        self._tokens = 0
+        self._rows = 0
         self._began = time.perf_counter()
         self._computed: float | None = None
 
     @contextmanager
-    def doing(self, name: str) -> Iterator[None]:
-        """Count the time within it for `name`, without that of what is counted for another name within it."""
+    def measure(self, name: str) -> Iterator[None]:
+        """Count the time within it for `name`, except for what is measured under another name within it."""
         began = time.perf_counter()
         self._inside.append(0.0)
         try:
@@ -46,24 +48,26 @@ class StepClock:
         finally:
             spent = time.perf_counter() - began
             self._spent[name] = self._spent.get(name, 0.0) + spent - self._inside.pop()
+            # An outer phase leaves this one out: a second counts once.
             if self._inside:
                 self._inside[-1] += spent
 
     def begin(self) -> None:
-        """A step begins now, after an evaluation or a checkpoint that is nobody's."""
+        """A step begins now; an evaluation or a checkpoint before it belongs to no step."""
         self._spent.clear()
-        self._tokens = self._rows = 0
+        self._tokens = 0
+        self._rows = 0
         self._computed = None
         self._began = time.perf_counter()
 
     def loss_ended(self, mask: Tensor) -> None:
-        """A micro-batch of these tokens, ``(B, L)``, was scored with gradient; its backward pass comes next."""
+        """The loss of a micro-batch with this mask, ``(B, L)``, has been computed; its backward pass comes next."""
         self._tokens += int(mask.sum())
         self._rows += len(mask)
         self._computed = time.perf_counter()
 
     def backward_ended(self) -> None:
-        """What has passed since the loss was the backward pass."""
+        """Count the time since the loss as that of the update."""
         if self._computed is not None:
             self._spent["update"] = self._spent.get("update", 0.0) + time.perf_counter() - self._computed
             self._computed = time.perf_counter()
