@@ -1,9 +1,9 @@
 """What does a whole step cost with a real language model and a real vLLM engine, TRL's trainer and ours?
 
-    python -m benchmarks.vllm_step --model FOLDER [--steps N] [--quick]
+    python -m benchmarks.vllm_step --model FOLDER [--steps N] [--sides SIDE ...] [--quick]
 
 SmolLM2-135M-Instruct (`python -m examples.smollm2.model FOLDER`) answers 32 times (4 problems of arithmetic in words,
-8 rollouts each, at most 200 tokens, in micro-batches of 8) by vLLM in the trainer's process, on one thread and in
+8 rollouts each, at most 128 tokens, in micro-batches of 8) by vLLM in the trainer's process, on one thread and in
 float32; then one update. Each side is a process of its own, and they take steps in turn: a step begins when the other
 side's has ended. A figure is processor time of one step, the first, a warm-up, left out.
 
@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
+import gc
 import json
 import os
 import subprocess
@@ -32,7 +34,7 @@ from typing import Any
 from benchmarks.common import one_thread, parser_of, save
 
 SIDES = ("TRL", "padded", "packed")
-ROWS, GROUP, MICRO_BATCH, CAP = 32, 8, 8, 200
+ROWS, GROUP, MICRO_BATCH, CAP = 32, 8, 8, 128
 PROBLEMS = (
     "Natalia sold clips to 48 of her friends in April, half as many in May. How many clips did she sell altogether?",
     "What is 17 * 23?",
@@ -76,6 +78,9 @@ def train(side: str, model: str, steps: int, longest: int) -> None:
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
             assert self.began is not None
             spent = {"step": time.process_time() - self.began, "generation": generated[0]}
+            # The sides wait for each other, and three of them at their peak are more than 24 GiB.
+            gc.collect()
+            ctypes.CDLL(None).malloc_trim(0)
             print(json.dumps(spent), file=out, flush=True)
 
     class Timed:
@@ -150,6 +155,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser = parser_of(__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--steps", type=int, default=6, help="of each side, of which the first is not counted")
+    parser.add_argument("--sides", choices=SIDES, nargs="+", default=SIDES)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     chosen = parser.parse_args(argv)
     steps = 2 if chosen.quick else chosen.steps
@@ -157,14 +163,15 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         train(chosen.side, chosen.model, steps, 8 if chosen.quick else CAP)
         return {}
     given = ["--model", chosen.model, "--steps", str(steps), *(["--quick"] if chosen.quick else [])]
-    times: dict[str, list[dict[str, float]]] = {name: [] for name in SIDES}
+    times: dict[str, list[dict[str, float]]] = {name: [] for name in chosen.sides}
     with tempfile.TemporaryDirectory() as folder:
         sides = {}
-        for name in SIDES:
+        for name in chosen.sides:
             sides[name] = Side(name, given, Path(folder))
             assert sides[name].line().startswith("ready")
         for number in range(steps):
-            for name in [*SIDES, *SIDES][number % len(SIDES) :][: len(SIDES)]:
+            first = number % len(sides)
+            for name in [*chosen.sides[first:], *chosen.sides[:first]]:
                 times[name].append(sides[name].step())
                 print(f"step {number} {name}: {times[name][-1]}", flush=True)
                 if number < steps - 1:
@@ -172,13 +179,13 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         logs = {name: json.loads(side.line())["logs"] for name, side in sides.items()}
     counted = {name: found[1:] for name, found in times.items()}
     results: dict[str, Any] = {"seconds": counted, "logs": logs, "ratios": {}}
-    for name in SIDES:
+    for name in chosen.sides:
         share = median(each["generation"] / each["step"] for each in counted[name])
         print(f"{name}: {median(each['step'] for each in counted[name]):.1f} s a step, {share:.0%} of it generation")
-    for name in SIDES[1:]:
-        ratios = sorted(a["step"] / b["step"] for a, b in zip(counted["TRL"], counted[name], strict=True))
-        results["ratios"][f"TRL / {name}"] = ratios
-        print(f"TRL / {name}: {median(ratios):.2f} [{ratios[0]:.2f} to {ratios[-1]:.2f}]")
+    for name in chosen.sides[1:]:
+        ratios = sorted(a["step"] / b["step"] for a, b in zip(counted[chosen.sides[0]], counted[name], strict=True))
+        results["ratios"][f"{chosen.sides[0]} / {name}"] = ratios
+        print(f"{chosen.sides[0]} / {name}: {median(ratios):.2f} [{ratios[0]:.2f} to {ratios[-1]:.2f}]")
     if not chosen.quick:
         save("vllm_step", results)
     return results

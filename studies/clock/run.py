@@ -1,0 +1,162 @@
+"""Run by `studies.clock.study`: one training in a process of its own, which can be stopped and called again."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from basis_rl import BasisConfig, BasisTrainer
+from basis_rl.baselines import build_baseline
+from basis_rl.engine.generation import checked_generation
+from basis_rl.engine.weights import SyncSettings
+from basis_rl.run.artefacts import write_whole
+from basis_rl.samplers import build_sampler
+from basis_rl.trainer.head import compact_head
+from benchmarks.trainers import quiet
+from examples.smollm2.run import greedy_answers
+from studies.clock.tasks import TASKS, Task
+
+GROUPS = {"num_generations": 8}
+FRONTIER = {"prompt_sampler": "frontier", "prompt_sampler_kwargs": {"hard": 2, "easy": 1}}
+VLLM = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 512}
+# A row of the comparison: `GRPOTrainer` where there is no baseline, else ours with it.
+ROWS: dict[str, dict[str, Any]] = {
+    "TRL": {**GROUPS},
+    "TRL, head fixed": {**GROUPS},
+    "grpo": {"baseline": "grpo", **GROUPS},
+    "none": {"baseline": "none"},
+    "basis_history": {"baseline": "basis_history", "lcb": 1},
+    "basis_history, frontier": {"baseline": "basis_history", "lcb": 1, **FRONTIER},
+    "spo, frontier": {"baseline": "spo", **FRONTIER},
+    "TRL, vLLM": {**GROUPS, **VLLM},
+    "basis_history, frontier, vLLM": {"baseline": "basis_history", "lcb": 1, **FRONTIER, **VLLM},
+}
+ROLLOUTS = 64
+
+
+class Clock(TrainerCallback):
+    """Measures accuracy before training and every `every` steps, with the time that training has taken until then.
+
+    The clock stands still during measurements and saves. Points go to `file` at once. A resumed training goes on from
+    the last point that its checkpoint has.
+    """
+
+    def __init__(self, score: Callable[[], dict[str, float]], every: int, file: Path) -> None:
+        self.score, self.every, self.file = score, every, file
+        self.points: list[dict[str, Any]] = json.loads(file.read_text()) if file.is_file() else []
+        self.spent = (0.0, 0.0)
+        self.began = (0.0, 0.0)
+
+    def _now(self) -> tuple[float, float]:
+        return time.perf_counter(), time.process_time()
+
+    def _stop(self) -> None:
+        wall, cpu = self._now()
+        self.spent = (self.spent[0] + wall - self.began[0], self.spent[1] + cpu - self.began[1])
+
+    def _measure(self, step: int) -> None:
+        self.points.append({"step": step, "wall": self.spent[0], "cpu": self.spent[1], "accuracy": self.score()})
+        write_whole(self.file, json.dumps(self.points))
+        print(f"step {step}, {self.spent[0] / 60:.1f} minutes: {self.points[-1]['accuracy']}", flush=True)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.points = [point for point in self.points if point["step"] <= state.global_step]
+        if self.points:
+            self.spent = (self.points[-1]["wall"], self.points[-1]["cpu"])
+        else:
+            self._measure(0)
+        self.began = self._now()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step % self.every == 0:
+            self._stop()
+            self._measure(state.global_step)
+            self.began = self._now()
+        # A checkpoint is written between this event and that of the save.
+        if control.should_save:
+            self._stop()
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        self.began = self._now()
+
+
+@contextlib.contextmanager
+def side(row: str) -> Iterator[None]:
+    """TRL's trainer with our head, or with our weight transfer: its own leaves a stale head in vLLM's CPU build."""
+    if row == "TRL, head fixed":
+        with compact_head(torch.device("cpu")):
+            yield
+    elif row == "TRL, vLLM":
+        with checked_generation(SyncSettings("folder", None, 1e-3, 600.0, 60.0, False)):
+            yield
+    else:
+        yield
+
+
+def build(row: str, model: str, task: Task, settings: dict[str, Any], folder: Path) -> GRPOTrainer:
+    """The trainer of a row: the same settings for all, and those of `ROWS`."""
+    own = dict(ROWS[row])
+    baseline = own.pop("baseline", None)
+    sampler = {name: own.pop(name) for name in ("prompt_sampler", "prompt_sampler_kwargs") if name in own}
+    lcb = {"lcb": own.pop("lcb")} if "lcb" in own else {}
+    common: dict[str, Any] = {
+        "output_dir": str(folder), "temperature": 1.0, "max_completion_length": task.tokens, "num_generations": 1,
+        "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 5, "use_cpu": True, "logging_steps": 1,
+        "report_to": "none", "disable_tqdm": True, "gradient_checkpointing": False, "save_strategy": "steps",
+        "save_total_limit": 1, "model_init_kwargs": {"dtype": "float32"}, **settings, **own,
+    }  # fmt: skip
+    given: dict[str, Any] = {"model": model, "reward_funcs": task.reward, "train_dataset": task.train}
+    if baseline is None:
+        return GRPOTrainer(args=GRPOConfig(loss_type="dapo", **common), **given)
+    if sampler:
+        given["prompt_sampler"] = build_sampler(sampler["prompt_sampler"], **sampler["prompt_sampler_kwargs"])
+    given["baseline"] = build_baseline(baseline, **lcb)
+    return BasisTrainer(args=BasisConfig(**common), objective="dapo", **given)
+
+
+def score(trainer: GRPOTrainer, task: Task) -> dict[str, float]:
+    """Greedy accuracy on the held-out rows, of all and of each kind."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    answers = greedy_answers(model, trainer.processing_class, [row["prompt"] for row in task.held_out], task.tokens)
+    model.train()
+    rewards = task.reward(answers, [row["solution"] for row in task.held_out])
+    by_kind = defaultdict(list)
+    for row, reward in zip(task.held_out, rewards, strict=True):
+        by_kind[row["kind"]].append(reward)
+    return {kind: round(sum(found) / len(found), 4) for kind, found in {"all": rewards, **by_kind}.items()}
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("plan", type=Path, help="a JSON file with row, model, task, sizes and settings")
+    plan = json.loads(parser.parse_args(argv).plan.read_text())
+    torch.set_num_threads(plan["threads"])
+    folder = Path(plan["folder"])
+    task = TASKS[plan["task"]](plan["problems"], plan["held_out"], Path(plan["data"]))
+    with side(plan["row"]):
+        trainer = build(plan["row"], plan["model"], task, plan["settings"], folder / "trainer")
+        clock = Clock(lambda: score(trainer, task), plan["every"], folder / "points.json")
+        quiet(trainer).add_callback(clock)
+        saved = any((folder / "trainer").glob("checkpoint-*"))
+        trainer.train(resume_from_checkpoint=True if saved else None)
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    means = {"rewards": [entry["reward"] for entry in logs]}
+    means |= {"lengths": [entry["completions/mean_length"] for entry in logs]}
+    done = trainer.state.global_step == plan["settings"]["max_steps"]
+    if done:
+        write_whole(folder / "logs.json", json.dumps(means))
+    raise SystemExit(0 if done else 75)
+
+
+if __name__ == "__main__":
+    main()

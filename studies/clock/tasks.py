@@ -1,0 +1,76 @@
+"""What the models of the clock study are asked: rows to train on, held-out rows, and a reward."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import reasoning_gym
+from datasets import Dataset
+
+from examples.smollm2 import problems
+
+FAMILIES = ("letter_counting", "leg_counting", "syllogism")
+GSM8K_TEXT = "{}\nThink step by step, then write the answer as #### and a number."
+ANSWER = re.compile(r"-?\d+(?:,\d{3})*|\byes\b|\bno\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Rows have ``prompt`` (one message), ``solution`` and ``kind``; `tokens` is the longest rollout."""
+
+    train: Dataset
+    held_out: list[dict[str, Any]]
+    reward: Callable[..., list[float]]
+    tokens: int
+
+
+def last_answer(completions: list[Any], solution: list[str], **_: Any) -> list[float]:
+    """1 if the last number, yes or no of a rollout is the gold, else 0."""
+    texts = [each if isinstance(each, str) else each[-1]["content"] for each in completions]
+    found = [ANSWER.findall(text) for text in texts]
+    return [
+        float(bool(answers) and answers[-1].replace(",", "").lower() == gold.lower())
+        for answers, gold in zip(found, solution, strict=True)
+    ]
+
+
+def _task(rows: list[dict[str, Any]], held_out: int, reward: Callable[..., list[float]], tokens: int) -> Task:
+    asked = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in rows]
+    return Task(Dataset.from_list(asked[held_out:]), asked[:held_out], reward, tokens)
+
+
+def arithmetic(count: int, held_out: int, data: Path) -> Task:
+    """Answers are numbers only, shorter than the question."""
+    return _task(problems.rows(count + held_out), held_out, problems.last_number, 12)
+
+
+def words(count: int, held_out: int, data: Path) -> Task:
+    """Three families of reasoning_gym, in turn."""
+    size = (count + held_out) // len(FAMILIES) + 1
+    rows = []
+    for entries in zip(*(reasoning_gym.create_dataset(name, size=size, seed=7) for name in FAMILIES), strict=True):
+        for family, entry in zip(FAMILIES, entries, strict=True):
+            rows.append({"prompt": entry["question"], "solution": entry["answer"], "kind": family})
+    return _task(rows[: count + held_out], held_out, last_answer, 32)
+
+
+def gsm8k(count: int, held_out: int, data: Path) -> Task:
+    """Word problems of the files ``gsm8k_train.jsonl`` and ``gsm8k_test.jsonl`` in `data`."""
+    parts = []
+    for part, size in (("test", held_out), ("train", count)):
+        lines = (data / f"gsm8k_{part}.jsonl").read_text().splitlines()[:size]
+        parts += [json.loads(line) for line in lines]
+    rows = [
+        {"prompt": GSM8K_TEXT.format(each["question"]), "kind": "gsm8k"}
+        | {"solution": each["answer"].rsplit("####", 1)[1].strip().replace(",", "")}
+        for each in parts
+    ]
+    return _task(rows, held_out, last_answer, 200)
+
+
+TASKS: dict[str, Callable[[int, int, Path], Task]] = {"arithmetic": arithmetic, "words": words, "gsm8k": gsm8k}

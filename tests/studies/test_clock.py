@@ -1,0 +1,79 @@
+"""The clock study: crossings against the plain rule, every row trains, and a stopped run goes on with its clock."""
+
+import itertools
+import json
+from statistics import fmean
+
+import pytest
+
+from studies.clock import run, study
+from studies.clock.tasks import TASKS
+
+
+@pytest.mark.parametrize("level", [0.1, 0.25, 0.4, 0.6])
+def test_a_crossing_is_the_first_mean_of_three_at_the_level(level):
+    accuracy = [0.0, 0.3, 0.1, 0.3, 0.5, 0.4, 0.6]
+    times = [10.0 * i for i in range(len(accuracy))]
+    means = {times[i]: fmean(accuracy[i - 2 : i + 1]) for i in range(2, len(accuracy))}
+    expected = next((when for when, mean in means.items() if mean >= level), None)
+    assert study.crossing(times, accuracy, level) == expected
+
+
+def test_tasks_hold_out_other_problems_than_they_train_on(tmp_path):
+    for part in ("train", "test"):
+        lines = [json.dumps({"question": f"{part} {i}?", "answer": f"so\n#### {i},000"}) for i in range(20)]
+        (tmp_path / f"gsm8k_{part}.jsonl").write_text("\n".join(lines))
+    for name, make in TASKS.items():
+        task = make(15, 6, tmp_path)
+        held_out = {row["prompt"][0]["content"] for row in task.held_out}
+        assert len(held_out) == 6, name
+        assert not held_out & {row[0]["content"] for row in task.train["prompt"]}, name
+        golds = [row["solution"] for row in task.held_out]
+        assert task.reward([f"3 no, so it is {gold}." for gold in golds], golds) == [1.0] * 6
+        assert task.reward([f"It is {gold}, not 77,777" for gold in golds], golds) == [0.0] * 6
+
+
+def settings(steps):
+    return {
+        "seed": 0, "max_steps": steps, "learning_rate": 1e-3, "bf16": False, "save_steps": 1,
+        "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1,
+    }  # fmt: skip
+
+
+def plan(folder, model, row, steps=2):
+    folder.mkdir(exist_ok=True)
+    file = folder / "plan.json"
+    given = {"row": row, "task": "arithmetic", "model": model, "data": "unused", "problems": 30, "held_out": 10}
+    given |= {"every": 1, "threads": 1, "folder": str(folder), "settings": settings(steps)}
+    file.write_text(json.dumps(given))
+    return [str(file)]
+
+
+@pytest.mark.parametrize("row", [row for row in run.ROWS if "vLLM" not in row])
+def test_every_row_trains(row, tiny_path, tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        run.main(plan(tmp_path, str(tiny_path), row))
+    assert ended.value.code == 0
+    points = json.loads((tmp_path / "points.json").read_text())
+    assert [point["step"] for point in points] == [0, 1, 2]
+    assert all(later["cpu"] > earlier["cpu"] for earlier, later in itertools.pairwise(points))
+    assert set(points[0]["accuracy"]) == {"all", "easy", "learnable", "out of reach"}
+
+
+@pytest.mark.parametrize("row", ["TRL", "basis_history, frontier"])
+def test_a_stopped_run_goes_on_with_its_clock(row, tiny_path, tmp_path):
+    with pytest.raises(SystemExit):
+        run.main(plan(tmp_path, str(tiny_path), row, steps=1))
+    first = json.loads((tmp_path / "points.json").read_text())
+    # Seconds that only the stopped run can know.
+    first[-1]["wall"] += 1_000
+    # A measurement after the last checkpoint belongs to work that was lost.
+    lost = {**first[-1], "step": 2, "wall": 5_000}
+    (tmp_path / "points.json").write_text(json.dumps([*first, lost]))
+    with pytest.raises(SystemExit) as ended:
+        run.main(plan(tmp_path, str(tiny_path), row, steps=3))
+    assert ended.value.code == 0
+    points = json.loads((tmp_path / "points.json").read_text())
+    assert [point["step"] for point in points] == [0, 1, 2, 3]
+    assert points[:2] == first
+    assert 1_000 < points[2]["wall"] < points[3]["wall"] < 2_000
