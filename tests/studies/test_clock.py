@@ -77,3 +77,19 @@ def test_a_stopped_run_goes_on_with_its_clock(row, tiny_path, tmp_path):
     assert [point["step"] for point in points] == [0, 1, 2, 3]
     assert points[:2] == first
     assert 1_000 < points[2]["wall"] < points[3]["wall"] < 2_000
+
+
+@pytest.mark.long
+def test_the_whole_study_in_a_few_steps_repeats_nothing(tiny_path, tmp_path, capfd):
+    words = ["--quick", "--model", str(tiny_path), "--rows", "TRL", "none", "--output", str(tmp_path)]
+    runs = study.main(words)
+    assert [each["row"] for each in runs] == ["TRL", "none"]
+    assert all(each["step"] == [0, 1, 2, 3, 4] for each in runs)
+    lines = study.summary(runs)
+    # The level is TRL's own, so it is reached by TRL's trainer, at its own time.
+    assert lines[0]["wall"] == lines[0]["step"] == 1.0
+    assert (tmp_path / "clock_study.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "clock_study.json").is_file()
+    capfd.readouterr()
+    assert study.main(words) == runs
+    assert "minutes:" not in capfd.readouterr().out
