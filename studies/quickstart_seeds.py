@@ -2,9 +2,9 @@
 
     python -m studies.quickstart_seeds [--seeds 0 1 2] [--quick]
 
-Runs the whole quickstart (`examples.quickstart.run`) once for each seed: BASIS with one rollout per prompt, as in its
-paper, and `basis_history` with a prompt sampler and no value table. Measured is the greedy accuracy on held-out
-problems before and after. The models stay in ``runs/quickstart-seedN``, where `studies.score_norms` reads them.
+Runs the whole quickstart (`examples.quickstart.run`) once for each seed, and then what it suggests as the next step:
+BASIS with one rollout per prompt and a value table, as in its paper. Measured is the accuracy of sampled rollouts on
+held-out problems. The models stay in ``runs/quickstart-seedN``, where `studies.score_norms` reads them.
 
 Results: ``studies/results/quickstart_seeds.json``.
 """
@@ -15,11 +15,27 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from benchmarks.common import save
+from examples.quickstart.run import evaluations
 from studies.runs import placed, study_parser
+from studies.training import RECIPE
 
 QUICK = {"dataset_kwargs.size": 400, "max_steps": 4, "per_device_train_batch_size": 32, "values_num_rollouts": 2}
+
+
+def run_seed(seed: int, output: Path, overrides: list[str]) -> dict[str, Any]:
+    """The quickstart's summary, with the accuracies of BASIS beside those of its own runs."""
+    quickstart = [sys.executable, "-m", "examples.quickstart.run", "--seed", str(seed), "--output_dir", str(output)]
+    subprocess.run([*quickstart, *overrides], check=True)
+    basis = [RECIPE, "--seed", str(seed), "--output_dir", str(output / "basis"), *overrides]
+    basis += ["--model_name_or_path", str(output / "warm_start"), "--baseline_kwargs.values", str(output / "values")]
+    for command in ("values", "train"):
+        subprocess.run([sys.executable, "-m", "basis_rl", command, *basis], check=True)
+    summary: dict[str, Any] = json.loads((output / "summary.json").read_text())
+    summary["accuracy"]["basis"] = evaluations(output / "basis")
+    return summary
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -30,19 +46,12 @@ def main(argv: list[str] | None = None) -> None:
     results = []
     for seed in options.seeds:
         output = (options.output if options.quick else Path("runs")) / f"quickstart-seed{seed}"
-        command = [sys.executable, "-m", "examples.quickstart.run", "--seed", str(seed)]
-        command += ["--output_dir", str(output)]
-        for key, value in QUICK.items() if options.quick else ():
-            command += [f"--{key}", str(value)]
-        subprocess.run(command, check=True)
-        results.append(json.loads((output / "summary.json").read_text()))
+        quick = [word for key, value in QUICK.items() if options.quick for word in (f"--{key}", str(value))]
+        results.append(run_seed(seed, output, quick))
     for row in results:
-        gain = 100 * (row["accuracy_after"] - row["accuracy_before"])
-        print(
-            f"seed {row['seed']}: {row['accuracy_before']:.1%} -> {row['accuracy_after']:.1%} (+{gain:.1f} points), "
-            f"without a table {row['accuracy_after_history']:.1%}, "
-            f"{row['rollouts']} rollouts, {row['seconds']['total']:.0f} s"
-        )
+        found = [f"{name} {100 * list(points.values())[-1]:.1f}" for name, points in row["accuracy"].items()]
+        before = 100 * row["accuracy"]["grpo"]["0"]
+        print(f"seed {row['seed']}: from {before:.1f} % to {', '.join(found)}; {row['seconds']['total']:.0f} s")
     save("quickstart_seeds", {"results": results}, options.results)
 
 

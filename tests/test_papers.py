@@ -1,4 +1,7 @@
-"""Every line of `examples/papers/README.md` passes `basis-rl check`, with the real models' shapes and no network."""
+"""Every line of `examples/papers/README.md` passes `basis-rl check`, with the real models' shapes and no network.
+
+So do the recipes of `examples/gsm8k`, by the commands that they name.
+"""
 
 import json
 import re
@@ -19,6 +22,7 @@ from tests.support.tiny import tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 PAPERS = ROOT / "examples" / "papers"
+GSM8K = sorted((ROOT / "examples" / "gsm8k").glob("*.yaml"))
 ROWS = [
     (setting.strip(), shlex.split(command))
     for setting, command in re.findall(r"^\|([^|]+)\| `(\S+\.yaml[^`]*)` \|", (PAPERS / "README.md").read_text(), re.M)
@@ -26,11 +30,16 @@ ROWS = [
 
 # The published config.json of each model, as far as it determines shape and context; billions of parameters.
 QWEN = {"vocab_size": 151936, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8}
+TINY = {"hidden_size": 1024, "intermediate_size": 3072, "head_dim": 128, "max_position_embeddings": 40960}
 SMALL = {"hidden_size": 2560, "intermediate_size": 9728, "head_dim": 128, "max_position_embeddings": 40960}
 LARGE = {"hidden_size": 4096, "intermediate_size": 12288, "head_dim": 128, "max_position_embeddings": 32768}
 OLDER = {"vocab_size": 152064, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
 OLDER |= {"hidden_size": 3584, "intermediate_size": 18944, "tie_word_embeddings": False}
 MODELS = {
+    "Qwen/Qwen3-0.6B": (
+        Qwen3Config(**QWEN | TINY | {"num_hidden_layers": 28, "num_attention_heads": 16}, tie_word_embeddings=True),
+        0.596,
+    ),
     "Qwen/Qwen3-4B": (Qwen3Config(**QWEN, **SMALL, tie_word_embeddings=True), 4.02),
     "Qwen/Qwen3-8B-Base": (Qwen3Config(**QWEN, **LARGE, tie_word_embeddings=False), 8.19),
     "Qwen/Qwen2.5-Math-7B": (Qwen2Config(**OLDER, max_position_embeddings=4096), 7.62),
@@ -57,6 +66,10 @@ DATA = {
         "solution": f"It is $\\boxed{{{i + 1}}}$.",
         "expected_answer": str(i + 1),
     },
+    ("openai/gsm8k", "main"): lambda i: {
+        "question": f"Ann has {i} pens and buys one more. How many has she?",
+        "answer": f"She has {i} + 1 = <<{i}+1={i + 1}>>{i + 1} pens.\n#### {i + 1}",
+    },
     ("Chenmien/OpenReasonerZero", None): lambda i: {
         "messages": [{"role": "user", "content": f"What is {i} + 3?"}],
         "answer": str(i + 3),
@@ -71,7 +84,7 @@ def hub(monkeypatch):
     """In place of the Hub: the models' configurations, a small tokenizer, some rows of each data set."""
 
     def load_dataset(name, config=None, split=None, data_files=None):
-        assert split == "train"
+        assert split == "train" or name == "openai/gsm8k"
         if data_files is not None:
             return Dataset.from_list([json.loads(line) for line in Path(data_files).read_text().splitlines()])
         return Dataset.from_list([DATA[name, config](i) for i in range(ROWS_OF.get(name, 520))])
@@ -126,6 +139,21 @@ def test_check(row, reward, capsys, monkeypatch, tmp_path):
     needs = re.search(r"(values|clusters): ", said.out.split("== Batch")[0]) is not None
     assert len(warnings) == needs, warnings
     assert all(re.search(r"There is no (value table|prompt codebook) at .* yet. Build it", w) for w in warnings)
+
+
+@pytest.mark.parametrize("path", GSM8K, ids=lambda path: path.stem)
+def test_gsm8k_checks_by_its_own_command(path, reward, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("basis_rl.recipe.build.build_rewards", lambda run: [reward])
+    monkeypatch.setattr("basis_rl.estimate.report.free_bytes", lambda folder: 1 << 50)
+    (command,) = re.findall(r"^# +basis-rl (check .*)", path.read_text(), re.M)
+    assert main(shlex.split(command)) == 0
+    said = capsys.readouterr().out
+    assert not re.findall(r"^\d+\. (.*)", said, re.M), said
+    assert "within \\boxed{}" in said
+    recipe = yaml.safe_load(path.read_text())
+    counted = int(re.search(r"([\d,]+) parameters", said).group(1).replace(",", ""))
+    assert counted == pytest.approx(MODELS[recipe["model_name_or_path"]][1] * 1e9, rel=0.01)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[1][0].removesuffix('.yaml')}: {row[0]}")

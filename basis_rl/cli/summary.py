@@ -29,7 +29,7 @@ def summary(log: Sequence[Mapping[str, Any]], output: Path, how: str, benchmarks
         log: what was logged, in order (`TrainerState.log_history`).
         output: folder of the run, with everything written.
         how: how the rollouts of evaluations were drawn.
-        benchmarks: of the recipe; suggested for an evaluation of the model.
+        benchmarks: suggested for an evaluation of the model; without any, none is suggested.
     """
     rows = before_and_after(log, how)
     width = max((len(row[0]) for row in rows), default=0)
@@ -39,9 +39,10 @@ def summary(log: Sequence[Mapping[str, Any]], output: Path, how: str, benchmarks
         lines += [f"{name:{width}}  {first:7.3g}  {last:7.3g}  {note}" for name, first, last, note in rows]
     lines += [f"In {output}:", "  the model and its tokenizer"]
     lines += [f"  {name:13}  {what}" for name, what in _FILES.items() if (output / name).is_file()]
+    evaluate = [f"  basis-rl eval {output} --benchmarks {','.join(benchmarks)}"] if benchmarks else []
     lines += [
         "Next:",
-        f"  basis-rl eval {output} --benchmarks {','.join(benchmarks) or 'math500'}",
+        *evaluate,
         f"  basis-rl compare {output} OTHER_RUN",
         f"  basis-rl push {output} OWNER/NAME",
     ]

@@ -13,6 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from basis_rl.cli.main import FAILED, LOST, STOPPED, fail, notes
 from basis_rl.cli.summary import summary
+from basis_rl.data import GYM_COLUMN
 from basis_rl.engine.server import Server, ServerError
 from basis_rl.engine.supervisor import kept_alive
 from basis_rl.recipe.build import build_trainer, server_options
@@ -84,6 +85,12 @@ def train(recipe: Recipe, served: Server | None = None) -> int:
         raise  # the checkpoint is not of this run
 
 
+def suggested_benchmarks(recipe: Recipe) -> list[str]:
+    """The recipe's own; else MATH-500, unless the model was trained on generated problems, whose form is their own."""
+    generated = recipe.data.dataset_name.startswith(f"{GYM_COLUMN}:")
+    return recipe.run.eval_benchmarks or ([] if generated else ["math500"])
+
+
 def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
     """Train and save; returns the exit code."""
     output = Path(recipe.args.output_dir)
@@ -111,7 +118,7 @@ def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
         trainer.create_model_card()
     if trainer.accelerator.is_main_process:
         log = trainer.state.log_history
-        print(summary(log, output, how_sampled(recipe.args), recipe.run.eval_benchmarks or ()))
+        print(summary(log, output, how_sampled(recipe.args), suggested_benchmarks(recipe)))
         if recipe.args.push_to_hub:
             again = f"NOT pushed. Once the Hub can be reached: basis-rl push {output} {trainer.hub_model_id or ''}"
             print(f"Pushed: {pushed.commit_url}" if pushed is not None else again)

@@ -121,7 +121,7 @@ def warm_start(
         whole = ((output.logits[:, :-1].argmax(-1) == wanted) | (wanted == -100)).all(dim=1).float().mean()
         right += 0.05 * (float(whole) - right)
         if step % 50 == 0:
-            progress.set_postfix(loss=f"{output.loss.item():.3f}", right=f"{right:.2f}")
+            progress.set_postfix(loss=f"{output.loss.item():.3f}")
         if right >= until:
             break
     progress.close()

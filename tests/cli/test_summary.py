@@ -1,6 +1,8 @@
 """The last words of a run: before and after by steps, what it cost, what is there, what to do next."""
 
 from basis_rl.cli.summary import before_and_after, summary
+from basis_rl.cli.train import suggested_benchmarks
+from basis_rl.recipe.file import parse_recipe
 
 SPENT = {"num_rollouts": 61440, "num_rollout_tokens": 340_000, "seconds": 3723.4}
 LOG = [
@@ -34,3 +36,12 @@ def test_the_summary_tells_only_of_files_that_are_there(tmp_path):
     assert "training.png" not in text
     assert f"basis-rl eval {tmp_path} --benchmarks aime24,mine=data/mine.jsonl" in text
     assert summary([], tmp_path, "greedy").count("before") == 0
+
+
+def test_an_evaluation_is_suggested_only_where_it_makes_sense(tmp_path):
+    assert "basis-rl eval" not in summary([], tmp_path, "greedy")
+    given = ["--model_name_or_path", "m", "--output_dir", str(tmp_path), "--use_cpu", "true", "--bf16", "false"]
+    sums = [*given, "--dataset_name", "reasoning_gym:chain_sum"]
+    assert suggested_benchmarks(parse_recipe(sums)) == []
+    assert suggested_benchmarks(parse_recipe([*given, "--dataset_name", "mine.jsonl"])) == ["math500"]
+    assert suggested_benchmarks(parse_recipe([*sums, "--eval_benchmarks", "aime24"])) == ["aime24"]
