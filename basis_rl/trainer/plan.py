@@ -9,7 +9,6 @@ Each failure is one message that names the thing and the way out. No weights are
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -42,6 +41,7 @@ from basis_rl.run.ranks import on_main_process
 from basis_rl.samplers import SAMPLERS, PromptSampler, build_sampler, sampler_name
 from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.gather import row_prompt_id
+from basis_rl.trainer.generation_check import check_generation, check_truncated_sampling, generation_kwargs_of
 from basis_rl.trainer.tool_check import as_functions, check_tools
 from basis_rl.types import SIGNALS, RunContext
 from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provenance
@@ -237,6 +237,16 @@ def check_temperature(plan: Plan) -> None:
         )
 
 
+def check_kwargs(plan: Plan) -> None:
+    """`generation_kwargs` say nothing else than the settings."""
+    check_generation(plan.args)
+
+
+def check_vocabulary(plan: Plan) -> None:
+    """Rollouts are drawn from the vocabulary that the loss scores."""
+    check_truncated_sampling(plan.args)
+
+
 def check_folder(plan: Plan) -> None:
     """The run's folder can be written."""
     output_dir = plan.args.output_dir
@@ -369,6 +379,8 @@ SETTINGS: tuple[Check, ...] = (
     baseline_of_settings,
     check_reporters,
     check_temperature,
+    check_kwargs,
+    check_vocabulary,
     check_folder,
     check_baseline,
     check_greedy,
@@ -571,7 +583,6 @@ def with_tools(args: BasisConfig, tools: Sequence[Any]) -> dict[str, Any]:
 
 def sampling_of(args: BasisConfig) -> Sampling:
     """How the training draws its rollouts, for a value table that must draw them in the same way."""
-    extra = args.generation_kwargs
     return Sampling(
         max_new_tokens=args.max_completion_length,
         temperature=args.temperature,
@@ -579,7 +590,7 @@ def sampling_of(args: BasisConfig) -> Sampling:
         top_k=args.top_k,
         min_p=args.min_p,
         repetition_penalty=args.repetition_penalty,
-        generation_kwargs=json.loads(extra) if isinstance(extra, str) else extra or {},
+        generation_kwargs=generation_kwargs_of(args),
     )
 
 

@@ -34,6 +34,7 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from basis_rl.baselines import Baseline, LearnedBaseline
 from basis_rl.data import problem_text
+from basis_rl.engine.local import StopStrings, declared_ends, generating_by
 from basis_rl.functional.diagnostics import advantage_metrics, mean_by
 from basis_rl.names import require_extra
 from basis_rl.objectives import AnyObjective, LossInputs, objective_name
@@ -52,6 +53,7 @@ from basis_rl.trainer.config import BasisConfig, without_secrets
 from basis_rl.trainer.critic import Critic
 from basis_rl.trainer.faults import FiniteGradients, GradientMonitor, StopOnSignal
 from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id
+from basis_rl.trainer.generation_check import generation_kwargs_of
 from basis_rl.trainer.greedy import greedy_rewards
 from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, kl_penalty, token_means
 from basis_rl.trainer.packing import Scorer, enable_packing, has_dropout, reordered
@@ -194,6 +196,15 @@ class BasisTrainer(GRPOTrainer):
 
     def _build_generation(self) -> None:
         args = self.args
+        self._stop_strings: list[str] = []
+        if args.use_vllm:
+            self.eos_token_ids = [*self.eos_token_ids, *generation_kwargs_of(args).get("stop_token_ids", ())]
+        else:
+            # Rollouts end where `generate` ends them; what TRL does not know of would be padding with a loss.
+            self.eos_token_ids = declared_ends(self.generation_config)
+            strings = self.generation_config.stop_strings or []
+            self._stop_strings = [strings] if isinstance(strings, str) else list(strings)
+            self.generation_config.stop_strings = None
         self.turns = Turns(
             self.accelerator,
             self._tokenizer,
@@ -366,7 +377,7 @@ class BasisTrainer(GRPOTrainer):
             result: Any = self.turns.turn(prompt_ids)
             assert result is not None
         else:
-            result = super()._generate_single_turn(prompt_ids, images, fields, *args, **kwargs)
+            result = self._sampled_turn(prompt_ids, images, fields, *args, **kwargs)
         if self._prefetch is not None and self.model.training:
             # The weights are on the server, and the next batch can be generated beside the training on this one.
             every, step = self._generate_every, self.state.global_step
@@ -375,8 +386,19 @@ class BasisTrainer(GRPOTrainer):
             self._log_all(self._prefetch.after_generation(self._step // every, last, self.num_generations, step))
         return result
 
+    def _sampled_turn(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's turn by this run's settings alone, cut at the run's stop strings."""
+        if self.use_vllm:
+            return super()._generate_single_turn(*args, **kwargs)
+        stops = [StopStrings(self._tokenizer, self._stop_strings)] if self._stop_strings else []
+        with generating_by(self.accelerator.unwrap_model(self.model_wrapped), self.generation_config, stops):
+            completion_ids, log_probs = super()._generate_single_turn(*args, **kwargs)
+        for lengths in (each.lengths.tolist() for each in stops if each.lengths is not None):
+            completion_ids = [ids[:length] for ids, length in zip(completion_ids, lengths, strict=True)]
+        return completion_ids, log_probs
+
     def _tool_call_loop(self, prompts: Any, prompt_ids: list[list[int]], *args: Any) -> tuple[Any, ...]:
-        return self.turns.loop(super()._tool_call_loop, super()._generate_single_turn, prompts, prompt_ids, *args)
+        return self.turns.loop(super()._tool_call_loop, self._sampled_turn, prompts, prompt_ids, *args)
 
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
         self.turns.take_answers(tool_messages)

@@ -43,6 +43,13 @@ def test_output_keys():
     assert 'self._logs["advantages"].extend' in text
 
 
+def test_rollouts_are_cut_at_known_end_tokens():
+    text = source(GRPOTrainer._generate_single_turn)
+    assert text.count("self.eos_token_ids") == 1
+    assert "generation_config=self.generation_config" in text
+    assert '"eos_token_id": self.eos_token_ids' in source(GRPOTrainer.__init__)
+
+
 def test_loss_takes_token_advantages():
     assert "if advantages.dim() == 1:" in source(GRPOTrainer._compute_loss)
 
