@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import GenerationConfig
@@ -85,6 +85,20 @@ def check_truncated_sampling(args: BasisConfig) -> None:
             f"{', '.join(cut)}: rollouts would be drawn from a part of the vocabulary, but the loss takes their "
             "probabilities over all of it, so that ratios and gradients are of another distribution. Leave it out in "
             "training (eval has settings of its own), or set allow_truncated_sampling: true."
+        )
+
+
+def require_tokens(completion_ids: Sequence[Sequence[int]], source: str) -> None:
+    """Each first turn has a token, as the loss and TRL's logs need.
+
+    Raises:
+        RuntimeError: one has none.
+    """
+    empty = [index for index, ids in enumerate(completion_ids) if not len(ids)]
+    if empty:
+        raise RuntimeError(
+            f"{source} returned {len(empty)} of {len(completion_ids)} rollouts without a token (the first is "
+            f"{empty[0]}). A rollout has at least an end token."
         )
 
 

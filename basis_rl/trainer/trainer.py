@@ -53,7 +53,7 @@ from basis_rl.trainer.config import BasisConfig, without_secrets
 from basis_rl.trainer.critic import Critic
 from basis_rl.trainer.faults import FiniteGradients, GradientMonitor, StopOnSignal
 from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id
-from basis_rl.trainer.generation_check import generation_kwargs_of
+from basis_rl.trainer.generation_check import generation_kwargs_of, require_tokens
 from basis_rl.trainer.greedy import greedy_rewards
 from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, kl_penalty, token_means
 from basis_rl.trainer.packing import Scorer, enable_packing, has_dropout, reordered
@@ -125,6 +125,7 @@ class BasisTrainer(GRPOTrainer):
     _tag_names = ("trl", "basis-rl")
     _name = "BASIS"
     generation_config: Any
+    rollout_func: Any
     _pending_extra_logs: Any
     _pending_metrics: Any
     _buffered_inputs: Any
@@ -197,6 +198,8 @@ class BasisTrainer(GRPOTrainer):
     def _build_generation(self) -> None:
         args = self.args
         self._stop_strings: list[str] = []
+        if (roll_out := self.rollout_func) is not None:
+            self.rollout_func = lambda *given: _with_tokens(roll_out(*given))
         if args.use_vllm:
             self.eos_token_ids = [*self.eos_token_ids, *generation_kwargs_of(args).get("stop_token_ids", ())]
         else:
@@ -378,6 +381,7 @@ class BasisTrainer(GRPOTrainer):
             assert result is not None
         else:
             result = self._sampled_turn(prompt_ids, images, fields, *args, **kwargs)
+            require_tokens(result[0], "vLLM" if self.use_vllm else "generate")
         if self._prefetch is not None and self.model.training:
             # The weights are on the server, and the next batch can be generated beside the training on this one.
             every, step = self._generate_every, self.state.global_step
@@ -1029,6 +1033,11 @@ SIGNALS: dict[str, Callable[[BasisTrainer, list[dict[str, Any]], dict[str, Any]]
     "greedy_rewards": lambda run, rows, output: run._greedy_rewards(rows),
     "prompt_texts": lambda run, rows, output: gather_object([problem_text(row.get("prompt", "")) for row in rows]),
 }
+
+
+def _with_tokens(rollouts: dict[str, Any]) -> dict[str, Any]:
+    require_tokens(rollouts.get("completion_ids", ()), "rollout_func")
+    return rollouts
 
 
 def _vllm(args: BasisConfig) -> AbstractContextManager[None]:

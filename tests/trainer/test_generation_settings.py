@@ -1,5 +1,7 @@
 """Rollouts are drawn and cut as the settings say, and settings under which the loss would be of others are refused."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -29,7 +31,7 @@ MISTAKES = {
     "beams": (kwargs(num_beams=4), kwargs(num_beams=1), "which the result of a beam search is not"),
     "misspelt": (kwargs(min_new_token=2), kwargs(min_new_tokens=2), "Did you mean 'min_new_tokens'"),
     "of vLLM only": (kwargs(min_tokens=2), SERVED | kwargs(min_tokens=2), "GenerationConfig has no 'min_tokens'"),
-    "of transformers only": (SERVED | kwargs(bad_words_ids=[[2]]), kwargs(bad_words_ids=[[2]]), "SamplingParams has no"),
+    "of transformers only": (SERVED | kwargs(bad_words_ids=[[2]]), kwargs(bad_words_ids=[[2]]), "Params has"),
     "no top_k": (kwargs(top_k=None), {"top_k": None}, "Set top_k itself"),
     "top_p": ({"top_p": 0.9}, {"top_p": 1.0}, "top_p 0.9: rollouts would be drawn from a part of the vocabulary"),
     "top_k": ({"top_k": 50}, {"top_k": 50, "allow_truncated_sampling": True}, "top_k 50: rollouts would"),
@@ -122,3 +124,14 @@ def test_padding_is_not_trained_on(case, tmp_path):
     ended = [ids[-1] in {*([ends] if isinstance(ends, int) else ends)} for ids in trainer.drawn]
     cut = trainer.state.log_history[0]["completions/clipped_ratio"]
     assert cut == pytest.approx(1 - sum(ended) / len(ended))
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_a_rollout_has_a_token(tokens, tmp_path):
+    def roll_out(prompts, trainer):
+        rows = [[5, 6]] * (len(prompts) - 1) + [[5] * tokens]
+        return {"prompt_ids": [[7]] * len(prompts), "completion_ids": rows, "logprobs": [[0.0] * len(r) for r in rows]}
+
+    trainer = tiny_trainer(tmp_path, rollout_func=roll_out, max_steps=1)
+    with nullcontext() if tokens else pytest.raises(RuntimeError, match="1 of 8 rollouts without a token"):
+        trainer.train()
