@@ -38,7 +38,7 @@ from basis_rl.names import import_object, kind_of
 from basis_rl.objectives import OBJECTIVES, AnyObjective, TrlObjective, for_token_advantages, objective_name
 from basis_rl.rewards.base import GoldChecker, required_columns
 from basis_rl.rewards.registry import POOL, REWARDS, build_reward
-from basis_rl.run.ranks import on_main_process
+from basis_rl.run.ranks import asked_processes, on_main_process
 from basis_rl.samplers import SAMPLERS, PromptSampler, build_sampler, sampler_name
 from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.gather import row_prompt_id
@@ -297,6 +297,11 @@ def check_values(plan: Plan) -> None:
     for is_wrong, message in _WRONG:
         if is_wrong(plan.args):
             raise ValueError(message)
+    if (asked := asked_processes()) > 1:
+        raise ValueError(
+            f"accelerate launch was asked for {asked} processes and has started one: with --cpu it starts no more. "
+            f"Use basis-rl train --accelerate_config cpu --num_processes {asked}, or leave --num_processes out."
+        )
 
 
 def check_folder(plan: Plan) -> None:

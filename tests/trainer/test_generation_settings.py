@@ -133,5 +133,5 @@ def test_a_rollout_has_a_token(tokens, tmp_path):
         return {"prompt_ids": [[7]] * len(prompts), "completion_ids": rows, "logprobs": [[0.0] * len(r) for r in rows]}
 
     trainer = tiny_trainer(tmp_path, rollout_func=roll_out, max_steps=1)
-    with nullcontext() if tokens else pytest.raises(RuntimeError, match="1 of 8 rollouts without a token"):
+    with nullcontext() if tokens else pytest.raises(RuntimeError, match="1 of 16 rollouts without a token"):
         trainer.train()
