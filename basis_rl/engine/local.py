@@ -109,15 +109,19 @@ class StopStrings(StopStringCriteria):
 
 @contextmanager
 def generating_by(model: Any, config: GenerationConfig, criteria: Sequence[Any]) -> Iterator[None]:
-    """Within it `model.generate` ends rows by `criteria`, too, and takes nothing from the checkpoint's configuration.
+    """Within it `model.generate` ends rows by `criteria`, too, takes nothing from the checkpoint's configuration, and
+    drops nothing out: the loss is of the policy without dropout.
 
     Args:
         model: a transformers or PEFT model.
         config: in place of the model's `generation_config`, from which `generate` fills in whatever is None.
         criteria: further stopping criteria.
     """
+    training = [module for module in model.modules() if module.training]
     parts = [model, model.get_base_model()] if hasattr(model, "peft_config") else [model]
     with ExitStack() as changed:
+        for module in training:
+            changed.enter_context(attributes(module, training=False))
         for part in parts:
             changed.enter_context(attributes(part, generation_config=config))
         if criteria:

@@ -567,6 +567,20 @@ def check_size(plan: Plan) -> None:
         )
 
 
+def name_leftovers(plan: Plan) -> None:
+    """Say which prompts are never trained on: those after the last whole batch, where every epoch has one order."""
+    args, dataset = plan.args, plan.train_dataset
+    prompts = args.generation_batch_size // args.num_generations
+    if args.shuffle_dataset or not plan.sampler.in_dataset_order or not isinstance(dataset, Dataset):
+        return
+    if left := len(dataset) % prompts:
+        _logger.warning(
+            "shuffle_dataset: false: the rows %d to %d of the training dataset are never trained on, since each "
+            "generation batch takes %d prompts, and an epoch ends with the last whole one.",
+            len(dataset) - left, len(dataset) - 1, prompts,
+        )  # fmt: skip
+
+
 def check_eval_data(plan: Plan) -> Plan:
     """Columns and golds of the evaluation set, or of each of a mapping of several."""
 
@@ -618,6 +632,7 @@ DATA: tuple[Check, ...] = (
     check_columns,
     drop_invalid_golds,
     check_size,
+    name_leftovers,
     check_eval_data,
     check_prefetch,
     check_tool_data,

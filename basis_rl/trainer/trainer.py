@@ -56,6 +56,7 @@ from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id
 from basis_rl.trainer.generation_check import generation_kwargs_of, require_tokens
 from basis_rl.trainer.greedy import greedy_rewards
 from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, kl_penalty, token_means
+from basis_rl.trainer.model_check import check_trained, copy_reference, warn_of_rounding
 from basis_rl.trainer.packing import Scorer, enable_packing, has_dropout, reordered
 from basis_rl.trainer.plan import Plan, check_token_advantages, check_with_model, plan_run, with_data
 from basis_rl.trainer.prefetch import Prefetch
@@ -159,6 +160,11 @@ class BasisTrainer(GRPOTrainer):
             super().__init__(
                 model, plan.reward_funcs or None, args, plan.train_dataset, plan.eval_dataset, **plan.kwargs
             )
+        check_trained(self.model)
+        if self.ref_model is not None and not isinstance(model, str):
+            copy_reference(self.accelerator, model, self.ref_model)
+        if not (self.is_deepspeed_enabled or self.is_fsdp_enabled) and self.accelerator.is_main_process:
+            warn_of_rounding(self.model, args.learning_rate)
         use_progress_lines(self, plot_training)
         if not checked:
             # Before the baseline's belief is asked about the prompts.
