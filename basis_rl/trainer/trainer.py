@@ -39,6 +39,7 @@ from basis_rl.functional.diagnostics import advantage_metrics, mean_by
 from basis_rl.names import require_extra
 from basis_rl.objectives import AnyObjective, LossInputs, objective_name
 from basis_rl.report import plot_training
+from basis_rl.rewards.base import GoldChecker
 from basis_rl.run import checkpoint
 from basis_rl.run.disk import checkpoint_bytes, naming_a_full_disk
 from basis_rl.run.errors import NonFiniteGradients, RewardFailed, SelectionFailed, ServerLost, StopAsked, SyncError
@@ -52,6 +53,7 @@ from basis_rl.samplers import PromptSampler
 from basis_rl.trainer.config import BasisConfig, without_secrets
 from basis_rl.trainer.critic import Critic
 from basis_rl.trainer.faults import FiniteGradients, GradientMonitor, StopOnSignal
+from basis_rl.trainer.first_rollouts import FirstRollouts, Rollout
 from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id
 from basis_rl.trainer.generation_check import generation_kwargs_of, require_tokens
 from basis_rl.trainer.greedy import greedy_rewards
@@ -237,6 +239,9 @@ class BasisTrainer(GRPOTrainer):
         self.reward_funcs = self._functions
         self._rewards_per_func: Tensor | None = None
         self._uniform = UniformRewards(args.max_uniform_batches)
+        boxes = any(isinstance(function, GoldChecker) for function in self._functions)
+        self._first = FirstRollouts(self.eos_token_ids, args.max_completion_length, boxes=boxes)
+        self._drawn: list[Rollout] = []
         self._eval_scores = EvalScores()
         self._eval_name = ""
         self.timer = StepTimer(accelerator, self.model.config, "bfloat16" if args.bf16 else str(self.model.dtype))
@@ -470,6 +475,8 @@ class BasisTrainer(GRPOTrainer):
         known = self._resampling.take_rewards() if self._resampling is not None and self.model.training else None
         rewards = self._scores(inputs, prompts, completions, *args) if known is None else known
         self._rewards_per_func = rewards
+        if not self._first.done:
+            self._drawn = list(map(Rollout, prompts, completions, *args))
         return rewards
 
     def _scores(self, *given: Any) -> Tensor:
@@ -561,6 +568,9 @@ class BasisTrainer(GRPOTrainer):
             signals=self._signals(inputs, output),
         )
         self._uniform.check(batch.rewards)
+        told = self._first.add(batch.rewards, self._drawn)
+        if told is not None and self.accelerator.is_main_process:
+            print(told, flush=True)
         result = self._checked_advantages(batch)
         values = result.values
         weights = self.selection.weights(batch.step) if self.selection is not None else None
