@@ -602,12 +602,18 @@ def check_rows(plan: Plan) -> None:
 
 
 def check_templates(plan: Plan, config: Any = None) -> None:
-    """The tokenizer, if it is known yet, makes of the first prompts what the model was trained to read."""
+    """The tokenizer, if it is known yet, makes of the first prompts what the model was trained to read.
+
+    Reward functions that ask for it are told what that is.
+    """
     if plan.tokenizer is None:
         return
     for what, rows in plan.sets.items():
         first = rows.select(range(min(len(rows), _LONGEST)))
         check_template(first, plan.tokenizer, with_tools(plan.args, plan.tools), what)
+        for reward in plan.reward_funcs:
+            if hasattr(reward, "tell_prompt") and what == "train_dataset" and len(first):
+                reward.tell_prompt(render(plan.tokenizer, first[0]["prompt"], with_tools(plan.args, plan.tools)))
 
 
 def check_prefetch(plan: Plan) -> None:

@@ -7,7 +7,7 @@ import pytest
 from datasets import Dataset, DatasetDict, IterableDataset
 from tokenizers.processors import TemplateProcessing
 
-from basis_rl.rewards import MathVerifyReward
+from basis_rl.rewards import FormatReward, MathVerifyReward
 from basis_rl.rewards.choice import ChoiceReward
 from basis_rl.rewards.exact import ExactReward
 from basis_rl.trainer.plan import check_with_model, plan_run, with_data
@@ -193,3 +193,11 @@ def test_arrays_are_read_as_the_lists_and_texts_that_they_are(format, tmp_path):
 def test_a_transform_of_ones_own_stays(tmp_path):
     loud = sums().with_transform(lambda rows: {**rows, "solution": [f"{each}!" for each in rows["solution"]]})
     assert check(tmp_path, loud).train_dataset[0]["solution"] == "1!"
+
+
+@pytest.mark.parametrize("tail", ["<think>\\n", ""])
+def test_a_reward_of_the_form_knows_whether_the_template_opens_the_thought(tail, tmp_path):
+    reward = FormatReward()
+    opening = tokenizer("{% for m in messages %}{{ m.content }}{% endfor %}" + tail.replace("\\n", "\n"))
+    check(tmp_path, reward=reward, tokenizer=opening)
+    assert reward([user("1 =")], ["a</think>so \\boxed{1}"]) == [float(bool(tail))]
