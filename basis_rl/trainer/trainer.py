@@ -57,6 +57,7 @@ from basis_rl.trainer.first_rollouts import FirstRollouts, Rollout
 from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id
 from basis_rl.trainer.generation_check import generation_kwargs_of, require_tokens
 from basis_rl.trainer.greedy import greedy_rewards
+from basis_rl.trainer.logs import distinct, of_kind, set_aside, without_infinities
 from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, kl_penalty, token_means
 from basis_rl.trainer.model_check import check_trained, copy_reference, warn_of_rounding
 from basis_rl.trainer.packing import Scorer, enable_packing, has_dropout, reordered
@@ -129,6 +130,7 @@ class BasisTrainer(GRPOTrainer):
     _name = "BASIS"
     generation_config: Any
     rollout_func: Any
+    _logs: Any
     _pending_extra_logs: Any
     _pending_metrics: Any
     _buffered_inputs: Any
@@ -162,6 +164,7 @@ class BasisTrainer(GRPOTrainer):
             super().__init__(
                 model, plan.reward_funcs or None, args, plan.train_dataset, plan.eval_dataset, **plan.kwargs
             )
+        self.reward_func_names = distinct(self.reward_func_names)
         check_trained(self.model)
         if self.ref_model is not None and not isinstance(model, str):
             copy_reference(self.accelerator, model, self.ref_model)
@@ -475,6 +478,10 @@ class BasisTrainer(GRPOTrainer):
         known = self._resampling.take_rewards() if self._resampling is not None and self.model.training else None
         rewards = self._scores(inputs, prompts, completions, *args) if known is None else known
         self._rewards_per_func = rewards
+        for column in {*self._logs["extra"], *self._pending_extra_logs}:
+            # What a function has logged in some batches only, or not of each rollout, would stand beside others.
+            values = self._pending_extra_logs[column]
+            values[:] = [*values, *[None] * len(prompts)][: len(prompts)]
         if not self._first.done:
             self._drawn = list(map(Rollout, prompts, completions, *args))
         return rewards
@@ -816,7 +823,17 @@ class BasisTrainer(GRPOTrainer):
         metrics apart: ``eval_NAME_reward``. The training that follows is the same as without it: random numbers are put
         back."""
         self._eval_scores, self._eval_name = EvalScores(), metric_key_prefix.removeprefix("eval").removeprefix("_")
-        with random_numbers_kept(self.accelerator.device):
+        logs = {name: of_kind(rows, self.args.generation_batch_size) for name, rows in self._logs.items()}
+        table = Path(str(self.args.output_dir)) / "completions" / f"completions_{self.state.global_step:05d}.parquet"
+        several = isinstance(
+            self.eval_dataset if eval_dataset is None else eval_dataset, dict
+        )  # each comes here itself
+        mine = table if self.accelerator.is_main_process and self.log_completions and not several else None
+        with (
+            random_numbers_kept(self.accelerator.device),
+            attributes(self, _logs=logs),
+            set_aside(mine, f"{metric_key_prefix}_{table.name}"),
+        ):
             metrics: dict[str, float] = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         return metrics
 
@@ -830,6 +847,8 @@ class BasisTrainer(GRPOTrainer):
         if self.was_finished and "train_runtime" in logs:  # of no step: the log has that of the run
             return
         logs.update(self.spending.metrics())  # in place, as TRL adds its own: `evaluate` returns them
+        mode = "train" if self.model.training else "eval"
+        without_infinities(logs, self._metrics[mode])
         super().log(logs, start_time)
 
     # Checkpoints.

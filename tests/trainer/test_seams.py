@@ -50,6 +50,14 @@ def test_rollouts_are_cut_at_known_end_tokens():
     assert '"eos_token_id": self.eos_token_ids' in source(GRPOTrainer.__init__)
 
 
+def test_tables_are_of_one_batch():
+    text = source(GRPOTrainer.log)
+    assert "os.path.join(" in text
+    assert 'f"completions_{self.state.global_step:05d}.parquet"' in text
+    assert '**self._logs["extra"]' in text
+    assert "self._pending_extra_logs" in source(GRPOTrainer._generate_and_score_completions)
+
+
 def test_loss_takes_token_advantages():
     assert "if advantages.dim() == 1:" in source(GRPOTrainer._compute_loss)
 
