@@ -9,6 +9,8 @@ import torch
 from accelerate import Accelerator, DistributedType
 from torch import nn
 
+from basis_rl.trainer.config import BasisConfig
+
 _logger = logging.getLogger(__name__)
 
 
@@ -38,6 +40,15 @@ def copy_reference(accelerator: Accelerator, model: nn.Module, reference: Any) -
         )
         return
     accelerator.unwrap_model(reference).load_state_dict(model.state_dict())
+
+
+def refuse_sharded_reference(args: BasisConfig) -> None:
+    """Raise ValueError if checkpoints are to hold a reference that changes, which is sharded here."""
+    if args.sync_ref_model and args.save_strategy != "no":
+        raise ValueError(
+            "sync_ref_model with DeepSpeed or FSDP: the reference is not in the checkpoints, so that a resumed run "
+            "would have that of the beginning. Set sync_ref_model to false, or save_strategy to no."
+        )
 
 
 def warn_of_rounding(model: nn.Module, learning_rate: float) -> None:

@@ -52,6 +52,7 @@ from basis_rl.trainer.prompt_check import (
     invalid_golds,
     render,
 )
+from basis_rl.trainer.template_day import template_day
 from basis_rl.trainer.tool_check import as_functions, check_tools
 from basis_rl.types import SIGNALS, RunContext
 from basis_rl.values.provenance import fingerprint, run_provenance
@@ -143,6 +144,7 @@ def plan_run(
     Raises:
         ValueError: something is wrong, or two things do not fit.
     """
+    template_day()  # before a prompt is rendered
     args, found = with_objective(as_config(args, model), objective)
     plan = Plan(
         args=args,

@@ -59,7 +59,7 @@ from basis_rl.trainer.generation_check import generation_kwargs_of, require_toke
 from basis_rl.trainer.greedy import greedy_rewards
 from basis_rl.trainer.logs import distinct, of_kind, set_aside, without_infinities
 from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, kl_penalty, token_means
-from basis_rl.trainer.model_check import check_trained, copy_reference, warn_of_rounding
+from basis_rl.trainer.model_check import check_trained, copy_reference, refuse_sharded_reference, warn_of_rounding
 from basis_rl.trainer.packing import Scorer, enable_packing, has_dropout, reordered
 from basis_rl.trainer.plan import Plan, check_token_advantages, check_with_model, plan_run, with_data
 from basis_rl.trainer.prefetch import Prefetch
@@ -83,15 +83,20 @@ from basis_rl.trainer.state import (
     dataset_identity,
     load_baseline,
     load_parts,
+    load_reference,
     loop_state,
     prompt_ids_of,
+    refuse_repeated_stream,
     resumed_step,
     save_baseline,
     save_parts,
+    save_reference,
     save_settings,
+    saved_day,
     settings_of,
 )
 from basis_rl.trainer.step_time import StepTimer, imbalance, padding_share
+from basis_rl.trainer.template_day import template_day, use_day
 from basis_rl.trainer.turns import Turns, reading_calls
 from basis_rl.types import Advantages, RolloutBatch
 
@@ -168,7 +173,9 @@ class BasisTrainer(GRPOTrainer):
         check_trained(self.model)
         if self.ref_model is not None and not isinstance(model, str):
             copy_reference(self.accelerator, model, self.ref_model)
-        if not (self.is_deepspeed_enabled or self.is_fsdp_enabled) and self.accelerator.is_main_process:
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            refuse_sharded_reference(args)
+        elif self.accelerator.is_main_process:
             warn_of_rounding(self.model, args.learning_rate)
         use_progress_lines(self, plot_training)
         if not checked:
@@ -195,8 +202,11 @@ class BasisTrainer(GRPOTrainer):
         self._build_generation()
         self._build_scoring()
         self._build_selection()
-        self._settings = settings_of(
-            args,
+        self._settings = self._settings_now()
+
+    def _settings_now(self) -> dict[str, Any]:
+        return settings_of(
+            self.args,
             self.baseline,
             self.sampler,
             self._functions,
@@ -760,6 +770,7 @@ class BasisTrainer(GRPOTrainer):
         if found is not None:
             # Another baseline, or other prompts, are refused before anything is moved.
             load_baseline(found, self.baseline, self.dataset_identity)
+            refuse_repeated_stream(found, self.train_dataset)
         moved = checkpoint.make_room(output_dir, found)
         if moved is not None:
             print(f"Moved {len(list(moved.iterdir()))} files and folders of an earlier run into {moved}.", flush=True)
@@ -775,6 +786,10 @@ class BasisTrainer(GRPOTrainer):
         """
         if folder is None:
             return []
+        day = saved_day(folder)
+        if day is not None and day != template_day():
+            use_day(day)
+            self._settings = self._settings_now()
         return compare_settings(folder, self._settings, self.args.allow_changed_settings)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
@@ -907,6 +922,8 @@ class BasisTrainer(GRPOTrainer):
         self._save_parts(output_dir)
         if self.args.should_save:
             save_settings(Path(output_dir), self._settings)
+            if self.args.sync_ref_model:
+                save_reference(output_dir, self.accelerator.unwrap_model(self.ref_model))
         if self._critic is not None:
             self._critic.save(output_dir)
 
@@ -943,6 +960,8 @@ class BasisTrainer(GRPOTrainer):
         if checkpoint_folder is not None:
             self._generation_batch = load_baseline(checkpoint_folder, self.baseline, self.dataset_identity)
             self._load_parts(checkpoint_folder)
+            if self.args.sync_ref_model:
+                load_reference(checkpoint_folder, self.accelerator.unwrap_model(self.ref_model))
             if self._critic is not None:
                 self._critic.load(checkpoint_folder)
             self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)
