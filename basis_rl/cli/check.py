@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from basis_rl.baselines import NoBaseline
-from basis_rl.cli import check_run, check_site
+from basis_rl.cli import check_rollouts, check_run, check_site
 from basis_rl.cli.main import notes, report
 from basis_rl.cli.options import check_parser
 from basis_rl.conformance import BaselineError, ObjectiveError, SamplerError
@@ -26,7 +26,7 @@ from basis_rl.recipe.objects import build_recipe_baseline, build_tools
 from basis_rl.recipe.words import parse_value
 from basis_rl.rewards import RewardError
 from basis_rl.sandbox import isolation
-from basis_rl.trainer.plan import check_with_model, run_context, validates, with_data
+from basis_rl.trainer.plan import Plan, check_with_model, run_context, validates, with_data
 
 
 def show(title: str, text: str) -> None:
@@ -41,7 +41,8 @@ def show_warnings(warnings: Sequence[str]) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run all checks that training makes before its first step, without loading weights, and print what would happen.
+    """Run all checks that training makes before its first step, and print what would happen. Weights are loaded only
+    for ``--rollouts``.
 
     ``basis-rl check module:name`` runs the conformance checks on a user's own baseline, objective or reward instead;
     ``--argument value`` are then the arguments of its constructor.
@@ -56,7 +57,10 @@ def main(argv: Sequence[str]) -> int:
         with planned(launch):
             recipe = parse_recipe(rest)
             notes(recipe.notes)
-            check(recipe, launch, options.gpu_memory, shlex.join(rest), warnings.append)
+            plan = check(recipe, launch, options.gpu_memory, shlex.join(rest), warnings.append)
+            if options.rollouts > 0:
+                text = check_rollouts.rollouts(recipe, plan, options.rollouts, warnings.append)
+                show("Rollouts of the model as it is", text)
     except (BaselineError, ObjectiveError, RewardError, SamplerError) as error:
         return report(error)
     finally:
@@ -89,8 +93,8 @@ def constructor_arguments(rest: Sequence[str]) -> dict[str, Any]:
     return {flag.removeprefix("--").removeprefix("baseline_kwargs."): parse_value(flag, text) for flag, text in pairs}
 
 
-def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: str, warn: Warn) -> None:
-    """Check the recipe and describe the run, section by section.
+def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: str, warn: Warn) -> Plan:
+    """Check the recipe and describe the run, section by section. Returns the plan of the run.
 
     Args:
         recipe: what is to be run.
@@ -137,3 +141,4 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     check_site.extras(args, launch, warn)
     show("Sandbox of the rewards", f"On this machine: {isolation()}.")
     show("Hub", check_site.hub(args, warn))
+    return plan

@@ -15,6 +15,7 @@ from basis_rl.recipe.keys import Recipe
 from basis_rl.rewards.base import GoldChecker, required_columns
 from basis_rl.samplers import sampler_name
 from basis_rl.trainer import BasisConfig
+from basis_rl.trainer.model_check import rounding_note
 from basis_rl.trainer.plan import Plan
 from basis_rl.trainer.selection import tried_belief
 from basis_rl.trainer.state import prompt_ids_of
@@ -45,11 +46,7 @@ def configuration(recipe: Recipe, args: BasisConfig, launch: Launch, warn: Warn)
         )
     low = recipe.model.dtype in ("bfloat16", "float16")
     if low and launch.engine == "plain" and not recipe.model.use_peft:
-        warn(
-            f"dtype is {recipe.model.dtype}, and no float32 copy of the weights is kept: updates at a learning rate "
-            f"like {args.learning_rate:g} are mostly rounded away. Set dtype: float32 (bf16 is autocast then), or "
-            "train with DeepSpeed or FSDP."
-        )
+        warn(rounding_note(recipe.model.dtype, args.learning_rate))
     return f"  {given}\nNot given, and so: {shown}.\nLaunched as: {launch}."
 
 

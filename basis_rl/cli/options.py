@@ -137,6 +137,9 @@ def check_parser(result: argparse.ArgumentParser) -> None:
         "--gpu_memory", type=float, help="Memory per GPU in GiB. The default is that of the first one here."
     )
     result.add_argument("--strict", action="store_true", help="Warnings give exit code 2 too.")
+    result.add_argument(
+        "--rollouts", type=int, default=0, help="Loads the model, samples as many rollouts, grades and shows them."
+    )
 
 
 @_command

@@ -28,6 +28,8 @@ from basis_rl.run.record import is_finished, save_run_info
 from basis_rl.run.redact import redact_command
 from basis_rl.run.run_lock import held
 from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer.state import saved_day
+from basis_rl.trainer.template_day import use_day
 
 
 def main(argv: Sequence[str]) -> int:
@@ -68,6 +70,9 @@ def train(recipe: Recipe, served: Server | None = None) -> int:
     args = recipe.args
     asked, overwrite = args.resume_from_checkpoint, args.overwrite_output_dir
     checkpoint = on_main_process(lambda: resolve(asked, args.output_dir, overwrite))
+    day = saved_day(checkpoint)
+    if day is not None:
+        use_day(day)
     trainer = build_trainer(recipe)
     if served is not None:
         trainer.watch_server(lambda: served.given_up)

@@ -21,7 +21,7 @@ from basis_rl.recipe.build import load_config_and_tokenizer, load_training_data,
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
 from basis_rl.recipe.objects import build_rewards
-from basis_rl.trainer.plan import Plan, check_temperature, check_with_model, sampling_of, with_data
+from basis_rl.trainer.plan import Plan, check_kwargs, check_temperature, check_with_model, sampling_of, with_data
 from basis_rl.values import ValueTable
 from basis_rl.values.build import TablePlan, assemble, build_table
 from basis_rl.values.shards import Shards
@@ -158,6 +158,7 @@ def prepare(recipe: Recipe) -> Job:
     _check_hub(run.values_push_to_hub, args.hub_token)
     run_plan = Plan(args, reward_funcs=build_rewards(recipe))
     check_temperature(run_plan)
+    check_kwargs(run_plan)
     config, tokenizer = load_config_and_tokenizer(recipe.model, args)
     run_plan = with_data(run_plan, load_training_data(recipe, tokenizer), processing_class=tokenizer)
     check_with_model(run_plan, config)

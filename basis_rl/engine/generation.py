@@ -435,6 +435,10 @@ class Generation(VLLMGeneration):
             deque(parameters, maxlen=0)
         self._check(self._by_main(partial(self._sent, parameters)))
 
+    def _iter_named_params(self) -> Iterator[tuple[str, Tensor]]:
+        """TRL's, without what PEFT keeps of another adapter: the reference's copy of a head that is trained."""
+        return ((name, each) for name, each in super()._iter_named_params() if ".modules_to_save." not in name)
+
     def _sent(self, parameters: Iterator[tuple[str, Tensor]]) -> Tensor:
         """Send the weights; the probe's log-probabilities under them."""
         try:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +15,21 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
+    StopStringCriteria,
 )
+
+from basis_rl.run.seams import attributes
+
+# Public fields of vLLM's `SamplingParams`, whose import takes half a minute.
+VLLM_SAMPLING = (
+    "n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "watermarking", "top_p",
+    "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "max_tokens", "min_tokens", "logprobs",
+    "prompt_logprobs", "logprob_token_ids", "flat_logprobs", "detokenize", "skip_special_tokens",
+    "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind", "stream_interval", "skip_clone",
+    "output_text_buffer_length", "structured_outputs", "logit_bias", "allowed_token_ids", "extra_args", "bad_words",
+    "skip_reading_prefix_cache", "thinking_token_budget", "repetition_detection", "routed_experts_prompt_start",
+    "trace_decode_token_ids",
+)  # fmt: skip
 
 
 class Completion(NamedTuple):
@@ -61,9 +77,57 @@ class Sampling:
 
 def end_tokens(config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Ids that end a completion, in order: the tokenizer's end token and those that the checkpoint declares."""
+    return sorted({tokenizer.eos_token_id, *declared_ends(config)} - {None})
+
+
+def declared_ends(config: GenerationConfig | None) -> list[int]:
+    """Ids at which `generate` ends a completion by this configuration, in its order."""
     declared = config.eos_token_id if config is not None else None
-    found = {tokenizer.eos_token_id, *(declared if isinstance(declared, list) else [declared])} - {None}
-    return sorted(found)
+    return [] if declared is None else [declared] if isinstance(declared, int) else list(declared)
+
+
+class StopStrings(StopStringCriteria):
+    """Ends rows at strings, and keeps after how many tokens: what `generate` fills them up with is no output.
+
+    Attributes:
+        lengths: tokens of each row's completion up to the string; the largest integer where it does not occur.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, strings: Sequence[str]) -> None:
+        super().__init__(tokenizer, list(strings))
+        self.lengths: torch.Tensor | None = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        stopped: torch.Tensor = super().__call__(input_ids, scores, **kwargs)
+        if self.lengths is None:
+            self._before = input_ids.shape[1] - 1
+            self.lengths = torch.full((len(input_ids),), torch.iinfo(torch.long).max, device=input_ids.device)
+        here = torch.full_like(self.lengths, input_ids.shape[1] - self._before)
+        self.lengths = torch.where(stopped, torch.minimum(self.lengths, here), self.lengths)
+        return stopped
+
+
+@contextmanager
+def generating_by(model: Any, config: GenerationConfig, criteria: Sequence[Any]) -> Iterator[None]:
+    """Within it `model.generate` ends rows by `criteria`, too, takes nothing from the checkpoint's configuration, and
+    drops nothing out: the loss is of the policy without dropout.
+
+    Args:
+        model: a transformers or PEFT model.
+        config: in place of the model's `generation_config`, from which `generate` fills in whatever is None.
+        criteria: further stopping criteria.
+    """
+    training = [module for module in model.modules() if module.training]
+    parts = [model, model.get_base_model()] if hasattr(model, "peft_config") else [model]
+    with ExitStack() as changed:
+        for module in training:
+            changed.enter_context(attributes(module, training=False))
+        for part in parts:
+            changed.enter_context(attributes(part, generation_config=config))
+        if criteria:
+            model.generate = partial(model.generate, stopping_criteria=StoppingCriteriaList(criteria))
+            changed.callback(delattr, model, "generate")
+        yield
 
 
 @torch.no_grad()
@@ -93,7 +157,7 @@ def sample(
     generator: Any = model
     config = sampling.generation_config(model, tokenizer)
     previous, model.generation_config = model.generation_config, config
-    ends = set(config.eos_token_id)
+    ends = set(declared_ends(config))
 
     def stopped(input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         return torch.full((len(input_ids),), stop is not None and stop.is_set(), device=input_ids.device)
@@ -110,6 +174,7 @@ def sample(
                 input_ids=inputs["input_ids"],
                 attention_mask=inputs["attention_mask"],
                 stopping_criteria=StoppingCriteriaList([stopped]),
+                tokenizer=tokenizer,
             )
             if stop is not None and stop.is_set():
                 return

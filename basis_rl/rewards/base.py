@@ -35,6 +35,7 @@ class Reward(Protocol):
     - ``version``, a text that changes with what counts as right: without it a value table and a run are taken to have
       the same reward if its name is the same;
     - ``check_golds`` (`GoldChecker`): without it no gold is checked before the run;
+    - ``tell_prompt``: is called with the first prompt as the model is given it, with what the chat template adds;
     - ``close``: without it nothing is ended. The trainer never calls it; the code that built the reward may.
     """
 

@@ -144,7 +144,14 @@ def completion_text(completion: str | list[dict[str, str]]) -> str:
     """The text to grade: the rollout itself, or the last assistant message of a conversation."""
     if isinstance(completion, str):
         return completion
-    for message in reversed(completion):
-        if message.get("role") == "assistant":
-            return message.get("content") or ""
-    return ""
+    return _last_turn(completion).get("content") or ""
+
+
+def thought(completion: str | list[dict[str, str]]) -> str | None:
+    """The thought that a response schema has moved out of the text of the last assistant message; None without one."""
+    message = {} if isinstance(completion, str) else _last_turn(completion)
+    return message.get("reasoning_content") or message.get("thinking")
+
+
+def _last_turn(messages: list[dict[str, str]]) -> dict[str, str]:
+    return next((message for message in reversed(messages) if message.get("role") == "assistant"), {})

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores
-from basis_rl.rewards.extract import completion_text, last_boxed
+from basis_rl.rewards.extract import completion_text, last_boxed, thought
 from basis_rl.rewards.workers.calls import Calls, check_limits
 
 Form = Literal["think", "think_box", "think_answer", "box", "answer"]
@@ -33,7 +33,8 @@ class FormatReward(Reward):
         form: one of the above; default ``think_box``.
         pattern: instead, a regular expression for all of the rollout, white space at its ends aside; ``.`` matches
             line ends too.
-        opened_by_prompt: the chat template ends with ``<think>``, so rollouts have no opening tag.
+        opened_by_prompt: the prompt ends with ``<think>``, so rollouts have no opening tag. None: as the prompt itself
+            says where it is text; of conversations the trainer says it (`tell_prompt`).
         num_workers: processes (of this rank) for `pattern`.
         timeout: seconds of CPU time for one rollout with `pattern`.
 
@@ -47,7 +48,7 @@ class FormatReward(Reward):
         self,
         form: Form | None = None,
         pattern: str | None = None,
-        opened_by_prompt: bool = False,
+        opened_by_prompt: bool | None = None,
         num_workers: int = 2,
         timeout: float = 1.0,
     ) -> None:
@@ -66,16 +67,43 @@ class FormatReward(Reward):
                 raise ValueError(f"format: pattern {pattern!r} is not a regular expression: {error}.") from error
             scorer = Path(__file__).with_name("pattern_scorer.py")
             self._calls = Calls("format", f"{scorer}:matches", num_workers, timeout, _MEMORY_BYTES)
-        opened = ", opened by the prompt" if opened_by_prompt and pattern is None else ""
-        self.version = f"rules {_RULES}, {self.form if pattern is None else repr(pattern)}{opened}"
+        self._template_opens = False
+
+    @property
+    def version(self) -> str:  # type: ignore[override]
+        """What counts as right."""
+        opens = self._template_opens if self.opened_by_prompt is None else self.opened_by_prompt
+        opened = ", opened by the prompt" if opens and self.pattern is None else ""
+        return f"rules {_RULES}, {self.form if self.pattern is None else repr(self.pattern)}{opened}"
+
+    def tell_prompt(self, rendered: str) -> None:
+        """Take from a conversation, as the model is given it, whether the chat template opens the thought."""
+        self._template_opens = opens_thought(rendered)
 
     def __call__(
         self, prompts: Column, completions: Completions, log_metric: LogMetric = None, **kwargs: Any
     ) -> Scores:
-        texts = [completion_text(completion).strip() for completion in completions]
+        opened = [self._is_opened(prompts[i] if i < len(prompts) else None) for i in range(len(completions))]
+        texts = [_whole(completion, after) for completion, after in zip(completions, opened, strict=True)]
         if self._calls is None:
-            return [float(has_form(text, self.form, self.opened_by_prompt)) for text in texts]
+            return [float(has_form(text, self.form, after)) for text, after in zip(texts, opened, strict=True)]
         return self._calls.run([([text, self.pattern], {}) for text in texts], log_metric)
+
+    def _is_opened(self, prompt: Any) -> bool:
+        if self.opened_by_prompt is not None:
+            return self.opened_by_prompt
+        return opens_thought(prompt) if isinstance(prompt, str) else self._template_opens
+
+
+def opens_thought(rendered: str) -> bool:
+    """Whether a prompt ends with ``<think>``, so that the model's first word is one of its thought."""
+    return rendered.rstrip().endswith("<think>")
+
+
+def _whole(completion: Any, opened: bool) -> str:
+    """What the model wrote: a thought that a response schema has taken out is put back before the text."""
+    text, taken = completion_text(completion).strip(), thought(completion)
+    return text if taken is None else f"{'' if opened else '<think>'}{taken}</think>{text}"
 
 
 def has_form(text: str, form: Form, opened_by_prompt: bool = False) -> bool:

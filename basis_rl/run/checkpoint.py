@@ -21,6 +21,7 @@ LAST = "last-checkpoint"  # in a repository on the Hub, as transformers calls it
 _THREADS = 8
 # What a start from the beginning moves aside: what an earlier run has left in its folder.
 _OF_A_RUN = ("*.json", "*.jsonl", "*.safetensors", "*.bin", "*.pt", "*.png", "*.jinja", "README.md", "recipe.yaml")
+_WEIGHTS = ("model*.safetensors", "adapter_model*.safetensors", "pytorch_model*.bin", "adapter_model*.bin")
 _logger = logging.getLogger(__name__)
 
 
@@ -176,7 +177,7 @@ def resolve(asked: str | bool | None, output_dir: str | Path, overwrite: bool = 
 
     Raises:
         ValueError: there is none, or the one that is named was cut off while it was written, or is damaged; or a start
-            from the beginning, or from another folder's checkpoint, where complete checkpoints lie.
+            from the beginning, or from another folder's checkpoint, where complete checkpoints or a trained model lie.
     """
     word = str(asked).lower()
     if not asked or word == "false":
@@ -184,6 +185,8 @@ def resolve(asked: str | bool | None, output_dir: str | Path, overwrite: bool = 
         return None
     if word in ("true", "auto"):
         found = newest(output_dir)
+        if found is None and word == "auto":
+            _refuse_used(output_dir, overwrite)
         if found is None and word == "true":
             raise ValueError(
                 f"resume_from_checkpoint: {asked}, but there is no complete checkpoint in '{output_dir}'. "
@@ -211,6 +214,21 @@ def _refuse_used(output_dir: str | Path, overwrite: bool) -> None:
             "Resume it (--resume_from_checkpoint auto), take another output_dir, or set --overwrite_output_dir true, "
             "which moves that run into a folder previous-N there."
         )
+    models = _models(output_dir)
+    if models and not overwrite:
+        raise ValueError(
+            f"'{output_dir}' holds a trained model ({models[0].name}) and no checkpoint to go on from. Take "
+            "another output_dir, or set --overwrite_output_dir true, which moves it into a folder previous-N there."
+        )
+
+
+def _models(output_dir: str | Path) -> list[Path]:
+    """Weights that lie in a run's folder itself, saved to their end."""
+    return (
+        []
+        if was_cut_off(Path(output_dir))
+        else sorted(path for shape in _WEIGHTS for path in Path(output_dir).glob(shape))
+    )
 
 
 def make_room(output_dir: str | Path, start: str | None) -> Path | None:
@@ -225,7 +243,7 @@ def make_room(output_dir: str | Path, start: str | None) -> Path | None:
     first = _number(Path(str(start))) if within and Path(str(start)).name != LAST else -1
     later = [path for path in checkpoints(output) if _number(path) > first]
     moved = [path for path in later if not was_cut_off(path) and any(path.iterdir())]
-    if not moved:
+    if not moved and (within or not _models(output)):
         return None
     if not within:
         named = [output / LAST, output / "completions", *(path for shape in _OF_A_RUN for path in output.glob(shape))]

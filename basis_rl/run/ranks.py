@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from argparse import ArgumentParser
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 from accelerate import PartialState
@@ -26,3 +30,19 @@ def on_main_process(work: Callable[[], T]) -> T:
         raise outcome[0]
     result: T = outcome[0]
     return result
+
+
+def asked_processes() -> int:
+    """How many processes ``accelerate launch`` was asked for that started this one alone; 1 where it did not.
+
+    With ``--cpu`` it starts one, whatever ``--num_processes`` says, and passes the number on to nobody.
+    """
+    words: list[str] = []
+    with suppress(OSError):
+        words = Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0")
+    if "WORLD_SIZE" in os.environ or "launch" not in words or not any("accelerate" in word for word in words):
+        return 1
+    parser = ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--num_processes", "--num-processes", type=int, default=1)
+    asked: int = parser.parse_known_args(words)[0].num_processes
+    return asked

@@ -102,6 +102,9 @@ class BasisConfig(GRPOConfig):
     allow_changed_settings: bool = option(
         False, "Resumes although settings differ that give the order of the data or the state another meaning."
     )
+    allow_truncated_sampling: bool = option(
+        False, "Trains on rollouts drawn with top_p, top_k or min_p, although the loss scores the whole vocabulary."
+    )
     hub_retries: int = option(4, "How often a failed push to the Hub is repeated.")
     hub_retry_wait: float = option(5.0, "The seconds before the first repetition; they double each time, up to 300.")
     model_license: str | None = option(
@@ -126,6 +129,8 @@ class BasisConfig(GRPOConfig):
             # While the first rank waits for the server, the others wait for it in a collective.
             patience = self.vllm_request_timeout + self.vllm_recovery_timeout + self.vllm_server_timeout + 300.0
             self.ddp_timeout: int = max(self.ddp_timeout, int(patience))
+        if self.top_k in (None, -1):
+            self.top_k = 0  # for None transformers would take the checkpoint's own; vLLM writes -1
         self._check_kl()
         self._check_prefetch()
         if self.deepspeed:

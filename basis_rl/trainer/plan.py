@@ -9,8 +9,8 @@ Each failure is one message that names the thing and the way out. No weights are
 from __future__ import annotations
 
 import inspect
-import json
 import logging
+import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,24 +34,34 @@ from basis_rl.baselines import (
 )
 from basis_rl.data import problem_text
 from basis_rl.engine import Sampling
-from basis_rl.names import import_object
+from basis_rl.names import import_object, kind_of
 from basis_rl.objectives import OBJECTIVES, AnyObjective, TrlObjective, for_token_advantages, objective_name
 from basis_rl.rewards.base import GoldChecker, required_columns
 from basis_rl.rewards.registry import POOL, REWARDS, build_reward
-from basis_rl.run.ranks import on_main_process
+from basis_rl.run.ranks import asked_processes, on_main_process
 from basis_rl.samplers import SAMPLERS, PromptSampler, build_sampler, sampler_name
 from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.gather import row_prompt_id
+from basis_rl.trainer.generation_check import check_generation, check_truncated_sampling, generation_kwargs_of
+from basis_rl.trainer.prompt_check import (
+    IMAGES,
+    TAKEN,
+    check_prompts,
+    check_template,
+    first_rows,
+    invalid_golds,
+    render,
+)
+from basis_rl.trainer.template_day import template_day
 from basis_rl.trainer.tool_check import as_functions, check_tools
 from basis_rl.types import SIGNALS, RunContext
-from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provenance
+from basis_rl.values.provenance import fingerprint, run_provenance
 
 _logger = logging.getLogger(__name__)
 _MOST_DIFFICULTIES = 20
 _LONGEST = 256  # prompts that are tokenized to find the longest: to tokenize all of them may take a minute
 # What a baseline may ask for: not the KL penalty, which the settings decide, nor what comes with another signal.
 _COLLECTED = frozenset(SIGNALS) - {"kl", "values", "reward_weights"}
-_IMAGES = frozenset({"image", "images"})
 
 
 @dataclass(frozen=True)
@@ -90,7 +100,25 @@ class Plan:
         if "prompt" not in self.train_dataset.column_names:
             return [""] * len(self.train_dataset)
         template = with_tools(self.args, self.tools)
-        return [rendered_prompt(prompt, self.tokenizer, template) for prompt in self.train_dataset["prompt"]]
+        return [render(self.tokenizer, prompt, template) for prompt in self.train_dataset["prompt"]]
+
+    @cached_property
+    def first_rows(self) -> Dataset | None:
+        """The training rows, of a stream as many as are checked; None if that is not a dataset."""
+        prompts = self.args.generation_batch_size // self.args.num_generations
+        return first_rows(self.train_dataset, max(prompts, _LONGEST))
+
+    @property
+    def sets(self) -> dict[str, Dataset]:
+        """All rows whose prompts are what the model is given, by what a message calls them."""
+        if _given(self, "environment_factory", "rollout_func"):  # which make prompts of their own
+            return {}
+        found = {"train_dataset": self.first_rows}
+        evaluated = self.eval_dataset
+        named = evaluated if isinstance(evaluated, dict) else {} if evaluated is None else {"": evaluated}
+        for name, rows in named.items():
+            found[f"eval_dataset['{name}']" if name else "eval_dataset"] = first_rows(rows, _LONGEST)
+        return {name: rows for name, rows in found.items() if rows is not None and "prompt" in rows.column_names}
 
     def prompt_lengths(self, most: int | None = None) -> list[int]:
         """Lengths of the prompts in tokens; with `most` only of so many, those with the most characters."""
@@ -116,6 +144,7 @@ def plan_run(
     Raises:
         ValueError: something is wrong, or two things do not fit.
     """
+    template_day()  # before a prompt is rendered
     args, found = with_objective(as_config(args, model), objective)
     plan = Plan(
         args=args,
@@ -234,6 +263,46 @@ def check_temperature(plan: Plan) -> None:
         raise ValueError(
             f"temperature is {plan.args.temperature:g}: all rollouts of a prompt would be the same, and the loss "
             "divides by it. Take 1.0, or another one above 0."
+        )
+
+
+def check_kwargs(plan: Plan) -> None:
+    """`generation_kwargs` say nothing else than the settings."""
+    check_generation(plan.args)
+
+
+def check_vocabulary(plan: Plan) -> None:
+    """Rollouts are drawn from the vocabulary that the loss scores."""
+    check_truncated_sampling(plan.args)
+
+
+# What no run can have, and the way out.
+_WRONG: tuple[tuple[Callable[[BasisConfig], bool], str], ...] = (
+    (
+        lambda args: bool(args.remove_unused_columns),
+        "remove_unused_columns: true takes away the columns that reward functions read. Leave it out.",
+    ),
+    (
+        lambda args: not all(map(math.isfinite, args.reward_weights or ())),
+        "reward_weights must be finite numbers: every reward would be NaN or infinite. Leave a function out by 0.",
+    ),
+    (
+        lambda args: args.max_steps == 0 or args.max_steps < -1,
+        "max_steps must be a number of steps above 0, or -1, which leaves the length to num_train_epochs.",
+    ),
+    (lambda args: args.max_steps < 0 and args.num_train_epochs <= 0, "num_train_epochs must be above 0."),
+)
+
+
+def check_values(plan: Plan) -> None:
+    """No setting has a value that no run can have."""
+    for is_wrong, message in _WRONG:
+        if is_wrong(plan.args):
+            raise ValueError(message)
+    if (asked := asked_processes()) > 1:
+        raise ValueError(
+            f"accelerate launch was asked for {asked} processes and has started one: with --cpu it starts no more. "
+            f"Use basis-rl train --accelerate_config cpu --num_processes {asked}, or leave --num_processes out."
         )
 
 
@@ -368,7 +437,10 @@ def check_sampler(plan: Plan) -> None:
 SETTINGS: tuple[Check, ...] = (
     baseline_of_settings,
     check_reporters,
+    check_values,
     check_temperature,
+    check_kwargs,
+    check_vocabulary,
     check_folder,
     check_baseline,
     check_greedy,
@@ -396,15 +468,27 @@ def check_sampler_data(plan: Plan) -> None:
             f"prompt_sampler '{name}' chooses among prompts, but the dataset has no column 'prompt', only "
             f"{dataset.column_names}. Add one that tells its rows apart, or take prompt_sampler 'uniform'."
         )
-    if sampler.max_refills and _IMAGES & set(dataset.column_names):
+    if sampler.max_refills and IMAGES & set(dataset.column_names):
         raise ValueError(f"prompt_sampler '{name}' does not work with images: leave one of them out.")
 
 
 def check_columns(plan: Plan) -> None:
     """The columns that the run reads are there; the prompt's may be missing where an environment makes the prompts."""
-    dataset = plan.train_dataset
-    if not isinstance(dataset, Dataset):
-        return
+    dataset = plan.first_rows
+    if dataset is None:
+        raise ValueError(
+            f"train_dataset must be one Dataset or IterableDataset, got {kind_of(plan.train_dataset)}"
+            + (
+                f" of {', '.join(plan.train_dataset)}: take one of them."
+                if isinstance(plan.train_dataset, dict)
+                else "."
+            )
+        )
+    if taken := sorted(TAKEN & set(dataset.column_names)):
+        raise ValueError(
+            f"The training dataset has the columns {taken}, by which names TRL hands reward functions something else. "
+            "Rename them."
+        )
     if "prompt" not in dataset.column_names and plan.kwargs.get("environment_factory") is None:
         raise ValueError(
             f"The training dataset has no column 'prompt', only {dataset.column_names}. Rename yours, or load it with "
@@ -440,9 +524,9 @@ def drop_invalid_golds(plan: Plan) -> Plan:
     Raises:
         ValueError: there are such problems, and ``on_invalid_gold`` is 'error'.
     """
-    if not isinstance(plan.train_dataset, Dataset):
-        return plan
-    return replace(plan, train_dataset=_valid_golds(plan.train_dataset, plan))
+    assert plan.first_rows is not None
+    valid = _valid_golds(plan.first_rows, plan)
+    return replace(plan, train_dataset=valid) if isinstance(plan.train_dataset, Dataset) else plan
 
 
 def _valid_golds(dataset: Dataset, plan: Plan) -> Dataset:
@@ -451,30 +535,52 @@ def _valid_golds(dataset: Dataset, plan: Plan) -> Dataset:
     if not checkers or "solution" not in dataset.column_names:
         return dataset
     solutions = list(dataset["solution"])
-    rows = on_main_process(lambda: sorted({index for each in checkers for index in each.check_golds(solutions)}))
+    rows = on_main_process(lambda: invalid_golds(checkers, solutions))
     if not rows:
         return dataset
-    if plan.args.on_invalid_gold == "error":
-        shown = "\n  ".join(f"row {i}: {dataset[i]['solution'][:100]!r}" for i in rows[:5])
+    streamed = dataset is plan.first_rows and dataset is not plan.train_dataset
+    if plan.args.on_invalid_gold == "error" or streamed:
+        shown = "\n  ".join(f"row {i}: {_shown(solutions[i])}" for i in rows[:5])
+        numbers = any(isinstance(solutions[i], (int, float)) and solutions[i] == solutions[i] for i in rows)
+        way_out = "Make texts of numbers, fix" if numbers else "Fix"
+        or_drop = "filter the stream" if streamed else "set on_invalid_gold: drop"
         raise ValueError(
             f"{len(rows)} of {len(dataset)} golds do not verify against themselves, so no answer to them could be "
-            f"right:\n  {shown}\nFix or remove them, or set on_invalid_gold: drop."
+            f"right:\n  {shown}\n{way_out} or remove them, or {or_drop}."
         )
     dropped = set(rows)
     return dataset.select([i for i in range(len(dataset)) if i not in dropped])
 
 
+def _shown(gold: Any) -> str:
+    return repr(gold[:100] if isinstance(gold, str) else gold)[:200]
+
+
 def check_size(plan: Plan) -> None:
     """There is at least one generation batch."""
-    args, dataset = plan.args, plan.train_dataset
+    args, dataset = plan.args, plan.first_rows
     prompts = args.generation_batch_size // args.num_generations
-    if isinstance(dataset, Dataset) and len(dataset) < prompts:
+    if dataset is not None and len(dataset) < prompts:
         raise ValueError(
             f"The training dataset has {len(dataset)} prompts, but one generation batch takes {prompts} different ones "
             f"(generation_batch_size {args.generation_batch_size} / num_generations {args.num_generations}): training "
             "would end after zero steps. Lower per_device_train_batch_size, gradient_accumulation_steps or "
             "steps_per_generation, or add prompts."
         )
+
+
+def name_leftovers(plan: Plan) -> None:
+    """Say which prompts are never trained on: those after the last whole batch, where every epoch has one order."""
+    args, dataset = plan.args, plan.train_dataset
+    prompts = args.generation_batch_size // args.num_generations
+    if args.shuffle_dataset or not plan.sampler.in_dataset_order or not isinstance(dataset, Dataset):
+        return
+    if left := len(dataset) % prompts:
+        _logger.warning(
+            "shuffle_dataset: false: the rows %d to %d of the training dataset are never trained on, since each "
+            "generation batch takes %d prompts, and an epoch ends with the last whole one.",
+            len(dataset) - left, len(dataset) - 1, prompts,
+        )  # fmt: skip
 
 
 def check_eval_data(plan: Plan) -> Plan:
@@ -491,6 +597,27 @@ def check_eval_data(plan: Plan) -> Plan:
     return replace(plan, eval_dataset=checked(plan.eval_dataset))
 
 
+def check_rows(plan: Plan) -> None:
+    """Each prompt asks something that the model is to answer."""
+    for what, rows in plan.sets.items():
+        check_prompts(rows["prompt"], what)
+
+
+def check_templates(plan: Plan, config: Any = None) -> None:
+    """The tokenizer, if it is known yet, makes of the first prompts what the model was trained to read.
+
+    Reward functions that ask for it are told what that is.
+    """
+    if plan.tokenizer is None:
+        return
+    for what, rows in plan.sets.items():
+        first = rows.select(range(min(len(rows), _LONGEST)))
+        check_template(first, plan.tokenizer, with_tools(plan.args, plan.tools), what)
+        for reward in plan.reward_funcs:
+            if hasattr(reward, "tell_prompt") and what == "train_dataset" and len(first):
+                reward.tell_prompt(render(plan.tokenizer, first[0]["prompt"], with_tools(plan.args, plan.tools)))
+
+
 def check_prefetch(plan: Plan) -> None:
     """With ``async_prefetch`` the next batch's request can be known ahead: no stream, no images, single turns."""
     if not plan.args.async_prefetch:
@@ -499,7 +626,7 @@ def check_prefetch(plan: Plan) -> None:
     if turns or not isinstance(plan.train_dataset, Dataset):
         what = f"{', '.join(turns)}" if turns else "a streamed dataset"
         raise ValueError(f"async_prefetch does not work with {what}: leave it out.")
-    if _IMAGES & set(plan.train_dataset.column_names):
+    if IMAGES & set(plan.train_dataset.column_names):
         raise ValueError("async_prefetch does not work with images: leave it out.")
 
 
@@ -513,9 +640,12 @@ DATA: tuple[Check, ...] = (
     check_columns,
     drop_invalid_golds,
     check_size,
+    name_leftovers,
     check_eval_data,
     check_prefetch,
     check_tool_data,
+    check_rows,
+    check_templates,
 )
 
 
@@ -524,11 +654,13 @@ DATA: tuple[Check, ...] = (
 
 def check_context(plan: Plan, config: Any) -> None:
     """The longest prompt and a completion fit into the model's context. Images are not counted."""
-    dataset, completion = plan.train_dataset, plan.args.max_completion_length
-    context = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if context is None or completion is None or not isinstance(dataset, Dataset) or _IMAGES & set(dataset.column_names):
+    args, dataset, completion = plan.args, plan.first_rows, plan.args.max_completion_length
+    contexts = [getattr(config.get_text_config(), "max_position_embeddings", None)]
+    contexts += [args.vllm_max_model_length] if args.use_vllm else []
+    context = min((length for length in contexts if length is not None), default=None)
+    if context is None or completion is None or dataset is None or IMAGES & set(dataset.column_names):
         return
-    prompt = max(plan.prompt_lengths(_LONGEST))
+    prompt = max(replace(plan, train_dataset=dataset).prompt_lengths(_LONGEST))
     if prompt + completion > context:
         raise ValueError(
             f"The longest prompt ({prompt} tokens) and max_completion_length ({completion}) are {prompt + completion} "
@@ -543,7 +675,7 @@ def validate_baseline(plan: Plan, config: Any) -> None:
         plan.baseline.validate(run_context(plan, config))
 
 
-WITH_MODEL: tuple[Callable[[Plan, Any], None], ...] = (check_context, validate_baseline)
+WITH_MODEL: tuple[Callable[[Plan, Any], None], ...] = (check_templates, check_context, validate_baseline)
 
 
 def validates(baseline: Baseline) -> bool:
@@ -571,7 +703,6 @@ def with_tools(args: BasisConfig, tools: Sequence[Any]) -> dict[str, Any]:
 
 def sampling_of(args: BasisConfig) -> Sampling:
     """How the training draws its rollouts, for a value table that must draw them in the same way."""
-    extra = args.generation_kwargs
     return Sampling(
         max_new_tokens=args.max_completion_length,
         temperature=args.temperature,
@@ -579,7 +710,7 @@ def sampling_of(args: BasisConfig) -> Sampling:
         top_k=args.top_k,
         min_p=args.min_p,
         repetition_penalty=args.repetition_penalty,
-        generation_kwargs=json.loads(extra) if isinstance(extra, str) else extra or {},
+        generation_kwargs=generation_kwargs_of(args),
     )
 
 
@@ -673,6 +804,8 @@ def as_dataset(rows: Any, what: str) -> Any:
         )
     if isinstance(rows, dict):
         return {name: as_dataset(each, f"{what}['{name}']") for name, each in rows.items()}
+    if isinstance(rows, Dataset) and rows.format["type"] not in (None, "custom"):
+        return rows.with_format(None)  # arrays and tensors are not the texts and lists that everybody reads
     if not isinstance(rows, Sequence):
         return rows
     if not rows or not all(isinstance(row, Mapping) for row in rows):

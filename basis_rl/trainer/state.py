@@ -18,11 +18,13 @@ from basis_rl.samplers import PromptSampler, sampler_name
 from basis_rl.trainer.config import BasisConfig, changed_settings
 from basis_rl.trainer.gather import row_prompt_id
 from basis_rl.trainer.plan import with_tools
+from basis_rl.trainer.template_day import template_day
 from basis_rl.types import RolloutBatch
 from basis_rl.values.provenance import fingerprint, rendered_prompt, reward_identity
 
 FILE_NAME = "baseline_state.pt"
 SETTINGS = "run_settings.json"
+REFERENCE = "reference.pt"
 _RENDERED = 64
 _PROMPTS = "prompts as the model is given them"
 # Where a run writes, what it is called and how it is watched: may differ without a word.
@@ -196,7 +198,7 @@ def settings_of(
     identity: str | None,
     tokenizer: Any,
     tools: Sequence[Any] = (),
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Any]:
     """What decides a run, in JSON, without secrets. To be asked before training: parameters may be changed by it.
 
     Args:
@@ -210,6 +212,7 @@ def settings_of(
         tools: see above.
 
     Returns:
+        ``day``: on which prompts are rendered (`template_day`);
         ``fixed``: what gives the order of the data and the state their meaning, so that a resume must have the same;
         ``free``: the rest, of which a resume tells what differs; ``data``: which prompts (`load_baseline` compares).
     """
@@ -228,8 +231,8 @@ def settings_of(
     free = {key: value for key, value in changed_settings(args, defaults=True).items() if key not in _BESIDE}
     free["reward"] = reward_identity(reward_funcs, args.reward_weights)
     free["objective"] = [args.loss_type, args.importance_sampling_level]
-    whole: dict[str, dict[str, Any]] = json.loads(
-        json.dumps({"fixed": fixed, "free": free, "data": {"dataset": identity}}, default=_plain)
+    whole: dict[str, Any] = json.loads(
+        json.dumps({"fixed": fixed, "free": free, "data": {"dataset": identity}, "day": template_day()}, default=_plain)
     )
     return whole
 
@@ -272,7 +275,50 @@ def save_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     write_whole(folder / SETTINGS, json.dumps(settings, indent=1, sort_keys=True) + "\n")
 
 
-def compare_settings(folder: str | Path, now: Mapping[str, dict[str, Any]], allow: bool) -> list[str]:
+def saved_day(folder: str | Path | None) -> str | None:
+    """The day that a checkpoint's prompts were rendered on; None for no checkpoint, or one that does not say."""
+    path = Path(folder) / SETTINGS if folder is not None else None
+    if path is None or not path.is_file():
+        return None
+    found: str | None = json.loads(path.read_text()).get("day")
+    return found
+
+
+def save_reference(folder: str | Path, reference: torch.nn.Module) -> None:
+    """Write the weights of a KL reference that changes during the run into a checkpoint."""
+    torch.save(reference.state_dict(), Path(folder) / REFERENCE)
+
+
+def load_reference(folder: str | Path, reference: torch.nn.Module) -> None:
+    """Restore `save_reference`'s weights.
+
+    Raises:
+        ValueError: the checkpoint has none.
+    """
+    path = Path(folder) / REFERENCE
+    if not path.is_file():
+        raise ValueError(
+            f"'{folder}' has no {REFERENCE}, the KL reference that sync_ref_model has changed: the resumed run would "
+            "have that of the beginning. Start a new run, or set sync_ref_model to false."
+        )
+    reference.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+
+
+def refuse_repeated_stream(folder: str | Path, dataset: Any) -> None:
+    """A stream that has begun anew before the checkpoint cannot be gone on with: its rows would be those of before.
+
+    Raises:
+        ValueError: it has.
+    """
+    epoch = json.loads((Path(folder) / "trainer_state.json").read_text()).get("epoch") or 0.0
+    if epoch >= 1 and not isinstance(dataset, Dataset):
+        raise ValueError(
+            f"'{folder}' is of epoch {int(epoch)} of a stream, where a resume would repeat rows of an epoch before. "
+            "Load the dataset without streaming, or resume an earlier checkpoint."
+        )
+
+
+def compare_settings(folder: str | Path, now: Mapping[str, Any], allow: bool) -> list[str]:
     """One line for each setting of a checkpoint that this run has otherwise; none where the checkpoint has no settings.
 
     Raises:

@@ -34,10 +34,12 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from basis_rl.baselines import Baseline, LearnedBaseline
 from basis_rl.data import problem_text
+from basis_rl.engine.local import StopStrings, declared_ends, generating_by
 from basis_rl.functional.diagnostics import advantage_metrics, mean_by
 from basis_rl.names import require_extra
 from basis_rl.objectives import AnyObjective, LossInputs, objective_name
 from basis_rl.report import plot_training
+from basis_rl.rewards.base import GoldChecker
 from basis_rl.run import checkpoint
 from basis_rl.run.disk import checkpoint_bytes, naming_a_full_disk
 from basis_rl.run.errors import NonFiniteGradients, RewardFailed, SelectionFailed, ServerLost, StopAsked, SyncError
@@ -51,9 +53,13 @@ from basis_rl.samplers import PromptSampler
 from basis_rl.trainer.config import BasisConfig, without_secrets
 from basis_rl.trainer.critic import Critic
 from basis_rl.trainer.faults import FiniteGradients, GradientMonitor, StopOnSignal
+from basis_rl.trainer.first_rollouts import FirstRollouts, Rollout
 from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id
+from basis_rl.trainer.generation_check import generation_kwargs_of, require_tokens
 from basis_rl.trainer.greedy import greedy_rewards
+from basis_rl.trainer.logs import distinct, of_kind, set_aside, without_infinities
 from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, kl_penalty, token_means
+from basis_rl.trainer.model_check import check_trained, copy_reference, refuse_sharded_reference, warn_of_rounding
 from basis_rl.trainer.packing import Scorer, enable_packing, has_dropout, reordered
 from basis_rl.trainer.plan import Plan, check_token_advantages, check_with_model, plan_run, with_data
 from basis_rl.trainer.prefetch import Prefetch
@@ -77,15 +83,20 @@ from basis_rl.trainer.state import (
     dataset_identity,
     load_baseline,
     load_parts,
+    load_reference,
     loop_state,
     prompt_ids_of,
+    refuse_repeated_stream,
     resumed_step,
     save_baseline,
     save_parts,
+    save_reference,
     save_settings,
+    saved_day,
     settings_of,
 )
 from basis_rl.trainer.step_time import StepTimer, imbalance, padding_share
+from basis_rl.trainer.template_day import template_day, use_day
 from basis_rl.trainer.turns import Turns, reading_calls
 from basis_rl.types import Advantages, RolloutBatch
 
@@ -123,6 +134,8 @@ class BasisTrainer(GRPOTrainer):
     _tag_names = ("trl", "basis-rl")
     _name = "BASIS"
     generation_config: Any
+    rollout_func: Any
+    _logs: Any
     _pending_extra_logs: Any
     _pending_metrics: Any
     _buffered_inputs: Any
@@ -156,6 +169,14 @@ class BasisTrainer(GRPOTrainer):
             super().__init__(
                 model, plan.reward_funcs or None, args, plan.train_dataset, plan.eval_dataset, **plan.kwargs
             )
+        self.reward_func_names = distinct(self.reward_func_names)
+        check_trained(self.model)
+        if self.ref_model is not None and not isinstance(model, str):
+            copy_reference(self.accelerator, model, self.ref_model)
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            refuse_sharded_reference(args)
+        elif self.accelerator.is_main_process:
+            warn_of_rounding(self.model, args.learning_rate)
         use_progress_lines(self, plot_training)
         if not checked:
             # Before the baseline's belief is asked about the prompts.
@@ -181,8 +202,11 @@ class BasisTrainer(GRPOTrainer):
         self._build_generation()
         self._build_scoring()
         self._build_selection()
-        self._settings = settings_of(
-            args,
+        self._settings = self._settings_now()
+
+    def _settings_now(self) -> dict[str, Any]:
+        return settings_of(
+            self.args,
             self.baseline,
             self.sampler,
             self._functions,
@@ -194,6 +218,17 @@ class BasisTrainer(GRPOTrainer):
 
     def _build_generation(self) -> None:
         args = self.args
+        self._stop_strings: list[str] = []
+        if (roll_out := self.rollout_func) is not None:
+            self.rollout_func = lambda *given: _with_tokens(roll_out(*given))
+        if args.use_vllm:
+            self.eos_token_ids = [*self.eos_token_ids, *generation_kwargs_of(args).get("stop_token_ids", ())]
+        else:
+            # Rollouts end where `generate` ends them; what TRL does not know of would be padding with a loss.
+            self.eos_token_ids = declared_ends(self.generation_config)
+            strings = self.generation_config.stop_strings or []
+            self._stop_strings = [strings] if isinstance(strings, str) else list(strings)
+            self.generation_config.stop_strings = None
         self.turns = Turns(
             self.accelerator,
             self._tokenizer,
@@ -217,6 +252,9 @@ class BasisTrainer(GRPOTrainer):
         self.reward_funcs = self._functions
         self._rewards_per_func: Tensor | None = None
         self._uniform = UniformRewards(args.max_uniform_batches)
+        boxes = any(isinstance(function, GoldChecker) for function in self._functions)
+        self._first = FirstRollouts(self.eos_token_ids, args.max_completion_length, boxes=boxes)
+        self._drawn: list[Rollout] = []
         self._eval_scores = EvalScores()
         self._eval_name = ""
         self.timer = StepTimer(accelerator, self.model.config, "bfloat16" if args.bf16 else str(self.model.dtype))
@@ -366,7 +404,8 @@ class BasisTrainer(GRPOTrainer):
             result: Any = self.turns.turn(prompt_ids)
             assert result is not None
         else:
-            result = super()._generate_single_turn(prompt_ids, images, fields, *args, **kwargs)
+            result = self._sampled_turn(prompt_ids, images, fields, *args, **kwargs)
+            require_tokens(result[0], "vLLM" if self.use_vllm else "generate")
         if self._prefetch is not None and self.model.training:
             # The weights are on the server, and the next batch can be generated beside the training on this one.
             every, step = self._generate_every, self.state.global_step
@@ -375,8 +414,19 @@ class BasisTrainer(GRPOTrainer):
             self._log_all(self._prefetch.after_generation(self._step // every, last, self.num_generations, step))
         return result
 
+    def _sampled_turn(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's turn by this run's settings alone, cut at the run's stop strings."""
+        if self.use_vllm:
+            return super()._generate_single_turn(*args, **kwargs)
+        stops = [StopStrings(self._tokenizer, self._stop_strings)] if self._stop_strings else []
+        with generating_by(self.accelerator.unwrap_model(self.model_wrapped), self.generation_config, stops):
+            completion_ids, log_probs = super()._generate_single_turn(*args, **kwargs)
+        for lengths in (each.lengths.tolist() for each in stops if each.lengths is not None):
+            completion_ids = [ids[:length] for ids, length in zip(completion_ids, lengths, strict=True)]
+        return completion_ids, log_probs
+
     def _tool_call_loop(self, prompts: Any, prompt_ids: list[list[int]], *args: Any) -> tuple[Any, ...]:
-        return self.turns.loop(super()._tool_call_loop, super()._generate_single_turn, prompts, prompt_ids, *args)
+        return self.turns.loop(super()._tool_call_loop, self._sampled_turn, prompts, prompt_ids, *args)
 
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
         self.turns.take_answers(tool_messages)
@@ -438,6 +488,12 @@ class BasisTrainer(GRPOTrainer):
         known = self._resampling.take_rewards() if self._resampling is not None and self.model.training else None
         rewards = self._scores(inputs, prompts, completions, *args) if known is None else known
         self._rewards_per_func = rewards
+        for column in {*self._logs["extra"], *self._pending_extra_logs}:
+            # What a function has logged in some batches only, or not of each rollout, would stand beside others.
+            values = self._pending_extra_logs[column]
+            values[:] = [*values, *[None] * len(prompts)][: len(prompts)]
+        if not self._first.done:
+            self._drawn = list(map(Rollout, prompts, completions, *args))
         return rewards
 
     def _scores(self, *given: Any) -> Tensor:
@@ -529,6 +585,9 @@ class BasisTrainer(GRPOTrainer):
             signals=self._signals(inputs, output),
         )
         self._uniform.check(batch.rewards)
+        told = self._first.add(batch.rewards, self._drawn)
+        if told is not None and self.accelerator.is_main_process:
+            print(told, flush=True)
         result = self._checked_advantages(batch)
         values = result.values
         weights = self.selection.weights(batch.step) if self.selection is not None else None
@@ -711,6 +770,7 @@ class BasisTrainer(GRPOTrainer):
         if found is not None:
             # Another baseline, or other prompts, are refused before anything is moved.
             load_baseline(found, self.baseline, self.dataset_identity)
+            refuse_repeated_stream(found, self.train_dataset)
         moved = checkpoint.make_room(output_dir, found)
         if moved is not None:
             print(f"Moved {len(list(moved.iterdir()))} files and folders of an earlier run into {moved}.", flush=True)
@@ -726,6 +786,10 @@ class BasisTrainer(GRPOTrainer):
         """
         if folder is None:
             return []
+        day = saved_day(folder)
+        if day is not None and day != template_day():
+            use_day(day)
+            self._settings = self._settings_now()
         return compare_settings(folder, self._settings, self.args.allow_changed_settings)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
@@ -774,7 +838,17 @@ class BasisTrainer(GRPOTrainer):
         metrics apart: ``eval_NAME_reward``. The training that follows is the same as without it: random numbers are put
         back."""
         self._eval_scores, self._eval_name = EvalScores(), metric_key_prefix.removeprefix("eval").removeprefix("_")
-        with random_numbers_kept(self.accelerator.device):
+        logs = {name: of_kind(rows, self.args.generation_batch_size) for name, rows in self._logs.items()}
+        table = Path(str(self.args.output_dir)) / "completions" / f"completions_{self.state.global_step:05d}.parquet"
+        several = isinstance(
+            self.eval_dataset if eval_dataset is None else eval_dataset, dict
+        )  # each comes here itself
+        mine = table if self.accelerator.is_main_process and self.log_completions and not several else None
+        with (
+            random_numbers_kept(self.accelerator.device),
+            attributes(self, _logs=logs),
+            set_aside(mine, f"{metric_key_prefix}_{table.name}"),
+        ):
             metrics: dict[str, float] = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         return metrics
 
@@ -788,6 +862,8 @@ class BasisTrainer(GRPOTrainer):
         if self.was_finished and "train_runtime" in logs:  # of no step: the log has that of the run
             return
         logs.update(self.spending.metrics())  # in place, as TRL adds its own: `evaluate` returns them
+        mode = "train" if self.model.training else "eval"
+        without_infinities(logs, self._metrics[mode])
         super().log(logs, start_time)
 
     # Checkpoints.
@@ -846,6 +922,8 @@ class BasisTrainer(GRPOTrainer):
         self._save_parts(output_dir)
         if self.args.should_save:
             save_settings(Path(output_dir), self._settings)
+            if self.args.sync_ref_model:
+                save_reference(output_dir, self.accelerator.unwrap_model(self.ref_model))
         if self._critic is not None:
             self._critic.save(output_dir)
 
@@ -882,6 +960,8 @@ class BasisTrainer(GRPOTrainer):
         if checkpoint_folder is not None:
             self._generation_batch = load_baseline(checkpoint_folder, self.baseline, self.dataset_identity)
             self._load_parts(checkpoint_folder)
+            if self.args.sync_ref_model:
+                load_reference(checkpoint_folder, self.accelerator.unwrap_model(self.ref_model))
             if self._critic is not None:
                 self._critic.load(checkpoint_folder)
             self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)
@@ -1007,6 +1087,11 @@ SIGNALS: dict[str, Callable[[BasisTrainer, list[dict[str, Any]], dict[str, Any]]
     "greedy_rewards": lambda run, rows, output: run._greedy_rewards(rows),
     "prompt_texts": lambda run, rows, output: gather_object([problem_text(row.get("prompt", "")) for row in rows]),
 }
+
+
+def _with_tokens(rollouts: dict[str, Any]) -> dict[str, Any]:
+    require_tokens(rollouts.get("completion_ids", ()), "rollout_func")
+    return rollouts
 
 
 def _vllm(args: BasisConfig) -> AbstractContextManager[None]:

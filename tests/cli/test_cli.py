@@ -79,7 +79,8 @@ def test_value_table_then_basis_with_one_rollout(recipe, tmp_path, capsys):
     assert re.search(r"rendered otherwise.*table \w{16}, run \w{16}.*accept_mismatch", capsys.readouterr().err, re.S)
     tokenizer = tiny_tokenizer()
     save(tiny_model(tokenizer, seed=1), tokenizer, tmp_path / "other")
-    assert main(["train", path, "--model_name_or_path", str(tmp_path / "other")]) == 2
+    elsewhere = ["--model_name_or_path", str(tmp_path / "other"), "--output_dir", str(tmp_path / "other-run")]
+    assert main(["train", path, *elsewhere]) == 2
     assert re.search(r"revision: table \"\w{16}\", run \"\w{16}\"", capsys.readouterr().err)
 
 

@@ -25,6 +25,7 @@ OWN = {
     "steps_per_generation": 1,
 }
 QUANTILE, CISPO, BAD_GOLD = {"baseline": "quantile"}, {"objective": "cispo"}, {"dataset_name": "bad"}
+DRAWN = {"generation_kwargs": {"temperature": 0.5}}
 DYNAMIC = {"baseline": "none", "prompt_sampler": "dynamic"}
 LENGTH = "max_completion_length"
 KL = {"beta": 0.1, "kl_placement": "reward"}
@@ -46,6 +47,9 @@ MISTAKES = {
     "refills": ({**DYNAMIC, "num_generations": 1}, DYNAMIC, "Set num_generations to 2 or more", ()),
     "clamp": ({**CISPO, "epsilon_high": 0.2}, CISPO, "every importance weight", ("sweep",)),
     "size": ({"max_train_samples": 1}, {"max_train_samples": 2}, "one generation batch takes 2", ("values", "sweep")),
+    "kwargs": (DRAWN, {"generation_kwargs": {"temperature": 1.0}}, "the loss goes by temperature", ("values", "sweep")),
+    "top_p": ({"top_p": 0.9}, {"top_p": 0.9, "allow_truncated_sampling": True}, "a part of the vocabulary", ("sweep",)),
+    "steps": ({"max_steps": -5}, {"max_steps": -1, "num_train_epochs": 1}, "max_steps must be", ()),
     "turns": ({"filter_void_turns": True}, {"filter_void_turns": False}, "it needs tools", ("sweep",)),
     "golds": (BAD_GOLD, {**BAD_GOLD, "on_invalid_gold": "drop"}, "do not verify", ("values",)),
     "context": ({LENGTH: 2048}, {LENGTH: 1900}, "context is 2048", ("values", "sweep")),

@@ -77,7 +77,13 @@ def test_the_probe_leaves_the_model_as_it_was(server, model, tmp_path):
 
 def test_requests_state_every_setting(server, model, tmp_path):
     drawn = {"temperature": 0.7, "top_p": 0.9, "top_k": 7, "min_p": 0.01, "repetition_penalty": 1.1}
-    given = {**drawn, "num_generations": 2, "max_steps": 1, "generation_kwargs": {"presence_penalty": 0.2}}
+    given = {
+        **drawn,
+        "allow_truncated_sampling": True,
+        "num_generations": 2,
+        "max_steps": 1,
+        "generation_kwargs": {"presence_penalty": 0.2},
+    }
     trained = trainer(tmp_path, model, server.url, "rloo", vllm_importance_sampling_correction=False, **given)
     trained.train()
     (body,) = server.asked("sampling")

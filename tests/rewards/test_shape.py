@@ -77,3 +77,18 @@ def test_overlong_is_trls_and_the_equation(longest, cache):
 def test_overlong_lengths_out_of_range(lengths):
     with pytest.raises(ValueError, match="overlong: "):
         OverlongReward(*lengths)
+
+
+THOUGHT = [{"role": "assistant", "content": BOX, "reasoning_content": "a"}]
+
+
+@pytest.mark.parametrize("completion", [f"a</think>{BOX}", THOUGHT, [{**THOUGHT[0], "reasoning_content": None}]])
+@pytest.mark.parametrize("prompt", ["1 =\n<think>\n", "1 ="])
+def test_a_thought_is_looked_for_where_template_and_schema_put_it(prompt, completion):
+    """The opening is the end of the prompt, and a response schema moves the thought out of the text."""
+    has_thought = completion is THOUGHT or ("<think>" in prompt and isinstance(completion, str))
+    assert FormatReward()([prompt], [completion]) == [float(has_thought)]
+    told = FormatReward()
+    told.tell_prompt(prompt)
+    assert told([[{"role": "user", "content": "1 ="}]], [completion]) == [float(has_thought)]
+    assert ("opened" in told.version) == ("<think>" in prompt)

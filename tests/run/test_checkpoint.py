@@ -95,6 +95,28 @@ def test_nothing_is_resumed_that_is_not_asked_for(asked, tmp_path):
     assert checkpoint.resolve(asked, tmp_path, overwrite=True) is None
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "model-00001-of-00002.safetensors", "adapter_model.safetensors"])
+@pytest.mark.parametrize("asked", [None, "auto", "elsewhere"])
+def test_a_model_without_checkpoints_is_not_overwritten(asked, name, tmp_path):
+    """A run that is finished and saved none, whichever way the next one begins."""
+    output = tmp_path / "run"
+    output.mkdir()
+    start = str(make(tmp_path, 1)) if asked == "elsewhere" else asked
+    (output / "notes.safetensors.txt").write_text("mine")
+    found = checkpoint.resolve(start, output)
+    (output / name).write_text("trained")
+    with pytest.raises(ValueError, match=f"holds a trained model .{name}.*--overwrite_output_dir true"):
+        checkpoint.resolve(start, output)
+    assert checkpoint.resolve(start, output, overwrite=True) == found
+    (output / "INCOMPLETE").touch()
+    assert checkpoint.resolve(start, output) == found, "a model that was cut off while it was saved is none"
+    (output / "INCOMPLETE").unlink()
+    moved = checkpoint.make_room(output, found)
+    assert (moved / name).read_text() == "trained"
+    assert (output / "notes.safetensors.txt").exists()
+    assert checkpoint.make_room(output, found) is None
+
+
 def test_what_is_asked_for_is_found(tmp_path):
     assert checkpoint.resolve("auto", tmp_path) is None
     for word in (True, "true"):

@@ -155,7 +155,8 @@ def test_a_recipe_measures_its_benchmarks_and_names_problems_that_are_trained_on
     logged = {key for line in lines for key in line}
     assert {"eval_mine_avg@2", "eval_mine_reward", "eval_same_avg@2", "eval_held_out_avg@2"} <= logged
     capsys.readouterr()
-    assert main(["train", recipe, "--eval_benchmarks", "math50"]) == 2
+    recipe = [recipe, "--output_dir", str(tmp_path / "other")]
+    assert main(["train", *recipe, "--eval_benchmarks", "math50"]) == 2
     assert "Did you mean 'math500'" in capsys.readouterr().err
-    assert main(["train", recipe, "--eval_strategy", "no"]) == 2
+    assert main(["train", *recipe, "--eval_strategy", "no"]) == 2
     assert "eval_benchmarks needs eval_strategy" in capsys.readouterr().err

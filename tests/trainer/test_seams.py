@@ -8,6 +8,7 @@ from pathlib import Path
 
 import transformers.integrations.deepspeed
 import transformers.modeling_utils
+import transformers.utils.chat_template_utils
 import trl.generation.vllm_generation
 import trl.trainer.grpo_trainer
 import trl.trainer.utils
@@ -41,6 +42,26 @@ def test_output_keys():
     for key in ('"advantages": advantages', '"completion_mask": completion_mask', 'output["tool_mask"] = tool_mask'):
         assert key in text
     assert 'self._logs["advantages"].extend' in text
+
+
+def test_rollouts_are_cut_at_known_end_tokens():
+    text = source(GRPOTrainer._generate_single_turn)
+    assert text.count("self.eos_token_ids") == 1
+    assert "generation_config=self.generation_config" in text
+    assert '"eos_token_id": self.eos_token_ids' in source(GRPOTrainer.__init__)
+
+
+def test_tables_are_of_one_batch():
+    text = source(GRPOTrainer.log)
+    assert "os.path.join(" in text
+    assert 'f"completions_{self.state.global_step:05d}.parquet"' in text
+    assert '**self._logs["extra"]' in text
+    assert "self._pending_extra_logs" in source(GRPOTrainer._generate_and_score_completions)
+
+
+def test_templates_ask_this_global_for_the_date():
+    text = source(transformers.utils.chat_template_utils)
+    assert "return datetime.now().strftime(format)" in text
 
 
 def test_loss_takes_token_advantages():
@@ -282,6 +303,7 @@ OWNERS = {
     "deepspeed": transformers.integrations.deepspeed,
     "trl_utils": trl.trainer.utils,
     "modeling_utils": transformers.modeling_utils,
+    "chat_template_utils": transformers.utils.chat_template_utils,
 }
 # Whose private names are common words of ours too.
 READ_ONLY = {"PreTrainedConfig": transformers.PreTrainedConfig, "PreTrainedModel": transformers.PreTrainedModel}

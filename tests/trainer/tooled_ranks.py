@@ -22,6 +22,7 @@ def main(output: Path, ranks: int, model: str | None, url: str | None) -> None:
     if url is None:  # the likeliest token each time: what is drawn does not depend on who draws it
         settings = {
             "top_k": 1,
+            "allow_truncated_sampling": True,
             "generation_kwargs": ending(tokenizer()),
             "max_completion_length": 64,
             "learning_rate": 1e-3,

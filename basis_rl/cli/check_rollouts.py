@@ -1,0 +1,52 @@
+"""The section of `basis-rl check --rollouts`: what the model writes before it has learnt anything."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from basis_rl.engine import end_tokens, prompt_tokens
+from basis_rl.estimate.report import Warn
+from basis_rl.recipe.build import model_init_kwargs
+from basis_rl.recipe.keys import Recipe
+from basis_rl.rewards.base import GoldChecker
+from basis_rl.rewards.extract import completion_text
+from basis_rl.trainer.first_rollouts import Rollout, explanation, score
+from basis_rl.trainer.plan import Plan, sampling_of, with_tools
+from basis_rl.trainer.rewarding import total_rewards
+from basis_rl.values.sources import ModelSource, load_model
+
+_SHOWN = 300
+
+
+def rollouts(recipe: Recipe, plan: Plan, count: int, warn: Warn) -> str:
+    """One rollout of each of the first `count` prompts, its first turn, with what the reward functions give it."""
+    args, tokenizer, name = plan.args, plan.tokenizer, str(recipe.model.model_name_or_path)
+    rows = [plan.train_dataset[i] for i in range(min(count, len(plan.train_dataset)))]
+    template = with_tools(args, plan.tools)
+    tokens = [prompt_tokens(row["prompt"], tokenizer, template) for row in rows]
+    settings = {"trust_remote_code": args.trust_remote_code, **model_init_kwargs(recipe)}
+    model = load_model(name, use_cpu=args.use_cpu, **settings)
+    seeds = {tuple(range(len(rows))): args.seed}
+    drawn = dict(ModelSource(model, tokenizer).draw(tokens, seeds, sampling_of(args), 1, threading.Event()))
+    found = []
+    for index, row in enumerate(rows):
+        (completion,) = drawn[index]
+        said = completion.text if isinstance(row["prompt"], str) else [
+            {"role": "assistant", "content": completion.text}
+        ]  # fmt: skip
+        found.append(Rollout(row["prompt"], said, completion.token_ids))
+    functions = [function for function in plan.reward_funcs if callable(function) and not hasattr(function, "forward")]
+    weights = torch.tensor(args.reward_weights or [1.0] * len(functions))
+    totals = total_rewards(torch.tensor(score(functions, rows, found)).T, weights).tolist() if functions else []
+    ends = end_tokens(model.generation_config, tokenizer)
+    boxes = any(isinstance(function, GoldChecker) for function in functions)
+    told = explanation(totals, found, ends, args.max_completion_length, boxes=boxes) if totals else None
+    if told is not None:
+        warn(told)
+    shown = []
+    for rollout, total in zip(found, totals or [float("nan")] * len(found), strict=True):
+        text = completion_text(rollout.completion)
+        shown.append(f"--- reward {total:g}, {len(rollout.token_ids)} tokens\n{text[-_SHOWN:]}")
+    return "\n".join([*shown, "---"])

@@ -1,0 +1,103 @@
+"""Why the first rollouts of a run teach nothing, as far as they show it: before hours are spent on more of them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from transformers import TrainerState
+
+from basis_rl.data import problem_text
+from basis_rl.rewards.extract import completion_text, last_boxed
+
+FIRST = 64
+Function = Callable[..., Any]
+Scores = list[list[float]]
+_SHOWN = 1000
+
+
+class Rollout(NamedTuple):
+    """A prompt, what the model made of it, and its token ids."""
+
+    prompt: Any
+    completion: Any
+    token_ids: Sequence[int]
+
+
+def explanation(
+    rewards: Sequence[float], rollouts: Sequence[Rollout], ends: Collection[int], limit: int | None, *, boxes: bool
+) -> str | None:
+    """What is known of the reason if all rewards are equal, with one rollout; None if they differ.
+
+    Args:
+        rewards: of all ranks; NaN where there is none.
+        rollouts: of one of them.
+        ends: token ids at which a rollout ends by itself.
+        limit: max_completion_length.
+        boxes: whether some reward function reads the answer from a box.
+    """
+    scored = {reward for reward in rewards if not math.isnan(reward)}
+    if len(scored) > 1:
+        return None
+    texts = [completion_text(rollout.completion) for rollout in rollouts]
+    signs = {
+        "no text": [not text.strip() for text in texts],
+        "no \\boxed{}, from which the answer is read": [boxes and last_boxed(text) is None for text in texts],
+        f"no end token, so cut off (max_completion_length {limit})": [
+            not rollout.token_ids or rollout.token_ids[-1] not in ends for rollout in rollouts
+        ],
+    }
+    found = [f"{name}: {sum(rows)} of {len(rows)}" for name, rows in signs.items() if 2 * sum(rows) > len(rows)]
+    what = f"are {scored.pop():g}" if scored else "are None: no function scored a rollout"
+    why = "; ".join(found) or "they have text and an end, so the problems may be too hard, or too easy"
+    prompt, text = problem_text(rollouts[0].prompt) or str(rollouts[0].prompt), texts[0]
+    return (
+        f"All rewards of the first {len(rewards)} rollouts {what}: there is nothing to learn from until they differ. "
+        f"What they show: {why}. One of them:\n--- prompt\n{prompt[-_SHOWN:]}\n--- rollout\n{text[:_SHOWN]}\n---"
+    )
+
+
+class FirstRollouts:
+    """Collects the first `FIRST` rollouts of a process, and explains them once if all their rewards are equal."""
+
+    def __init__(self, ends: Collection[int], limit: int | None, *, boxes: bool) -> None:
+        self.ends = ends
+        self.limit = limit
+        self.boxes = boxes
+        self.rewards: list[float] = []
+        self.rollouts: list[Rollout] = []
+        self.done = False
+
+    def add(self, rewards: Tensor, rollouts: Sequence[Rollout]) -> str | None:
+        """Take in a batch: the rewards of all ranks, ``(N,)``, and this rank's rollouts. Returns the explanation."""
+        if self.done:
+            return None
+        self.rewards += rewards.tolist()
+        self.rollouts += rollouts
+        told = explanation(self.rewards, self.rollouts, self.ends, self.limit, boxes=self.boxes)
+        self.done = told is None or len(self.rewards) >= FIRST
+        return told if self.done else None
+
+
+def score(functions: Sequence[Function], rows: Sequence[Mapping[str, Any]], drawn: Sequence[Rollout]) -> Scores:
+    """``(F, N)`` rewards of rollouts by functions, called as TRL calls them; NaN where there is none."""
+    columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+    given = {
+        **columns,
+        "prompts": [rollout.prompt for rollout in drawn],
+        "completions": [rollout.completion for rollout in drawn],
+        "completion_ids": [list(rollout.token_ids) for rollout in drawn],
+        "trainer_state": TrainerState(),
+        "log_extra": lambda *_: None,
+        "log_metric": lambda *_: None,
+    }
+    scores = []
+    for function in functions:
+        found = function(**given)
+        found = asyncio.run(found) if inspect.iscoroutine(found) else found
+        scores.append([math.nan if reward is None else float(reward) for reward in found])
+    return scores

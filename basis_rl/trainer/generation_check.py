@@ -1,0 +1,107 @@
+"""What is checked of the settings by which rollouts are drawn: the loss must be of the distribution that sampled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import GenerationConfig
+
+from basis_rl.engine.local import VLLM_SAMPLING
+from basis_rl.names import did_you_mean
+from basis_rl.trainer.config import BasisConfig
+
+# Keys of `generation_kwargs` for which the run has a setting, which the loss, the logs and value tables go by.
+_SETTINGS = {
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")},
+    **dict.fromkeys(("max_new_tokens", "max_tokens", "max_length"), "max_completion_length"),
+}
+# Keys with one legal value, and why there is no other.
+_FIXED: dict[str, tuple[Any, str]] = {
+    "do_sample": (True, "all rollouts of a prompt would be the same"),
+    "num_return_sequences": (1, "num_generations says how many rollouts a prompt has"),
+    "n": (1, "num_generations says how many rollouts a prompt has"),
+    "num_beams": (1, "the loss is that of samples, which the result of a beam search is not"),
+    "logprobs": (0, "the loss reads the log-probability of the sampled token"),
+}
+# Settings that cut off a part of the vocabulary, and the values that cut nothing.
+_TRUNCATING: dict[str, tuple[Any, ...]] = {
+    "top_p": (None, 1.0),
+    "top_k": (None, 0),
+    "min_p": (None, 0.0),
+    "typical_p": (None, 1.0),
+    "epsilon_cutoff": (None, 0.0),
+    "eta_cutoff": (None, 0.0),
+    "top_h": (None,),
+}
+
+
+def generation_kwargs_of(args: BasisConfig) -> dict[str, Any]:
+    """`generation_kwargs`, which may be given as JSON."""
+    given = args.generation_kwargs
+    return dict(json.loads(given) if isinstance(given, str) else given or {})
+
+
+def check_generation(args: BasisConfig) -> None:
+    """`generation_kwargs` are known to the engine, and say nothing else than the settings of the run.
+
+    Raises:
+        ValueError: they do, and how to say it.
+    """
+    known = VLLM_SAMPLING if args.use_vllm else _transformers_keys()
+    given = generation_kwargs_of(args)
+    if args.mask_truncated_completions and (given.get("stop_strings") or given.get("stop")):
+        raise ValueError(
+            "mask_truncated_completions takes rollouts that end in no end token out of the loss, and so all that end "
+            "at a stop string of generation_kwargs. Leave one of them out, or name an end token (eos_token_id; with "
+            "vLLM stop_token_ids)."
+        )
+    for name, value in given.items():
+        if name not in known:
+            engine = "vLLM's SamplingParams" if args.use_vllm else "transformers' GenerationConfig"
+            raise ValueError(f"generation_kwargs: {engine} has no '{name}'.{did_you_mean(name, known)}")
+        setting = _SETTINGS.get(name)
+        if setting is not None and value != getattr(args, setting):
+            raise ValueError(
+                f"generation_kwargs: {name} {value} would be sampled with, but the loss goes by {setting} "
+                f"({getattr(args, setting)}). Set {setting} itself, and leave the key out."
+            )
+        only, why = _FIXED.get(name, (value, ""))
+        if value != only:
+            raise ValueError(f"generation_kwargs: {name} {value} is not possible: {why}. Leave the key out.")
+
+
+def check_truncated_sampling(args: BasisConfig) -> None:
+    """Rollouts are drawn from the whole vocabulary, over which the loss takes its log-probabilities.
+
+    Raises:
+        ValueError: a part of it is cut off, and ``allow_truncated_sampling`` is not set.
+    """
+    settings: Mapping[str, Any] = {**vars(args), **generation_kwargs_of(args)}
+    cut = [f"{name} {settings[name]}" for name, none in _TRUNCATING.items() if settings.get(name) not in none]
+    if cut and not args.allow_truncated_sampling:
+        raise ValueError(
+            f"{', '.join(cut)}: rollouts would be drawn from a part of the vocabulary, but the loss takes their "
+            "probabilities over all of it, so that ratios and gradients are of another distribution. Leave it out in "
+            "training (eval has settings of its own), or set allow_truncated_sampling: true."
+        )
+
+
+def require_tokens(completion_ids: Sequence[Sequence[int]], source: str) -> None:
+    """Each first turn has a token, as the loss and TRL's logs need.
+
+    Raises:
+        RuntimeError: one has none.
+    """
+    empty = [index for index, ids in enumerate(completion_ids) if not len(ids)]
+    if empty:
+        raise RuntimeError(
+            f"{source} returned {len(empty)} of {len(completion_ids)} rollouts without a token (the first is "
+            f"{empty[0]}). A rollout has at least an end token."
+        )
+
+
+def _transformers_keys() -> set[str]:
+    """Those of `GenerationConfig` that TRL does not set itself."""
+    return {name for name in vars(GenerationConfig()) if not name.startswith("_")} - {"disable_compile"}

@@ -1,0 +1,67 @@
+"""What is checked of the model itself, once it is loaded and before anything is generated."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from accelerate import Accelerator, DistributedType
+from torch import nn
+
+from basis_rl.trainer.config import BasisConfig
+
+_logger = logging.getLogger(__name__)
+
+
+def check_trained(model: nn.Module) -> None:
+    """Some parameter is trained.
+
+    Raises:
+        ValueError: all are frozen, as those of an adapter are that was loaded to be used.
+    """
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(
+            "No parameter of the model is trained: all are frozen (requires_grad is False). Load an adapter with "
+            "PeftModel.from_pretrained(..., is_trainable=True), or pass peft_config for a new one."
+        )
+
+
+def copy_reference(accelerator: Accelerator, model: nn.Module, reference: Any) -> None:
+    """Give the KL reference the weights of `model`, an object: TRL loads it from the path where that came from.
+
+    Where the reference is sharded already, this is a warning.
+    """
+    if accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP):
+        _logger.warning(
+            "The KL reference is what lies at '%s', not the model object as it was given. Save a changed model, and "
+            "train from its path.",
+            getattr(getattr(model, "config", None), "_name_or_path", ""),
+        )
+        return
+    accelerator.unwrap_model(reference).load_state_dict(model.state_dict())
+
+
+def refuse_sharded_reference(args: BasisConfig) -> None:
+    """Raise ValueError if checkpoints are to hold a reference that changes, which is sharded here."""
+    if args.sync_ref_model and args.save_strategy != "no":
+        raise ValueError(
+            "sync_ref_model with DeepSpeed or FSDP: the reference is not in the checkpoints, so that a resumed run "
+            "would have that of the beginning. Set sync_ref_model to false, or save_strategy to no."
+        )
+
+
+def warn_of_rounding(model: nn.Module, learning_rate: float) -> None:
+    """Say that updates of weights in 16 bits are mostly rounded away, where no float32 copy of them is kept."""
+    kinds = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
+    if kinds & {torch.bfloat16, torch.float16}:
+        _logger.warning("%s", rounding_note(str(min(map(str, kinds))).removeprefix("torch."), learning_rate))
+
+
+def rounding_note(dtype: str, learning_rate: float) -> str:
+    """What happens to weights of `dtype`."""
+    return (
+        f"dtype is {dtype}, and no float32 copy of the weights is kept: updates at a learning rate like "
+        f"{learning_rate:g} are mostly rounded away. Set dtype: float32 (bf16 is autocast then), or train with "
+        "DeepSpeed or FSDP."
+    )

@@ -1,0 +1,33 @@
+"""The day that chat templates write into prompts: that of the run's beginning, also when it is resumed later.
+
+Templates of Llama 3.2, Granite and gpt-oss ask `strftime_now` for today's date. After midnight the same prompts would
+be others, for a value function, for the log-probabilities of rollouts, and for the check that a resume is of this run.
+"""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from typing import Any
+
+from transformers.utils import chat_template_utils
+
+_fixed: list[str] = []
+
+
+def template_day() -> str:
+    """The day of this process's templates, as ``2026-11-25``; from the first call on it stays the same."""
+    if not _fixed:
+        use_day(date.today().isoformat())
+    return _fixed[0]
+
+
+def use_day(day: str) -> None:
+    """Let chat templates write this day, whichever it is."""
+
+    class OnThatDay(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.fromisoformat(day)
+
+    _fixed[:] = [day]
+    chat_template_utils.datetime = OnThatDay  # type: ignore[attr-defined]

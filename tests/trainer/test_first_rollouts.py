@@ -1,0 +1,75 @@
+"""Where the first rollouts teach nothing, a run says why as far as they show it, with one of them."""
+
+import math
+
+import pytest
+
+from basis_rl.cli.main import main
+from basis_rl.rewards import MathVerifyReward
+from basis_rl.trainer.first_rollouts import FIRST, Rollout, explanation
+from tests.cli.conftest import recipe as recipe
+from tests.support.tiny import parity_reward, tiny_trainer
+
+END = 1
+OWN = {"output_dir": "out", "reward_funcs": ["math_verify"], "use_cpu": True}
+
+
+def rollouts(*texts, ids=(5, END)):
+    return [Rollout([{"role": "user", "content": "2 + 2 ="}], text, ids) for text in texts]
+
+
+SIGNS = {
+    "no box": (rollouts("So 4.", "It is 4"), True, r"no \boxed{}, from which the answer is read: 2 of 2"),
+    "mostly no box": (rollouts("So 4.", "4", r"\boxed{5}"), True, r"is read: 2 of 3"),
+    "no box is read": (rollouts("So 4.", "It is 4"), False, "they have text and an end"),
+    "a box": (rollouts(r"\boxed{5}", r"\boxed{6}"), True, "they have text and an end"),
+    "cut off": (
+        rollouts(r"\boxed{5}", ids=(5, 6)),
+        True,
+        "no end token, so cut off (max_completion_length 9): 1 of 1",
+    ),
+    "nothing": (rollouts("", " "), False, "no text: 2 of 2"),
+}
+
+
+@pytest.mark.parametrize("case", SIGNS)
+def test_what_rollouts_show_is_said(case):
+    drawn, boxes, words = SIGNS[case]
+    told = explanation([0.0] * len(drawn), drawn, {END}, 9, boxes=boxes)
+    assert words in told
+    assert f"--- prompt\n2 + 2 =\n--- rollout\n{drawn[0].completion}\n---" in told
+    assert "are 0" in told
+    assert explanation([0.0, 1.0], drawn, {END}, 9, boxes=boxes) is None
+    assert "no function scored" in explanation([math.nan] * 2, drawn, {END}, 9, boxes=boxes)
+
+
+@pytest.mark.parametrize("reward", ["math", "mixed"])
+def test_a_run_says_so_once_it_has_seen_enough(reward, tmp_path, capsys):
+    functions = {"math": MathVerifyReward(num_workers=1), "mixed": parity_reward}[reward]
+    trainer = tiny_trainer(tmp_path, reward_funcs=functions, max_steps=12)
+    per_batch = trainer.args.generation_batch_size
+    assert FIRST % per_batch == 0
+    seen = []
+    real = trainer._advantages
+
+    def counted(*given):
+        result = real(*given)
+        seen.append("All rewards of the first 64 rollouts are 0" in capsys.readouterr().out)
+        return result
+
+    trainer._advantages = counted
+    trainer.train()
+    if reward == "math":
+        assert [i for i, told in enumerate(seen, 1) if told] == [FIRST // per_batch]
+    else:
+        assert not any(seen)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_check_shows_what_it_samples_and_why_it_scores_nothing(count, recipe, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", recipe(), *(["--rollouts", str(count)] if count else [])]) == 0
+    said = capsys.readouterr().out
+    assert said.count("--- reward 0, ") == count
+    assert ("All rewards of the first 3 rollouts are 0" in said) == (count == 3)
+    assert ("no \\boxed{}, from which the answer is read: 3 of 3" in said) == (count == 3)

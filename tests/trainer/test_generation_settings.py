@@ -1,0 +1,137 @@
+"""Rollouts are drawn and cut as the settings say, and settings under which the loss would be of others are refused."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from basis_rl.engine.local import VLLM_SAMPLING
+from basis_rl.trainer import BasisTrainer
+from basis_rl.trainer.plan import plan_run, sampling_of
+from tests.support.tiny import config, parity_reward, tiny_model, tiny_tokenizer, tiny_trainer
+
+SERVED = {"use_vllm": True, "vllm_mode": "server"}
+OWN_STOP = {"generation_kwargs": {"stop_strings": ["ab"]}}
+
+
+def kwargs(**given):
+    return {"generation_kwargs": given}
+
+
+# What is wrong, how it is right one step away, and what the message says.
+MISTAKES = {
+    "temperature": (kwargs(temperature=0.5), kwargs(temperature=1.0), r"the loss goes by temperature \(1.0\)"),
+    "JSON": ({"generation_kwargs": '{"temperature": 0.5}'}, {"generation_kwargs": "{}"}, "loss goes by temperature"),
+    "length": (kwargs(max_new_tokens=9), kwargs(max_new_tokens=6), "Set max_completion_length itself"),
+    "vLLM's length": (SERVED | kwargs(max_tokens=9), SERVED | kwargs(max_tokens=6), "Set max_completion_length itself"),
+    "penalty": (kwargs(repetition_penalty=2.0), {"repetition_penalty": 2.0}, "Set repetition_penalty itself"),
+    "greedy": (kwargs(do_sample=False), kwargs(do_sample=True), "rollouts of a prompt would be the same"),
+    "copies": (kwargs(num_return_sequences=2), kwargs(num_return_sequences=1), "num_generations says how many"),
+    "vLLM's copies": (SERVED | kwargs(n=2), SERVED | kwargs(n=1), "num_generations says how many"),
+    "beams": (kwargs(num_beams=4), kwargs(num_beams=1), "which the result of a beam search is not"),
+    "misspelt": (kwargs(min_new_token=2), kwargs(min_new_tokens=2), "Did you mean 'min_new_tokens'"),
+    "of vLLM only": (kwargs(min_tokens=2), SERVED | kwargs(min_tokens=2), "GenerationConfig has no 'min_tokens'"),
+    "of transformers only": (SERVED | kwargs(bad_words_ids=[[2]]), kwargs(bad_words_ids=[[2]]), "Params has"),
+    "no top_k": (kwargs(top_k=None), {"top_k": None}, "Set top_k itself"),
+    "top_p": ({"top_p": 0.9}, {"top_p": 1.0}, "top_p 0.9: rollouts would be drawn from a part of the vocabulary"),
+    "top_k": ({"top_k": 50}, {"top_k": 50, "allow_truncated_sampling": True}, "top_k 50: rollouts would"),
+    "min_p": ({"min_p": 0.1}, {"min_p": 0.0}, "min_p 0.1: rollouts would"),
+    "typical": (kwargs(typical_p=0.9), kwargs(typical_p=1.0), "typical_p 0.9: rollouts would"),
+    "stop strings": (OWN_STOP | {"mask_truncated_completions": True}, OWN_STOP, "or name an end token"),
+}  # fmt: skip
+
+
+def plan(tmp_path, **settings):
+    return plan_run("no/such-model", parity_reward, config(tmp_path, **settings), "rloo")
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_what_is_drawn_is_what_the_loss_is_of(case, tmp_path):
+    wrong, right, words = MISTAKES[case]
+    plan(tmp_path, **right)
+    with pytest.raises(ValueError, match=words):
+        plan(tmp_path, **wrong)
+
+
+@pytest.mark.parametrize("off", [None, -1, 0])
+def test_top_k_has_three_spellings_of_none(off, tmp_path):
+    assert sampling_of(plan(tmp_path, top_k=off).args).top_k == 0
+
+
+@pytest.mark.vllm
+def test_the_fields_of_vllm_are_those():
+    from vllm import SamplingParams
+
+    assert set(VLLM_SAMPLING) == {name for name in SamplingParams.__struct_fields__ if not name.startswith("_")}
+
+
+class Rollouts(BasisTrainer):
+    """Keeps the rollouts of the last batch, and what `generate` made of them before anything was cut."""
+
+    def _generate_single_turn(self, *args, **kwargs):
+        result = super()._generate_single_turn(*args, **kwargs)
+        self.drawn = result[0]
+        return result
+
+
+def drawn(folder, model=None, **settings):
+    torch.manual_seed(0)
+    trainer = tiny_trainer(folder, cls=Rollouts, model=model, max_steps=1, max_completion_length=24, **settings)
+    trainer.train()
+    return trainer
+
+
+def test_nothing_is_taken_from_the_checkpoints_own_generation_settings(tmp_path):
+    """`generate` fills in what is None from there: min_p, and all that TRL does not know."""
+    plain, own = tiny_model(), tiny_model()
+    own.generation_config.update(top_k=1, min_p=0.9, typical_p=0.1, suppress_tokens=list(range(200)))
+    expected = drawn(tmp_path / "a", plain, top_k=None).drawn
+    assert drawn(tmp_path / "b", own, top_k=None).drawn == expected
+    assert own.generation_config.min_p == 0.9, "and they are put back"
+    assert "generate" not in vars(own)
+
+
+LETTERS = tiny_tokenizer().convert_tokens_to_ids(list("abcdef"))
+ENDS = {
+    "eos_token_id": {"eos_token_id": LETTERS[:2]},
+    "one eos_token_id": {"eos_token_id": LETTERS[0]},
+    "stop_strings": {"stop_strings": ["ab", "c"]},
+    "stop_strings, padded by the end token": {"stop_strings": "a"},
+    "max_time": {"max_time": 0.01},
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_padding_is_not_trained_on(case, tmp_path):
+    """Nothing follows the first end, wherever that is."""
+    tokenizer = tiny_tokenizer()
+    if "padded by" in case:
+        tokenizer.pad_token = tokenizer.eos_token
+    given, allowed = ENDS[case], set(LETTERS)
+    few = {"suppress_tokens": [i for i in range(len(tokenizer)) if i not in allowed]}
+    trainer = drawn(tmp_path, tiny_model(tokenizer), processing_class=tokenizer, generation_kwargs={**few, **given})
+    ends = given.get("eos_token_id", [])
+    strings = given.get("stop_strings", [])
+    assert len({len(ids) for ids in trainer.drawn}) > 1 or case == "max_time"
+    for ids in trainer.drawn:
+        assert set(ids) <= allowed, "only what was sampled"
+        before = ids[:-1]
+        assert not set(before) & {*([ends] if isinstance(ends, int) else ends)}
+        for string in [strings] if isinstance(strings, str) else strings:
+            assert string not in tokenizer.decode(before)
+        if len(ids) < 24 and strings:
+            assert tokenizer.decode(ids).endswith(tuple(strings))
+    ended = [ids[-1] in {*([ends] if isinstance(ends, int) else ends)} for ids in trainer.drawn]
+    cut = trainer.state.log_history[0]["completions/clipped_ratio"]
+    assert cut == pytest.approx(1 - sum(ended) / len(ended))
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_a_rollout_has_a_token(tokens, tmp_path):
+    def roll_out(prompts, trainer):
+        rows = [[5, 6]] * (len(prompts) - 1) + [[5] * tokens]
+        return {"prompt_ids": [[7]] * len(prompts), "completion_ids": rows, "logprobs": [[0.0] * len(r) for r in rows]}
+
+    trainer = tiny_trainer(tmp_path, rollout_func=roll_out, max_steps=1)
+    with nullcontext() if tokens else pytest.raises(RuntimeError, match="1 of 16 rollouts without a token"):
+        trainer.train()

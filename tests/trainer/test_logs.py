@@ -1,0 +1,107 @@
+"""What is logged is of the rollouts and functions beside which it stands, and can be read as JSON."""
+
+import json
+import math
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pandas
+import pytest
+from peft import LoraConfig, get_peft_model
+
+from basis_rl.engine.generation import Generation
+from basis_rl.trainer.logs import distinct
+from tests.support.tiny import parity_reward, sums, tiny_model, tiny_trainer
+
+
+@pytest.fixture
+def calls():
+    return []
+
+
+def now_and_then(calls):
+    """A reward that logs a column in every second batch only, and once of half of its rollouts."""
+
+    def reward(completions, completion_ids, log_extra, log_metric, **kwargs):
+        calls.append(["".join(map(str, ids)) for ids in completion_ids])
+        number = len(calls)
+        if number % 2 == 0:
+            log_extra("ids", calls[-1] if number != 4 else calls[-1][: len(calls[-1]) // 2])
+        log_metric("ratio", math.inf if number == 1 else 0.5)
+        return parity_reward(completions, completion_ids)
+
+    return reward
+
+
+def test_a_columns_values_stand_beside_their_own_rollouts(calls, tmp_path):
+    settings = {"max_steps": 8, "steps_per_generation": 2, "log_completions": True}
+    trainer = tiny_trainer(tmp_path, reward_funcs=now_and_then(calls), **settings)
+    trainer.train()
+    for step in range(1, 9):
+        table = pandas.read_parquet(tmp_path / "completions" / f"completions_{step:05d}.parquet")
+        batch = (step - 1) // 2
+        logged = {0: 0, 1: 16, 2: 0, 3: 8}[batch]
+        if batch == 0:
+            assert "ids" not in table
+        else:
+            assert [value if isinstance(value, str) else None for value in table["ids"]] == calls[batch][:logged] + [
+                None
+            ] * (16 - logged)
+
+
+def test_an_evaluation_has_a_table_of_its_own(calls, tmp_path):
+    settings = {"max_steps": 2, "log_completions": True, "eval_strategy": "steps", "eval_steps": 1}
+    sets = {"a": sums(4), "b": sums(8)}
+    trainer = tiny_trainer(tmp_path, eval_dataset=sets, **settings, per_device_eval_batch_size=8)
+    trainer.train()
+    found = sorted(path.name for path in (tmp_path / "completions").iterdir())
+    assert found == sorted(
+        f"{name}completions_0000{step}.parquet" for step in (1, 2) for name in ("", "eval_a_", "eval_b_")
+    )
+    trained = pandas.read_parquet(tmp_path / "completions" / "completions_00002.parquet")
+    assert len(trained) == trainer.args.generation_batch_size
+    assert not trained["advantage"].eq(0).all()
+    prompts = {
+        row["prompt"][0]["content"]
+        for _, row in pandas.read_parquet(tmp_path / "completions" / "eval_a_completions_00002.parquet").iterrows()
+    }
+    assert prompts == {row["prompt"][0]["content"] for row in sums(4)}
+
+
+def test_functions_of_one_name_have_metrics_of_their_own(tmp_path):
+    assert distinct(["f", "g", "f", "f"]) == ["f", "g", "f_2", "f_3"]
+    functions = [
+        lambda completions, **kwargs: [1.0] * len(completions),
+        lambda completions, **kwargs: [2.0] * len(completions),
+    ]
+    trainer = tiny_trainer(tmp_path, reward_funcs=[*functions, parity_reward], max_steps=1)
+    trainer.train()
+    logged = trainer.state.log_history[0]
+    assert (logged["rewards/<lambda>/mean"], logged["rewards/<lambda>_2/mean"]) == (1.0, 2.0)
+    assert "rewards/parity_reward/mean" in logged
+
+
+def test_an_infinite_metric_is_no_number_in_json(calls, tmp_path):
+    trainer = tiny_trainer(tmp_path, reward_funcs=now_and_then(calls), max_steps=4, save_strategy="steps", save_steps=4)
+    trainer.train()
+
+    def refuse(word):
+        raise AssertionError(word)
+
+    lines = [json.loads(line, parse_constant=refuse) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["ratio"] for line in lines if "ratio" in line] == [None, 0.5]
+    json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text(), parse_constant=refuse)
+
+
+@pytest.mark.parametrize("reference", [True, False])
+def test_vllm_gets_the_names_of_the_model_and_no_others(reference):
+    base = tiny_model()
+    expected = {name for name, _ in base.named_parameters()}
+    lora = LoraConfig(target_modules=["q_proj"], modules_to_save=["embed_tokens"])
+    model = get_peft_model(base, lora)
+    if reference:  # as TRL makes it where an adapter goes on to be trained with beta
+        model.add_adapter("ref", lora)
+    engine = object.__new__(Generation)
+    engine.model = model
+    engine._dist = SimpleNamespace(is_fsdp=False, gather_params=lambda parameters: nullcontext())
+    assert {name for name, _ in engine._iter_named_params()} == expected
