@@ -125,8 +125,10 @@ class RunContext:
         provenance: what identifies the run's rollouts and rewards (model, revision, chat template, reward, sampling).
             A key that is unknown is absent.
         texts: id of every training prompt -> its text (of a conversation, what the user says), or empty.
+        reward_range: least and largest reward, where all reward functions declare theirs.
     """
 
     prompts: Mapping[str, str]
     provenance: Mapping[str, str | float]
     texts: Mapping[str, str] = field(default_factory=dict)
+    reward_range: tuple[float, float] | None = None

@@ -20,6 +20,7 @@ from torch import Tensor
 from trl.trainer.utils import RepeatSampler
 
 from basis_rl.baselines import Baseline, BasisHistory
+from basis_rl.baselines.reward_range import RewardRange, with_range
 from basis_rl.data import problem_text
 from basis_rl.run.errors import SelectionFailed
 from basis_rl.samplers import Draw, PromptSampler, ValueBelief, sampler_name
@@ -85,6 +86,7 @@ def tried_belief(
     prompt_ids: Sequence[str],
     texts: Iterable[str],
     args: BasisConfig,
+    reward_range: tuple[float, float] | None = None,
 ) -> ValueBelief:
     """The belief by which a run's prompts are drawn, after a first draw with it that shows that the sampler can.
 
@@ -104,6 +106,7 @@ def tried_belief(
         belief = baseline
     else:
         belief = beside = BasisHistory(prior="text")
+        beside.range.declare(reward_range)
         if beside.text_prior is not None:
             beside.text_prior.know(dict(zip(prompt_ids, texts, strict=True)))
     try:
@@ -142,6 +145,7 @@ class Selection:
         prompt_ids: Sequence[str],
         args: BasisConfig,
         accelerator: Accelerator,
+        reward_range: tuple[float, float] | None = None,
     ) -> None:
         self.sampler = sampler
         self.dataset = dataset
@@ -150,7 +154,7 @@ class Selection:
         self.seed = args.seed
         self.num_generations = args.num_generations
         texts = (problem_text(row["prompt"]) for row in dataset)
-        self.belief = tried_belief(sampler, baseline, prompt_ids, texts, args)
+        self.belief = tried_belief(sampler, baseline, prompt_ids, texts, args, reward_range)
         self.own_belief = self.belief if isinstance(self.belief, BasisHistory) and self.belief is not baseline else None
         self.size = args.generation_batch_size // args.num_generations
         self.seen = torch.zeros(len(prompt_ids), dtype=torch.bool)
@@ -248,6 +252,11 @@ class Selection:
 
     def update(self, batch: RolloutBatch) -> None:
         """Update the separate belief, if there is one; warn once if rewards are outside what a belief can hold."""
+        if self.own_belief is not None:
+            self.own_belief.update(batch)
+        learnt = getattr(self.belief, "range", None)
+        if isinstance(learnt, RewardRange) and not learnt.known:
+            return
         low, high = self.belief.reward_range
         slack = 1e-6 * (high - low)  # rewards are float32
         outside = int(((batch.rewards < low - slack) | (batch.rewards > high + slack)).sum())
@@ -255,12 +264,10 @@ class Selection:
             self._warned = True
             _logger.warning(
                 "%d rewards are outside %g to %g, and the belief that chooses prompts takes them for the nearer end. "
-                "Scale the rewards, or take a baseline with a value table of such rewards (basis, basis_history): it "
-                "knows the range.",
+                "Leave out fixed_range, build the value table of basis with such rewards, or let the belief tell the "
+                "right `reward_range`.",
                 outside, low, high,
             )  # fmt: skip
-        if self.own_belief is not None:
-            self.own_belief.update(batch)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -274,7 +281,7 @@ class Selection:
         """Restore `state_dict`'s result. If the baseline of the saved run was the belief, there is none to restore."""
         self.sampler.load_state_dict(state["sampler"])
         if self.own_belief is not None and state["belief"] is not None:
-            self.own_belief.load_state_dict(state["belief"])
+            self.own_belief.load_state_dict(with_range(self.own_belief, state["belief"]))
         self.seen = state["seen"].clone()
         self._draws = {int(number): Draw(*fields) for number, fields in state["draws"].items()}
 

@@ -13,6 +13,7 @@ import torch
 from datasets import Dataset
 
 from basis_rl.baselines import Baseline, baseline_name
+from basis_rl.baselines.reward_range import with_range
 from basis_rl.run.artefacts import differences, write_whole
 from basis_rl.samplers import PromptSampler, sampler_name
 from basis_rl.trainer.config import BasisConfig, changed_settings
@@ -64,7 +65,7 @@ def load_baseline(folder: str | Path, baseline: Baseline, dataset: str | None = 
             f"'{folder}' was saved while training on other prompts (their hash is {there}, this run's is {dataset}). "
             "Resume with the same dataset, in the same order, or start a new run from the checkpoint's model."
         )
-    baseline.load_state_dict(content["state"])
+    baseline.load_state_dict(with_range(baseline, content["state"]))
     return int(content["step"])
 
 

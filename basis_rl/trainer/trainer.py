@@ -55,7 +55,7 @@ from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id
 from basis_rl.trainer.greedy import greedy_rewards
 from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, kl_penalty, token_means
 from basis_rl.trainer.packing import Scorer, enable_packing, has_dropout, reordered
-from basis_rl.trainer.plan import Plan, check_token_advantages, check_with_model, plan_run, with_data
+from basis_rl.trainer.plan import Plan, check_token_advantages, check_with_model, plan_run, reward_range_of, with_data
 from basis_rl.trainer.prefetch import Prefetch
 from basis_rl.trainer.publish import Origin, Publisher, run_info
 from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, total_rewards
@@ -151,6 +151,7 @@ class BasisTrainer(GRPOTrainer):
         self.baseline = plan.baseline
         self.objective = plan.objective
         self.sampler = plan.sampler
+        self._reward_range = reward_range_of(plan)
         self.publisher = Publisher(args)
         with _vllm(args) if args.use_vllm else nullcontext():
             super().__init__(
@@ -278,7 +279,8 @@ class BasisTrainer(GRPOTrainer):
             self._coverage = Coverage(ids) if ids else None
             return
         assert ids is not None, "a stream is refused before the model is loaded"
-        self.selection = Selection(self.sampler, self.baseline, self.train_dataset, ids, self.args, self.accelerator)
+        run = (self.args, self.accelerator, self._reward_range)
+        self.selection = Selection(self.sampler, self.baseline, self.train_dataset, ids, *run)
         if self.sampler.max_refills:
             scoring = (self._scores, self._scores_unlogged)
             self._resampling = Resampling(self.selection, self._generate_counted, *scoring, self.reward_weights)

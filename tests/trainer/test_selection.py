@@ -6,12 +6,12 @@ import pytest
 import torch
 from datasets import Dataset, IterableDataset
 
-from basis_rl.baselines import BasisHistory, build_baseline
+from basis_rl.baselines import BasisHistory, Rloo, Spo, build_baseline
 from basis_rl.run.errors import SelectionFailed
 from basis_rl.samplers import Draw, Dynamic, Frontier, PromptSampler, Uniform, Variance, WeightedSampler, build_sampler
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.selection import Selection, drawn
-from tests.support.tiny import sums, table_for, tiny_trainer
+from tests.support.tiny import parity_reward, sums, table_for, tiny_trainer
 from tests.trainer.test_resume import assert_same_end
 
 # Two generation batches of 16 rollouts, each used in two optimizer steps.
@@ -331,11 +331,13 @@ def test_a_table_that_lacks_prompts_is_said_as_without_a_sampler(tmp_path):
             build(tmp_path, build_baseline("basis", values=table_for(data.select(range(8)))), sampler)
 
 
-@pytest.mark.parametrize("baseline", ["grpo", "spo", "bv_blend"])
-def test_rewards_out_of_the_beliefs_range_are_told_once(baseline, tmp_path, caplog):
-    """Of the belief beside the baseline and of the baseline's own."""
+@pytest.mark.parametrize(
+    ("baseline", "told"), [("basis", 1), (Spo(fixed_range=(0, 1)), 1), ("grpo", 0), ("bv_blend", 0)]
+)
+def test_rewards_out_of_a_range_that_stays_are_told_once(baseline, told, tmp_path, caplog):
+    """Of a table's belief and of a fixed range; one that is learnt holds them."""
     run(tmp_path, baseline, "variance", reward_funcs=lambda completions, **_: [3.0] * len(completions))
-    assert caplog.text.count("rewards are outside 0 to 1") == 1
+    assert caplog.text.count("rewards are outside 0 to 1") == told
 
 
 # Refills.
@@ -393,3 +395,29 @@ def test_no_refill_brings_a_prompt_twice(prompts, ranks):
                 for k, group in enumerate(groups):
                     batch[rank * of_rank + group] = rows[rank * most + k]
             assert len(set(batch)) == 8
+
+
+class Declaring:
+    """`parity_reward`, which may declare its range, in -1 and +1."""
+
+    __name__ = "declaring"
+
+    def __init__(self, reward_range=None):
+        self.reward_range = reward_range
+
+    def __call__(self, completions, completion_ids, **kwargs):
+        return [2.0 * reward - 1.0 for reward in parity_reward(completions, completion_ids)]
+
+
+@pytest.mark.parametrize("make", [BasisHistory, Rloo])
+def test_the_belief_takes_the_range_that_the_rewards_declare_and_else_learns_it(make, tmp_path):
+    settings = {"reward_funcs": [Declaring((-1.0, 1.0))], "reward_weights": [2.0], "max_steps": 4}
+    told = build(tmp_path / "told", make(), **settings)
+    assert told.selection.belief.reward_range == (-2.0, 2.0)
+    found = run(tmp_path / "learnt", make(), **{**settings, "reward_funcs": [Declaring()]})
+    assert found.selection.belief.reward_range == (-2.0, 2.0)
+    if make is BasisHistory:
+        told.train()
+        for trainer, known in ((told, [1.0, 1.0]), (found, [0.0, 1.0])):
+            rows = trainer.state.log_history
+            assert [row["baseline/range_known"] for row in rows if "baseline/range_known" in row] == known
