@@ -15,6 +15,7 @@ from basis_rl.types import Advantages, RolloutBatch, RunContext
 from basis_rl.values.table import ValueTable
 
 _COLUMNS = ("alpha", "beta", "log_prob")
+_MIDDLE = 0.92
 
 
 class Spo(Baseline):
@@ -53,7 +54,7 @@ class Spo(Baseline):
     def __init__(
         self,
         values: ValueTable | str | Path | None = None,
-        forgetting: float | Literal["kl"] = 0.92,
+        forgetting: float | Literal["kl"] = _MIDDLE,
         normalize: bool = True,
         accept_mismatch: bool = False,
         fixed_range: Sequence[float] | None = None,
@@ -117,7 +118,8 @@ class Spo(Baseline):
             return
         rewards = self.range.scaled(batch.rewards)
         rows: dict[str, list[int]] = {}
-        for row in scorable_rows(batch).nonzero().flatten().tolist():
+        # Whoever is right is right, whether its tokens are trained on (`mask_truncated_completions`) or not.
+        for row in (~batch.rewards.isnan()).nonzero().flatten().tolist():
             rows.setdefault(batch.prompt_ids[row], []).append(row)
         for name, own in rows.items():
             alpha, beta = self._tracked([name])[0].tolist()
@@ -136,10 +138,12 @@ class Spo(Baseline):
         """rho, and the mean log-probability of the rollouts' tokens."""
         if not isinstance(self.forgetting, str):
             return self.forgetting, float("nan")
-        assert batch.log_probs is not None
-        mask = batch.action_mask[rows].cpu()
-        now = float(batch.log_probs[rows].double().cpu()[mask].mean())
         then = self.trackers.get(name, (0.5, 0.5, float("nan")))[2]
+        mask = batch.action_mask[rows].cpu()
+        if batch.log_probs is None or not bool(mask.any()):
+            # What is not trained on was not scored: the middle of the interval.
+            return _MIDDLE, then
+        now = float(batch.log_probs[rows].double().cpu()[mask].mean())
         distance = abs(now - then) if then == then else 0.0
         return min(0.96, max(0.875, 2.0 ** (-distance / 0.06))), now
 

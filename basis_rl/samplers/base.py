@@ -115,7 +115,7 @@ class PromptSampler(ABC):
     """Draws the prompts of each generation batch.
 
     Class attributes:
-        needs_belief: whether `draw` reads a belief.
+        needs_belief: whether `draw` reads a belief. An object's own may depend on its parameters.
         in_dataset_order: leaves the order to the trainer: each epoch all prompts once, shuffled, as in TRL.
         known_chances: whether draws have a `Draw.ratio`, so that `correct` is possible.
         max_refills: how often groups that `keeps` refuses are drawn again before a batch is trained on.
@@ -125,7 +125,7 @@ class PromptSampler(ABC):
             large weight when it is drawn.
     """
 
-    needs_belief: ClassVar[bool] = True
+    needs_belief: bool = True
     in_dataset_order: ClassVar[bool] = False
     known_chances: ClassVar[bool] = True
     max_refills: int = 0

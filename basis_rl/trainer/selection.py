@@ -161,6 +161,8 @@ class Selection:
         self.refills = 0
         self._draws: dict[int, Draw] = {}
         self._refilled: dict[int, tuple[Tensor, set[int]]] = {}
+        # Of the last refill the prompts of all ranks.
+        self.asked = torch.zeros(0, dtype=torch.long)
         self._warned = False
 
     def _draw(self, number: int, size: int, refill: int = 0) -> Draw:
@@ -183,6 +185,10 @@ class Selection:
         # Twice as fast as copy.deepcopy.
         stored = [pickle.dumps(row) for row in read]
         return [pickle.loads(stored[place]) for place in places.tolist()]
+
+    def prompts(self, number: int) -> Tensor:
+        """``(P,)`` rows of the dataset that the generation batch has now, on all ranks."""
+        return self._refilled[number][0] if number in self._refilled else self._draws[number].rows
 
     def kept(self, number: int, rewards: Tensor) -> Tensor:
         """``(M, G) -> (M,)`` bool: the groups of the batch that the sampler keeps.
@@ -222,6 +228,7 @@ class Selection:
         tried |= set(rows.tolist())
         self.seen[rows] = True
         self.refills += 1
+        self.asked = rows
         return self._of_rank(rows)
 
     def weights(self, number: int) -> Tensor | None:
@@ -341,6 +348,9 @@ class Resampling:
     with one batch as if it had been drawn at once; the rewards are handed to it when it asks (`take_rewards`). Groups
     are whole on each rank, and every rank draws as many as the one that misses most: generation is collective.
 
+    Groups that were rewarded and are not trained on are kept for the belief (`take_discarded`): of a prompt that is
+    right once in twenty times it would else see the mixed groups only.
+
     Args:
         selection: draws, and keeps or refuses groups.
         generate: TRL's `_generate`.
@@ -364,6 +374,8 @@ class Resampling:
         self.weights = weights
         self.inputs: list[dict[str, Any]] = []
         self.rewards: Tensor | None = None
+        # Row of the dataset, and rewards of its group, in the order in which they were discarded.
+        self._discarded: list[tuple[int, Tensor]] = []
 
     def generated(self, prompts: list[Any], number: int, extra_logs: Mapping[str, list[Any]]) -> Generated:
         """TRL's `_generate` of `prompts`; refused groups are replaced in its result, in `prompts` and in ``inputs``.
@@ -376,6 +388,7 @@ class Resampling:
         size = self.selection.num_generations
         local = len(prompts)
         rank = self.selection.accelerator.process_index
+        self._discarded = []
         result = [list(part) if isinstance(part, list) else part for part in self.generate(prompts)]
         rewards = self.score(self.inputs, prompts, result[3], result[1])
         for refill in range(1, self.selection.sampler.max_refills + 1):
@@ -383,10 +396,14 @@ class Resampling:
             most = max(len(places) for places in refused)
             if most == 0:
                 break
+            groups = [of * local // size + group for of, places in enumerate(refused) for group in places]
+            self._discard(self.selection.prompts(number), rewards, groups)
             rows = self.selection.more(number, refill, refused)
             asked = [copy.deepcopy(row["prompt"]) for row in rows]
             drawn = self.generate(asked)
             scores = self.score_unlogged(rows, asked, drawn[3], drawn[1])
+            spare = [of * most + new for of, places in enumerate(refused) for new in range(len(places), most)]
+            self._discard(self.selection.asked, scores, spare)
             for of_rank, places in enumerate(refused):
                 for new, group in enumerate(places):
                     at = of_rank * local + group * size
@@ -403,6 +420,27 @@ class Resampling:
                             column[at] = None
         self.rewards = rewards
         return tuple(result)
+
+    def _discard(self, rows: Tensor, rewards: Tensor, groups: Sequence[int]) -> None:
+        """Keep the totals of some groups of ``(N, F)`` rewards of prompts in `rows`, ``(P,)``."""
+        totals = total_rewards(rewards, self.weights).cpu().view(len(rows), -1)
+        self._discarded += [(int(rows[group]), totals[group]) for group in groups]
+
+    def take_discarded(self, step: int, texts: bool) -> RolloutBatch | None:
+        """The rollouts of the batch that are not trained on, once: rewards, groups and prompts, with `texts` theirs."""
+        discarded, self._discarded = self._discarded, []
+        if not discarded:
+            return None
+        size, chosen = self.selection.num_generations, self.selection
+        rows = [row for row, _ in discarded for _ in range(size)]
+        return RolloutBatch(
+            rewards=torch.cat([rewards for _, rewards in discarded]),
+            group_ids=torch.arange(len(discarded)).repeat_interleave(size),
+            prompt_ids=[chosen.prompt_ids[row] for row in rows],
+            action_mask=torch.zeros((len(rows), 0), dtype=torch.bool),
+            prompt_texts=[problem_text(chosen.dataset[row]["prompt"]) for row in rows] if texts else None,
+            step=step,
+        )
 
     def _refused(self, rewards: Tensor, number: int) -> list[list[int]]:
         """Of each rank the groups, counted on that rank, that are not kept."""

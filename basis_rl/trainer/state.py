@@ -91,33 +91,40 @@ def dataset_identity(prompt_ids: Sequence[str] | None) -> str | None:
 
 
 class PendingBatches:
-    """Generation batches that the baseline has not learned from yet: the policy is still being updated on them."""
+    """Generation batches that the baseline has not learned from yet: the policy is still being updated on them.
+
+    With each of them the rollouts that were sampled for it and are not trained on, where there are any.
+    """
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[int, RolloutBatch]] = []
+        self._waiting: list[tuple[int, RolloutBatch, RolloutBatch | None]] = []
 
-    def add(self, batch: RolloutBatch, used_up: int) -> None:
+    def add(self, batch: RolloutBatch, used_up: int, discarded: RolloutBatch | None = None) -> None:
         """Keep a batch until micro-batch `used_up` of the run, the last one that trains on it."""
-        self._waiting.append((used_up, batch))
+        self._waiting.append((used_up, batch, discarded))
 
-    def due(self, step: int) -> Iterator[RolloutBatch]:
+    def due(self, step: int) -> Iterator[tuple[RolloutBatch, RolloutBatch | None]]:
         """The batches that are used up after `step` micro-batches, oldest first; they are kept no longer."""
         while self._waiting and self._waiting[0][0] <= step:
-            yield self._waiting.pop(0)[1]
+            _, batch, discarded = self._waiting.pop(0)
+            yield batch, discarded
 
     def forget(self, index: int) -> None:
         """Drop the generation batches from number `index` on."""
-        self._waiting = [(used_up, batch) for used_up, batch in self._waiting if batch.step < index]
+        self._waiting = [entry for entry in self._waiting if entry[1].step < index]
 
     @property
     def newest(self) -> RolloutBatch:
         return self._waiting[-1][1]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"waiting": [(used_up, vars(batch)) for used_up, batch in self._waiting]}
+        return {"waiting": [(used_up, *(each and vars(each) for each in both)) for used_up, *both in self._waiting]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._waiting = [(used_up, RolloutBatch(**fields)) for used_up, fields in state["waiting"]]
+        self._waiting = []
+        for used_up, batch, *rest in state["waiting"]:  # before discarded rollouts were kept there were two entries
+            discarded = RolloutBatch(**rest[0]) if rest and rest[0] else None
+            self.add(RolloutBatch(**batch), used_up, discarded)
 
 
 def loop_state(

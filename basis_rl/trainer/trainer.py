@@ -47,7 +47,7 @@ from basis_rl.run.record import RunInfo
 from basis_rl.run.run_lock import end_with_launcher, held
 from basis_rl.run.seams import attributes
 from basis_rl.run.usage import Spending
-from basis_rl.samplers import PromptSampler
+from basis_rl.samplers import PromptSampler, ValueBelief
 from basis_rl.trainer.config import BasisConfig, without_secrets
 from basis_rl.trainer.critic import Critic
 from basis_rl.trainer.faults import FiniteGradients, GradientMonitor, StopOnSignal
@@ -543,7 +543,10 @@ class BasisTrainer(GRPOTrainer):
         own = {f"baseline/{key}": value for key, value in result.metrics.items()}
         self._log_advantages(batch, values, advantage_metrics(batch, replace(result, values=values)) | own)
         self._log_difficulty(inputs, batch.rewards)
-        self._pending.add(batch, used_up=self._step + self._generate_every)
+        discarded = None
+        if self._resampling is not None:
+            discarded = self._resampling.take_discarded(batch.step, "prompt_texts" in self.baseline.requires)
+        self._pending.add(batch, self._step + self._generate_every, discarded)
         self._generation_batch += 1
         return local_rows(values, self.accelerator, len(inputs), mask.shape[1])
 
@@ -649,12 +652,18 @@ class BasisTrainer(GRPOTrainer):
     # Learn.
 
     def _learn(self) -> None:
-        """Let the baseline learn from the batches that are used up: the policy was updated on all of them."""
+        """Let the baseline learn from the batches that are used up: the policy was updated on all of them.
+
+        What a sampler has discarded is told to beliefs alone, whose values would else be those of what it keeps.
+        """
         self._log_all(self.timer.take())
-        for batch in self._pending.due(self._step):
+        for batch, discarded in self._pending.due(self._step):
             self.baseline.update(batch)
-            if self.selection is not None:
-                self.selection.update(batch)
+            if discarded is not None and isinstance(self.baseline, ValueBelief):
+                self.baseline.update(discarded)
+            for each in (batch, discarded):
+                if self.selection is not None and each is not None:
+                    self.selection.update(each)
             if self._critic is not None:
                 self._log_all({f"baseline/{key}": value for key, value in self._critic.learn(batch).items()})
         self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)
