@@ -165,3 +165,18 @@ def test_a_reward_outside_what_it_declares_breaks_its_promise():
     check_reward(lambda: rewarding((0, 2)))
     with pytest.raises(RewardError, match="outside its `reward_range`"):
         check_reward(lambda: rewarding((0, 1)))
+
+
+@pytest.mark.parametrize("forgetting", [0.92, "kl"])
+def test_spo_learns_from_rollouts_that_are_not_trained_on(forgetting):
+    """Such as truncated ones, whose tokens are masked; of them there is no log-probability to forget by."""
+    found = Spo(forgetting=forgetting, fixed_range=(0, 1))
+    mask = torch.tensor([[True, True], [False, False], [False, False]])
+    log_probs = -torch.ones((3, 2)) if forgetting == "kl" else None
+    found.update(batch_of([1.0, 0.0, math.nan], "abc", action_mask=mask, log_probs=log_probs))
+    rho = 0.96 if forgetting == "kl" else 0.92  # nothing is known of how far the policy has moved
+    assert found.trackers["a"][:2] == pytest.approx((rho * 0.5 + 1, rho * 0.5))
+    assert found.trackers["b"][:2] == pytest.approx((0.92 * 0.5, 0.92 * 0.5 + 1))
+    assert "c" not in found.trackers
+    advantages = found.advantages(batch_of([1.0, 0.0, math.nan], "abc", action_mask=mask)).values
+    assert advantages[1:].tolist() == [0.0, 0.0]
