@@ -94,7 +94,7 @@ def declared_range(rewards: Sequence[Any], weights: Sequence[float] | None = Non
     Raises:
         ValueError: a function declares something else than a range.
     """
-    declared = [getattr(reward, "reward_range", None) for reward in rewards]
+    declared: list[Any] = [getattr(reward, "reward_range", None) for reward in rewards]
     if not declared or None in declared:
         return None
     ends: list[tuple[float, float]] = []

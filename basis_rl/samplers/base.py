@@ -26,7 +26,9 @@ POOL = 1 << 13
 class ValueBelief(Protocol):
     """What is believed about the value of prompts: the expected reward of the policy's rollouts of each.
 
-    `basis`, `basis_history`, `bv_blend` and `spo` are beliefs themselves.
+    `basis`, `basis_history`, `bv_blend` and `spo` are beliefs themselves. A belief's `Baseline.update` is also given
+    the groups that a sampler has discarded (`dynamic`), after the batch that they were drawn for: rewards, groups and
+    prompts (with texts where it requires them), no tokens and no other signals.
     """
 
     @property

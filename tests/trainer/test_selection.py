@@ -449,6 +449,20 @@ def test_all_that_was_rewarded_is_trained_on_or_discarded(ranks):
         asked.clear()
 
 
+def test_ranks_discard_the_same():
+    """Also what a rank that misses fewer groups than another has drawn in vain."""
+
+    def rewarding():
+        generator = torch.Generator().manual_seed(0)
+        return lambda row: (torch.rand(4, generator=generator) < row / 63).float().tolist()
+
+    ranks = [list(batches_of(refilling(Dynamic(), rewarding(), 2, rank), 4)) for rank in (0, 1)]
+    for (kept, discarded), (kept_there, there) in zip(*ranks, strict=True):
+        assert kept == kept_there
+        assert discarded.prompt_ids == there.prompt_ids
+        assert torch.equal(discarded.rewards, there.rewards)
+
+
 @pytest.mark.parametrize("make", [BasisHistory, lambda: Spo(forgetting=1.0)])
 def test_what_is_believed_of_easy_and_hard_prompts_is_not_of_their_mixed_groups_alone(make):
     """A prompt that is right once in twenty times, in groups of four, was believed to be so once in four times."""
