@@ -417,8 +417,8 @@ class _Promises:
         baseline, batch = self._baseline, self._batch
         if not isinstance(baseline, ValueBelief):
             return
-        asked = {name: None for name in [*SIGNALS] if name != "prompt_texts"}
-        baseline.update(replace(batch, action_mask=batch.action_mask[:, :0], **asked))
+        none: dict[str, Any] = {name: None for name in SIGNALS if name != "prompt_texts"}
+        baseline.update(replace(batch, action_mask=batch.action_mask[:, :0], **none))
         for tensor in baseline.believed(self.ids):
             require(tensor.isfinite().all(), "believes what is not finite after rollouts that are not trained on")
 
