@@ -170,9 +170,9 @@ def of_history(table: ValueTable) -> dict[str, Baseline]:
         "basis": Basis(table),
         "basis, likelihood": Basis(table, calibration="likelihood"),
         "basis_history": BasisHistory(table, belief="gaussian"),
-        "basis_history, no table": BasisHistory(belief="gaussian"),
+        "basis_history, no table": BasisHistory(belief="gaussian", fixed_range=(0, 1)),
         "basis_history, drift 0.003": BasisHistory(table, drift=0.003, belief="gaussian"),
-        "basis_history, drift 0.003, no table": BasisHistory(drift=0.003, belief="gaussian"),
+        "basis_history, drift 0.003, no table": BasisHistory(drift=0.003, belief="gaussian", fixed_range=(0, 1)),
     }
 
 
@@ -181,13 +181,13 @@ def of_field(table: ValueTable) -> dict[str, Baseline]:
     return {
         "batch mean": BatchMean(),
         "basis_history": BasisHistory(table),
-        "basis_history, no table": BasisHistory(),
+        "basis_history, no table": BasisHistory(fixed_range=(0, 1)),
         "basis_history, gaussian": BasisHistory(table, belief="gaussian"),
-        "basis_history, gaussian, no table": BasisHistory(belief="gaussian"),
+        "basis_history, gaussian, no table": BasisHistory(belief="gaussian", fixed_range=(0, 1)),
         "spo": Spo(table, normalize=False),
-        "spo, no table": Spo(normalize=False),
-        "spo, rho 0.875, no table": Spo(forgetting=0.875, normalize=False),
-        "spo, rho 0.96, no table": Spo(forgetting=0.96, normalize=False),
+        "spo, no table": Spo(normalize=False, fixed_range=(0, 1)),
+        "spo, rho 0.875, no table": Spo(forgetting=0.875, normalize=False, fixed_range=(0, 1)),
+        "spo, rho 0.96, no table": Spo(forgetting=0.96, normalize=False, fixed_range=(0, 1)),
     }
 
 

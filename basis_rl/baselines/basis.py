@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,9 +53,9 @@ class Basis(Baseline):
     (see `ValueTable.tilt`). Values are clamped to ``[epsilon, 1 - epsilon]`` before they become weights.
 
     Metrics: ``beta``; ``active``, the share of rollouts with an active prompt; ``fallback``, the share of scored
-    rollouts with ``b = 0`` because there is none; ``calibration_loss``, the minimum; ``reward_from_0.25`` and the like,
-    the mean reward of the prompts that the reference solves in a quarter to a half of its rollouts: what is learnt
-    where.
+    rollouts with ``b = 0`` because there is none; ``calibration_loss``, the minimum, where at least two of the active
+    are scored; ``reward_from_0.25`` and the like, the mean reward of the prompts that the reference solves in a quarter
+    to a half of its rollouts: what is learnt where.
 
     Args:
         values: the table, its folder, or its Hub id.
@@ -152,8 +153,9 @@ class Basis(Baseline):
             "beta": min(float(beta), float(self.betas[-1])),
             "active": float(active[0].double().mean()),
             "fallback": float((scorable & ~served).sum() / scorable.sum().clamp(min=1)),
-            "calibration_loss": loss,
         }
+        if math.isfinite(loss):
+            metrics["calibration_loss"] = loss
         quarters = [f"reward_from_{min(3, int(4 * p)) / 4:.2f}" for p in reference.tolist()]
         metrics.update(mean_by(quarters, batch.rewards))
         return Advantages(values=values, baseline=baseline, metrics=metrics)

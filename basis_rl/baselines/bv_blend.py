@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows, where_scorable
+from basis_rl.baselines.reward_range import RewardRange
 from basis_rl.clusters import PromptClusters
 from basis_rl.functional.segments import group_mean, segment_count
 from basis_rl.registry import check_choice
@@ -69,7 +70,6 @@ class BVBlend(Baseline):
 
     uses_own_reward = True
     scales = True
-    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     def __init__(
         self,
@@ -103,8 +103,14 @@ class BVBlend(Baseline):
         self.prior_mass, self.prior_variance = prior_mass, prior_variance
         self.confidence, self.mapping, self.variance = confidence, mapping, variance
         self.history: dict[int, tuple[float, float, float]] = {}  # cluster -> m1, m2, N
+        self.range = RewardRange("bv_blend")
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        return self.range.span
 
     def validate(self, run: RunContext) -> None:
+        self.range.declare(run.reward_range)
         missing = [prompt_id for prompt_id in run.prompts if prompt_id not in self.clusters]
         if not missing:
             return
@@ -177,6 +183,7 @@ class BVBlend(Baseline):
         return m1.clone(), (m2 - m1**2).clamp(min=0.0)
 
     def update(self, batch: RolloutBatch) -> None:
+        self.range.widen(batch.rewards)
         rewards = batch.rewards.double().cpu()
         clusters = torch.tensor(self._cluster_ids(batch))
         for cluster in clusters[~rewards.isnan()].unique().tolist():
@@ -193,9 +200,14 @@ class BVBlend(Baseline):
     def state_dict(self) -> dict[str, Any]:
         seen = sorted(self.history)
         moments = torch.tensor([self.history[k] for k in seen], dtype=torch.float64).reshape(-1, 3)
-        return {"cluster": seen, **{name: moments[:, k].clone() for k, name in enumerate(_COLUMNS)}}
+        return {
+            "cluster": seen,
+            "reward_range": self.range.ends,
+            **{name: moments[:, k].clone() for k, name in enumerate(_COLUMNS)},
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_state_keys(self, state, ("cluster", *_COLUMNS))
+        check_state_keys(self, state, ("cluster", "reward_range", *_COLUMNS))
+        self.range.ends = state["reward_range"]
         rows = zip(*(state[name].tolist() for name in _COLUMNS), strict=True)
         self.history = dict(zip(state["cluster"], rows, strict=True))

@@ -118,8 +118,9 @@ class Quantile(Grpo):
 class MaxRl(DrGrpo):
     """``A_i = (r_i - m) / (m + eps)``, m the mean of the prompt's rollouts, MaxRL (arXiv:2602.02710).
 
-    For 0/1 rewards it raises ``log p``, the likelihood of a right answer (its series up to the order G), in place of p:
-    hard prompts count more. ``eps = 1e-6``; a group without a success gets 0.
+    For 0/1 rewards it raises ``log p``, the likelihood of a right answer, in place of p: hard prompts count more. It is
+    the series ``-sum_k (1 - p)^k / k`` up to the order G - 1, one less than the paper says: a group without a success
+    gets 0, so that the mean that is subtracted from the others is not 0 in expectation. ``eps = 1e-6``.
 
     Made for rewards >= 0, where ``A < n``, the number of rollouts. What may be negative can have a mean near 0, and A
     would have no bound: a group with a reward below 0 gets 0 and counts as ``undefined``, and KL in the reward is

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from basis_rl.baselines.base import Baseline, check_state_keys, where_scorable, with_room
+from basis_rl.baselines.reward_range import RewardRange
 from basis_rl.baselines.text_prior import TextPrior
 from basis_rl.functional.history import (
     beta_update,
@@ -73,6 +74,8 @@ class BasisHistory(Baseline):
         prior: ``flat`` or ``text``: what is believed about a prompt that was never sampled.
         belief: ``beta`` or ``gaussian``: the form of the belief about a prompt's value.
         lcb: how many standard deviations of the belief the baseline is below the value, >= 0.
+        fixed_range: ``(low, high)`` of the rewards, for good. By default it is that of the table, or what the reward
+            functions declare, or learnt, and rewards of earlier batches outside it widen it (`RewardRange`).
 
     Raises:
         ValueError: a parameter out of its range, or a table that cannot be read.
@@ -90,6 +93,7 @@ class BasisHistory(Baseline):
         prior: Prior = "flat",
         belief: Belief = "beta",
         lcb: float = 0.0,
+        fixed_range: Sequence[float] | None = None,
     ) -> None:
         bad_drift = drift != "auto" if isinstance(drift, str) else not drift >= 0
         if smoothing <= 0 or not 0 < epsilon < 0.5 or bad_drift or shift_drift < 0 or prior_variance <= 0:
@@ -109,7 +113,8 @@ class BasisHistory(Baseline):
         self.drifts = drift_grid() if isinstance(drift, str) else torch.tensor([drift], dtype=torch.float64)
         self.log_weights = torch.full_like(self.drifts, -math.log(len(self.drifts)))
         self.shift_drift, self.prior_variance = shift_drift, prior_variance
-        self.reward_range = self.values.reward_range if self.values else (0.0, 1.0)
+        self.fixed_range = fixed_range
+        self.range = RewardRange("basis_history", fixed_range, self.values.reward_range if self.values else None)
         self.shifts = shift_grid()
         self.shift_mean, self.shift_variance, self.step = 0.0, _UNKNOWN_SHIFT, 0
         prompt_ids = self.values.prompt_ids if self.values else []
@@ -142,7 +147,12 @@ class BasisHistory(Baseline):
         """``(P,)`` float64, the step at which each prompt was seen last."""
         return self._table[: len(self._row), -1]
 
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        return self.range.span
+
     def validate(self, run: RunContext) -> None:
+        self.range.declare(run.reward_range)
         if self.values is not None:
             self.values.check(run, accept_mismatch=self.accept_mismatch)
         if self.text_prior is not None:
@@ -182,7 +192,7 @@ class BasisHistory(Baseline):
         value = weights @ values
         spread = weights @ (inside + values**2) - value**2
         low, high = self.reward_range
-        return low + (high - low) * value, (high - low) ** 2 * spread.clamp(min=0.0)
+        return self.range.unscaled(value), (high - low) ** 2 * spread.clamp(min=0.0)
 
     def expected(self, prompt_ids: Sequence[str]) -> Tensor:
         """Value of each prompt before the batch, the shift taken at its mean; on the scale from 0 to 1. ``(P,)``.
@@ -192,10 +202,6 @@ class BasisHistory(Baseline):
         mean, variance, _ = self._belief(prompt_ids)
         own = torch.zeros_like(variance) if self.belief == "beta" else variance
         return self.log_weights.exp() @ expected_sigmoid(mean + self.shift_mean, own)
-
-    def _scaled(self, batch: RolloutBatch) -> Tensor:
-        low, high = self.reward_range
-        return ((batch.rewards.double().cpu() - low) / (high - low)).clamp(0.0, 1.0)
 
     def _log_prior(self) -> Tensor:
         return -0.5 * (self.shifts - self.shift_mean) ** 2 / (self.shift_variance + self.shift_drift)
@@ -222,16 +228,18 @@ class BasisHistory(Baseline):
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
         self._know(batch)
-        rewards = self._scaled(batch)
+        if not self.range.known:
+            return self.range.until_known(batch)
+        rewards = self.range.scaled(batch.rewards)
         mean, variance, known = self._belief(batch.prompt_ids)
         likelihood = self._log_likelihood(mean, rewards)
         weights = self.log_weights.exp()
         values = weights @ self._values(batch.prompt_ids, rewards, mean, variance, likelihood)
         shift, _ = shift_posterior(likelihood, self._log_prior(), self.shifts)
-        low, high = self.reward_range
-        baseline = low + (high - low) * values
+        baseline = self.range.unscaled(values)
         if self.lcb > 0:
-            baseline = (baseline - self.lcb * self.believed(batch.prompt_ids)[1].sqrt()).clamp(min=low)
+            lower = baseline - self.lcb * self.believed(batch.prompt_ids)[1].sqrt()
+            baseline = lower.clamp(min=self.reward_range[0])
         result = where_scorable(batch, batch.rewards.double().cpu() - baseline)
         metrics = {
             "shift": float(shift),
@@ -239,12 +247,16 @@ class BasisHistory(Baseline):
             "uncertainty": float((weights @ variance.sqrt()).mean()),
             "known": float(known.double().mean()),
             "drift": float(weights @ self.drifts),
+            **self.range.metrics(),
         }
         return Advantages(values=result, baseline=baseline, metrics=metrics)
 
     def update(self, batch: RolloutBatch) -> None:
         self._know(batch)
-        rewards = self._scaled(batch)
+        widened = self.range.widen(batch.rewards)
+        if widened is not None:
+            self._rescale(*widened)
+        rewards = self.range.scaled(batch.rewards)
         mean, variance, _ = self._belief(batch.prompt_ids)
         likelihood = self._log_likelihood(mean, rewards)
         shift, uncertainty = shift_posterior(likelihood, self._log_prior(), self.shifts)
@@ -254,7 +266,7 @@ class BasisHistory(Baseline):
         position = {prompt_id: k for k, prompt_id in enumerate(prompts)}
         index = torch.tensor([position.get(prompt_id, 0) for prompt_id in batch.prompt_ids], dtype=torch.long)
         zeros = torch.zeros((len(self.drifts), len(prompts)), dtype=torch.float64)
-        if prompts:
+        if prompts and self.range.known:
             predicted = self._values(batch.prompt_ids, rewards, mean, variance, likelihood)
             residual = zeros.index_add(1, index[scored], (rewards - values)[:, scored])
             count = zeros.index_add(1, index[scored], torch.ones_like(values)[:, scored])
@@ -267,6 +279,24 @@ class BasisHistory(Baseline):
         else:
             self.shift_variance += self.shift_drift
         self.step += 1
+
+    def _rescale(self, offset: float, factor: float) -> None:
+        """Move the beliefs to a wider range, on which a value V is ``offset + factor V``.
+
+        Every prompt keeps its value in reward units and the rollouts behind it, ``1 / (v V (1 - V))``; one that was
+        never seen moves with the shift.
+        """
+        old = torch.sigmoid(torch.tensor(self.shift_mean, dtype=torch.float64))
+        new = (offset + factor * old).clamp(self.epsilon, 1 - self.epsilon)
+        shift = float(torch.logit(new))
+        before = torch.sigmoid(self.mean + self.shift_mean).clamp(self.epsilon, 1 - self.epsilon)
+        after = (offset + factor * before).clamp(self.epsilon, 1 - self.epsilon)
+        drifts = len(self.drifts)
+        self._table[: len(self._row), :drifts] = (torch.logit(after) - shift).T
+        self._table[: len(self._row), drifts:-1] *= (before * (1 - before) / (after * (1 - after))).T
+        self.shift_mean = shift
+        if self.text_prior is not None:
+            self.text_prior.mean *= factor * float(old * (1 - old) / (new * (1 - new)))
 
     def _learn(
         self, mean: Tensor, variance: Tensor, value: Tensor, residual: Tensor, count: Tensor
@@ -297,6 +327,7 @@ class BasisHistory(Baseline):
             "shift_variance": self.shift_variance,
             "step": self.step,
             "text_prior": self.text_prior.state_dict() if self.text_prior is not None else None,
+            "reward_range": self.range.ends,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -318,3 +349,4 @@ class BasisHistory(Baseline):
         self.log_weights = state["log_weights"].clone()
         self.shift_mean, self.shift_variance = float(state["shift_mean"]), float(state["shift_variance"])
         self.step = int(state["step"])
+        self.range.ends = state["reward_range"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -36,6 +37,7 @@ class LeastVariance(BasisHistory):
     Args:
         values: of `basis_history`: a table, its folder or Hub id, or None.
         accept_mismatch: see `Basis`.
+        fixed_range: see `BasisHistory`.
 
     Raises:
         ValueError: see `BasisHistory`.
@@ -43,24 +45,30 @@ class LeastVariance(BasisHistory):
 
     requires = frozenset({"energies"})
 
-    def __init__(self, values: ValueTable | str | Path | None = None, accept_mismatch: bool = False) -> None:
-        super().__init__(values, accept_mismatch=accept_mismatch)
+    def __init__(
+        self,
+        values: ValueTable | str | Path | None = None,
+        accept_mismatch: bool = False,
+        fixed_range: Sequence[float] | None = None,
+    ) -> None:
+        super().__init__(values, accept_mismatch=accept_mismatch, fixed_range=fixed_range)
         self.requires = frozenset({"energies"})
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
         assert batch.energies is not None
-        low, high = self.reward_range
+        if not self.range.known:
+            return self.range.until_known(batch)
         scorable = scorable_rows(batch)
-        rewards = torch.where(scorable, (batch.rewards.double().cpu() - low) / (high - low), 0.0)
+        rewards = torch.where(scorable, self.range.scaled(batch.rewards), 0.0)
         energies = (batch.energies.double().cpu() * batch.action_mask.cpu()).sum(dim=1) * scorable
         value = self.expected(batch.prompt_ids)
         features = torch.stack([torch.ones_like(value), value, value**2], dim=1)
         coefficients = _leave_one_out(features, rewards, energies, scorable)
         scaled = (coefficients * features).sum(dim=1).clamp(0.0, 1.0)
-        baseline = low + (high - low) * scaled
+        baseline = self.range.unscaled(scaled)
         values = where_scorable(batch, batch.rewards.double().cpu() - baseline)
         means = coefficients.mean(dim=0).tolist()
-        metrics = dict(zip(("intercept", "slope", "curvature"), means, strict=True))
+        metrics = dict(zip(("intercept", "slope", "curvature"), means, strict=True)) | self.range.metrics()
         return Advantages(values=values, baseline=baseline, metrics=metrics)
 
 

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from basis_rl.baselines.base import Baseline, check_state_keys, scorable_rows, where_scorable
+from basis_rl.baselines.reward_range import RewardRange
 from basis_rl.types import Advantages, RolloutBatch, RunContext
 from basis_rl.values.table import ValueTable
 
 _COLUMNS = ("alpha", "beta", "log_prob")
+_MIDDLE = 0.92
 
 
 class Spo(Baseline):
@@ -27,7 +29,7 @@ class Spo(Baseline):
     A prompt of the table starts at ``alpha = N0 v_0``, ``beta = N0 (1 - v_0)`` with ``N0 = 1 / (1 - 0.875) = 8`` and
     ``v_0 = (sum r + 0.5) / (n + 1)``; others at ``alpha = beta = 0.5``, as in the authors' code. Mean and standard
     deviation (ddof = 1, ``eps = 1e-8``) are those of ``r - v`` over the scored rollouts. Rewards are scaled to [0, 1]
-    by the table's range, and clipped; without a table it is (0, 1).
+    by their range (`RewardRange`); a tracker whose range widens keeps its value in reward units.
 
     `forgetting` is rho, or ``"kl"``: ``rho = 2^(-D / 0.06)`` within [0.875, 0.96], where D says how far the policy has
     moved on the prompt since it was last seen. Departure: the authors score each prompt's last rollout again under the
@@ -43,6 +45,7 @@ class Spo(Baseline):
         normalize: whether to subtract the mean and divide by the deviation; without it ``A = r - v``, whose own reward
             is excluded.
         accept_mismatch: see `Basis`.
+        fixed_range: see `BasisHistory`.
 
     Raises:
         ValueError: a parameter out of its range, or a table that cannot be read.
@@ -51,9 +54,10 @@ class Spo(Baseline):
     def __init__(
         self,
         values: ValueTable | str | Path | None = None,
-        forgetting: float | Literal["kl"] = 0.92,
+        forgetting: float | Literal["kl"] = _MIDDLE,
         normalize: bool = True,
         accept_mismatch: bool = False,
+        fixed_range: Sequence[float] | None = None,
     ) -> None:
         bad = forgetting != "kl" if isinstance(forgetting, str) else not 0 < forgetting <= 1
         if bad:
@@ -62,7 +66,8 @@ class Spo(Baseline):
         self.forgetting, self.normalize, self.accept_mismatch = forgetting, normalize, accept_mismatch
         self.requires = frozenset({"log_probs"} if forgetting == "kl" else ())
         self.uses_own_reward = self.scales = normalize  # by mean and deviation of the batch
-        self.reward_range = self.values.reward_range if self.values else (0.0, 1.0)
+        self.fixed_range = fixed_range
+        self.range = RewardRange("spo", fixed_range, self.values.reward_range if self.values else None)
         # alpha, beta and, of rollouts of this run, the mean log-probability of their tokens (NaN before)
         self.trackers: dict[str, tuple[float, float, float]] = {}
         if self.values is not None:
@@ -70,7 +75,12 @@ class Spo(Baseline):
             for name, v in zip(self.values.prompt_ids, start.tolist(), strict=True):
                 self.trackers[name] = (8.0 * v, 8.0 * (1 - v), float("nan"))
 
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        return self.range.span
+
     def validate(self, run: RunContext) -> None:
+        self.range.declare(run.reward_range)
         if self.values is not None:
             self.values.check(run, accept_mismatch=self.accept_mismatch)
 
@@ -84,11 +94,11 @@ class Spo(Baseline):
         alpha, beta = self._tracked(prompt_ids).T
         total, (low, high) = alpha + beta, self.reward_range
         mean = alpha / total
-        return low + (high - low) * mean, (high - low) ** 2 * mean * (1 - mean) / (total + 1)
+        return self.range.unscaled(mean), (high - low) ** 2 * mean * (1 - mean) / (total + 1)
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
         rewards, scorable = batch.rewards.double().cpu(), scorable_rows(batch)
-        tracked, _ = self.believed(batch.prompt_ids)
+        tracked = self.believed(batch.prompt_ids)[0] if self.range.known else self.range.until_known(batch).baseline
         away = (rewards - tracked)[scorable]
         center, scale = torch.zeros(()).double(), torch.ones(()).double()
         if self.normalize and len(away) > 1:
@@ -97,13 +107,19 @@ class Spo(Baseline):
         values = where_scorable(batch, (rewards - baseline) / scale)
         known = [name in self.trackers for name in batch.prompt_ids]
         metrics = {"tracked": float(tracked.mean()), "known": sum(known) / max(1, len(known))}
+        metrics |= self.range.metrics()
         return Advantages(values=values, baseline=baseline, metrics=metrics)
 
     def update(self, batch: RolloutBatch) -> None:
-        low, high = self.reward_range
-        rewards = ((batch.rewards.double().cpu() - low) / (high - low)).clamp(0.0, 1.0)
+        widened = self.range.widen(batch.rewards)
+        if widened is not None:
+            self._rescale(*widened)
+        if not self.range.known:
+            return
+        rewards = self.range.scaled(batch.rewards)
         rows: dict[str, list[int]] = {}
-        for row in scorable_rows(batch).nonzero().flatten().tolist():
+        # Whoever is right is right, whether its tokens are trained on (`mask_truncated_completions`) or not.
+        for row in (~batch.rewards.isnan()).nonzero().flatten().tolist():
             rows.setdefault(batch.prompt_ids[row], []).append(row)
         for name, own in rows.items():
             alpha, beta = self._tracked([name])[0].tolist()
@@ -111,23 +127,33 @@ class Spo(Baseline):
             total = float(rewards[own].sum())
             self.trackers[name] = (rho * alpha + total, rho * beta + len(own) - total, log_prob)
 
+    def _rescale(self, offset: float, factor: float) -> None:
+        """Move the trackers to a wider range, on which a value V is ``offset + factor V``."""
+        for name, (alpha, beta, log_prob) in self.trackers.items():
+            total = alpha + beta
+            right = offset * total + factor * alpha
+            self.trackers[name] = (right, total - right, log_prob)
+
     def _forgets(self, name: str, batch: RolloutBatch, rows: list[int]) -> tuple[float, float]:
         """rho, and the mean log-probability of the rollouts' tokens."""
         if not isinstance(self.forgetting, str):
             return self.forgetting, float("nan")
-        assert batch.log_probs is not None
-        mask = batch.action_mask[rows].cpu()
-        now = float(batch.log_probs[rows].double().cpu()[mask].mean())
         then = self.trackers.get(name, (0.5, 0.5, float("nan")))[2]
+        mask = batch.action_mask[rows].cpu()
+        if batch.log_probs is None or not bool(mask.any()):
+            # What is not trained on was not scored: the middle of the interval.
+            return _MIDDLE, then
+        now = float(batch.log_probs[rows].double().cpu()[mask].mean())
         distance = abs(now - then) if then == then else 0.0
         return min(0.96, max(0.875, 2.0 ** (-distance / 0.06))), now
 
     def state_dict(self) -> dict[str, Any]:
         kept = torch.tensor(list(self.trackers.values()), dtype=torch.float64).reshape(-1, 3)
         columns = {name: kept[:, k].clone() for k, name in enumerate(_COLUMNS)}
-        return {"prompt_ids": list(self.trackers), **columns}
+        return {"prompt_ids": list(self.trackers), **columns, "reward_range": self.range.ends}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_state_keys(self, state, ("prompt_ids", *_COLUMNS))
+        check_state_keys(self, state, ("prompt_ids", *_COLUMNS, "reward_range"))
+        self.range.ends = state["reward_range"]
         columns = (state[name].tolist() for name in _COLUMNS)
         self.trackers = dict(zip(state["prompt_ids"], zip(*columns, strict=True), strict=True))

@@ -51,7 +51,7 @@ class TextPrior:
 
     def _of(self, prompt_ids: Sequence[str]) -> Tensor:
         rows = torch.tensor([self._row.get(name, -1) for name in prompt_ids], dtype=torch.long)
-        features = torch.zeros((len(rows), _WIDTH))
+        features = torch.zeros((len(rows), _WIDTH), dtype=torch.float32)
         features[rows >= 0] = self._features[rows[rows >= 0]].float()
         return features
 

@@ -27,7 +27,10 @@ class EnergyBaseline(Baseline):
     own rollout is in the mean, as in the paper. No scaling.
 
     Off-policy (`max_rollout_weight` = c): each token's energy is weighted by the squared truncated ratio,
-    ``W_t = sum_{j <= t} min(c, rho_j)^2 w_j`` (App. D; Eq. 58 has the index t inside the sum, Eq. 60's j is right).
+    ``W_t = sum_{j <= t} min(c, rho_j)^2 w_j`` (App. D; Eq. 58 has the index t inside the sum, Eq. 60's j is right). rho
+    is what the loss multiplies the token by. With TRL's ``sequence_mask`` (its default) and ``sequence_truncate`` that
+    is the ratio of the whole rollout, with ``token_*`` the token's, as in the paper; what is masked has ``rho = 0`` and
+    does not count. A group whose weights are all 0 has its plain mean.
 
     Where one rollout of a group outlives the others, Eq. 8 gives ``B_t = G_t`` and its tail learns nothing
     (``tail="zero"``); ``"last"`` keeps the last baseline that was shared: less bias, more variance. They are nearly

@@ -19,6 +19,7 @@ from torch import Tensor
 from basis_rl.baselines.base import Baseline, LearnedBaseline, TokenLevel
 from basis_rl.conformance.promises import PromiseError, builder, check_promises, close, require, require_restored, saved
 from basis_rl.names import kind_of
+from basis_rl.samplers import ValueBelief
 from basis_rl.types import SIGNALS, Advantages, RolloutBatch
 
 _TOLERANCE = 1e-5
@@ -410,6 +411,16 @@ class _Promises:
         part = baseline.loss(predicted[rows], batch.take(rows)).per_token
         same = close(loss.per_token[rows], part, _TOLERANCE)
         require(same, "has a loss of a rollout that depends on which others are there")
+
+    def discarded_groups(self) -> None:
+        """What a sampler discards reaches beliefs as rewards, groups and prompts, with texts if they are asked for."""
+        baseline, batch = self._baseline, self._batch
+        if not isinstance(baseline, ValueBelief):
+            return
+        none: dict[str, Any] = {name: None for name in SIGNALS if name != "prompt_texts"}
+        baseline.update(replace(batch, action_mask=batch.action_mask[:, :0], **none))
+        for tensor in baseline.believed(self.ids):
+            require(tensor.isfinite().all(), "believes what is not finite after rollouts that are not trained on")
 
     def finite_state(self) -> None:
         """No number of its state that was one turns NaN."""

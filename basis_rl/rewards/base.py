@@ -34,6 +34,7 @@ class Reward(Protocol):
 
     - ``version``, a text that changes with what counts as right: without it a value table and a run are taken to have
       the same reward if its name is the same;
+    - ``reward_range``, the least and the largest score: without it beliefs learn it from the batches before;
     - ``check_golds`` (`GoldChecker`): without it no gold is checked before the run;
     - ``tell_prompt``: is called with the first prompt as the model is given it, with what the chat template adds;
     - ``close``: without it nothing is ended. The trainer never calls it; the code that built the reward may.
@@ -69,6 +70,42 @@ def required_columns(reward: Any) -> set[str]:
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(reward).parameters.values()
     return {p.name for p in parameters if p.kind in kinds and p.default is p.empty} - set(GIVEN)
+
+
+def checked_range(what: str, given: Sequence[float]) -> tuple[float, float]:
+    """`given` as ``(low, high)``.
+
+    Raises:
+        ValueError: it is not two finite numbers, the smaller one first.
+    """
+    try:
+        low, high = (float(end) for end in given)
+    except (TypeError, ValueError):
+        low = high = math.nan
+    if not -math.inf < low < high < math.inf:
+        raise ValueError(f"{what} must be the least and the largest reward, such as (0, 1), got {given!r}.")
+    return low, high
+
+
+def declared_range(rewards: Sequence[Any], weights: Sequence[float] | None = None) -> tuple[float, float] | None:
+    """The range of the weighted sum of some reward functions, by their `reward_range`; None if one does not declare it.
+
+    A function that scores nothing (None) adds nothing, so that the sum of those with negative ends is the least reward.
+
+    Raises:
+        ValueError: a function declares something else than a range.
+    """
+    declared: list[Any] = [getattr(reward, "reward_range", None) for reward in rewards]
+    if not declared or None in declared:
+        return None
+    ends: list[tuple[float, float]] = []
+    for reward, given, weight in zip(rewards, declared, weights or [1.0] * len(rewards), strict=True):
+        name = getattr(reward, "__name__", type(reward).__name__)
+        first, second = (weight * end for end in checked_range(f"The `reward_range` of '{name}'", given))
+        ends.append((min(first, second), max(first, second)))
+    low = sum(end for end, _ in ends if end < 0) or min(end for end, _ in ends)
+    high = sum(end for _, end in ends if end > 0) or max(end for _, end in ends)
+    return (low, high) if low < high else None
 
 
 def log_shares(log_metric: LogMetric, name: str, counts: Mapping[str, int], of: int) -> None:
@@ -192,7 +229,11 @@ class _Checks:
 
     def result(self) -> str:
         self.scores = self._score()
-        return self._no_scores(self.scores, self.size)
+        span = getattr(self.reward, "reward_range", None)
+        low, high = (-math.inf, math.inf) if span is None else checked_range("`reward_range`", span)
+        wrong = self._no_scores(self.scores, self.size)
+        outside = [] if wrong else [s for s in self.scores if s is not None and not low <= s <= high]
+        return f"returns {outside[0]}, outside its `reward_range` {span}" if outside else wrong
 
     def same_twice(self) -> str:
         return "" if _same(self._score(), self.scores) else "scores the same rows otherwise the second time"

@@ -49,6 +49,7 @@ class ChoiceReward(Reward):
     """
 
     __name__ = "choice_reward"
+    reward_range = (0.0, 1.0)
 
     def __init__(self, letters: str = "ABCDEFGHIJ", ignore_case: bool = True, gold_index: int | None = None) -> None:
         if not isinstance(letters, str) or not re.fullmatch("[A-Z]{2,26}", letters) or len(set(letters)) < len(letters):

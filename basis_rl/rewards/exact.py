@@ -34,6 +34,7 @@ class ExactReward(Reward):
     """
 
     __name__ = "exact_reward"
+    reward_range = (0.0, 1.0)
 
     def __init__(
         self,

@@ -43,6 +43,7 @@ class FormatReward(Reward):
     """
 
     __name__ = "format_reward"
+    reward_range = (0.0, 1.0)
 
     def __init__(
         self,

@@ -45,6 +45,7 @@ class ReasoningGymReward(Reward):
     """
 
     __name__ = "reasoning_gym_reward"
+    reward_range = (0.0, 1.0)
 
     def __init__(
         self,

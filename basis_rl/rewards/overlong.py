@@ -35,6 +35,7 @@ class OverlongReward(Reward):
     """
 
     __name__ = "overlong_reward"
+    reward_range = (-1.0, 0.0)
 
     def __init__(self, max_completion_length: int, cache: int | None = None) -> None:
         for name, value in (("max_completion_length", max_completion_length), ("cache", cache)):

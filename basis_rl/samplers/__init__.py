@@ -6,7 +6,7 @@ from typing import Any
 
 from basis_rl.registry import build, name_of
 from basis_rl.samplers.base import Draw, PromptSampler, ValueBelief, WeightedSampler
-from basis_rl.samplers.dynamic import Dynamic
+from basis_rl.samplers.dynamic import DRAWING, Dynamic
 from basis_rl.samplers.thompson import Thompson
 from basis_rl.samplers.uniform import Uniform
 from basis_rl.samplers.weighted import DropSolved, Frontier, Spo, Variance
@@ -27,15 +27,7 @@ __all__ = [
     "build_sampler",
 ]
 
-SAMPLERS: dict[str, type[PromptSampler]] = {
-    "uniform": Uniform,
-    "variance": Variance,
-    "frontier": Frontier,
-    "spo": Spo,
-    "thompson": Thompson,
-    "drop_solved": DropSolved,
-    "dynamic": Dynamic,
-}
+SAMPLERS: dict[str, type[PromptSampler]] = {**DRAWING, "dynamic": Dynamic}
 
 
 def sampler_name(sampler: PromptSampler) -> str:

@@ -26,7 +26,9 @@ POOL = 1 << 13
 class ValueBelief(Protocol):
     """What is believed about the value of prompts: the expected reward of the policy's rollouts of each.
 
-    `basis`, `basis_history`, `bv_blend` and `spo` are beliefs themselves.
+    `basis`, `basis_history`, `bv_blend` and `spo` are beliefs themselves. A belief's `Baseline.update` is also given
+    the groups that a sampler has discarded (`dynamic`), after the batch that they were drawn for: rewards, groups and
+    prompts (with texts where it requires them), no tokens and no other signals.
     """
 
     @property
@@ -115,7 +117,7 @@ class PromptSampler(ABC):
     """Draws the prompts of each generation batch.
 
     Class attributes:
-        needs_belief: whether `draw` reads a belief.
+        needs_belief: whether `draw` reads a belief. An object's own may depend on its parameters.
         in_dataset_order: leaves the order to the trainer: each epoch all prompts once, shuffled, as in TRL.
         known_chances: whether draws have a `Draw.ratio`, so that `correct` is possible.
         max_refills: how often groups that `keeps` refuses are drawn again before a batch is trained on.
@@ -125,7 +127,7 @@ class PromptSampler(ABC):
             large weight when it is drawn.
     """
 
-    needs_belief: ClassVar[bool] = True
+    needs_belief: bool = True
     in_dataset_order: ClassVar[bool] = False
     known_chances: ClassVar[bool] = True
     max_refills: int = 0

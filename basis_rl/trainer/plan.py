@@ -36,7 +36,7 @@ from basis_rl.data import problem_text
 from basis_rl.engine import Sampling
 from basis_rl.names import import_object, kind_of
 from basis_rl.objectives import OBJECTIVES, AnyObjective, TrlObjective, for_token_advantages, objective_name
-from basis_rl.rewards.base import GoldChecker, required_columns
+from basis_rl.rewards.base import GoldChecker, declared_range, required_columns
 from basis_rl.rewards.registry import POOL, REWARDS, build_reward
 from basis_rl.run.ranks import asked_processes, on_main_process
 from basis_rl.samplers import SAMPLERS, PromptSampler, build_sampler, sampler_name
@@ -693,7 +693,15 @@ def run_context(plan: Plan, config: Any) -> RunContext:
             texts[row_prompt_id(row)] = problem_text(row.get("prompt", ""))
     sampling, weights = sampling_of(plan.args), plan.args.reward_weights
     provenance = run_provenance(config, plan.tokenizer, plan.reward_funcs, sampling, weights)
-    return RunContext(prompts=prompts, provenance=provenance, texts=texts)
+    return RunContext(prompts=prompts, provenance=provenance, texts=texts, reward_range=reward_range_of(plan))
+
+
+def reward_range_of(plan: Plan) -> tuple[float, float] | None:
+    """Least and largest reward of a rollout, where all reward functions declare theirs."""
+    if plan.kwargs.get("environment_factory") is not None:
+        # Its environments may give rewards of their own.
+        return None
+    return declared_range(plan.reward_funcs, plan.args.reward_weights)
 
 
 def with_tools(args: BasisConfig, tools: Sequence[Any]) -> dict[str, Any]:

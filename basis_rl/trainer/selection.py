@@ -20,6 +20,7 @@ from torch import Tensor
 from trl.trainer.utils import RepeatSampler
 
 from basis_rl.baselines import Baseline, BasisHistory
+from basis_rl.baselines.reward_range import RewardRange, with_range
 from basis_rl.data import problem_text
 from basis_rl.run.errors import SelectionFailed
 from basis_rl.samplers import Draw, PromptSampler, ValueBelief, sampler_name
@@ -85,6 +86,7 @@ def tried_belief(
     prompt_ids: Sequence[str],
     texts: Iterable[str],
     args: BasisConfig,
+    reward_range: tuple[float, float] | None = None,
 ) -> ValueBelief:
     """The belief by which a run's prompts are drawn, after a first draw with it that shows that the sampler can.
 
@@ -104,6 +106,7 @@ def tried_belief(
         belief = baseline
     else:
         belief = beside = BasisHistory(prior="text")
+        beside.range.declare(reward_range)
         if beside.text_prior is not None:
             beside.text_prior.know(dict(zip(prompt_ids, texts, strict=True)))
     try:
@@ -142,6 +145,7 @@ class Selection:
         prompt_ids: Sequence[str],
         args: BasisConfig,
         accelerator: Accelerator,
+        reward_range: tuple[float, float] | None = None,
     ) -> None:
         self.sampler = sampler
         self.dataset = dataset
@@ -150,13 +154,15 @@ class Selection:
         self.seed = args.seed
         self.num_generations = args.num_generations
         texts = (problem_text(row["prompt"]) for row in dataset)
-        self.belief = tried_belief(sampler, baseline, prompt_ids, texts, args)
+        self.belief = tried_belief(sampler, baseline, prompt_ids, texts, args, reward_range)
         self.own_belief = self.belief if isinstance(self.belief, BasisHistory) and self.belief is not baseline else None
         self.size = args.generation_batch_size // args.num_generations
         self.seen = torch.zeros(len(prompt_ids), dtype=torch.bool)
         self.refills = 0
         self._draws: dict[int, Draw] = {}
         self._refilled: dict[int, tuple[Tensor, set[int]]] = {}
+        # Of the last refill the prompts of all ranks.
+        self.asked = torch.zeros(0, dtype=torch.long)
         self._warned = False
 
     def _draw(self, number: int, size: int, refill: int = 0) -> Draw:
@@ -179,6 +185,10 @@ class Selection:
         # Twice as fast as copy.deepcopy.
         stored = [pickle.dumps(row) for row in read]
         return [pickle.loads(stored[place]) for place in places.tolist()]
+
+    def prompts(self, number: int) -> Tensor:
+        """``(P,)`` rows of the dataset that the generation batch has now, on all ranks."""
+        return self._refilled[number][0] if number in self._refilled else self._draws[number].rows
 
     def kept(self, number: int, rewards: Tensor) -> Tensor:
         """``(M, G) -> (M,)`` bool: the groups of the batch that the sampler keeps.
@@ -218,6 +228,7 @@ class Selection:
         tried |= set(rows.tolist())
         self.seen[rows] = True
         self.refills += 1
+        self.asked = rows
         return self._of_rank(rows)
 
     def weights(self, number: int) -> Tensor | None:
@@ -248,6 +259,11 @@ class Selection:
 
     def update(self, batch: RolloutBatch) -> None:
         """Update the separate belief, if there is one; warn once if rewards are outside what a belief can hold."""
+        if self.own_belief is not None:
+            self.own_belief.update(batch)
+        learnt = getattr(self.belief, "range", None)
+        if isinstance(learnt, RewardRange) and not learnt.known:
+            return
         low, high = self.belief.reward_range
         slack = 1e-6 * (high - low)  # rewards are float32
         outside = int(((batch.rewards < low - slack) | (batch.rewards > high + slack)).sum())
@@ -255,12 +271,10 @@ class Selection:
             self._warned = True
             _logger.warning(
                 "%d rewards are outside %g to %g, and the belief that chooses prompts takes them for the nearer end. "
-                "Scale the rewards, or take a baseline with a value table of such rewards (basis, basis_history): it "
-                "knows the range.",
+                "Leave out fixed_range, build the value table of basis with such rewards, or let the belief tell the "
+                "right `reward_range`.",
                 outside, low, high,
             )  # fmt: skip
-        if self.own_belief is not None:
-            self.own_belief.update(batch)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -274,7 +288,7 @@ class Selection:
         """Restore `state_dict`'s result. If the baseline of the saved run was the belief, there is none to restore."""
         self.sampler.load_state_dict(state["sampler"])
         if self.own_belief is not None and state["belief"] is not None:
-            self.own_belief.load_state_dict(state["belief"])
+            self.own_belief.load_state_dict(with_range(self.own_belief, state["belief"]))
         self.seen = state["seen"].clone()
         self._draws = {int(number): Draw(*fields) for number, fields in state["draws"].items()}
 
@@ -334,6 +348,9 @@ class Resampling:
     with one batch as if it had been drawn at once; the rewards are handed to it when it asks (`take_rewards`). Groups
     are whole on each rank, and every rank draws as many as the one that misses most: generation is collective.
 
+    Groups that were rewarded and are not trained on are kept for the belief (`take_discarded`): of a prompt that is
+    right once in twenty times it would else see the mixed groups only.
+
     Args:
         selection: draws, and keeps or refuses groups.
         generate: TRL's `_generate`.
@@ -357,6 +374,8 @@ class Resampling:
         self.weights = weights
         self.inputs: list[dict[str, Any]] = []
         self.rewards: Tensor | None = None
+        # Row of the dataset, and rewards of its group, in the order in which they were discarded.
+        self._discarded: list[tuple[int, Tensor]] = []
 
     def generated(self, prompts: list[Any], number: int, extra_logs: Mapping[str, list[Any]]) -> Generated:
         """TRL's `_generate` of `prompts`; refused groups are replaced in its result, in `prompts` and in ``inputs``.
@@ -369,6 +388,7 @@ class Resampling:
         size = self.selection.num_generations
         local = len(prompts)
         rank = self.selection.accelerator.process_index
+        self._discarded = []
         result = [list(part) if isinstance(part, list) else part for part in self.generate(prompts)]
         rewards = self.score(self.inputs, prompts, result[3], result[1])
         for refill in range(1, self.selection.sampler.max_refills + 1):
@@ -376,10 +396,14 @@ class Resampling:
             most = max(len(places) for places in refused)
             if most == 0:
                 break
+            groups = [of * local // size + group for of, places in enumerate(refused) for group in places]
+            self._discard(self.selection.prompts(number), rewards, groups)
             rows = self.selection.more(number, refill, refused)
             asked = [copy.deepcopy(row["prompt"]) for row in rows]
             drawn = self.generate(asked)
             scores = self.score_unlogged(rows, asked, drawn[3], drawn[1])
+            spare = [of * most + new for of, places in enumerate(refused) for new in range(len(places), most)]
+            self._discard(self.selection.asked, scores, spare)
             for of_rank, places in enumerate(refused):
                 for new, group in enumerate(places):
                     at = of_rank * local + group * size
@@ -396,6 +420,27 @@ class Resampling:
                             column[at] = None
         self.rewards = rewards
         return tuple(result)
+
+    def _discard(self, rows: Tensor, rewards: Tensor, groups: Sequence[int]) -> None:
+        """Keep the totals of some groups of ``(N, F)`` rewards of prompts in `rows`, ``(P,)``."""
+        totals = total_rewards(rewards, self.weights).cpu().view(len(rows), -1)
+        self._discarded += [(int(rows[group]), totals[group]) for group in groups]
+
+    def take_discarded(self, step: int, texts: bool) -> RolloutBatch | None:
+        """The rollouts of the batch that are not trained on, once: rewards, groups and prompts, with `texts` theirs."""
+        discarded, self._discarded = self._discarded, []
+        if not discarded:
+            return None
+        size, chosen = self.selection.num_generations, self.selection
+        rows = [row for row, _ in discarded for _ in range(size)]
+        return RolloutBatch(
+            rewards=torch.cat([rewards for _, rewards in discarded]),
+            group_ids=torch.arange(len(discarded)).repeat_interleave(size),
+            prompt_ids=[chosen.prompt_ids[row] for row in rows],
+            action_mask=torch.zeros((len(rows), 0), dtype=torch.bool),
+            prompt_texts=[problem_text(chosen.dataset[row]["prompt"]) for row in rows] if texts else None,
+            step=step,
+        )
 
     def _refused(self, rewards: Tensor, number: int) -> list[list[int]]:
         """Of each rank the groups, counted on that rank, that are not kept."""

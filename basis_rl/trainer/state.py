@@ -13,6 +13,7 @@ import torch
 from datasets import Dataset
 
 from basis_rl.baselines import Baseline, baseline_name
+from basis_rl.baselines.reward_range import with_range
 from basis_rl.run.artefacts import differences, write_whole
 from basis_rl.samplers import PromptSampler, sampler_name
 from basis_rl.trainer.config import BasisConfig, changed_settings
@@ -66,7 +67,7 @@ def load_baseline(folder: str | Path, baseline: Baseline, dataset: str | None = 
             f"'{folder}' was saved while training on other prompts (their hash is {there}, this run's is {dataset}). "
             "Resume with the same dataset, in the same order, or start a new run from the checkpoint's model."
         )
-    baseline.load_state_dict(content["state"])
+    baseline.load_state_dict(with_range(baseline, content["state"]))
     return int(content["step"])
 
 
@@ -92,33 +93,40 @@ def dataset_identity(prompt_ids: Sequence[str] | None) -> str | None:
 
 
 class PendingBatches:
-    """Generation batches that the baseline has not learned from yet: the policy is still being updated on them."""
+    """Generation batches that the baseline has not learned from yet: the policy is still being updated on them.
+
+    With each of them the rollouts that were sampled for it and are not trained on, where there are any.
+    """
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[int, RolloutBatch]] = []
+        self._waiting: list[tuple[int, RolloutBatch, RolloutBatch | None]] = []
 
-    def add(self, batch: RolloutBatch, used_up: int) -> None:
+    def add(self, batch: RolloutBatch, used_up: int, discarded: RolloutBatch | None = None) -> None:
         """Keep a batch until micro-batch `used_up` of the run, the last one that trains on it."""
-        self._waiting.append((used_up, batch))
+        self._waiting.append((used_up, batch, discarded))
 
-    def due(self, step: int) -> Iterator[RolloutBatch]:
+    def due(self, step: int) -> Iterator[tuple[RolloutBatch, RolloutBatch | None]]:
         """The batches that are used up after `step` micro-batches, oldest first; they are kept no longer."""
         while self._waiting and self._waiting[0][0] <= step:
-            yield self._waiting.pop(0)[1]
+            _, batch, discarded = self._waiting.pop(0)
+            yield batch, discarded
 
     def forget(self, index: int) -> None:
         """Drop the generation batches from number `index` on."""
-        self._waiting = [(used_up, batch) for used_up, batch in self._waiting if batch.step < index]
+        self._waiting = [entry for entry in self._waiting if entry[1].step < index]
 
     @property
     def newest(self) -> RolloutBatch:
         return self._waiting[-1][1]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"waiting": [(used_up, vars(batch)) for used_up, batch in self._waiting]}
+        return {"waiting": [(used_up, *(each and vars(each) for each in both)) for used_up, *both in self._waiting]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._waiting = [(used_up, RolloutBatch(**fields)) for used_up, fields in state["waiting"]]
+        self._waiting = []
+        for used_up, batch, *rest in state["waiting"]:  # before discarded rollouts were kept there were two entries
+            discarded = RolloutBatch(**rest[0]) if rest and rest[0] else None
+            self.add(RolloutBatch(**batch), used_up, discarded)
 
 
 def loop_state(

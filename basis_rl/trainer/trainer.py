@@ -49,7 +49,7 @@ from basis_rl.run.record import RunInfo
 from basis_rl.run.run_lock import end_with_launcher, held
 from basis_rl.run.seams import attributes
 from basis_rl.run.usage import Spending
-from basis_rl.samplers import PromptSampler
+from basis_rl.samplers import PromptSampler, ValueBelief
 from basis_rl.trainer.config import BasisConfig, without_secrets
 from basis_rl.trainer.critic import Critic
 from basis_rl.trainer.faults import FiniteGradients, GradientMonitor, StopOnSignal
@@ -61,7 +61,7 @@ from basis_rl.trainer.logs import distinct, of_kind, set_aside, without_infiniti
 from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, kl_penalty, token_means
 from basis_rl.trainer.model_check import check_trained, copy_reference, refuse_sharded_reference, warn_of_rounding
 from basis_rl.trainer.packing import Scorer, enable_packing, has_dropout, reordered
-from basis_rl.trainer.plan import Plan, check_token_advantages, check_with_model, plan_run, with_data
+from basis_rl.trainer.plan import Plan, check_token_advantages, check_with_model, plan_run, reward_range_of, with_data
 from basis_rl.trainer.prefetch import Prefetch
 from basis_rl.trainer.publish import Origin, Publisher, run_info
 from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, total_rewards
@@ -164,6 +164,7 @@ class BasisTrainer(GRPOTrainer):
         self.baseline = plan.baseline
         self.objective = plan.objective
         self.sampler = plan.sampler
+        self._reward_range = reward_range_of(plan)
         self.publisher = Publisher(args)
         with _vllm(args) if args.use_vllm else nullcontext():
             super().__init__(
@@ -316,7 +317,8 @@ class BasisTrainer(GRPOTrainer):
             self._coverage = Coverage(ids) if ids else None
             return
         assert ids is not None, "a stream is refused before the model is loaded"
-        self.selection = Selection(self.sampler, self.baseline, self.train_dataset, ids, self.args, self.accelerator)
+        run = (self.args, self.accelerator, self._reward_range)
+        self.selection = Selection(self.sampler, self.baseline, self.train_dataset, ids, *run)
         if self.sampler.max_refills:
             scoring = (self._scores, self._scores_unlogged)
             self._resampling = Resampling(self.selection, self._generate_counted, *scoring, self.reward_weights)
@@ -600,7 +602,10 @@ class BasisTrainer(GRPOTrainer):
         own = {f"baseline/{key}": value for key, value in result.metrics.items()}
         self._log_advantages(batch, values, advantage_metrics(batch, replace(result, values=values)) | own)
         self._log_difficulty(inputs, batch.rewards)
-        self._pending.add(batch, used_up=self._step + self._generate_every)
+        discarded = None
+        if self._resampling is not None:
+            discarded = self._resampling.take_discarded(batch.step, "prompt_texts" in self.baseline.requires)
+        self._pending.add(batch, self._step + self._generate_every, discarded)
         self._generation_batch += 1
         return local_rows(values, self.accelerator, len(inputs), mask.shape[1])
 
@@ -706,12 +711,18 @@ class BasisTrainer(GRPOTrainer):
     # Learn.
 
     def _learn(self) -> None:
-        """Let the baseline learn from the batches that are used up: the policy was updated on all of them."""
+        """Let the baseline learn from the batches that are used up: the policy was updated on all of them.
+
+        What a sampler has discarded is told to beliefs alone, whose values would else be those of what it keeps.
+        """
         self._log_all(self.timer.take())
-        for batch in self._pending.due(self._step):
+        for batch, discarded in self._pending.due(self._step):
             self.baseline.update(batch)
-            if self.selection is not None:
-                self.selection.update(batch)
+            if discarded is not None and isinstance(self.baseline, ValueBelief):
+                self.baseline.update(discarded)
+            for each in (batch, discarded):
+                if self.selection is not None and each is not None:
+                    self.selection.update(each)
             if self._critic is not None:
                 self._log_all({f"baseline/{key}": value for key, value in self._critic.learn(batch).items()})
         self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)

@@ -42,13 +42,17 @@ def model_revision(name_or_path: str, commit: str | None = None) -> str | None:
 
 
 def reward_identity(reward_funcs: Sequence[Callable[..., Any]], weights: Sequence[float] | None = None) -> str:
-    """Names of the reward functions with the ``version`` that they state, and the weights where they are not all 1."""
+    """Names of the reward functions with the ``version`` that they state, and the weights where they are not all 1.
+
+    The rewards that environments give come last, without an entry in `weights`: TRL weighs them 1.
+    """
     names = []
     for func in reward_funcs:
         name = getattr(func, "__name__", type(func).__name__)
         version = getattr(func, "version", None)
         names.append(f"{name}[{version}]" if version else name)
     if weights is not None and any(w != 1 for w in weights):
+        weights = [*weights, *[1.0] * (len(names) - len(weights))]
         names = [f"{w:g}*{name}" for w, name in zip(weights, names, strict=True)]
     return " + ".join(names)
 

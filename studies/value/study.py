@@ -240,10 +240,10 @@ def estimators(table: ValueTable, rollouts: dict[str, Any], batches: int) -> lis
 
     learners: dict[str, Baseline] = {
         "basis_history": BasisHistory(table, belief="gaussian"),
-        "basis_history, no table": BasisHistory(belief="gaussian"),
-        "basis_history, beta, no table": BasisHistory(),
+        "basis_history, no table": BasisHistory(belief="gaussian", fixed_range=(0, 1)),
+        "basis_history, beta, no table": BasisHistory(fixed_range=(0, 1)),
         "spo": Spo(table, normalize=False),
-        "spo, no table": Spo(normalize=False),
+        "spo, no table": Spo(normalize=False, fixed_range=(0, 1)),
     }
     rows = [va.Estimator("batch mean", BatchMean(), 1)]
     rows += [va.Estimator(f"group mean {g}", DrGrpo(), g) for g in (1, 2, 4, 8)]

@@ -77,7 +77,9 @@ def test_fewer_than_two_active_prompts_fall_back(calibration):
     result = Basis(table, smoothing=0.0, calibration=calibration).advantages(batch_of([1.0, 0.0]))
     assert result.values.tolist() == [1.0, 0.0]
     assert result.metrics["fallback"] == 1.0
-    assert math.isnan(result.metrics["calibration_loss"])
+    assert "calibration_loss" not in result.metrics
+    again = Basis(table, smoothing=0.5, calibration=calibration).advantages(batch_of([1.0, 0.0]))
+    assert math.isfinite(again.metrics["calibration_loss"])
 
 
 @pytest.mark.parametrize("kind", [Basis, BasisHistory])

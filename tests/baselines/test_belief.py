@@ -15,7 +15,11 @@ TABLE = ValueTable.from_rewards({"a": [1, 0, 0, 0], "b": [1, 1, 0, 0, 1, 1, 0, 0
 
 @pytest.fixture(params=["basis", "basis_history", "bv_blend"])
 def belief(request):
-    kwargs = {"basis": {"values": TABLE}, "bv_blend": {"clusters": {"a": 0, "b": 0, "c": 1}}}
+    kwargs = {
+        "basis": {"values": TABLE},
+        "basis_history": {"fixed_range": (0, 1)},
+        "bv_blend": {"clusters": {"a": 0, "b": 0, "c": 1}},
+    }
     return build_baseline(request.param, **kwargs.get(request.param, {}))
 
 

@@ -49,4 +49,4 @@ def test_registered_baselines_conform(name, kwargs):
             baseline.curve = torch.zeros_like(baseline.betas)
         return baseline
 
-    assert len(check_baseline(build, IDS)) == 17
+    assert len(check_baseline(build, IDS)) == 18

@@ -522,3 +522,16 @@ def test_least_variance_is_the_weighted_regression_on_all_others(seed):
             assert float(found.baseline[i]) == pytest.approx(expected, abs=1e-6)
         baseline.update(batch)
     assert not baseline.uses_own_reward
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_max_rl_climbs_log_p_up_to_the_order_of_its_group_less_one(size):
+    """The expected step, all groups summed out, is the gradient of the series ``-sum_k (1 - p)^k / k``."""
+    p = 0.3
+    step = 0.0
+    for right in range(size + 1):
+        rewards = [1.0] * right + [0.0] * (size - right)
+        values = build_baseline("max_rl").advantages(batch_of(rewards, groups=[0] * size)).values
+        scores = torch.tensor([1 / p if r else -1 / (1 - p) for r in rewards], dtype=torch.float64)
+        step += math.comb(size, right) * p**right * (1 - p) ** (size - right) * float((values * scores).mean())
+    assert step == pytest.approx(sum((1 - p) ** (k - 1) for k in range(1, size)), rel=1e-4)

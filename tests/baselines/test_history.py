@@ -279,6 +279,15 @@ def test_a_prompt_that_was_never_sampled_is_told_by_its_text(known):
     assert baseline.believed(["nobody"])[0] == pytest.approx(0.5, abs=0.2)
 
 
+def test_a_prior_from_the_text_does_not_depend_on_the_default_type():
+    plain = taught(TEXTS).believed(["easy30", "nobody"])[0]
+    torch.set_default_dtype(torch.float64)
+    try:
+        torch.testing.assert_close(taught(TEXTS).believed(["easy30", "nobody"])[0], plain, rtol=1e-5, atol=1e-5)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_a_prior_from_the_text_starts_as_wide_as_the_flat_one_and_comes_back():
     baseline = BasisHistory(prior="text")
     baseline.text_prior.know(TEXTS)

@@ -16,6 +16,7 @@ from benchmarks import (
     faults,
     memory_estimate,
     prefetch,
+    reward_ranges,
     selection_cost,
     step_cost,
     value_table_speed,
@@ -50,6 +51,15 @@ def test_energies_are_most_exact_in_float32():
     for rows in energy_precision.main(["--quick"]).values():
         assert rows["float32"]["head, max"] < 1e-3
         assert rows["float32"]["all, mean"] < rows["bfloat16"]["all, mean"]
+
+
+def test_beliefs_learn_any_range():
+    found = reward_ranges.main(["--quick"])
+    assert found.keys() == reward_ranges.REWARDS.keys()
+    for rows in found.values():
+        assert rows["basis_history"]["median"] < 0.5
+    first, *others = (found[kind]["basis_history"]["median"] for kind in ("0/1", "0.1 x 0/1", "-1/+1"))
+    assert others == pytest.approx([first, first], rel=1e-3)
 
 
 def test_the_memory_of_a_step_is_estimated_and_measured_without_and_with_checkpointing():

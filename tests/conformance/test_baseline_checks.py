@@ -262,6 +262,16 @@ def test_what_is_broken_is_told(broken, message):
         (but(Rloo, requires=frozenset({"hidden_states"})), r"requires \['hidden_states'\]; a batch can have"),
         (but(Rloo, requires=frozenset({"values"})), r"requires \['values'\], which .* `LearnedBaseline` only$"),
         (but(Rloo, requires=frozenset({"kl"})), r"requires \['kl'\]; .*say `reads_kl = True` for KL\)$"),
+        (
+            but(
+                Rloo,
+                requires=frozenset({"energies"}),
+                reward_range=(0.0, 1.0),
+                believed=lambda self, prompt_ids: (torch.zeros(len(prompt_ids)),) * 2,
+                update=lambda self, batch: batch.energies.sum(),
+            ),
+            "- discarded_groups: raises AttributeError: 'NoneType' object has no attribute 'sum'",
+        ),
         (but(Rloo, requires="energies"), "- declarations: says requires = 'energies', not a set of names"),
         (but(Rloo, uses_own_reward="yes"), "- declarations: says uses_own_reward = 'yes', not True or False$"),
         (
@@ -354,7 +364,7 @@ def test_what_conforms_does_so_in_every_form():
         raise RuntimeError("not loaded")
 
     passed = check_baseline(TokenValues)
-    assert len(passed) == 17
+    assert len(passed) == 18
     kinds = (WithState, WithState(), but(Rloo, values=property(unreadable)), Locked, functools.partial(needs, 1.0))
     assert all(check_baseline(kind) == passed for kind in kinds)
 

@@ -109,7 +109,7 @@ def test_dynamic_keeps_groups_with_two_different_rewards():
     rewards = torch.tensor([[0, 1, 0], [1, 1, 1], [0, 0, nan], [nan, nan, nan], [nan, 0.5, 0.25]])
     assert Dynamic().keeps(rewards).tolist() == [True, False, False, False, True]
     assert Dynamic().keeps(torch.tensor([[nan, 1, 1], [-1, nan, -1]])).tolist() == [False, False]
-    assert not Dynamic.in_dataset_order  # other prompts are drawn in place of refused ones, whatever the order
+    assert not Dynamic().in_dataset_order  # other prompts are drawn in place of refused ones, whatever the order
     assert Uniform().keeps(rewards).all()
 
 
@@ -219,6 +219,8 @@ def test_what_is_broken_is_said(broken, said, few_draws):
         ("thompson", {"explore": 0}, "0 < explore <= 1"),
         ("drop_solved", {"solved": 1.0}, "0 < solved < 1"),
         ("dynamic", {"max_refills": 0}, "max_refills >= 1"),
+        ("dynamic", {"sampler": "dynamic"}, "Unknown sampler 'dynamic'"),
+        ("dynamic", {"sampler": "thompson", "sampler_kwargs": {"targets": 1}}, "Did you mean 'target'"),
         ("dynamic", {"max_refills": 2.5}, "whole number, got 2.5"),
         ("tests.samplers.test_samplers:Anything", {"flor": 1}, "unexpected keyword argument 'flor'"),
         ("spo", {"clip": [2, 3]}, "least <= 1 <= largest"),
@@ -287,3 +289,18 @@ def test_a_belief_that_is_no_belief_is_said():
 def test_somebodys_own_is_built_by_its_path_and_may_take_anything():
     own = build_sampler("tests.samplers.test_samplers:Anything", floor=0.5)
     assert (type(own).__name__, own.floor) == ("Anything", 0.5)
+
+
+@pytest.mark.parametrize("inner", [name for name in SAMPLERS if name != "dynamic"])
+def test_any_sampler_draws_for_dynamic(inner):
+    belief = ExampleBelief(torch.linspace(0, 1, 16).double(), torch.full((16,), 0.01).double())
+    alone, within = build_sampler(inner), build_sampler("dynamic", sampler=inner)
+    assert within.needs_belief == alone.needs_belief
+    drawn = [each.draw(IDS, belief, 4, generator()).rows for each in (alone, within)]
+    assert torch.equal(*drawn)
+    assert within.keeps(torch.tensor([[0.0, 1.0], [1.0, 1.0]])).tolist() == [True, False]
+
+
+def test_a_correction_within_dynamic_is_known_to_it():
+    assert build_sampler("dynamic", sampler="frontier", sampler_kwargs={"correct": True}).correct
+    assert not build_sampler("dynamic", sampler="frontier", sampler_kwargs={"floor": 0.1}).correct

@@ -38,7 +38,7 @@ class Watched(BasisTrainer):
 
     def _learn(self):
         critic = self._critic
-        for used_up, batch in self._pending._waiting:
+        for used_up, batch, _ in self._pending._waiting:
             if used_up <= self._step:
                 kept = {key: value.clone() for key, value in critic._kept[batch.step].items()}
                 self.seen.append((batch, kept, copy.deepcopy(critic.module), copy.deepcopy(critic.optimizer)))

@@ -6,12 +6,13 @@ import pytest
 import torch
 from datasets import Dataset, IterableDataset
 
-from basis_rl.baselines import BasisHistory, build_baseline
+from basis_rl.baselines import BasisHistory, Rloo, Spo, build_baseline
 from basis_rl.run.errors import SelectionFailed
 from basis_rl.samplers import Draw, Dynamic, Frontier, PromptSampler, Uniform, Variance, WeightedSampler, build_sampler
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.selection import Selection, drawn
-from tests.support.tiny import sums, table_for, tiny_trainer
+from basis_rl.trainer.selection import Resampling, Selection, drawn
+from tests.support.batches import batch_of
+from tests.support.tiny import parity_reward, sums, table_for, tiny_trainer
 from tests.trainer.test_resume import assert_same_end
 
 # Two generation batches of 16 rollouts, each used in two optimizer steps.
@@ -331,11 +332,13 @@ def test_a_table_that_lacks_prompts_is_said_as_without_a_sampler(tmp_path):
             build(tmp_path, build_baseline("basis", values=table_for(data.select(range(8)))), sampler)
 
 
-@pytest.mark.parametrize("baseline", ["grpo", "spo", "bv_blend"])
-def test_rewards_out_of_the_beliefs_range_are_told_once(baseline, tmp_path, caplog):
-    """Of the belief beside the baseline and of the baseline's own."""
+@pytest.mark.parametrize(
+    ("baseline", "told"), [("basis", 1), (Spo(fixed_range=(0, 1)), 1), ("grpo", 0), ("bv_blend", 0)]
+)
+def test_rewards_out_of_a_range_that_stays_are_told_once(baseline, told, tmp_path, caplog):
+    """Of a table's belief and of a fixed range; one that is learnt holds them."""
     run(tmp_path, baseline, "variance", reward_funcs=lambda completions, **_: [3.0] * len(completions))
-    assert caplog.text.count("rewards are outside 0 to 1") == 1
+    assert caplog.text.count("rewards are outside 0 to 1") == told
 
 
 # Refills.
@@ -393,3 +396,153 @@ def test_no_refill_brings_a_prompt_twice(prompts, ranks):
                 for k, group in enumerate(groups):
                     batch[rank * of_rank + group] = rows[rank * most + k]
             assert len(set(batch)) == 8
+
+
+def refilling(sampler, rewarded, ranks=1, rank=0, prompts=64):
+    """A `Resampling` whose rollouts are numbers, which `rewarded` scores: the reward of each prompt of all ranks."""
+    selection = fake_selection(rank, ranks, sampler, prompts, batch=32, rollouts=4)
+
+    def generate(asked):
+        return (None, None, None, asked, None, None, None, None)
+
+    def score(rows, asked, *rest):
+        of_all = selection.asked if rest[-1] == "again" else selection.prompts(selection.number)
+        return torch.tensor([[reward] for row in of_all.tolist() for reward in rewarded(row)])
+
+    def score_again(*given):
+        return score(*given, "again")
+
+    return Resampling(selection, generate, score, score_again, torch.ones(1))
+
+
+def batches_of(resampling, count):
+    """Of each generation batch what is trained on, ``{prompt: rewards}``, and what is discarded."""
+    for number in range(count):
+        selection = resampling.selection
+        selection.number = number
+        resampling.inputs = selection.rows(number)
+        resampling.generated([row["prompt"] for row in resampling.inputs], number, {})
+        totals = resampling.take_rewards().view(-1, 4)
+        rows = selection.prompts(number)
+        yield dict(zip(rows.tolist(), totals.tolist(), strict=True)), resampling.take_discarded(number, texts=True)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_all_that_was_rewarded_is_trained_on_or_discarded(ranks):
+    generator, asked = torch.Generator().manual_seed(0), []
+
+    def rewarded(row):
+        drawn = (torch.rand(4, generator=generator) < row / 63).float().tolist()
+        asked.append((row, drawn))
+        return drawn
+
+    for kept, discarded in batches_of(refilling(Dynamic(max_refills=2), rewarded, ranks), 4):
+        again = [
+            (int(name), rewards)
+            for name, rewards in zip(discarded.prompt_ids[::4], discarded.rewards.view(-1, 4).tolist(), strict=True)
+        ]
+        assert sorted([*kept.items(), *again]) == sorted(asked)
+        if ranks == 1:
+            assert [group for group in asked if group in again] == again  # in the order in which they were rewarded
+        assert discarded.group_ids.tolist() == [k for k in range(len(again)) for _ in range(4)]
+        assert discarded.prompt_texts == discarded.prompt_ids
+        asked.clear()
+
+
+def test_ranks_discard_the_same():
+    """Also what a rank that misses fewer groups than another has drawn in vain."""
+
+    def rewarding():
+        generator = torch.Generator().manual_seed(0)
+        return lambda row: (torch.rand(4, generator=generator) < row / 63).float().tolist()
+
+    ranks = [list(batches_of(refilling(Dynamic(), rewarding(), 2, rank), 4)) for rank in (0, 1)]
+    for (kept, discarded), (kept_there, there) in zip(*ranks, strict=True):
+        assert kept == kept_there
+        assert discarded.prompt_ids == there.prompt_ids
+        assert torch.equal(discarded.rewards, there.rewards)
+
+
+@pytest.mark.parametrize("make", [BasisHistory, lambda: Spo(forgetting=1.0)])
+def test_what_is_believed_of_easy_and_hard_prompts_is_not_of_their_mixed_groups_alone(make):
+    """A prompt that is right once in twenty times, in groups of four, was believed to be so once in four times."""
+    generator, belief = torch.Generator().manual_seed(0), make()
+    chances = torch.tensor([0.05, 0.5, 0.95, 0.5]).repeat(16)
+
+    def rewarded(row):
+        return (torch.rand(4, generator=generator) < chances[row]).float().tolist()
+
+    ends = []
+    for kept, discarded in batches_of(refilling(Dynamic(), rewarded), 60):
+        ids = [str(row) for row in kept for _ in range(4)]
+        rewards = [reward for group in kept.values() for reward in group]
+        belief.update(batch_of(rewards, ids))
+        if discarded is not None:
+            belief.update(discarded)
+        ends.append(belief.believed([str(row) for row in range(64)])[0].view(16, 4).mean(dim=0))
+    believed = torch.stack(ends[-20:]).mean(dim=0)
+    assert believed.tolist() == pytest.approx([0.05, 0.5, 0.95, 0.5], abs=0.05)
+
+
+class Told(BasisHistory):
+    """Keeps what it has learnt from: prompts and rewards."""
+
+    def __init__(self):
+        super().__init__()
+        self.learnt = []
+
+    def update(self, batch):
+        super().update(batch)
+        self.learnt.append((batch.step, batch.prompt_ids, batch.rewards.tolist()))
+
+
+def test_what_was_discarded_is_learnt_in_its_order_after_a_resume(tmp_path):
+    """The checkpoint lies within a generation batch, whose discarded groups were not learnt from yet."""
+    settings = {"reward_funcs": rare, "sampler": Dynamic(max_refills=3, sampler="thompson"), "max_steps": 5}
+    saving = {"save_strategy": "steps", "save_steps": 3}
+    whole = run(tmp_path / "whole", Told(), **settings, **saving)
+    part = run(tmp_path / "part", Told(), **{**settings, "max_steps": 3}, **saving)
+    again = run(tmp_path / "part", Told(), resume=str(tmp_path / "part" / "checkpoint-3"), **settings, **saving)
+    assert part.baseline.learnt + again.baseline.learnt == whole.baseline.learnt
+    assert [step for step, *_ in whole.baseline.learnt] == [0, 0, 1, 1]
+    assert [step for step, *_ in again.baseline.learnt] == [1, 1]
+
+
+class Deaf(Rloo):
+    def __init__(self):
+        self.steps = []
+
+    def update(self, batch):
+        self.steps.append(batch.step)
+
+
+def test_baselines_without_a_belief_do_not_see_what_was_discarded(tmp_path):
+    trainer = run(tmp_path, Deaf(), Dynamic(sampler="frontier"), reward_funcs=rare, max_steps=4)
+    assert trainer.baseline.steps == [0, 1]
+    assert trainer.selection.own_belief.step == 4  # the belief beside it does
+
+
+class Declaring:
+    """`parity_reward`, which may declare its range, in -1 and +1."""
+
+    __name__ = "declaring"
+
+    def __init__(self, reward_range=None):
+        self.reward_range = reward_range
+
+    def __call__(self, completions, completion_ids, **kwargs):
+        return [2.0 * reward - 1.0 for reward in parity_reward(completions, completion_ids)]
+
+
+@pytest.mark.parametrize("make", [BasisHistory, Rloo])
+def test_the_belief_takes_the_range_that_the_rewards_declare_and_else_learns_it(make, tmp_path):
+    settings = {"reward_funcs": [Declaring((-1.0, 1.0))], "reward_weights": [2.0], "max_steps": 4}
+    told = build(tmp_path / "told", make(), **settings)
+    assert told.selection.belief.reward_range == (-2.0, 2.0)
+    found = run(tmp_path / "learnt", make(), **{**settings, "reward_funcs": [Declaring()]})
+    assert found.selection.belief.reward_range == (-2.0, 2.0)
+    if make is BasisHistory:
+        told.train()
+        for trainer, known in ((told, [1.0, 1.0]), (found, [0.0, 1.0])):
+            rows = trainer.state.log_history
+            assert [row["baseline/range_known"] for row in rows if "baseline/range_known" in row] == known

@@ -1,5 +1,7 @@
 """The baseline's life: update after the policy update, state in checkpoints, strict loading."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -79,17 +81,29 @@ def waiting(*used_up):
 
 def test_batches_wait_until_they_are_used_up_and_leave_oldest_first():
     pending = waiting(4, 4, 8)
-    assert [batch.step for batch in pending.due(3)] == []
-    assert [batch.step for batch in pending.due(4)] == [0, 1]
-    assert [batch.step for batch in pending.due(7)] == []
-    assert [batch.step for batch in pending.due(8)] == [2]
-    assert [batch.step for batch in pending.due(99)] == []
+    assert [batch.step for batch, _ in pending.due(3)] == []
+    assert [batch.step for batch, _ in pending.due(4)] == [0, 1]
+    assert [batch.step for batch, _ in pending.due(7)] == []
+    assert [batch.step for batch, _ in pending.due(8)] == [2]
+    assert [batch.step for batch, _ in pending.due(99)] == []
+
+
+def test_waiting_batches_are_restored_those_of_older_checkpoints_too():
+    pending, again = waiting(4), PendingBatches()
+    ((used_up, batch, _),) = pending._waiting
+    pending.add(batch, 8, discarded=replace(batch, rewards=torch.zeros(1)))
+    again.load_state_dict(pending.state_dict())
+    (_, none), (_, discarded) = again.due(8)
+    assert none is None
+    assert discarded.rewards.tolist() == [0.0]
+    again.load_state_dict({"waiting": [(used_up, vars(batch))]})
+    assert [(each.step, discarded) for each, discarded in again.due(4)] == [(0, None)]
 
 
 def test_batches_that_are_drawn_again_are_forgotten():
     pending = waiting(4, 8, 12)
     pending.forget(1)
-    assert [batch.step for batch in pending.due(99)] == [0]
+    assert [batch.step for batch, _ in pending.due(99)] == [0]
 
 
 def test_each_rank_has_its_parts_back_and_a_new_rank_those_of_the_first(tmp_path):

@@ -218,6 +218,25 @@ def test_an_environment_makes_the_prompts_of_a_dataset_without_any(baseline, rol
     assert math.isfinite(first_log(trainer)["loss"])
 
 
+@pytest.mark.parametrize("weight", [1.0, 2.0])
+def test_the_own_reward_of_an_environment_has_the_weight_1_beside_others(weight, tmp_path):
+    """A run with it is recorded, trained and resumed."""
+    tok = tooled.tokenizer()
+    rows = [{"task": i} for i in range(16)]
+    own = {"train_dataset": rows, "processing_class": tok, "environment_factory": Counted, "reward_weights": [weight]}
+    saving = {"save_strategy": "steps", "save_steps": 1}
+    trainer = tiny_trainer(tmp_path, "grpo", Keeps, **own, **saving)
+    trainer.train()
+    ((batch, _),) = trainer.kept
+    parts = trainer._rewards_per_func
+    assert batch.rewards.tolist() == pytest.approx((weight * parts[:, 0] + parts[:, 1]).tolist())
+    named = "2*parity_reward + 1*get_reward" if weight == 2.0 else "parity_reward + get_reward"
+    assert trainer._settings["free"]["reward"] == named
+    again = tiny_trainer(tmp_path, "grpo", Keeps, **own, **saving, max_steps=3)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 3
+
+
 def test_one_rollout_a_prompt_drops_the_metric_that_would_lie(tmp_path):
     """In a generation batch of an odd number of prompts."""
     shape = {"num_generations": 1, "per_device_train_batch_size": 5, "steps_per_generation": 1}

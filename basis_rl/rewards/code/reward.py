@@ -62,6 +62,7 @@ class CodeReward(Reward):
     """
 
     __name__ = "code_reward"
+    reward_range = (0.0, 1.0)
 
     def __init__(
         self,

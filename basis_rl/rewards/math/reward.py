@@ -61,6 +61,7 @@ class MathVerifyReward(Reward):
     """
 
     __name__ = "math_verify_reward"
+    reward_range = (0.0, 1.0)
 
     def __init__(
         self,
