@@ -39,6 +39,10 @@ def last_answer(completions: list[Any], solution: list[str], **_: Any) -> list[f
     ]
 
 
+# Declared, so that beliefs need not learn it.
+last_answer.reward_range = (0.0, 1.0)  # type: ignore[attr-defined]
+
+
 def _task(rows: list[dict[str, Any]], held_out: int, reward: Callable[..., list[float]], tokens: int) -> Task:
     asked = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in rows]
     return Task(Dataset.from_list(asked[held_out:]), asked[:held_out], reward, tokens)
