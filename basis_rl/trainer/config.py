@@ -129,8 +129,8 @@ class BasisConfig(GRPOConfig):
             # While the first rank waits for the server, the others wait for it in a collective.
             patience = self.vllm_request_timeout + self.vllm_recovery_timeout + self.vllm_server_timeout + 300.0
             self.ddp_timeout: int = max(self.ddp_timeout, int(patience))
-        if self.top_k in (None, -1):
-            self.top_k = 0  # for None transformers would take the checkpoint's own; vLLM writes -1
+        if getattr(self, "top_k", None) in (None, -1):
+            self.top_k: int = 0  # for None transformers would take the checkpoint's own; vLLM writes -1
         self._check_kl()
         self._check_prefetch()
         if self.deepspeed:

@@ -135,6 +135,9 @@ class BasisTrainer(GRPOTrainer):
     _name = "BASIS"
     generation_config: Any
     rollout_func: Any
+    eos_token_ids: list[int]
+    reward_func_names: list[str]
+    _guarded: list[Any]
     _logs: Any
     _pending_extra_logs: Any
     _pending_metrics: Any
