@@ -118,7 +118,7 @@ def generating_by(model: Any, config: GenerationConfig, criteria: Sequence[Any])
         criteria: further stopping criteria.
     """
     training = [module for module in model.modules() if module.training]
-    parts = [model, model.get_base_model()] if hasattr(model, "peft_config") else [model]
+    parts = [model, model.get_base_model()] if hasattr(model, "get_base_model") else [model]
     with ExitStack() as changed:
         for module in training:
             changed.enter_context(attributes(module, training=False))

@@ -20,7 +20,8 @@ IMAGES = frozenset({"image", "images"})
 def first_rows(dataset: Any, most: int) -> Dataset | None:
     """The rows of a dataset, of a stream the first `most`; None if it is neither, or a stream without rows."""
     if isinstance(dataset, IterableDataset):
-        rows = list(dataset.take(most))
+        # Pictures are not looked at, and would be encoded.
+        rows = [{key: None if key in IMAGES else value for key, value in row.items()} for row in dataset.take(most)]
         return Dataset.from_list(rows) if rows else Dataset.from_dict({})
     return dataset if isinstance(dataset, Dataset) else None
 
@@ -47,7 +48,8 @@ def _fault(prompt: Any) -> str | None:
         return "has a message whose content is None, which templates write as text: give it a text, or leave it out"
     if prompt[-1]["role"] == "assistant":
         return "ends with a turn of the assistant, which is the model's to write: end with the user's turn"
-    parts = [part for message in prompt if isinstance(message["content"], list) for part in message["content"]]
+    contents = [message.get("content") for message in prompt]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
     if not problem_text(prompt) and all(part.get("type") == "text" for part in parts):
         return "has no text of a user: leave the row out"
     return None
@@ -97,7 +99,7 @@ def _conversation_fault(tokenizer: Any, prompt: Any, template: Mapping[str, Any]
     if tokenizer.chat_template is None:
         return "is a conversation, but the tokenizer has no chat template: give texts, or set tokenizer.chat_template"
     rendered = render(tokenizer, prompt, template)
-    plain = [{**message, "content": _joined(message["content"])} for message in prompt]
+    plain = [{**message, "content": _joined(message.get("content"))} for message in prompt]
     if plain != prompt and rendered != render(tokenizer, plain, template):
         return "has content in parts, which the chat template does not read as text: give each message one text"
     return None
