@@ -139,6 +139,7 @@ def test_answers_are_waited_for_and_neither_they_nor_names_end_a_turn():
 def test_within_the_loop_a_turn_is_that_of_all_ranks(monkeypatch):
     monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", lambda self, *args: ("alone", *args))
     made = object.__new__(BasisTrainer)
+    made.use_vllm = True
     made._prefetch = None
     made.turns = SimpleNamespace(running=True, turn=lambda rows: ("together", rows))
     assert made._generate_single_turn([[1]], None, {}, 1) == ("together", [[1]])
