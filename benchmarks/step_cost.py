@@ -191,7 +191,7 @@ def build(side: str, case: Case, folder: str, scale: Scale, steps: int) -> Any:
     }  # fmt: skip
     if ours:
         settings["packing"] = "none" if side == PADDED else "auto"
-    args = (BasisConfig if ours else GRPOConfig)(output_dir=folder, **settings)
+    args = (BasisConfig if ours else GRPOConfig)(output_dir=f"{folder}/run", **settings)
     kinds = {TRL: CannedTrl, FIXED: CannedFixed}
     make: Any = partial(CannedBasis, baseline=case.baseline) if ours else kinds[side]
     prompts = Dataset.from_dict({"prompt": list(map(str, range(512)))})

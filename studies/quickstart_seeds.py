@@ -30,6 +30,7 @@ def run_seed(seed: int, output: Path, overrides: list[str]) -> dict[str, Any]:
     quickstart = [sys.executable, "-m", "examples.quickstart.run", "--seed", str(seed), "--output_dir", str(output)]
     subprocess.run([*quickstart, *overrides], check=True)
     basis = [RECIPE, "--seed", str(seed), "--output_dir", str(output / "basis"), *overrides]
+    basis += ["--overwrite_output_dir", "true"]
     basis += ["--model_name_or_path", str(output / "warm_start"), "--baseline_kwargs.values", str(output / "values")]
     for command in ("values", "train"):
         subprocess.run([sys.executable, "-m", "basis_rl", command, *basis], check=True)

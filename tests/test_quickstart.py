@@ -65,6 +65,10 @@ def test_all_phases_in_twenty_steps(tmp_path, monkeypatch, capsys):
         few = [] if command == "compare" else [*SMALL, "--values_num_rollouts", "2", "--max_steps", "4"]
         assert basis_rl([command, *rest, *few]) == 0, command
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "basis").config.model_type == "qwen3"
+    # A second call begins anew.
+    again = run.run(0, tmp_path, ["--max_steps", "4", *SMALL], 3)
+    assert again["rollouts"] == 4 // 2 * 32
+    assert (tmp_path / "history" / "previous-1" / "model.safetensors").is_file()
 
 
 @pytest.mark.long

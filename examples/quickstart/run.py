@@ -61,6 +61,8 @@ def run(seed: int, output: Path, overrides: list[str], max_warm_start_steps: int
     disable_progress_bar()  # of loading and saving a small model
     seconds: dict[str, float] = {}
     common = ["--seed", str(seed), "--model_name_or_path", str(output / "warm_start")]
+    # Called again, all is made anew, and what was there is moved aside.
+    common += ["--overwrite_output_dir", "true"]
     of_both = [word for pair in pairs(overrides) if not pair[0].startswith(OF_THE_FIRST) for word in pair]
     argv = {
         name: [str(HERE / f"{name}.yaml"), "--output_dir", str(output / name), *common, *words]

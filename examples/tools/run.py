@@ -49,7 +49,7 @@ def run(seed: int, output: Path, overrides: list[str], *, tool_share: float = 0.
     """Run all phases; returns the summary that is also written to ``summary.json``."""
     began = time.perf_counter()
     argv = [RECIPE, "--seed", str(seed), "--output_dir", str(output / "rloo")]
-    argv += ["--model_name_or_path", str(output / "warm_start"), *overrides]
+    argv += ["--model_name_or_path", str(output / "warm_start"), "--overwrite_output_dir", "true", *overrides]
     recipe = parse_recipe(argv)
 
     print(f"[1/4] warm start: {tool_share:.0%} of the solutions call the calculator", flush=True)

@@ -103,6 +103,7 @@ def settings(scale: Scale, objective: str, row: str, seed: int, folder: Path) ->
     common = {
         "model_name_or_path": folder / "warm_start",
         "output_dir": folder / "run",
+        "overwrite_output_dir": True,
         "objective": objective,
         "seed": seed,
         "per_device_train_batch_size": scale.batch // 2,
@@ -115,6 +116,7 @@ def settings(scale: Scale, objective: str, row: str, seed: int, folder: Path) ->
         "values_num_rollouts": scale.table_rollouts,
         "values_batch_size": min(512, scale.prompts * scale.table_rollouts),
         "eval_strategy": "no",
+        "eval_on_start": False,
         "logging_steps": scale.every,
         "disable_tqdm": True,
     }
