@@ -71,12 +71,13 @@ def load_eval_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Datase
     """What training is measured on: the recipe's benchmarks, the held-out problems (with benchmarks: ``held_out``).
 
     Raises:
-        ValueError: there are benchmarks but no ``eval_strategy``, or neither benchmarks nor held-out problems.
+        ValueError: an evaluation is asked for without ``eval_strategy``, or there is nothing to measure on.
     """
     run = recipe.run
     if recipe.args.eval_strategy == "no":
-        if run.eval_benchmarks:
-            raise ValueError("eval_benchmarks needs eval_strategy: steps (and eval_steps), or epoch.")
+        asked = {"eval_benchmarks": run.eval_benchmarks, "eval_on_start": recipe.args.eval_on_start}
+        for key in (key for key, value in asked.items() if value):
+            raise ValueError(f"{key} needs eval_strategy: steps (and eval_steps), or epoch.")
         return None
     if not run.eval_benchmarks:
         return load_training_data(recipe, tokenizer, held_out=True)

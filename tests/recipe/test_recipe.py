@@ -199,8 +199,10 @@ def test_what_training_is_measured_on(parsed, tmp_path):
     mine.write_text(json.dumps([{"problem": f"{i} - 1 =", "answer": i - 1} for i in range(8)]))
     with pytest.raises(ValueError, match="eval_benchmarks needs eval_strategy"):
         load_eval_data(parsed(eval_benchmarks=[str(mine)]), tokenizer)
+    with pytest.raises(ValueError, match="eval_on_start needs eval_strategy"):
+        load_eval_data(parsed(test_fraction=0.3, eval_on_start=True), tokenizer)
     assert load_eval_data(parsed(test_fraction=0.3), tokenizer) is None
-    evaluated = {"eval_strategy": "steps", "eval_steps": 1, "test_fraction": 0.3}
+    evaluated = {"eval_strategy": "steps", "eval_steps": 1, "test_fraction": 0.3, "eval_on_start": True}
     held_out = load_eval_data(parsed(**evaluated), tokenizer)
     trained = load_training_data(parsed(**evaluated), tokenizer)
     assert not set(held_out["prompt_id"]) & set(trained["prompt_id"])
