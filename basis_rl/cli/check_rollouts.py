@@ -22,7 +22,9 @@ _SHOWN = 300
 
 def rollouts(recipe: Recipe, plan: Plan, count: int, warn: Warn) -> str:
     """One rollout of each of the first `count` prompts, its first turn, with what the reward functions give it."""
-    args, tokenizer, name = plan.args, plan.tokenizer, str(recipe.model.model_name_or_path)
+    args = plan.args
+    tokenizer = plan.tokenizer
+    name = str(recipe.model.model_name_or_path)
     rows = [plan.train_dataset[i] for i in range(min(count, len(plan.train_dataset)))]
     template = with_tools(args, plan.tools)
     tokens = [prompt_tokens(row["prompt"], tokenizer, template) for row in rows]

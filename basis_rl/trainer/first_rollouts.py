@@ -54,10 +54,10 @@ def explanation(
     found = [f"{name}: {sum(rows)} of {len(rows)}" for name, rows in signs.items() if 2 * sum(rows) > len(rows)]
     what = f"are {scored.pop():g}" if scored else "are None: no function scored a rollout"
     why = "; ".join(found) or "they have text and an end, so the problems may be too hard, or too easy"
-    prompt, text = problem_text(rollouts[0].prompt) or str(rollouts[0].prompt), texts[0]
+    prompt = problem_text(rollouts[0].prompt) or str(rollouts[0].prompt)
     return (
         f"All rewards of the first {len(rewards)} rollouts {what}: there is nothing to learn from until they differ. "
-        f"What they show: {why}. One of them:\n--- prompt\n{prompt[-_SHOWN:]}\n--- rollout\n{text[:_SHOWN]}\n---"
+        f"What they show: {why}. One of them:\n--- prompt\n{prompt[-_SHOWN:]}\n--- rollout\n{texts[0][:_SHOWN]}\n---"
     )
 
 

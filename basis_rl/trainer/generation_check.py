@@ -20,8 +20,8 @@ _SETTINGS = {
 # Keys with one legal value, and why there is no other.
 _FIXED: dict[str, tuple[Any, str]] = {
     "do_sample": (True, "all rollouts of a prompt would be the same"),
-    "num_return_sequences": (1, "num_generations says how many rollouts a prompt has"),
-    "n": (1, "num_generations says how many rollouts a prompt has"),
+    "num_return_sequences": (1, "num_generations sets the number of rollouts per prompt"),
+    "n": (1, "num_generations sets the number of rollouts per prompt"),
     "num_beams": (1, "the loss is that of samples, which the result of a beam search is not"),
     "logprobs": (0, "the loss reads the log-probability of the sampled token"),
 }
