@@ -317,7 +317,10 @@ def rows():
 def names_of(owner):
     """What an object has: a module's or class's attributes, and those that its methods set on ``self``."""
     if inspect.ismodule(owner):
-        return set(dir(owner))
+        # TRL imports some names only where vLLM is installed.
+        nodes = ast.walk(ast.parse(inspect.getsource(owner)))
+        imported = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+        return set(dir(owner)) | imported
     texts = [inspect.getsource(each) for each in owner.__mro__ if each is not object and each.__module__ != "builtins"]
     return set(dir(owner)) | {name for text in texts for name in re.findall(r"self\.(\w+)", text)}
 
