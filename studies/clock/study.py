@@ -1,6 +1,6 @@
 """How many minutes does a real language model need, by TRL's trainer and by ours, on the same machine?
 
-    python -m studies.clock.study --model FOLDER [--task TASK] [--rows ROW ...] [--seeds 0 1 2] [--report] [--quick]
+    python -m studies.clock.study --model FOLDER [--task TASK] [--rows ROW ...] [--seeds 0 1 2] [--add] [--report]
 
 SmolLM2-135M-Instruct (`python -m examples.smollm2.model FOLDER`) learns a mix of problems. All rows have the same
 number type, threads, backend of generation, 64 rollouts a step, reward, objective (``dapo``), learning rate with its
@@ -11,7 +11,8 @@ warm-up, and problems; greedy accuracy on held-out problems is measured outside 
 
 Each run is a process of its own, one after another, and is stored in ``runs/clock_study`` with checkpoints, so the
 command can be stopped and called again; a run's clock goes on where its checkpoint is. Results: the tables
-``studies/results/clock_study*.json`` and a plot, for the whole study only. ``--report`` shows the stored table.
+``studies/results/clock_study*.json`` and a plot. The study takes many hours, so with ``--add`` a call adds its runs to
+the stored table, which says for each run when and where it was made. ``--report`` shows the stored table.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from studies.runs import RESULTS, Planned, kept_runs, placed, read_table, save_t
 
 FIRST = ("TRL", "TRL, head fixed", "grpo", "basis_history, frontier", "none")
 LAST = 3
+# What tells two runs of a table apart.
+LABELS = ("row", "seed", "learning_rate", "micro_batch")
 
 
 def crossing(points: list[float], accuracy: list[float], level: float) -> float | None:
@@ -135,10 +138,30 @@ def planned(options: argparse.Namespace) -> list[Planned]:
                 "threads": options.threads, "settings": settings,
             }  # fmt: skip
             name = f"{options.task}-{row.replace(', ', '-').replace(' ', '-')}-{options.learning_rate:g}-seed{seed}"
+            name += f"-{options.micro_batch}"
             folder = options.output / name
             labels = {"task": options.task, "row": row, "seed": seed, "learning_rate": options.learning_rate}
+            labels |= {key: getattr(options, key) for key in ("micro_batch", "threads", "bf16")}
             plans.append(Planned(labels, options.output / f"{name}.json", plan, partial(run, plan, folder)))
     return plans
+
+
+def added(
+    old_facts: dict[str, Any], old: list[dict[str, Any]], facts: dict[str, Any], runs: list[dict[str, Any]]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The stored table with the runs of this call, which take the place of equal ones.
+
+    Raises:
+        SystemExit: the table has runs of other sizes.
+    """
+    for key in ("steps", "held_out", "problems"):
+        if old_facts[key] != facts[key]:
+            raise SystemExit(f"--{key} is {facts[key]}, but the stored table has runs of {old_facts[key]}.")
+    made = [*old_facts["runs made"], *(each for each in facts["runs made"] if each not in old_facts["runs made"])]
+    new = {tuple(run[label] for label in LABELS) for run in runs}
+    rest = [run for run in old if tuple(run[label] for label in LABELS) not in new]
+    order = sorted([*rest, *runs], key=lambda run: (run["seed"], list(ROWS).index(run["row"])))
+    return {**facts, "runs made": made}, order
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -156,6 +179,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--held_out", type=int, default=400)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--bf16", action="store_true", help="for processors that have it")
+    parser.add_argument("--table", default="clock_study", help="name of the table, for runs that choose settings")
+    parser.add_argument("--add", action="store_true", help="add the runs to those of the stored table")
     parser.add_argument("--report", action="store_true", help="print and plot the stored table, and train nothing")
     return parser.parse_args(argv)
 
@@ -165,14 +190,19 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     options = parse(argv)
     kind = [f"--{name}={getattr(options, name)}" for name in ("task", "model", "data")]
     placed(options, parse([*kind, *(["--report"] if options.report else []), *(["--bf16"] if options.bf16 else [])]))
-    name = options.study + ("" if options.task == "arithmetic" else f"_{options.task}")
+    if options.add and not options.quick:
+        options.results = RESULTS
+    name = options.table + ("" if options.task == "arithmetic" else f"_{options.task}")
     if options.quick:
         options.steps, options.every, options.problems, options.held_out, options.seeds = 4, 1, 100, 10, [0]
     if options.report:
         _, runs = read_table(RESULTS / f"{name}.json")
     else:
         runs, facts = kept_runs(planned(options))
-        facts |= {key: getattr(options, key) for key in ("steps", "micro_batch", "threads", "bf16", "held_out")}
+        facts |= {key: getattr(options, key) for key in ("steps", "held_out", "problems")}
+        file = options.results / f"{name}.json"
+        if options.add and file.is_file():
+            facts, runs = added(*read_table(file), facts, runs)
         save_table(name, facts, runs, options.results)
     print(table(runs))
     draw(runs, options.results / f"{name}.png")

@@ -93,3 +93,21 @@ def test_the_whole_study_in_a_few_steps_repeats_nothing(tiny_path, tmp_path, cap
     capfd.readouterr()
     assert study.main(words) == runs
     assert "minutes:" not in capfd.readouterr().out
+
+
+def test_runs_of_a_later_call_join_the_stored_ones():
+    def a_run(row, seed, end):
+        return {"row": row, "seed": seed, "learning_rate": 1e-5, "micro_batch": 64, "accuracy": [end]}
+
+    sizes = {"steps": 40, "held_out": 400, "problems": 1_400}
+    old = [a_run("TRL", 0, 0.4), a_run("none", 0, 0.3)]
+    new = [a_run("none", 0, 0.5), a_run("TRL", 1, 0.6)]
+    facts, runs = study.added({**sizes, "runs made": [1, 2]}, old, {**sizes, "runs made": [2, 3]}, new)
+    assert [(run["row"], run["seed"], *run["accuracy"]) for run in runs] == [
+        ("TRL", 0, 0.4),
+        ("none", 0, 0.5),
+        ("TRL", 1, 0.6),
+    ]
+    assert facts["runs made"] == [1, 2, 3]
+    with pytest.raises(SystemExit, match="--steps is 20"):
+        study.added({**sizes, "runs made": []}, old, {**sizes, "steps": 20, "runs made": []}, new)
