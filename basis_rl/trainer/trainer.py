@@ -424,7 +424,10 @@ class BasisTrainer(GRPOTrainer):
         if self.use_vllm:
             return super()._generate_single_turn(*args, **kwargs)
         stops = [StopStrings(self._tokenizer, self._stop_strings)] if self._stop_strings else []
-        with generating_by(self.accelerator.unwrap_model(self.model_wrapped), self.generation_config, stops):
+        generating = generating_by(self.accelerator.unwrap_model(self.model_wrapped), self.generation_config, stops)
+        # Autocast keeps its 16-bit copies of the weights until the outermost context ends: here they are made once,
+        # not once for each token.
+        with self.accelerator.autocast(), generating:
             completion_ids, log_probs = super()._generate_single_turn(*args, **kwargs)
         for lengths in (each.lengths.tolist() for each in stops if each.lengths is not None):
             completion_ids = [ids[:length] for ids, length in zip(completion_ids, lengths, strict=True)]

@@ -4,6 +4,8 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from trl import GRPOTrainer
 
 from basis_rl.engine.local import VLLM_SAMPLING
 from basis_rl.trainer import BasisTrainer
@@ -124,6 +126,38 @@ def test_padding_is_not_trained_on(case, tmp_path):
     ended = [ids[-1] in {*([ends] if isinstance(ends, int) else ends)} for ids in trainer.drawn]
     cut = trainer.state.log_history[0]["completions/clipped_ratio"]
     assert cut == pytest.approx(1 - sum(ended) / len(ended))
+
+
+class Casts(TorchDispatchMode):
+    """Counts the copies of one tensor in another precision."""
+
+    def __init__(self, tensor):
+        super().__init__()
+        self.pointer, self.count = tensor.data_ptr(), 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._to_copy.default and args[0].data_ptr() == self.pointer:
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_autocast_copies_the_weights_once_for_a_rollout_and_follows_their_updates(tmp_path):
+    class Counting(Rollouts):
+        def _generate_single_turn(self, *args, **kwargs):
+            with Casts(self.model.model.layers[0].mlp.up_proj.weight) as casts:
+                result = super()._generate_single_turn(*args, **kwargs)
+            counts.append(casts.count)
+            torch.manual_seed(1)
+            again.append(GRPOTrainer._generate_single_turn(self, *args, **kwargs)[0])
+            torch.manual_seed(1)
+            ours.append(super()._generate_single_turn(*args, **kwargs)[0])
+            return result
+
+    counts, again, ours = [], [], []
+    tiny_trainer(tmp_path, cls=Counting, max_steps=5, bf16=True, learning_rate=0.1).train()
+    assert counts == [1, 1, 1]
+    assert ours == again
+    assert len({str(each) for each in ours}) == 3
 
 
 @pytest.mark.parametrize("tokens", [0, 1])
