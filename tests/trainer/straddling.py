@@ -31,6 +31,15 @@ def reward(completions, completion_ids, **kwargs):
     return [None if ids[0] % 5 == 0 else float(sum(ids) % 2) for ids in completion_ids]
 
 
+def wide_reward(completions, completion_ids, **kwargs):
+    """-1 or 3, so that beliefs have a range to learn."""
+    return [found if found is None else 4 * found - 1 for found in reward(completions, completion_ids)]
+
+
+# They learn the range from the first batch, and the second one's advantages depend on it.
+LEARN_A_RANGE = {"basis_history", "least_variance", "spo"}
+
+
 class GivenRollouts(Keeps):
     """Completions by global row, of different lengths on different ranks; keeps the advantages of every batch."""
 
@@ -79,7 +88,8 @@ class Stopped(GivenRollouts):
 
 def train(output: Path, model: str, ranks: int, name: str, cls=GivenRollouts, baseline=None, **given):
     shape = {"per_device_train_batch_size": ROWS // ranks, "steps_per_generation": 1, "num_generations": GROUP}
-    own = {"model": model, "reward_funcs": reward, "max_completion_length": 12}
+    rewards = wide_reward if name in LEARN_A_RANGE else reward
+    own = {"model": model, "reward_funcs": rewards, "max_completion_length": 12}
     trainer = tiny_trainer(output / f"run-{name}", baseline or name, cls, **{**shape, **own, **given})
     assert trainer.accelerator.num_processes == ranks
     trainer.train()
