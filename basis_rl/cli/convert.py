@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,8 @@ import pyarrow.parquet as pq
 import torch
 
 from basis_rl.cli.options import convert_parser
-from basis_rl.cli.values import prepare
 from basis_rl.clusters import codebook
 from basis_rl.data import DataArguments, load_prompts, prompt_id
-from basis_rl.engine.template_day import use_day
 from basis_rl.evaluation.rollouts import read_rollouts
 from basis_rl.evaluation.runner import golds_fingerprint
 from basis_rl.identity import ID_SCHEME
@@ -37,7 +36,7 @@ _EVALUATION = ".settings.json"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Convert what is in the folder; what has today's ids already is left as it is."""
+    """Convert what is in the folder; what has today's ids already keeps them."""
     options = convert_parser().parse_args(list(argv))
     folder: Path = options.folder
     of_run = [path for path in (folder, *checkpoints(folder), folder / LAST) if (path / MANIFEST).is_file()]
@@ -74,39 +73,32 @@ class Problems:
 
     Attributes:
         recipe: names them.
-        rewards: of the recipe.
         old: today's id -> that of scheme 1, of all rows of the data set.
         new: id of scheme 1 -> today's, of the first row with that text.
     """
 
     recipe: Recipe
-    rewards: list[Any]
     old: dict[str, str]
     new: dict[str, str]
 
     @classmethod
     def of(cls, recipe: Recipe) -> Problems:
         """Those of all rows, whatever the recipe holds out."""
-        rewards = build_rewards(recipe)
-        bare: dict[str, Any] = {
-            "prompt_template": "{prompt}",
-            "system_prompt": None,
-            "max_train_samples": None,
-            "test_fraction": 0.0,
-        }
-        rows = _rows(replace(recipe, data=replace(recipe.data, **bare)), rewards)
+        bare = replace(recipe.data, prompt_template="{prompt}", system_prompt=None, test_fraction=0.0)
+        rows = _rows(replace(recipe, data=replace(bare, max_train_samples=None)))
         old = {row["prompt_id"]: prompt_id(row["prompt"]) for row in rows}
-        return cls(recipe, rewards, old, {before: name for name, before in reversed(old.items())})
+        return cls(recipe, old, {before: name for name, before in reversed(old.items())})
 
+    @cached_property
     def trained(self) -> list[str]:
         """Today's ids of the problems that the recipe trains on, in their order."""
-        plan = with_data(Plan(self.recipe.args, reward_funcs=self.rewards), _rows(self.recipe, self.rewards))
-        return list(plan.train_dataset["prompt_id"])
+        plan = Plan(self.recipe.args, reward_funcs=build_rewards(self.recipe))
+        return list(with_data(plan, _rows(self.recipe)).train_dataset["prompt_id"])
 
 
-def _rows(recipe: Recipe, rewards: Sequence[Any]) -> Any:
+def _rows(recipe: Recipe) -> Any:
     texts: Any = SimpleNamespace(chat_template=None)
-    return load_training_data(recipe, texts, rewards)
+    return load_training_data(recipe, texts)
 
 
 def convert_artefact(folder: Path, kind: Kind, problems: Problems | None) -> None:
@@ -116,9 +108,9 @@ def convert_artefact(folder: Path, kind: Kind, problems: Problems | None) -> Non
         ValueError: it has prompts that are not the recipe's.
     """
     _, metadata = kind.open(folder, any_ids=True)
-    if metadata.get("id_scheme") == ID_SCHEME:
-        print(f"{folder} has today's prompt ids already.")
-        return
+    known = metadata["provenance"]
+    if kind is table.KIND and "date" in known:  # most are built in a day
+        metadata["provenance"] = {"template_day": known["date"], **known}
     if problems is not None:
         path = folder / kind.main_file
         rows = pq.read_table(path)
@@ -129,35 +121,12 @@ def convert_artefact(folder: Path, kind: Kind, problems: Problems | None) -> Non
                 f"{len(unknown)} of {len(names)} prompts of the {kind.what} '{folder}' are not in the data set of the "
                 f"recipe; the first is prompt_id '{unknown[0]}'. Name the recipe that it was made with."
             )
-        if kind is table.KIND:
-            metadata["provenance"] = _provenance(folder, metadata["provenance"], problems)
         renamed = pa.array([problems.new.get(name, name) for name in names], pa.string())
         part = path.with_name(f".{path.name}.part")
         pq.write_table(rows.set_column(rows.column_names.index("prompt_id"), "prompt_id", renamed), part)
         part.replace(path)
     write_whole(folder / METADATA, json.dumps({**metadata, "id_scheme": ID_SCHEME}, indent=2) + "\n")
     print(f"Converted the {kind.what} {folder}.")
-
-
-def _provenance(folder: Path, known: dict[str, Any], problems: Problems) -> dict[str, Any]:
-    """The table's, as `basis-rl values` would write it today, if it would sample what the table holds."""
-    if "date" in known:
-        use_day(known["date"])
-    run = replace(problems.recipe.run, values_output_dir=str(folder), values_push_to_hub=None)
-    try:
-        job = prepare(replace(problems.recipe, run=run))
-        before = [problems.old[name] for name in job.plan.ids]
-        dataset = job.plan.dataset.remove_columns("prompt_id").add_column("prompt_id", before)
-        asked = replace(job.plan, dataset=dataset)  # refused where rows have one text, of which the table has the first
-        identity = asked.identity(job.config, job.tokenizer, job.shards.identity["sampler"])
-        asked_for = {key: value for key, value in identity.items() if key not in ("id_scheme", "template_day")}
-        if all(known.get(key) == value for key, value in json.loads(json.dumps(asked_for)).items()):
-            return {**known, **job.shards.identity}
-        why = "its problems or settings differ from the table's"
-    except ValueError as error:
-        why = str(error)
-    print(f"`basis-rl values` with this recipe would not take {folder} for its table, and sample it again: {why}")
-    return known
 
 
 def convert_checkpoint(folder: Path, problems: Problems | None) -> None:
@@ -168,34 +137,31 @@ def convert_checkpoint(folder: Path, problems: Problems | None) -> None:
             golds, of which the run has not trained on all.
     """
     content = torch.load(folder / FILE_NAME, weights_only=True)
-    if content.get("id_scheme") == ID_SCHEME:
-        print(f"{folder} has today's prompt ids already.")
-        return
     if what := damage(folder):
         raise ValueError(f"The checkpoint '{folder}' is damaged ({what}) and cannot be converted.")
     ids: Mapping[str, str] = {}
     fixed: dict[str, Any] = {}
     if problems is not None:
-        names, ids = problems.trained(), problems.new
+        names, ids = problems.trained, problems.new
         before = [problems.old[name] for name in names]
-        if content["dataset"] not in (None, dataset_identity(before)):
+        if content.get("dataset") not in (None, dataset_identity(before), dataset_identity(names)):
             raise ValueError(
                 f"The checkpoint '{folder}' was trained on other problems than those of the recipe, or on the first "
                 "only of rows with one text that have other golds. Start a new run from its model."
             )
-        content["dataset"] = content["dataset"] and dataset_identity(names)
+        content["dataset"] = content.get("dataset") and dataset_identity(names)
         parameters = build_recipe_baseline(problems.recipe.run).parameters
         fixed = {f"baseline.{key}": plain(value) for key, value in parameters.items() if hasattr(value, "digest")}
     whole = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(whole, ignore_errors=True)
-    shutil.copytree(folder, whole, copy_function=_link)
+    shutil.copytree(folder, whole, copy_function=os.link)  # weights are large
     _save(whole / FILE_NAME, {**_renamed(content, ids), "id_scheme": ID_SCHEME})
     for path in whole.glob("phase_*.pt"):
         _save(path, _renamed(torch.load(path, weights_only=True, map_location="cpu"), ids))
     if (whole / SETTINGS).is_file():
         settings = json.loads((whole / SETTINGS).read_text())
         settings["fixed"] |= fixed
-        settings["data"] = {"dataset": content["dataset"], "id_scheme": ID_SCHEME}
+        settings["data"] = {"dataset": content.get("dataset"), "id_scheme": ID_SCHEME}
         write_whole(whole / SETTINGS, json.dumps(settings, indent=1, sort_keys=True) + "\n")
     finish(whole)
     old = folder.with_name(f".{folder.name}.old")
@@ -203,14 +169,6 @@ def convert_checkpoint(folder: Path, problems: Problems | None) -> None:
     whole.rename(folder)
     shutil.rmtree(old)
     print(f"Converted the checkpoint {folder}.")
-
-
-def _link(source: str, target: str) -> None:
-    """Another name for the same file, since weights are large; a copy where the disk has no such."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def _save(path: Path, content: Any) -> None:
@@ -238,7 +196,6 @@ def convert_evaluation(path: Path) -> None:
     settings = json.loads(path.read_text())
     rollouts = path.with_name(path.name.removesuffix(_EVALUATION) + ".jsonl")
     if settings.get("id_scheme") == ID_SCHEME:
-        print(f"{rollouts} has today's prompt ids already.")
         return
     bare = {**settings["source"], "prompt_template": "{prompt}", "on_missing_gold": "drop"}
     new: dict[str, str] = {}

@@ -83,7 +83,13 @@ class Job:
             raise
         except ValueError:
             return None
-        if table is None or any(table.provenance.get(k) != v for k, v in self.shards.identity.items()):
+        asked = self.shards.identity
+        if table is not None and "id_scheme" not in table.provenance:
+            # A table that was converted: what its problems were called counts no more, but all must be there.
+            asked = {key: asked[key] for key in asked.keys() & table.provenance.keys() - {"dataset"}}
+            fingerprints = self.plan.fingerprints(self.tokenizer).items()
+            table = table if fingerprints <= table.fingerprints.items() else None
+        if table is None or any(table.provenance.get(k) != v for k, v in asked.items()):
             return None
         self.shards.remove()
         print("This table already exists. To sample it again, delete it or set another seed.")

@@ -115,7 +115,7 @@ class BasisTrainer(GRPOTrainer):
         args: a `BasisConfig`.
         train_dataset: a `Dataset` or a list of dictionaries, with the columns ``prompt`` (unless an
             `environment_factory` makes the prompts), those that the reward functions read, and optionally
-            ``prompt_id``.
+            ``prompt_id``, by which rows are one problem or two (default: `basis_rl.identity.row_id`).
         eval_dataset: as in TRL, or a list of dictionaries.
         baseline: a registered name (`basis_rl.baselines.BASELINES`) or an object.
         objective: a registered name (`basis_rl.objectives.OBJECTIVES`), ``module:function``, or an object; None leaves

@@ -120,9 +120,8 @@ class TablePlan:
 
 
 def use_first_day(known: Mapping[str, Any]) -> None:
-    """Let chat templates write the day on which a build began that says so in its identity or its table's."""
-    if "template_day" in known:
-        use_day(known["template_day"])
+    """Let chat templates write the day that a build or table with this identity began, or today; call it first."""
+    use_day(known.get("template_day") or template_day())
 
 
 def build_table(

@@ -1,6 +1,6 @@
 """Merges the problems of ORZ and DAPO into one file: `python -m examples.papers.orz_dapo runs/papers/orz_dapo.jsonl`.
 
-Both datasets are read with the loader that training uses. A problem that is in both is kept once.
+Both datasets are read with the loader that training uses. A problem that is in both is kept once, with its first answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def merge(path: Path) -> int:
     rows: dict[str, dict[str, str]] = {}
     for data in SETS:
         data.prompt_template, data.on_missing_gold = "{prompt}", "drop"
-        for row in load_prompts(data, conversational=False):
+        for row in load_prompts(data, conversational=False, reads=()):
             rows.setdefault(row["prompt_id"], {"problem": row["prompt"], "answer": row["solution"]})
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows.values()))
