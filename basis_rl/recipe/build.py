@@ -68,7 +68,8 @@ def load_training_data(
         data = replace(data, keep_columns=[*(data.keep_columns or []), column])
     chat = tokenizer.chat_template is not None
     scored = [GYM_COLUMN] if "reasoning_gym" in recipe.run.reward_funcs else []
-    reads = read_columns(build_rewards(recipe) if rewards is None else rewards)
+    # The gold counts always, as it does where a script loads the same problems.
+    reads = read_columns(build_rewards(recipe) if rewards is None else rewards) | {"solution"}
     return load_prompts(data, conversational=chat, held_out=held_out, optional_columns=scored, reads=reads)
 
 
