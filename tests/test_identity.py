@@ -95,6 +95,11 @@ class Seeded:
         return None
 
 
+class Told:
+    def reset(self, prompt, **row):
+        return None
+
+
 class Anything:
     def reset(self, **row):
         return None
@@ -108,6 +113,7 @@ class Anything:
         (lambda: Seeded(), {"kind", "weight", "hidden", "seed"}),
         ({"a": Seeded, "b": Seeded}, {"kind", "weight", "hidden", "seed", "environment"}),
         (Anything, None),
+        (Told, None),
         ({"a": Seeded, "b": Anything}, None),
     ],
 )

@@ -20,6 +20,8 @@ def prompt_ids_of(dataset: Any, reads: Collection[str] | None) -> list[str] | No
     if not isinstance(dataset, Dataset):
         return None
     names = set(dataset.column_names)
+    if "prompt_id" in names and None not in (own := list(dataset["prompt_id"])):
+        return [str(name) for name in own]
     if reads is not None and "prompt" in names:
         names &= {"prompt", "prompt_id", *reads}
     return [row_id(row, reads) for row in dataset.select_columns(sorted(names))]

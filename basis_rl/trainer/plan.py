@@ -142,9 +142,9 @@ def _reset_columns(factory: Callable[[], Any]) -> frozenset[str] | None:
     reset = getattr(factory if isinstance(factory, type) else factory(), "reset", None)
     if reset is None:  # TRL refuses it
         return frozenset()
-    parameters = list(inspect.signature(reset).parameters.values())[isinstance(factory, type) :]
-    named = frozenset(p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
-    return named or (None if parameters else named)
+    parameters = list(inspect.signature(reset).parameters.values())[isinstance(factory, type) :]  # without `self`
+    named = {p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)} - {"prompt"}
+    return frozenset(named) if named or not parameters else None
 
 
 Check = Callable[[Plan], Plan | None]

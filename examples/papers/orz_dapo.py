@@ -1,6 +1,6 @@
 """Merges the problems of ORZ and DAPO into one file: `python -m examples.papers.orz_dapo runs/papers/orz_dapo.jsonl`.
 
-Both datasets are read with the loader that training uses. A problem that is in both is kept once, with its first answer.
+Both datasets are read with the loader that training uses. A problem that is in both is kept once.
 """
 
 from __future__ import annotations
