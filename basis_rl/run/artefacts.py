@@ -163,7 +163,7 @@ class Kind:
         if version > self.format:
             raise ValueError(f"'{folder}' was written by a newer basis-rl (format {metadata['format']}). Upgrade it.")
         if not any_ids:
-            check_scheme(f"The {self.what} '{folder}'", metadata.get("id_scheme"), f"{folder} RECIPE")
+            check_scheme(f"The {self.what} '{path_or_hub_id}'", metadata.get("id_scheme"), f"{folder} RECIPE")
         return folder, metadata
 
     def push(
