@@ -34,7 +34,7 @@ class RolloutBatch:
     Attributes:
         rewards: ``(N,)`` float32, weighted sum of the reward functions; NaN = could not be scored.
         group_ids: ``(N,)`` int64, rollouts of one prompt share one id; groups may be ragged and in any order.
-        prompt_ids: ``N`` stable content hashes of the prompts, the keys into tables.
+        prompt_ids: ``N`` stable names of the problems (`basis_rl.identity.prompt_id`), the keys into tables.
         action_mask: ``(N, T)`` bool, tokens that the policy sampled (no padding, no tool output).
         energies: ``(N, T)`` float32, ``w_t = 1 - 2 pi(y_t) + sum_v pi(v)^2``; only if the baseline asks.
         kl: ``(N, T)`` float32, KL penalty of each token, coefficient included; None unless KL is placed in the reward.

@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "basis_rl"
 
 # From the lowest to the highest; the layers of one row do not import one another.
 LAYERS = [
-    {"types", "names", "text"},
+    {"types", "names", "text", "identity"},
     {"registry", "resources", "functional", "run", "sandbox"},
     {"rewards", "tools", "engine", "data"},
     {"values", "clusters"},

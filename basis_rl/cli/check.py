@@ -113,9 +113,10 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     show("Configuration", check_run.configuration(recipe, args, launch, warn))
     if plan.tools:
         show("Tools", check_run.tools(build_tools(recipe.run), args))
-    loaded = load_training_data(recipe, tokenizer)
+    loaded = load_training_data(recipe, tokenizer, plan.reward_funcs)
     show("Batch arithmetic", arithmetic(args, len(loaded), warn))
-    plan = with_data(plan, loaded, load_eval_data(recipe, tokenizer), processing_class=tokenizer)
+    evaluated = load_eval_data(recipe, tokenizer, plan.reward_funcs)
+    plan = with_data(plan, loaded, evaluated, processing_class=tokenizer)
     show("Columns", check_run.columns(loaded, args, plan.reward_funcs))
     if missing is not None:  # the stand-in knows nothing of this run
         plan = replace(plan, baseline=NoBaseline())

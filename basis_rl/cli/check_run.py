@@ -12,13 +12,13 @@ from basis_rl.data import problem_text
 from basis_rl.estimate.memory import Launch
 from basis_rl.estimate.report import Warn
 from basis_rl.recipe.keys import Recipe
-from basis_rl.rewards.base import GoldChecker, required_columns
+from basis_rl.rewards.base import GoldChecker, read_columns
 from basis_rl.samplers import sampler_name
 from basis_rl.trainer import BasisConfig
+from basis_rl.trainer.gather import prompt_ids_of
 from basis_rl.trainer.model_check import rounding_note
 from basis_rl.trainer.plan import Plan
 from basis_rl.trainer.selection import tried_belief
-from basis_rl.trainer.state import prompt_ids_of
 
 # What decides a run and is often left to its default; shown whether it was given or not.
 _SHOWN = (
@@ -58,7 +58,7 @@ def sampling(plan: Plan) -> str:
     """
     sampler, dataset = plan.sampler, plan.train_dataset
     texts = (problem_text(prompt) for prompt in dataset["prompt"])
-    tried_belief(sampler, plan.baseline, prompt_ids_of(dataset) or [], texts, plan.args)
+    tried_belief(sampler, plan.baseline, prompt_ids_of(dataset, plan.reads) or [], texts, plan.args)
     parameters = ", ".join(f"{key} {value}" for key, value in sampler.parameters.items())
     drawn = f"Prompts are drawn by `{sampler_name(sampler)}`" + (f" ({parameters})" if parameters else "")
     if sampler.max_refills:
@@ -74,7 +74,7 @@ def columns(dataset: Dataset, args: BasisConfig, rewards: Sequence[Any]) -> str:
     """Which columns there are, where they come from, and who reads them."""
     readers = {"prompt": ["the model"], "prompt_id": ["baseline and logs"]}
     for reward in rewards:
-        for name in sorted(required_columns(reward)):
+        for name in sorted(read_columns([reward])):
             readers.setdefault(name, []).append(getattr(reward, "__name__", type(reward).__name__))
     if args.difficulty_column is not None:
         readers.setdefault(args.difficulty_column, []).append("the log (difficulty_column)")

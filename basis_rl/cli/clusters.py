@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     _, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
     dataset = load_training_data(recipe, tokenizer)
     prompts = {row["prompt_id"]: problem_text(row["prompt"]) for row in dataset}
-    k = run.clusters_num or default_num_clusters(len(prompts), recipe.args.generation_batch_size)
+    k = run.clusters_num or default_num_clusters(len(set(prompts.values())), recipe.args.generation_batch_size)
     clusters = PromptClusters.build(prompts, run.clusters_encoder, k, seed=recipe.args.seed, progress=True)
     print(f"Prompt codebook: {clusters.save(output)}")
     print(describe(clusters, prompts))

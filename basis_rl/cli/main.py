@@ -21,6 +21,7 @@ COMMANDS = {
     "clusters": "build the prompt codebook that BV-Blend needs, from a sentence encoder and K-means",
     "eval": "measure a model on benchmarks: avg@k, pass@k, maj@k, every rollout kept",
     "push": "push a run's folder to the Hub, after an evaluation or when the push at its end has failed",
+    "convert": "give tables, codebooks, checkpoints and evaluations of an older version today's prompt ids",
     "check": "check a recipe before anything is spent, or module:name, a baseline or objective of your own",
 }
 # Exit codes other than 0 and 2 (a message about a mistake in the input); the numbers are those of sysexits.h.

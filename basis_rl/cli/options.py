@@ -213,6 +213,26 @@ def push_parser(result: argparse.ArgumentParser) -> None:
 
 
 @_command
+def convert_parser(result: argparse.ArgumentParser) -> None:
+    """Gives a value table, a prompt codebook, the checkpoints of a run or an evaluation, each a folder on this machine
+    that an older version wrote, the prompt ids of this one, in its place. To older versions prompts of one text were
+    one problem; a table's rewards and a run's beliefs go to the first row with that text, the only one that was there.
+
+    An evaluation names its problems itself. For the others they are those of a recipe, by default the one that the run
+    was trained with.
+    """
+    result.add_argument(
+        "folder", type=Path, help="A table, codebook, checkpoint, evaluation, or the output_dir of a run."
+    )
+    result.add_argument("recipe", nargs="?", help="The recipe that it was made with. The default is FOLDER's own.")
+    result.add_argument(
+        "--own_ids",
+        action="store_true",
+        help="In place of a recipe: the data set has its own column prompt_id, so the ids stay as they are.",
+    )
+
+
+@_command
 def serve_parser(result: argparse.ArgumentParser) -> None:
     """Starts a vLLM server as training needs it, waits until it is healthy, and stops it on Ctrl-C or SIGTERM. Unknown
     options are handed to vLLM: --tensor-parallel-size 4, --gpu-memory-utilization 0.9.

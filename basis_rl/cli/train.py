@@ -16,6 +16,7 @@ from basis_rl.cli.summary import summary
 from basis_rl.data import GYM_COLUMN
 from basis_rl.engine.server import Server, ServerError
 from basis_rl.engine.supervisor import kept_alive
+from basis_rl.engine.template_day import use_day
 from basis_rl.recipe.build import build_trainer, server_options
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
@@ -29,7 +30,6 @@ from basis_rl.run.redact import redact_command
 from basis_rl.run.run_lock import held
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.state import saved_day
-from basis_rl.trainer.template_day import use_day
 
 
 def main(argv: Sequence[str]) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -17,14 +18,16 @@ from huggingface_hub import get_token
 from basis_rl.cli.main import LOST, STOPPED, fail
 from basis_rl.engine import ServersLost
 from basis_rl.engine.server import ServerError
+from basis_rl.identity import OlderIds
 from basis_rl.recipe.build import load_config_and_tokenizer, load_training_data, model_init_kwargs, server_options
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
 from basis_rl.recipe.objects import build_rewards
+from basis_rl.run.artefacts import METADATA
 from basis_rl.trainer.plan import Plan, check_kwargs, check_temperature, check_with_model, sampling_of, with_data
 from basis_rl.values import ValueTable
-from basis_rl.values.build import TablePlan, assemble, build_table
-from basis_rl.values.shards import Shards
+from basis_rl.values.build import TablePlan, assemble, build_table, use_first_day
+from basis_rl.values.shards import Shards, begun
 from basis_rl.values.sources import (
     ModelSource,
     ServerSource,
@@ -76,9 +79,17 @@ class Job:
         """The table, if an earlier call, or another process, has made the very same."""
         try:
             table = ValueTable.load(self.output) if self.output.is_dir() else None
+        except OlderIds:
+            raise
         except ValueError:
             return None
-        if table is None or any(table.provenance.get(k) != v for k, v in self.shards.identity.items()):
+        asked = self.shards.identity
+        if table is not None and "id_scheme" not in table.provenance:
+            # A table that was converted: what its problems were called counts no more, but all must be there.
+            asked = {key: asked[key] for key in asked.keys() & table.provenance.keys() - {"dataset"}}
+            fingerprints = self.plan.fingerprints(self.tokenizer).items()
+            table = table if fingerprints <= table.fingerprints.items() else None
+        if table is None or any(table.provenance.get(k) != v for k, v in asked.items()):
             return None
         self.shards.remove()
         print("This table already exists. To sample it again, delete it or set another seed.")
@@ -160,7 +171,10 @@ def prepare(recipe: Recipe) -> Job:
     check_temperature(run_plan)
     check_kwargs(run_plan)
     config, tokenizer = load_config_and_tokenizer(recipe.model, args)
-    run_plan = with_data(run_plan, load_training_data(recipe, tokenizer), processing_class=tokenizer)
+    partial = output.with_name(f"{output.name}.partial")
+    use_first_day(begun(partial) or _provenance(output))
+    loaded = load_training_data(recipe, tokenizer, run_plan.reward_funcs)
+    run_plan = with_data(run_plan, loaded, processing_class=tokenizer)
     check_with_model(run_plan, config)
     plan = TablePlan(
         dataset=run_plan.train_dataset,
@@ -174,8 +188,15 @@ def prepare(recipe: Recipe) -> Job:
     )
     served = run.values_serve or run.values_servers
     sampler = ServerSource.name if served else ModelSource.name_for(run.values_batch_size)
-    shards = Shards(output.with_name(f"{output.name}.partial"), plan.identity(config, tokenizer, sampler))
+    shards = Shards(partial, plan.identity(config, tokenizer, sampler))
     return Job(recipe, plan, output, shards, shard, config, tokenizer)
+
+
+def _provenance(folder: Path) -> dict[str, Any]:
+    """That of the table which is there; empty for none, or one that is damaged."""
+    with suppress(ValueError, KeyError, OSError):
+        return dict(json.loads((folder / METADATA).read_text())["provenance"])
+    return {}
 
 
 def _check_hub(repo_id: str | None, token: str | None) -> None:

@@ -68,7 +68,7 @@ class PromptClusters:
         """Embed `prompts` (id -> text) and cluster the embeddings by scikit-learn's K-means (best of 4 starts).
 
         Args:
-            prompts: P of them, all different.
+            prompts: those of one text are embedded and clustered as one; P is the number of texts.
             encoder: a sentence-transformers model, Hub id or folder.
             num_clusters: K, 1 <= K <= P; default `default_num_clusters`.
             revision: of a Hub model.
@@ -80,17 +80,18 @@ class PromptClusters:
         """
         from sklearn.cluster import KMeans
 
-        k = default_num_clusters(len(prompts)) if num_clusters is None else num_clusters
-        if not 1 <= k <= len(prompts):
-            raise ValueError(f"num_clusters must be from 1 to the number of prompts ({len(prompts)}), got {k}.")
+        texts = list(dict.fromkeys(prompts.values()))
+        k = default_num_clusters(len(texts)) if num_clusters is None else num_clusters
+        if not 1 <= k <= len(texts):
+            raise ValueError(f"num_clusters must be from 1 to the number of prompts ({len(texts)}), got {k}.")
         model = Encoder(encoder, revision, "cuda" if torch.cuda.is_available() else "cpu")
-        vectors = model(list(prompts.values()), progress=progress)
+        vectors = model(texts, progress=progress)
         fitted = KMeans(n_clusters=k, n_init=4, random_state=seed).fit(vectors)
         provenance = {
             "encoder": encoder,
             "revision": model.revision,
             "num_clusters": k,
-            "num_prompts": len(prompts),
+            "num_prompts": len(texts),
             "seed": seed,
             "iterations": int(fitted.n_iter_),
             "inertia": float(fitted.inertia_),
@@ -99,7 +100,9 @@ class PromptClusters:
             "versions": versions("sentence-transformers", "scikit-learn"),
         }
         centroids = fitted.cluster_centers_.astype(np.float32)
-        return cls(dict(zip(prompts, fitted.labels_, strict=True)), centroids=centroids, provenance=provenance)
+        cluster = dict(zip(texts, fitted.labels_, strict=True))
+        found = {name: cluster[text] for name, text in prompts.items()}
+        return cls(found, centroids=centroids, provenance=provenance)
 
     def __len__(self) -> int:
         """K."""

@@ -6,9 +6,10 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from datasets import Dataset, DatasetInfo, load_dataset
 from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
 from basis_rl.data.rows import bare_problem, gold_text
+from basis_rl.identity import prompt_id
 from basis_rl.names import option, require_extra
 
 PROMPT_COLUMNS = ("prompt", "problem", "question", "Problem", "Question")
@@ -83,25 +85,21 @@ class DataArguments:
     )
 
 
-def prompt_id(prompt: str | Sequence[Mapping[str, Any]]) -> str:
-    """16 hex digits that name a problem: SHA-256 of its text, surrounding white space aside.
-
-    `load_prompts` hashes the bare problem, so its ids do not depend on template or system prompt. For a dataset without
-    a ``prompt_id`` column the trainer hashes the prompt as it stands; a conversation counts with all its messages.
-    """
-    text = prompt.strip() if isinstance(prompt, str) else json.dumps(list(prompt), sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def load_prompts(
-    data: DataArguments, *, conversational: bool, held_out: bool = False, optional_columns: Sequence[str] = ()
+    data: DataArguments,
+    *,
+    conversational: bool,
+    held_out: bool = False,
+    optional_columns: Sequence[str] = (),
+    reads: Collection[str] = ("solution",),
 ) -> Dataset:
     """The training problems (or with `held_out` the others) with the columns ``prompt``, ``solution``, ``prompt_id``.
 
-    Duplicates of a problem are dropped, the first one stays. ``prompt`` is a list of messages if `conversational`, else
-    text. How problems and golds are read from the cells of a set: `basis_rl.data.rows`. `optional_columns` are kept as
-    they are where the set has them, as are ``keep_columns``, which it must have. ``info.description`` of the result
-    says in words what was read.
+    ``prompt_id`` is that of the bare problem, so that it does not depend on template or system prompt, and of those of
+    the other columns that rewards read (`reads`). Rows with an id that an earlier one has are dropped; the text alone
+    decides what is held out. ``prompt`` is a list of messages if `conversational`, else text. How problems and golds
+    are read from the cells of a set: `basis_rl.data.rows`. `optional_columns` are kept as they are where the set has
+    them, as are ``keep_columns``, which it must have. ``info.description`` of the result says in words what was read.
 
     Raises:
         ValueError: dataset, column or pattern that does not exist or fit; says which, of what, and what to set.
@@ -112,31 +110,29 @@ def load_prompts(
     prompts = _column(flat, data, "prompt_column", PROMPT_COLUMNS)
     solutions = _column(flat, data, "solution_column", SOLUTION_COLUMNS)
     context = _column(flat, data, "context_column", ()) if data.context_column else None
-    kept = data.keep_columns or []
-    for column in kept:
-        if column not in dataset.column_names:
-            raise ValueError(
-                f"keep_columns: '{data.dataset_name}' has no column '{column}', only {dataset.column_names}."
-            )
-    kept = [*kept, *(column for column in optional_columns if column in dataset.column_names)]
+    kept = _kept(dataset, data, optional_columns)
     rows: dict[str, dict[str, Any]] = {}
     missing = 0
-    for index, row in enumerate(_rows(flat, [prompts, solutions, *([context] if context else [])])):
+    counted = [column for column in kept if column in reads]
+    others = _rows(dataset, counted) if counted else repeat(dict[str, Any]())
+    cells = _rows(flat, [prompts, solutions, *([context] if context else [])])
+    for index, (row, other) in enumerate(zip(cells, others, strict=False)):
         problem = _problem(row[prompts], data, prompts, index)
         if context and row[context]:
             problem = f"{row[context].strip()}\n\n{problem}"
-        name = prompt_id(problem)
-        if name not in rows and _is_held_out(name, data.test_fraction) == held_out:
+        if _is_held_out(prompt_id(problem), data.test_fraction) == held_out:
             gold = _golds(row[solutions], data, solutions, index)
             if gold is None or gold == []:
                 missing += 1
                 continue
-            rows[name] = {
-                "prompt": render(problem, data, conversational=conversational),
-                "solution": gold,
-                "prompt_id": name,
-                **{column: dataset[index][column] for column in kept},
-            }
+            name = prompt_id(problem, {**({"solution": gold} if "solution" in reads else {}), **other})
+            if name not in rows:
+                rows[name] = {
+                    "prompt": render(problem, data, conversational=conversational),
+                    "solution": gold,
+                    "prompt_id": name,
+                    **{column: dataset[index][column] for column in kept},
+                }
         if data.max_train_samples is not None and len(rows) >= data.max_train_samples:
             break
     if missing:
@@ -148,6 +144,16 @@ def load_prompts(
         f"'{data.dataset_name}', {len(dataset)} rows: the problem from column '{prompts}', the gold from '{solutions}'"
     )
     return Dataset.from_list(list(rows.values()), info=DatasetInfo(description=read))
+
+
+def _kept(dataset: Dataset, data: DataArguments, optional: Sequence[str]) -> list[str]:
+    kept = data.keep_columns or []
+    for column in kept:
+        if column not in dataset.column_names:
+            raise ValueError(
+                f"keep_columns: '{data.dataset_name}' has no column '{column}', only {dataset.column_names}."
+            )
+    return [*kept, *(column for column in optional if column in dataset.column_names)]
 
 
 def _check(data: DataArguments) -> None:

@@ -25,7 +25,7 @@ from basis_rl.evaluation.benchmarks import (
     checked,
     load_benchmark,
 )
-from basis_rl.evaluation.rollouts import read_rollouts
+from basis_rl.evaluation.rollouts import kept_settings, read_rollouts
 from basis_rl.evaluation.runner import Evaluation, Generate, save_results
 from basis_rl.evaluation.scores import compare, comparison_table, table
 from basis_rl.rewards import MathVerifyReward
@@ -137,6 +137,8 @@ class Plan:
             raise ValueError(f"--compare: there are no rollouts of these benchmarks in '{folder}'.")
         for evaluation in self.evaluations:
             name, ids = evaluation.problems.name, set(evaluation.problems.dataset["prompt_id"])
+            if (path := folder / f"{name}.settings.json").is_file():
+                kept_settings(path)
             if name in found and set(found[name]) != ids:
                 common = len(ids & set(found[name]))
                 raise ValueError(

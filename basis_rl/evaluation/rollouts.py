@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from basis_rl.identity import ID_SCHEME, check_scheme
 from basis_rl.run.artefacts import differences, lock, read_lines, write_whole
 
 
@@ -60,14 +61,15 @@ class RolloutFile:
         settings: all that the rollouts depend on.
 
     Raises:
+        OlderIds: there are rollouts whose problems have ids of another scheme.
         ValueError: there are rollouts that were drawn with other settings.
     """
 
     def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
         self.path, self.settings_path = folder / f"{name}.jsonl", folder / f"{name}.settings.json"
-        self.settings = dict(settings)
+        self.settings = {**settings, "id_scheme": ID_SCHEME}
         if self.path.is_file() and self.settings_path.is_file():
-            differing = differences(json.loads(self.settings_path.read_text()), self.settings)
+            differing = differences(kept_settings(self.settings_path), self.settings)
             if differing:
                 raise ValueError(
                     f"'{self.path}' holds rollouts that were drawn with other settings: {'; '.join(differing)}. Choose "
@@ -107,6 +109,17 @@ class RolloutFile:
     def read(self) -> dict[str, list[GradedRollout]]:
         """All rollouts, by problem, in their order."""
         return read_rollouts(self.path)
+
+
+def kept_settings(path: Path) -> dict[str, Any]:
+    """The settings of the rollouts that lie beside the file `path`.
+
+    Raises:
+        OlderIds: their problems have ids of another scheme.
+    """
+    settings: dict[str, Any] = json.loads(path.read_text())
+    check_scheme(f"The evaluation '{path}'", settings.get("id_scheme"), str(path.parent))
+    return settings
 
 
 def read_rollouts(path: Path) -> dict[str, list[GradedRollout]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from basis_rl.baselines import Baseline
-from basis_rl.data import GYM_COLUMN, load_prompts
+from basis_rl.data import GYM_COLUMN, load_prompts, problem_text
 from basis_rl.engine.server import ServerOptions
 from basis_rl.evaluation.benchmarks import load_benchmark
 from basis_rl.recipe.keys import Recipe
 from basis_rl.recipe.objects import build_recipe_baseline, build_rewards, build_tools
+from basis_rl.rewards.base import read_columns
 from basis_rl.samplers import build_sampler
 from basis_rl.trainer import BasisConfig, BasisTrainer
 from basis_rl.trainer.plan import Plan, check_with_model, plan_run, with_data
@@ -53,8 +55,10 @@ def load_by_name(name: str, revision: str | None, trust_remote_code: bool) -> tu
     return config, tokenizer
 
 
-def load_training_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, held_out: bool = False) -> Dataset:
-    """The recipe's problems, as messages if the tokenizer has a chat template."""
+def load_training_data(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, rewards: Sequence[Any] | None = None, *, held_out: bool = False
+) -> Dataset:
+    """The recipe's problems, as messages if the tokenizer has a chat template; `rewards` are built if they are not."""
     data, column = recipe.data, recipe.args.difficulty_column
     if held_out and data.dataset_test_split:
         data = replace(data, dataset_train_split=data.dataset_test_split, test_fraction=0.0)
@@ -64,10 +68,14 @@ def load_training_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, he
         data = replace(data, keep_columns=[*(data.keep_columns or []), column])
     chat = tokenizer.chat_template is not None
     scored = [GYM_COLUMN] if "reasoning_gym" in recipe.run.reward_funcs else []
-    return load_prompts(data, conversational=chat, held_out=held_out, optional_columns=scored)
+    # The gold counts always, as it does where a script loads the same problems.
+    reads = read_columns(build_rewards(recipe) if rewards is None else rewards) | {"solution"}
+    return load_prompts(data, conversational=chat, held_out=held_out, optional_columns=scored, reads=reads)
 
 
-def load_eval_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Dataset | dict[str, Dataset] | None:
+def load_eval_data(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, rewards: Sequence[Any] | None = None
+) -> Dataset | dict[str, Dataset] | None:
     """What training is measured on: the recipe's benchmarks, the held-out problems (with benchmarks: ``held_out``).
 
     Raises:
@@ -80,21 +88,22 @@ def load_eval_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Datase
             raise ValueError(f"{key} needs eval_strategy: steps (and eval_steps), or epoch.")
         return None
     if not run.eval_benchmarks:
-        return load_training_data(recipe, tokenizer, held_out=True)
+        return load_training_data(recipe, tokenizer, rewards, held_out=True)
     chat = tokenizer.chat_template is not None
     sets = {}
     for item in run.eval_benchmarks:
         problems = load_benchmark(item, recipe.data, conversational=chat, limit=run.max_eval_samples)
         sets[problems.name] = problems.dataset.select_columns(["prompt", "solution", "prompt_id"])
     if recipe.data.test_fraction > 0 or recipe.data.dataset_test_split:
-        sets["held_out"] = load_training_data(recipe, tokenizer, held_out=True)
+        sets["held_out"] = load_training_data(recipe, tokenizer, rewards, held_out=True)
     return sets
 
 
 def _warn_of_overlap(dataset: Dataset, evaluated: Dataset | dict[str, Dataset] | None) -> None:
-    trained = set(dataset["prompt_id"])
+    """By their texts, whatever their golds."""
+    trained = set(map(problem_text, dataset["prompt"]))
     for name, problems in (evaluated if isinstance(evaluated, dict) else {}).items():
-        common = len(trained & set(problems["prompt_id"]))
+        common = len(trained & set(map(problem_text, problems["prompt"])))
         if common:
             logging.getLogger(__name__).warning("%d problems of '%s' are among the training problems.", common, name)
 
@@ -157,7 +166,8 @@ def build_trainer(recipe: Recipe) -> BasisTrainer:
     """
     plan = plan_recipe(recipe)
     config, tokenizer = load_config_and_tokenizer(recipe.model, recipe.args)
-    loaded, evaluated = load_training_data(recipe, tokenizer), load_eval_data(recipe, tokenizer)
+    loaded = load_training_data(recipe, tokenizer, plan.reward_funcs)
+    evaluated = load_eval_data(recipe, tokenizer, plan.reward_funcs)
     plan = with_data(plan, loaded, evaluated, processing_class=tokenizer)
     check_with_model(plan, config)
     _warn_of_overlap(plan.train_dataset, plan.eval_dataset)

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 Column = Sequence[Any]
@@ -34,6 +34,8 @@ class Reward(Protocol):
 
     - ``version``, a text that changes with what counts as right: without it a value table and a run are taken to have
       the same reward if its name is the same;
+    - ``reads``, the names of columns that it takes from ``**kwargs`` (`read_columns`): without it rows with one prompt
+      that differ in these alone are one problem;
     - ``reward_range``, the least and the largest score: without it beliefs learn it from the batches before;
     - ``check_golds`` (`GoldChecker`): without it no gold is checked before the run;
     - ``tell_prompt``: is called with the first prompt as the model is given it, with what the chat template adds;
@@ -65,11 +67,32 @@ class RewardError(AssertionError):
 
 def required_columns(reward: Any) -> set[str]:
     """The columns of the dataset that a reward function cannot do without, by its signature; of a model none."""
+    return _named(reward, with_defaults=False)
+
+
+def _named(reward: Any, *, with_defaults: bool) -> set[str]:
     if isinstance(reward, str) or not callable(reward) or hasattr(reward, "forward"):
         return set()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = inspect.signature(reward).parameters.values()
-    return {p.name for p in parameters if p.kind in kinds and p.default is p.empty} - set(GIVEN)
+    parameters = [p for p in inspect.signature(reward).parameters.values() if p.kind in kinds]
+    return {p.name for p in parameters if with_defaults or p.default is p.empty} - set(GIVEN)
+
+
+def read_columns(reward_funcs: Sequence[Any]) -> frozenset[str]:
+    """What may be columns that some of these functions read: the names in their signatures, and in their ``reads``.
+
+    Raises:
+        ValueError: ``reads`` is no collection of names.
+    """
+    found: set[str] = set()
+    for reward in reward_funcs:
+        found |= _named(reward, with_defaults=True)
+        declared = getattr(reward, "reads", ())
+        if isinstance(declared, str) or not isinstance(declared, Collection):
+            name = getattr(reward, "__name__", type(reward).__name__)
+            raise ValueError(f"The `reads` of '{name}' must be a list of columns, got {declared!r}.")
+        found |= set(declared)
+    return frozenset(found)
 
 
 def checked_range(what: str, given: Sequence[float]) -> tuple[float, float]:
@@ -270,7 +293,7 @@ class _Checks:
         return ""
 
     def columns(self) -> str:
-        named = {*required_columns(self.reward), "completions"}
+        named = {*required_columns(self.reward), *getattr(self.reward, "reads", ()), "completions"}
         rows = {name: cells for name, cells in self.rows.items() if name in named}
         _, raised = _safely(lambda: self._call(self._given(rows)))
         return f"{raised}, when it has the columns of its signature only: {sorted(named)}" if raised else ""

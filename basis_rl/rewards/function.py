@@ -63,6 +63,7 @@ class FunctionReward(Reward):
         if not known["first"] or known["asynchronous"]:
             raise ValueError(f"'{function}' must be a plain function whose first parameter is the rollout's text.")
         self._wanted: set[str] | None = None if known["any"] else set(known["parameters"])
+        self.reads: list[str] = known["parameters"]
         self.version = f"{known['version']}, over limit {over_limit}"
         self.__signature__ = trl_signature([name for name in known["required"] if name != "prompt"])
 

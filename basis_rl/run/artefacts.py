@@ -21,6 +21,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from basis_rl.identity import ID_SCHEME, check_scheme
+
 METADATA = "metadata.json"
 
 
@@ -125,18 +127,23 @@ class Kind:
         part.mkdir(parents=True)
         for name, table in tables.items():
             pq.write_table(table, part / name)
-        (part / METADATA).write_text(json.dumps({"format": self.format, **metadata}, indent=2) + "\n")
+        (part / METADATA).write_text(
+            json.dumps({"format": self.format, "id_scheme": ID_SCHEME, **metadata}, indent=2) + "\n"
+        )
         if path.exists():
             path.rename(old)
         part.rename(path)
         shutil.rmtree(old, ignore_errors=True)
         return path
 
-    def open(self, path_or_hub_id: str | Path, revision: str | None = None) -> tuple[Path, dict[str, Any]]:
+    def open(
+        self, path_or_hub_id: str | Path, revision: str | None = None, *, any_ids: bool = False
+    ) -> tuple[Path, dict[str, Any]]:
         """The folder, local or from a dataset repository on the Hub (``owner/name``), and its metadata.
 
         Raises:
             MissingArtefact: neither a folder nor a repository that can be read.
+            OlderIds: its prompt ids are of another scheme, and not `any_ids`.
             ValueError: it is of another kind, or of a newer format.
         """
         folder = Path(path_or_hub_id)
@@ -155,6 +162,8 @@ class Kind:
             ) from error
         if version > self.format:
             raise ValueError(f"'{folder}' was written by a newer basis-rl (format {metadata['format']}). Upgrade it.")
+        if not any_ids:
+            check_scheme(f"The {self.what} '{path_or_hub_id}'", metadata.get("id_scheme"), f"{folder} RECIPE")
         return folder, metadata
 
     def push(

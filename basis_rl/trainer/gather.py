@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from datasets import Dataset
 from torch import Tensor
 
-from basis_rl.data import prompt_id
+from basis_rl.identity import row_id
 from basis_rl.types import SIGNALS, RolloutBatch
 
 
-def row_prompt_id(row: Mapping[str, Any]) -> str:
-    """The row's ``prompt_id`` column, else the hash of its prompt; without one (an environment makes it) of the row."""
-    if row.get("prompt_id") is not None:
-        return str(row["prompt_id"])
-    return prompt_id(row["prompt"] if "prompt" in row else repr(sorted(row.items())))
+def prompt_ids_of(dataset: Any, reads: Collection[str] | None) -> list[str] | None:
+    """The ids of all rows in their order (`row_id`); None for a stream, which is not read twice."""
+    if not isinstance(dataset, Dataset):
+        return None
+    names = set(dataset.column_names)
+    if "prompt_id" in names and None not in (own := list(dataset["prompt_id"])):
+        return [str(name) for name in own]
+    if reads is not None and "prompt" in names:
+        names &= {"prompt", "prompt_id", *reads}
+    return [row_id(row, reads) for row in dataset.select_columns(sorted(names))]
 
 
 def gather_batch(
     accelerator: Accelerator,
     *,
     rewards: Tensor,
-    inputs: Sequence[Mapping[str, Any]],
+    prompt_ids: Sequence[str],
     action_mask: Tensor,
     num_generations: int,
     step: int,
@@ -36,7 +42,7 @@ def gather_batch(
     Args:
         accelerator: gathers.
         rewards: ``(N,)``, already global, in rank-major order.
-        inputs: this rank's rows of the dataset, one per rollout.
+        prompt_ids: of this rank's rollouts.
         action_mask: this rank's ``(N / ranks, T')``; T' differs between ranks.
         num_generations: G; TRL's sampler puts the G rollouts of a prompt next to each other in the global order, and a
             group may straddle two ranks.
@@ -50,7 +56,7 @@ def gather_batch(
         if isinstance(value, Tensor):
             whole = _gather_tokens(accelerator, value.float()) * mask if SIGNALS[name] == "NT" else value
             gathered[name] = whole.float().cpu()
-    ids: list[str] = gather_object([row_prompt_id(row) for row in inputs])
+    ids: list[str] = gather_object(list(prompt_ids))
     return RolloutBatch(
         rewards=rewards.float().cpu(),
         group_ids=torch.arange(rewards.numel()) // num_generations,

@@ -11,7 +11,6 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from basis_rl.trainer.gather import row_prompt_id
 from basis_rl.trainer.rewarding import total_rewards
 
 Rollouts = tuple[list[Any], list[list[int]], int]
@@ -20,6 +19,7 @@ Rollouts = tuple[list[Any], list[list[int]], int]
 def greedy_rewards(
     accelerator: Accelerator,
     inputs: Sequence[dict[str, Any]],
+    names: Sequence[str],
     generate: Callable[[list[Any]], Rollouts],
     score: Callable[[Sequence[Any], list[Any], list[Any], list[list[int]]], Tensor],
     weights: Tensor,
@@ -32,6 +32,7 @@ def greedy_rewards(
     Args:
         accelerator: gathers.
         inputs: this rank's rows of the dataset, one per rollout.
+        names: their prompt ids.
         generate: prompts -> greedy rollouts, their token ids, and how many tokens are the model's own.
         score: rows, prompts, rollouts, token ids -> ``(N, F)`` of all ranks' rollouts.
         weights: ``(F,)`` of the reward functions.
@@ -39,7 +40,6 @@ def greedy_rewards(
     Returns:
         The rewards; and how many rollouts of how many tokens were generated on all ranks.
     """
-    names = [row_prompt_id(row) for row in inputs]
     rows = [names.index(name) for name in dict.fromkeys(names)]
     counts = accelerator.gather(torch.tensor([len(rows)], device=accelerator.device))
     rows += [rows[-1]] * (int(counts.max()) - len(rows))
@@ -49,6 +49,6 @@ def greedy_rewards(
     generated = accelerator.reduce(torch.tensor([len(rows), tokens], device=accelerator.device), reduction="sum")
     rewards = total_rewards(score(asked, prompts, rollouts, token_ids), weights).tolist()
     by_name = dict(zip(gather_object([names[row] for row in rows]), rewards, strict=True))
-    found = torch.tensor([by_name[name] for name in gather_object(names)], dtype=torch.float32)
+    found = torch.tensor([by_name[name] for name in gather_object(list(names))], dtype=torch.float32)
     rollout_count, token_count = generated.tolist()
     return found, (rollout_count, token_count)

@@ -34,14 +34,15 @@ from basis_rl.baselines import (
 )
 from basis_rl.data import problem_text
 from basis_rl.engine import Sampling
+from basis_rl.engine.template_day import template_day, use_day
 from basis_rl.names import import_object, kind_of
 from basis_rl.objectives import OBJECTIVES, AnyObjective, TrlObjective, for_token_advantages, objective_name
-from basis_rl.rewards.base import GoldChecker, declared_range, required_columns
+from basis_rl.rewards.base import GoldChecker, declared_range, read_columns, required_columns
 from basis_rl.rewards.registry import POOL, REWARDS, build_reward
 from basis_rl.run.ranks import asked_processes, on_main_process
 from basis_rl.samplers import SAMPLERS, PromptSampler, build_sampler, sampler_name
 from basis_rl.trainer.config import BasisConfig, with_objective
-from basis_rl.trainer.gather import row_prompt_id
+from basis_rl.trainer.gather import prompt_ids_of
 from basis_rl.trainer.generation_check import check_generation, check_truncated_sampling, generation_kwargs_of
 from basis_rl.trainer.prompt_check import (
     IMAGES,
@@ -52,7 +53,6 @@ from basis_rl.trainer.prompt_check import (
     invalid_golds,
     render,
 )
-from basis_rl.trainer.template_day import template_day
 from basis_rl.trainer.tool_check import as_functions, check_tools
 from basis_rl.types import SIGNALS, RunContext
 from basis_rl.values.provenance import fingerprint, run_provenance
@@ -95,6 +95,16 @@ class Plan:
         return list(self.kwargs.get("tools") or [])
 
     @cached_property
+    def reads(self) -> frozenset[str] | None:
+        """The columns that make two rows with one prompt different problems (`row_id`); None for all of them."""
+        made = self.kwargs.get("environment_factory")
+        taken = [_reset_columns(each) for each in (made.values() if isinstance(made, dict) else [made] if made else [])]
+        if None in taken:
+            return None
+        chosen = ["environment"] if isinstance(made, dict) else []
+        return read_columns(self.reward_funcs).union(chosen, *(columns for columns in taken if columns is not None))
+
+    @cached_property
     def rendered(self) -> list[str]:
         """Every training prompt as the model is given it; empty where an environment makes the prompts."""
         if "prompt" not in self.train_dataset.column_names:
@@ -127,6 +137,16 @@ class Plan:
         return [len(ids) for ids in self.tokenizer(texts, add_special_tokens=plain)["input_ids"]]
 
 
+def _reset_columns(factory: Callable[[], Any]) -> frozenset[str] | None:
+    """The columns that an environment's ``reset`` names; None, for all, if it has nothing but ``**row``."""
+    reset = getattr(factory if isinstance(factory, type) else factory(), "reset", None)
+    if reset is None:  # TRL refuses it
+        return frozenset()
+    parameters = list(inspect.signature(reset).parameters.values())[isinstance(factory, type) :]  # without `self`
+    named = {p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)} - {"prompt"}
+    return frozenset(named) if named or not parameters else None
+
+
 Check = Callable[[Plan], Plan | None]
 
 
@@ -144,7 +164,6 @@ def plan_run(
     Raises:
         ValueError: something is wrong, or two things do not fit.
     """
-    template_day()  # before a prompt is rendered
     args, found = with_objective(as_config(args, model), objective)
     plan = Plan(
         args=args,
@@ -154,6 +173,9 @@ def plan_run(
         reward_funcs=as_rewards(reward_funcs, args),
         kwargs={**kwargs, "tools": as_functions(kwargs.get("tools")) or None},
     )
+    # Before a prompt is rendered: a value table's rollouts began with the date of its first day.
+    days = [getattr(each, "template_day", None) for each in plan.baseline.parameters.values()]
+    use_day(next(filter(None, days), template_day()))
     return _checked(plan, SETTINGS)
 
 
@@ -687,10 +709,11 @@ def run_context(plan: Plan, config: Any) -> RunContext:
     """What `Baseline.validate` may look at. A streamed dataset's prompts are not known beforehand, and left out."""
     prompts: dict[str, str] = {}
     texts: dict[str, str] = {}
-    if isinstance(plan.train_dataset, Dataset):
-        for row, rendered in zip(plan.train_dataset, plan.rendered, strict=True):
-            prompts[row_prompt_id(row)] = fingerprint(rendered)
-            texts[row_prompt_id(row)] = problem_text(row.get("prompt", ""))
+    ids = prompt_ids_of(plan.train_dataset, plan.reads)
+    if ids is not None:
+        given = plan.train_dataset["prompt"] if "prompt" in plan.train_dataset.column_names else [""] * len(ids)
+        prompts = dict(zip(ids, map(fingerprint, plan.rendered), strict=True))
+        texts = dict(zip(ids, map(problem_text, given), strict=True))
     sampling, weights = sampling_of(plan.args), plan.args.reward_weights
     provenance = run_provenance(config, plan.tokenizer, plan.reward_funcs, sampling, weights)
     return RunContext(prompts=prompts, provenance=provenance, texts=texts, reward_range=reward_range_of(plan))

@@ -14,12 +14,12 @@ from datasets import Dataset
 
 from basis_rl.baselines import Baseline, baseline_name
 from basis_rl.baselines.reward_range import with_range
+from basis_rl.engine.template_day import template_day
+from basis_rl.identity import ID_SCHEME, check_scheme
 from basis_rl.run.artefacts import differences, write_whole
 from basis_rl.samplers import PromptSampler, sampler_name
 from basis_rl.trainer.config import BasisConfig, changed_settings
-from basis_rl.trainer.gather import row_prompt_id
 from basis_rl.trainer.plan import with_tools
-from basis_rl.trainer.template_day import template_day
 from basis_rl.types import RolloutBatch
 from basis_rl.values.provenance import fingerprint, rendered_prompt, reward_identity
 
@@ -40,7 +40,7 @@ def save_baseline(folder: str | Path, baseline: Baseline, step: int, dataset: st
     """Write the state, the index of the next generation batch and the dataset's identity into a checkpoint folder."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     content = {"baseline": type(baseline).__name__, "step": step, "state": baseline.state_dict(), "dataset": dataset}
-    torch.save(content, Path(folder) / FILE_NAME)
+    torch.save({**content, "id_scheme": ID_SCHEME}, Path(folder) / FILE_NAME)
 
 
 def load_baseline(folder: str | Path, baseline: Baseline, dataset: str | None = None) -> int:
@@ -48,7 +48,7 @@ def load_baseline(folder: str | Path, baseline: Baseline, dataset: str | None = 
 
     Raises:
         ValueError: the checkpoint has no state for a baseline that has one, or the state of another baseline, or it was
-            saved with other training prompts.
+            saved with other training prompts, or by a version with prompt ids of another kind.
     """
     path = Path(folder) / FILE_NAME
     if not path.is_file():
@@ -61,6 +61,7 @@ def load_baseline(folder: str | Path, baseline: Baseline, dataset: str | None = 
             f"'{folder}' was saved with the baseline {content['baseline']}, this run has {type(baseline).__name__}. "
             "Resume with the same baseline, or start a new run from the checkpoint's model."
         )
+    check_scheme(f"'{folder}'", content.get("id_scheme"), f"{folder} RECIPE")
     there = content.get("dataset")
     if dataset is not None and there is not None and dataset != there:
         raise ValueError(
@@ -69,17 +70,6 @@ def load_baseline(folder: str | Path, baseline: Baseline, dataset: str | None = 
         )
     baseline.load_state_dict(with_range(baseline, content["state"]))
     return int(content["step"])
-
-
-def prompt_ids_of(dataset: Any) -> list[str] | None:
-    """The ids of the training prompts in their order; None for a stream, which is not read twice."""
-    if not isinstance(dataset, Dataset):
-        return None
-    if "prompt_id" in dataset.column_names:
-        ids = list(dataset["prompt_id"])
-        if None not in ids:
-            return [str(name) for name in ids]
-    return [row_prompt_id(row) for row in dataset]
 
 
 def dataset_identity(prompt_ids: Sequence[str] | None) -> str | None:
@@ -231,16 +221,17 @@ def settings_of(
         "generation_batch_size": args.generation_batch_size,
         "num_generations": args.num_generations,
         "baseline": baseline_name(baseline),
-        **{f"baseline.{name}": _plain(value) for name, value in baseline.parameters.items()},
+        **{f"baseline.{name}": plain(value) for name, value in baseline.parameters.items()},
         "prompt_sampler": sampler_name(sampler),
-        **{f"prompt_sampler.{name}": _plain(value) for name, value in sampler.parameters.items()},
+        **{f"prompt_sampler.{name}": plain(value) for name, value in sampler.parameters.items()},
         _PROMPTS: _rendered(dataset, args, tokenizer, tools),
     }
     free = {key: value for key, value in changed_settings(args, defaults=True).items() if key not in _BESIDE}
     free["reward"] = reward_identity(reward_funcs, args.reward_weights)
     free["objective"] = [args.loss_type, args.importance_sampling_level]
+    data = {"dataset": identity, "id_scheme": ID_SCHEME}
     whole: dict[str, Any] = json.loads(
-        json.dumps({"fixed": fixed, "free": free, "data": {"dataset": identity}, "day": template_day()}, default=_plain)
+        json.dumps({"fixed": fixed, "free": free, "data": data, "day": template_day()}, default=plain)
     )
     return whole
 
@@ -258,7 +249,7 @@ def _rendered(dataset: Any, args: BasisConfig, tokenizer: Any, tools: Sequence[A
         return None
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A parameter as JSON; what stands for much data, by a hash of it."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -266,10 +257,10 @@ def _plain(value: Any) -> Any:
     if isinstance(digest, str):
         return f"{type(value).__name__} {digest[:16]}"
     if isinstance(value, Mapping):
-        text = json.dumps({str(key): _plain(entry) for key, entry in value.items()}, sort_keys=True)
+        text = json.dumps({str(key): plain(entry) for key, entry in value.items()}, sort_keys=True)
         return text if len(text) < 200 else f"mapping {hashlib.sha256(text.encode()).hexdigest()[:16]}"
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(entry) for entry in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)]
+        return [plain(entry) for entry in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)]
     if isinstance(value, Path):
         return str(value)
     if inspect.isroutine(value) or inspect.isclass(value):
@@ -330,12 +321,14 @@ def compare_settings(folder: str | Path, now: Mapping[str, Any], allow: bool) ->
     """One line for each setting of a checkpoint that this run has otherwise; none where the checkpoint has no settings.
 
     Raises:
-        ValueError: one of them changes the order of the data or the meaning of the state, and `allow` is not set.
+        ValueError: one of them changes the order of the data or the meaning of the state, and `allow` is not set; or
+            the checkpoint has prompt ids of another kind.
     """
     path = Path(folder) / SETTINGS
     if not path.is_file():
         return []
     before = json.loads(path.read_text())
+    check_scheme(f"'{folder}'", before["data"].get("id_scheme"), f"{folder} RECIPE")
     if before["data"] != now["data"]:
         # Other prompts, whatever they look like: `load_baseline` says so.
         now = {**now, "fixed": {**now["fixed"], _PROMPTS: before["fixed"][_PROMPTS]}}

@@ -14,7 +14,7 @@ A step, in the order in which TRL calls the methods that stand here in the same 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
@@ -35,7 +35,9 @@ from trl.models.utils import disable_gradient_checkpointing
 from basis_rl.baselines import Baseline, LearnedBaseline
 from basis_rl.data import problem_text
 from basis_rl.engine.local import StopStrings, declared_ends, generating_by
+from basis_rl.engine.template_day import template_day, use_day
 from basis_rl.functional.diagnostics import advantage_metrics, mean_by
+from basis_rl.identity import row_id
 from basis_rl.names import require_extra
 from basis_rl.objectives import AnyObjective, LossInputs, objective_name
 from basis_rl.report import plot_training
@@ -54,7 +56,7 @@ from basis_rl.trainer.config import BasisConfig, without_secrets
 from basis_rl.trainer.critic import Critic
 from basis_rl.trainer.faults import FiniteGradients, GradientMonitor, StopOnSignal
 from basis_rl.trainer.first_rollouts import FirstRollouts, Rollout
-from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id
+from basis_rl.trainer.gather import gather_batch, local_rows, prompt_ids_of
 from basis_rl.trainer.generation_check import generation_kwargs_of, require_tokens
 from basis_rl.trainer.greedy import greedy_rewards
 from basis_rl.trainer.logs import distinct, of_kind, set_aside, without_infinities
@@ -85,7 +87,6 @@ from basis_rl.trainer.state import (
     load_parts,
     load_reference,
     loop_state,
-    prompt_ids_of,
     refuse_repeated_stream,
     resumed_step,
     save_baseline,
@@ -96,7 +97,6 @@ from basis_rl.trainer.state import (
     settings_of,
 )
 from basis_rl.trainer.step_time import StepTimer, imbalance, padding_share
-from basis_rl.trainer.template_day import template_day, use_day
 from basis_rl.trainer.turns import Turns, reading_calls
 from basis_rl.types import Advantages, RolloutBatch
 
@@ -115,7 +115,7 @@ class BasisTrainer(GRPOTrainer):
         args: a `BasisConfig`.
         train_dataset: a `Dataset` or a list of dictionaries, with the columns ``prompt`` (unless an
             `environment_factory` makes the prompts), those that the reward functions read, and optionally
-            ``prompt_id``.
+            ``prompt_id``, by which rows are one problem or two (default: `basis_rl.identity.row_id`).
         eval_dataset: as in TRL, or a list of dictionaries.
         baseline: a registered name (`basis_rl.baselines.BASELINES`) or an object.
         objective: a registered name (`basis_rl.objectives.OBJECTIVES`), ``module:function``, or an object; None leaves
@@ -135,6 +135,7 @@ class BasisTrainer(GRPOTrainer):
     _name = "BASIS"
     generation_config: Any
     rollout_func: Any
+    _reads: frozenset[str] | None = frozenset()
     reward_func_names: list[str]
     eos_token_ids: list[int]
     _guarded: list[Any]
@@ -168,6 +169,7 @@ class BasisTrainer(GRPOTrainer):
         self.objective = plan.objective
         self.sampler = plan.sampler
         self._reward_range = reward_range_of(plan)
+        self._reads = plan.reads
         self.publisher = Publisher(args)
         with _vllm(args) if args.use_vllm else nullcontext():
             super().__init__(
@@ -310,7 +312,7 @@ class BasisTrainer(GRPOTrainer):
         return min(each) if whole and free and self.top_entropy_quantile == 1.0 and not self.aux_loss_enabled else 0
 
     def _build_selection(self) -> None:
-        ids = prompt_ids_of(self.train_dataset)
+        ids = prompt_ids_of(self.train_dataset, self._reads)
         self.dataset_identity = dataset_identity(ids)
         self._epoch_order: tuple[int, list[int]] = (-1, [])
         self.selection: Selection | None = None
@@ -355,8 +357,7 @@ class BasisTrainer(GRPOTrainer):
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if not training:
             # There is nothing to learn in an evaluation, and a value table need not know its prompts.
-            names = gather_object([row_prompt_id(row) for row in inputs])
-            self._eval_scores.add(names, self._total(), self.num_generations_eval)
+            self._eval_scores.add(gather_object(self._ids(inputs)), self._total(), self.num_generations_eval)
             return output
         self._log_all(rollout_mismatch(self.accelerator, output))
         self.log_metric("padding/share", padding_share(output, self.accelerator))
@@ -376,6 +377,9 @@ class BasisTrainer(GRPOTrainer):
             return inputs
         self._buffered_inputs = reordered(self._buffered_inputs, self._window, self.packing.shared)
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
+
+    def _ids(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        return [row_id(row, self._reads) for row in rows]
 
     def rows(self, number: int) -> list[dict[str, Any]]:
         """This rank's rows of the generation batch with that number, counted from the start of training."""
@@ -574,7 +578,7 @@ class BasisTrainer(GRPOTrainer):
                 return self._generate_unlogged(prompts)
 
         scoring = (generate, self._scores_unlogged, self.reward_weights)
-        rewards, generated = greedy_rewards(self.accelerator, inputs, *scoring)
+        rewards, generated = greedy_rewards(self.accelerator, inputs, self._ids(inputs), *scoring)
         self.spending.draw(*generated)
         return rewards
 
@@ -586,7 +590,7 @@ class BasisTrainer(GRPOTrainer):
         batch = gather_batch(
             self.accelerator,
             rewards=self._total(),
-            inputs=inputs,
+            prompt_ids=self._ids(inputs),
             action_mask=mask,
             num_generations=self.num_generations,
             step=self._generation_batch,

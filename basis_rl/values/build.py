@@ -6,7 +6,7 @@ import datetime
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -20,8 +20,10 @@ from transformers import TrainerState
 
 from basis_rl.engine import Completion, Sampling, prompt_tokens
 from basis_rl.engine.client import request_seed
+from basis_rl.engine.template_day import template_day, use_day
+from basis_rl.identity import ID_SCHEME
 from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provenance
-from basis_rl.values.shards import Record, Shards
+from basis_rl.values.shards import Record, Shards, begun
 from basis_rl.values.sources import Source, ahead
 from basis_rl.values.table import ValueTable
 
@@ -112,7 +114,14 @@ class TablePlan:
             "early_exit": self.early_exit,
             "seed": self.seed,
             "sampler": sampler,
+            "id_scheme": ID_SCHEME,
+            "template_day": template_day(),
         }
+
+
+def use_first_day(known: Mapping[str, Any]) -> None:
+    """Let chat templates write the day that a build or table with this identity began, or today; call it first."""
+    use_day(known.get("template_day") or template_day())
 
 
 def build_table(
@@ -138,6 +147,7 @@ def build_table(
     if folder is None:
         with tempfile.TemporaryDirectory() as temporary:
             return build_table(source, plan, Path(temporary) / "table", shard)
+    use_first_day(begun(folder))
     shards = Shards(folder, plan.identity(source.config, source.tokenizer, source.name))
     _Build(source, plan, shards).run(*shard)
     return assemble(plan, shards, plan.fingerprints(source.tokenizer))

@@ -61,6 +61,12 @@ class Writer:
             self.synced = time.monotonic()
 
 
+def begun(folder: Path) -> dict[str, Any]:
+    """The identity of the build whose results are in `folder`, as one of its processes wrote it; empty without any."""
+    lines = (line for path in sorted(folder.glob(_PATTERN)) for line in read_lines(path))
+    return next((line["identity"] for line in lines if "identity" in line), {})
+
+
 class Shards:
     """The folder of a build that is under way: a file of JSON lines for each of its processes.
 
@@ -79,13 +85,15 @@ class Shards:
         self.folder = folder
         self.identity: dict[str, Any] = json.loads(json.dumps(identity))
         for path in sorted(folder.glob(_PATTERN)):
-            begun = next((line for line in read_lines(path) if "identity" in line), None)
-            differing = [] if begun is None else differences(begun["identity"], self.identity)
+            known = next((line["identity"] for line in read_lines(path) if "identity" in line), self.identity)
+            differing = differences(known, self.identity)
             if differing:
+                older = "id_scheme" in self.identity and "id_scheme" not in known
+                way_out = "Finish it with the version that began it" if older else "Set these back to resume it"
                 raise ValueError(
                     f"'{folder}' holds the results of a build that was begun otherwise:\n  "
                     + "\n  ".join(differing)
-                    + "\nSet these back to resume it, or delete the folder to start again."
+                    + f"\n{way_out}, or delete the folder to start again."
                 )
 
     def records(self) -> Iterator[Record]:

@@ -113,6 +113,12 @@ class ValueTable:
         return digest.hexdigest()
 
     @property
+    def template_day(self) -> str | None:
+        """The day that chat templates wrote into its prompts (`basis_rl.engine.template_day`)."""
+        day: str | None = self.provenance.get("template_day")
+        return day
+
+    @property
     def num_rollouts(self) -> int:
         """Scored reference rollouts of all prompts together."""
         return int(self._count.sum())

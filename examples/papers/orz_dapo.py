@@ -22,7 +22,7 @@ def merge(path: Path) -> int:
     rows: dict[str, dict[str, str]] = {}
     for data in SETS:
         data.prompt_template, data.on_missing_gold = "{prompt}", "drop"
-        for row in load_prompts(data, conversational=False):
+        for row in load_prompts(data, conversational=False, reads=()):
             rows.setdefault(row["prompt_id"], {"problem": row["prompt"], "answer": row["solution"]})
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows.values()))

@@ -35,11 +35,11 @@ def test_columns_are_found_and_duplicates_dropped(path):
     assert message["content"].startswith("What is 3 + 3?\n\nPlease reason")
 
 
-def test_the_id_is_a_hash_of_the_problem_alone(path):
+def test_the_id_is_a_hash_of_the_bare_problem_and_its_gold(path):
     plain = load(path, conversational=False, prompt_template="{prompt}")
     chat = load(path, prompt_template="Q: {prompt}", system_prompt="Be brief.")
     assert plain["prompt_id"] == chat["prompt_id"]
-    assert plain[0]["prompt_id"] == prompt_id("  What is 0 + 0?\n")
+    assert plain[0]["prompt_id"] == prompt_id("  What is 0 + 0?\n", {"solution": "0"})
     assert chat[0]["prompt"][0] == {"role": "system", "content": "Be brief."}
     assert load(path, conversational=False, system_prompt="Be brief.")[0]["prompt"].startswith("Be brief.\n\nWhat is 0")
     assert prompt_id(" one \n") == hashlib.sha256(b"one").hexdigest()[:16]
@@ -54,14 +54,16 @@ def write(tmp_path, rows):
 
 
 def test_kept_columns_and_limits_are_those_of_the_row(tmp_path):
-    rows = [{"problem": f"p{i // 2}", "answer": i, "level": f"level {i}", "before": f" It is {i}. "} for i in range(10)]
+    rows = [
+        {"problem": f"p{i // 2}", "answer": i // 2, "level": f"level {i}", "before": f" It is {i}. "} for i in range(10)
+    ]
     rows[1]["before"] = None
     path = write(tmp_path, rows)
     kept = load(path, keep_columns=["level"], max_train_samples=3)
     assert list(kept["level"]) == ["level 0", "level 2", "level 4"]
     both = [load(path, keep_columns=["level"], test_fraction=0.4, held_out=held_out) for held_out in (False, True)]
     for row in [*both[0], *both[1]]:
-        assert row["level"] == f"level {row['solution']}"
+        assert row["level"] == f"level {2 * int(row['solution'])}"
     told = load(path, conversational=False, context_column="before", prompt_template="{prompt}", max_train_samples=2)
     assert list(told["prompt"]) == ["It is 0.\n\np0", "p0"]
 
@@ -70,7 +72,7 @@ def test_kept_columns_and_limits_are_those_of_the_row(tmp_path):
     ("rows", "golds"),
     [
         (
-            [{"problem": "p", "answer": 1.0}, {"problem": " p ", "answer": 2.0}, {"problem": "q", "answer": 3.5}],
+            [{"problem": "p", "answer": 1.0}, {"problem": " p ", "answer": 1.0}, {"problem": "q", "answer": 3.5}],
             ["1", "3.5"],
         ),
         ([{"problem": r"Find $\frac{1}{2} + \{x\}$ {prompt}", "solution": "long", "answer": "7"}], ["7"]),
@@ -92,8 +94,38 @@ def test_held_out_problems_are_disjoint_stable_and_complete(path):
     assert len(train) + len(test) == 60
     assert 5 < len(test) < 35
     assert load(path, test_fraction=0.3)["prompt_id"] == train["prompt_id"]
-    assert set(test["prompt_id"]) == {i for i in load(path)["prompt_id"] if int(i[:8], 16) < 0.3 * 2**32}
+    texts = [row["question"] for row in ROWS if int(prompt_id(row["question"])[:8], 16) < 0.3 * 2**32]
+    assert [problem_text(prompt).split("\n")[0] for prompt in test["prompt"]] == texts
     assert set(load(path, test_fraction=0.1, held_out=True)["prompt_id"]) <= set(test["prompt_id"])
+
+
+TWINS = [
+    {"problem": "p", "answer": "1", "kind": "a"},
+    {"problem": "p", "answer": "2", "kind": "a"},
+    {"problem": " p", "answer": "1", "kind": "b"},
+    {"problem": "p", "answer": "1", "kind": "a"},
+]
+
+
+@pytest.mark.parametrize(("reads", "kept"), [((), [0]), (("solution",), [0, 1]), (("solution", "kind"), [0, 1, 2])])
+def test_a_row_is_a_duplicate_if_all_that_its_reward_reads_is_equal(reads, kept, tmp_path):
+    path = write(tmp_path, TWINS)
+    data = DataArguments(dataset_name=path, keep_columns=["kind"])
+    found = load_prompts(data, conversational=False, reads=reads)
+    assert [(row["solution"], row["kind"]) for row in found] == [(TWINS[i]["answer"], TWINS[i]["kind"]) for i in kept]
+    assert len(set(found["prompt_id"])) == len(kept)
+    if not reads:
+        assert list(found["prompt_id"]) == [prompt_id("p")]
+
+
+def test_rows_with_one_text_are_on_one_side_of_the_split(tmp_path):
+    path = write(tmp_path, [{"problem": f"p{i // 3}", "answer": i} for i in range(60)])
+    sides = [load(path, False, held_out, test_fraction=0.4, prompt_template="{prompt}") for held_out in (False, True)]
+    train, test = (set(side["prompt"]) for side in sides)
+    assert len(sides[0]) + len(sides[1]) == 60
+    assert train
+    assert test
+    assert not train & test
 
 
 def test_reasoning_gym_is_seeded():

@@ -54,7 +54,7 @@ def test_real_files_load_as_they_are(file, shared_data):
     for row, (problem, answer) in zip(dataset, first.items(), strict=True):
         assert row["prompt"] == [{"role": "user", "content": f"{problem}\n\n{BOXED}"}]
         assert row["solution"] == answer
-        assert row["prompt_id"] == prompt_id(problem)
+        assert row["prompt_id"] == prompt_id(problem, {"solution": answer})
 
 
 def hub(monkeypatch, rows, **settings):

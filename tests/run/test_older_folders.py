@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from basis_rl.baselines import BasisHistory
+from basis_rl.cli.main import main
 from basis_rl.run.record import load_run_info
 from basis_rl.values import ValueTable
 from tests.support.tiny import sums, tiny_trainer
@@ -21,7 +22,10 @@ def build(folder, **settings):
 
 @pytest.fixture
 def folder(tmp_path):
-    return Path(shutil.copytree(WRITTEN / "run", tmp_path / "run"))
+    """Converted: its data set had its own prompt_id."""
+    copied = Path(shutil.copytree(WRITTEN / "run", tmp_path / "run"))
+    assert main(["convert", str(copied), "--own_ids"]) == 0
+    return copied
 
 
 def test_its_run_is_resumed_and_equals_its_uninterrupted_one(folder):
@@ -37,14 +41,28 @@ def test_its_run_is_resumed_and_equals_its_uninterrupted_one(folder):
     assert trainer.spending.rollouts == 3 * 16
 
 
+def test_as_it_was_written_it_is_refused_with_the_way_out(tmp_path):
+    copied = Path(shutil.copytree(WRITTEN / "run", tmp_path / "run"))
+    with pytest.raises(ValueError, match=r"older basis-rl.*`basis-rl convert .*checkpoint-3 RECIPE`"):
+        build(copied).train(resume_from_checkpoint=True)
+    (copied / "checkpoint-3" / "run_settings.json").unlink()
+    (copied / "checkpoint-3" / "manifest.json").unlink()
+    with pytest.raises(ValueError, match=r"older basis-rl.*`basis-rl convert .*checkpoint-3 RECIPE`"):
+        build(copied).train(resume_from_checkpoint=True)
+
+
 def test_another_run_is_refused_by_name(folder):
     with pytest.raises(ValueError, match=r"num_generations.*Set them back"):
         build(folder, num_generations=2).train(resume_from_checkpoint=True)
 
 
-def test_its_record_and_its_table_are_read():
+def test_its_record_and_its_table_are_read(tmp_path, capsys):
     info = load_run_info(WRITTEN / "run")
     assert (info.baseline, info.sampler, info.step, info.max_steps) == ("basis_history", "variance", 3, 6)
-    table = ValueTable.load(WRITTEN / "table")
+    folder = shutil.copytree(WRITTEN / "table", tmp_path / "table")
+    assert main(["convert", str(folder)]) == 2
+    assert "--own_ids" in capsys.readouterr().err
+    assert main(["convert", str(folder), "--own_ids"]) == 0
+    table = ValueTable.load(folder)
     assert set(table.means.tolist()) == {0.5}
     assert set(table.prompt_ids) == set(sums()["prompt_id"])

@@ -8,12 +8,11 @@ import torch
 from accelerate import Accelerator
 
 from basis_rl import types
-from basis_rl.data import prompt_id
 from basis_rl.trainer import trainer
-from basis_rl.trainer.gather import gather_batch, local_rows, row_prompt_id
+from basis_rl.trainer.gather import gather_batch, local_rows
 from basis_rl.trainer.rewarding import total_rewards
 
-ROWS = [{"prompt": [{"role": "user", "content": f"question {i // 2}"}], "prompt_id": f"id {i // 2}"} for i in range(4)]
+IDS = [f"id {i // 2}" for i in range(4)]
 MASK = torch.tensor([[1, 1, 1], [1, 0, 1], [1, 0, 0], [0, 0, 0]])
 
 
@@ -22,17 +21,6 @@ def test_rewards_are_weighed_and_missing_only_where_no_function_has_one():
     found = total_rewards(torch.tensor([[1.0, 2.0], [nan, 2.0], [1.0, nan], [nan, nan]]), torch.tensor([0.5, 3.0]))
     assert found[:3].tolist() == [6.5, 6.0, 0.5]
     assert found[3].isnan()
-
-
-def test_an_id_is_the_rows_own_or_the_prompts_hash():
-    assert row_prompt_id({"prompt_id": 7, "prompt": "x"}) == "7"
-    assert row_prompt_id({"prompt_id": None, "prompt": "x"}) == row_prompt_id({"prompt": "x"}) == prompt_id("x")
-
-
-def test_without_a_prompt_the_row_itself_has_an_id():
-    rows = [{"size": 3, "seed": 1}, {"seed": 1, "size": 3}, {"size": 3, "seed": 2}]
-    ids = [row_prompt_id(row) for row in rows]
-    assert ids[0] == ids[1] != ids[2]
 
 
 def test_every_signal_has_a_shape_and_somebody_who_computes_it():
@@ -49,7 +37,7 @@ def test_a_batch_has_all_that_was_given_and_nothing_outside_the_mask(with_texts)
     batch = gather_batch(
         Accelerator(cpu=True),
         rewards=torch.tensor([1.0, math.nan, 0.0, 1.0], dtype=torch.float64),
-        inputs=ROWS,
+        prompt_ids=IDS,
         action_mask=MASK,
         num_generations=2,
         step=5,
@@ -63,7 +51,7 @@ def test_a_batch_has_all_that_was_given_and_nothing_outside_the_mask(with_texts)
     )
     assert batch.rewards.dtype == torch.float32
     assert batch.group_ids.tolist() == [0, 0, 1, 1]
-    assert batch.prompt_ids == ["id 0", "id 0", "id 1", "id 1"]
+    assert batch.prompt_ids == IDS
     assert batch.prompt_texts == (TEXTS if with_texts else None)
     assert torch.equal(batch.action_mask, MASK.bool())
     for name, values in fields.items():

@@ -9,7 +9,7 @@ import pytest
 from datasets import IterableDataset
 
 from basis_rl.cli.main import main
-from basis_rl.trainer import template_day
+from basis_rl.engine import template_day
 from tests.cli.conftest import recipe as recipe
 from tests.support.tiny import sums, tiny_tokenizer
 from tests.trainer.test_resume import assert_same_end, run
