@@ -87,6 +87,27 @@ def test_architectures_give_the_scores_of_single_rows(name, attention, in_one_ca
     assert error(gradients(model, *found), expected_gradient) < 1e-6
 
 
+@pytest.mark.parametrize("name", ["Llama", "Qwen3", "Gemma3"])
+def test_in_16_bits_packed_rows_are_as_exact_as_single_ones(name):
+    """Short rows go through another kernel then."""
+    model = small_model(name, "sdpa", dtype=torch.float32)
+    rows = small_rows()
+
+    def errors(found):
+        with_gradient = [*(each.detach() for each in found), gradients(model, *found)]
+        return [error(each, right) for each, right in zip(with_gradient, exact, strict=True)]
+
+    exact = [*(each.detach() for each in row_by_row(model, *rows)), gradients(model, *row_by_row(model, *rows))]
+    with torch.autocast("cpu", torch.bfloat16):
+        single = row_by_row(model, *rows)
+    of_single = errors(single)
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    with torch.autocast("cpu", torch.bfloat16):
+        *packed, _ = scores(model, *rows)
+    for ours, theirs in zip(errors(packed), of_single, strict=True):
+        assert 0 < ours < 1.5 * theirs
+
+
 class Varlen:
     """What torch's kernel for a GPU computes, segment by segment, and the types of what it was given."""
 
