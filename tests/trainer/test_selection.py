@@ -341,7 +341,42 @@ def test_rewards_out_of_a_range_that_stays_are_told_once(baseline, told, tmp_pat
     assert caplog.text.count("rewards are outside 0 to 1") == told
 
 
+def test_rewards_that_miss_the_end_of_a_range_by_a_rounding_are_not_outside(caplog):
+    """Sums of float32 rewards may be off in their last digit. Nor is anybody told whose prompts no belief chooses."""
+
+    def learning(rewards, sampler=None):
+        selection = fake_selection(sampler=sampler)
+        selection.belief.reward_range = (-1.0, 3.0)
+        for _ in range(2):
+            selection.update(batch_of(rewards, "0123"))
+        return caplog.text.count("rewards are outside -1 to 3")
+
+    assert learning([3.000001, -1.000001, 3.0, -1.0]) == 0
+    assert learning([3.0001, -1.0, 0.0, 1.0], Uniform()) == 0
+    assert learning([3.0001, -1.0, 0.0, 1.0]) == 1
+    assert learning([3.0, -1.0001, 0.0, 1.0]) == 2
+
+
 # Refills.
+
+
+@pytest.mark.parametrize("needed", [True, False])
+def test_a_sampler_that_needs_a_belief_is_given_it_for_each_refill(needed):
+    """Another one only for the metrics of a first draw."""
+    given = []
+
+    class Noting(Uniform):
+        needs_belief = needed
+
+        def draw(self, candidates, belief, size, generator):
+            given.append(belief)
+            return super().draw(candidates, belief, size, generator)
+
+    selection = fake_selection(sampler=Noting())
+    selection.rows(0)
+    for refill in (1, 2):
+        selection.more(0, refill, [[refill]])
+    assert given[1:] == [selection.belief, *([selection.belief if needed else None] * 2)]
 
 
 def rare(completions, prompts, **kwargs):
