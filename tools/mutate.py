@@ -103,10 +103,10 @@ def again(mutant: Mutant, everything: list[Mutant], chance: random.Random) -> Mu
 
 def tests_of(file: str) -> list[str]:
     """The tests of the file's folder, and the conformance matrix where it can reach the file."""
-    room, own = Path(file).parts[1].removesuffix(".py"), Path(file).stem
-    tests = Path("tests", room).rglob("test_*.py") if Path("tests", room).is_dir() else Path("tests").glob("test_*.py")
+    room, own, layer = Path("tests", *Path(file).parts[1:-1]), Path(file).stem, Path(file).parts[1].removesuffix(".py")
+    tests = room.glob("test_*.py") if room.name == "tests" else room.rglob("test_*.py")
     ordered = sorted(tests, key=lambda path: (own not in path.read_text(), path))
-    return [*map(str, ordered), *(["tests/baselines/test_conformance.py"] if room in BELOW_BASELINES else [])]
+    return [*map(str, ordered), *(["tests/baselines/test_conformance.py"] if layer in BELOW_BASELINES else [])]
 
 
 def run_tests(options: list[str], printed: Path) -> None:

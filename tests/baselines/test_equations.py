@@ -517,6 +517,15 @@ def test_gdpo_normalises_each_reward_for_itself(seed):
     assert_values(found.baseline, means)
 
 
+@pytest.mark.filterwarnings("error")
+def test_gdpo_is_silent_where_no_prompt_has_two_rollouts():
+    parts = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    batch = batch_of([1.0, 1.0], reward_parts=parts, reward_weights=torch.ones(2))
+    found = build_baseline("gdpo").advantages(batch)
+    assert found.values.tolist() == [0.0, 0.0]
+    assert found.metrics["undefined"] == 1.0
+
+
 def test_alpha_of_gpg_counts_the_groups_that_teach():
     batch = batch_of([1.0, 0.0, 1.0, 1.0, 0.0, 0.0, torch.nan], groups=[0, 0, 1, 1, 2, 2, 2])
     result = build_baseline("dr_grpo", alpha=True).advantages(batch)
