@@ -10,7 +10,7 @@ from basis_rl.baselines import BasisHistory, Rloo, Spo, build_baseline
 from basis_rl.run.errors import SelectionFailed
 from basis_rl.samplers import Draw, Dynamic, Frontier, PromptSampler, Uniform, Variance, WeightedSampler, build_sampler
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.selection import Resampling, Selection, drawn
+from basis_rl.trainer.selection import Coverage, Resampling, Selection, drawn
 from tests.support.batches import batch_of
 from tests.support.tiny import parity_reward, sums, table_for, tiny_trainer
 from tests.trainer.test_resume import assert_same_end
@@ -110,6 +110,13 @@ def test_a_batch_that_was_drawn_ahead_is_not_drawn_again():
     fresh = fake_selection()
     fresh.belief = Believing(torch.linspace(0, 1, 16))
     assert [row["prompt_id"] for row in fresh.rows(1)] != ahead
+
+
+def test_coverage_is_the_share_of_prompts_that_were_ever_sampled():
+    coverage, again = Coverage("abbcd"), Coverage("abbcd")
+    assert coverage.take_metrics(batch_of([1.0, 0.0], "ab")) == {"sampler/coverage": 0.5}
+    again.load_state_dict(coverage.state_dict())
+    assert again.take_metrics(batch_of([1.0, 0.0], "bc")) == {"sampler/coverage": 0.75}
 
 
 @pytest.mark.parametrize("sampler", ["frontier", "thompson", "dynamic"])
@@ -351,7 +358,7 @@ def test_rewards_that_miss_the_end_of_a_range_by_a_rounding_are_not_outside(capl
             selection.update(batch_of(rewards, "0123"))
         return caplog.text.count("rewards are outside -1 to 3")
 
-    assert learning([3.000001, -1.000001, 3.0, -1.0]) == 0
+    assert learning([3.000003, -1.000003, 3.0, -1.0]) == 0
     assert learning([3.0001, -1.0, 0.0, 1.0], Uniform()) == 0
     assert learning([3.0001, -1.0, 0.0, 1.0]) == 1
     assert learning([3.0, -1.0001, 0.0, 1.0]) == 2
