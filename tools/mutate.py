@@ -88,9 +88,9 @@ def sites(name: str, text: str) -> list[Mutant]:
 def mutated(text: str, mutant: Mutant) -> str:
     """The file with the change; columns of a syntax tree count bytes."""
     first, begin, last, end = mutant["where"]
-    lines = [line.encode() for line in text.splitlines(keepends=True)]
-    changed = b"".join([*lines[: first - 1], lines[first - 1][:begin], mutant["new"].encode(), lines[last - 1][end:]])
-    return (changed + b"".join(lines[last:])).decode()
+    lines = text.encode().splitlines(keepends=True)
+    new = lines[first - 1][:begin] + mutant["new"].encode() + lines[last - 1][end:]
+    return b"".join([*lines[: first - 1], new, *lines[last:]]).decode()
 
 
 def again(mutant: Mutant, everything: list[Mutant], chance: random.Random) -> Mutant:
@@ -130,8 +130,8 @@ def judge(tree: Path, mutant: Mutant) -> Mutant:
     process.join()
     path.write_text(text)
     by = next((line for line in printed.read_text().splitlines() if line.startswith(("FAILED", "ERROR"))), "")
-    result = "failed" if process.exitcode else "survived"
-    return {**mutant, "result": result, "by": by[:200], "seconds": round(time.monotonic() - begun, 1)}
+    seconds = round(time.monotonic() - begun, 1)
+    return {**mutant, "result": "failed" if process.exitcode else "survived", "by": by[:200], "seconds": seconds}
 
 
 def main() -> None:
@@ -145,9 +145,9 @@ def main() -> None:
     files = sorted({path for pattern in chosen.files for path in Path().glob(pattern)})
     everything = [mutant for path in files for mutant in sites(str(path), path.read_text())]
     chance = random.Random(chosen.seed)
-    mutants = [] if chosen.like else chance.sample(everything, chosen.count)
-    if chosen.like:
-        mutants = [again(json.loads(line), everything, chance) for line in chosen.like.read_text().splitlines()]
+    earlier = chosen.like.read_text().splitlines() if chosen.like else []
+    mutants = [again(json.loads(line), everything, chance) for line in earlier]
+    mutants = mutants or chance.sample(everything, chosen.count)
     output = chosen.output.resolve()
     done = len(output.read_text().splitlines()) if output.exists() else 0
     with tempfile.TemporaryDirectory() as folder:
