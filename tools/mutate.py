@@ -53,7 +53,7 @@ def changes(node: ast.AST, text: str) -> tuple[str, str] | None:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Not):
         return "sign", f"({part(node.operand)})"
     if isinstance(node, ast.Constant) and type(node.value) in (bool, int, float):
-        return "constant", str(not node.value) if isinstance(node.value, bool) else f"({node.value} + 1)"
+        return "constant", str(not node.value) if isinstance(node.value, bool) else f"({ast.unparse(node)} + 1)"
     if isinstance(node, ast.AugAssign) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
         return "statement", "pass"
     if isinstance(node, ast.Call) and len(node.args) >= 2 and not any(isinstance(a, ast.Starred) for a in node.args):
