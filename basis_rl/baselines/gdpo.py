@@ -41,10 +41,8 @@ class Gdpo(Baseline):
             own = part.masked_fill(~scorable, torch.nan)
             scaled = (own - group_mean(own, groups)) / (group_std(own, groups) + self.eps)
             total = total + weight * torch.nan_to_num(scaled, nan=0.0)
-        counted = total[served]
-        center = counted.mean() if len(counted) else total.new_zeros(())
-        scale = counted.std() if len(counted) > 1 else total.new_zeros(())
-        values = torch.where(served, (total - center) / (scale + self.eps), 0.0)
+        counted = total[served] if bool(served.any()) else total.new_zeros(2)
+        values = torch.where(served, (total - counted.mean()) / (counted.std() + self.eps), 0.0)
         share = float((scorable & ~served).sum() / scorable.sum().clamp(min=1))
         baseline = torch.nan_to_num(group_mean(rewards, groups), nan=0.0)
         return Advantages(values=values, baseline=baseline, metrics={"undefined": share})

@@ -262,16 +262,16 @@ class BasisHistory(Baseline):
         shift, uncertainty = shift_posterior(likelihood, self._log_prior(), self.shifts)
         values = torch.sigmoid(mean + shift)
         scored = ~rewards.isnan()
-        prompts = list(dict.fromkeys(p for p, use in zip(batch.prompt_ids, scored.tolist(), strict=True) if use))
-        position = {prompt_id: k for k, prompt_id in enumerate(prompts)}
-        index = torch.tensor([position.get(prompt_id, 0) for prompt_id in batch.prompt_ids], dtype=torch.long)
-        zeros = torch.zeros((len(self.drifts), len(prompts)), dtype=torch.float64)
-        if prompts and self.range.known:
+        rated = [name for name, use in zip(batch.prompt_ids, scored.tolist(), strict=True) if use]
+        position = {name: k for k, name in enumerate(dict.fromkeys(rated))}
+        index = torch.tensor([position[name] for name in rated], dtype=torch.long)
+        zeros = torch.zeros((len(self.drifts), len(position)), dtype=torch.float64)
+        if rated and self.range.known:
             predicted = self._values(batch.prompt_ids, rewards, mean, variance, likelihood)
-            residual = zeros.index_add(1, index[scored], (rewards - values)[:, scored])
-            count = zeros.index_add(1, index[scored], torch.ones_like(values)[:, scored])
-            before, spread, value = (zeros.index_copy(1, index[scored], x[:, scored]) for x in (mean, variance, values))
-            self._store(prompts, *self._learn(before, spread, value, residual, count))
+            residual = zeros.index_add(1, index, (rewards - values)[:, scored])
+            count = zeros.index_add(1, index, torch.ones_like(values)[:, scored])
+            before, spread, value = (zeros.index_copy(1, index, x[:, scored]) for x in (mean, variance, values))
+            self._store(list(position), *self._learn(before, spread, value, residual, count))
             self.log_weights = prequential_update(self.log_weights, predicted, rewards, _FORGETTING)
             self.shift_mean, self.shift_variance = float(shift), float(uncertainty)
             if self.text_prior is not None:

@@ -51,9 +51,9 @@ class JamesStein(CenterScale):
         center = of_others(mean)
         # E[(m - c)^2] with a c of its own for each group; the clamp is for rounding.
         spread = (of_others(mean**2) - center**2).clamp(min=0.0)
-        variance = torch.nan_to_num(of_others(noise), nan=0.0)
+        variance = of_others(noise)
         total = variance + spread
-        return torch.where(total > 1e-12, variance / total.clamp(min=1e-12), 0.0)[index], center[index]
+        return torch.where(total > 1e-12, variance / total, 0.0)[index], center[index]
 
     def center(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
         own = leave_one_out_mean(rewards, group_ids)
@@ -63,7 +63,7 @@ class JamesStein(CenterScale):
     def advantages(self, batch: RolloutBatch) -> Advantages:
         result = super().advantages(batch)
         weight, _ = self._weights(batch.rewards.double().cpu(), batch.group_ids.cpu())
-        result.metrics["shrinkage"] = float(torch.nan_to_num(weight, nan=0.0).mean())
+        result.metrics["shrinkage"] = float(weight.mean())
         return result
 
 

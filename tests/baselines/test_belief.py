@@ -106,6 +106,26 @@ def test_history_is_believed_as_a_mixture_over_its_drifts(belief):
     assert found.believed("z")[1] > found.believed("a")[1]  # never seen
 
 
+@pytest.mark.parametrize("belief", ["beta", "gaussian"])
+def test_a_mixture_has_the_moments_of_its_filters_and_the_shift_has_drifted_for_a_step(belief):
+    found = BasisHistory(TABLE, belief=belief, shift_drift=0.5)
+    for step in range(2):
+        found.update(batch_of([1.0, float(step % 2), 1.0], "abc", step=step))
+    found.mean[:] += torch.linspace(-2.0, 2.0, 6)[:, None]
+    alone = []
+    for one in torch.eye(6).double():
+        found.log_weights = one.log()
+        alone.append(torch.stack(found.believed("abcz")))
+    means, variances = torch.stack(alone, dim=1)
+    weights = torch.softmax(torch.arange(6.0), dim=0).double()
+    found.log_weights = weights.log()
+    mean = weights @ means
+    expected = mean, weights @ (variances + means**2) - mean**2
+    torch.testing.assert_close(found.believed("abcz"), expected)
+    found.shift_variance, found.shift_drift = found.shift_variance + 0.5, 0.0
+    torch.testing.assert_close(found.believed("abcz"), expected)
+
+
 def test_a_cluster_is_believed_as_its_history():
     found = BVBlend({"a": 0, "b": 0, "c": 1}, decay=0.5, prior_variance=0.2)
     mean, variance = found.believed(["a", "nobody"])

@@ -1,5 +1,6 @@
 """Every registered baseline against a plain-loop version of its equation: ragged groups, NaN rewards, shuffled rows."""
 
+import functools
 import itertools
 import math
 from dataclasses import replace
@@ -145,7 +146,7 @@ LOOPS = [
     *(("quantile", {"level": level}, quantile(level)) for level in (0.25, 0.5, 1.0)),
     ("max_rl", {}, of_group(lambda r, xs: (r - fmean(xs)) / (fmean(xs) + 1e-6) if fmean(xs) else 0.0)),
     ("w_reinforce", {}, of_group(lambda r, xs: 0.1 * r - (1 - r), least=1)),
-    ("pass_at_k", {}, loop_pass_at_k),
+    *(("pass_at_k", {"k": k}, functools.partial(loop_pass_at_k, k=k)) for k in (1, 2)),
     ("pass_at_k", {"form": "leave_one_out"}, of_group(lead_of_the_best)),
 ]
 
@@ -369,6 +370,40 @@ def test_what_is_not_made_for_returns_refuses_kl_in_the_reward():
     assert build_baseline("pass_at_k", form="leave_one_out").reads_kl
 
 
+@pytest.mark.parametrize(("params", "least"), [({"k": 1}, 2), ({}, 3), ({"k": 3}, 4), ({"form": "leave_one_out"}, 2)])
+def test_pass_at_k_needs_more_rollouts_than_the_set_has(params, least):
+    """It tells so, and of a group that is as small its advantages are 0 because they are undefined."""
+    baseline = build_baseline("pass_at_k", **params)
+    assert baseline.min_group_size == least
+    for size in range(1, 6):
+        found = baseline.advantages(batch_of([1.0] + [0.0] * (size - 1), groups=[0] * size))
+        assert found.metrics["undefined"] == float(size < least)
+        assert bool(found.values.any()) == (size >= least)
+
+
+def test_james_stein_of_one_prompt_is_the_mean_of_its_other_rollouts():
+    for others in ([], [math.nan, math.nan]):
+        batch = batch_of([1.0, 0.0, 0.25, *others], groups=[0, 0, 0, *(1 for _ in others)])
+        found = build_baseline("james_stein").advantages(batch)
+        assert_values(found.values, [0.875, -0.625, -0.25, *(0.0 for _ in others)])
+
+
+def test_the_weight_of_james_stein_is_told_of_the_noise_of_other_prompts():
+    """Of three prompts, by hand: what the means of the two others are apart, and how noisy they are."""
+    batch = batch_of([1.0, 0.0, 0.5, 0.5, 1.0, 1.0], groups=[0, 0, 1, 1, 2, 2])
+    found = build_baseline("james_stein").advantages(batch)
+    spread = [0.25**2, 0.25**2, 0.0]
+    noise = [0.0, 0.125, 0.125]
+    weights = [n / (n + s) for n, s in zip(noise, spread, strict=True)]
+    assert found.metrics["shrinkage"] == pytest.approx(fmean(weights))
+    others = zip(weights, (0.75, 0.75, 0.5), (0.0, 0.5, 1.0), strict=True)
+    assert found.baseline[::2].tolist() == pytest.approx([w * mean + (1 - w) * own for w, mean, own in others])
+    alone = build_baseline("james_stein").advantages(batch_of([1.0, 1.0, 0.5], groups=[0, 0, 1]))
+    assert alone.metrics["shrinkage"] == 0.0, "one other prompt has no spread, and equal rollouts have no noise"
+    alone = build_baseline("james_stein").advantages(batch_of([1.0, 0.0], groups=[0, 0]))
+    assert alone.metrics["shrinkage"] == 0.0
+
+
 def test_ebpo_equals_a_loop_over_the_run_so_far():
     """Moments of all rewards and of all groups' means, this batch included, taken at once rather than merged."""
     baseline, seen, means = build_baseline("ebpo"), [], []
@@ -439,34 +474,56 @@ def test_spo_equals_a_loop_of_trackers(table, forgetting):
 
 
 def parts_batch(seed):
-    """Three reward functions, some of which do not score some rollouts; one rollout that none scored."""
-    batch = ragged_batch(seed, smallest=2)
+    """Three reward functions, some of which do not score some rollouts; one rollout that none scored.
+
+    Groups of one rollout, and rollouts without a token that is trained on.
+    """
+    batch = ragged_batch(seed, smallest=1)
     generator = torch.Generator().manual_seed(seed)
     parts = torch.rand((len(batch.rewards), 3), generator=generator)
     parts[torch.rand(parts.shape, generator=generator) < 0.2] = torch.nan
     parts[0] = torch.nan
     weights = torch.tensor([1.0, 0.5, 2.0])
     rewards = (parts * weights).nansum(dim=1).masked_fill(parts.isnan().all(dim=1), torch.nan)
-    return replace(batch, rewards=rewards, reward_parts=parts, reward_weights=weights)
+    mask = batch.action_mask & (torch.arange(len(rewards)) % 5 != 2)[:, None]
+    return replace(batch, rewards=rewards, reward_parts=parts, reward_weights=weights, action_mask=mask)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_gdpo_normalises_each_reward_for_itself(seed):
     batch = parts_batch(seed)
-    rewards, groups = batch.rewards.tolist(), batch.group_ids.tolist()
+    trained = batch.action_mask.any(dim=1)
+    rewards = torch.where(trained, batch.rewards, torch.nan).tolist()
+    parts = torch.where(trained[:, None], batch.reward_parts, torch.nan)
+    groups = batch.group_ids.tolist()
     sums = {}
     for i, r in enumerate(rewards):
         if math.isnan(r) or len(present(group_rows(groups, i), rewards)) < 2:
             continue
         sums[i] = 0.0
         for f, weight in enumerate(batch.reward_weights.tolist()):
-            column = batch.reward_parts[:, f].tolist()
+            column = parts[:, f].tolist()
             xs = present(group_rows(groups, i), column)
             if len(xs) > 1 and not math.isnan(column[i]):
                 sums[i] += weight * (column[i] - fmean(xs)) / (stdev(xs) + 1e-4)
     m, s = fmean(sums.values()), stdev(sums.values())
     expected = [(sums[i] - m) / (s + 1e-4) if i in sums else 0.0 for i in range(len(rewards))]
-    assert_values(build_baseline("gdpo").advantages(batch).values, expected)
+    found = build_baseline("gdpo").advantages(batch)
+    assert_values(found.values, expected)
+    scored = len(present(range(len(rewards)), rewards))
+    assert found.metrics["undefined"] == pytest.approx(1 - len(sums) / scored)
+    assert 0 < len(sums) < scored
+    means = [fmean(present(group_rows(groups, i), rewards) or [0.0]) for i in range(len(rewards))]
+    assert_values(found.baseline, means)
+
+
+@pytest.mark.filterwarnings("error")
+def test_gdpo_is_silent_where_no_prompt_has_two_rollouts():
+    parts = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    batch = batch_of([1.0, 1.0], reward_parts=parts, reward_weights=torch.ones(2))
+    found = build_baseline("gdpo").advantages(batch)
+    assert found.values.tolist() == [0.0, 0.0]
+    assert found.metrics["undefined"] == 1.0
 
 
 def test_alpha_of_gpg_counts_the_groups_that_teach():
@@ -522,6 +579,23 @@ def test_least_variance_is_the_weighted_regression_on_all_others(seed):
             assert float(found.baseline[i]) == pytest.approx(expected, abs=1e-6)
         baseline.update(batch)
     assert not baseline.uses_own_reward
+
+
+@pytest.mark.parametrize(("reward", "believed"), [(1.0, "p8"), (0.0, "p0")])
+def test_the_bent_value_of_least_variance_stays_within_the_rewards(reward, believed):
+    """A prompt at the end of the range, where those in its middle were all right or all wrong: c . x is outside."""
+    batch = batch_of([reward] * 9, ["p4"] * 8 + [believed], energies=torch.ones((9, 2)))
+    found = build_baseline("least_variance", values=table_of_counts()).advantages(batch)
+    assert float(found.baseline[-1]) == reward
+    assert 0 < float(found.baseline[0]) < 1
+
+
+@pytest.mark.parametrize("rewards", [[1.0], [1.0, math.nan]])
+def test_least_variance_of_one_scored_rollout_is_its_value(rewards):
+    baseline = build_baseline("least_variance", values=table_of_counts())
+    batch = batch_of(rewards, ["p2", "p6"][: len(rewards)], energies=torch.ones((len(rewards), 2)))
+    found = baseline.advantages(batch)
+    assert float(found.baseline[0]) == pytest.approx(float(baseline.expected(["p2"])[0]))
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from basis_rl.baselines import BasisHistory, history
+from basis_rl.baselines.text_prior import TextPrior
 from basis_rl.functional.history import drift_grid, shift_grid
 from basis_rl.types import RunContext
 from basis_rl.values import ValueTable
@@ -286,6 +287,17 @@ def test_a_prior_from_the_text_does_not_depend_on_the_default_type():
         torch.testing.assert_close(taught(TEXTS).believed(["easy30", "nobody"])[0], plain, rtol=1e-5, atol=1e-5)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_what_no_text_has_told_of_grows_less_certain_with_each_batch():
+    """By a thousandth; in the direction of what was seen it is the more certain."""
+    prior = TextPrior(4.0)
+    prior.know(TEXTS)
+    for step in range(1, 4):
+        prior.update(["easy1", "hard1"], torch.tensor([1.0, 0.0], dtype=torch.float64), 0.0)
+        variances = torch.linalg.eigvalsh(prior.covariance)
+        assert variances[2:].tolist() == pytest.approx([3.0 / 0.999**step] * (len(variances) - 2))
+        assert variances[1] < 3.0
 
 
 def test_a_prior_from_the_text_starts_as_wide_as_the_flat_one_and_comes_back():

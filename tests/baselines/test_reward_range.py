@@ -109,6 +109,21 @@ def test_a_table_and_a_declared_range_are_where_it_starts_and_a_fixed_one_stays(
         BasisHistory(fixed_range=(1, 0))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_rewards_outside_a_fixed_range_are_learnt_as_its_nearer_end(kind):
+    """But an advantage is of the reward itself."""
+    fields = {"prompt_texts": IDS[:3], "energies": torch.ones((3, 2))}
+    within, outside = (batch_of(rewards, IDS[:3], **fields) for rewards in ([1.0, 0.0, 0.5], [4.0, -3.0, 0.5]))
+    plain, other = (KINDS[kind](fixed_range=(0, 1)) for _ in range(2))
+    plain.update(within)
+    other.update(outside)
+    assert torch.equal(plain.believed(IDS)[0], other.believed(IDS)[0])
+    assert torch.equal(plain.believed(IDS)[1], other.believed(IDS)[1])
+    found = other.advantages(outside)
+    if kind != "spo":  # which divides by the deviation of the batch
+        torch.testing.assert_close(found.values, outside.rewards.double() - found.baseline)
+
+
 def test_a_cluster_without_history_is_in_the_middle_of_the_rewards():
     found = BVBlend({"a": 0, "b": 1})
     found.update(batch_of([10.0, 4.0], "aa"))

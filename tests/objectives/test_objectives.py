@@ -31,11 +31,13 @@ def test_own_objectives_keep_the_contract(found):
     assert check_objective(found) == ALL
 
 
+@pytest.mark.parametrize("delta", [None, 1.1])
 @pytest.mark.parametrize("token_advantages", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_gspo_token_is_the_papers_loop(seed, token_advantages):
-    """With one advantage per rollout its loss and gradient are GSPO's."""
+def test_gspo_token_is_the_papers_loop(seed, token_advantages, delta):
+    """With one advantage per rollout its loss and gradient are GSPO's; `delta` bounds the ratio that is not clipped."""
     inputs = example_inputs(OBJECTIVES["gspo_token"], seed=seed, token_advantages=token_advantages)
+    inputs = replace(inputs, settings=replace(inputs.settings, delta=delta, epsilon_low=0.1, epsilon_high=0.05))
     mask, settings = inputs.mask, inputs.settings
     outputs = OBJECTIVES["gspo_token"](inputs)
     gradient = torch.autograd.grad((outputs.per_token * mask).sum(), inputs.log_probs)[0]
@@ -45,10 +47,11 @@ def test_gspo_token_is_the_papers_loop(seed, token_advantages):
         for t in tokens:
             ratio = math.exp(sum(steps) / len(steps))
             advantage = float(inputs.advantages[row, t] if token_advantages else inputs.advantages[row])
-            free = ratio * advantage
+            free = min(ratio, delta or ratio) * advantage
             clipped = min(max(ratio, 1 - settings.epsilon_low), 1 + settings.epsilon_high) * advantage
+            moves = free <= clipped and ratio <= (delta or ratio)
             assert float(outputs.per_token[row, t]) == pytest.approx(-min(free, clipped))
-            assert float(gradient[row, t]) == pytest.approx(-free if free <= clipped else 0.0)
+            assert float(gradient[row, t]) == pytest.approx(-free if moves else 0.0)
             assert float(outputs.metrics["clipped"][row, t]) == float(clipped < free)
 
 

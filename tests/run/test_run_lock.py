@@ -1,5 +1,7 @@
 """One run per folder: a lock that goes with the process, and ranks that do not outlive their launcher."""
 
+import fcntl
+import json
 import os
 import re
 import subprocess
@@ -33,6 +35,25 @@ def test_a_second_run_is_told_who_has_the_folder_and_a_kill_frees_it(tmp_path):
         other.wait()
         with held(tmp_path):
             assert str(os.getpid()) in (tmp_path / ".claim").read_text()
+
+
+def test_what_an_earlier_owner_wrote_is_gone_and_no_descriptor_is_left(tmp_path):
+    def descriptors():
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    (tmp_path / ".claim").write_text(json.dumps({"pid": 1, "host": "there" * 99, "since": "today"}))
+    with held(tmp_path):
+        assert json.loads((tmp_path / ".claim").read_text())["pid"] == os.getpid()
+        assert descriptors() == before + 1
+    assert descriptors() == before
+    with (tmp_path / ".claim").open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="is still going on"), held(tmp_path):
+            pass
+        assert descriptors() == before + 1  # `other`
+    with held(tmp_path):
+        pass
 
 
 def test_it_is_held_to_the_end_of_the_outermost_block(tmp_path):

@@ -1,6 +1,9 @@
 """Reward functions that fail: one message, on every rank, before anything is learnt from them."""
 
+import asyncio
+import inspect
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -84,6 +87,32 @@ def test_a_failure_on_one_rank_is_the_same_message_on_all(failing, monkeypatch):
     assert said.startswith("The reward function 'second' raised KeyError: 'solution' (test_rewarding.py, line ")
     assert f"on rank {min(failing)}" in said
     assert ("1 more such failure(s)" in said) == (len(failing) == 2)
+
+
+async def late(completions, **given):
+    return [1.0, None, 1.0]
+
+
+class Later:
+    def __init__(self, error=None):
+        self.error = error
+
+    async def __call__(self, completions, **given):
+        if self.error:
+            raise self.error
+        return [0.5] * len(completions)
+
+
+def test_asynchronous_functions_and_objects_are_awaited_and_fail_as_others_do():
+    guard = RewardGuard(SimpleNamespace(process_index=0, num_processes=1))
+    functions = guard.guarded([late, Later(), Later(KeyError("x")), good], "abcd")
+    assert [inspect.iscoroutinefunction(each) for each in functions] == [True, True, True, False]  # as TRL asks
+    first, *others = [asyncio.run(each(completions=["a"] * SIZE)) for each in functions[:3]]
+    assert math.isnan(first[1])
+    assert others == [[0.5] * SIZE, [0.0] * SIZE]
+    with pytest.raises(RewardFailed, match="'c' raised KeyError: 'x'"):
+        guard.check()
+    guard.check()
 
 
 def test_the_weighted_sum_must_be_finite_too():

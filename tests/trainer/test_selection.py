@@ -10,7 +10,7 @@ from basis_rl.baselines import BasisHistory, Rloo, Spo, build_baseline
 from basis_rl.run.errors import SelectionFailed
 from basis_rl.samplers import Draw, Dynamic, Frontier, PromptSampler, Uniform, Variance, WeightedSampler, build_sampler
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.selection import Resampling, Selection, drawn
+from basis_rl.trainer.selection import Coverage, Resampling, Selection, drawn
 from tests.support.batches import batch_of
 from tests.support.tiny import parity_reward, sums, table_for, tiny_trainer
 from tests.trainer.test_resume import assert_same_end
@@ -110,6 +110,13 @@ def test_a_batch_that_was_drawn_ahead_is_not_drawn_again():
     fresh = fake_selection()
     fresh.belief = Believing(torch.linspace(0, 1, 16))
     assert [row["prompt_id"] for row in fresh.rows(1)] != ahead
+
+
+def test_coverage_is_the_share_of_prompts_that_were_ever_sampled():
+    coverage, again = Coverage("abbcd"), Coverage("abbcd")
+    assert coverage.take_metrics(batch_of([1.0, 0.0], "ab")) == {"sampler/coverage": 0.5}
+    again.load_state_dict(coverage.state_dict())
+    assert again.take_metrics(batch_of([1.0, 0.0], "bc")) == {"sampler/coverage": 0.75}
 
 
 @pytest.mark.parametrize("sampler", ["frontier", "thompson", "dynamic"])
@@ -341,7 +348,42 @@ def test_rewards_out_of_a_range_that_stays_are_told_once(baseline, told, tmp_pat
     assert caplog.text.count("rewards are outside 0 to 1") == told
 
 
+def test_rewards_that_miss_the_end_of_a_range_by_a_rounding_are_not_outside(caplog):
+    """Sums of float32 rewards may be off in their last digit. Nor is anybody told whose prompts no belief chooses."""
+
+    def learning(rewards, sampler=None):
+        selection = fake_selection(sampler=sampler)
+        selection.belief.reward_range = (-1.0, 3.0)
+        for _ in range(2):
+            selection.update(batch_of(rewards, "0123"))
+        return caplog.text.count("rewards are outside -1 to 3")
+
+    assert learning([3.000003, -1.000003, 3.0, -1.0]) == 0
+    assert learning([3.0001, -1.0, 0.0, 1.0], Uniform()) == 0
+    assert learning([3.0001, -1.0, 0.0, 1.0]) == 1
+    assert learning([3.0, -1.0001, 0.0, 1.0]) == 2
+
+
 # Refills.
+
+
+@pytest.mark.parametrize("needed", [True, False])
+def test_a_sampler_that_needs_a_belief_is_given_it_for_each_refill(needed):
+    """Another one only for the metrics of a first draw."""
+    given = []
+
+    class Noting(Uniform):
+        needs_belief = needed
+
+        def draw(self, candidates, belief, size, generator):
+            given.append(belief)
+            return super().draw(candidates, belief, size, generator)
+
+    selection = fake_selection(sampler=Noting())
+    selection.rows(0)
+    for refill in (1, 2):
+        selection.more(0, refill, [[refill]])
+    assert given[1:] == [selection.belief, *([selection.belief if needed else None] * 2)]
 
 
 def rare(completions, prompts, **kwargs):
