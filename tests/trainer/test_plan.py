@@ -392,8 +392,10 @@ def test_a_launcher_that_starts_fewer_processes_than_it_was_asked_for_is_named(o
     args = config(tmp_path)
 
     def launched(*words):
-        script = "read line; true"  # waits until its input is closed
-        with subprocess.Popen(["bash", "-c", script, "accelerate", "launch", *words], stdin=subprocess.PIPE) as parent:
+        # It has its command line for sure once it has printed, and waits until its input is closed.
+        command = ["bash", "-c", "echo; read line; true", "accelerate", "launch", *words]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+            assert parent.stdout.readline() == b"\n"
             monkeypatch.setattr("basis_rl.run.ranks.os.getppid", lambda: parent.pid)
             plan_run("no/such-model", parity_reward, args, "rloo")
 
