@@ -6,7 +6,7 @@ SmolLM2-135M-Instruct (`python -m examples.smollm2.model FOLDER`) learns a mix o
 number type, threads, backend of generation, 64 rollouts a step, reward, objective (``dapo``), learning rate with its
 warm-up, and problems; greedy accuracy on held-out problems is measured outside of the clock.
 
-- Level: the mean of TRL's last three measurements after ``--steps`` steps.
+- Level: the mean of TRL's last three measurements after ``--steps`` steps, at the better of its learning rates.
 - Crossing: the first time at which the mean of three measurements in a row is at the level, by TRL's trainer too.
 
 Each run is a process of its own, one after another, and is stored in ``runs/clock_study`` with checkpoints, so the
@@ -47,13 +47,28 @@ def crossing(points: list[float], accuracy: list[float], level: float) -> float 
     return None
 
 
+def end(run: dict[str, Any]) -> float:
+    """The mean of a run's last measurements."""
+    return fmean(run["accuracy"][-LAST:])
+
+
+def best(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of the runs with one row and seed, that with the highest end: each row at the better of its learning rates."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for run in runs:
+        key = run["row"], run["seed"]
+        if key not in found or end(run) > end(found[key]):
+            found[key] = run
+    return list(found.values())
+
+
 def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each run: its last level, and at which share of TRL's minutes and rollouts it crosses TRL's level."""
     found = []
     for run in runs:
-        theirs = next((other for other in runs if other["row"] == "TRL" and other["seed"] == run["seed"]), None)
-        level = fmean(theirs["accuracy"][-LAST:]) if theirs else None
-        line = {name: run[name] for name in ("row", "seed")} | {"end": fmean(run["accuracy"][-LAST:])}
+        theirs = next((other for other in best(runs) if (other["row"], other["seed"]) == ("TRL", run["seed"])), None)
+        level = end(theirs) if theirs else None
+        line = {name: run[name] for name in ("row", "learning_rate", "seed")} | {"end": end(run)}
         line["minutes a step"] = run["wall"][-1] / run["step"][-1] / 60
         for unit in ("wall", "cpu", "step"):
             own = crossing(run[unit], run["accuracy"], level) if level is not None else None
@@ -67,6 +82,7 @@ def table(runs: list[dict[str, Any]]) -> str:
     """The summary as Markdown."""
     head = [
         "row",
+        "learning rate",
         "seed",
         "accuracy at the end",
         "seconds a step",
@@ -79,7 +95,13 @@ def table(runs: list[dict[str, Any]]) -> str:
         return "not reached" if value is None else f"{value:.2f}"
 
     lines = [
-        [line["row"], line["seed"], f"{line['end']:.1%}", f"{60 * line['minutes a step']:.1f}"]
+        [
+            line["row"],
+            f"{line['learning_rate']:g}",
+            line["seed"],
+            f"{line['end']:.1%}",
+            f"{60 * line['minutes a step']:.1f}",
+        ]
         + [share(line[unit]) for unit in ("wall", "cpu", "step")]
         for line in summary(runs)
     ]
@@ -87,8 +109,9 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 
 def draw(runs: list[dict[str, Any]], path: Path) -> None:
-    """Accuracy over minutes: a colour for each row, a line for each seed."""
+    """Accuracy over minutes: a colour for each row, a line for each seed, at the row's better learning rate."""
     figure, axes = plt.subplots(figsize=(7, 4.2))
+    runs = best(runs)
     for number, row in enumerate(dict.fromkeys(run["row"] for run in runs)):
         for index, run in enumerate(each for each in runs if each["row"] == row):
             minutes = [seconds / 60 for seconds in run["wall"]]

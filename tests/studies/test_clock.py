@@ -95,6 +95,18 @@ def test_the_whole_study_in_a_few_steps_repeats_nothing(tiny_path, tmp_path, cap
     assert "minutes:" not in capfd.readouterr().out
 
 
+def test_the_level_is_that_of_the_better_of_two_learning_rates():
+    def a_run(row, rate, accuracy):
+        seconds = [60.0 * i for i in range(len(accuracy))]
+        labels = {"row": row, "seed": 0, "learning_rate": rate, "step": [0, 1, 2, 3]}
+        return {**labels, "wall": seconds, "cpu": seconds, "accuracy": accuracy}
+
+    runs = [a_run("TRL", 2e-5, [0.1, 0.6, 0.1, 0.1]), a_run("TRL", 1e-5, [0.1, 0.2, 0.3, 0.4])]
+    runs.append(a_run("none", 2e-5, [0.1, 0.4, 0.4, 0.4]))
+    assert [line["wall"] for line in study.summary(runs)] == [None, 1.0, pytest.approx(2 / 3)]
+    assert study.best(runs) == runs[1:]
+
+
 def test_runs_of_a_later_call_join_the_stored_ones():
     def a_run(row, seed, end):
         return {"row": row, "seed": seed, "learning_rate": 1e-5, "micro_batch": 64, "accuracy": [end]}
