@@ -12,16 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from basis_rl import BasisConfig, BasisTrainer
 from basis_rl.baselines import build_baseline
 from basis_rl.engine.generation import checked_generation
+from basis_rl.engine.local import Sampling
 from basis_rl.engine.weights import SyncSettings
 from basis_rl.run.artefacts import write_whole
 from basis_rl.samplers import build_sampler
 from basis_rl.trainer.head import compact_head
+from basis_rl.values.build import TablePlan, build_table
+from basis_rl.values.sources import ModelSource
 from benchmarks.trainers import quiet
 from examples.smollm2.run import greedy_answers
 from studies.clock.tasks import TASKS, Task
@@ -35,6 +38,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "TRL, head fixed": {**GROUPS},
     "grpo": {"baseline": "grpo", **GROUPS},
     "none": {"baseline": "none"},
+    "basis": {"baseline": "basis"},
     "basis_history": {"baseline": "basis_history", "lcb": 1},
     "basis_history, frontier": {"baseline": "basis_history", "lcb": 1, **FRONTIER},
     "spo, frontier": {"baseline": "spo", **FRONTIER},
@@ -42,6 +46,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "basis_history, frontier, vLLM": {"baseline": "basis_history", "lcb": 1, **FRONTIER, **VLLM},
 }
 ROLLOUTS = 64
+# Of each problem, by the model before training, in the value table of the row `basis`.
+TABLE_ROLLOUTS = 8
 
 
 class Clock(TrainerCallback):
@@ -103,12 +109,31 @@ def side(row: str) -> Iterator[None]:
         yield
 
 
+def value_table(model: str, task: Task, bf16: bool, folder: Path) -> Path:
+    """The value table of the row ``basis``, with its cost in ``table_cost.json``, which the clock does not count."""
+    cost = folder / "table_cost.json"
+    if not cost.is_file():
+        wall = time.perf_counter()
+        cpu = time.process_time()
+        reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16 if bf16 else torch.float32)
+        source = ModelSource(reference, AutoTokenizer.from_pretrained(model))
+        sampling = Sampling(task.tokens)
+        plan = TablePlan(dataset=task.train, reward_funcs=[task.reward], sampling=sampling, num_rollouts=TABLE_ROLLOUTS)
+        table = build_table(source, plan, folder / "table_parts")
+        assert table is not None, "one process makes all of it"
+        table.save(folder / "table")
+        write_whole(cost, json.dumps({"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}))
+    return folder / "table"
+
+
 def build(row: str, model: str, task: Task, settings: dict[str, Any], folder: Path) -> GRPOTrainer:
     """The trainer of a row: the same settings for all, and those of `ROWS`."""
     own = dict(ROWS[row])
     baseline = own.pop("baseline", None)
     sampler = {name: own.pop(name) for name in ("prompt_sampler", "prompt_sampler_kwargs") if name in own}
-    lcb = {"lcb": own.pop("lcb")} if "lcb" in own else {}
+    parameters = {"lcb": own.pop("lcb")} if "lcb" in own else {}
+    if baseline == "basis":
+        parameters = {"values": value_table(model, task, settings["bf16"], folder.parent)}
     common: dict[str, Any] = {
         "output_dir": str(folder), "temperature": 1.0, "max_completion_length": task.tokens, "num_generations": 1,
         "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 5, "use_cpu": True, "logging_steps": 1,
@@ -120,7 +145,7 @@ def build(row: str, model: str, task: Task, settings: dict[str, Any], folder: Pa
         return GRPOTrainer(args=GRPOConfig(loss_type="dapo", **common), **given)
     if sampler:
         given["prompt_sampler"] = build_sampler(sampler["prompt_sampler"], **sampler["prompt_sampler_kwargs"])
-    given["baseline"] = build_baseline(baseline, **lcb)
+    given["baseline"] = build_baseline(baseline, **parameters)
     return BasisTrainer(args=BasisConfig(**common), objective="dapo", **given)
 
 

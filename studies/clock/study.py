@@ -141,6 +141,8 @@ def run(plan: dict[str, Any], folder: Path) -> dict[str, Any]:
     logs = json.loads((folder / "logs.json").read_text())
     columns: dict[str, Any] = {name: [point[name] for point in points] for name in ("step", "wall", "cpu")}
     columns |= {"accuracy": [point["accuracy"]["all"] for point in points]}
+    table = folder / "table_cost.json"
+    columns |= {"table": json.loads(table.read_text()) if table.is_file() else None}
     kinds = [{k: v for k, v in point["accuracy"].items() if k != "all"} for point in points]
     return columns | {"kinds": kinds[-1]} | {name: fmean(values) for name, values in logs.items()}
 

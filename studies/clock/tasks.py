@@ -12,6 +12,7 @@ from typing import Any
 import reasoning_gym
 from datasets import Dataset
 
+from basis_rl.data import prompt_id
 from examples.smollm2 import problems
 
 FAMILIES = ("letter_counting", "leg_counting", "syllogism")
@@ -21,7 +22,7 @@ ANSWER = re.compile(r"-?\d+(?:,\d{3})*|\byes\b|\bno\b", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Task:
-    """Rows have ``prompt`` (one message), ``solution`` and ``kind``; `tokens` is the longest rollout."""
+    """Rows have ``prompt`` (one message), ``prompt_id``, ``solution`` and ``kind``; `tokens` is the longest rollout."""
 
     train: Dataset
     held_out: list[dict[str, Any]]
@@ -44,7 +45,14 @@ last_answer.reward_range = (0.0, 1.0)  # type: ignore[attr-defined]
 
 
 def _task(rows: list[dict[str, Any]], held_out: int, reward: Callable[..., list[float]], tokens: int) -> Task:
-    asked = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in rows]
+    asked = [
+        {
+            **row,
+            "prompt": [{"role": "user", "content": row["prompt"]}],
+            "prompt_id": prompt_id(row["prompt"], {"solution": row["solution"]}),
+        }
+        for row in rows
+    ]
     return Task(Dataset.from_list(asked[held_out:]), asked[:held_out], reward, tokens)
 
 
