@@ -37,6 +37,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "TRL": {**GROUPS},
     "TRL, head fixed": {**GROUPS},
     "grpo": {"baseline": "grpo", **GROUPS},
+    "grpo, frontier": {"baseline": "grpo", **GROUPS, **FRONTIER},
     "none": {"baseline": "none"},
     "basis": {"baseline": "basis"},
     "basis_history": {"baseline": "basis_history", "lcb": 1},

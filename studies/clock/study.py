@@ -117,7 +117,7 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
             minutes = [seconds / 60 for seconds in run["wall"]]
             axes.plot(minutes, run["accuracy"], color=f"C{number}", label=None if index else row, marker=".")
     axes.set(xlabel="minutes of training", ylabel="greedy accuracy, held-out problems", ylim=(0, None))
-    axes.set_title("SmolLM2, 135M parameters, on CPU cores")
+    axes.set_title("SmolLM2, 135M parameters, one CPU core")
     axes.legend(frameon=False)
     axes.grid(alpha=0.3)
     figure.tight_layout()
