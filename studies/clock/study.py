@@ -115,7 +115,8 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
     for number, row in enumerate(dict.fromkeys(run["row"] for run in runs)):
         for index, run in enumerate(each for each in runs if each["row"] == row):
             minutes = [seconds / 60 for seconds in run["wall"]]
-            axes.plot(minutes, run["accuracy"], color=f"C{number}", label=None if index else row, marker=".")
+            name = row if row.startswith("TRL") else f"ours: {row}"
+            axes.plot(minutes, run["accuracy"], color=f"C{number}", label=None if index else name, marker=".")
     axes.set(xlabel="minutes of training", ylabel="greedy accuracy, held-out problems", ylim=(0, None))
     axes.set_title("SmolLM2, 135M parameters, one CPU core")
     axes.legend(frameon=False)
