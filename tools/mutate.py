@@ -69,7 +69,8 @@ def sites(name: str, text: str) -> list[Mutant]:
     def visit(node: ast.AST, function: str) -> None:
         children = list(ast.iter_child_nodes(node))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            function, children = node.name, list(node.body)
+            function = node.name
+            children = list(node.body)
         elif isinstance(node, ast.JoinedStr):
             return  # before Python 3.12 what stands within has wrong positions
         offered = changes(node, text) if function else None
@@ -103,9 +104,11 @@ def again(mutant: Mutant, everything: list[Mutant], chance: random.Random) -> Mu
 
 def tests_of(file: str) -> list[str]:
     """The tests of the file's folder, and the conformance matrix where it can reach the file."""
-    room, own, layer = Path("tests", *Path(file).parts[1:-1]), Path(file).stem, Path(file).parts[1].removesuffix(".py")
+    parts = Path(file).parts
+    room = Path("tests", *parts[1:-1])
+    layer = parts[1].removesuffix(".py")
     tests = room.glob("test_*.py") if room.name == "tests" else room.rglob("test_*.py")
-    ordered = sorted(tests, key=lambda path: (own not in path.read_text(), path))
+    ordered = sorted(tests, key=lambda path: (Path(file).stem not in path.read_text(), path))
     return [*map(str, ordered), *(["tests/baselines/test_conformance.py"] if layer in BELOW_BASELINES else [])]
 
 

@@ -41,6 +41,7 @@ class Gdpo(Baseline):
             own = part.masked_fill(~scorable, torch.nan)
             scaled = (own - group_mean(own, groups)) / (group_std(own, groups) + self.eps)
             total = total + weight * torch.nan_to_num(scaled, nan=0.0)
+        # Two zeros where nobody is served, since the mean and deviation of nothing are NaN.
         counted = total[served] if bool(served.any()) else total.new_zeros(2)
         values = torch.where(served, (total - counted.mean()) / (counted.std() + self.eps), 0.0)
         share = float((scorable & ~served).sum() / scorable.sum().clamp(min=1))

@@ -39,6 +39,7 @@ def main(argv: Sequence[str]) -> int:
     """Convert what is in the folder; what has today's ids already keeps them."""
     options = convert_parser().parse_args(list(argv))
     folder: Path = options.folder
+    _put_back(folder)
     of_run = [path for path in (folder, *checkpoints(folder), folder / LAST) if (path / MANIFEST).is_file()]
     kinds = [kind for kind in (table.KIND, codebook.KIND) if (folder / kind.main_file).is_file()]
     evaluations = sorted(folder.glob(f"*{_EVALUATION}"))
@@ -53,6 +54,14 @@ def main(argv: Sequence[str]) -> int:
         for path in of_run:
             convert_checkpoint(path, problems)
     return 0
+
+
+def _put_back(folder: Path) -> None:
+    """A conversion that was killed between its two renames has left a checkpoint under its other name."""
+    for old in folder.glob(".*.old"):
+        place = folder / old.name[1:].removesuffix(".old")
+        if (old / FILE_NAME).is_file() and not place.exists():
+            old.rename(place)
 
 
 def _recipe(folder: Path, given: str | None) -> Recipe:
@@ -142,7 +151,8 @@ def convert_checkpoint(folder: Path, problems: Problems | None) -> None:
     ids: Mapping[str, str] = {}
     fixed: dict[str, Any] = {}
     if problems is not None:
-        names, ids = problems.trained, problems.new
+        ids = problems.new
+        names = problems.trained
         before = [problems.old[name] for name in names]
         if content.get("dataset") not in (None, dataset_identity(before), dataset_identity(names)):
             raise ValueError(
@@ -165,6 +175,7 @@ def convert_checkpoint(folder: Path, problems: Problems | None) -> None:
         write_whole(whole / SETTINGS, json.dumps(settings, indent=1, sort_keys=True) + "\n")
     finish(whole)
     old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
     folder.rename(old)
     whole.rename(folder)
     shutil.rmtree(old)
@@ -201,7 +212,9 @@ def convert_evaluation(path: Path) -> None:
     new: dict[str, str] = {}
     for row in load_prompts(DataArguments(**bare), conversational=False):
         new.setdefault(prompt_id(row["prompt"]), row["prompt_id"])
-    kept = {name: rows for name, rows in read_rollouts(rollouts).items() if name in new}
+    found = read_rollouts(rollouts)
+    # A conversion that was stopped has renamed the rollouts and not yet what is said of them.
+    kept = {name: found.get(name) or found[new[name]] for name in new if name in found or new[name] in found}
     golds = [(name, kept[name][0].gold) for name in new if name in kept]
     if golds_fingerprint(golds) != settings["problems"]:
         raise ValueError(

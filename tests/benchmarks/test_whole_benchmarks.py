@@ -18,6 +18,7 @@ from benchmarks import (
     prefetch,
     reward_ranges,
     selection_cost,
+    short_attention,
     step_cost,
     value_table_speed,
 )
@@ -45,6 +46,12 @@ def test_step_cost_compares_all_sides_on_the_same_rollouts():
         assert all(ratios[0] > 0 for ratios in found[case]["ratios"].values())
     peaks = found["memory"]["peak bytes"]
     assert peaks[step_cost.PACKED] < 0.5 * peaks[step_cost.TRL]
+
+
+def test_both_kernels_of_attention_are_timed():
+    found = short_attention.main(["--quick"])
+    assert [line.split()[-1] for line in found] == ["fused", "products"] * 2
+    assert all(time > 0 for times in found.values() for time in times)
 
 
 def test_energies_are_most_exact_in_float32():

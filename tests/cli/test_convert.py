@@ -165,6 +165,8 @@ def test_a_checkpoint_is_what_it_would_be_today_and_resumes(recipe, tmp_path, ca
     assert main(resumed) == 2
     assert f"'{folder}' was written by an older basis-rl" in (told := capsys.readouterr().err)
     assert f"`basis-rl convert {folder} RECIPE`" in told
+    # As a conversion leaves it that is killed before the new folder has the name of the old one.
+    folder.rename(run / ".checkpoint-1.old")
     assert main(["convert", str(run)]) == 0
     assert capsys.readouterr().out.count("Converted the checkpoint") == 2
     assert same(states(folder), before)
@@ -197,6 +199,7 @@ def test_an_evaluation_is_what_it_would_be_today(tmp_path, capsys):
     settings = json.loads((folder / "rows.settings.json").read_text())
     rows = load_prompts(DataArguments(str(data), prompt_template="{prompt}"), conversational=False)
     make_older_evaluation(folder, {row["prompt_id"]: prompt_id(row["prompt"]) for row in rows})
+    older = (folder / "rows.settings.json").read_text()
     shutil.copytree(folder, tmp_path / "half")
     again = (model, data, folder, "--num_rollouts", 2, "--limit", 4)
     compared = (model, data, tmp_path / "new", "--num_rollouts", 2, "--limit", 4, "--compare", folder)
@@ -205,9 +208,13 @@ def test_an_evaluation_is_what_it_would_be_today(tmp_path, capsys):
         assert evaluate(*given) == 2
         assert "written by an older basis-rl" in (told := capsys.readouterr().err)
         assert f"`basis-rl convert {folder}`" in told
+    for _ in range(2):
+        assert main(["convert", str(folder)]) == 0
+        assert read_rollouts(folder / "rows.jsonl") == before
+        assert json.loads((folder / "rows.settings.json").read_text()) == settings
+        # As a conversion leaves it that is killed between its two files.
+        (folder / "rows.settings.json").write_text(older)
     assert main(["convert", str(folder)]) == 0
-    assert read_rollouts(folder / "rows.jsonl") == before
-    assert json.loads((folder / "rows.settings.json").read_text()) == settings
     assert evaluate(*again) == 0
     assert "4 of 4 problems have their rollouts already" in capsys.readouterr().out
     lines = (tmp_path / "half" / "rows.jsonl").read_text().splitlines(True)

@@ -6,21 +6,11 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from basis_rl.baselines import ReMax
 from basis_rl.engine import Sampling, prompt_tokens, sample
 from basis_rl.run.usage import Spending
 from basis_rl.trainer import BasisTrainer, greedy
 from tests.support.ranks import Ranks
-from tests.support.tiny import tiny_tokenizer, tiny_trainer
-
-
-class Keep(ReMax):
-    def __init__(self):
-        self.batches = []
-
-    def advantages(self, batch):
-        self.batches.append(batch)
-        return super().advantages(batch)
+from tests.support.tiny import Keeps, tiny_tokenizer, tiny_trainer
 
 
 @pytest.mark.parametrize("continuous", [False, pytest.param(True, marks=pytest.mark.long)])
@@ -36,7 +26,7 @@ def test_greedy_rewards_are_those_of_greedy_decoding(continuous, tmp_path, tiny_
         log_extra("number", [float(sum(ids)) for ids in completion_ids])
         return [score(ids, gold) for ids, gold in zip(completion_ids, solution, strict=True)]
 
-    class Compare(BasisTrainer):
+    class Compare(Keeps):
         expected: dict
 
         def _advantages(self, inputs, output):
@@ -50,12 +40,11 @@ def test_greedy_rewards_are_those_of_greedy_decoding(continuous, tmp_path, tiny_
             self.rows = [r["solution"] for r in inputs]
             return super()._advantages(inputs, output)
 
-    baseline = Keep()
     settings = {"log_completions": True, "use_transformers_continuous_batching": continuous}
-    trainer = tiny_trainer(tmp_path, baseline, Compare, model=tiny_path, reward_funcs=reward, **settings)
+    trainer = tiny_trainer(tmp_path, "remax", Compare, model=tiny_path, reward_funcs=reward, **settings)
     before = trainer.generation_config
     trainer.train()
-    (batch,) = baseline.batches
+    ((batch, _),) = trainer.kept
     expected = torch.tensor([trainer.expected[row] for row in trainer.rows])
     torch.testing.assert_close(batch.greedy_rewards, expected)
     assert len(set(expected.tolist())) > 1

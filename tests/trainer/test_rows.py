@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from basis_rl.baselines import BasisHistory, ReMax, Spo
+from basis_rl.baselines import BasisHistory, Spo
 from tests.support import tooled
 from tests.support.tiny import Keeps, sums, tiny_trainer
 
@@ -56,23 +56,13 @@ def test_games_that_begin_with_one_prompt_are_told_apart_by_their_seeds(environm
     assert trainer.state.log_history[0]["sampler/coverage"] == 4 / 16
 
 
-class KeepsRemax(ReMax):
-    def __init__(self):
-        self.batches = []
-
-    def advantages(self, batch):
-        self.batches.append(batch)
-        return super().advantages(batch)
-
-
 def test_remax_gives_each_row_its_own_greedy_reward(tmp_path):
-    baseline = KeepsRemax()
-    trainer = tiny_trainer(tmp_path, baseline, reward_funcs=gold_reward, train_dataset=TWINS)
+    trainer = tiny_trainer(tmp_path, "remax", Keeps, reward_funcs=gold_reward, train_dataset=TWINS)
     trainer.train()
-    (batch,) = baseline.batches
+    ((batch, advantages),) = trainer.kept
     assert batch.greedy_rewards.tolist() == batch.rewards.tolist()
     assert sorted(batch.rewards.tolist()) == [0.0] * 12 + [1.0] * 4
-    assert not bool(baseline.advantages(batch).values.any()), "whatever is sampled earns what the greedy rollout earns"
+    assert not bool(advantages.any()), "whatever is sampled earns what the greedy rollout earns"
 
 
 @pytest.mark.parametrize("baseline", [BasisHistory(), Spo()])
