@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,6 +62,59 @@ def arithmetic(count: int, held_out: int, data: Path) -> Task:
     return _task(problems.rows(count + held_out), held_out, problems.last_number, 12)
 
 
+WRITTEN_TEXT = "What is {} * {}?"
+Factors = tuple[int, int]
+# Shares of the kinds, and the ranges of a problem's two factors.
+WRITTEN = {
+    "easy": (0.3, (11, 99), (2, 9)),
+    "learnable": (0.5, (11, 99), (11, 99)),
+    "out of reach": (0.2, (101, 999), (101, 999)),
+}
+
+
+def written_solution(left: int, right: int) -> str:
+    """A product written out: the products of the digits, then their sum, two at a time."""
+    parts = [(each, other) for each in _places(left) for other in _places(right)]
+    lines = [f"{each}*{other}={each * other}" for each, other in parts]
+    total = parts[0][0] * parts[0][1]
+    for each, other in parts[1:]:
+        lines.append(f"{total}+{each * other}={total + each * other}")
+        total += each * other
+    return ", ".join(lines)
+
+
+def _places(number: int) -> list[int]:
+    """47 -> [40, 7]."""
+    digits = str(number)
+    return [int(digit) * 10 ** (len(digits) - place) for place, digit in enumerate(digits, 1) if digit != "0"]
+
+
+def factors(kind: str, count: int, chance: random.Random) -> list[Factors]:
+    """`count` different problems of a kind."""
+    _, first, second = WRITTEN[kind]
+    found: set[Factors] = set()
+    while len(found) < count:
+        found.add((chance.randint(*first), chance.randint(*second)))
+    return sorted(found)
+
+
+def written_rows(count: int) -> list[dict[str, Any]]:
+    """`count` different products in the shares of `WRITTEN`, the same in every call."""
+    chance = random.Random(7)
+    found = [
+        {"prompt": WRITTEN_TEXT.format(left, right), "solution": str(left * right), "kind": kind}
+        for kind, (share, _, _) in WRITTEN.items()
+        for left, right in factors(kind, round(share * count), chance)
+    ]
+    chance.shuffle(found)
+    return found
+
+
+def written(count: int, held_out: int, data: Path) -> Task:
+    """Products that are written out, for the model of `studies.clock.warm`: rollouts are far longer than questions."""
+    return _task(written_rows(count + held_out), held_out, problems.last_number, 96)
+
+
 def words(count: int, held_out: int, data: Path) -> Task:
     """Three families of reasoning_gym, in turn."""
     size = (count + held_out) // len(FAMILIES) + 1
@@ -85,4 +139,9 @@ def gsm8k(count: int, held_out: int, data: Path) -> Task:
     return _task(rows, held_out, last_answer, 200)
 
 
-TASKS: dict[str, Callable[[int, int, Path], Task]] = {"arithmetic": arithmetic, "words": words, "gsm8k": gsm8k}
+TASKS: dict[str, Callable[[int, int, Path], Task]] = {
+    "arithmetic": arithmetic,
+    "written": written,
+    "words": words,
+    "gsm8k": gsm8k,
+}

@@ -6,8 +6,8 @@ from statistics import fmean
 
 import pytest
 
-from studies.clock import run, study
-from studies.clock.tasks import TASKS
+from studies.clock import run, study, warm
+from studies.clock.tasks import TASKS, WRITTEN_TEXT, written_rows, written_solution
 
 
 @pytest.mark.parametrize("level", [0.1, 0.25, 0.4, 0.6])
@@ -31,6 +31,26 @@ def test_tasks_hold_out_other_problems_than_they_train_on(tmp_path):
         golds = [row["solution"] for row in task.held_out]
         assert task.reward([f"3 no, so it is {gold}." for gold in golds], golds) == [1.0] * 6
         assert task.reward([f"It is {gold}, not 77,777" for gold in golds], golds) == [0.0] * 6
+
+
+@pytest.mark.parametrize(("left", "right"), [(47, 6), (47, 36), (60, 20), (305, 40), (999, 999)])
+def test_a_product_is_written_out_by_true_equations(left, right):
+    lines = [line.split("=") for line in written_solution(left, right).split(", ")]
+    assert all(eval(term) == int(result) for term, result in lines)
+    assert int(lines[-1][1]) == left * right
+    # No factor has more than one digit that is not 0: every step is one that a small model can learn.
+    factors = [factor for term, _ in lines for factor in term.split("*") if "*" in term]
+    assert all(len(factor.rstrip("0")) == 1 for factor in factors)
+
+
+def test_the_model_of_written_products_has_seen_none_of_the_studys():
+    found = warm.examples(500)
+    asked = {row["prompt"] for row in written_rows(warm.STUDY_ROWS)}
+    questions = {each["prompt"][0]["content"] for each in found}
+    assert len(questions) == len(found) > 400
+    assert not questions & asked
+    pairs = [tuple(map(int, question[8:-1].split(" * "))) for question in questions]
+    assert questions == {WRITTEN_TEXT.format(*pair) for pair in pairs}
 
 
 def settings(steps):

@@ -1,0 +1,74 @@
+"""The model of the task ``written``: SmolLM2 that has seen some products written out.
+
+    python -m studies.clock.warm MODEL FOLDER [--steps N] [--bf16]
+
+SmolLM2 by itself solves none of these problems by writing them out, and a reward that is always 0 teaches nothing. So
+it is trained on solutions first, by TRL's `SFTTrainer`, on problems that neither training nor the held-out rows have,
+and only until it solves some of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import SFTConfig, SFTTrainer
+
+from studies.clock.tasks import WRITTEN_TEXT, factors, written_rows, written_solution
+
+# Rows of the study's task, which are not to be seen here.
+STUDY_ROWS = 1_800
+KINDS = ("easy", "learnable")
+
+
+def examples(count: int, seed: int = 3) -> list[dict[str, Any]]:
+    """Questions with their solutions, half of them easy, none of them in the study."""
+    taken = {row["prompt"] for row in written_rows(STUDY_ROWS)}
+    chance = random.Random(seed)
+    found = []
+    for kind in KINDS:
+        asked = [(WRITTEN_TEXT.format(*pair), pair) for pair in factors(kind, count, chance)]
+        fresh = [(question, pair) for question, pair in asked if question not in taken]
+        found += [(question, written_solution(*pair)) for question, pair in fresh]
+    chance.shuffle(found)
+    return [
+        {
+            "prompt": [{"role": "user", "content": question}],
+            "completion": [{"role": "assistant", "content": solution}],
+        }
+        for question, solution in found
+    ]
+
+
+def warm(source: str, folder: Path, steps: int, bf16: bool, rows: int = 16, learning_rate: float = 1e-4) -> None:
+    """Train the model of the folder `source` for some steps of `rows` examples, and save it in `folder`."""
+    args = SFTConfig(
+        output_dir=str(folder), max_steps=steps, per_device_train_batch_size=rows, learning_rate=learning_rate,
+        warmup_steps=5, lr_scheduler_type="linear", bf16=bf16, use_cpu=True, save_strategy="no", report_to="none",
+        logging_steps=5, seed=0, gradient_checkpointing=False, disable_tqdm=True,
+    )  # fmt: skip
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    data = Dataset.from_list(examples(500))
+    trainer = SFTTrainer(model=model, args=args, train_dataset=data, processing_class=tokenizer)
+    trainer.train()
+    trainer.save_model(str(folder))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--bf16", action="store_true", help="for processors that have it")
+    options = parser.parse_args()
+    warm(options.model, options.folder, options.steps, options.bf16)
+
+
+if __name__ == "__main__":
+    main()
