@@ -18,6 +18,7 @@ from transformers import (
     StopStringCriteria,
 )
 
+from basis_rl.engine.prefill import sharing
 from basis_rl.run.seams import attributes
 
 # Public fields of vLLM's `SamplingParams`, whose import takes half a minute.
@@ -108,7 +109,7 @@ class StopStrings(StopStringCriteria):
 
 
 @contextmanager
-def generating_by(model: Any, config: GenerationConfig, criteria: Sequence[Any]) -> Iterator[None]:
+def generating_by(model: Any, config: GenerationConfig, criteria: Sequence[Any], *, share: bool) -> Iterator[None]:
     """Within it `model.generate` ends rows by `criteria`, too, takes nothing from the checkpoint's configuration, and
     drops nothing out: the loss is of the policy without dropout.
 
@@ -116,6 +117,8 @@ def generating_by(model: Any, config: GenerationConfig, criteria: Sequence[Any])
         model: a transformers or PEFT model.
         config: in place of the model's `generation_config`, from which `generate` fills in whatever is None.
         criteria: further stopping criteria.
+        share: whether equal prompts are computed once (`basis_rl.engine.prefill`). Ranks that hold parts of one model
+            have to call it equally often, and their prompts may differ.
     """
     training = [module for module in model.modules() if module.training]
     parts = [model, model.get_base_model()] if hasattr(model, "get_base_model") else [model]
@@ -124,9 +127,9 @@ def generating_by(model: Any, config: GenerationConfig, criteria: Sequence[Any])
             changed.enter_context(attributes(module, training=False))
         for part in parts:
             changed.enter_context(attributes(part, generation_config=config))
-        if criteria:
-            model.generate = partial(model.generate, stopping_criteria=StoppingCriteriaList(criteria))
-            changed.callback(delattr, model, "generate")
+        generate = sharing(model, model.generate) if share else model.generate
+        model.generate = partial(generate, stopping_criteria=StoppingCriteriaList(criteria))
+        changed.callback(delattr, model, "generate")
         yield
 
 
@@ -155,6 +158,7 @@ def sample(
     model.eval()
     # transformers types `generate` as a property of a mixin.
     generator: Any = model
+    generate = sharing(model, generator.generate)
     config = sampling.generation_config(model, tokenizer)
     previous, model.generation_config = model.generation_config, config
     ends = set(declared_ends(config))
@@ -170,7 +174,7 @@ def sample(
             chunk = order[start : start + at_a_time]
             rows = [list(prompts[i]) for i in chunk for _ in range(num_samples)]
             inputs = tokenizer.pad({"input_ids": rows}, padding_side="left", return_tensors="pt").to(model.device)
-            output = generator.generate(
+            output = generate(
                 input_ids=inputs["input_ids"],
                 attention_mask=inputs["attention_mask"],
                 stopping_criteria=StoppingCriteriaList([stopped]),

@@ -79,6 +79,7 @@ from basis_rl.trainer.scoring import (
     rollout_weights,
 )
 from basis_rl.trainer.selection import Coverage, EpochIndices, Resampling, Selection
+from basis_rl.trainer.shards import policy_is_sharded
 from basis_rl.trainer.state import (
     PendingBatches,
     compare_settings,
@@ -428,7 +429,8 @@ class BasisTrainer(GRPOTrainer):
         if self.use_vllm:
             return super()._generate_single_turn(*args, **kwargs)
         stops = [StopStrings(self._tokenizer, self._stop_strings)] if self._stop_strings else []
-        generating = generating_by(self.accelerator.unwrap_model(self.model_wrapped), self.generation_config, stops)
+        model = self.accelerator.unwrap_model(self.model_wrapped)
+        generating = generating_by(model, self.generation_config, stops, share=not policy_is_sharded(self.accelerator))
         # Autocast keeps its 16-bit copies of the weights until the outermost context ends: here they are made once,
         # not once for each token.
         with self.accelerator.autocast(), generating:
