@@ -11,7 +11,8 @@ from pathlib import Path
 
 from basis_rl import resources
 from basis_rl.cli.offline import go_offline_if_unreachable
-from basis_rl.recipe.words import Key, check_flags, check_words, is_current, known_keys
+from basis_rl.recipe.sources import Key, known_keys
+from basis_rl.recipe.words import check_flags, check_words
 
 INIT_MODEL, INIT_DATASET = "Qwen/Qwen3-0.6B", "openai/gsm8k"
 RECIPE_COMMANDS = ("train", "values", "clusters", "check", "sweep")
@@ -257,7 +258,7 @@ def check_names(command: str, argv: Sequence[str]) -> None:
         ValueError: a key or an option that the command does not know, a recipe that cannot be read.
     """
     words = list(argv)
-    if command == "eval" and is_current():
+    if command == "eval":
         check_flags(words, {flag for key in known_keys("eval") for flag in key.flags})
         go_offline_if_unreachable(command, words)
     if command not in RECIPE_COMMANDS:

@@ -1,28 +1,24 @@
 """The words of a recipe and of the command line, read without importing torch or TRL.
 
-A misspelt key and ``--help`` are answered from ``known.json``, which `basis_rl.recipe.known` writes.
+A misspelt key and ``--help`` are answered from the sources of the configurations (`basis_rl.recipe.sources`).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from basis_rl import resources
 from basis_rl.names import did_you_mean
+from basis_rl.recipe.sources import known_keys
 from basis_rl.recipe.trl_recipes import from_trl
 
-KNOWN = Path(__file__).with_name("known.json")
 # The keys whose values are mappings, which argparse does not know.
 DICT_KEYS = ("baseline_kwargs", "reward_kwargs", "dataset_kwargs", "tool_kwargs", "prompt_sampler_kwargs")
 
@@ -51,32 +47,6 @@ class Words:
     config: dict[str, Any]
     arguments: list[str]
     notes: list[str]
-
-
-@dataclass(frozen=True)
-class Key:
-    """A key of a recipe or an option of ``basis-rl eval``.
-
-    Attributes:
-        name: the key.
-        type: its type, as text.
-        default: its default, as text.
-        help: what it means.
-        source: ``run``, ``values``, ``clusters``, ``data``, ``trainer`` (this package's) or ``trl``, ``transformers``.
-    """
-
-    name: str
-    type: str
-    default: str
-    help: str
-    source: str
-
-    @property
-    def flags(self) -> set[str]:
-        """Its options on the command line; what is on by default has ``--no_key`` too."""
-        on = self.type.startswith("bool") and self.default == "true"
-        names = [self.name, f"no_{self.name}"] if on else [self.name]
-        return {f"--{form}" for name in names for form in (name, name.replace("_", "-"))}
 
 
 def read_words(argv: Sequence[str]) -> Words:
@@ -208,35 +178,17 @@ def check_flags(arguments: Sequence[str], flags: Collection[str]) -> None:
             raise ValueError(f"Unknown option '{flag}'.{did_you_mean(flag, flags)}")
 
 
-@lru_cache(maxsize=1)
-def _known() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(KNOWN.read_text())
-    return found
-
-
-def known_keys(of: str = "recipe") -> list[Key]:
-    """The keys of a recipe, or with ``of="eval"`` the options of ``basis-rl eval``, in the dataclasses' order."""
-    return [Key(**entry) for entry in _known()[of]]
-
-
-def is_current() -> bool:
-    """Whether the list of keys is of the installed TRL and transformers; others may have other keys."""
-    try:
-        return all(version(package) == known for package, known in _known()["versions"].items())
-    except PackageNotFoundError:
-        return False
-
-
 def check_words(argv: Sequence[str]) -> None:
     """What `parse_recipe` would refuse of the names alone, in a fraction of its time; sets the recipe's ``env`` too.
-
-    Nothing is checked against a list of other versions' keys.
 
     Raises:
         ValueError: see `read_words` and `check_keys`.
     """
     words = read_words(argv)
     set_environment(words.config)
-    if is_current():
+    try:
         keys = known_keys()
-        check_keys(words, [key.name for key in keys], {flag for key in keys for flag in key.flags})
+    except LookupError:
+        # Another version of TRL or transformers: `parse_recipe` asks the dataclasses themselves.
+        return
+    check_keys(words, [key.name for key in keys], {flag for key in keys for flag in key.flags})

@@ -1,9 +1,12 @@
 """Keys and help without torch or TRL: the generated list, what a misspelt word gets, recipes of ``trl grpo``."""
 
+import ast
 import json
 import os
 import subprocess
 import sys
+from dataclasses import fields
+from enum import Enum
 from pathlib import Path
 
 import pytest
@@ -12,10 +15,11 @@ import yaml
 from basis_rl.cli.eval import parser as eval_parser
 from basis_rl.cli.main import COMMANDS
 from basis_rl.cli.options import help_of
-from basis_rl.recipe.file import parse_recipe, parser
-from basis_rl.recipe.known import known
+from basis_rl.evaluation.arguments import EvalArguments
+from basis_rl.recipe.file import TYPES, parse_recipe, parser
+from basis_rl.recipe.sources import HOMES, Module, known_keys
 from basis_rl.recipe.trl_recipes import TRL_REWARDS, from_trl
-from basis_rl.recipe.words import KNOWN, check_words, is_current, known_keys
+from basis_rl.recipe.words import check_words
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
@@ -34,12 +38,38 @@ def written(tmp_path):
     return write
 
 
-@pytest.mark.skipif(not is_current(), reason="known.json is of other versions of TRL or transformers")
-def test_the_list_of_keys_is_that_of_the_dataclasses():
-    """`python -m basis_rl.recipe.known` writes it."""
-    assert json.loads(KNOWN.read_text()) == known()
-    assert {flag for key in known_keys() for flag in key.flags} == parser().flags() - {"-h", "--help"}
-    assert {flag for key in known_keys("eval") for flag in key.flags} == eval_parser().flags() - {"-h", "--help"}
+@pytest.mark.parametrize(("of", "types"), [("recipe", TYPES), ("eval", (EvalArguments,))])
+def test_the_keys_that_are_read_are_those_of_the_dataclasses(of, types):
+    """By name, default, help and flag."""
+    keys = {key.name: key for key in known_keys(of)}
+    declared = {each.name: each for kind in types for each in fields(kind) if each.init}
+    assert list(keys) == list(declared)
+    for name, key in keys.items():
+        made = declared[name].default_factory() if callable(declared[name].default_factory) else declared[name].default
+        made = made.value if isinstance(made, Enum) else made
+        assert key.default == (made if isinstance(made, str) else json.dumps(made)), name
+        assert key.help == " ".join((declared[name].metadata.get("help") or "").split()), name
+    options = parser() if of == "recipe" else eval_parser()
+    assert {flag for key in keys.values() for flag in key.flags} == options.flags() - {"-h", "--help"}
+
+
+def test_what_an_expression_means_is_read_without_running_it(tmp_path):
+    (tmp_path / "far.py").write_text("FAR = {'a': 1, 'b': 2}\nclass Base:\n    kept: int = field(init=False)\n")
+    file = tmp_path / "near.py"
+    file.write_text("from .far import FAR, Base\nONE = 1\nALL = {**FAR, 'c': open('x')}\nONE = -2\n")
+    module = Module(file)
+    for text, expected in {
+        "ONE": -2,
+        "f'{ONE} of {\", \".join(ALL)}'": "-2 of a, b, c",
+        "lambda: [1, 'x']": [1, "x"],
+        "list": [],
+        "ALL": {"a": 1, "b": 2, "c": "open('x')"},
+        "open('x')": "open('x')",
+        "Base.kept": "Base.kept",
+    }.items():
+        assert module.value(ast.parse(text, mode="eval").body) == expected
+    with pytest.raises(LookupError, match="no class Other"):
+        module.class_named("Other")
 
 
 WITHOUT_TORCH = CASES["without torch"]
@@ -83,9 +113,14 @@ def test_what_may_stand_in_a_recipe_may_stand_in_all(written, monkeypatch):
     assert os.environ.pop("OF_OURS") == "1"
 
 
-def test_other_versions_may_have_other_keys(written, monkeypatch):
-    monkeypatch.setattr("basis_rl.recipe.words.version", lambda package: "0.0")
+def test_a_version_that_cannot_be_read_is_left_to_the_dataclasses(written, monkeypatch):
+    known_keys.cache_clear()
+    monkeypatch.setitem(HOMES, "GRPOConfig", ("trl", "moved/grpo_config.py"))
     check_words([written(a_key_of_tomorrow=1)])
+    known_keys.cache_clear()
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="a_key_of_tomorrow"):
+        check_words([written(a_key_of_tomorrow=1)])
 
 
 def test_a_recipe_of_trl_grpo_runs_as_it_is(written, tiny_path):
