@@ -16,6 +16,7 @@ from benchmarks import (
     faults,
     memory_estimate,
     prefetch,
+    prompts_once,
     reward_ranges,
     selection_cost,
     short_attention,
@@ -52,6 +53,11 @@ def test_both_kernels_of_attention_are_timed():
     found = short_attention.main(["--quick"])
     assert [line.split()[-1] for line in found] == ["fused", "products"] * 2
     assert all(time > 0 for times in found.values() for time in times)
+
+
+def test_prompts_that_are_computed_once_cost_less():
+    (ratios,) = prompts_once.main(["--quick"]).values()
+    assert sorted(ratios)[1] > 1.0
 
 
 def test_energies_are_most_exact_in_float32():
