@@ -42,6 +42,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "basis": {"baseline": "basis"},
     "basis_history": {"baseline": "basis_history", "lcb": 1},
     "basis_history, frontier": {"baseline": "basis_history", "lcb": 1, **FRONTIER},
+    "basis_history without lcb, frontier": {"baseline": "basis_history", **FRONTIER},
     "spo, frontier": {"baseline": "spo", **FRONTIER},
     "TRL, vLLM": {**GROUPS, **VLLM},
     "basis_history, frontier, vLLM": {"baseline": "basis_history", "lcb": 1, **FRONTIER, **VLLM},
