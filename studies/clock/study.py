@@ -42,7 +42,8 @@ LABELS = ("row", "seed", "learning_rate", "micro_batch")
 def crossing(points: list[float], accuracy: list[float], level: float) -> float | None:
     """The first of `points` at which the mean of the last `LAST` measurements is at `level`; None if there is none."""
     for end in range(LAST, len(accuracy) + 1):
-        if fmean(accuracy[end - LAST : end]) >= level:
+        # Equal counts of right answers may differ in the last bit of their means.
+        if fmean(accuracy[end - LAST : end]) >= level - 1e-9:
             return points[end - 1]
     return None
 

@@ -15,8 +15,15 @@ def test_a_crossing_is_the_first_mean_of_three_at_the_level(level):
     accuracy = [0.0, 0.3, 0.1, 0.3, 0.5, 0.4, 0.6]
     times = [10.0 * i for i in range(len(accuracy))]
     means = {times[i]: fmean(accuracy[i - 2 : i + 1]) for i in range(2, len(accuracy))}
-    expected = next((when for when, mean in means.items() if mean >= level), None)
+    expected = next((when for when, mean in means.items() if round(mean, 9) >= level), None)
     assert study.crossing(times, accuracy, level) == expected
+
+
+def test_as_many_right_answers_as_trl_are_its_level():
+    theirs = [0.4575, 0.405, 0.3925]
+    ours = [0.4225, 0.4325, 0.4]
+    assert study.crossing([1, 2, 3], ours, fmean(theirs)) == 3
+    assert study.crossing([1, 2, 3], [0.42, 0.4325, 0.4], fmean(theirs)) is None
 
 
 def test_tasks_hold_out_other_problems_than_they_train_on(tmp_path):
