@@ -72,7 +72,8 @@ def import_object(name: str, what: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"The {what} '{name}' cannot be imported: {error}") from error
-    except (Exception, SystemExit) as error:  # the module is anybody's: it may raise anything, or not be Python
+    except (Exception, SystemExit) as error:
+        # The module is anybody's: it may raise anything, or not be Python.
         at = traceback.extract_tb(error.__traceback__)[-1]
         where = (
             "" if isinstance(error, SyntaxError) or at.filename == __file__ else f" ({at.filename}, line {at.lineno})"

@@ -77,12 +77,14 @@ def _check_types(name: str, cls: Any, params: Mapping[str, Any]) -> None:
 
 def _is_a(value: Any, annotation: Any) -> bool:
     """Whether `value` has that type. Ranges, and which word of a `Literal` it is, are the class's to check."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    arguments = get_args(annotation)
     if origin in (Union, types.UnionType):
         return any(_is_a(value, each) for each in arguments)
     if origin is Literal:
         return isinstance(value, str)
-    if origin is tuple:  # a list, in YAML
+    # A list, in YAML.
+    if origin is tuple:
         fits = isinstance(value, (list, tuple)) and len(value) == len(arguments)
         return fits and all(map(_is_a, value, arguments))
     if origin is Sequence:
@@ -91,14 +93,16 @@ def _is_a(value: Any, annotation: Any) -> bool:
         return isinstance(value, Mapping) and all(_is_a(each, arguments[1]) for each in value.values())
     if annotation in (float, int):
         number = isinstance(value, Real if annotation is float else Integral) and not isinstance(value, bool)
-        return number and value == value  # not NaN
+        # Not NaN.
+        return number and value == value
     return isinstance(value, annotation)
 
 
 def _in_words(annotation: Any) -> str:
     """A type as a message says it."""
     words = {float: "a number", int: "a whole number", bool: "true or false", type(None): "null", str: "text"}
-    origin, arguments = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    arguments = get_args(annotation)
     if origin is Literal:
         return " or ".join(arguments)
     if origin in (tuple, Sequence):

@@ -73,7 +73,8 @@ class RolloutBatch:
         assert len(self.prompt_ids) == n, f"{len(self.prompt_ids)} prompt_ids for {n} rewards"
         assert self.action_mask.ndim == 2, f"action_mask must be (N, T), got {tuple(self.action_mask.shape)}"
         assert len(self.action_mask) == n, f"action_mask has {len(self.action_mask)} rows, rewards {n}"
-        parts, weights = self.reward_parts, self.reward_weights
+        parts = self.reward_parts
+        weights = self.reward_weights
         assert (parts is None) == (weights is None), "reward_parts and reward_weights come together"
         sizes = {"N": n, "T": self.action_mask.shape[1], "F": 0 if weights is None else len(weights)}
         for name, shape in SIGNALS.items():

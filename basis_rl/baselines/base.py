@@ -178,7 +178,8 @@ class LearnedBaseline(Baseline):
 
 def check_state_keys(owner: object, state: Mapping[str, Any], expected: Collection[str]) -> None:
     """Raise ValueError unless the keys of `state` are exactly `expected`."""
-    missing, unexpected = sorted(set(expected) - set(state)), sorted(set(state) - set(expected))
+    missing = sorted(set(expected) - set(state))
+    unexpected = sorted(set(state) - set(expected))
     if missing or unexpected:
         raise ValueError(
             f"The state of {type(owner).__name__} does not fit: missing keys {missing}, unexpected keys {unexpected}. "
@@ -236,9 +237,11 @@ class CenterScale(Baseline):
         return None
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
-        rewards, group_ids = returns(batch), batch.group_ids.cpu()
+        rewards = returns(batch)
+        group_ids = batch.group_ids.cpu()
         scorable = scorable_rows(batch)
-        center, scale = self.center(rewards, group_ids), self.scale(rewards, group_ids)
+        center = self.center(rewards, group_ids)
+        scale = self.scale(rewards, group_ids)
         values = rewards - center
         if scale is not None:
             values = values / (scale + self.eps)

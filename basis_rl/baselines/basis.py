@@ -87,10 +87,13 @@ class Basis(Baseline):
             raise ValueError(f"basis: needs smoothing >= 0 and 0 < epsilon < 0.5, got {smoothing} and {epsilon}.")
         self.values = values if isinstance(values, ValueTable) else ValueTable.load(values)
         self.weighting: Weighting = weighting
-        self.smoothing, self.epsilon, self.calibration = smoothing, epsilon, calibration
+        self.smoothing = smoothing
+        self.epsilon = epsilon
+        self.calibration = calibration
         self.accept_mismatch = accept_mismatch
         self.betas = beta_grid()
-        self.curve = torch.zeros_like(self.betas)  # (K,) cross-entropy of the rewards so far, older ones count less
+        # (K,) cross-entropy of the rewards so far, older ones count less.
+        self.curve = torch.zeros_like(self.betas)
 
     def validate(self, run: RunContext) -> None:
         self.values.check(run, accept_mismatch=self.accept_mismatch)

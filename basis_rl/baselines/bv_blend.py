@@ -99,10 +99,16 @@ class BVBlend(Baseline):
             clusters = PromptClusters.load(clusters)
         self.clusters = clusters if isinstance(clusters, PromptClusters) else PromptClusters(clusters)
         self.requires = frozenset({"prompt_texts"} if self.clusters.needs_texts else ())
-        self.decay, self.temperature, self.eps = decay, temperature, eps
-        self.prior_mass, self.prior_variance = prior_mass, prior_variance
-        self.confidence, self.mapping, self.variance = confidence, mapping, variance
-        self.history: dict[int, tuple[float, float, float]] = {}  # cluster -> m1, m2, N
+        self.decay = decay
+        self.temperature = temperature
+        self.eps = eps
+        self.prior_mass = prior_mass
+        self.prior_variance = prior_variance
+        self.confidence = confidence
+        self.mapping = mapping
+        self.variance = variance
+        # Cluster -> m1, m2, N.
+        self.history: dict[int, tuple[float, float, float]] = {}
         self.range = RewardRange("bv_blend")
 
     @property
@@ -143,7 +149,8 @@ class BVBlend(Baseline):
         return 1.0 / (1.0 + u) if self.mapping == "inverse" else (1.0 - u).clamp(min=0.0)
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
-        rewards, groups = batch.rewards.double().cpu(), batch.group_ids.cpu()
+        rewards = batch.rewards.double().cpu()
+        groups = batch.group_ids.cpu()
         scorable = scorable_rows(batch)
         known = [self.history.get(cluster) for cluster in self._cluster_ids(batch)]
         warm = torch.tensor([state is not None for state in known])
@@ -188,7 +195,9 @@ class BVBlend(Baseline):
         clusters = torch.tensor(self._cluster_ids(batch))
         for cluster in clusters[~rewards.isnan()].unique().tolist():
             own = rewards[(clusters == cluster) & ~rewards.isnan()]
-            first, second, count = float(own.mean()), float((own**2).mean()), float(own.numel())
+            first = float(own.mean())
+            second = float((own**2).mean())
+            count = float(own.numel())
             state = self.history.get(cluster)
             if state is None:
                 self.history[cluster] = (first, first**2 + self.prior_variance, self.prior_mass)

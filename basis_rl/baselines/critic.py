@@ -111,7 +111,8 @@ def load_value_model(name: str, tokenizer: Any) -> ValueModel:
     try:
         own = AutoTokenizer.from_pretrained(name).get_vocab()
     except (OSError, ValueError):
-        own = None  # a model that was saved without one: taken at its word
+        # A model that was saved without one: taken at its word.
+        own = None
     policys = tokenizer.get_vocab()
     if own is not None and any(own.get(token) != number for token, number in policys.items()):
         raise ValueError(

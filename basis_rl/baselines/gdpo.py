@@ -33,7 +33,8 @@ class Gdpo(Baseline):
     def advantages(self, batch: RolloutBatch) -> Advantages:
         assert batch.reward_parts is not None
         assert batch.reward_weights is not None
-        groups, scorable = batch.group_ids.cpu(), scorable_rows(batch)
+        groups = batch.group_ids.cpu()
+        scorable = scorable_rows(batch)
         rewards = batch.rewards.double().cpu().masked_fill(~scorable, torch.nan)
         served = scorable & (segment_count(rewards, groups) >= self.min_group_size)
         total = torch.zeros_like(rewards)

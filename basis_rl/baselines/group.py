@@ -65,7 +65,8 @@ class Grpo(DrGrpo):
             raise ValueError(f"grpo: eps must be positive, got {eps}: a group with equal rewards has std 0.")
         check_choice("grpo", "over", over, Over)
         super().__init__()
-        self.eps, self.over = eps, over
+        self.eps = eps
+        self.over = over
 
     def scale(self, rewards: Tensor, group_ids: Tensor) -> Tensor | None:
         return group_std(rewards, group_ids if self.over == "group" else torch.zeros_like(group_ids))
@@ -99,7 +100,8 @@ class Quantile(Grpo):
         super().__init__(eps)
         if not 0 < level <= 1:
             raise ValueError(f"quantile: level must be in (0, 1], got {level}.")
-        self.level, self.normalize = level, normalize
+        self.level = level
+        self.normalize = normalize
         self.scales = normalize
 
     def center(self, rewards: Tensor, group_ids: Tensor) -> Tensor:

@@ -105,18 +105,26 @@ class BasisHistory(Baseline):
         check_choice("basis_history", "belief", belief, Belief)
         if not 0 <= lcb < math.inf:
             raise ValueError(f"basis_history: lcb must be at least 0 and finite, got {lcb}.")
-        self.prior, self.belief, self.lcb = prior, belief, lcb
+        self.prior = prior
+        self.belief = belief
+        self.lcb = lcb
         self.text_prior = TextPrior(prior_variance) if prior == "text" else None
         self.requires = frozenset({"prompt_texts"} if prior == "text" else ())
         self.values = values if isinstance(values, ValueTable) or values is None else ValueTable.load(values)
-        self.smoothing, self.epsilon, self.accept_mismatch, self.drift = smoothing, epsilon, accept_mismatch, drift
+        self.smoothing = smoothing
+        self.epsilon = epsilon
+        self.accept_mismatch = accept_mismatch
+        self.drift = drift
         self.drifts = drift_grid() if isinstance(drift, str) else torch.tensor([drift], dtype=torch.float64)
         self.log_weights = torch.full_like(self.drifts, -math.log(len(self.drifts)))
-        self.shift_drift, self.prior_variance = shift_drift, prior_variance
+        self.shift_drift = shift_drift
+        self.prior_variance = prior_variance
         self.fixed_range = fixed_range
         self.range = RewardRange("basis_history", fixed_range, self.values.reward_range if self.values else None)
         self.shifts = shift_grid()
-        self.shift_mean, self.shift_variance, self.step = 0.0, _UNKNOWN_SHIFT, 0
+        self.shift_mean = 0.0
+        self.shift_variance = _UNKNOWN_SHIFT
+        self.step = 0
         prompt_ids = self.values.prompt_ids if self.values else []
         mean = variance = torch.zeros(len(prompt_ids), dtype=torch.float64)
         if self.values is not None:
@@ -181,8 +189,10 @@ class BasisHistory(Baseline):
         """
         mean, variance, _ = self._belief(prompt_ids)
         weights = self.log_weights.exp()
-        mean, common = mean + self.shift_mean, self.shift_variance + self.shift_drift
-        if self.belief == "beta":  # whose own variance is not in its mean
+        mean = mean + self.shift_mean
+        common = self.shift_variance + self.shift_drift
+        # Whose own variance is not in its mean.
+        if self.belief == "beta":
             values = expected_sigmoid(mean, torch.full_like(mean, common))
             own = values * (1 - values) / (1 + 1 / (variance * values * (1 - values)))
             inside = own + sigmoid_variance(mean, torch.full_like(mean, common))
@@ -273,7 +283,8 @@ class BasisHistory(Baseline):
             before, spread, value = (zeros.index_copy(1, index, x[:, scored]) for x in (mean, variance, values))
             self._store(list(position), *self._learn(before, spread, value, residual, count))
             self.log_weights = prequential_update(self.log_weights, predicted, rewards, _FORGETTING)
-            self.shift_mean, self.shift_variance = float(shift), float(uncertainty)
+            self.shift_mean = float(shift)
+            self.shift_variance = float(uncertainty)
             if self.text_prior is not None:
                 self.text_prior.update(batch.prompt_ids, rewards, self.shift_mean)
         else:
@@ -347,6 +358,7 @@ class BasisHistory(Baseline):
             self.text_prior.load_state_dict(state["text_prior"])
         self._set_beliefs(*(state[name] for name in ("prompt_ids", "mean", "variance", "last_seen")))
         self.log_weights = state["log_weights"].clone()
-        self.shift_mean, self.shift_variance = float(state["shift_mean"]), float(state["shift_variance"])
+        self.shift_mean = float(state["shift_mean"])
+        self.shift_variance = float(state["shift_variance"])
         self.step = int(state["step"])
         self.range.ends = state["reward_range"]

@@ -44,7 +44,8 @@ class PassAtK(CenterScale):
     """
 
     uses_own_reward: bool = True
-    min_group_size: int = 3  # of the default form and k, as the next one
+    # Of the default form and k, as the next one.
+    min_group_size: int = 3
     reads_kl: bool = False
     scales: bool = True
 
@@ -52,9 +53,12 @@ class PassAtK(CenterScale):
         check_choice("pass_at_k", "form", form, Form)
         if k < 1:
             raise ValueError(f"pass_at_k: k must be at least 1, got {k}.")
-        self.k, self.form, self.threshold = k, form, threshold
+        self.k = k
+        self.form = form
+        self.threshold = threshold
         self.min_group_size = k + 1 if form == "analytic" else 2
-        self.reads_kl, self.scales = form == "leave_one_out", form == "analytic"
+        self.reads_kl = form == "leave_one_out"
+        self.scales = form == "analytic"
 
     def center(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
         """``r_i - A_i``, so that what is left is the advantage."""
@@ -67,8 +71,11 @@ class PassAtK(CenterScale):
 
     def _analytic(self, rewards: Tensor) -> Tensor:
         right = rewards > self.threshold
-        n, c, k = len(rewards), int(right.sum()), self.k
-        fails = math.comb(n - c, k) / math.comb(n, k)  # 1 - rho
+        n = len(rewards)
+        c = int(right.sum())
+        k = self.k
+        # 1 - rho.
+        fails = math.comb(n - c, k) / math.comb(n, k)
         others_fail = math.comb(n - c - 1, k - 1) / math.comb(n - 1, k - 1) if c < n else 0.0
         sigma = math.sqrt(fails * (1 - fails)) + 1e-6
         return torch.where(right, fails / sigma, (fails - others_fail) / sigma).to(rewards)

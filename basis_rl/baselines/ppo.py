@@ -12,7 +12,8 @@ from basis_rl.baselines.critic import ValueHead, load_value_model, value_model_p
 from basis_rl.functional.gae import clipped_value_loss, explained_variance, gae
 from basis_rl.types import Advantages, RolloutBatch
 
-_HEAD_RATE, _MODEL_RATE = 1e-3, 1e-5
+_HEAD_RATE = 1e-3
+_MODEL_RATE = 1e-5
 
 
 class Ppo(LearnedBaseline):
@@ -56,7 +57,8 @@ class Ppo(LearnedBaseline):
         ValueError: a parameter out of its range.
     """
 
-    uses_own_reward: bool = True  # by whitening, in the mean that it subtracts
+    # By whitening, in the mean that it subtracts.
+    uses_own_reward: bool = True
     reads_kl: bool = True
     token_level: TokenLevel = "always"
 
@@ -83,10 +85,14 @@ class Ppo(LearnedBaseline):
                 "ppo: needs critic_epochs >= 1 and critic_warmup_steps >= 0, "
                 f"got {critic_epochs} and {critic_warmup_steps}."
             )
-        self.gamma, self.lam, self.critic_lam = gamma, lam, lam if critic_lam is None else critic_lam
-        self.cliprange_value, self.critic_model = cliprange_value, critic_model
+        self.gamma = gamma
+        self.lam = lam
+        self.critic_lam = lam if critic_lam is None else critic_lam
+        self.cliprange_value = cliprange_value
+        self.critic_model = critic_model
         self.critic_learning_rate = critic_learning_rate or (_MODEL_RATE if critic_model else _HEAD_RATE)
-        self.critic_epochs, self.critic_warmup_steps = critic_epochs, critic_warmup_steps
+        self.critic_epochs = critic_epochs
+        self.critic_warmup_steps = critic_warmup_steps
         self.whiten_advantages = self.scales = whiten_advantages
         self.reads_hidden_states = critic_model is None
 

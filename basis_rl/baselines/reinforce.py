@@ -48,7 +48,9 @@ class ReinforcePP(Baseline):
             raise ValueError(f"{type(self).__name__}: eps must be positive, got {eps}: equal returns have std 0.")
         if reward_clip is not None and not (len(reward_clip) == 2 and reward_clip[0] < reward_clip[1]):
             raise ValueError(f"{type(self).__name__}: reward_clip must be (low, high), low < high, got {reward_clip}.")
-        self.over, self.eps, self.reward_clip = over, eps, reward_clip
+        self.over = over
+        self.eps = eps
+        self.reward_clip = reward_clip
 
     def reshape(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
         """``(N,)`` what is subtracted from the reward before normalisation; NaN where it is undefined."""

@@ -72,11 +72,13 @@ class RewardRange:
         scored = rewards[~rewards.isnan()].double()
         if self.fixed is not None or not len(scored):
             return None
-        least, largest = float(scored.min()), float(scored.max())
+        least = float(scored.min())
+        largest = float(scored.max())
         if self.ends is None:
             self.ends = (least, largest)
             return None
-        was_known, (low, high) = self.known, self.ends
+        was_known = self.known
+        low, high = self.ends
         slack = _SLACK * (high - low)
         self.ends = (least if least < low - slack else low, largest if largest > high + slack else high)
         if not was_known or self.ends == (low, high):

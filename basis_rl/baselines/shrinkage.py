@@ -67,7 +67,8 @@ class JamesStein(CenterScale):
         return result
 
 
-Moments = tuple[float, float, float]  # count, mean, and sum of squared deviations from it
+# count, mean, and sum of squared deviations from it.
+Moments = tuple[float, float, float]
 _NOTHING: Moments = (0.0, 0.0, 0.0)
 
 
@@ -77,8 +78,10 @@ def _with(past: Moments, x: Tensor) -> Moments:
         return past
     ordered = x.sort().values
     count, mean, squares = past
-    there, own = float(len(x)), float(ordered.mean())
-    total, away = count + there, own - mean
+    there = float(len(x))
+    own = float(ordered.mean())
+    total = count + there
+    away = own - mean
     within = float(((ordered - own) ** 2).sum())
     return total, mean + away * there / total, squares + within + away**2 * count * there / total
 
@@ -140,7 +143,8 @@ class Ebpo(CenterScale):
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
         result = super().advantages(batch)
-        rewards, groups = _returns(batch), batch.group_ids.cpu()
+        rewards = _returns(batch)
+        groups = batch.group_ids.cpu()
         used = ~rewards.isnan() & (segment_count(rewards, groups) >= self.min_group_size)
         raw = result.values[used] if bool(used.any()) else torch.zeros(1, dtype=torch.float64)
         values = torch.where(used, (result.values - raw.mean()) / (raw.std(correction=0) + self.eps), 0.0)
@@ -156,7 +160,8 @@ class Ebpo(CenterScale):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_state_keys(self, state, ("rewards", "means"))
-        self.rewards, self.means = tuple(state["rewards"]), tuple(state["means"])
+        self.rewards = tuple(state["rewards"])
+        self.means = tuple(state["means"])
 
 
 def _returns(batch: RolloutBatch) -> Tensor:

@@ -63,9 +63,12 @@ class Spo(Baseline):
         if bad:
             raise ValueError(f"spo: forgetting must be a number in (0, 1] or 'kl', got {forgetting!r}.")
         self.values = values if isinstance(values, ValueTable) or values is None else ValueTable.load(values)
-        self.forgetting, self.normalize, self.accept_mismatch = forgetting, normalize, accept_mismatch
+        self.forgetting = forgetting
+        self.normalize = normalize
+        self.accept_mismatch = accept_mismatch
         self.requires = frozenset({"log_probs"} if forgetting == "kl" else ())
-        self.uses_own_reward = self.scales = normalize  # by mean and deviation of the batch
+        # By mean and deviation of the batch.
+        self.uses_own_reward = self.scales = normalize
         self.fixed_range = fixed_range
         self.range = RewardRange("spo", fixed_range, self.values.reward_range if self.values else None)
         # alpha, beta and, of rollouts of this run, the mean log-probability of their tokens (NaN before)
@@ -92,17 +95,21 @@ class Spo(Baseline):
     def believed(self, prompt_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Mean and variance of the value of each prompt, those of its Beta, in reward units. ``(P,), (P,)`` float64."""
         alpha, beta = self._tracked(prompt_ids).T
-        total, (low, high) = alpha + beta, self.reward_range
+        total = alpha + beta
+        low, high = self.reward_range
         mean = alpha / total
         return self.range.unscaled(mean), (high - low) ** 2 * mean * (1 - mean) / (total + 1)
 
     def advantages(self, batch: RolloutBatch) -> Advantages:
-        rewards, scorable = batch.rewards.double().cpu(), scorable_rows(batch)
+        rewards = batch.rewards.double().cpu()
+        scorable = scorable_rows(batch)
         tracked = self.believed(batch.prompt_ids)[0] if self.range.known else self.range.until_known(batch).baseline
         away = (rewards - tracked)[scorable]
-        center, scale = torch.zeros(()).double(), torch.ones(()).double()
+        center = torch.zeros(()).double()
+        scale = torch.ones(()).double()
         if self.normalize and len(away) > 1:
-            center, scale = away.mean(), away.std() + 1e-8
+            center = away.mean()
+            scale = away.std() + 1e-8
         baseline = tracked + center
         values = where_scorable(batch, (rewards - baseline) / scale)
         known = [name in self.trackers for name in batch.prompt_ids]

@@ -33,7 +33,8 @@ class TextPrior:
         self.mean = torch.zeros(_WIDTH, dtype=torch.float64)
         self.covariance = 0.75 * variance * torch.eye(_WIDTH, dtype=torch.float64)
         self._row: dict[str, int] = {}
-        self._features = torch.zeros((0, _WIDTH), dtype=torch.float16)  # a million prompts are 256 MB
+        # A million prompts are 256 MB.
+        self._features = torch.zeros((0, _WIDTH), dtype=torch.float16)
 
     def know(self, texts: Mapping[str, str]) -> None:
         """Take in the texts of prompts, by their ids; needed before they can be asked for."""
@@ -64,4 +65,5 @@ class TextPrior:
         return {"mean": self.mean.clone(), "covariance": self.covariance.clone()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.mean, self.covariance = state["mean"].clone(), state["covariance"].clone()
+        self.mean = state["mean"].clone()
+        self.covariance = state["covariance"].clone()

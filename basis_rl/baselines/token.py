@@ -83,8 +83,11 @@ class EnergyBaseline(Baseline):
         returns = align(torch.nan_to_num(reward_to_go(batch.rewards.cpu(), kl, mask)), mask)
         alive = align(mask.double(), mask).bool() & scored[:, None]
         weights = accumulate(align(self._energies(batch), mask), self.accumulation)
-        if self.accumulation == "total":  # one value per rollout, from the whole return
-            returns, alive, weights = returns[:, :1], alive[:, :1], weights[:, :1]
+        # One value per rollout, from the whole return.
+        if self.accumulation == "total":
+            returns = returns[:, :1]
+            alive = alive[:, :1]
+            weights = weights[:, :1]
         baseline, single_survivor = weighted_baseline(returns, weights, alive, batch.group_ids.cpu(), self.tail)
         values = torch.where(alive, returns - baseline, 0.0)
         metrics = {"tail": float(single_survivor.sum() / alive.sum().clamp(min=1))}

@@ -131,10 +131,12 @@ class PromptClusters:
             ValueError: it cannot be loaded, or gives other embeddings than it gave then.
         """
         if self._encoder is None:
-            name, revision = self.provenance["encoder"], self.provenance["revision"]
+            name = self.provenance["encoder"]
+            revision = self.provenance["revision"]
             encoder = Encoder(name, revision)
             difference = float(np.abs(encoder([PROBE])[0] - np.asarray(self.provenance["probe"])).max())
-            if difference > 1e-2:  # another precision or device is well below, another model above
+            # Another precision or device is well below, another model above.
+            if difference > 1e-2:
                 raise ValueError(
                     f"The encoder '{name}' is not the one that the prompt codebook ({self.source}) was built with: its "
                     f"embedding of a fixed sentence is {difference:.3f} off. Build it again: `{KIND.command}`."

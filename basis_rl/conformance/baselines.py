@@ -63,7 +63,8 @@ def example_batch(
     generator = torch.Generator().manual_seed(seed)
     sizes = [baseline.min_group_size + i % 3 for i in range(len(prompt_ids))]
     group_ids = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-    n, t = int(group_ids.numel()), 7
+    n = int(group_ids.numel())
+    t = 7
     drawn = torch.rand(n, generator=generator)
     rewards = ends[0] + (ends[1] - ends[0]) * (drawn if graded else drawn.round())
     lengths = torch.randint(1, t + 1, (n,), generator=generator)
@@ -127,7 +128,8 @@ def _known_prompts(built: Baseline) -> list[str]:
     """Some ids of the table that the baseline keeps, if there is one and it can be read."""
     try:
         return list(getattr(getattr(built, "values", None), "prompt_ids", ()))[:8]
-    except Exception:  # an attribute of that name may be anything, and is nobody's promise
+    except Exception:
+        # An attribute of that name may be anything, and is nobody's promise.
         return []
 
 
@@ -189,7 +191,8 @@ def _tensors(state: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 def _not_written(kept: RolloutBatch, batch: RolloutBatch, when: str) -> None:
     for name in (each.name for each in fields(RolloutBatch)):
-        old, new = getattr(kept, name), getattr(batch, name)
+        old = getattr(kept, name)
+        new = getattr(batch, name)
         same = close(old, new, 0.0, equal_nan=True) if isinstance(old, Tensor) else old == new
         require(same, f"writes into the batch's `{name}`{when}")
 
@@ -269,7 +272,8 @@ class _Promises:
 
     def declarations(self) -> None:
         baseline = self.built
-        messages, levels = _no_batch(baseline), get_args(TokenLevel)
+        messages = _no_batch(baseline)
+        levels = get_args(TokenLevel)
         if baseline.token_level not in levels:
             messages.append(f"says token_level = {baseline.token_level!r}, not one of {', '.join(levels)}")
         for name in ("uses_own_reward", "reads_kl"):
@@ -278,7 +282,8 @@ class _Promises:
         require(not messages, "; ".join(messages))
 
     def shape_and_zeros(self) -> None:
-        batch, found = self._batch, _advantages(self._baseline, self._batch)
+        batch = self._batch
+        found = _advantages(self._baseline, self._batch)
         n, t = batch.action_mask.shape
         for name, tensor in (("values", found.values), ("baseline", found.baseline)):
             shape = tuple(tensor.shape)
@@ -296,11 +301,13 @@ class _Promises:
         require(not bad, f"returns metrics that are not finite: {bad} {_ORDINARY}")
 
     def token_level(self) -> None:
-        level, mask = self._baseline.token_level, self._batch.action_mask
+        level = self._baseline.token_level
+        mask = self._batch.action_mask
         for with_kl in (False, True) if self._baseline.reads_kl else (False,):
             batch = replace(self._batch, kl=0.1 * mask if with_kl else None)
             tokens = _advantages(self._baseline, batch).values.ndim == 2
-            found, placed = "tokens" if tokens else "rollouts", "with" if with_kl else "without"
+            found = "tokens" if tokens else "rollouts"
+            placed = "with" if with_kl else "without"
             message = f"says token_level = '{level}', but returns advantages of {found} {placed} KL in the reward"
             require(tokens == (level == "always" or (level == "with_kl" and with_kl)), message)
 
@@ -322,7 +329,8 @@ class _Promises:
     def no_side_effect(self) -> None:
         # In no order that sorting would leave as it is.
         batch = self._batch.take(torch.arange(len(self._batch.rewards)).flip(0))
-        kept, before = copy.deepcopy(batch), saved(self._baseline)
+        kept = copy.deepcopy(batch)
+        before = saved(self._baseline)
         first = _accepted(self._baseline.advantages(batch))
         _not_written(kept, batch, "")
         same = saved(self._baseline) == before
@@ -344,7 +352,8 @@ class _Promises:
         require(same, "depends on the numbers in `group_ids`, not only on which rows share one")
 
     def padding(self) -> None:
-        batch, values = self._batch, _advantages(self._baseline, self._batch).values
+        batch = self._batch
+        values = _advantages(self._baseline, self._batch).values
         names = [name for name, shape in {"action_mask": "NT", **SIGNALS}.items() if shape == "NT"]
         given = {name: getattr(batch, name) for name in names if getattr(batch, name) is not None}
         for sides in ((0, 5), (3, 0)):
@@ -369,7 +378,8 @@ class _Promises:
 
     def row_order_of_update(self) -> None:
         """In two other orders: one of them alone may leave the first or the last row where it is."""
-        batch, after = self._next(seed=5), self._next(seed=6, step=1)
+        batch = self._next(seed=5)
+        after = self._next(seed=6, step=1)
         rows = torch.arange(len(batch.rewards))
         found = []
         for order in (rows, rows.flip(0), torch.randperm(len(rows), generator=torch.Generator().manual_seed(2))):
@@ -380,7 +390,9 @@ class _Promises:
         require(same, "learns something else in `update` from the same rows in another order")
 
     def kl_in_the_reward(self) -> None:
-        baseline, batch, mask = self._baseline, self._scored, self._scored.action_mask
+        baseline = self._baseline
+        batch = self._scored
+        mask = self._scored.action_mask
         if not baseline.reads_kl:
             return
         kl = 0.1 + 0.1 * torch.arange(mask.numel()).reshape(mask.shape) * mask
@@ -395,7 +407,9 @@ class _Promises:
         require(not close(penalised, zero, _TOLERANCE), message)
 
     def loss_of_rows(self) -> None:
-        baseline, batch, mask = self._baseline, self._batch, self._batch.action_mask
+        baseline = self._baseline
+        batch = self._batch
+        mask = self._batch.action_mask
         if not isinstance(baseline, LearnedBaseline):
             return
         predicted = torch.rand(mask.shape, generator=torch.Generator().manual_seed(2)).requires_grad_()
@@ -414,7 +428,8 @@ class _Promises:
 
     def discarded_groups(self) -> None:
         """What a sampler discards reaches beliefs as rewards, groups and prompts, with texts if they are asked for."""
-        baseline, batch = self._baseline, self._batch
+        baseline = self._baseline
+        batch = self._batch
         if not isinstance(baseline, ValueBelief):
             return
         none: dict[str, Any] = {name: None for name in SIGNALS if name != "prompt_texts"}

@@ -19,7 +19,8 @@ from basis_rl.functional.objectives import aggregate
 from basis_rl.objectives import AnyObjective, build_objective, objective_name
 from basis_rl.objectives.base import LossInputs, LossOutputs, LossSettings, Objective
 
-_LENGTHS = (7, 4, 6, 1, 0)  # the last rollout has no action token, as a truncated one that is masked
+# The last rollout has no action token, as a truncated one that is masked.
+_LENGTHS = (7, 4, 6, 1, 0)
 
 
 class ObjectiveError(PromiseError):
@@ -35,7 +36,8 @@ def example_inputs(objective: Objective, *, seed: int = 0, token_advantages: boo
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    m, t = len(_LENGTHS), max(_LENGTHS)
+    m = len(_LENGTHS)
+    t = max(_LENGTHS)
     mask = torch.arange(t)[None] < torch.tensor(_LENGTHS)[:, None]
     mask[0, 2] = mask[2, 3] = False
     log_probs = -normal(m, t).abs()
@@ -99,12 +101,14 @@ class _Promises:
     """A method for each promise of the contract."""
 
     def __init__(self, objective: Objective) -> None:
-        self.objective, self.inputs = objective, example_inputs(objective)
+        self.objective = objective
+        self.inputs = example_inputs(objective)
 
     def finite(self) -> None:
         inputs = self.inputs
         outputs = self.objective(inputs)
-        for spread in (1.0, 30.0):  # exp(30 * 0.3) is a ratio of some thousands
+        # exp(30 * 0.3) is a ratio of some thousands.
+        for spread in (1.0, 30.0):
             far = torch.where(inputs.mask, spread * (inputs.old_log_probs - inputs.log_probs), 0.0).detach()
             old = inputs.log_probs.detach() + far
             found = _loss_and_gradient(self.objective, replace(inputs, old_log_probs=old))
@@ -154,7 +158,8 @@ class _Promises:
         require(_close((found / factor, expected)), f"{gradient} is not REINFORCE's, up to a factor")
 
     def row_order(self) -> None:
-        inputs, order = self.inputs, torch.tensor([3, 0, 4, 2, 1])
+        inputs = self.inputs
+        order = torch.tensor([3, 0, 4, 2, 1])
         moved: dict[str, Any] = {name: x[order] for name, x in _tensors(inputs).items()}
         straight, shuffled = (self.objective(each).per_token for each in (inputs, replace(inputs, **moved)))
         same = _close(((straight * inputs.mask)[order], shuffled * inputs.mask[order]))
@@ -174,7 +179,8 @@ class _Promises:
     def purity(self) -> None:
         inputs = self.inputs.only_actions()
         kept = {name: x.detach().clone() for name, x in _tensors(inputs).items()}
-        first, second = self.objective.function(inputs), self.objective.function(inputs)
+        first = self.objective.function(inputs)
+        second = self.objective.function(inputs)
         changed = [name for name, x in kept.items() if not torch.equal(x, getattr(inputs, name).detach())]
         require(not changed, f"it writes into its inputs: {', '.join(changed)}")
         same = first.aggregation == second.aggregation and torch.equal(first.per_token, second.per_token)

@@ -22,7 +22,8 @@ class PromiseError(AssertionError):
     """A promise of a contract is broken; the message says what was seen."""
 
     kind: ClassVar[str] = "contract"
-    hint: ClassVar[str] = ""  # to whoever reads of an exception that a missing argument may have caused
+    # To whoever reads of an exception that a missing argument may have caused.
+    hint: ClassVar[str] = ""
 
 
 def check_promises(
@@ -44,14 +45,16 @@ def check_promises(
     """
     public = {each: found for each, found in vars(promises).items() if not each.startswith("_")}
     names = [each for each, found in public.items() if inspect.isfunction(found)]
-    broken: dict[str, str] = {}  # by its cause, which is told once, however many promises it breaks
+    # By its cause, which is told once, however many promises it breaks.
+    broken: dict[str, str] = {}
     for promise in names:
         for description, case in cases.items():
             try:
                 getattr(case(), promise)()
             except PromiseError as told:
                 cause = message = str(told)
-            except (Exception, SystemExit) as raised:  # the code is anybody's: it may raise anything
+            except (Exception, SystemExit) as raised:
+                # The code is anybody's: it may raise anything.
                 where = _where(raised)
                 cause = f"{type(raised).__name__}{where or text_of(raised)}"
                 asked = isinstance(raised, (AttributeError, TypeError, AssertionError))
@@ -85,11 +88,14 @@ def builder(make: Any, base: type, error: type[PromiseError]) -> Callable[[], An
     """
     contract = f"{base.__module__.removesuffix('.base')}.{base.__name__}"
     named = make.func if isinstance(make, functools.partial) else make
-    name, again = getattr(named, "__name__", type(named).__name__), make
-    done, way_out = "built", " (`basis-rl check NAME --ARGUMENT VALUE` gives arguments)"
+    name = getattr(named, "__name__", type(named).__name__)
+    again = make
+    done = "built"
+    way_out = " (`basis-rl check NAME --ARGUMENT VALUE` gives arguments)"
     if isinstance(make, base):
         again = functools.partial(copy.deepcopy, make)
-        done, way_out = "copied", ". Give its class, or a function that builds it each time"
+        done = "copied"
+        way_out = ". Give its class, or a function that builds it each time"
     elif not callable(make):
         raise error(f"This is {kind_of(make)}, not {article(error.kind)} {error.kind}. Give a subclass of {contract}.")
 
@@ -128,7 +134,8 @@ def refusal(act: Callable[..., Any], *arguments: Any, **named: Any) -> str:
 
 def saved(owner: Any) -> bytes:
     """The state of an object as it stands in a checkpoint."""
-    state, buffer = owner.state_dict(), io.BytesIO()
+    state = owner.state_dict()
+    buffer = io.BytesIO()
     require(isinstance(state, dict), f"returns {kind_of(state)} from `state_dict`, not a dict")
     try:
         torch.save(state, buffer)

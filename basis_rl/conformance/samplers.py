@@ -44,7 +44,8 @@ class ExampleBelief:
 
 def example_beliefs() -> dict[str, ExampleBelief]:
     """Beliefs by what is special about them."""
-    mixed, p = torch.linspace(0, 1, len(_IDS), dtype=torch.float64), len(_IDS)
+    mixed = torch.linspace(0, 1, len(_IDS), dtype=torch.float64)
+    p = len(_IDS)
     spread = 0.2 * mixed * (1 - mixed)
     return {
         "mixed": ExampleBelief(mixed, spread),
@@ -80,7 +81,9 @@ class _Promises:
     """A method for each promise of the contract."""
 
     def __init__(self, make: Callable[[], PromptSampler]) -> None:
-        self.make, self.sampler, self.beliefs = make, make(), example_beliefs()
+        self.make = make
+        self.sampler = make()
+        self.beliefs = example_beliefs()
 
     def rows(self) -> None:
         """A run finds nothing wrong with a draw."""
@@ -103,7 +106,8 @@ class _Promises:
 
     def no_side_effect(self) -> None:
         for belief in self.beliefs.values():
-            kept, sampler = copy.deepcopy(belief.values), self.make()
+            kept = copy.deepcopy(belief.values)
+            sampler = self.make()
             first = _draw(sampler, belief).rows
             require(torch.equal(belief.values, kept), "writes into the belief")
             same = torch.equal(first, _draw(sampler, belief).rows)
@@ -112,7 +116,8 @@ class _Promises:
     def every_prompt(self) -> None:
         """Frequencies over many draws: no prompt is left out, and the reported chances are the true ones."""
         for name in ("mixed", "all solved"):
-            count, weight = torch.zeros(len(_IDS)), torch.zeros(len(_IDS), dtype=torch.float64)
+            count = torch.zeros(len(_IDS))
+            weight = torch.zeros(len(_IDS), dtype=torch.float64)
             for seed in range(_DRAWS):
                 draw = _draw(self.sampler, self.beliefs[name], seed=seed)
                 count[draw.rows] += 1
@@ -122,13 +127,15 @@ class _Promises:
                 f"never draws {int((count == 0).sum())} of {len(_IDS)} prompts in {_DRAWS} draws of {_SIZE} ({name}): "
                 "a belief that is wrong could not be corrected",
             )
-            expected = weight / _DRAWS / (_SIZE / len(_IDS))  # E[1_i ratio_i] is the uniform chance
+            # E[1_i ratio_i] is the uniform chance.
+            expected = weight / _DRAWS / (_SIZE / len(_IDS))
             true = ((expected - 1).abs() <= 6 / count.sqrt()).all()
             message = f"returns ratios that do not fit the frequencies of its draws ({name})"
             require(not self.sampler.known_chances or true, message)
 
     def ratio(self) -> None:
-        known, correct = self.sampler.known_chances, self.sampler.correct
+        known = self.sampler.known_chances
+        correct = self.sampler.correct
         given = [_draw(self.sampler, belief).ratio is not None for belief in self.beliefs.values()]
         require(set(given) == {known}, "must return a ratio exactly where it says known_chances = True")
         require(known or not correct, "says correct = True, but does not know the chances of its draws")

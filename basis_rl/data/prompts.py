@@ -32,7 +32,8 @@ SOLUTION_COLUMNS = (
     "Solution",
 )
 _GYM = "reasoning_gym:"
-GYM_COLUMN = "reasoning_gym"  # read by `basis_rl.rewards.ReasoningGymReward`
+# Read by `basis_rl.rewards.ReasoningGymReward`.
+GYM_COLUMN = "reasoning_gym"
 FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 
 
@@ -226,9 +227,11 @@ def _load_file(path: Path) -> Dataset:
         if "corresponds to no data" in str(error):
             raise ValueError(f"dataset_name: the file '{path}' holds no rows.") from error
         reason: BaseException = error
-        while reason.__cause__ is not None:  # datasets' own says no more than that something failed
+        # datasets' own says no more than that something failed.
+        while reason.__cause__ is not None:
             reason = reason.__cause__
-        kind, said = path.suffix.removeprefix("."), f"{type(reason).__name__}: {' '.join(str(reason).split())[:300]}"
+        kind = path.suffix.removeprefix(".")
+        said = f"{type(reason).__name__}: {' '.join(str(reason).split())[:300]}"
         raise ValueError(f"dataset_name: '{path}' cannot be read as {kind} ({said}).") from error
 
 

@@ -16,10 +16,13 @@ from basis_rl.trainer.head import BLOCK_ROWS, LEAST_ROWS, TILE_BYTES
 # TRL's fused LM head works in tiles of so many tokens x vocabulary entries (`trl.kernels.chunked_logprob`).
 HEAD_TILE = (4096, 32768)
 # Float32 copies of what is turned to probabilities at a time: of TRL's tile on a CPU, and of a block in our head.
-TILE_COPIES, BLOCK_COPIES = 8, 3
+TILE_COPIES = 8
+BLOCK_COPIES = 3
 # DeepSpeed's defaults, in elements: what one bucket of gradients holds, what of the parameters may be gathered at a
 # time, and of how many parameters the gradients are turned to float32 at a time.
-REDUCE_BUCKET, MAX_LIVE_PARAMETERS, SUB_GROUP = 500_000_000, 1_000_000_000, 1_000_000_000
+REDUCE_BUCKET = 500_000_000
+MAX_LIVE_PARAMETERS = 1_000_000_000
+SUB_GROUP = 1_000_000_000
 
 Engine = Literal["plain", "deepspeed", "fsdp"]
 Scoring = Literal["padded", "packed", "shared"]
@@ -208,7 +211,9 @@ def layer_activations(size: ModelSize, setting: Setting) -> float:
       a head for the softmax; norms of queries and keys ``(4 + c) (q + k)``
     - MLP: both branches, the activation and the product: ``4 c f``
     """
-    c, r, h = setting.compute, setting.residual, size.hidden
+    c = setting.compute
+    r = setting.residual
+    h = size.hidden
     copies = 5 if setting.autocast and r != c else 2
     attention = c * 4 * size.query if setting.masked else c * 2 * (size.query + size.key_value)
     attention += c * size.query if setting.by_segment else 0
@@ -316,7 +321,8 @@ def generation_parts(size: ModelSize, setting: Setting) -> list[Part]:
     if setting.engine == "deepspeed" and setting.stage == 3 and setting.gather_to_generate:
         parts.append(Part("all parameters, gathered", (setting.low or 4) * size.parameters, "generation"))
     if setting.autocast and setting.low != setting.frozen_bytes:
-        lora = size.trainable < size.parameters  # autocast keeps its copies of what is trained until the pass ends
+        # Autocast keeps its copies of what is trained until the pass ends.
+        lora = size.trainable < size.parameters
         cast = size.layer_matrices / size.layers if lora else size.layer_matrices + size.vocabulary * size.hidden
         parts.append(Part("autocast's copies of the weights", setting.low * cast, "generation"))
     return parts

@@ -140,11 +140,13 @@ def arithmetic(args: BasisConfig, problems: int, warn: Warn) -> str:
 def memory(run: Footprint, warn: Warn) -> str:
     """The memory estimate by parts, its peak, and whether a GPU has enough memory for it."""
     try:
-        size, setting = run.size, run.setting
+        size = run.size
+        setting = run.setting
     except ValueError as error:
         return f"No estimate: {error}."
     parts = memory_parts(size, setting)
-    if run.learned:  # float32 weights and gradients, two moments of AdamW
+    # float32 weights and gradients, two moments of AdamW.
+    if run.learned:
         parts.append(Part("the baseline's module, with its AdamW", 16.0 * run.learned))
     parts += _colocated(run, warn)
     total = peak(parts)
@@ -207,7 +209,8 @@ def _colocated(run: Footprint, warn: Warn) -> list[Part]:
 def server_memory(run: Footprint) -> str:
     """What a rollout server needs; empty where the formulas do not hold."""
     try:
-        weights, cache = run.served_weights / GIB, run.sequence / GIB
+        weights = run.served_weights / GIB
+        cache = run.sequence / GIB
     except ValueError:
         return ""
     return (
@@ -229,7 +232,8 @@ def disk(run: Footprint, warn: Warn) -> str:
     kept_by_optimizer = 12.0 if run.launch.engine == "deepspeed" else 8.0
     one = checkpoint_bytes(saved, run.size.trainable, run.setting.trainable_bytes, kept_by_optimizer)
     limit = args.save_total_limit
-    together = one * ((limit or 1) + 1) + saved * run.setting.trainable_bytes  # one is being written; the final model
+    # One is being written; the final model.
+    together = one * ((limit or 1) + 1) + saved * run.setting.trainable_bytes
     kept = "all of them are kept (save_total_limit)" if not limit else f"{limit} are kept (save_total_limit)"
     if together > free:
         warn(

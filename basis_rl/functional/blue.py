@@ -45,10 +45,12 @@ def refine(values: Tensor, variances: Tensor, rewards: Tensor, active: Tensor, w
     r = torch.nan_to_num(rewards, nan=0.0)
     if weighting == "rvg":
         inverse = torch.where(sources, 1.0 / values, 0.0)
-        numerator, denominator = inverse * r, sources.double()
+        numerator = inverse * r
+        denominator = sources.double()
     else:
         weight = torch.where(sources, values / variances, 0.0)
-        numerator, denominator = weight * r, weight * values.masked_fill(~sources, 0.0)
+        numerator = weight * r
+        denominator = weight * values.masked_fill(~sources, 0.0)
     numerator = numerator.sum(dim=-1, keepdim=True) - numerator
     denominator = denominator.sum(dim=-1, keepdim=True) - denominator
     if weighting == "vop":

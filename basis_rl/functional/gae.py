@@ -83,7 +83,8 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float |
 
     None where the returns do not vary (or there are none), and it is not defined.
     """
-    found, predicted = returns.double()[mask], values.double()[mask]
+    found = returns.double()[mask]
+    predicted = values.double()[mask]
     if found.numel() < 2:
         return None
     spread = float(found.var(correction=0))

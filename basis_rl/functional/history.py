@@ -106,6 +106,7 @@ def prequential_update(log_weights: Tensor, values: Tensor, rewards: Tensor, for
         forgetting: in (0, 1]; 1 keeps the whole past.
     """
     scored = ~rewards.isnan()
-    r, v = rewards[scored], values[:, scored]
+    r = rewards[scored]
+    v = values[:, scored]
     log_likelihood = (r * torch.log(v) + (1.0 - r) * torch.log1p(-v)).sum(dim=1)
     return torch.log_softmax(forgetting * log_weights + log_likelihood, dim=0)

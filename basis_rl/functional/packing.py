@@ -96,7 +96,8 @@ def pack_rows(ids: Tensor, mask: Tensor, scored: Tensor, *, share: bool) -> Pack
     for at, prompt in enumerate(prompts):
         groups.setdefault(prompt if share else at, []).append(at)
     for members in groups.values():
-        begin, above = everyone, [outer]
+        begin = everyone
+        above = [outer]
         end = rows[members[0]][2]
         if (len(members) - 1) * (end - begin) >= LEAST_SAVED:
             above.append(layout.add(rows[members[0]], begin, end, above))
@@ -193,7 +194,8 @@ def window_order(lengths: Sequence[int], groups: Sequence[int], micro_batches: i
             # A group that fits nowhere is cut where most of it stays together.
             widest = [at for at in range(micro_batches) if room[at] == max(room)]
             at = min(fitting or widest, key=lambda at: (load[at], at))
-            taken, rest = rest[: room[at]], rest[room[at] :]
+            taken = rest[: room[at]]
+            rest = rest[room[at] :]
             parts[at] += taken
             load[at] += sum(lengths[row] for row in taken)
     return [row for part in parts for row in sorted(part)]

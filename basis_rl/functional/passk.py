@@ -82,7 +82,8 @@ def _majority(votes: Tensor, correct: Tensor, k: int) -> float:
 
 def _beaten(others: list[Tensor], silent: list[Tensor], t: int, rest: int) -> float:
     """``sum_j P(the others take `rest` samples, none has more than t votes, j have t) / (j + 1)``."""
-    state = torch.zeros(rest // t + 1, rest + 1, dtype=torch.float64)  # (ties, samples taken)
+    # (ties, samples taken).
+    state = torch.zeros(rest // t + 1, rest + 1, dtype=torch.float64)
     start = silent[0] if silent else torch.ones(1, dtype=torch.float64)
     state[0, : len(start)] = start[: rest + 1]
     for chances in others:
@@ -190,7 +191,8 @@ def sign_flip_p_value(differences: Tensor) -> float:
     chances = torch.zeros(2 * reach + 1, dtype=torch.float64)
     chances[reach] = 1.0
     for d in steps:
-        chances = 0.5 * (torch.roll(chances, d) + torch.roll(chances, -d))  # never wraps: `reach` bounds the sum
+        # Never wraps: `reach` bounds the sum.
+        chances = 0.5 * (torch.roll(chances, d) + torch.roll(chances, -d))
     observed = abs(int(differences.sum())) // divisor
     sums = torch.arange(-reach, reach + 1)
     return min(1.0, float(chances[sums.abs() >= observed].sum()))

@@ -55,7 +55,8 @@ def regression_update(
         offset: what all logits have in common.
     """
     scored = ~rewards.isnan()
-    phi, r = features[scored], rewards[scored]
+    phi = features[scored]
+    r = rewards[scored]
     if not len(r):
         return mean, covariance
     logit, variance = predicted_logits(mean, covariance, phi)

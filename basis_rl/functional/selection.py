@@ -30,7 +30,8 @@ def inclusion_probabilities(weights: Tensor, size: int) -> Tensor:
         bad = int((~w.isfinite() | (w < 0)).sum())
         raise ValueError(f"{bad} of {w.numel()} weights are negative or not finite; a weight is a number >= 0.")
     given = int((w > 0).sum())
-    w = w / w.max() if given else w  # a sum of very small or very large weights stays finite
+    # A sum of very small or very large weights stays finite.
+    w = w / w.max() if given else w
     positive = int((w > 0).sum())
     if positive < size:
         lost = f" ({given - positive} more vanish beside the largest one)" if given > positive else ""
@@ -39,11 +40,14 @@ def inclusion_probabilities(weights: Tensor, size: int) -> Tensor:
             "prompt a small weight, a floor."
         )
     ordered = w.sort(descending=True).values
-    rest = ordered.flip(0).cumsum(0).flip(0)[:size]  # of the prompts from the k-th heaviest on, k = 0..n-1
+    # Of the prompts from the k-th heaviest on, k = 0..n-1.
+    rest = ordered.flip(0).cumsum(0).flip(0)[:size]
     left = size - torch.arange(size, dtype=torch.float64)
-    fits = left * ordered[:size] <= rest * (1 + 1e-12)  # with k certain ones, the next is not; true of k = n - 1
+    # With k certain ones, the next is not; true of k = n - 1.
+    fits = left * ordered[:size] <= rest * (1 + 1e-12)
     certain = int(fits.nonzero()[0])
-    return (w / rest[certain] * left[certain]).clamp(max=1.0)  # in this order no 0 * inf, however small the rest is
+    # In this order no 0 * inf, however small the rest is.
+    return (w / rest[certain] * left[certain]).clamp(max=1.0)
 
 
 def systematic_sample(chances: Tensor, generator: torch.Generator) -> Tensor:

@@ -53,7 +53,8 @@ def tilt_samples(samples: Tensor, weights: Tensor, betas: Tensor) -> tuple[Tenso
     # Shifting by the largest present reward keeps every exponent <= 0, and one of them = 0, so nothing can overflow.
     top = torch.where(present, rewards, -torch.inf).amax(dim=1, keepdim=True)
     excess = torch.where(present, rewards - top, 0.0)
-    values, variances = [], []
+    values = []
+    variances = []
     for beta in betas.double():
         tilted = counts * torch.exp(excess / beta)
         tilted = tilted / tilted.sum(dim=1, keepdim=True)

@@ -39,7 +39,8 @@ def load_config_and_tokenizer(model: ModelConfig, args: BasisConfig) -> tuple[An
 def load_by_name(name: str, revision: str | None, trust_remote_code: bool) -> tuple[Any, PreTrainedTokenizerBase]:
     """`load_config_and_tokenizer` of a model that no recipe names."""
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
-    if Path(name).is_dir():  # nothing to download: its bars would only break up the lines of the log
+    # Nothing to download: its bars would only break up the lines of the log.
+    if Path(name).is_dir():
         disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(name, **options)
@@ -59,7 +60,8 @@ def load_training_data(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase, rewards: Sequence[Any] | None = None, *, held_out: bool = False
 ) -> Dataset:
     """The recipe's problems, as messages if the tokenizer has a chat template; `rewards` are built if they are not."""
-    data, column = recipe.data, recipe.args.difficulty_column
+    data = recipe.data
+    column = recipe.args.difficulty_column
     if held_out and data.dataset_test_split:
         data = replace(data, dataset_train_split=data.dataset_test_split, test_fraction=0.0)
         data = replace(data, max_train_samples=recipe.run.max_eval_samples)
@@ -121,7 +123,8 @@ def model_init_kwargs(recipe: Recipe) -> dict[str, Any]:
 
 def server_options(recipe: Recipe, port: int, log: Path) -> ServerOptions:
     """The vLLM server of a recipe that starts one itself, in the precision that the training generates in."""
-    run, args = recipe.run, recipe.args
+    run = recipe.run
+    args = recipe.args
     return ServerOptions(
         model=str(recipe.model.model_name_or_path),
         port=port,

@@ -48,9 +48,11 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
     words = read_words(argv)
     set_environment(words.config)
     check_keys(words, {action.dest for action in keys._actions} - {"help"}, keys.flags())
-    config, arguments = {k: v for k, v in words.config.items() if k != "env"}, words.arguments
+    config = {k: v for k, v in words.config.items() if k != "env"}
+    arguments = words.arguments
     serve = {**config, **peek(arguments, ["serve"])[0]}.get("serve", False)
-    if str(serve).lower() in ("true", "t", "yes", "y", "1"):  # a server is started in order to generate with it
+    # A server is started in order to generate with it.
+    if str(serve).lower() in ("true", "t", "yes", "y", "1"):
         config = {"use_vllm": True, "vllm_mode": "server", **config}
     keys.set_defaults_with_config(**{k: v for k, v in config.items() if k not in DICT_KEYS})
     run, data, model, args = keys.parse_args_into_dataclasses(arguments, look_for_args_file=False)
@@ -67,7 +69,8 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
     given = [token.removeprefix("--").split("=")[0].replace("-", "_") for token in arguments if token.startswith("--")]
     resolved = {**config, **{key: parsed[key] for key in given if key in parsed}}
     resolved = {key: value.value if isinstance(value, Enum) else value for key, value in resolved.items()}
-    resolved = redact(resolved)  # it is saved and pushed
+    # It is saved and pushed.
+    resolved = redact(resolved)
     notes = [*words.notes, *notes]
     return Recipe(run=run, data=data, model=model, args=args, resolved=resolved, argv=list(argv), notes=notes)
 

@@ -17,7 +17,8 @@ def build_rewards(recipe: Recipe) -> list[Any]:
     Raises:
         ValueError: a name that is neither registered nor can be imported, parameters or weights that do not fit.
     """
-    names, weights = recipe.run.reward_funcs, recipe.args.reward_weights
+    names = recipe.run.reward_funcs
+    weights = recipe.args.reward_weights
     if weights is not None and len(weights) != len(names):
         raise ValueError(
             f"reward_weights has {len(weights)} entries for the {len(names)} reward_funcs {', '.join(names)}: give one "
@@ -55,7 +56,8 @@ def build_tools(run: RunArguments) -> list[Any]:
     Raises:
         ValueError: a name that is neither registered nor can be imported, or parameters that do not fit.
     """
-    names, kwargs = run.tools or [], dict(run.tool_kwargs or {})
+    names = run.tools or []
+    kwargs = dict(run.tool_kwargs or {})
     for name in kwargs:
         if name not in names:
             raise ValueError(f"tool_kwargs: '{name}' is not among the tools {names}.{did_you_mean(name, names)}")

@@ -25,7 +25,8 @@ def from_trl(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     Raises:
         ValueError: what cannot be translated: several datasets, a reward model.
     """
-    result, notes = dict(config), []
+    result = dict(config)
+    notes = []
     for key in _WITHOUT_MEANING:
         if key in result:
             value = result.pop(key)
@@ -58,7 +59,9 @@ def _take_datasets(config: dict[str, Any], notes: list[str]) -> None:
 
 def translate_rewards(names: list[str]) -> tuple[list[str], dict[str, Any], list[str]]:
     """TRL's names of rewards as this package's, the parameters that go with them, and what was translated."""
-    found, parameters, notes = [], {}, []
+    found = []
+    parameters = {}
+    notes = []
     for name in names:
         own, params = TRL_REWARDS.get(name, (name, {}))
         if own != name:

@@ -95,7 +95,8 @@ class Draw:
         """
         if not isinstance(draw, Draw):
             raise ValueError(f"`draw` must return a Draw, and returned a {type(draw).__name__}.")
-        rows, ratio = draw.rows, draw.ratio
+        rows = draw.rows
+        ratio = draw.ratio
         if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or tuple(rows.shape) != (size,):
             raise ValueError(f"`draw` must return {size} rows as an int64 tensor, and returned {_shown(rows)}.")
         if len(rows.unique()) != size or int(rows.min()) < 0 or int(rows.max()) >= candidates:
@@ -186,7 +187,8 @@ def part_of(count: int, size: int, generator: torch.Generator) -> Tensor:
 
 def subset(count: int, wanted: int, generator: torch.Generator) -> Tensor:
     """`wanted` of the numbers below `count`, every such set with the same probability. ``(wanted,)``, ascending."""
-    if count >= 4 * wanted:  # as uniform as the permutation, without a number for each of a million prompts
+    # As uniform as the permutation, without a number for each of a million prompts.
+    if count >= 4 * wanted:
         found = torch.randint(count, (5 * wanted // 4 + 8,), generator=generator).unique()
         if len(found) >= wanted:
             return found[torch.randperm(len(found), generator=generator)[:wanted]].sort().values

@@ -55,7 +55,8 @@ class Dynamic(PromptSampler):
                 f"dynamic needs a whole number max_refills >= 1, got {max_refills}; without refills take 'uniform'."
             )
         self.max_refills = max_refills
-        self.sampler, self.sampler_kwargs = sampler, sampler_kwargs
+        self.sampler = sampler
+        self.sampler_kwargs = sampler_kwargs
         given = dict(sampler_kwargs or {})
         if isinstance(sampler, PromptSampler):
             self.drawing = sampler

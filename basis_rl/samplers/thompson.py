@@ -34,7 +34,8 @@ class Thompson(PromptSampler):
     def __init__(self, target: float = 0.4, explore: float = 0.1) -> None:
         if not 0 <= target <= 1 or not 0 < explore <= 1:
             raise ValueError(f"Thompson needs 0 <= target <= 1 and 0 < explore <= 1, got {target} and {explore}.")
-        self.target, self.explore = target, explore
+        self.target = target
+        self.explore = explore
 
     def draw(
         self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: torch.Generator
@@ -55,7 +56,8 @@ class Thompson(PromptSampler):
 
     def _chances(self, mean: Tensor, deviation: Tensor, reach: float) -> Tensor:
         """``P(|v_i - target| <= reach)`` of draws that are clamped to [0, 1]. ``(P,)``."""
-        low, high = self.target - reach, self.target + reach
+        low = self.target - reach
+        high = self.target + reach
         ends = torch.tensor([-torch.inf if low <= 0 else low, torch.inf if high >= 1 else high], dtype=torch.float64)
         below, above = torch.special.ndtr((ends[:, None] - mean) / deviation.clamp(min=1e-9))
         return above - below

@@ -26,7 +26,8 @@ class _ByValue(WeightedSampler):
     def __init__(self, floor: float, bonus: float, correct: bool, clip: Sequence[float]) -> None:
         if not floor > 0 or not bonus >= 0:
             raise ValueError(f"{type(self).__name__} needs floor > 0 and bonus >= 0, got {floor} and {bonus}.")
-        self.floor, self.bonus = floor, bonus
+        self.floor = floor
+        self.bonus = bonus
         self.correct, self.clip = correction(correct, clip)
 
     @abstractmethod
@@ -73,7 +74,8 @@ class Frontier(_ByValue):
                 f"Frontier needs hard >= 0 and easy > 0, got {hard} and {easy}: with easy = 0 impossible prompts would "
                 "take the largest share of the budget."
             )
-        self.hard, self.easy = hard, easy
+        self.hard = hard
+        self.easy = easy
 
     def of_value(self, mean: Tensor) -> Tensor:
         return (1.0 - mean) ** self.hard * mean**self.easy

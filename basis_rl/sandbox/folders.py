@@ -7,7 +7,8 @@ import errno
 import os
 import stat
 
-_ENTRY_BYTES = 4096  # what a file without content takes, at the least: so many files are many bytes
+# What a file without content takes, at the least: so many files are many bytes.
+_ENTRY_BYTES = 4096
 
 
 def remove_folder(folder: str) -> None:
@@ -52,7 +53,8 @@ def _open_up(path: str) -> bool:
 
 def used_bytes(folder: str, enough: int) -> int:
     """Bytes on disk below `folder`, at least 4096 for each file; more than `enough` where it cannot be counted."""
-    total, waiting = 0, [folder]
+    total = 0
+    waiting = [folder]
     while waiting and total <= enough:
         try:
             with os.scandir(waiting.pop()) as entries:
@@ -64,6 +66,7 @@ def used_bytes(folder: str, enough: int) -> int:
                     if total > enough:
                         break
         except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:  # so deep that somebody wants to hide
+            # So deep that somebody wants to hide.
+            if error.errno == errno.ENAMETOOLONG:
                 return enough + 1
     return total

@@ -14,17 +14,36 @@ _MACHINES = {"x86_64": 0, "amd64": 0, "aarch64": 1, "arm64": 1}
 MACHINE = _MACHINES.get(os.uname().machine.lower()) if LINUX and sys.maxsize > 1 << 32 else None
 """0 = x86_64, 1 = aarch64: the column of the tables of system calls. None where we know no numbers."""
 
-CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
-CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
 
-_AT_FDCWD, _AT_RECURSIVE, _MOUNT_ATTR_RDONLY = -100, 0x8000, 1
-_MOUNT_SETATTR = 442  # on every machine
+_AT_FDCWD = -100
+_AT_RECURSIVE = 0x8000
+_MOUNT_ATTR_RDONLY = 1
+# On every machine.
+_MOUNT_SETATTR = 442
 _CAPSET = (126, 91)
 _CAPABILITY_VERSION_3 = 0x20080522
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_SECUREBITS = 1, 4, 24, 28
-_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 36, 38, 47, 4
-_NO_PRIVILEGES_OF_ROOT = 0b11101111  # NOROOT, NO_SETUID_FIXUP and NO_CAP_AMBIENT_RAISE with their locks, no KEEP_CAPS
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_CAPBSET_DROP = 24
+_PR_SET_SECUREBITS = 28
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
+# NOROOT, NO_SETUID_FIXUP and NO_CAP_AMBIENT_RAISE with their locks, no KEEP_CAPS.
+_NO_PRIVILEGES_OF_ROOT = 0b11101111
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -79,7 +98,8 @@ def drop_capabilities() -> None:
     try:
         for capability in range(64):
             prctl(_PR_CAPBSET_DROP, capability)
-    except OSError:  # past the last one that this kernel knows, or not ours to drop: no_new_privs holds anyway
+    except OSError:
+        # Past the last one that this kernel knows, or not ours to drop: no_new_privs holds anyway.
         pass
     for option, value in ((_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL), (_PR_SET_SECUREBITS, _NO_PRIVILEGES_OF_ROOT)):
         with contextlib.suppress(OSError):

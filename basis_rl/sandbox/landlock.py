@@ -14,11 +14,22 @@ from collections.abc import Iterable
 
 from basis_rl.sandbox.kernel import LINUX, checked, syscall
 
-_CREATE, _ADD, _RESTRICT = 444, 445, 446  # on every machine
-_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE, _IOCTL_DEV = 1, 2, 4, 8, 1 << 14, 1 << 15
-_RIGHTS = {1: 13, 2: 14, 3: 15, 5: 16}  # from which version on, how many file rights there are
+# On every machine.
+_CREATE = 444
+_ADD = 445
+_RESTRICT = 446
+_EXECUTE = 1
+_WRITE_FILE = 2
+_READ_FILE = 4
+_READ_DIR = 8
+_TRUNCATE = 1 << 14
+_IOCTL_DEV = 1 << 15
+# From which version on, how many file rights there are.
+_RIGHTS = {1: 13, 2: 14, 3: 15, 5: 16}
 _ONLY_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
-_TCP, _SCOPES = 0b11, 0b11  # bind and connect; abstract unix sockets and signals
+# Bind and connect; abstract unix sockets and signals.
+_TCP = 0b11
+_SCOPES = 0b11
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
 
 # Without /dev/zero: mapped, it is memory that stays when all but one page of it is unmapped, and no limit counts.

@@ -24,14 +24,16 @@ from basis_rl.sandbox import kernel, landlock, seccomp
 from basis_rl.sandbox.folders import remove_folder, used_bytes
 
 CANNOT_START = 126
-_COUNT_SECONDS, _LOOK_SECONDS = 0.05, 0.25
+_COUNT_SECONDS = 0.05
+_LOOK_SECONDS = 0.25
 _STUBBORN_SECONDS = 5.0
 _OPEN_FILES = 512
 
 
 def main(arguments: list[str]) -> NoReturn:
     """``PLAN COMMAND...``: the plan is JSON, as `basis_rl.sandbox.sandboxed` writes it."""
-    plan, command = json.loads(arguments[0]), arguments[1:]
+    plan = json.loads(arguments[0])
+    command = arguments[1:]
     os.closerange(3, 1 << 20)
     monitor = _Monitor(plan, command)
     try:
@@ -71,22 +73,26 @@ class _Monitor:
     """Waits for the command's end, or its owner's, and leaves nothing behind."""
 
     def __init__(self, plan: dict[str, Any], command: list[str]) -> None:
-        self.plan, self.command = plan, command
+        self.plan = plan
+        self.command = command
         self.mechanisms = set(plan["mechanisms"])
         self.namespaces = "namespaces" in self.mechanisms
-        self.folder, self.processes = plan["folder"], plan["processes"]
+        self.folder = plan["folder"]
+        self.processes = plan["processes"]
         self.looked_at = self.folder is not None and not _in_memory(plan)
         # The kernel counts processes by user. Root it does not count at all, others over all that they run; only in a
         # user namespace of its own is the number that of the sandbox.
         self.exact = self.namespaces and os.getuid() != 0
         self.counted = not self.exact and self.processes is not None and self.processes > 1
-        self.child, self.status = -1, 0
+        self.child = -1
+        self.status = 0
         self.owner_end: int | None = None
 
     def run(self) -> int:
         """The status of the command as `os.waitpid` gives it."""
         if os.getpid() != os.getsid(0):
-            with contextlib.suppress(PermissionError):  # leads its group already
+            # Leads its group already.
+            with contextlib.suppress(PermissionError):
                 os.setsid()
         self.owner_end = kernel.pidfd(self.plan["owner"])
         if self._owner_has_died():
@@ -100,7 +106,8 @@ class _Monitor:
             kernel.become_subreaper()
         self.child = os.fork()
         if self.child == 0:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # to signals that it does not handle an init is deaf
+            # To signals that it does not handle an init is deaf.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             if self.namespaces:
                 _init(self.plan, self.command, own, outside)
             _become(self.plan, self.command, exact=self.exact)
@@ -190,7 +197,8 @@ class _Monitor:
             except ChildProcessError:
                 return
             time.sleep(0.002)
-        os.killpg(0, signal.SIGKILL)  # faster than we are: the kernel ends the whole group at once, us too
+        # Faster than we are: the kernel ends the whole group at once, us too.
+        os.killpg(0, signal.SIGKILL)
 
 
 def _in_memory(plan: dict[str, Any]) -> bool:
@@ -200,7 +208,8 @@ def _in_memory(plan: dict[str, Any]) -> bool:
 
 def enter_user_namespace() -> None:
     """The child will be the first process of a PID namespace, where this user is still itself and nobody else is."""
-    user, group = os.getuid(), os.getgid()
+    user = os.getuid()
+    group = os.getgid()
     kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
         with open(f"/proc/self/{name}", "w") as file:
@@ -214,7 +223,8 @@ def _init(plan: dict[str, Any], command: list[str], monitor: int | None, report:
         mount_inside(plan["mechanisms"], plan["folder"], plan["folder_bytes"] if _in_memory(plan) else None)
         kernel.die_with_parent()
         if monitor is not None and select.select([monitor], [], [], 0)[0]:
-            os._exit(CANNOT_START)  # it has died before it was asked to tell
+            # It has died before it was asked to tell.
+            os._exit(CANNOT_START)
         child = os.fork()
         if child == 0:
             os.setsid()
@@ -259,7 +269,8 @@ def _become(plan: dict[str, Any], command: list[str], *, exact: bool) -> NoRetur
     """Give up everything that the policy does not grant, for good; then the command."""
     try:
         os.chdir(plan["folder"] or "/")
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and so would the command
+        # Python ignores them, and so would the command.
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         _limit(plan, exact=exact)
         mechanisms = set(plan["mechanisms"])
@@ -289,14 +300,16 @@ def _limit(plan: dict[str, Any], *, exact: bool) -> None:
         resource.RLIMIT_CORE: 0,
     }
     if exact and plan["processes"] is not None:
-        limits[resource.RLIMIT_NPROC] = plan["processes"] + 2  # the monitor and the init are of the same user
+        # The monitor and the init are of the same user.
+        limits[resource.RLIMIT_NPROC] = plan["processes"] + 2
     for which, value in limits.items():
         hard = resource.getrlimit(which)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         try:
             resource.setrlimit(which, (value, value))
         except (OSError, ValueError):
-            if kernel.LINUX:  # macOS knows RLIMIT_AS, and refuses to set it
+            # macOS knows RLIMIT_AS, and refuses to set it.
+            if kernel.LINUX:
                 raise
     if plan["cpu_seconds"] is not None:
         seconds = math.ceil(plan["cpu_seconds"])
@@ -331,7 +344,8 @@ def _tree(root: int) -> dict[int, int]:
     while waiting:
         pid = waiting.pop(0)
         threads[pid] = 0
-        with contextlib.suppress(OSError):  # it has ended
+        # It has ended.
+        with contextlib.suppress(OSError):
             names = os.listdir(f"/proc/{pid}/task")
             threads[pid] = len(names)
             for name in names:
@@ -346,7 +360,8 @@ def _unlinked_bytes(root: int) -> int:
     for pid in _tree(root):
         with contextlib.suppress(OSError):
             for name in os.listdir(f"/proc/{pid}/fd"):
-                with contextlib.suppress(OSError):  # closed meanwhile
+                # Closed meanwhile.
+                with contextlib.suppress(OSError):
                     status = os.stat(f"/proc/{pid}/fd/{name}")
                     if status.st_nlink == 0 and stat.S_ISREG(status.st_mode):
                         found[status.st_dev, status.st_ino] = 512 * status.st_blocks

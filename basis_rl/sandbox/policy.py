@@ -89,7 +89,8 @@ class Isolation:
     def by(cls, mechanisms: Iterable[str]) -> Isolation:
         """What `mechanisms` give together."""
         given = tuple(mechanisms)
-        seccomp, namespaces = "seccomp" in given, "namespaces" in given
+        seccomp = "seccomp" in given
+        namespaces = "namespaces" in given
         landlock = _landlock(given) > 0
         return cls(
             network=seccomp or namespaces,
@@ -158,7 +159,8 @@ def environment(folder: str | None, **variables: str) -> dict[str, str]:
     """
     home = folder or "/nonexistent"
     passed = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-    if "PYTHONPATH" in passed:  # the working directory is another one inside
+    # The working directory is another one inside.
+    if "PYTHONPATH" in passed:
         passed["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, passed["PYTHONPATH"].split(os.pathsep)))
     # Otherwise each thread has an arena of its own, which takes 64 MB of addresses: with 14 threads 1 GB is full.
     fixed = {"HOME": home, "TMPDIR": folder or "/tmp", "PYTHONDONTWRITEBYTECODE": "1", "MALLOC_ARENA_MAX": "2"}

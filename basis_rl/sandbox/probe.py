@@ -10,7 +10,10 @@ from collections.abc import Callable
 
 from basis_rl.sandbox import kernel, landlock, launch, seccomp
 
-_PROC, _READ_ONLY, _SIZED, _FAILED = 1, 2, 4, 100
+_PROC = 1
+_READ_ONLY = 2
+_SIZED = 4
+_FAILED = 100
 
 
 def main(arguments: list[str]) -> None:
@@ -45,7 +48,8 @@ def _exit_code(attempt: Callable[[], int]) -> int:
     if child == 0:
         try:
             code = attempt()
-        except BaseException:  # a fork must not continue as the parent, and its code says that it failed
+        except BaseException:
+            # A fork must not continue as the parent, and its code says that it failed.
             code = _FAILED
         os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) % 256

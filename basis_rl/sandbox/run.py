@@ -17,7 +17,8 @@ from basis_rl.sandbox.kernel import pidfd
 from basis_rl.sandbox.policy import Policy, environment, sandboxed
 
 _CHUNK = 1 << 16
-_LOOK_SECONDS = 0.05  # between looks whether the process has ended, where there is no pidfd to tell it
+# Between looks whether the process has ended, where there is no pidfd to tell it.
+_LOOK_SECONDS = 0.05
 
 Ending = Literal["exited", "timeout", "output"]
 Stream = IO[bytes] | int
@@ -115,7 +116,8 @@ def end(process: subprocess.Popen[bytes]) -> int:
     """Kill a process with its group, unless its end is known already, and wait for it; its return code."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # before it is reaped: its number is not another's yet
+            # Before it is reaped: its number is not another's yet.
+            os.killpg(process.pid, signal.SIGKILL)
     return process.wait()
 
 
@@ -136,7 +138,10 @@ class _Kept:
     """The two ends of a stream, never more than `most` bytes of each."""
 
     def __init__(self, most: int) -> None:
-        self.most, self.head, self.tail, self.written = most, b"", b"", 0
+        self.most = most
+        self.head = b""
+        self.tail = b""
+        self.written = 0
 
     def add(self, chunk: bytes) -> None:
         self.written += len(chunk)
@@ -158,7 +163,8 @@ def _until_its_end(process: subprocess.Popen[bytes], fd: int, kept: _Kept, bound
         while True:
             left = max(0.0, deadline - time.monotonic())
             selector.select(left if told is not None else min(left, _LOOK_SECONDS))
-            ended = _has_ended(process)  # asked before the stream is read: what it wrote until its end is there by then
+            # Asked before the stream is read: what it wrote until its end is there by then.
+            ended = _has_ended(process)
             while fd in selector.get_map() and (chunk := _read(fd)) is not None:
                 if not chunk:
                     selector.unregister(fd)
@@ -167,7 +173,8 @@ def _until_its_end(process: subprocess.Popen[bytes], fd: int, kept: _Kept, bound
                 if kept.written > bounds.output_bytes:
                     return "output"
                 if not begun and kept.head.startswith(bounds.mark):
-                    deadline, begun = time.monotonic() + bounds.seconds, True
+                    deadline = time.monotonic() + bounds.seconds
+                    begun = True
                 if time.monotonic() > deadline:
                     return "timeout"
             if ended:

@@ -43,7 +43,8 @@ _SYSTEM: _Table = {
     "syslog": (103, 116), "vhangup": (153, 58), "fanotify_init": (300, 262), "uselib": (134, None),
     "inotify_init": (253, None), "inotify_init1": (294, 26), "io_setup": (206, 0),
 }  # fmt: skip
-_SHARED_MEMORY: _Table = {  # and queues: writes that no file system sees
+# And queues: writes that no file system sees.
+_SHARED_MEMORY: _Table = {
     "mq_open": (240, 180), "mq_unlink": (241, 181), "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195),
     "semget": (64, 190), "semctl": (66, 191), "semop": (65, 193), "semtimedop": (220, 192), "msgget": (68, 186),
     "msgctl": (71, 187), "msgsnd": (69, 189), "msgrcv": (70, 188),
@@ -87,16 +88,40 @@ _AUDIT_ARCH = (0xC000003E, 0xC00000B7)
 _X32_BIT = 0x40000000
 _SECCOMP = (317, 277)
 _NEW_NAMESPACES = 0x7E020000
-_TIOCSTI, _FIOSETOWN, _SIOCSPGRP, _FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR = 0x5412, 0x8901, 0x8902, 0x40086602, 0x401C5820
-_F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_SETLEASE, _F_NOTIFY = 8, 10, 15, 1024, 1026
-_F_OFD_SETLK, _F_OFD_SETLKW = 37, 38
-_MAP_SHARED, _MAP_ANONYMOUS = 0x01, 0x20
-_AF_UNIX, _SOCK_STREAM, _SOL_SOCKET = 1, 1, 1
-_SO_SNDBUF, _SO_RCVBUF, _SO_ATTACH_FILTER, _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 7, 8, 26, 32, 33
+_TIOCSTI = 0x5412
+_FIOSETOWN = 0x8901
+_SIOCSPGRP = 0x8902
+_FS_IOC_SETFLAGS = 0x40086602
+_FS_IOC_FSSETXATTR = 0x401C5820
+_F_SETOWN = 8
+_F_SETSIG = 10
+_F_SETOWN_EX = 15
+_F_SETLEASE = 1024
+_F_NOTIFY = 1026
+_F_OFD_SETLK = 37
+_F_OFD_SETLKW = 38
+_MAP_SHARED = 0x01
+_MAP_ANONYMOUS = 0x20
+_AF_UNIX = 1
+_SOCK_STREAM = 1
+_SOL_SOCKET = 1
+_SO_SNDBUF = 7
+_SO_RCVBUF = 8
+_SO_ATTACH_FILTER = 26
+_SO_SNDBUFFORCE = 32
+_SO_RCVBUFFORCE = 33
 
-_LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
-_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
-_NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
+_LOAD = 0x20
+_AND = 0x54
+_EQUAL = 0x15
+_AT_LEAST = 0x35
+_ANY_BIT = 0x45
+_RETURN = 0x06
+_ALLOW = 0x7FFF0000
+_ERRNO = 0x00050000
+_NUMBER_AT = 0
+_ARCH_AT = 4
+_ARGUMENTS_AT = 16
 
 
 class Refusal(NamedTuple):
@@ -125,7 +150,8 @@ def refusals(*, namespaces: bool, read_only_mounts: bool, scoped_signals: bool, 
     result += [Refusal(name, error=errno.ENOSYS) for name in _AS_IF_MISSING]
     result += [
         Refusal("clone", ((0, every, "&", _NEW_NAMESPACES),)),
-        Refusal("clone3", error=errno.ENOSYS),  # its flags are out of our sight; libraries fall back on clone
+        # Its flags are out of our sight; libraries fall back on clone.
+        Refusal("clone3", error=errno.ENOSYS),
         Refusal("socketpair", ((0, every, "!=", _AF_UNIX),)),
         # Only connected pairs: a datagram can be addressed to a socket of somebody else.
         Refusal("socketpair", ((1, 0xF, "!=", _SOCK_STREAM),)),
@@ -137,7 +163,8 @@ def refusals(*, namespaces: bool, read_only_mounts: bool, scoped_signals: bool, 
         Refusal("setpriority", ((1, every, "!=", 0),)),
         *(Refusal(name, ((0, every, "!=", 0),)) for name in ("prlimit64", "sched_setscheduler", "sched_setparam")),
         *(Refusal(name, ((0, every, "!=", 0),)) for name in ("sched_setattr", "sched_setaffinity")),
-        Refusal("ioprio_set", ((0, every, "!=", 1),)),  # of a process, not of a group or of all that the user runs
+        # Of a process, not of a group or of all that the user runs.
+        Refusal("ioprio_set", ((0, every, "!=", 1),)),
         Refusal("ioprio_set", ((1, every, "!=", 0),)),
         # A lease on a file outside that the command may read holds up whoever opens it for writing; notices tell of it.
         *(Refusal("fcntl", ((1, every, "==", command),)) for command in (_F_SETLEASE, _F_NOTIFY)),
@@ -197,12 +224,14 @@ def assemble(rules: list[Refusal], machine: int, own_pid: int | None = None) -> 
 def _refuse(number: int, rule: Refusal) -> list[tuple[int, int, int, int]]:
     tests: list[tuple[int, int, int, int]] = []
     for position, (argument, mask, relation, value) in enumerate(rule.when):
-        out = 3 * (len(rule.when) - 1 - position) + 1  # over the remaining tests and the refusal
+        # Over the remaining tests and the refusal.
+        out = 3 * (len(rule.when) - 1 - position) + 1
         jump = {"==": (_EQUAL, 0, out), "!=": (_EQUAL, out, 0), "&": (_ANY_BIT, 0, out)}[relation]
         tests += [(_LOAD, 0, 0, _ARGUMENTS_AT + 8 * argument), (_AND, 0, 0, mask), (*jump, value)]
     body = [*tests, (_RETURN, 0, 0, _ERRNO | rule.error)]
     if tests:
-        body.append((_LOAD, 0, 0, _NUMBER_AT))  # the tests have overwritten it
+        # The tests have overwritten it.
+        body.append((_LOAD, 0, 0, _NUMBER_AT))
     return [(_EQUAL, 0, len(body), number), *body]
 
 

@@ -67,7 +67,8 @@ def _value(node: ast.expr, numbers: list[Fraction]) -> Fraction:
     if isinstance(node, ast.UnaryOp) and type(node.op) in _SIGNS:
         return _SIGNS[type(node.op)](_value(node.operand, numbers))
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        a, b = _value(node.left, numbers), _value(node.right, numbers)
+        a = _value(node.left, numbers)
+        b = _value(node.right, numbers)
         return _bounded(Fraction(_OPERATORS[type(node.op)](a, b)))
     raise ValueError("An operator is missing, or out of place.")
 
@@ -80,7 +81,8 @@ def _power(a: Fraction, b: Fraction) -> Fraction | float:
             return float(a) ** float(b)
         except OverflowError as error:
             raise ValueError("The number is too large.") from error
-    if abs(a) in (0, 1):  # b can have any size; only its parity and its sign count
+    # B can have any size; only its parity and its sign count.
+    if abs(a) in (0, 1):
         return a ** (int(b % 2) + 2 * (b > 0) - 2 * (b < 0))
     if abs(b) * max(a.numerator.bit_length(), a.denominator.bit_length()) > 2 * _MOST_BITS:
         raise ValueError("The number is too large.")

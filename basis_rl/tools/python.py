@@ -64,7 +64,10 @@ class PythonTool:
                 "PythonTool needs timeout > 0, memory_mb >= 64, max_chars >= 100, num_workers >= 1 and processes >= 1, "
                 f"got {timeout}, {memory_mb}, {max_chars}, {workers}, {processes}."
             )
-        self.timeout, self.memory_mb, self.max_chars, self.processes = timeout, memory_mb, max_chars, processes
+        self.timeout = timeout
+        self.memory_mb = memory_mb
+        self.max_chars = max_chars
+        self.processes = processes
         self._readable = python_paths(own_modules=False)
         self._bounds = Bounds(seconds=timeout, output_bytes=_MOST_OUTPUT, kept_bytes=4 * max_chars, mark=_MARK)
         self.isolation = isolation()

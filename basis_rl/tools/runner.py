@@ -34,7 +34,8 @@ def main() -> int:
     except SystemExit as error:
         sys.stdout.flush()
         return error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException as error:  # of the model's program, and shown to it
+    except BaseException as error:
+        # Of the model's program, and shown to it.
         sys.stdout.flush()
         steps = error.__traceback__
         while steps is not None and steps.tb_frame.f_code.co_filename != NAME:

@@ -35,7 +35,8 @@ def _work(jobs: queue.SimpleQueue[_Job | None]) -> None:
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(work())
-            except BaseException as error:  # for who waits, or they would wait for ever
+            except BaseException as error:
+                # For who waits, or they would wait for ever.
                 future.set_exception(error)
         del job, future, work
 

@@ -48,7 +48,8 @@ def encode(value: Any) -> Any:
     if isinstance(value, (float, str)):
         return float(value) if isinstance(value, float) else str(value)
     if isinstance(value, int):
-        return {"int": hex(value)}  # of any length; decimal ones of more than 4300 digits are refused by Python
+        # Of any length; decimal ones of more than 4300 digits are refused by Python.
+        return {"int": hex(value)}
     for name, kind in _SEQUENCES.items():
         if isinstance(value, kind):
             return {name: [encode(item) for item in value]}
@@ -92,7 +93,8 @@ def dump(message: dict[str, Any]) -> str:
 
 def channel() -> tuple[TextIO, TextIO]:
     """What the other process sends, and where to write to it; who prints or reads later does not meet either."""
-    received, sent = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
+    received = os.fdopen(os.dup(0))
+    sent = os.fdopen(os.dup(1), "w", buffering=1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -108,7 +110,8 @@ def run_program(path: str) -> None:
         exec(_PRELUDE, namespace)
         with open(path, encoding="utf-8") as file:
             exec(compile(file.read(), "candidate.py", "exec"), namespace)
-    except BaseException as error:  # the candidate may raise anything, SystemExit too; asked again, it says so
+    except BaseException as error:
+        # The candidate may raise anything, SystemExit too; asked again, it says so.
         broken = type(error).__name__
     for line in asked:
         request = json.loads(line)
@@ -121,7 +124,8 @@ def run_program(path: str) -> None:
             method = name not in namespace and "Solution" in namespace
             function = getattr(namespace["Solution"](), name) if method else namespace[name]
             answer = {"value": encode(function(*args, **kwargs))}
-        except BaseException as error:  # of the candidate, and told to the tests
+        except BaseException as error:
+            # Of the candidate, and told to the tests.
             answer = {"error": type(error).__name__}
         answers.write(dump(answer))
 
@@ -196,7 +200,8 @@ def run_tests(path: str) -> None:
         if tests["entry_point"]:
             namespace["check"](remote(tests["entry_point"]))
         said = "pass" if calls else "unsupported"
-    except BaseException as error:  # whatever a test raises is its verdict
+    except BaseException as error:
+        # Whatever a test raises is its verdict.
         own = isinstance(error, (Unsupported, SyntaxError, ImportError)) and error is not raised
         said = "unsupported" if own else "fail"
     os.write(verdict, f"{said}\n".encode())

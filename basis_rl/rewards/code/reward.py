@@ -90,12 +90,16 @@ class CodeReward(Reward):
                 f"code: this machine cannot shut in what a model writes: {given}. Run on Linux 5.13 or newer, with "
                 "Landlock and seccomp, or set allow_unsafe: true where nothing can be lost or read that matters."
             )
-        self.column, self.partial, self.max_tests, self.fn_name = column, partial, max_tests, fn_name
+        self.column = column
+        self.partial = partial
+        self.max_tests = max_tests
+        self.fn_name = fn_name
         self.num_workers = int(num_workers)
         self._policy = Policy(
             memory_bytes=memory_bytes, cpu_seconds=timeout, file_bytes=_OUTPUT_BYTES, processes=processes, readable=()
         )
-        self._packages, self._tolerance = packages, tolerance
+        self._packages = packages
+        self._tolerance = tolerance
         kind = "share of" if partial else "all of"
         self.version = (
             f"rules {_RULES}, Python {platform.python_version()}, {kind} {max_tests} tests, {timeout:g} s, "
@@ -122,7 +126,8 @@ class CodeReward(Reward):
         results = [done[key] for key in keys]
         if any("no sandbox" in verdicts for _, verdicts in results):
             broken = self._broken_sandbox()
-            if broken:  # or else it was the code that ended in the way of a failed sandbox
+            # Or else it was the code that ended in the way of a failed sandbox.
+            if broken:
                 raise RewardInfrastructureError(broken)
         rewards = [reward for reward, _ in results]
         timeouts = sum("timeout" in verdicts for _, verdicts in results)

@@ -55,8 +55,11 @@ class Program:
 
     def __init__(self, source: str, policy: Policy, packages: bool, tolerance: float) -> None:
         assert policy.cpu_seconds is not None
-        self.policy, self.packages, self.tolerance = policy, packages, tolerance
-        seconds = 3 * policy.cpu_seconds + 3  # a loaded machine may give a third of its time to a test
+        self.policy = policy
+        self.packages = packages
+        self.tolerance = tolerance
+        # A loaded machine may give a third of its time to a test.
+        seconds = 3 * policy.cpu_seconds + 3
         self._bounds = Bounds(seconds=seconds, output_bytes=policy.file_bytes, kept_bytes=policy.file_bytes)
         self._folder = tempfile.TemporaryDirectory(prefix="basis-rl-code-")
         self.path = Path(self._folder.name) / "main.py"

@@ -58,7 +58,8 @@ def parse_tests(cell: Any, fn_name: str | None = None) -> list[Case]:
         if cell.get("asserts"):
             return _asserts(cell["asserts"], str(cell.get("setup") or ""))
         if cell.get("inputs") is not None:
-            inputs, outputs = cell["inputs"], cell.get("outputs") or []
+            inputs = cell["inputs"]
+            outputs = cell.get("outputs") or []
             if len(inputs) != len(outputs):
                 raise ValueError(f"{len(inputs)} inputs, but {len(outputs)} outputs")
             cell = [{"input": i, "output": o} for i, o in zip(inputs, outputs, strict=True)]
@@ -82,7 +83,8 @@ def _case(item: Mapping[str, Any], name: str | None) -> Case:
     if not name or (item.get("type") or item.get("testtype")) in _STDIN:
         return Case("stdin", _text(item["input"]), _text(item["output"]))
     given = item["input"]
-    if isinstance(given, str):  # one JSON value a line
+    # One JSON value a line.
+    if isinstance(given, str):
         try:
             given = [json.loads(line) for line in given.split("\n") if line.strip()]
         except ValueError:
@@ -107,7 +109,8 @@ def choose(cases: Sequence[Case], most: int) -> list[Case]:
 
 def same_output(printed: str, expected: str, tolerance: float) -> bool:
     """The same tokens between white space; one that is expected with a point may differ by the tolerance."""
-    ours, theirs = printed.split(), expected.split()
+    ours = printed.split()
+    theirs = expected.split()
     return len(ours) == len(theirs) and all(
         a == b or ("." in b and _near(_number(a), _number(b), tolerance)) for a, b in zip(ours, theirs, strict=True)
     )
@@ -145,7 +148,8 @@ def _same(answer: Any, expected: Any, tolerance: float) -> bool:
     if not isinstance(pairs, list) or len(pairs) != len(expected):
         return False
     named = {_key(key): value for key, value in pairs}
-    return all(_same(named[k], v, tolerance) for k, v in expected.items())  # a KeyError is no for an answer
+    # A KeyError is no for an answer.
+    return all(_same(named[k], v, tolerance) for k, v in expected.items())
 
 
 def _key(key: Any) -> str:

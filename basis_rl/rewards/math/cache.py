@@ -20,7 +20,8 @@ class Verdicts:
     """
 
     def __init__(self, entries: int = 200_000, characters: int = 64 << 20) -> None:
-        self.entries, self.characters = entries, characters
+        self.entries = entries
+        self.characters = characters
         self._known: OrderedDict[Pair, Verdict] = OrderedDict()
         self._size = 0
         self._lock = threading.Lock()

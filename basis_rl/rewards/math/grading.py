@@ -50,9 +50,12 @@ from sympy.core.function import AppliedUndef  # type: ignore[import-untyped]
 # Math-Verify's own settings for what is in a box, but for the units of the first.
 _UNITS_KEPT = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
 _UNITS_CUT = NormalizationConfig(units=True, malformed_operators=True, nits=True, boxed="none")
-_COARSE = 0.005  # how far the sides of an approximation sign may be apart, where no numeral says
-_FINE = 1e-3  # how far numbers that are equal when rounded to six decimals
-_OTHER_DIGITS = re.compile(r"(?<!\^)(?<!\^\{)(?<!\^-)(?<!\^\{-)\d|\d\d")  # all but the power of a unit
+# How far the sides of an approximation sign may be apart, where no numeral says.
+_COARSE = 0.005
+# How far numbers that are equal when rounded to six decimals.
+_FINE = 1e-3
+# All but the power of a unit.
+_OTHER_DIGITS = re.compile(r"(?<!\^)(?<!\^\{)(?<!\^-)(?<!\^\{-)\d|\d\d")
 # To sympy dv/dt is 0, since v does not depend on t; E, e, I and i are constants, which have no index and are given no
 # value; \gamma is the gamma function: all become symbols.
 _DERIVATIVE = re.compile(r"\\[dt]?frac\s*\{\s*d\s*\\?([a-zA-Z]+)\s*\}\s*\{\s*d\s*\\?([a-zA-Z]+)\s*\}")
@@ -77,7 +80,8 @@ _UNIT_COMMANDS = {
 }  # fmt: skip
 _IMAGINARY = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])")
 _MIXED = re.compile(r"\d+\\[dt]?frac\{?\d+\}?\{?\d+\}?")
-_BOUNDED = re.compile(r"\\infty|\\cup|[\[\]]")  # of intervals: no tuple has it
+# Of intervals: no tuple has it.
+_BOUNDED = re.compile(r"\\infty|\\cup|[\[\]]")
 _SIGNS = re.compile(r"^\s*(?:\\approx(?:eq)?(?![a-zA-Z])|≈)|[€£¥]")
 _APPROXIMATELY = re.compile(r"\\approx(?:eq)?(?![a-zA-Z])|\\simeq(?![a-zA-Z])|≈")
 _NUMERAL = re.compile(r"[-+]?(?:\d+\.(\d*)|[1-9]\d*?(0*)$|0+$)")
@@ -91,7 +95,8 @@ _WORDS = re.compile(r"\\(?:begin|end|[a-zA-Z]*text[a-zA-Z]*|math[a-z]+|mbox|oper
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _LETTERS = re.compile(r"[a-zA-Z]+")
 _NUMERALS = re.compile(r"(?<![\d.])\d+(?![\d.])")
-_VALUES = re.compile(r"\{\s*\d+\s*\}\s*\{\s*\d+\s*\}|\d+\s*/\s*\d+|_\s*\{?\d+\}?")  # reduced fractions; indices
+# Reduced fractions; indices.
+_VALUES = re.compile(r"\{\s*\d+\s*\}\s*\{\s*\d+\s*\}|\d+\s*/\s*\d+|_\s*\{?\d+\}?")
 _CLOSED_AT_INFINITY = re.compile(r"\[(?:\\[,;]|[^,;\[\]])*\\infty|\\infty(?:\\[,;]|[^,;\[\]])*\]")
 
 
@@ -142,7 +147,8 @@ def _holds(reading: Any, text: str) -> bool:
 
     Numerals are only asked for where there are letters: of numbers the value is read.
     """
-    if _APPROXIMATELY.search(text):  # of x \\approx 2 the number is meant
+    # Of x \\approx 2 the number is meant.
+    if _APPROXIMATELY.search(text):
         return True
     if _symbols(reading):
         said = _NUMERALS.findall(_VALUES.sub(" ", _WORDS.sub(" ", text)))
@@ -208,11 +214,13 @@ def _latex(text: str) -> Any:
         real = not should_treat_as_complex(_IMAGINARY.sub("", text))
         read = _Converter(None, real, False, config=ConversionConfig()).parse(text)
         if isinstance(read, Basic):
-            with evaluate(False):  # so that the letters of a - a stay
+            # So that the letters of a - a stay.
+            with evaluate(False):
                 read = read.xreplace({symbol: I for symbol in _symbols(read) if symbol.name == "i"})
         lost = read in (nan, zoo) or (isinstance(read, Basic) and read.has(nan, zoo)) or _lost_derivative(read)
         return None if lost else read
-    except Exception:  # whatever the parser and sympy raise for what a model wrote
+    except Exception:
+        # Whatever the parser and sympy raise for what a model wrote.
         return None
 
 
@@ -271,7 +279,8 @@ def _apart(expected: Any, found: Any) -> bool:
     if set(symbols) != _symbols(found):
         return False
     point = {symbol: 1.3 + 0.37 * i for i, symbol in enumerate(symbols)}
-    a, b = _number(expected, point), _number(found, point)
+    a = _number(expected, point)
+    b = _number(found, point)
     if a is None or b is None or not (isfinite(a) and isfinite(b)):
         return False
     return abs(a - b) > max(1e-4, 0.01 * max(abs(a), abs(b)))
@@ -295,7 +304,8 @@ def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
     """
     whole = is_equation(expected)
     written = {side.strip() for side in answer.split("=")}
-    says = isinstance(found, Basic) and not whole and len(written) > 1  # 120/2 = 60, which is read as 60 = 60
+    # 120/2 = 60, which is read as 60 = 60.
+    says = isinstance(found, Basic) and not whole and len(written) > 1
     if not all(_consistent(part, whole, says) for part in _parts(found)):
         return "chain"
     if is_relation(expected) and not whole and isinstance(_value(found), FiniteSet):
@@ -432,7 +442,8 @@ def _symbols(expression: Any) -> set[Any]:
 
 
 def _near(expected: Any, found: Any, percent: bool) -> bool:
-    a, b = _number(expected), _number(found)
+    a = _number(expected)
+    b = _number(found)
     if a is None or b is None or not (_has_float(expected) or _has_float(found) or abs(a) < 1e-6 or abs(b) < 1e-6):
         return True
     return any(abs(a * by - b) <= _FINE * max(abs(a * by), abs(b)) for by in ((1, 100, 0.01) if percent else (1,)))
@@ -469,7 +480,8 @@ def _equations(expression: Any) -> list[Any]:
 
 def _unwrapped(gold: str, answer: str) -> list[Any]:
     """The equations of the one side, where the other has none."""
-    left, right = _equations(_expression(gold)), _equations(_expression(answer))
+    left = _equations(_expression(gold))
+    right = _equations(_expression(answer))
     return [] if left and right else left + right
 
 
@@ -516,14 +528,17 @@ def _elements(text: str) -> list[Any]:
 
 
 def _list_order(gold: str, answer: str) -> bool:
-    if (_kind(gold), _kind(answer)) != ("list", "list") or r"\pm" in gold + answer:  # plus and minus have no order
+    # Plus and minus have no order.
+    if (_kind(gold), _kind(answer)) != ("list", "list") or r"\pm" in gold + answer:
         return False
-    left, right = _elements(gold), _elements(answer)
+    left = _elements(gold)
+    right = _elements(answer)
     return len(left) == len(right) and not all(_equal(a, b) for a, b in zip(left, right, strict=True))
 
 
 def _duplicates(gold: str, answer: str) -> bool:
-    left, right = _elements(gold), _elements(answer)
+    left = _elements(gold)
+    right = _elements(answer)
     return bool(left and right) and len(left) != len(right)
 
 
@@ -534,7 +549,8 @@ def _brackets(gold: str, answer: str) -> bool:
 
 
 def _set_for_relation(gold: str, answer: str) -> bool:
-    left, right = _expression(gold), _expression(answer)
+    left = _expression(gold)
+    right = _expression(answer)
     if left is None or right is None or is_equation(left) or is_equation(right):
         return False
     return bool(is_relation(left)) != bool(is_relation(right)) and isinstance(
@@ -556,12 +572,14 @@ def _text(gold: str, answer: str) -> bool:
     def is_word(value: Any) -> bool:
         return isinstance(value, Symbol) and len(value.name) > 1 and value.name.isalpha()
 
-    left, right = _expression(gold), _expression(answer)
+    left = _expression(gold)
+    right = _expression(answer)
     return (is_word(left) and isinstance(right, Mul)) or (is_word(right) and isinstance(left, Mul))
 
 
 def _rounding(gold: str, answer: str) -> bool:
-    left, right = _expression(gold), _expression(answer)
+    left = _expression(gold)
+    right = _expression(answer)
     if not isinstance(left, Basic) or not isinstance(right, Basic) or not (left.atoms(Float) | right.atoms(Float)):
         return False
     return not _equal(_exact(left), _exact(right))

@@ -20,7 +20,8 @@ _CHARACTERS = str.maketrans(
         "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "∶": ":", "\u00a0": " ", "\u2009": " ",
         "\u202f": " ", **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),
         **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
-        **dict(zip("аеорсухіАЕОРСХ", "aeopcyxiAEOPCX", strict=True)),  # Cyrillic
+        # Cyrillic.
+        **dict(zip("аеорсухіАЕОРСХ", "aeopcyxiAEOPCX", strict=True)),
     }
 )  # fmt: skip
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
@@ -57,7 +58,8 @@ _REPEATING = re.compile(
     r"(?<![\d.,])(\d{0,20})\.(\d{0,20})\\(?:overline|bar|dot)\s*(?:\{(\d{1,20})\}|(\d))(?!\s*[\d\\])"
 )
 _NUMBER = r"[-+]?(?:\\?\$)?\d[\d,]*(?:\.\d+)?"
-_VARIABLE = r"[abcefiknopqrxyzuvBDEGIOPQRSUXYZ]|\\?pi(?![a-zA-Z])"  # letters that are no units
+# Letters that are no units.
+_VARIABLE = r"[abcefiknopqrxyzuvBDEGIOPQRSUXYZ]|\\?pi(?![a-zA-Z])"
 _SPEED = r"(?:[kcmd]?m|mi|ft|in|k?g|k?J|L|mL)/(?:s|sec|h|hr|min|m|L|mol)(?:\^(?:\d|\{\d\}))?"
 _BETWEEN = rf"(?:{SPACE}|[,;])*"
 _MATH_FONT = r"\\math(?:bf|rm|it|sf|normal)\s*"
@@ -178,7 +180,8 @@ def _bare(text: str) -> str:
 
 def _trimmed(text: str) -> str:
     leading = _LEADING.match(text)
-    start, end = leading.end() if leading else 0, len(text)
+    start = leading.end() if leading else 0
+    end = len(text)
     while match := _TRAILING.search(text, max(start, end - _LONGEST_END), end):
         end = match.start()
     return text[start:end]
@@ -195,7 +198,8 @@ def _unwrapped(text: str) -> str | None:
         if depth == 0:
             if brace.end() < len(text):
                 return None
-            inside, font = text[wrapper.end() + 1 : -1], wrapper[1] or ""
+            inside = text[wrapper.end() + 1 : -1]
+            font = wrapper[1] or ""
             words = re.fullmatch(FONT, font) and not re.match(r"[-+\s(\[$]*(?:\d|\\)", inside)
             return None if words and (font in (r"\text", r"\mbox") or re.fullmatch(r"[^=]*", inside)) else inside
     return None

@@ -46,10 +46,12 @@ def quick_verdict(gold: str, answer: str, any_case: bool = True) -> bool | None:
     """
     if len(gold) > _LONGEST or len(answer) > _LONGEST:
         return None
-    expected, found = plain_number(gold), plain_number(answer)
+    expected = plain_number(gold)
+    found = plain_number(answer)
     if expected is not None and found is not None:
         return _same_value(expected, found, exact="." not in gold and "." not in answer)
-    letter, other = _letter(gold), _letter(answer)
+    letter = _letter(gold)
+    other = _letter(answer)
     if letter is None and other is None:
         return None
     if letter is not None and other is not None:
@@ -62,7 +64,8 @@ def same_time(gold: str, answer: str) -> bool | None:
 
     ``8:34``, which is no ratio in lowest terms, ``05:00`` and ``3:15 p.m.`` are times; ``3:20`` may be a ratio.
     """
-    expected, found = _time(gold), _time(answer)
+    expected = _time(gold)
+    found = _time(answer)
     if expected is None:
         return None
     *clock, half = expected
@@ -79,7 +82,8 @@ def same_ratio(gold: str, answer: str) -> bool | None:
 
     To the parser ``1:2:3`` is a quotient, 1/6. Of other parts than whole numbers, only their number is compared here.
     """
-    expected, found = _ratio(gold), _ratio(answer)
+    expected = _ratio(gold)
+    found = _ratio(answer)
     if max(len(expected), len(found)) < 3:
         colons = [len(_COLON.findall(text)) for text in (gold, answer)]
         return False if max(colons) > 1 and colons[0] != colons[1] else None

@@ -23,7 +23,8 @@ from basis_rl.rewards.workers.pool import Outcome, WorkerPool
 from basis_rl.sandbox import Policy, python_paths
 from basis_rl.sandbox.run import fair_share
 
-_MEMORY_BYTES, _FOLDER_BYTES = 4 << 30, 64 << 20
+_MEMORY_BYTES = 4 << 30
+_FOLDER_BYTES = 64 << 20
 _METRICS: dict[str, Verdict] = {
     "screened": "screened", "timeout": "timeout", "infrastructure": "failed", "over_budget": "late"
 }  # fmt: skip
@@ -181,7 +182,8 @@ class MathVerifyReward(Reward):
             if right is None:
                 asked.append(pair)
             else:
-                misread = right and check and same_time(*pair)  # a ratio to Math-Verify
+                # A ratio to Math-Verify.
+                misread = right and check and same_time(*pair)
                 graded[pair] = "misread" if misread else "right" if right else "wrong"
         graded.update(self._verdicts.find(asked))
         new = [pair for pair in asked if pair not in graded]
@@ -217,7 +219,8 @@ def _verdict(outcome: Outcome) -> Verdict:
         return "failed" if outcome.failed else "timeout"
     if outcome.value.get("misread") and outcome.value.get("verdict"):
         return "misread"
-    right = outcome.value.get("verdict", False)  # if grading fails, also because memory ran out, the answer is wrong
+    # If grading fails, also because memory ran out, the answer is wrong.
+    right = outcome.value.get("verdict", False)
     return "no_gold" if right is None else "right" if right else "wrong"
 
 

@@ -12,13 +12,20 @@ import re
 # Far above what golds and right answers have (tests/rewards/math/test_screen.py shows by how much), and where
 # Math-Verify's time, exponential in the depth and in chains of functions, reaches minutes.
 LIMITS = {
-    "length": 2_000,  # characters
-    "depth": 24,  # open brackets
-    "digits": 1_000,  # in a row
-    "exponent": 100_000,  # of a bracket: (3+4i)^{1000003} is multiplied out
-    "size": 1_000_000,  # decimal digits of a power, a factorial or a binomial coefficient of plain numbers
-    "chain": 6,  # functions applied to functions, \sin\sin
-    "sets": 30,  # unions and intersections
+    # Characters.
+    "length": 2_000,
+    # Open brackets.
+    "depth": 24,
+    # In a row.
+    "digits": 1_000,
+    # Of a bracket: (3+4i)^{1000003} is multiplied out.
+    "exponent": 100_000,
+    # Decimal digits of a power, a factorial or a binomial coefficient of plain numbers.
+    "size": 1_000_000,
+    # Functions applied to functions, \sin\sin.
+    "chain": 6,
+    # Unions and intersections.
+    "sets": 30,
 }
 
 _BRACKETS = re.compile(r"\\.|[(\[{]|[)\]}]", re.DOTALL)
@@ -84,7 +91,8 @@ def _reduced(text: str) -> tuple[str, float]:
         match = _POWER.search(text)
         if match is None:
             break
-        base, exponent = int(match[1]), int(match[2] or match[3] or match[4])
+        base = int(match[1])
+        exponent = int(match[2] or match[3] or match[4])
         digits = exponent * math.log10(base) if base > 1 else 0.0
         largest = max(largest, digits)
         value = str(base**exponent) if digits < 20 else "9" * 20
@@ -102,7 +110,8 @@ def _bracket_exponents(text: str) -> float:
         exponent = int(match[1] or match[2] or match[3])
         nested = end >= 0 and not text[end : match.start()].replace(r"\right", "").strip()
         product = product * exponent if nested else exponent
-        largest, end = max(largest, min(product, 10**30)), match.end()
+        largest = max(largest, min(product, 10**30))
+        end = match.end()
     return largest
 
 
@@ -120,8 +129,10 @@ def _factorials(text: str) -> float:
 def _binomials(text: str) -> float:
     largest = 0.0
     for match in _BINOMIAL.finditer(text):
-        n, k = int(match[1]), int(match[2])
+        n = int(match[1])
+        k = int(match[2])
         if 0 < k < n:
-            k = min(k, n - k)  # C(n, k) <= (e n / k)^k, and lgamma of large numbers cancels
+            # C(n, k) <= (e n / k)^k, and lgamma of large numbers cancels.
+            k = min(k, n - k)
             largest = max(largest, k * math.log10(math.e * n / k))
     return largest

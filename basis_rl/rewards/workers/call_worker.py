@@ -80,7 +80,8 @@ def start() -> None:
         sys.path.insert(0, os.getcwd())
     try:
         _loaded["function"] = load(target)
-    except BaseException:  # a module that ends the process says so by SystemExit
+    except BaseException:
+        # A module that ends the process says so by SystemExit.
         _loaded["error"] = traceback.format_exc()[-4000:]
 
 

@@ -16,10 +16,12 @@ from basis_rl.sandbox import Policy, python_paths
 
 OnError = Literal["raise", "unscored"]
 
-WALL_CLOCK = 10.0  # times the CPU time: nine of ten processor seconds may go to others
+# Times the CPU time: nine of ten processor seconds may go to others.
+WALL_CLOCK = 10.0
 _IMPORT_BYTES = 4 << 30
 _FOLDER_BYTES = 64 << 20
-_THREADS = 16  # numerical libraries start some when they are imported
+# Numerical libraries start some when they are imported.
+_THREADS = 16
 
 
 class FunctionError(RuntimeError):
@@ -63,7 +65,9 @@ class Calls:
         *,
         shut_in: bool = False,
     ) -> None:
-        self.name, self.target, self.over_limit = name, target, over_limit
+        self.name = name
+        self.target = target
+        self.over_limit = over_limit
         worker = Path(__file__).with_name("call_worker.py")
         command = [sys.executable, "-P", str(worker), target, str(timeout), str(int(memory_bytes))]
         policy = Policy(

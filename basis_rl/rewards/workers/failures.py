@@ -10,7 +10,9 @@ class RewardInfrastructureError(RuntimeError):
 
 
 # Share of the rollouts; rollouts that are looked back upon, in whole batches; fewer are judged as if they were so many.
-_LIMIT, _WINDOW, _MINIMUM = 0.05, 1000, 100
+_LIMIT = 0.05
+_WINDOW = 1000
+_MINIMUM = 100
 
 
 class FailureMonitor:

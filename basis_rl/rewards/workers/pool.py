@@ -50,7 +50,8 @@ class Outcome:
 
 
 def _close_all(workers: list[Worker], owner: int) -> None:
-    if os.getpid() != owner:  # a forked copy of the trainer ends: they are not its own
+    # A forked copy of the trainer ends: they are not its own.
+    if os.getpid() != owner:
         return
     for worker in workers:
         worker.ask_to_end()
@@ -99,8 +100,13 @@ class WorkerPool:
                 "WorkerPool needs size, timeout, cpu_timeout, max_tasks and max_growth above 0, got "
                 f"{size}, {timeout}, {cpu_timeout}, {max_tasks}, {max_growth}."
             )
-        self.command, self.size, self.timeout, self.cpu_timeout = list(command), size, timeout, cpu_timeout
-        self.policy, self.max_tasks, self.max_growth = policy, max_tasks, max_growth
+        self.command = list(command)
+        self.size = size
+        self.timeout = timeout
+        self.cpu_timeout = cpu_timeout
+        self.policy = policy
+        self.max_tasks = max_tasks
+        self.max_growth = max_growth
         self._own()
 
     def _own(self) -> None:
@@ -120,7 +126,8 @@ class WorkerPool:
         Raises:
             RewardInfrastructureError: no worker can be started, several attempts in a row.
         """
-        if os.getpid() != self._owner:  # forked: workers, lock and sockets are those of the other process
+        # forked: workers, lock and sockets are those of the other process.
+        if os.getpid() != self._owner:
             self._own()
         with self._lock:
             return _Batch(self, tasks, seconds).run()
@@ -141,7 +148,8 @@ class _Batch:
         tasks: Sequence[dict[str, Any]],
         seconds: float | None,
     ) -> None:
-        self.pool, self.tasks = pool, tasks
+        self.pool = pool
+        self.tasks = tasks
         self.queue = deque(range(len(tasks)))
         self.tries: Counter[tuple[int, str]] = Counter()
         self.outcomes: dict[int, Outcome] = {}
@@ -216,7 +224,8 @@ class _Batch:
 
     def _ends(self, worker: Worker, expired: bool) -> None:
         """The worker has ended or broken the protocol, or else its time is over (`expired`)."""
-        code = None if expired else worker.return_code()  # it has said all by then
+        # It has said all by then.
+        code = None if expired else worker.return_code()
         if not worker.ready:
             self._start_failed(worker.last_words())
         elif worker.task is not None and expired:
@@ -227,7 +236,8 @@ class _Batch:
         elif worker.task is not None:
             if code == -signal.SIGPROF and self.pool.cpu_timeout is not None:
                 self.outcomes[worker.task] = Outcome("timeout", {})
-            else:  # who is killed has not done it himself: memory has a limit of its own
+            else:
+                # Who is killed has not done it himself: memory has a limit of its own.
                 killed = code == -signal.SIGKILL
                 self._again(worker.task, "crashed", _ATTEMPTS_IF_KILLED if killed else _ATTEMPTS)
         self._remove(worker)

@@ -22,9 +22,11 @@ from basis_rl.sandbox import Policy, environment, remove_folder, sandboxed
 _FIXED = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
 _LONGEST_ANSWER = 1 << 22
-_CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
+# Struct ucred: process, user, group.
+_CREDENTIALS = struct.Struct("3i")
 PATIENCE = 5.0
-_LOOK = 0.1  # seconds in which a thread that runs is seen to: many times the kernel's tick
+# Seconds in which a thread that runs is seen to: many times the kernel's tick.
+_LOOK = 0.1
 
 
 class Worker:
@@ -50,7 +52,8 @@ class Worker:
         try:
             if hasattr(socket, "SO_PASSCRED"):
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            self._socket.setblocking(False)  # a worker that does not read must not hold up the one who writes
+            # A worker that does not read must not hold up the one who writes.
+            self._socket.setblocking(False)
             command, env = self._shut_in(command)
             self.process = subprocess.Popen(
                 command,
@@ -58,7 +61,8 @@ class Worker:
                 stdout=theirs.fileno(),
                 stderr=self.stderr,
                 env=env,
-                start_new_session=True,  # Ctrl-C reaches the trainer, which ends the worker; the group can be killed
+                # Ctrl-C reaches the trainer, which ends the worker; the group can be killed.
+                start_new_session=True,
             )
         except BaseException:
             self._clean_up()
@@ -66,11 +70,14 @@ class Worker:
         finally:
             theirs.close()
         self.fd = self._socket.fileno()
-        self.pid: int | None = None  # known when the worker is ready, where the system tells
-        self.buffer, self.outbox = b"", b""
+        # Known when the worker is ready, where the system tells.
+        self.pid: int | None = None
+        self.buffer = b""
+        self.outbox = b""
         self.ended = False
         self.ready = False
-        self.task: int | None = None  # the one that it is at work on
+        # The one that it is at work on.
+        self.task: int | None = None
         self.tasks = 0
         self.began = time.monotonic()
         self.deadline = self.began + patience
@@ -101,7 +108,8 @@ class Worker:
             self.outbox = self.outbox[self._socket.send(self.outbox) :]
         except BlockingIOError:
             pass
-        except (BrokenPipeError, ConnectionResetError):  # a dead worker is seen as end of file on its output
+        except (BrokenPipeError, ConnectionResetError):
+            # A dead worker is seen as end of file on its output.
             self.outbox = b""
 
     def read(self) -> dict[str, Any] | Literal["lost"] | None:
@@ -141,14 +149,17 @@ class Worker:
         return chunk
 
     def has_started(self) -> None:
-        self.ready, self.deadline = True, float("inf")
+        self.ready = True
+        self.deadline = float("inf")
         self.bytes_at_start = resident_bytes(self.pid)
 
     def has_answered(self) -> int:
         """The number of the task."""
-        done, self.task = self.task, None
+        done = self.task
+        self.task = None
         assert done is not None
-        self.deadline, self.outbox = float("inf"), b""
+        self.deadline = float("inf")
+        self.outbox = b""
         return done
 
     def slept(self) -> bool | None:
@@ -160,11 +171,14 @@ class Worker:
         if not threads or not self._wanted:
             return None
         if any(state in "DTt" for state, _ in threads.values()):
-            return False  # one waits for a disk or memory, or has been stopped: not of its own will
+            # One waits for a disk or memory, or has been stopped: not of its own will.
+            return False
         awake = {thread for thread, (state, _) in threads.items() if state == "R"}
-        if awake:  # computes, or waits for a processor; the kernel counts a wait when it is over
+        # computes, or waits for a processor; the kernel counts a wait when it is over.
+        if awake:
             time.sleep(_LOOK)
-            before, threads = threads, _threads(self.pid)
+            before = threads
+            threads = _threads(self.pid)
             if any(threads.get(thread) == before[thread] for thread in awake):
                 return False
         wanted = sum(wanted - self._wanted.get(thread, 0.0) for thread, (_, wanted) in threads.items())
@@ -226,7 +240,8 @@ def _threads(pid: int | None) -> dict[str, tuple[str, float]]:
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             place = Path(f"/proc/{pid}/task/{thread}")
-            with contextlib.suppress(OSError, IndexError, ValueError):  # has ended meanwhile
+            # Has ended meanwhile.
+            with contextlib.suppress(OSError, IndexError, ValueError):
                 state = (place / "stat").read_text().rpartition(")")[2].split()[0]
                 # After the state: what a thread waited before it fell asleep is in the account by then.
                 computed, waited, _ = (place / "schedstat").read_text().split()

@@ -40,7 +40,8 @@ def serve_tasks(
         memory_bytes: of address space, beyond what `start` has taken; None: not limited here.
         start: what takes long and need not count for the first task, imports above all.
     """
-    asked, out = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
+    asked = os.fdopen(os.dup(0))
+    out = os.fdopen(os.dup(1), "w", buffering=1)
     # What a library reads must not be the next task, and what it prints must not end up between the answers.
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -70,7 +71,8 @@ def serve_tasks(
 
 def _limit_memory(beyond: int) -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else 0
-    limit, hard = pages * resource.getpagesize() + beyond, resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = pages * resource.getpagesize() + beyond
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
