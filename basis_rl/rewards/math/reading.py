@@ -41,8 +41,7 @@ _OPERATORS = _RELATIONS | {
     "angle", "ast", "backslash", "bmod", "cdot", "div", "hline", "langle", "lbrace", "lceil", "lfloor", "lvert", "mod",
     "mp", "neg", "not", "parallel", "perp", "pm", "star", "times", "triangle", "vert",
 }  # fmt: skip
-# Tokens.
-_LONGEST_FRACTION = 16
+_LONGEST_FRACTION = 16  # tokens
 _CONNECTIVE = re.compile(r"[\s,;]*(?:and|or|,|;|&)?[\s,;]*")
 _DOTS = re.compile(r"\\[lc]?dots(?![a-zA-Z])|\.\.\.|…")
 _BUILDER = re.compile(
@@ -129,32 +128,23 @@ def _tokens(text: str) -> list[Token]:
 
 def _scan(tokens: list[Token]) -> str | None:
     """``beside`` where a numeral follows an operand, or anything a text or a wide space; ``improper`` fractions."""
-    # What ended just before: "", "operand", "bracket", "text", "apart" (and a wide space), "function".
-    ended = ""
-    # So many arguments of a command or an index are to come, and what they end as.
-    awaited = 0
-    becomes = ""
-    # Of each open brace: what is awaited behind it, and what it ends as.
-    groups: list[tuple[int, str]] = []
+    ended = ""  # what ended just before: "", "operand", "bracket", "text", "apart" (and a wide space), "function"
+    awaited, becomes = 0, ""  # so many arguments of a command or an index are to come, and what they end as
+    groups: list[tuple[int, str]] = []  # of each open brace: what is awaited behind it, and what it ends as
     previous: Token = ("", "")
-    # Nothing but braces since a numeral, which makes a mixed number of a fraction.
-    whole = False
+    whole = False  # nothing but braces since a numeral, which makes a mixed number of a fraction
     bars = environments = 0
     for at, (kind, value) in enumerate(tokens):
         if kind == "blank":
             continue
-        before = previous
-        previous = (kind, value)
-        mixed = whole
-        whole = (kind == "numeral" and not awaited) or (whole and value in ("{", "}"))
+        before, previous = previous, (kind, value)
+        mixed, whole = whole, (kind == "numeral" and not awaited) or (whole and value in ("{", "}"))
         if awaited:
             if kind == "open":
                 groups.append((awaited - 1, becomes))
-                awaited = 0
-                ended = ""
+                awaited, ended = 0, ""
             else:
-                # \frac12.
-                awaited -= 2 if awaited == 2 and kind == "numeral" and len(value) > 1 else 1
+                awaited -= 2 if awaited == 2 and kind == "numeral" and len(value) > 1 else 1  # \frac12
                 ended = ended if awaited else becomes
         elif kind == "apart" or (kind == "row" and not environments):
             ended = "apart" if ended else ""
@@ -165,14 +155,12 @@ def _scan(tokens: list[Token]) -> str | None:
             ended = "" if value == "begin" else "bracket"
         elif value == "}" and groups:
             awaited, ended = groups.pop()
-            becomes = ended
-            whole = whole and ended == "bracket"
+            becomes, whole = ended, whole and ended == "bracket"
         elif kind in ("close", "postfix") or (value == "|" and bars and ended not in ("", "apart")):
             ended = "bracket"
             bars -= value == "|"
         elif kind == "raised":
-            awaited = 1
-            becomes = ended if ended == "function" else "operand"
+            awaited, becomes = 1, ended if ended == "function" else "operand"
         elif _is_operator(kind, value) and not (ended == "apart" and not _relates(kind, value)):
             ended = ""
             bars += value == "|"
@@ -181,10 +169,8 @@ def _scan(tokens: list[Token]) -> str | None:
         elif kind == "command" and value in _FRACTIONS:
             if mixed and _is_improper(tokens[at + 1 : at + _LONGEST_FRACTION]):
                 return "improper"
-            awaited = 2
-            becomes = "operand"
-        elif kind == "open":
-            # What is in it is a factor of what ended, {2}{3}, or belongs to a command.
+            awaited, becomes = 2, "operand"
+        elif kind == "open":  # what is in it is a factor of what ended, {2}{3}, or belongs to a command
             groups.append((0, "bracket"))
             ended = "" if before[0] == "command" or before[1] == "]" else ended
         else:
