@@ -114,7 +114,7 @@ def test_the_whole_study_in_a_few_steps_repeats_nothing(tiny_path, tmp_path, cap
     assert all(each["step"] == [0, 1, 2, 3, 4] for each in runs)
     lines = study.summary(runs)
     # The level is TRL's own, so it is reached by TRL's trainer, at its own time.
-    assert lines[0]["wall"] == lines[0]["step"] == 1.0
+    assert lines[0]["cpu"] == lines[0]["step"] == 1.0
     assert (tmp_path / "clock_study.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "clock_study.json").is_file()
     capfd.readouterr()
@@ -130,7 +130,7 @@ def test_the_level_is_that_of_the_better_of_two_learning_rates():
 
     runs = [a_run("TRL", 2e-5, [0.1, 0.6, 0.1, 0.1]), a_run("TRL", 1e-5, [0.1, 0.2, 0.3, 0.4])]
     runs.append(a_run("none", 2e-5, [0.1, 0.4, 0.4, 0.4]))
-    assert [line["wall"] for line in study.summary(runs)] == [None, 1.0, pytest.approx(2 / 3)]
+    assert [line["cpu"] for line in study.summary(runs)] == [None, 1.0, pytest.approx(2 / 3)]
     assert study.best(runs) == runs[1:]
 
 
