@@ -21,8 +21,8 @@ def prompt_id(prompt: str | Sequence[Mapping[str, Any]], columns: Mapping[str, A
     White space around a text does not count, and a conversation counts with all its messages. What is None does not
     count anywhere, since `datasets` fills in keys that other rows have. Without columns it is the prompt alone.
     """
-    text = prompt.strip() if isinstance(prompt, str) else _written(prompt)
-    read = _written(columns or {})
+    text = prompt.strip() if isinstance(prompt, str) else written(prompt)
+    read = written(columns or {})
     if read != "{}":
         text += f"\0{read}"
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
@@ -40,7 +40,8 @@ def row_id(row: Mapping[str, Any], reads: Collection[str] | None) -> str:
     return prompt_id(row.get("prompt") or "", {name: row[name] for name in reads if name in row and name != "prompt"})
 
 
-def _written(value: Any) -> str:
+def written(value: Any) -> str:
+    """A cell, or several, as one text; what is None does not count."""
     return json.dumps(_without_none(value), sort_keys=True, ensure_ascii=False, default=_as_text)
 
 

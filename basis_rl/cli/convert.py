@@ -171,7 +171,7 @@ def convert_checkpoint(folder: Path, problems: Problems | None) -> None:
     if (whole / SETTINGS).is_file():
         settings = json.loads((whole / SETTINGS).read_text())
         settings["fixed"] |= fixed
-        settings["data"] = {"dataset": content.get("dataset"), "id_scheme": ID_SCHEME}
+        settings["data"] |= {"dataset": content.get("dataset"), "id_scheme": ID_SCHEME}
         write_whole(whole / SETTINGS, json.dumps(settings, indent=1, sort_keys=True) + "\n")
     finish(whole)
     old = folder.with_name(f".{folder.name}.old")

@@ -32,8 +32,8 @@ class Reward(Protocol):
 
     Optional, and what the trainer does without:
 
-    - ``version``, a text that changes with what counts as right: without it a value table and a run are taken to have
-      the same reward if its name is the same;
+    - ``version``, a text that changes with what counts as right: without it a value table and a run, or a run and its
+      resume, have the same reward if name and source are the same (`basis_rl.rewards.source`);
     - ``reads``, the names of columns that it takes from ``**kwargs`` (`read_columns`): without it rows with one prompt
       that differ in these alone are one problem;
     - ``reward_range``, the least and the largest score: without it beliefs learn it from the batches before;

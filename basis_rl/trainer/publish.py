@@ -192,7 +192,8 @@ class Origin:
 
     `model` is the Hub id (with the `commit`) or folder that the training started from, `objective` the name of the
     policy objective. `online` tells whether the Hub may be asked for the base model's license, `license` is what the
-    user has said. Without a `recipe` (YAML), the card shows the settings that are not at their defaults.
+    user has said. Without a `recipe` (YAML), the card shows the settings that are not at their defaults. `first` is the
+    `base` of the run's beginning, if it was resumed with another model that it does not need.
     """
 
     model: str
@@ -203,6 +204,7 @@ class Origin:
     recipe: str | None = None
     command: str | None = None
     dataset_name: str | None = None
+    first: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, config: Any, args: BasisConfig, objective: str) -> Origin:
@@ -210,15 +212,21 @@ class Origin:
         model, commit = str(getattr(config, "_name_or_path", "") or ""), getattr(config, "_commit_hash", None)
         return cls(model, objective, commit, args.push_to_hub, args.model_license)
 
-    def base_model(self) -> dict[str, Any]:
-        """The facts of the base model: name, revision, license."""
+    @property
+    def base(self) -> dict[str, Any]:
+        """Name and revision of the base model."""
         on_hub = bool(self.model) and not Path(self.model).is_dir()
         return {
             "base_model": self.model if on_hub else Path(self.model).name or "a model built in memory",
             "base_on_hub": on_hub,
             "base_revision": self.revision,
-            "license": self.found_license,
         }
+
+    def base_model(self) -> dict[str, Any]:
+        """The facts of the base model: name, revision, license."""
+        first = self.first or self.base
+        given = License(id=self.license) if self.license else None
+        return {**first, "license": self.found_license if first == self.base else given}
 
     @cached_property
     def revision(self) -> str | None:

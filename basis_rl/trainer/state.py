@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,21 @@ from datasets import Dataset
 from basis_rl.baselines import Baseline, baseline_name
 from basis_rl.baselines.reward_range import with_range
 from basis_rl.engine.template_day import template_day
-from basis_rl.identity import ID_SCHEME, check_scheme
+from basis_rl.identity import ID_SCHEME, check_scheme, written
 from basis_rl.run.artefacts import differences, write_whole
 from basis_rl.samplers import PromptSampler, sampler_name
 from basis_rl.trainer.config import BasisConfig, changed_settings
 from basis_rl.trainer.plan import with_tools
 from basis_rl.types import RolloutBatch
-from basis_rl.values.provenance import fingerprint, rendered_prompt, reward_identity
+from basis_rl.values.provenance import fingerprint, rendered_prompt, reward_code, reward_identity
 
 FILE_NAME = "baseline_state.pt"
 SETTINGS = "run_settings.json"
 REFERENCE = "reference.pt"
 _RENDERED = 64
 _PROMPTS = "prompts as the model is given them"
+_CODE = "code of the reward"
+_GOLD = "solution"  # counts whatever the rewards say that they read
 # Where a run writes, what it is called and how it is watched: may differ without a word.
 _BESIDE = {
     "output_dir", "overwrite_output_dir", "allow_changed_settings", "resume_from_checkpoint", "run_name", "report_to",
@@ -193,26 +195,30 @@ def settings_of(
     sampler: PromptSampler,
     reward_funcs: Sequence[Any],
     dataset: Any,
-    identity: str | None,
+    identity: Mapping[str, Any],
     tokenizer: Any,
+    base: Mapping[str, Any],
     tools: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """What decides a run, in JSON, without secrets. To be asked before training: parameters may be changed by it.
 
     Args:
         args: settings of the run.
-        baseline: of the run; likewise `sampler`, `reward_funcs`, `dataset`, `tokenizer` and `tools`.
+        baseline: of the run; likewise `sampler`, `reward_funcs`, `dataset`, `tokenizer`, `base` and `tools`.
         sampler: see above.
         reward_funcs: see above.
         dataset: see above.
-        identity: `dataset_identity` of the prompts.
+        identity: of the data (`data_identity`).
         tokenizer: see above.
+        base: the model before the training: `Origin.base`, its ``weights`` (`weights_fingerprint`), and its ``role``,
+            which is what it is still needed for when a run is resumed, None if the checkpoint has all; ``shapes`` is a
+            hash of its parameters' names and shapes.
         tools: see above.
 
     Returns:
         ``day``: on which prompts are rendered (`template_day`);
         ``fixed``: what gives the order of the data and the state their meaning, so that a resume must have the same;
-        ``free``: the rest, of which a resume tells what differs; ``data``: which prompts (`load_baseline` compares).
+        ``free``: the rest, of which a resume tells what differs; ``data`` and ``base``: as they were given.
     """
     fixed = {
         "seed": args.seed,
@@ -225,15 +231,36 @@ def settings_of(
         "prompt_sampler": sampler_name(sampler),
         **{f"prompt_sampler.{name}": plain(value) for name, value in sampler.parameters.items()},
         _PROMPTS: _rendered(dataset, args, tokenizer, tools),
+        "reward": reward_identity(reward_funcs, args.reward_weights),
+        _CODE: reward_code(reward_funcs),
     }
     free = {key: value for key, value in changed_settings(args, defaults=True).items() if key not in _BESIDE}
-    free["reward"] = reward_identity(reward_funcs, args.reward_weights)
+    free["modules of the reward"] = [getattr(func, "__module__", None) for func in reward_funcs]
     free["objective"] = [args.loss_type, args.importance_sampling_level]
-    data = {"dataset": identity, "id_scheme": ID_SCHEME}
-    whole: dict[str, Any] = json.loads(
-        json.dumps({"fixed": fixed, "free": free, "data": data, "day": template_day()}, default=plain)
-    )
+    found = {"fixed": fixed, "free": free, "data": identity, "base": base, "day": template_day()}
+    whole: dict[str, Any] = json.loads(json.dumps(found, default=plain))
     return whole
+
+
+def data_identity(dataset: Any, prompts: str | None, reads: Collection[str] | None) -> dict[str, Any]:
+    """Which rows are trained on: their prompts (`dataset_identity`), a hash of each column, and which of them count.
+
+    Args:
+        dataset: a stream's columns are not known.
+        prompts: the former.
+        reads: the columns that decide about the rewards (`Plan.reads`); None for all.
+    """
+    columns = _columns(dataset) if isinstance(dataset, Dataset) else None
+    counting = None if reads is None else sorted({*reads, _GOLD})
+    return {"dataset": prompts, "id_scheme": ID_SCHEME, "columns": columns, "reads": counting}
+
+
+def _columns(dataset: Dataset) -> dict[str, str]:
+    digests = {name: hashlib.sha256() for name in dataset.column_names}
+    for batch in dataset.with_format("arrow").iter(1000):
+        for name, digest in digests.items():
+            digest.update(written(batch[name].to_pylist()).encode(errors="surrogatepass"))
+    return {name: digest.hexdigest()[:16] for name, digest in digests.items()}
 
 
 def _rendered(dataset: Any, args: BasisConfig, tokenizer: Any, tools: Sequence[Any]) -> str | None:
@@ -274,13 +301,18 @@ def save_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     write_whole(folder / SETTINGS, json.dumps(settings, indent=1, sort_keys=True) + "\n")
 
 
-def saved_day(folder: str | Path | None) -> str | None:
-    """The day that a checkpoint's prompts were rendered on; None for no checkpoint, or one that does not say."""
+def saved_settings(folder: str | Path | None) -> dict[str, Any]:
+    """`save_settings`'s; empty for no checkpoint, or one that has none."""
     path = Path(folder) / SETTINGS if folder is not None else None
     if path is None or not path.is_file():
-        return None
-    found: str | None = json.loads(path.read_text()).get("day")
+        return {}
+    found: dict[str, Any] = json.loads(path.read_text())
     return found
+
+
+def saved_day(folder: str | Path | None) -> str | None:
+    """The day that a checkpoint's prompts were rendered on; None for no checkpoint, or one that does not say."""
+    return saved_settings(folder).get("day")
 
 
 def save_reference(folder: str | Path, reference: torch.nn.Module) -> None:
@@ -320,22 +352,38 @@ def refuse_repeated_stream(folder: str | Path, dataset: Any) -> None:
 def compare_settings(folder: str | Path, now: Mapping[str, Any], allow: bool) -> list[str]:
     """One line for each setting of a checkpoint that this run has otherwise; none where the checkpoint has no settings.
 
+    A checkpoint of an older version is compared by what it has.
+
     Raises:
         ValueError: one of them changes the order of the data or the meaning of the state, and `allow` is not set; or
-            the checkpoint has prompt ids of another kind.
+            the rewards judge by other rows; or the checkpoint has prompt ids of another kind.
     """
-    path = Path(folder) / SETTINGS
-    if not path.is_file():
+    before = saved_settings(folder)
+    if not before:
         return []
-    before = json.loads(path.read_text())
     check_scheme(f"'{folder}'", before["data"].get("id_scheme"), f"{folder} RECIPE")
-    if before["data"] != now["data"]:
+    late = {key: before["free"].get(key, now["fixed"][key]) for key in ("reward", _CODE)}
+    fixed = {**late, **before["fixed"]}
+    read, beside = _other_columns(before["data"], now["data"])
+    if before["data"].get("dataset") != now["data"]["dataset"]:
         # Other prompts, whatever they look like: `load_baseline` says so.
-        now = {**now, "fixed": {**now["fixed"], _PROMPTS: before["fixed"][_PROMPTS]}}
-    refused = differences(before["fixed"], now["fixed"])
+        fixed[_PROMPTS] = now["fixed"][_PROMPTS]
+        read = beside = set()
+    if golds := sorted(read - {"prompt"}):
+        raise ValueError(
+            f"'{folder}' was saved while training on rows with other values in {golds}, by which they are rewarded. "
+            "Resume with the same dataset, or start a new run from the checkpoint's model."
+        )
+    refused = differences(fixed, now["fixed"]) + [f"column {name} of the dataset: other values" for name in read]
     # Another version has settings that this one has not.
     known = before["free"].keys() & now["free"].keys()
     changed = differences(*({key: each["free"][key] for key in known} for each in (before, now)))
+    changed += [f"column {name} of the dataset, which no reward names: other values" for name in sorted(beside)]
+    base = {**now["base"], **before.get("base", {})}
+    if base["shapes"] != now["base"]["shapes"]:
+        refused.append("parameters of the model: other names or shapes")
+    if other := _other_base(base, now["base"]):
+        (refused if now["base"]["role"] else changed).append(other)
     if refused and not allow:
         raise ValueError(
             f"'{folder}' was saved under other settings, which give the order of the data or the state another "
@@ -343,3 +391,24 @@ def compare_settings(folder: str | Path, now: Mapping[str, Any], allow: bool) ->
             "allow_changed_settings to resume all the same."
         )
     return [*refused, *changed]
+
+
+def _other_columns(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[set[str], set[str]]:
+    """The columns of the dataset that have other values: those that decide about rewards, and the others."""
+    there, here = (each.get("columns") for each in (before, now))
+    if there is None or here is None:
+        return set(), set()
+    other = {name for name in {*there, *here} if there.get(name) != here.get(name)} - {"prompt_id"}
+    if None in (before["reads"], now["reads"]):
+        return other, set()
+    read = other & {"prompt", *before["reads"], *now["reads"]}
+    return read, other - read
+
+
+def _other_base(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What is said of another base model: its weights decide, where they are not known its revision, else its name."""
+    key = next((key for key in ("weights", "base_revision") if before[key] and now[key]), "base_model")
+    if before[key] == now[key]:
+        return ""
+    old, new = (f"{each['base_model']} ({key.removeprefix('base_')} {each[key]})" for each in (before, now))
+    return f"base model: {old}, now {new}" + (f", {now['role']}" if now["role"] else "")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object, send_to_device
+from accelerate.utils import gather_object, is_peft_model, send_to_device
 from datasets import Dataset
 from huggingface_hub import CommitInfo
 from torch import Tensor
@@ -83,6 +83,7 @@ from basis_rl.trainer.shards import policy_is_sharded
 from basis_rl.trainer.state import (
     PendingBatches,
     compare_settings,
+    data_identity,
     dataset_identity,
     load_baseline,
     load_parts,
@@ -95,11 +96,13 @@ from basis_rl.trainer.state import (
     save_reference,
     save_settings,
     saved_day,
+    saved_settings,
     settings_of,
 )
 from basis_rl.trainer.step_time import StepTimer, imbalance, padding_share
 from basis_rl.trainer.turns import Turns, reading_calls
 from basis_rl.types import Advantages, RolloutBatch
+from basis_rl.values.provenance import fingerprint, weights_fingerprint
 
 
 class BasisTrainer(GRPOTrainer):
@@ -209,7 +212,19 @@ class BasisTrainer(GRPOTrainer):
         self._build_generation()
         self._build_scoring()
         self._build_selection()
+        # Before training: weights and parameters are changed by it.
+        self._base = self._base_now()
         self._settings = self._settings_now()
+
+    def _base_now(self) -> dict[str, Any]:
+        args = self.args
+        role = "to which the adapter is added" if is_peft_model(self.model) else None
+        if args.beta != 0.0 and not args.sync_ref_model:
+            role = "from which the KL is measured"
+        # Of a sharded model only the first rank has all weights.
+        weights = weights_fingerprint(self.model) if self.accelerator.is_main_process else None
+        shapes = [(name, *getattr(weight, "ds_shape", weight.shape)) for name, weight in self.model.named_parameters()]
+        return {**self.origin.base, "weights": weights, "shapes": fingerprint(str(shapes)), "role": role}
 
     def _settings_now(self) -> dict[str, Any]:
         return settings_of(
@@ -218,8 +233,9 @@ class BasisTrainer(GRPOTrainer):
             self.sampler,
             self._functions,
             self.train_dataset,
-            self.dataset_identity,
+            data_identity(self.train_dataset, self.dataset_identity, self._reads),
             self._tokenizer,
+            self._base,
             self.tools or [],
         )
 
@@ -813,7 +829,13 @@ class BasisTrainer(GRPOTrainer):
         if day is not None and day != template_day():
             use_day(day)
             self._settings = self._settings_now()
-        return compare_settings(folder, self._settings, self.args.allow_changed_settings)
+        lines = compare_settings(folder, self._settings, self.args.allow_changed_settings)
+        first = saved_settings(folder).get("base")
+        if first and not self._base["role"]:
+            # All that it was needed for is in the checkpoint, so the run is still one of its first model.
+            self._settings["base"] = first
+            self.origin.first = {key: first[key] for key in self.origin.base}
+        return lines
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         if self.state.global_step >= self.state.max_steps:  # transformers would look only after another step

@@ -9,10 +9,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from basis_rl.rewards.source import code_identity
+
 if TYPE_CHECKING:  # baselines read tables, and must not wait for transformers
     from basis_rl.engine import Sampling
 
 _EDGE = 1 << 20
+_SAMPLE = 1024  # values of each parameter
 
 
 def fingerprint(text: str) -> str:
@@ -57,6 +62,32 @@ def reward_identity(reward_funcs: Sequence[Callable[..., Any]], weights: Sequenc
     return " + ".join(names)
 
 
+def weights_fingerprint(model: torch.nn.Module) -> str | None:
+    """A hash over up to 2,047 values of each parameter but an adapter's; None where this rank holds a part of them.
+
+    Two models that were trained apart differ in all their parameters. Values are rounded to bfloat16, so that a model
+    has one fingerprint in whichever precision it is loaded.
+    """
+    adapter = getattr(getattr(model, "base_model", None), "prefix", None)  # PEFT's name for what it adds
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        if weight.is_meta or hasattr(weight, "ds_id") or hasattr(weight, "device_mesh"):
+            return None
+        if not (isinstance(adapter, str) and adapter in name):
+            values = weight.detach().reshape(-1)[:: max(1, weight.numel() // _SAMPLE)]
+            digest.update(f"{name}:{tuple(weight.shape)}".encode())
+            digest.update(values.float().bfloat16().cpu().view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def reward_code(reward_funcs: Sequence[Callable[..., Any]]) -> str:
+    """What computes the rewards, where `reward_identity` has their names and versions only (`code_identity`)."""
+    names = [getattr(func, "__name__", type(func).__name__) for func in reward_funcs]
+    models = [weights_fingerprint(func) if isinstance(func, torch.nn.Module) else None for func in reward_funcs]
+    codes = [model or code_identity(func) for model, func in zip(models, reward_funcs, strict=True)]
+    return " + ".join(f"{name} {code}" for name, code in zip(names, codes, strict=True))
+
+
 def mismatches(table: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
     """One line for each fact on which table and run contradict each other; facts that either lacks are ignored."""
     keys = set(table) & set(run)
@@ -89,7 +120,7 @@ def run_provenance(
     Args:
         config: the model's; knows where the model came from.
         tokenizer: its chat template counts.
-        reward_funcs: see `reward_identity`.
+        reward_funcs: see `reward_identity` and `reward_code`.
         sampling: how completions are drawn; each of its settings counts.
         reward_weights: one for each reward function.
     """
@@ -101,6 +132,7 @@ def run_provenance(
         "revision": model_revision(model, getattr(config, "_commit_hash", None)) if model else None,
         "chat_template": fingerprint(template) if isinstance(template, str) else None,
         "reward": reward_identity(reward_funcs, reward_weights),
+        "reward_code": reward_code(reward_funcs),
         "max_completion_length": drawn.pop("max_new_tokens"),
         **drawn,
         "generation_kwargs": json.dumps(sampling.generation_kwargs, sort_keys=True, default=str),

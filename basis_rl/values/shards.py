@@ -86,7 +86,8 @@ class Shards:
         self.identity: dict[str, Any] = json.loads(json.dumps(identity))
         for path in sorted(folder.glob(_PATTERN)):
             known = next((line["identity"] for line in read_lines(path) if "identity" in line), self.identity)
-            differing = differences(known, self.identity)
+            since = {"reward_code": self.identity.get("reward_code")}  # which older builds do not know
+            differing = differences({**since, **known}, self.identity)
             if differing:
                 older = "id_scheme" in self.identity and "id_scheme" not in known
                 way_out = "Finish it with the version that began it" if older else "Set these back to resume it"

@@ -10,7 +10,7 @@ import pytest
 
 from basis_rl.engine import Sampling, prompt_tokens
 from basis_rl.engine.client import request_seed
-from basis_rl.values import ValueTable, build
+from basis_rl.values import ValueTable, build, provenance
 from basis_rl.values.build import TablePlan, build_table
 from basis_rl.values.provenance import fingerprint
 from basis_rl.values.shards import Record, Shards
@@ -165,6 +165,7 @@ def dying(after):
 @pytest.mark.parametrize("kind", ["transformers", "vllm"])
 def test_a_build_that_is_killed_and_resumed_is_the_undisturbed_one(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(build, "_SCORED_TOGETHER", 4)  # or all answers may come at once, and no death between
+    monkeypatch.setattr(provenance, "code_identity", lambda reward: "the same")  # a reward that dies is other code
     with FakeServer() as fake:
 
         def source():

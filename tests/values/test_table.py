@@ -12,7 +12,14 @@ from basis_rl.engine import Sampling
 from basis_rl.types import RunContext
 from basis_rl.values import ValueTable
 from basis_rl.values.card import _size_category
-from basis_rl.values.provenance import fingerprint, mismatches, model_revision, rendered_prompt, run_provenance
+from basis_rl.values.provenance import (
+    fingerprint,
+    mismatches,
+    model_revision,
+    rendered_prompt,
+    reward_code,
+    run_provenance,
+)
 
 REWARDS = {"a": [0.0, 1.0, 1.0, 1.0], "b": [0.0, 0.0], "c": [1.0]}
 
@@ -238,6 +245,7 @@ def test_what_identifies_a_run(tiny_path):
         "revision": "c0ffee",
         "chat_template": fingerprint("a template"),
         "reward": "0.5*reward",
+        "reward_code": reward_code([reward]),
         "max_completion_length": 9,
         **settings,
         "generation_kwargs": '{"a": 2, "b": 1}',
