@@ -22,6 +22,7 @@ from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
 from basis_rl.run.artefacts import write_whole
 from basis_rl.run.checkpoint import newest, resolve
+from basis_rl.run.disk import naming_a_full_disk
 from basis_rl.run.errors import DiskFull, NonFiniteGradients, RewardFailed, ServerLost, SyncError
 from basis_rl.run.progress import how_sampled
 from basis_rl.run.ranks import on_main_process
@@ -37,10 +38,13 @@ def main(argv: Sequence[str]) -> int:
     recipe = parse_recipe(argv)
     notes(recipe.notes)
     try:
-        with held(recipe.args.output_dir), own_server(recipe) as served:
+        place = recipe.args.output_dir
+        with naming_a_full_disk(place, only_writes=False), held(place), own_server(recipe) as served:
             return train(recipe, served)
     except ServerError as error:
         return fail(error, LOST)
+    except DiskFull as error:
+        return fail(error, FAILED)
 
 
 def own_server(recipe: Recipe) -> AbstractContextManager[Server | None]:
@@ -80,7 +84,7 @@ def train(recipe: Recipe, served: Server | None = None) -> int:
     trainer.add_callback(started)
     try:
         return run(recipe, trainer, checkpoint)
-    except (DiskFull, NonFiniteGradients, RewardFailed) as error:
+    except (NonFiniteGradients, RewardFailed) as error:
         return fail(error, FAILED)
     except (ServerLost, SyncError) as error:
         return fail(error, LOST)
@@ -125,7 +129,8 @@ def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
         log = trainer.state.log_history
         print(summary(log, output, how_sampled(recipe.args), suggested_benchmarks(recipe)))
         if recipe.args.push_to_hub:
-            again = f"NOT pushed. Once the Hub can be reached: basis-rl push {output} {trainer.hub_model_id or ''}"
+            again = shlex.join(["basis-rl", "push", str(output), *filter(None, [trainer.hub_model_id])])
+            again = f"NOT pushed. Once the Hub can be reached: {again}"
             print(f"Pushed: {pushed.commit_url}" if pushed is not None else again)
     trainer.end()
     return 0

@@ -35,25 +35,34 @@ def checkpoint_bytes(parameters: int, trainable: int, weight_bytes: float, optim
 
 
 @contextmanager
-def naming_a_full_disk(output_dir: str | Path, needed: float | None = None) -> Iterator[None]:
+def naming_a_full_disk(
+    output_dir: str | Path, needed: float | None = None, *, only_writes: bool = True
+) -> Iterator[None]:
     """Within it, what fails because the disk is full is a `DiskFull` that says how much a checkpoint needs.
 
     Args:
         output_dir: where is written.
         needed: bytes of a checkpoint, if one is being written.
+        only_writes: nothing else happens within it, so that with no space left any failure is one of that.
 
     Raises:
         DiskFull: torch, safetensors and Python each say it in a way of their own, or only that a write has failed.
     """
     try:
         yield
+    except DiskFull:
+        raise
     except Exception as error:
         free = free_bytes(output_dir)
-        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
-        if not full and free > _MARGIN:
+        full = any(_says_full(each) for each in (error, error.__cause__))
+        if not full and (free > _MARGIN or not only_writes):
             raise
         what = "" if needed is None else f" A checkpoint needs about {needed / GIB:.2f} GiB beside those that are kept."
         raise DiskFull(
             f"The disk of '{output_dir}' is full: {free / GIB:.2f} GiB are free.{what} Make room, or lower "
             "save_total_limit, then resume with resume_from_checkpoint: auto; earlier checkpoints are whole."
         ) from error
+
+
+def _says_full(error: BaseException | None) -> bool:
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)

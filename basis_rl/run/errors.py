@@ -25,6 +25,10 @@ class DiskFull(RuntimeError):
     """A checkpoint or a log could not be written."""
 
 
+class FolderLost(DiskFull):
+    """The run's folder was removed or renamed while the run was going on."""
+
+
 class RewardFailed(RuntimeError):
     """A reward function raised an exception, or returned an invalid reward. Raised on every rank at once."""
 

@@ -8,7 +8,7 @@ import os
 import re
 import textwrap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,13 @@ from transformers import (
 
 from basis_rl.run.artefacts import read_lines, write_whole
 from basis_rl.run.disk import naming_a_full_disk
+from basis_rl.run.run_lock import check_place
 
 PLOT = "training.png"
 WIDTH = 80
 Plot = Callable[..., Any]
 _FILE = "metrics.jsonl"
+_ROWS = 100  # of the log that a checkpoint has itself
 # Metric, its label, what the label means; the first ones stay when a line is too narrow for all.
 _SHOWN = (
     ("reward", "reward", "mean reward of the sampled rollouts"),
@@ -75,6 +77,7 @@ class ProgressLines(TrainerCallback):
         if not state.is_world_process_zero or not logs or not args.output_dir:
             return
         path = Path(args.output_dir) / _FILE
+        check_place(path.parent)
         with naming_a_full_disk(path.parent):
             _append(path, json.dumps({"step": state.global_step, **logs}))
         shown = {label: f"{logs[key]:.3g}" for key, label, _ in _SHOWN if logs.get(key) is not None}
@@ -146,6 +149,18 @@ def evaluation_lines(logs: Mapping[str, Any], how: str) -> list[str]:
     return [
         f"eval{' ' + name if name else ''}  {'  '.join(scores.values())}  ({how})" for name, scores in found.items()
     ]
+
+
+def newest_rows(log: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of the last steps of a log, which a checkpoint keeps: with all of them it would grow with each step."""
+    first = log[-_ROWS:][0]["step"] if log else 0
+    return [row for row in log if row["step"] >= first]
+
+
+def whole_log(folder: Path, newest: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`newest_rows` of a checkpoint with those before them, from the ``metrics.jsonl`` beside it if it is there."""
+    first = newest[0]["step"] if newest else 0
+    return [row for row in read_lines(folder.parent / _FILE) if row["step"] < first] + newest
 
 
 def _append(path: Path, line: str) -> None:

@@ -17,12 +17,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from basis_rl.run.artefacts import lock
+from basis_rl.run.errors import FolderLost
 from basis_rl.run.ranks import on_main_process
 
 _FILE = ".claim"
 _PR_SET_PDEATHSIG = 1
 _launcher = os.getppid()  # as long as it lives
 _held: dict[Path, int] = {}  # folder -> descriptor
+_places: dict[Path, os.stat_result] = {}  # folder -> which one it was
 
 
 @contextmanager
@@ -32,7 +34,7 @@ def held(output_dir: str | Path) -> Iterator[None]:
     May be nested. Where the file system has no locks nothing is held.
 
     Raises:
-        ValueError: another run has it. On every rank.
+        ValueError: another run has it, or it cannot be a folder. On every rank.
     """
     folder = Path(output_dir).absolute()
     is_outermost = on_main_process(lambda: _take(folder))
@@ -47,7 +49,12 @@ def _take(folder: Path) -> bool:
     """Whether it was not ours before."""
     if folder in _held:
         return False
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        path = next(path for path in (folder, *folder.parents) if path.is_symlink() or path.exists())
+        what = f"is a link to '{path.readlink()}', which is not there" if path.is_symlink() else "is not a folder"
+        raise ValueError(f"output_dir: '{path}' {what}. Remove it, or take another output_dir.") from error
     descriptor = os.open(folder / _FILE, os.O_RDWR | os.O_CREAT, 0o644)
     if not lock(descriptor, wait=False):
         said = os.read(descriptor, 4096)
@@ -57,11 +64,30 @@ def _take(folder: Path) -> bool:
             "each other's checkpoints: wait for it, end it (`kill PID`: it writes a checkpoint), or take another "
             "output_dir."
         )
-    os.ftruncate(descriptor, 0)
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-    os.pwrite(descriptor, json.dumps(owner).encode(), 0)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(owner).encode(), 0)
+    except OSError:  # a full disk
+        os.close(descriptor)
+        raise
     _held[folder] = descriptor
+    _places[folder] = folder.stat()
     return True
+
+
+def check_place(output_dir: str | Path) -> None:
+    """Refuse to write where the folder that is held has been: what is written there would be of no run.
+
+    Raises:
+        FolderLost: it was removed or renamed.
+    """
+    folder = Path(output_dir).absolute()
+    if folder in _held and not (folder.exists() and os.path.samestat(folder.stat(), _places[folder])):
+        raise FolderLost(
+            f"'{folder}' was removed or renamed while the run was going on, with what the run had written. If it is "
+            "elsewhere, resume it there with resume_from_checkpoint: auto; else start again."
+        )
 
 
 def _who(said: bytes) -> str:
@@ -145,7 +171,7 @@ def _unheld_locks(root: Path) -> list[tuple[Path, float]]:
     ages = {}
     for path in sorted(root.glob("**/lock")):
         with suppress(FileNotFoundError):  # its holder has just finished
-            ages[path] = time.time() - path.stat().st_mtime
+            ages[path] = abs(time.time() - path.stat().st_mtime)  # the clock may have been set back since
     in_use = _open_files() if ages else set()
     return [(path, age) for path, age in ages.items() if str(path.resolve()) not in in_use]
 

@@ -56,6 +56,7 @@ class Publisher:
     def __init__(self, args: BasisConfig) -> None:
         self.args = args
         self.folder = Path(str(args.output_dir))
+        self._by_hand = f"basis-rl push {shlex.quote(str(self.folder))} {{repo}}"
         self.asked = args.push_to_hub
         self.hub = Hub(
             name=args.hub_model_id or self.folder.absolute().name,
@@ -138,8 +139,7 @@ class Publisher:
         except OSError as error:
             _logger.warning("push_to_hub: '%s' could not be read, and is not pushed: %s", self.folder, error)
             files = {}
-        command = f"basis-rl push {self.folder} {{repo}}"
-        future = self.hub.submit(Push(message=message, files=files, by_hand=command, revision=revision))
+        future = self.hub.submit(Push(message=message, files=files, by_hand=self._by_hand, revision=revision))
         self._push_owed(message, revision)
         return future
 
@@ -160,7 +160,7 @@ class Publisher:
             push = Push(
                 message=f"{message}, {folder.name}",
                 files=files_of_checkpoint(folder, place),
-                by_hand=f"basis-rl push {self.folder} {{repo}} && {_upload(folder, place)}",
+                by_hand=f"{self._by_hand} && {_upload(folder, place)}",
                 replaces=place,
                 checkpoint=folder,
                 revision=revision,

@@ -20,6 +20,7 @@ from basis_rl.run.artefacts import differences, write_whole
 from basis_rl.samplers import PromptSampler, sampler_name
 from basis_rl.trainer.config import BasisConfig, changed_settings
 from basis_rl.trainer.plan import with_tools
+from basis_rl.trainer.prompt_check import IMAGES
 from basis_rl.types import RolloutBatch
 from basis_rl.values.provenance import fingerprint, rendered_prompt, reward_code, reward_identity
 
@@ -63,7 +64,7 @@ def load_baseline(folder: str | Path, baseline: Baseline, dataset: str | None = 
             f"'{folder}' was saved with the baseline {content['baseline']}, this run has {type(baseline).__name__}. "
             "Resume with the same baseline, or start a new run from the checkpoint's model."
         )
-    check_scheme(f"'{folder}'", content.get("id_scheme"), f"{folder} RECIPE")
+    check_scheme(f"'{folder}'", content.get("id_scheme"), folder)
     there = content.get("dataset")
     if dataset is not None and there is not None and dataset != there:
         raise ValueError(
@@ -236,6 +237,7 @@ def settings_of(
     }
     free = {key: value for key, value in changed_settings(args, defaults=True).items() if key not in _BESIDE}
     free["modules of the reward"] = [getattr(func, "__module__", None) for func in reward_funcs]
+    free["ranks"] = args.world_size
     free["objective"] = [args.loss_type, args.importance_sampling_level]
     found = {"fixed": fixed, "free": free, "data": identity, "base": base, "day": template_day()}
     whole: dict[str, Any] = json.loads(json.dumps(found, default=plain))
@@ -246,7 +248,7 @@ def data_identity(dataset: Any, prompts: str | None, reads: Collection[str] | No
     """Which rows are trained on: their prompts (`dataset_identity`), a hash of each column, and which of them count.
 
     Args:
-        dataset: a stream's columns are not known.
+        dataset: a stream's columns are not known, and images are not read.
         prompts: the former.
         reads: the columns that decide about the rewards (`Plan.reads`); None for all.
     """
@@ -256,7 +258,7 @@ def data_identity(dataset: Any, prompts: str | None, reads: Collection[str] | No
 
 
 def _columns(dataset: Dataset) -> dict[str, str]:
-    digests = {name: hashlib.sha256() for name in dataset.column_names}
+    digests = {name: hashlib.sha256() for name in dataset.column_names if name not in IMAGES}  # which are large
     for batch in dataset.with_format("arrow").iter(1000):
         for name, digest in digests.items():
             digest.update(written(batch[name].to_pylist()).encode(errors="surrogatepass"))
@@ -361,7 +363,7 @@ def compare_settings(folder: str | Path, now: Mapping[str, Any], allow: bool) ->
     before = saved_settings(folder)
     if not before:
         return []
-    check_scheme(f"'{folder}'", before["data"].get("id_scheme"), f"{folder} RECIPE")
+    check_scheme(f"'{folder}'", before["data"].get("id_scheme"), folder)
     late = {key: before["free"].get(key, now["fixed"][key]) for key in ("reward", _CODE)}
     fixed = {**late, **before["fixed"]}
     read, beside = _other_columns(before["data"], now["data"])

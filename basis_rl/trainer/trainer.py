@@ -45,10 +45,10 @@ from basis_rl.rewards.base import GoldChecker
 from basis_rl.run import checkpoint
 from basis_rl.run.disk import checkpoint_bytes, naming_a_full_disk
 from basis_rl.run.errors import NonFiniteGradients, RewardFailed, SelectionFailed, ServerLost, StopAsked, SyncError
-from basis_rl.run.progress import use_progress_lines
+from basis_rl.run.progress import newest_rows, use_progress_lines, whole_log
 from basis_rl.run.ranks import on_main_process
 from basis_rl.run.record import RunInfo
-from basis_rl.run.run_lock import end_with_launcher, held
+from basis_rl.run.run_lock import check_place, end_with_launcher, held
 from basis_rl.run.seams import attributes
 from basis_rl.run.usage import Spending
 from basis_rl.samplers import PromptSampler, ValueBelief
@@ -771,9 +771,11 @@ class BasisTrainer(GRPOTrainer):
             ServerLost: the vLLM server failed and did not come back; a checkpoint has been written.
             RewardFailed: a reward function raised or returned an invalid reward; a checkpoint has been written.
             SelectionFailed: the prompt sampler failed, or has no prompts for a batch; a checkpoint has been written.
+            DiskFull: something could not be written, or (`FolderLost`) ``output_dir`` is there no longer.
         """
         end_with_launcher()
-        with held(str(self.args.output_dir)), self.stop_on_signal.listening():
+        place = str(self.args.output_dir)
+        with naming_a_full_disk(place, only_writes=False), held(place), self.stop_on_signal.listening():
             found = on_main_process(lambda: self._start(resume_from_checkpoint))
             self.spending, self.was_finished = Spending(), False
             try:
@@ -954,13 +956,14 @@ class BasisTrainer(GRPOTrainer):
         folder = Path(output_dir or str(self.args.output_dir))
         of_checkpoint = _internal_call and folder.name.startswith(PREFIX_CHECKPOINT_DIR)  # which has a mark already
         marks = self.args.should_save and not of_checkpoint
-        if marks:
-            checkpoint.begin(folder)
-        super().save_model(output_dir, _internal_call=_internal_call)
-        if _internal_call and self.args.should_save:
-            save_baseline(folder, self.baseline, self._generation_batch, self.dataset_identity)
-        if marks:
-            checkpoint.end(folder)
+        with naming_a_full_disk(folder):
+            if marks:
+                checkpoint.begin(folder)
+            super().save_model(output_dir, _internal_call=_internal_call)
+            if _internal_call and self.args.should_save:
+                save_baseline(folder, self.baseline, self._generation_batch, self.dataset_identity)
+            if marks:
+                checkpoint.end(folder)
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
@@ -977,6 +980,8 @@ class BasisTrainer(GRPOTrainer):
             (getattr(p, "ds_numel", p.numel()), p.element_size(), p.requires_grad) for p in self.model.parameters()
         ]
         needed = sum(checkpoint_bytes(count, count * trained, bytes_each) for count, bytes_each, trained in sizes)
+        if self.args.should_save:
+            check_place(str(self.args.output_dir))
         with naming_a_full_disk(str(self.args.output_dir), needed):
             self._write_checkpoint(model, trial)
 
@@ -986,8 +991,9 @@ class BasisTrainer(GRPOTrainer):
             checkpoint.begin(folder)
         self.accelerator.wait_for_everyone()
         limit = self.args.save_total_limit
+        newest = newest_rows(self.state.log_history)
         # Older checkpoints are deleted when this one is complete, not before.
-        with attributes(self.args, save_total_limit=None):
+        with attributes(self.args, save_total_limit=None), attributes(self.state, log_history=newest):
             super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
@@ -1010,6 +1016,7 @@ class BasisTrainer(GRPOTrainer):
             if self._critic is not None:
                 self._critic.load(checkpoint_folder)
             self._last_step = (self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn)
+            self.state.log_history = whole_log(Path(checkpoint_folder), self.state.log_history)
             self.was_finished = self.state.global_step >= self.state.max_steps
 
     # The Hub.
@@ -1031,7 +1038,9 @@ class BasisTrainer(GRPOTrainer):
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         self.publisher.finish()  # transformers deletes checkpoints in there
-        return super()._finalize_training(*args, **kwargs)
+        # But not the last one beside the best: without it a resume would train its steps again.
+        with attributes(self.args, save_total_limit=None):
+            return super()._finalize_training(*args, **kwargs)
 
     def push_to_hub(
         self,

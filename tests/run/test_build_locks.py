@@ -32,6 +32,13 @@ def test_only_old_locks_that_nobody_holds_are_removed_and_a_young_one_is_waited_
     baton.release()
 
 
+def test_a_lock_from_before_the_clock_was_set_back_is_an_old_one(tmp_path):
+    dead, abandoned = lock(tmp_path, "future", age=-9999)
+    os.close(abandoned.fd)
+    with pytest.warns(UserWarning, match="future/lock"):
+        assert break_abandoned_locks(tmp_path, patience=300.0) == [dead]
+
+
 def test_another_process_that_compiles_is_left_alone(tmp_path):
     path = tmp_path / "lock"
     # What torch's FileBaton does, without torch: it makes the file, and holds it open.

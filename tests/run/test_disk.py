@@ -3,15 +3,21 @@
 import errno
 import json
 import os
+import shutil
 from types import SimpleNamespace
 
 import pytest
+from safetensors import SafetensorError
+from transformers import TrainerCallback
+from trl import GRPOTrainer
 
+from basis_rl.cli.main import main
 from basis_rl.report import plot_training
-from basis_rl.run import artefacts, checkpoint, disk
+from basis_rl.run import artefacts, checkpoint, disk, progress, run_lock
 from basis_rl.run.disk import checkpoint_bytes, free_bytes, naming_a_full_disk
-from basis_rl.run.errors import DiskFull
+from basis_rl.run.errors import DiskFull, FolderLost
 from basis_rl.run.progress import ProgressLines
+from tests.cli.conftest import recipe as recipe
 from tests.trainer.test_faults import build
 
 
@@ -32,6 +38,18 @@ def test_each_library_says_it_in_its_own_way(error, free, named, monkeypatch, tm
     assert ("needs about 3.00 GiB" in str(raised.value)) == named
 
 
+def test_beside_writes_only_what_says_so_is_a_full_disk(monkeypatch, tmp_path):
+    """A run within which anything may fail while the disk is full; also where something else is raised from it."""
+    monkeypatch.setattr(disk, "free_bytes", lambda folder: 0)
+    with pytest.raises(KeyError), naming_a_full_disk(tmp_path, only_writes=False):
+        raise KeyError("a reward")
+    with pytest.raises(DiskFull, match="is full"), naming_a_full_disk(tmp_path, only_writes=False):
+        raise RuntimeError("the training has failed") from OSError(errno.ENOSPC, "full")
+    nested = (naming_a_full_disk(tmp_path), naming_a_full_disk(tmp_path, 2**30))
+    with pytest.raises(DiskFull, match="needs about 1"), nested[0], nested[1]:
+        raise OSError(errno.EDQUOT, "full")
+
+
 def test_what_is_free_is_known_before_the_folder_is_there(tmp_path):
     assert free_bytes(tmp_path / "a" / "b") == pytest.approx(free_bytes(tmp_path), rel=0.01)
     assert checkpoint_bytes(100, 10, 2) == 280
@@ -49,6 +67,79 @@ def test_a_log_on_a_full_disk(tmp_path):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     with pytest.raises(DiskFull):
         log(tmp_path, 1)
+
+
+def full_for(monkeypatch, module, name, when=lambda *args: True):
+    """Lets the disk be full whenever this function of the module is called so."""
+    write = getattr(module, name)
+
+    def full(*args, **kwargs):
+        if when(*args):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, full)
+
+
+@pytest.mark.parametrize("where", ["the lock", "the log of a resume", "the model"])
+def test_whichever_write_meets_a_full_disk_names_it(where, tmp_path, monkeypatch):
+    """At the start, at a resume, and at the end, where safetensors has an error of its own."""
+    trainer = build(tmp_path, None, save_strategy="steps", save_steps=1, max_steps=2)
+    if where == "the lock":
+        full_for(monkeypatch, run_lock.os, "pwrite")
+        with pytest.raises(DiskFull, match="Make room"):
+            trainer.train()
+        return
+    trainer.train()
+    if where == "the model":
+
+        def no_room(*args, **kwargs):
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+        monkeypatch.setattr(GRPOTrainer, "save_model", no_room)
+        with pytest.raises(DiskFull, match="earlier checkpoints are whole"):
+            trainer.save_model(str(tmp_path))
+        assert checkpoint.was_cut_off(tmp_path), "so that a resume saves it"
+        return
+    full_for(monkeypatch, progress, "write_whole")
+    with pytest.raises(DiskFull, match="Make room"):
+        build(tmp_path, None, save_strategy="steps", max_steps=3).train(resume_from_checkpoint=True)
+    assert checkpoint.newest(tmp_path).name == "checkpoint-2"
+
+
+@pytest.mark.parametrize("what", ["a full disk", "a dangling link"])
+def test_the_command_says_it_in_one_line(what, recipe, tmp_path, monkeypatch, capsys):
+    output = tmp_path / "out"
+    if what == "a full disk":
+        full_for(monkeypatch, run_lock.os, "pwrite")
+    else:
+        output.symlink_to(tmp_path / "gone")
+    assert main(["train", recipe(output_dir=str(output))]) == (70 if what == "a full disk" else 2)
+    said = capsys.readouterr().err
+    assert said.count("basis-rl: error:") == 1
+    assert ("is full" if what == "a full disk" else "is a link to") in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("write", ["the log", "a checkpoint"])
+def test_a_folder_that_is_gone_is_not_made_again(write, moved, tmp_path):
+    """What would be written there is of no run, and a second one could begin there."""
+    output = tmp_path / "run"
+    saving = {"save_strategy": "steps", "save_steps": 1} if write == "a checkpoint" else {"save_strategy": "no"}
+    trainer = build(output, None, max_steps=6, logging_steps=1 if write == "the log" else 50, **saving)
+
+    class Removes(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                output.rename(tmp_path / "moved") if moved else shutil.rmtree(output)
+                output.mkdir()
+
+    trainer.add_callback(Removes())
+    with pytest.raises(FolderLost, match="was removed or renamed while the run was going on"):
+        trainer.train()
+    assert trainer.state.global_step == 3
+    assert not list(output.iterdir())
 
 
 def test_a_line_after_one_that_was_cut_off_is_one_of_its_own(tmp_path):

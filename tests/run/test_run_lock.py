@@ -25,6 +25,25 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.parametrize("what", ["a dangling link", "a link to itself", "a file", "below a file"])
+def test_what_cannot_be_a_folder_is_named(what, tmp_path):
+    output = tmp_path / "run"
+    if what == "a dangling link":
+        output.symlink_to(tmp_path / "scratch that was cleaned")
+    elif what == "a link to itself":
+        output.symlink_to(output)
+    else:
+        output.write_text("mine")
+    asked = output / "a" if what == "below a file" else output
+    said = rf"output_dir: '{output}' (is a link to .* which is not there|is not a folder)\. Remove it"
+    with pytest.raises(ValueError, match=said), held(asked):
+        pass
+    assert output.is_symlink() or output.read_text() == "mine"
+    output.unlink()
+    with held(asked):
+        assert asked.is_dir()
+
+
 def test_a_second_run_is_told_who_has_the_folder_and_a_kill_frees_it(tmp_path):
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:

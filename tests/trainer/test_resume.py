@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from basis_rl.baselines import Ppo, build_baseline
-from basis_rl.run import checkpoint
+from basis_rl.run import checkpoint, progress
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer import trainer as trainer_module
 from basis_rl.trainer.packing import reordered
@@ -266,6 +266,37 @@ def test_a_finished_run_that_is_resumed_trains_nothing(max_steps, tmp_path):
     longer = run(tmp_path, RunningMean(), resume="auto", max_steps=8, save_steps=3)
     assert not longer.was_finished
     assert longer.state.global_step == 8
+
+
+def test_a_finished_run_whose_best_checkpoint_is_another_stays_finished(tmp_path):
+    """With a learning rate of 0 the first evaluation is the best; transformers would delete the last checkpoint."""
+    best = {"eval_strategy": "steps", "eval_steps": 1, "eval_dataset": sums(4), "learning_rate": 0.0}
+    best |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_reward", "save_total_limit": 1}
+    first = run(tmp_path, RunningMean(), max_steps=3, **best)
+    assert first.state.best_model_checkpoint == str(tmp_path / "checkpoint-1")
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-1", "checkpoint-3"]
+    again = run(tmp_path, RunningMean(), resume="auto", max_steps=3, **best)
+    assert again.was_finished
+    assert again.order == {}
+
+
+def test_a_checkpoint_keeps_the_end_of_the_log_and_a_resume_has_it_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "_ROWS", 3)
+    shape = {"num_iterations": 1, "eval_strategy": "steps", "eval_steps": 2, "eval_dataset": sums(4)}
+    expected = run(tmp_path / "a", RunningMean(), max_steps=8, **shape)
+    sizes = {}
+    for step in range(3, 9):
+        text = (tmp_path / "a" / f"checkpoint-{step}" / "trainer_state.json").read_text()
+        rows = json.loads(text)["log_history"]
+        assert len(rows) in (3, 4), "the rows of one step stay together"
+        assert rows[-1]["step"] == step
+        sizes[step] = len(text)
+    assert sizes[8] < sizes[4] * 1.2
+    assert len(expected.state.log_history) == 8 + 4 + 1
+    for elsewhere in (True, False):
+        start = str(tmp_path / "a" / "checkpoint-6")
+        folder = tmp_path / ("b" if elsewhere else "a")
+        assert_same_end(expected, run(folder, RunningMean(), start, max_steps=8, save_strategy="no", **shape))
 
 
 def test_a_final_save_that_was_cut_off_is_marked_until_it_is_done_again(tmp_path, monkeypatch):

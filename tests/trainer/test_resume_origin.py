@@ -261,3 +261,24 @@ def test_a_value_table_is_of_the_code_of_its_reward(tmp_path):
 
 def began_settings(folder):
     return (began(folder) / "checkpoint-1" / "run_settings.json").read_text()
+
+
+def test_fewer_ranks_resume_at_the_end_of_a_generation_batch_and_are_told(tmp_path, capsys):
+    """A checkpoint as two ranks write it: each has its part and its random numbers."""
+    tiny_trainer(tmp_path, **SHORT, max_steps=2).train()
+    (path,) = checkpoint.checkpoints(tmp_path)
+    parts = torch.load(path / "phase_0.pt")
+    parts["place"]["ranks"] = 2
+    for rank in (0, 1):
+        torch.save(parts, path / f"phase_{rank}.pt")
+        (path / f"rng_state_{rank}.pth").write_bytes((path / "rng_state.pth").read_bytes())
+    (path / "rng_state.pth").unlink()
+    settings = json.loads((path / "run_settings.json").read_text())
+    settings["free"]["ranks"] = 2
+    (path / "run_settings.json").write_text(json.dumps(settings))
+    checkpoint.finish(path)
+    trainer = tiny_trainer(tmp_path, **SHORT, max_steps=4)
+    trainer.train(resume_from_checkpoint=True)
+    assert (trainer.state.global_step, trainer._generation_batch) == (4, 2)
+    assert trainer.spending.rollouts == 2 * 16
+    assert said(capsys) == ["ranks: 2, now 1"]

@@ -89,6 +89,20 @@ def test_all_of_transformers_pushes_go_through_what_is_overridden():
     assert "self.create_model_card(" in source(GRPOTrainer._save_checkpoint)
 
 
+def test_the_end_of_training_deletes_by_the_limit_only():
+    text = source(Trainer._finalize_training)
+    assert text.count("rmtree") == 1
+    assert "self.args.save_total_limit == 1:" in text
+
+
+def test_the_log_of_a_checkpoint_is_that_of_the_state():
+    """And is there before `_load_optimizer_and_scheduler`, where it is made whole."""
+    assert "self.state.save_to_json(" in source(Trainer._save_checkpoint)
+    text = source(Trainer._inner_training_loop)
+    assert text.index("self._init_training_state(") < text.index("self._prepare_for_training(")
+    assert "TrainerState.load_from_json(" in source(Trainer._init_training_state)
+
+
 def test_the_state_is_restored_on_every_rank_and_backend():
     assert "self._load_optimizer_and_scheduler(resume_from_checkpoint)" in inspect.getsource(Trainer)
     assert "_load_optimizer_and_scheduler(self, checkpoint)" in source(GRPOTrainer._load_optimizer_and_scheduler)
