@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -188,19 +189,30 @@ class PromptClusters:
         """A codebook from a folder, or from a dataset repository on the Hub (``owner/name``).
 
         Raises:
-            ValueError: neither a codebook's folder nor a repository that can be read.
+            ValueError: neither a codebook's folder nor a repository that can be read, or a damaged one.
         """
         folder, metadata = KIND.open(path_or_hub_id, revision)
+        with KIND.naming_damage(path_or_hub_id):
+            return cls._read(folder, metadata["provenance"], str(path_or_hub_id))
+
+    @classmethod
+    def _read(cls, folder: Path, provenance: Mapping[str, Any], source: str) -> PromptClusters:
         table = pq.read_table(folder / KIND.main_file).to_pydict()
+        assignments = dict(zip(table["prompt_id"], table["cluster"], strict=True))
+        if len(assignments) < len(table["prompt_id"]) or not all(isinstance(name, str) for name in assignments):
+            raise ValueError("a prompt_id is there twice, or is no text")
         centroids = None
+        most = math.inf
         if (folder / _CENTROIDS).is_file():
             centroids = np.asarray(pq.read_table(folder / _CENTROIDS).to_pydict()["centroid"], np.float32)
-        return cls(
-            dict(zip(table["prompt_id"], table["cluster"], strict=True)),
-            centroids=centroids,
-            provenance=metadata["provenance"],
-            source=str(path_or_hub_id),
-        )
+            most = len(centroids)
+            if centroids.ndim != 2 or not np.isfinite(centroids).all():
+                raise ValueError("its centroids are no vectors of finite numbers")
+            if not {"encoder", "revision", "probe"} <= provenance.keys():
+                raise ValueError("its provenance does not name the encoder")
+        if not all(type(cluster) is int and 0 <= cluster < most for cluster in assignments.values()):
+            raise ValueError("a cluster is none of its clusters")
+        return cls(assignments, centroids=centroids, provenance=provenance, source=source)
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
         """Upload the codebook as a dataset repository and return its address."""

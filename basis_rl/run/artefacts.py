@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -57,7 +57,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The JSON objects in a file of lines; a line that a kill cut off, or that is being written, is ignored."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         for line in file:
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 found = json.loads(line)
                 if isinstance(found, dict):
                     yield found
@@ -68,12 +68,15 @@ def merge_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     A row with a smaller step than the previous one starts a repetition, which replaces all earlier rows from it on.
     """
-    merged: dict[int, dict[str, Any]] = {}
+    merged: list[dict[str, Any]] = []
     for row in rows:
-        if row["step"] < next(reversed(merged), 0):
-            merged = {step: kept for step, kept in merged.items() if step < row["step"]}
-        merged.setdefault(row["step"], {}).update(row)
-    return list(merged.values())
+        if merged and row["step"] < merged[-1]["step"]:
+            while merged and merged[-1]["step"] >= row["step"]:
+                merged.pop()
+        if not merged or merged[-1]["step"] < row["step"]:
+            merged.append({})
+        merged[-1].update(row)
+    return merged
 
 
 def lock(file: int, *, wait: bool) -> bool:
@@ -163,8 +166,19 @@ class Kind:
         if version > self.format:
             raise ValueError(f"'{folder}' was written by a newer basis-rl (format {metadata['format']}). Upgrade it.")
         if not any_ids:
-            check_scheme(f"The {self.what} '{path_or_hub_id}'", metadata.get("id_scheme"), f"{folder} RECIPE")
+            check_scheme(f"The {self.what} '{path_or_hub_id}'", metadata.get("id_scheme"), folder)
         return folder, metadata
+
+    @contextmanager
+    def naming_damage(self, source: str | Path) -> Iterator[None]:
+        """Within it the files of `source` are read, which may hold anything; what that raises is a ValueError."""
+        try:
+            yield
+        except Exception as error:  # pyarrow has many
+            said = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:300]
+            raise ValueError(
+                f"The {self.what} '{source}' is damaged: {said.rstrip('.')}. Build it again with `{self.command}`."
+            ) from error
 
     def push(
         self, save: Callable[[Path], Path], repo_id: str, *, private: bool | None = None, token: str | None = None

@@ -7,11 +7,14 @@ import json
 import logging
 import os
 import shutil
+import zipfile
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
 from functools import lru_cache
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from basis_rl.run.artefacts import write_whole
@@ -19,6 +22,7 @@ from basis_rl.run.artefacts import write_whole
 _MARK, _STATE, MANIFEST = "INCOMPLETE", "trainer_state.json", "manifest.json"
 LAST = "last-checkpoint"  # in a repository on the Hub, as transformers calls it
 _THREADS = 8
+_PICKLE = b"\x80"  # the first byte of the files of early versions of torch
 # What a start from the beginning moves aside: what an earlier run has left in its folder.
 _OF_A_RUN = ("*.json", "*.jsonl", "*.safetensors", "*.bin", "*.pt", "*.png", "*.jinja", "README.md", "recipe.yaml")
 _WEIGHTS = ("model*.safetensors", "adapter_model*.safetensors", "pytorch_model*.bin", "adapter_model*.bin")
@@ -66,7 +70,8 @@ def damage(folder: Path) -> str:
     """What keeps a complete checkpoint from being resumed, in one line; an empty text where nothing does.
 
     With a manifest each file must be there in its size and with its SHA-256. Without one it is another trainer's, and
-    the files that a resume reads must be there: without them it would start with fresh state, silently.
+    the files that a resume reads must be there: without them it would start with fresh state, silently. They must be
+    whole as well, as far as each of them tells by itself.
     """
     found = []
     if (folder / MANIFEST).is_file():
@@ -83,8 +88,26 @@ def damage(folder: Path) -> str:
         if not found:  # bytes are read only where names and sizes are right
             digests = _digests([folder / name for name in files])
             found = [f"{n} has other bytes" for n, digest in zip(files, digests, strict=True) if digest != files[n][1]]
+    elif (folder / _STATE).is_file():
+        found = [f"{path.relative_to(folder)} cannot be read" for path in sorted(folder.rglob("*")) if _is_broken(path)]
     found = found or _lacking({path.name for path in folder.iterdir()})
     return ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+
+
+def _is_broken(path: Path) -> bool:
+    """Whether it is empty, ends early, or holds something else than its name says; torch's files have a checksum."""
+    try:
+        if path.name == _STATE:
+            return not isinstance(json.loads(path.read_text())["global_step"], int)
+        if path.suffix == ".safetensors":
+            with safe_open(path, "pt"):
+                return False
+        if path.suffix in (".pt", ".pth", ".bin"):
+            with path.open("rb") as file:
+                return file.read(1) != _PICKLE and zipfile.ZipFile(file).testzip() is not None
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError, zipfile.BadZipFile):
+        return True
+    return False
 
 
 def _lacking(names: Collection[str]) -> list[str]:
@@ -93,7 +116,7 @@ def _lacking(names: Collection[str]) -> list[str]:
     if "latest" in names:  # DeepSpeed's own folder has model, optimizer and schedule
         return found
     needed = {
-        "the model's weights": lambda n: n.endswith((".safetensors", ".bin")) or n.startswith("pytorch_model_fsdp"),
+        "the model's weights": lambda n: any(fnmatch(n, each) for each in (*_WEIGHTS, "pytorch_model_fsdp*")),
         "the optimizer's state (optimizer.pt)": lambda n: n.startswith("optimizer"),
         "scheduler.pt": lambda n: n == "scheduler.pt",
         "rng_state.pth": lambda n: n.startswith("rng_state"),

@@ -202,13 +202,8 @@ class ValueTable:
             ValueError: neither a table's folder nor a repository that can be read.
         """
         folder, metadata = KIND.open(path_or_hub_id, revision)
-        try:
+        with KIND.naming_damage(path_or_hub_id):
             return cls._read(folder, metadata, str(path_or_hub_id))
-        except Exception as error:  # pyarrow has many, and what it reads may be anything
-            said = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:300]
-            raise ValueError(
-                f"The value table '{path_or_hub_id}' is damaged: {said.rstrip('.')}. {_REBUILD}."
-            ) from error
 
     @classmethod
     def _read(cls, folder: Path, metadata: Mapping[str, Any], source: str) -> ValueTable:

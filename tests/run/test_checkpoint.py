@@ -1,6 +1,8 @@
 """Which folder is a checkpoint, which is the newest, which go: without a training."""
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from basis_rl.run import checkpoint
 
@@ -175,15 +177,42 @@ def test_where_all_are_damaged_nothing_is_started(tmp_path):
 @pytest.mark.parametrize("manifest", [True, False])
 def test_what_every_trainer_reads_must_be_there_with_and_without_a_manifest(manifest, name, tmp_path):
     """As with `save_only_model`, or in a checkpoint of another trainer, which has no manifest."""
-    path = make(tmp_path, 1, complete=False)
+    path = make(tmp_path, 1, complete=False) if manifest else whole_files(tmp_path / "checkpoint-1")
     if not manifest:
-        checkpoint.end(path)
         assert checkpoint.newest(tmp_path) == path
     (path / name).unlink()
     if manifest:
         checkpoint.finish(path)
     with pytest.raises(ValueError, match="none of them can be resumed"):
         checkpoint.resolve("auto", tmp_path)
+
+
+def whole_files(path):
+    """A checkpoint of another trainer, with files as libraries write them and without a manifest."""
+    path.mkdir()
+    save_file({"weight": torch.ones(100)}, path / "model.safetensors")
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        torch.save({"state": torch.ones(100)}, path / name)
+    torch.save({"old": torch.ones(3)}, path / "training_args.bin", _use_new_zipfile_serialization=False)
+    (path / "trainer_state.json").write_text('{"global_step": 2, "log_history": []}')
+    return path
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "rng_state.pth", "model.safetensors", "trainer_state.json"])
+@pytest.mark.parametrize("how", ["cut short", "flipped", "empty", "other"])
+def test_damage_without_a_manifest_is_seen_and_the_older_one_taken(how, name, tmp_path, caplog):
+    """But for a bit within the weights, of which nothing else tells."""
+    older, newer = whole_files(tmp_path / "checkpoint-1"), whole_files(tmp_path / "checkpoint-2")
+    assert checkpoint.newest(tmp_path) == newer
+    if how == "other":
+        (newer / name).write_text("[1, 2]")
+    elif (how, name) != ("flipped", "trainer_state.json"):
+        DAMAGES[how](newer / name)
+    else:
+        (newer / name).write_text('{"global_step": "2"}')
+    unseen = (how, name) == ("flipped", "model.safetensors")
+    assert checkpoint.resolve("auto", tmp_path) == str(newer if unseen else older)
+    assert (name in caplog.text) != unseen
 
 
 def test_a_damaged_manifest_is_no_proof(tmp_path):
