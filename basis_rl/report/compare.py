@@ -102,7 +102,7 @@ def _read(folders: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
     for path in find_runs(folders):
         try:
             runs.append(read_run(path))
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             errors.append(str(error))
     if not runs:
         raise ValueError("\n".join(errors))
@@ -111,7 +111,9 @@ def _read(folders: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
 
 def window_mean(x: np.ndarray, y: np.ndarray, low: float, high: float) -> float:
     """Mean over the rollouts in ``(low, high]``, where ``y_i`` stands for ``(x_{i-1}, x_i]``; NaN if there are none."""
-    edges = np.concatenate([[0.0], x])
+    part = slice(np.searchsorted(x, low, "right"), np.searchsorted(x, high) + 1)
+    edges = np.concatenate([x[part.start - 1 : part.start] if part.start else [0.0], x[part]])
+    y = y[part]
     inside = np.clip(np.minimum(edges[1:], high) - np.maximum(edges[:-1], low), 0.0, None)
     return float(inside @ y / inside.sum()) if inside.sum() > 0 else math.nan
 
@@ -135,8 +137,13 @@ def rollouts_to(run: Run, target: float, budget: float) -> float:
     """
     x, y = run.series("reward")
     width = END * budget
-    places = [*x[(x >= width) & (x < budget)], budget]
-    return next((float(n) for n in places if window_mean(x, y, n - width, n) >= target), math.nan)
+    places = np.append(x[(x >= width) & (x < budget)], budget)
+    # From the integral of the reward at once for all places; the few that come into question are looked at exactly.
+    edges = np.append(0.0, x)
+    integral = np.append(0.0, np.cumsum(y * np.diff(edges)))
+    gained = np.interp(places, edges, integral) - np.interp(places - width, edges, integral)
+    close = gained >= (target - 1e-6 * (1 + abs(target))) * np.minimum(width, edges[-1] - (places - width))
+    return next((float(n) for n in places[close] if window_mean(x, y, n - width, n) >= target), math.nan)
 
 
 def curve(group: Group, key: str, budget: float) -> Curve | None:
@@ -180,7 +187,7 @@ def largest_passes(groups: Sequence[Group]) -> list[str]:
 
 def _logged(groups: Sequence[Group], pattern: str) -> list[re.Match[str]]:
     """The keys of the logs that match the pattern, the shorter ones first, so that of two numbers the smaller is."""
-    keys = {key for group in groups for run in group.runs for row in run.rows for key in row}
+    keys = {key for group in groups for run in group.runs for key in run.logged}
     return [found for key in sorted(keys, key=lambda key: (len(key), key)) if (found := re.fullmatch(pattern, key))]
 
 

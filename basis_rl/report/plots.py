@@ -162,5 +162,6 @@ def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str
 
 def smooth(values: Sequence[float], weight: float = 0.8) -> np.ndarray:
     """Exponential moving average with bias correction: means of the values so far, with weights ``w^(t - i)``."""
-    weights = weight ** np.arange(len(values))
-    return np.convolve(values, weights)[: len(values)] / np.cumsum(weights)
+    weights = weight ** np.arange(min(len(values), 200))  # older ones are lost in the rounding
+    sums = np.cumsum(weights)
+    return np.convolve(values, weights)[: len(values)] / sums[np.minimum(np.arange(len(values)), len(sums) - 1)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +24,9 @@ from basis_rl.run.record import RESULTS, RUN_FILE
 # Share of rollouts whose advantage is not exactly 0, that is of those that contribute to the gradient.
 EFFECTIVE = "advantages/effective"
 _METRICS, _STATE, _RECIPE = "metrics.jsonl", "trainer_state.json", "recipe.yaml"
+_LARGEST = 1e300  # of a logged number
+_MOST_BYTES, _MOST_VALUES = 1 << 20, 100_000  # of a recipe or record: YAML may say in a few lines what fills the memory
+_NOTHING = np.empty((2, 0))
 # Keys that do not change what a run learns: where it writes, how it is started and monitored, its seed.
 _BESIDE = re.compile(
     r"(env|output_dir|overwrite_output_dir|run_name|project|seed|data_seed|resume_from_checkpoint|report_to"
@@ -69,10 +72,11 @@ class Run:
 
         It is interpolated linearly between the rows, starting with 0, and NaN if it was not logged.
         """
-        found = {row["num_rollouts"]: row[what] for row in self.rows if isinstance(row.get(what), int | float)}
-        if not found:
+        places, values = self.logged.get(what, _NOTHING)
+        if not len(places):
             return rollouts * math.nan
-        return np.interp(rollouts, [0, *found], [0, *found.values()])
+        x, index = np.unique(places[::-1], return_index=True)
+        return np.interp(rollouts, np.append(0, x), np.append(0, values[::-1][index]))
 
     def benchmark(self, name: str) -> float:
         return self.benchmarks.get(name, math.nan)
@@ -92,11 +96,26 @@ class Run:
 
         Several values at the same x (several updates on one batch) are averaged.
         """
-        logged = [(row["num_rollouts"], row.get(key)) for row in self.rows]
-        found = [(x, y) for x, y in logged if isinstance(y, int | float) and math.isfinite(y)]
-        places, values = np.array(found, dtype=float).reshape(-1, 2).T
-        x, index = np.unique(places, return_inverse=True)
-        return x, np.bincount(index, weights=values) / np.bincount(index)
+        x, y = self._averaged.get(key, _NOTHING)
+        return x, y
+
+    @cached_property
+    def _averaged(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        found = {}
+        for key, (places, values) in self.logged.items():
+            x, index = np.unique(places, return_inverse=True)
+            found[key] = x, np.bincount(index, weights=values) / np.bincount(index)
+        return found
+
+    @cached_property
+    def logged(self) -> dict[str, np.ndarray]:
+        """``(2, n)`` of each key: numbers of rollouts, and the finite numbers that were logged after them."""
+        found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for row in self.rows:
+            for key, value in row.items():
+                if isinstance(value, int | float) and math.isfinite(value):
+                    found[key].append((row.get("num_rollouts", math.nan), value))
+        return {key: np.array(pairs, dtype=float).T for key, pairs in found.items()}
 
 
 @dataclass(frozen=True)
@@ -129,32 +148,85 @@ def _is_run(folder: Path) -> bool:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run, which may be in progress; a ValueError if it has not logged rewards and numbers of rollouts."""
-    logged = read_lines(folder / _METRICS) if (folder / _METRICS).is_file() else read_log(folder)
+    """Read a run, which may be in progress; a ValueError if it has not logged rewards and numbers of rollouts.
+
+    What is in its files may be anything: what is no number in the log, and what has another shape than it should have,
+    is left out.
+    """
+    logged = map(_numbers, read_lines(folder / _METRICS) if (folder / _METRICS).is_file() else read_log(folder))
     rows = merge_rows([row for row in logged if isinstance(row.get("step"), int)])
-    if not any(row.get("reward") is not None for row in rows):
+    if not any("reward" in row for row in rows):
         raise ValueError(f"'{folder}' has not logged a reward yet.")
-    rows = [row for row in rows if row.get("num_rollouts") is not None]
-    if not rows:
+    rows = [row for row in rows if row.get("num_rollouts", -1) >= 0]
+    if not rows or rows[-1]["num_rollouts"] == 0:
         raise ValueError(
             f"The log of '{folder}' has no `num_rollouts`, so the run cannot be compared: another trainer or an older "
             "basis-rl wrote it. Train it again."
         )
     for row in rows:
-        if row.get("advantages/zero") is not None:
+        if "advantages/zero" in row:
             row[EFFECTIVE] = 1.0 - row["advantages/zero"]
-    recipe = yaml.safe_load((folder / _RECIPE).read_text()) if (folder / _RECIPE).is_file() else {}
-    info = json.loads((folder / RUN_FILE).read_text()) if (folder / RUN_FILE).is_file() else {}
-    return Run(folder, rows, flatten_dict(recipe or {}), info, _benchmarks(folder))
+    recipe = _mapping(folder / _RECIPE, yaml.safe_load)
+    return Run(folder, rows, flatten_dict(recipe), _known(_mapping(folder / RUN_FILE)), _benchmarks(folder))
+
+
+def _numbers(row: Any) -> dict[str, Any]:
+    """The numbers in a row of a log."""
+    cells = row.items() if isinstance(row, dict) else ()
+    numbers = ((key, value) for key, value in cells if type(value) in (int, float))
+    return {key: value for key, value in numbers if -_LARGEST < value < _LARGEST and key.isprintable()}
+
+
+def _mapping(path: Path, load: Callable[[str], Any] = json.loads) -> dict[str, Any]:
+    """What is in a file, with plain keys and values; empty without one.
+
+    Raises:
+        ValueError: it is no mapping, or too much.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
+        found = _plain(load(path.read_text()) or {}, iter(range(_MOST_VALUES)))
+        if not isinstance(found, dict):
+            raise ValueError(f"it holds a {type(found).__name__}, not a mapping")
+    except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
+        raise ValueError(f"'{path}' cannot be read: {' '.join(str(error).split())[:300]}.") from error
+    return found
+
+
+def _plain(value: Any, left: Iterator[int]) -> Any:
+    """`value` in JSON's types, with texts that can be printed; ValueError where it has more parts than are `left`."""
+    if next(left, None) is None:
+        raise ValueError("it holds too many values")
+    if isinstance(value, Mapping):
+        return {_plain(str(key), left): _plain(entry, left) for key, entry in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_plain(entry, left) for entry in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = str(value)
+    return text if text.replace("\n", "").isprintable() else text.encode("unicode_escape").decode()
+
+
+def _known(info: dict[str, Any]) -> dict[str, Any]:
+    """Of a record what has the shape that it should have."""
+    shapes: dict[str, type] = {"compared": dict, "artefacts": list, "hardware": str, "versions": dict, "finished": bool}
+    known: dict[str, Any] = {key: value for key, value in info.items() if isinstance(value, shapes.get(key, object))}
+    parts = {"kind": str, "source": str, "sha256": str, "rollouts": int}
+    versions = {name: version for name, version in known.get("versions", {}).items() if isinstance(version, str)}
+    made = [each for each in known.get("artefacts", []) if isinstance(each, dict)]
+    made = [each for each in made if all(isinstance(each.get(key), shape) for key, shape in parts.items())]
+    return {**known, "artefacts": made, "versions": versions}
 
 
 def _benchmarks(folder: Path) -> dict[str, float]:
     """Accuracies from ``results.json`` in the folder or in its ``eval`` folder; entries of another form are ignored."""
     found = {}
     for path in (folder / RESULTS, folder / "eval" / RESULTS):
-        content = json.loads(path.read_text()) if path.is_file() else {}
-        for name, entry in content.items() if isinstance(content, dict) else ():
-            with suppress(KeyError, TypeError):
+        for name, entry in _mapping(path).items():
+            with suppress(KeyError, TypeError, ValueError, OverflowError):
                 metric = f"avg@{entry['num_rollouts']}"
                 found[f"{name} {metric}"] = float(entry[metric]["value"])
     return found
@@ -164,7 +236,10 @@ def read_log(folder: str | Path) -> list[dict[str, Any]]:
     """The log in ``trainer_state.json`` of a run's folder or of its newest checkpoint; a ValueError without one."""
     for place in [Path(folder), *reversed(checkpoints(folder))]:
         if (place / _STATE).is_file():
-            log: list[dict[str, Any]] = json.loads((place / _STATE).read_text())["log_history"]
+            try:
+                log: list[dict[str, Any]] = list(json.loads((place / _STATE).read_text())["log_history"])
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise ValueError(f"'{place / _STATE}' cannot be read: it has no log.") from error
             return log
     raise ValueError(f"'{folder}' has no {_STATE}. Name the output_dir of a run that has saved a checkpoint.")
 
