@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from shlex import quote
 from typing import Any
 
 # Of what keeps prompt ids on disk. Scheme 1, which is never written down, was the prompt's text alone.
@@ -56,16 +58,16 @@ def _as_text(value: Any) -> str:
     return value.tobytes().hex() if hasattr(value, "tobytes") else str(value)
 
 
-def check_scheme(what: str, scheme: Any, arguments: str) -> None:
+def check_scheme(what: str, scheme: Any, folder: str | Path, recipe: str = " RECIPE") -> None:
     """Refuse `what` if its prompt ids are of another scheme than today's; None is that of a file that does not say.
 
     Raises:
-        OlderIds: names the command that converts it, with these arguments.
+        OlderIds: names the command that converts the `folder`, and whether that needs a recipe.
     """
     if scheme is not None and scheme != ID_SCHEME:
         raise OlderIds(f"{what} was written by a newer basis-rl (id_scheme {scheme}, here {ID_SCHEME}). Upgrade it.")
     if scheme is None:
         raise OlderIds(
             f"{what} was written by an older basis-rl, to which prompts of one text were one problem (id_scheme 1, now "
-            f"{ID_SCHEME}). Convert it, as a folder on this machine: `basis-rl convert {arguments}`."
+            f"{ID_SCHEME}). Convert it, as a folder on this machine: `basis-rl convert {quote(str(folder))}{recipe}`."
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from basis_rl.baselines import Baseline
@@ -103,7 +104,10 @@ def server(recipe: Recipe, footprint: Footprint, warn: Warn) -> str:
         client.ask("/health")
         served = client.model()
     except (RolloutError, RequestRefused, ValueError) as error:
-        warn(f"There is no vLLM server at {url} ({error}). Start it before the training: `basis-rl serve {model}`.")
+        warn(
+            f"There is no vLLM server at {url} ({error}). Start it before the training: "
+            f"`basis-rl serve {quote(model)}`."
+        )
         return f"vLLM generates the rollouts, at {url}, where no server answers at present.{need}"
     if not any(_same(model, name) for name in served.names):
         warn(f"The vLLM server at {url} serves {', '.join(served.names)}, but the recipe trains {model}.")

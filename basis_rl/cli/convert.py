@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -71,7 +72,7 @@ def _recipe(folder: Path, given: str | None) -> Recipe:
     if found is None:
         raise ValueError(
             f"'{folder}' does not say which problems it is of. Name the recipe that it was made with, `basis-rl "
-            f"convert {folder} RECIPE`; or, if the data set has its own column prompt_id, --own_ids."
+            f"convert {shlex.quote(str(folder))} RECIPE`; or, if the data set has its own column prompt_id, --own_ids."
         )
     return parse_recipe([found])
 

@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 from basis_rl import resources
 from basis_rl.cli.options import INIT_DATASET, INIT_MODEL, init_parser
@@ -23,7 +24,8 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError(f"'{file}' is there already. Give another name, or --force to replace it.")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
-    print(f"Wrote {file}. Edit it, then\n  basis-rl check {file}\n  basis-rl train {file}")
+    shown = quote(str(file))
+    print(f"Wrote {file}. Edit it, then\n  basis-rl check {shown}\n  basis-rl train {shown}")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     info = replace(info, hub_model_id=name, model_name=name.split("/")[-1])
     save_run_info(info, folder)
     write_card(info, folder)
-    command = f"basis-rl push {folder} {{repo}}"
+    command = f"basis-rl push {shlex.quote(str(folder))} {{repo}}"
     push = Push(message="Model, card and results", files=files_of_run(folder), by_hand=command)
     pushed = hub.submit(push).result()
     if pushed is None:

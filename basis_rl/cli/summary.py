@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from statistics import fmean
 from typing import Any
 
@@ -39,12 +40,13 @@ def summary(log: Sequence[Mapping[str, Any]], output: Path, how: str, benchmarks
         lines += [f"{name:{width}}  {first:7.3g}  {last:7.3g}  {note}" for name, first, last, note in rows]
     lines += [f"In {output}:", "  the model and its tokenizer"]
     lines += [f"  {name:13}  {what}" for name, what in _FILES.items() if (output / name).is_file()]
-    evaluate = [f"  basis-rl eval {output} --benchmarks {','.join(benchmarks)}"] if benchmarks else []
+    place, measured = quote(str(output)), quote(",".join(benchmarks))
+    evaluate = [f"  basis-rl eval {place} --benchmarks {measured}"] if benchmarks else []
     lines += [
         "Next:",
         *evaluate,
-        f"  basis-rl compare {output} OTHER_RUN",
-        f"  basis-rl push {output} OWNER/NAME",
+        f"  basis-rl compare {place} OTHER_RUN",
+        f"  basis-rl push {place} OWNER/NAME",
     ]
     return "\n".join(lines)
 

@@ -25,6 +25,7 @@ from basis_rl.cli.options import sweep_parser
 from basis_rl.cli.sweep_plan import Planned, launcher_processes, plan, several
 from basis_rl.report.runs import what_counts
 from basis_rl.run.checkpoint import was_cut_off
+from basis_rl.run.run_lock import held
 
 _SHOW_EVERY = 15.0
 
@@ -52,11 +53,12 @@ def main(argv: Sequence[str]) -> int:
         print(overview(runs, waiting), flush=True)
         check_all(waiting)
     sweep = Sweep([*launcher, "-m", "basis_rl", "train"], waiting)
-    failed = sweep.run()
+    output = Path(runs[0].recipe.args.output_dir).parent
+    with held(output):
+        failed = sweep.run()
     if sweep.stopped:
         print("Stopped. The same command resumes.")
         return STOPPED
-    output = Path(runs[0].recipe.args.output_dir).parent
     done = [run.recipe.args.output_dir for run in runs if run not in failed]
     try:
         code = compare([*done, "--output_dir", str(output / "report")]) if done else FAILED

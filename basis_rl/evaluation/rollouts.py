@@ -118,7 +118,7 @@ def kept_settings(path: Path) -> dict[str, Any]:
         OlderIds: their problems have ids of another scheme.
     """
     settings: dict[str, Any] = json.loads(path.read_text())
-    check_scheme(f"The evaluation '{path}'", settings.get("id_scheme"), str(path.parent))
+    check_scheme(f"The evaluation '{path}'", settings.get("id_scheme"), path.parent, recipe="")
     return settings
 
 

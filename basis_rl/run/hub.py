@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
@@ -125,7 +126,7 @@ class Hub:
                 "saves will be pushed. To push by hand: %s",
                 push.message,
                 one_line(error),
-                push.by_hand.format(repo=self.repo_id or self.name),
+                push.by_hand.replace("{repo}", shlex.quote(self.repo_id or self.name)),
             )
             return None
         if push.replaces and push.checkpoint:

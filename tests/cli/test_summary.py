@@ -1,5 +1,7 @@
 """The last words of a run: before and after by steps, what it cost, what is there, what to do next."""
 
+import shlex
+
 from basis_rl.cli.summary import before_and_after, summary
 from basis_rl.cli.train import suggested_benchmarks
 from basis_rl.recipe.file import parse_recipe
@@ -36,6 +38,13 @@ def test_the_summary_tells_only_of_files_that_are_there(tmp_path):
     assert "training.png" not in text
     assert f"basis-rl eval {tmp_path} --benchmarks aime24,mine=data/mine.jsonl" in text
     assert summary([], tmp_path, "greedy").count("before") == 0
+
+
+def test_commands_can_be_pasted_whatever_the_folder_is_called(tmp_path):
+    folder = tmp_path / "my run's {best} $HOME"
+    lines = [line for line in summary(LOG, folder, "greedy", ["a b"]).splitlines() if line.startswith("  basis-rl")]
+    assert [shlex.split(line)[2] for line in lines] == [str(folder)] * 3
+    assert shlex.split(lines[0])[-1] == "a b"
 
 
 def test_an_evaluation_is_suggested_only_where_it_makes_sense(tmp_path):

@@ -14,6 +14,7 @@ from basis_rl.baselines import BASELINES
 from basis_rl.cli.main import main
 from basis_rl.cli.sweep_plan import launcher_processes, parse_entry, plan, several
 from basis_rl.report.runs import read_run
+from tests.run.test_run_lock import HOLDER
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
@@ -117,6 +118,21 @@ def test_whatever_is_wrong_is_said_before_the_first_run(case, recipe, stand_in, 
     said = capsys.readouterr().err
     assert re.search(message, said), said
     assert not (tmp_path / "out-sweep").exists()
+
+
+def test_a_second_sweep_in_the_same_folder_starts_nothing(recipe, stand_in, tmp_path, capsys):
+    """It would take runs that the first one has not begun yet, and each would count the other's as failed."""
+    out = tmp_path / "sweep"
+    out.mkdir()
+    arguments = ["--baselines", "none,rloo", "--seeds", "0", "--output_dir", str(out), "--launcher", stand_in]
+    command = [sys.executable, "-c", HOLDER, str(out)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        assert main(["sweep", recipe(), *arguments]) == 2
+        assert f"'{out}' is the output_dir of a run that is still going on" in capsys.readouterr().err
+        assert not list(out.glob("*/calls"))
+        other.communicate("")
+    assert main(["sweep", recipe(), *arguments]) == 0
 
 
 def test_a_failure_is_reported_at_the_end_and_costs_nothing_else(recipe, stand_in, tmp_path, capsys):
