@@ -8,7 +8,7 @@ is the number of runs whose final weights are not bit-identical to those of the 
 generation), or that trained on rollouts sampled with other weights than the policy's (vLLM: ``rollout/kl`` above 1e-6,
 since its sampling is not repeatable).
 
-With ``--soak`` it kills runs of a smaller model instead, so many times, at random moments and in turn over nineteen
+With ``--soak`` it kills runs of a smaller model instead, so many times, at random moments and in turn over twenty
 configurations: baselines with state, a critic, prompt samplers, several passes, accumulation, ``async_prefetch``,
 pushes to an endpoint of our own, two ranks, FSDP2. All runs are forked from one process that has imported everything.
 "Wrong" is then also a repository that lacks something in the end, or that had an incomplete checkpoint.
@@ -49,7 +49,7 @@ from transformers import TrainerCallback
 from basis_rl.baselines import Ppo
 from basis_rl.engine.server import Server, free_port
 from basis_rl.run import checkpoint
-from basis_rl.run.errors import ServerLost
+from basis_rl.run.errors import DiskFull, ServerLost
 from basis_rl.trainer import BasisTrainer
 from basis_rl.trainer.shards import whole
 from benchmarks.common import RESULTS, one_thread, parser_of, save
@@ -71,8 +71,9 @@ class StepFile(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             part = Path(args.output_dir) / "step.part"
-            part.write_text(str(state.global_step))
-            part.rename(part.with_name("step"))
+            with suppress(FileNotFoundError):  # of a folder that is removed
+                part.write_text(str(state.global_step))
+                part.rename(part.with_name("step"))
 
 
 def step_of(folder: Path) -> int:
@@ -118,6 +119,9 @@ def disturbed(folder: Path, model: Path, url: Any, spoil: int = -1, **settings: 
         trained.train(resume_from_checkpoint="auto")
     except ServerLost:
         return 69
+    except DiskFull as error:
+        print(error, flush=True)
+        return 70
     if trained.stop_on_signal.stopped:
         return 75
     trained.save_model(str(folder / "final"))
@@ -199,6 +203,49 @@ def killed_while_saving(folder: Path, model: Path, moment: float, expected: Any)
     return {**found, **resumed(folder, model, expected)}
 
 
+def killed_before_saving(folder: Path, model: Path, moment: float, expected: Any) -> Outcome:
+    """SIGKILL after an optimizer step and before the checkpoint that is due then."""
+    run = Run(folder, model)
+    run.until(SAVE_EVERY * (1 + int(moment) // SAVE_EVERY))
+    run.kill()
+    found = {"lost": run.lost(), "since checkpoint": run.since_checkpoint()}
+    return {**found, **resumed(folder, model, expected)}
+
+
+def disk_full(folder: Path, model: Path, moment: float, expected: Any) -> Outcome:
+    """The run's disk, one of its own, is filled at `moment`: it must end by itself with one line, and be resumed when
+    there is room."""
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m", "none", str(folder)], capture_output=True)
+    if mounted.returncode:
+        return {"left out": "no disk may be mounted here", "lost": 0, "wrong": False}
+    try:
+        run = Run(folder, model)
+        run.until(moment)
+        with suppress(OSError), (folder / "filler").open("wb") as file:
+            while True:
+                file.write(bytes(1 << 16))
+        code, said = run.done(), folder.with_suffix(".log").read_text()
+        found = {"exit code": code, "named": "is full" in said, "lost": run.lost()}
+        (folder / "filler").unlink()
+        again = resumed(folder, model, expected)
+        return {**found, **again, "wrong": again["wrong"] or code != 70 or "Traceback" in said}
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def folder_removed(folder: Path, model: Path, moment: float, expected: Any) -> Outcome:
+    """The run's folder is removed at `moment`: it must end by itself with one line, and not begin the folder anew."""
+    run = Run(folder, model)
+    run.until(moment)
+    folder.rename(folder.with_name(f"{folder.name} moved"))
+    code, said = run.done(), folder.with_suffix(".log").read_text()
+    wrong = code != 70 or "was removed or renamed" not in said or "Traceback" in said or folder.exists()
+    folder.with_name(f"{folder.name} moved").rename(folder)
+    found = {"exit code": code, "lost": run.lost(), **resumed(folder, model, expected)}
+    return {**found, "wrong": found["wrong"] or wrong}
+
+
 def stop_signal(folder: Path, model: Path, moment: float, expected: Any) -> Outcome:
     """SIGTERM at `moment`: the trainer must end normally, with a checkpoint."""
     run = Run(folder, model)
@@ -272,7 +319,8 @@ def server_gone(folder: Path, model: Path, moment: float, running: Server) -> Ou
 
 
 SERVED = (server_killed, server_frozen, server_gone)
-FAULTS = (trainer_killed, killed_while_saving, stop_signal, gradients_spoilt, rank_killed, *SERVED)
+KILLED = (trainer_killed, killed_while_saving, killed_before_saving, rank_killed)
+FAULTS = (*KILLED, stop_signal, gradients_spoilt, disk_full, folder_removed, *SERVED)
 
 
 def measure(repeats: int, chosen: Sequence[str]) -> dict[str, list[Outcome]]:
@@ -323,6 +371,7 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     "async_prefetch, sampler": {"baseline": "rloo", "prompt_sampler": "frontier", "async_prefetch": True},
     "push of each checkpoint": {"baseline": "rloo", "hub_strategy": "all_checkpoints"},
     "push of the last checkpoint": {"baseline": "bv_blend", "hub_strategy": "checkpoint"},
+    "evaluations": {"baseline": "bv_blend", "eval_strategy": "steps", "eval_steps": 1},
     "two ranks": {"baseline": "bv_blend", "ranks": 2},
     "two ranks, FSDP2": {"baseline": "bv_blend", "ranks": 2, "accelerate": "fsdp2"},
 }
@@ -611,7 +660,7 @@ def train(folder: Path, name: str, url: str, hub: str) -> None:
         model=tiny_model(tokenizer), reward_funcs=parity_reward, train_dataset=data, processing_class=tokenizer,
         baseline=own[baseline]() if baseline in own else named_baseline(baseline, data),
         prompt_sampler=settings.pop("prompt_sampler", "uniform"),
-        args=config(folder, **{"max_steps": SOAK_STEPS, **saving, **settings}),
+        args=config(folder, **{"max_steps": SOAK_STEPS, **saving, **settings}), eval_dataset=data.select(range(8)),
     )  # fmt: skip
     trained.add_callback(StepFile())
     trained.train(resume_from_checkpoint="auto")
