@@ -110,12 +110,15 @@ class Run:
     @cached_property
     def logged(self) -> dict[str, np.ndarray]:
         """``(2, n)`` of each key: numbers of rollouts, and the finite numbers that were logged after them."""
-        found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        found: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
         for row in self.rows:
+            place = row.get("num_rollouts", math.nan)
             for key, value in row.items():
-                if isinstance(value, int | float) and math.isfinite(value):
-                    found[key].append((row.get("num_rollouts", math.nan), value))
-        return {key: np.array(pairs, dtype=float).T for key, pairs in found.items()}
+                if _is_number(value):
+                    places, values = found[key]
+                    places.append(place)
+                    values.append(value)
+        return {key: np.array(both, dtype=float) for key, both in found.items() if key.isprintable()}
 
 
 @dataclass(frozen=True)
@@ -171,10 +174,16 @@ def read_run(folder: Path) -> Run:
 
 
 def _numbers(row: Any) -> dict[str, Any]:
-    """The numbers in a row of a log."""
-    cells = row.items() if isinstance(row, dict) else ()
-    numbers = ((key, value) for key, value in cells if type(value) in (int, float))
-    return {key: value for key, value in numbers if -_LARGEST < value < _LARGEST and key.isprintable()}
+    """A row of a log; of what is read here, only numbers."""
+    row = row if isinstance(row, dict) else {}
+    for key in ("step", "num_rollouts", "reward", "advantages/zero"):
+        if not _is_number(row.get(key, 0)):
+            del row[key]
+    return row
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and -_LARGEST < value < _LARGEST
 
 
 def _mapping(path: Path, load: Callable[[str], Any] = json.loads) -> dict[str, Any]:
