@@ -22,7 +22,7 @@ from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
 from basis_rl.run.artefacts import write_whole
 from basis_rl.run.checkpoint import newest, resolve
-from basis_rl.run.errors import DiskFull, NonFiniteGradients, RewardFailed, ServerLost, SyncError
+from basis_rl.run.errors import DiskFull, NonFiniteGradients, RequestRefused, RewardFailed, ServerLost, SyncError
 from basis_rl.run.progress import how_sampled
 from basis_rl.run.ranks import on_main_process
 from basis_rl.run.record import is_finished, save_run_info
@@ -82,7 +82,7 @@ def train(recipe: Recipe, served: Server | None = None) -> int:
         return run(recipe, trainer, checkpoint)
     except (DiskFull, NonFiniteGradients, RewardFailed) as error:
         return fail(error, FAILED)
-    except (ServerLost, SyncError) as error:
+    except (ServerLost, RequestRefused, SyncError) as error:
         return fail(error, LOST)
     except (ValueError, OSError) as error:
         if started.begun:

@@ -13,6 +13,10 @@ class RequestRefused(RuntimeError):
     """The server is well and says that the request is wrong, so that waiting would not help. On every rank at once."""
 
 
+class WrongAnswer(RequestRefused):
+    """The server answers what was not asked for, or for another run, so that waiting would not help either."""
+
+
 class SyncError(RuntimeError):
     """The engine has other weights than the trained model. Raised on every rank at once."""
 
