@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from basis_rl.cli.main import FAILED, LOST, STOPPED, fail, notes
+from basis_rl.cli.main import FAILED, LOST, PEER, STOPPED, fail, notes
 from basis_rl.cli.summary import summary
 from basis_rl.data import GYM_COLUMN
 from basis_rl.engine.server import Server, ServerError
@@ -22,7 +22,16 @@ from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
 from basis_rl.run.artefacts import write_whole
 from basis_rl.run.checkpoint import newest, resolve
-from basis_rl.run.errors import DiskFull, NonFiniteGradients, RequestRefused, RewardFailed, ServerLost, SyncError
+from basis_rl.run.errors import (
+    DiskFull,
+    NonFiniteGradients,
+    PeerLost,
+    RequestRefused,
+    RewardFailed,
+    ServerLost,
+    SyncError,
+)
+from basis_rl.run.peers import naming_lost_peers
 from basis_rl.run.progress import how_sampled
 from basis_rl.run.ranks import on_main_process
 from basis_rl.run.record import is_finished, save_run_info
@@ -37,10 +46,12 @@ def main(argv: Sequence[str]) -> int:
     recipe = parse_recipe(argv)
     notes(recipe.notes)
     try:
-        with held(recipe.args.output_dir), own_server(recipe) as served:
+        with naming_lost_peers(), held(recipe.args.output_dir), own_server(recipe) as served:
             return train(recipe, served)
     except ServerError as error:
         return fail(error, LOST)
+    except PeerLost as error:
+        return fail(error, PEER)
 
 
 def own_server(recipe: Recipe) -> AbstractContextManager[Server | None]:

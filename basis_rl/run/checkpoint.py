@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import socket
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -15,6 +16,7 @@ from pathlib import Path
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from basis_rl.run.artefacts import write_whole
+from basis_rl.run.errors import DiskFull
 
 _MARK, _STATE, MANIFEST = "INCOMPLETE", "trainer_state.json", "manifest.json"
 LAST = "last-checkpoint"  # in a repository on the Hub, as transformers calls it
@@ -32,9 +34,29 @@ def begin(folder: Path) -> None:
     _sync(folder)
 
 
-def finish(folder: Path) -> None:
+def names_in(folder: Path) -> list[str]:
+    """The files of a checkpoint that this machine sees."""
+    kept = (_MARK, MANIFEST)
+    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file() and p.name not in kept)
+
+
+def finish(folder: Path, written: Collection[str] = ()) -> None:
     """Force all of `folder` to disk, write the manifest (name, size in bytes and SHA-256 of each file), then take the
-    mark away."""
+    mark away.
+
+    Args:
+        folder: of the checkpoint.
+        written: what the ranks have written there, by `names_in` on each.
+
+    Raises:
+        DiskFull: some of it is not to be seen here; the checkpoint keeps its mark.
+    """
+    missing = sorted(set(written) - set(names_in(folder)))
+    if missing:
+        raise DiskFull(
+            f"'{folder}' lacks {', '.join(missing[:3])} on {socket.gethostname()}, which other ranks have written: the "
+            "folder is not the same one on all machines any more. The checkpoint counts as incomplete."
+        )
     paths = [path for path in folder.rglob("*") if path.is_file() and path not in (folder / _MARK, folder / MANIFEST)]
     for path in folder.rglob("*"):
         _sync(path)

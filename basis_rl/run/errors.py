@@ -25,6 +25,10 @@ class ServerLost(RuntimeError):
     """The server did not come back in time. Raised on every rank at once."""
 
 
+class PeerLost(RuntimeError):
+    """Another rank of the run is gone, or cannot be reached. Each rank that is left raises it by itself."""
+
+
 class DiskFull(RuntimeError):
     """A checkpoint or a log could not be written."""
 

@@ -53,8 +53,9 @@ from basis_rl.run.errors import (
     StopAsked,
     SyncError,
 )
+from basis_rl.run.peers import naming_lost_peers
 from basis_rl.run.progress import use_progress_lines
-from basis_rl.run.ranks import on_main_process
+from basis_rl.run.ranks import gathered, on_main_process
 from basis_rl.run.record import RunInfo
 from basis_rl.run.run_lock import end_with_launcher, held
 from basis_rl.run.seams import attributes
@@ -777,10 +778,15 @@ class BasisTrainer(GRPOTrainer):
             ServerLost: the vLLM server failed and did not come back; a checkpoint has been written.
             RequestRefused: it refused a request or answered it wrongly; a checkpoint has been written.
             RewardFailed: a reward function raised or returned an invalid reward; a checkpoint has been written.
+            PeerLost: another rank is gone; nothing is saved, which takes all ranks.
             SelectionFailed: the prompt sampler failed, or has no prompts for a batch; a checkpoint has been written.
         """
         end_with_launcher()
-        with held(str(self.args.output_dir)) as run, self._server_held(run), self.stop_on_signal.listening():
+        with ExitStack() as stack:
+            stack.enter_context(naming_lost_peers())
+            run = stack.enter_context(held(str(self.args.output_dir)))
+            stack.enter_context(self._server_held(run))
+            stack.enter_context(self.stop_on_signal.listening())
             found = on_main_process(lambda: self._start(resume_from_checkpoint))
             self.spending, self.was_finished = Spending(), False
             try:
@@ -994,8 +1000,9 @@ class BasisTrainer(GRPOTrainer):
         with attributes(self.args, save_total_limit=None):
             super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
+        written = {name for names in gathered(checkpoint.names_in(folder)) for name in names}
+        on_main_process(lambda: checkpoint.finish(folder, written))
         if self.args.should_save:
-            checkpoint.finish(folder)
             best = self.state.best_model_checkpoint
             checkpoint.rotate(folder.parent, limit, [*([best] if best else []), *self.publisher.hub.in_use()])
         if self.args.push_to_hub and self.is_world_process_zero():
