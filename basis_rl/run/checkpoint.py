@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import socket
+import time
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -21,6 +22,8 @@ from basis_rl.run.errors import DiskFull
 _MARK, _STATE, MANIFEST = "INCOMPLETE", "trainer_state.json", "manifest.json"
 LAST = "last-checkpoint"  # in a repository on the Hub, as transformers calls it
 _THREADS = 8
+# Seconds until what one machine has written to a network file system must be seen on another.
+PATIENCE = 60.0
 # What a start from the beginning moves aside: what an earlier run has left in its folder.
 _OF_A_RUN = ("*.json", "*.jsonl", "*.safetensors", "*.bin", "*.pt", "*.png", "*.jinja", "README.md", "recipe.yaml")
 _WEIGHTS = ("model*.safetensors", "adapter_model*.safetensors", "pytorch_model*.bin", "adapter_model*.bin")
@@ -36,8 +39,10 @@ def begin(folder: Path) -> None:
 
 def names_in(folder: Path) -> list[str]:
     """The files of a checkpoint that this machine sees."""
-    kept = (_MARK, MANIFEST)
-    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file() and p.name not in kept)
+    own = (folder / _MARK, folder / MANIFEST)
+    return sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path not in own
+    )
 
 
 def finish(folder: Path, written: Collection[str] = ()) -> None:
@@ -51,19 +56,20 @@ def finish(folder: Path, written: Collection[str] = ()) -> None:
     Raises:
         DiskFull: some of it is not to be seen here; the checkpoint keeps its mark.
     """
-    missing = sorted(set(written) - set(names_in(folder)))
-    if missing:
+    deadline = time.monotonic() + PATIENCE
+    while missing := sorted(set(written) - set(names_in(folder))):
+        if time.monotonic() < deadline:
+            time.sleep(0.5)
+            continue
         raise DiskFull(
             f"'{folder}' lacks {', '.join(missing[:3])} on {socket.gethostname()}, which other ranks have written: the "
             "folder is not the same one on all machines any more. The checkpoint counts as incomplete."
         )
-    paths = [path for path in folder.rglob("*") if path.is_file() and path not in (folder / _MARK, folder / MANIFEST)]
     for path in folder.rglob("*"):
         _sync(path)
-    files = {
-        path.relative_to(folder).as_posix(): [path.stat().st_size, digest]
-        for path, digest in zip(paths, _digests(paths), strict=True)
-    }
+    names = names_in(folder)
+    digests = _digests([folder / name for name in names])
+    files = {name: [(folder / name).stat().st_size, digest] for name, digest in zip(names, digests, strict=True)}
     write_whole(folder / MANIFEST, json.dumps({"files": files}, indent=1, sort_keys=True) + "\n")
     end(folder)
 

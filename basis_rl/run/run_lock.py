@@ -18,11 +18,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from basis_rl.run import checkpoint
 from basis_rl.run.artefacts import lock
 from basis_rl.run.ranks import gathered, on_main_process
 
 _FILE = ".claim"
-_PATIENCE = 20.0  # seconds until what one machine has written is seen on another
 _PR_SET_PDEATHSIG = 1
 _launcher = os.getppid()  # as long as it lives
 _held: dict[Path, tuple[int, dict[str, Any]]] = {}  # folder -> descriptor, what its file says
@@ -94,7 +94,7 @@ def _who(said: bytes) -> str:
 
 def _sees(folder: Path, owner: dict[str, Any]) -> bool:
     """Whether the file that the first rank has written is here; a network file system may take a while."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + checkpoint.PATIENCE
     while True:
         with suppress(OSError):
             if _owner((folder / _FILE).read_bytes()) == owner:

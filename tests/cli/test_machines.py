@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from basis_rl.run import checkpoint, run_lock
+from basis_rl.run import checkpoint
 from tests.support.processes import wait_until
 from tests.support.ranks import CPU, MACHINE, OWN_FOLDERS, ROOT, environment, forked
 
@@ -102,7 +102,7 @@ def test_folders_that_are_not_shared_are_refused_by_all_ranks(machines, recipe, 
     output = tmp_path / "out"
     output.mkdir()
     apart = Apart(machines, tmp_path, CPU, recipe(), own=("", str(output)))
-    codes = apart.ended(run_lock._PATIENCE + 300)
+    codes = apart.ended(checkpoint.PATIENCE + 300)
     said = apart.said()
     assert codes == [2, 2], "\n".join(said)[-5000:]
     for text in said:

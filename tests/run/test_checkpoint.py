@@ -1,6 +1,7 @@
 """Which folder is a checkpoint, which is the newest, which go: without a training."""
 
 import json
+import threading
 
 import pytest
 
@@ -48,7 +49,8 @@ def test_the_manifest_is_the_last_thing_written(tmp_path, monkeypatch):
     assert checkpoint.newest(tmp_path) is None
 
 
-def test_the_manifest_has_what_every_rank_has_written_or_there_is_none(tmp_path):
+def test_the_manifest_has_what_every_rank_has_written_or_there_is_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "PATIENCE", 0.7)
     path = make(tmp_path, 1, complete=False)
     (path / "rng_state_1.pth").write_bytes(b"seed")
     written = {*FILES, "trainer_state.json", "rng_state_1.pth"}
@@ -57,7 +59,11 @@ def test_the_manifest_has_what_every_rank_has_written_or_there_is_none(tmp_path)
         checkpoint.finish(path, {*written, "phase_1.pt"})
     assert checkpoint.was_cut_off(path)
     assert not (path / checkpoint.MANIFEST).exists()
+    (path / "rng_state_1.pth").rename(tmp_path / "on its way")
+    later = threading.Timer(0.3, lambda: (tmp_path / "on its way").rename(path / "rng_state_1.pth"))
+    later.start()
     checkpoint.finish(path, written)
+    later.join()
     assert set(json.loads((path / checkpoint.MANIFEST).read_text())["files"]) == written
     assert checkpoint.names_in(path) == sorted(written), "not the manifest itself"
     (path / "rng_state_1.pth").unlink()

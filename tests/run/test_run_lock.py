@@ -42,7 +42,7 @@ def test_a_run_has_a_name_that_its_resumes_have_and_other_folders_have_not(tmp_p
 @pytest.mark.parametrize("what", ["shared", "late", "empty", "of an earlier start"])
 def test_every_rank_has_to_see_what_the_first_has_written(what, tmp_path, monkeypatch):
     """The second rank's folder may be another one; a network file system may take a while."""
-    monkeypatch.setattr(run_lock, "_PATIENCE", 1.5)
+    monkeypatch.setattr(checkpoint, "PATIENCE", 1.5)
     ranks = Ranks(2)
     folders = [tmp_path / "first", tmp_path / "first" if what == "shared" else tmp_path / "second"]
     if what == "of an earlier start":
@@ -121,7 +121,7 @@ def test_it_is_held_to_the_end_of_the_outermost_block(tmp_path):
 def test_a_forked_child_does_not_hold_it(tmp_path):
     """Such as a worker of a data loader: it may outlive its parent."""
     with held(tmp_path):
-        (descriptor,) = run_lock._held.values()
+        ((descriptor, _),) = run_lock._held.values()
         child = os.fork()
         if child == 0:
             try:
