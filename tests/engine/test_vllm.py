@@ -103,6 +103,7 @@ def test_a_server_on_another_machine(machines, tmp_path):
     url = f"http://{machines.addresses[1]}:8011"
     options = ["--host", machines.addresses[1], "--port", 8011, "--dtype", "float32", "--max_model_len", 128, *ENGINE]
     apart = {MACHINE: there, OWN_FOLDERS: "/dev/shm"}
+    (tmp_path / "server").touch()
     serving = forked(tmp_path / "server", "basis_rl", "serve", model, *options, **apart)
     try:
         wait_until(lambda: "Application startup complete" in (tmp_path / "server").read_text(errors="replace"), 1200)
