@@ -130,3 +130,15 @@ def pytest_make_parametrize_id(val: object) -> str | None:
     """The same id in every process: an object's address would keep two of them from sharing the tests."""
     shown = repr(val)
     return re.sub(r" at 0x[0-9a-f]+", "", shown) if " at 0x" in shown else None
+
+
+@pytest.fixture
+def machines() -> Iterator[Any]:
+    """Two machines with a link (`tests.support.machines`)."""
+    from tests.support.machines import two_machines
+
+    try:
+        with two_machines() as made:
+            yield made
+    except (PermissionError, FileNotFoundError) as error:
+        pytest.skip(f"network namespaces are not to be had: {error}")

@@ -25,7 +25,7 @@ COMMANDS = {
     "check": "check a recipe before anything is spent, or module:name, a baseline or objective of your own",
 }
 # Exit codes other than 0 and 2 (a message about a mistake in the input); the numbers are those of sysexits.h.
-LOST, FAILED, STOPPED = 69, 70, 75
+PEER, LOST, FAILED, STOPPED = 68, 69, 70, 75
 USAGE = """usage: basis-rl COMMAND RECIPE.yaml [--key value ...]
 
 commands:
@@ -78,8 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def fail(message: object, code: int = 2) -> int:
-    """Print one message, once per machine, and return the exit code."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+    """Print one message, once per machine, and return the exit code; of a lost rank on each that is left."""
+    if os.environ.get("LOCAL_RANK", "0") == "0" or code == PEER:
         print(f"basis-rl: error: {message}", file=sys.stderr)
     return code
 

@@ -91,8 +91,8 @@ def train_parser(result: argparse.ArgumentParser) -> None:
     --num_processes, --num_machines, --machine_rank, --main_process_ip and --main_process_port may stand beside it.
 
     SIGTERM, SIGUSR1 or a file STOP in output_dir end the training after the current step with a checkpoint (exit code
-    75). --resume_from_checkpoint auto resumes from it. Exit code 69: the vLLM server was lost. Exit code 70: no
-    gradient was finite for max_nonfinite_steps steps.
+    75). --resume_from_checkpoint auto resumes from it. Exit code 68: a rank was lost. Exit code 69: the vLLM server was
+    lost. Exit code 70: no gradient was finite for max_nonfinite_steps steps.
     """
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 import yaml
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from basis_rl.cli.main import FAILED, LOST, STOPPED, fail, notes
+from basis_rl.cli.main import FAILED, LOST, PEER, STOPPED, fail, notes
 from basis_rl.cli.summary import summary
 from basis_rl.data import GYM_COLUMN
 from basis_rl.engine.server import Server, ServerError
@@ -23,7 +23,16 @@ from basis_rl.recipe.keys import Recipe
 from basis_rl.run.artefacts import write_whole
 from basis_rl.run.checkpoint import newest, resolve
 from basis_rl.run.disk import naming_a_full_disk
-from basis_rl.run.errors import DiskFull, NonFiniteGradients, RewardFailed, ServerLost, SyncError
+from basis_rl.run.errors import (
+    DiskFull,
+    NonFiniteGradients,
+    PeerLost,
+    RequestRefused,
+    RewardFailed,
+    ServerLost,
+    SyncError,
+)
+from basis_rl.run.peers import naming_lost_peers
 from basis_rl.run.progress import how_sampled
 from basis_rl.run.ranks import on_main_process
 from basis_rl.run.record import is_finished, save_run_info
@@ -39,12 +48,17 @@ def main(argv: Sequence[str]) -> int:
     notes(recipe.notes)
     try:
         place = recipe.args.output_dir
-        with naming_a_full_disk(place, only_writes=False), held(place), own_server(recipe) as served:
-            return train(recipe, served)
+        with ExitStack() as stack:
+            stack.enter_context(naming_a_full_disk(place, only_writes=False))
+            stack.enter_context(naming_lost_peers())
+            stack.enter_context(held(place))
+            return train(recipe, stack.enter_context(own_server(recipe)))
     except ServerError as error:
         return fail(error, LOST)
     except DiskFull as error:
         return fail(error, FAILED)
+    except PeerLost as error:
+        return fail(error, PEER)
 
 
 def own_server(recipe: Recipe) -> AbstractContextManager[Server | None]:
@@ -86,7 +100,7 @@ def train(recipe: Recipe, served: Server | None = None) -> int:
         return run(recipe, trainer, checkpoint)
     except (NonFiniteGradients, RewardFailed) as error:
         return fail(error, FAILED)
-    except (ServerLost, SyncError) as error:
+    except (ServerLost, RequestRefused, SyncError) as error:
         return fail(error, LOST)
     except (ValueError, OSError) as error:
         if started.begun:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import queue
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from requests.adapters import HTTPAdapter
 from transformers import PreTrainedTokenizerBase
 
 from basis_rl.engine.local import Completion, Sampling
-from basis_rl.run.errors import RequestRefused, RolloutError
+from basis_rl.run.errors import RequestRefused, RolloutError, WrongAnswer
 
 _CONNECT = 10.0
 _ATTEMPTS = 5
@@ -202,13 +203,72 @@ class Client:
 
     def complete(self, body: dict[str, Any]) -> list[_Choice]:
         """Token ids of each completion of one request, in the order of their seeds, and whether it was cut off."""
-        choices = sorted(self.ask("/v1/completions", body)["choices"], key=lambda choice: choice["index"])
-        reasons = [choice["finish_reason"] for choice in choices]
-        if len(choices) != body["n"] or not {"stop", "length"}.issuperset(reasons):
-            raise RolloutError(f"{body['n']} completions were asked for; those that came ended by {reasons}")
-        if any(choice.get("token_ids") is None for choice in choices):
-            raise RequestRefused(f"The server at {self.url} returns no token ids; vLLM 0.22 or newer does.")
+        choices = checked_choices(self.url, body, self.ask("/v1/completions", body))
         return [(choice["token_ids"], choice["finish_reason"] == "length") for choice in choices]
+
+
+def checked_choices(
+    url: str, body: Mapping[str, Any], answer: Any, vocabulary: int | None = None
+) -> list[dict[str, Any]]:
+    """The completions of an answer, those of one prompt after those of another, if they are what was asked for.
+
+    Args:
+        url: of the server.
+        body: the request, with prompts (or one prompt) of token ids.
+        answer: to it.
+        vocabulary: how many token ids the model has.
+
+    Raises:
+        WrongAnswer: they are not; the message names server, field, what was expected and what came.
+        RolloutError: the server has aborted a completion.
+    """
+
+    def require(holds: bool, field: str, expected: str, found: Any) -> None:
+        if not holds:
+            raise WrongAnswer(
+                f"The vLLM server at {url} answered with {field} {str(found)[:80]}; expected was {expected}. Nothing "
+                "of the answer is used. Does `basis-rl serve` of this version run there, without a proxy?"
+            )
+
+    settings = body.get("sampling_params", body)
+    prompts = [body["token_ids"]] if "token_ids" in body else body["prompt"]
+    prompts = prompts if isinstance(prompts[0], Sequence) else [prompts]
+    count = len(prompts) * settings["n"]
+    found = answer.get("choices") if isinstance(answer, dict) else answer
+    rows = [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+    indices: list[Any] = [row.get("index") for row in rows]
+    numbered = all(type(index) is int for index in indices) and sorted(indices) == list(range(count))
+    require(numbered, "choices of index", f"0 to {count - 1}", indices if rows else found)
+    rows.sort(key=lambda row: row["index"])
+    for row, prompt in zip(rows, (prompt for prompt in prompts for _ in range(settings["n"])), strict=True):
+        name = f"choices[{row['index']}]"
+        if row.get("finish_reason") not in ("stop", "length"):
+            raise RolloutError(f"{name} ended by {row.get('finish_reason')!r}")
+        if "prompt" in body:
+            asked = row.get("prompt_token_ids")
+            require(asked == list(prompt), f"{name}.prompt_token_ids", str(list(prompt)[:12]), asked)
+        ids: Any = row.get("token_ids")
+        require(isinstance(ids, list), f"{name}.token_ids", "a list (vLLM 0.22 or newer)", ids)
+        most = settings["max_tokens"]
+        require(0 < len(ids) <= most, f"{name}.token_ids of length", f"1 to {most}", len(ids))
+        known = {type(each) for each in ids} == {int} and min(ids) >= 0 and max(ids) < (vocabulary or math.inf)
+        require(known, f"{name}.token_ids", f"ids from 0 to {'' if vocabulary is None else vocabulary - 1}", ids)
+        if settings.get("logprobs") is not None:
+            tokens, values = _log_probs(row.get("logprobs"))
+            named = [f"token_id:{each}" for each in ids]
+            require(tokens == named, f"{name}.logprobs of tokens", f"those of its {len(ids)} token_ids", tokens)
+            finite = all(type(value) in (int, float) and math.isfinite(value) for value in values)
+            require(finite and len(values) == len(ids), f"{name}.logprobs", f"{len(ids)} finite numbers", values)
+    return rows
+
+
+def _log_probs(given: Any) -> tuple[list[Any], list[Any]]:
+    """Tokens and log-probabilities, as completions or as chat completions have them; empty where they are neither."""
+    with suppress(KeyError, TypeError):
+        if "content" in given:
+            return [each["token"] for each in given["content"]], [each["logprob"] for each in given["content"]]
+        return list(given["tokens"]), list(given["token_logprobs"])
+    return [], []
 
 
 def request_seed(seed: int, *keys: object) -> int:

@@ -6,14 +6,17 @@ import logging
 import os
 import re
 import shutil
+import socket
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -26,9 +29,9 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.utils import add_fused_lm_head
 
-from basis_rl.engine.client import Client, Session
-from basis_rl.engine.weights import SyncSettings, default_folder, write_weights
-from basis_rl.run.errors import RequestRefused, RolloutError, ServerLost, StopAsked, SyncError
+from basis_rl.engine.client import Client, Session, checked_choices
+from basis_rl.engine.weights import SyncSettings, default_folder, sizes_of, write_weights
+from basis_rl.run.errors import RequestRefused, RolloutError, ServerLost, StopAsked, SyncError, WrongAnswer
 from basis_rl.run.seams import attributes
 
 _PROBE = "Let x be the sum of the first ten odd numbers. What is 3 x + 17, and why is 317 prime?"
@@ -38,6 +41,7 @@ _SETTINGS = (
     *("logprobs", "structured_outputs_regex", "generation_kwargs"),
 )
 _AT_A_TIME = 256
+_FAREWELL = 5.0
 _logger = logging.getLogger(__name__)
 Answer = dict[str, Any]
 T = TypeVar("T")
@@ -100,7 +104,7 @@ class Ahead:
         return self.thread is None or not self.thread.is_alive()
 
 
-class UnknownMethod(RolloutError):
+class UnknownMethod(WrongAnswer):
     """The server's workers do not have our extension, or the server is not in its development mode."""
 
 
@@ -110,11 +114,13 @@ class TrainingClient(VLLMClient):
     Args:
         settings: how weights get to the server.
         base_url: of the server.
+        config: of the trained model's text; None: another model is not told from it.
         kwargs: further arguments of TRL's client.
     """
 
-    def __init__(self, settings: SyncSettings, base_url: str, **kwargs: Any) -> None:
+    def __init__(self, settings: SyncSettings, base_url: str, config: Any = None, **kwargs: Any) -> None:
         self.settings = settings
+        self.sizes = sizes_of(config)
         self.server = Client(base_url, settings.request_timeout)
         super().__init__(base_url=self.server.url, **kwargs)
         # TRL's session has no time limits and repeats requests, whatever they have done.
@@ -122,13 +128,23 @@ class TrainingClient(VLLMClient):
         self.session: Session = self.server.session
         self.folder = settings.folder or default_folder(self.base_url)
         self.version = 0
-        self.workers: list[str] = []
+        # New with each start of the server; empty where it does not have our extension, which NCCL can do without.
+        self.starts: list[str] = []
+        self.run = uuid.uuid4().hex
+        self.owner: dict[str, Any] = {"pid": os.getpid(), "host": socket.gethostname(), "folder": os.getcwd()}
+        # Token ids and their log-probabilities after the last push.
+        self.probed: tuple[list[int], Tensor] | None = None
 
     def _get(self, url: str) -> Any:
         return self.server.ask(url.removeprefix(self.base_url))
 
     def _post(self, url: str, json: dict[str, Any] | None = None) -> Any:
-        return self.server.ask(url.removeprefix(self.base_url), json or {})
+        body = json or {}
+        answer = self.server.ask(url.removeprefix(self.base_url), body)
+        if url.endswith(("/v1/completions", "/inference/v1/generate")):
+            # TRL reads the answer as it comes.
+            return {"choices": checked_choices(self.base_url, body, answer, self.sizes["vocab_size"])}
+        return answer
 
     def check_server(self, total_timeout: float = 0.0, retry_interval: float = 1.0) -> None:
         """As in TRL, but a server that hangs does not hang us."""
@@ -141,18 +157,106 @@ class TrainingClient(VLLMClient):
                 )
             time.sleep(retry_interval)
 
+    def greet(self) -> None:
+        """Ask whether this is the right server, before anything is sent to it.
+
+        Raises:
+            WrongAnswer: it lacks our extension, has a model of other sizes, or does not see the folder for weights.
+        """
+        self.model = self.server.model().names[0]
+        self.starts = self._checked_starts()
+
     def init_communicator(self, device: Any = 0) -> None:
+        self.greet()
         if self.settings.transfer == "nccl":
             super().init_communicator(device)
-        else:
-            # Fails at once where the server lacks the extension or its development mode.
-            self.rpc("basis_retie")
-        self.workers = self._identity()
+
+    def _checked_starts(self) -> list[str]:
+        in_folder = self.settings.transfer == "folder"
+        token = self.folder.with_name(f".{uuid.uuid4().hex}")
+        try:
+            if in_folder:
+                token.parent.mkdir(parents=True, exist_ok=True)
+                token.touch()
+            states = self.rpc("basis_state", str(token))
+        except UnknownMethod:
+            if in_folder:
+                raise
+            return []
+        finally:
+            token.unlink(missing_ok=True)
+        for state in states:
+            for name, size in self.sizes.items():
+                if size is not None and state["model"][name] not in (size, None):
+                    raise WrongAnswer(
+                        f"The vLLM server at {self.base_url} serves another model than the one that is trained: its "
+                        f"{name} is {state['model'][name]}, not {size}. Start it with the model that is trained."
+                    )
+            if in_folder and not state["sees"]:
+                raise WrongAnswer(
+                    f"The vLLM server at {self.base_url} does not see the folder {self.folder.parent}, through which "
+                    "it would get the weights: it runs on another machine, or in a container. Set vllm_sync_folder to "
+                    "a folder that both see (a network file system), or vllm_weight_sync: nccl if both have GPUs."
+                )
+        return [state["start"] for state in states]
+
+    def hold(self, version: int) -> None:
+        """Tell the server's workers that weights of this run come next.
+
+        Raises:
+            WrongAnswer: they have those of another run, whose process has not ended as far as can be seen from here.
+            RolloutError: the server has been restarted.
+        """
+        if not self.starts:
+            return
+        states = self.rpc("basis_hold", self.run, self.owner, version)
+        gone = [state["run"] for state in states if state["run"] != self.run and _has_ended(state["owner"])]
+        if gone:
+            states = self.rpc("basis_hold", self.run, self.owner, version, gone[0])
+        self._require(states, version)
+
+    def release(self) -> None:
+        """Let another run have the server. Nothing happens where it is gone, or another run's already."""
+        if self.starts:
+            body = {"method": "basis_hold", "args": [self.run, None, self.version], "timeout": _FAREWELL}
+            with suppress(RolloutError, RequestRefused):
+                # By another session: a signal to stop, which ends waits of this one, may be why the run ends.
+                Client(self.base_url, _FAREWELL).ask("/collective_rpc", body)
+
+    def prove(self) -> None:
+        """Make sure that the server has the weights that were sent last, by what it says or by the last probe.
+
+        Raises:
+            WrongAnswer: it has those of another run.
+            RolloutError: it was restarted, or has others for another reason.
+        """
+        if self.starts:
+            self._require(self.rpc("basis_state"), self.version)
+        elif self.probed is not None:
+            ids, before = self.probed
+            off = float((self.prompt_log_probs(ids) - before).abs().max())
+            if not off <= self.settings.tolerance:
+                raise RolloutError(f"the vLLM server has other weights than those sent last: a probe is {off:.3g} off")
+
+    def _require(self, states: list[Any], version: int) -> None:
+        if [state["start"] for state in states] != self.starts:
+            # To the workers of an earlier server, NCCL would send without an end.
+            raise RolloutError("the vLLM server has been restarted")
+        for state in states:
+            owner = state["owner"]
+            if owner is not None and state["run"] != self.run:
+                raise WrongAnswer(
+                    f"The vLLM server at {self.base_url} has the weights of another run: '{owner['folder']}', process "
+                    f"{owner['pid']} on {owner['host']}. Two runs cannot share a server: wait for that run, end it, or "
+                    "start another server. If it was killed without releasing the server, restart the server, and "
+                    "this run gets it."
+                )
+            if (state["run"], state["version"]) != (self.run, version):
+                raise RolloutError(f"the vLLM server has weights {state['version']}, not {version}")
 
     def update_named_params(self, metadata: Any, named_params: Iterator[tuple[str, Tensor]]) -> None:
-        # To the workers of an earlier server, NCCL would send without an end.
-        if self._identity() != self.workers:
-            raise RolloutError("the vLLM server has been restarted")
+        self.version += 1
+        self.hold(self.version)
         if self.settings.transfer == "nccl":
             # A server that is left alone in a collective never comes out of it, so no signal may end this one.
             interrupting = self.session.interrupting
@@ -162,7 +266,6 @@ class TrainingClient(VLLMClient):
             finally:
                 self.session.interrupting = interrupting
             return
-        self.version += 1
         try:
             write_weights(self.folder, named_params)
             loaded = self.rpc("basis_reload", str(self.folder), self.version)
@@ -173,25 +276,24 @@ class TrainingClient(VLLMClient):
             if done["version"] != self.version:
                 raise RolloutError(f"the vLLM server has weights {done['version']}, not {self.version}")
 
-    def _identity(self) -> list[str]:
-        """Of the server's workers; empty if the server does not have our extension, which NCCL can do without."""
-        try:
-            return self.rpc("basis_identity")
-        except UnknownMethod:
-            return []
-
     def rpc(self, method: str, *args: Any) -> list[Any]:
         """What each worker returns from `method`."""
         body = {"method": method, "args": list(args), "timeout": self.settings.request_timeout}
         try:
-            found: list[Any] = self.server.ask("/collective_rpc", body)["results"]
+            answer = self.server.ask("/collective_rpc", body)
         except (RolloutError, RequestRefused) as error:
             if re.search(r"\(HTTP 404\)|has no attribute|not implemented", str(error), re.IGNORECASE):
                 raise UnknownMethod(
                     f"The vLLM server at {self.base_url} does not know '{method}'. Start it with "
-                    "`basis-rl serve MODEL`."
+                    "`basis-rl serve MODEL` of this version."
                 ) from error
             raise
+        found = answer.get("results") if isinstance(answer, dict) else None
+        if not (isinstance(found, list) and found and all(isinstance(each, dict) for each in found)):
+            raise WrongAnswer(
+                f"The vLLM server at {self.base_url} answered with results {str(found)[:80]} of '{method}'; expected "
+                "was a dictionary of each worker."
+            )
         return found
 
     def complete(self, request: GenerationRequest) -> Answer:
@@ -200,19 +302,28 @@ class TrainingClient(VLLMClient):
         With `longest` each prompt is asked for with its own room: the server refuses what would not fit its context,
         and would draw in vain what does not fit the completion.
         """
+        try:
+            answer = self._complete(request)
+        except RequestRefused as error:
+            # Another server in its place has another model, under another name.
+            self.prove()
+            if "(HTTP 400)" in str(error):
+                raise RequestRefused(f"{error} Is a prompt too long for its --max-model-len?") from error
+            raise
+        self.prove()
+        return answer
+
+    def _complete(self, request: GenerationRequest) -> Answer:
         settings = request.settings
 
         def ask(prompt: list[int], room: int) -> Answer:
             return self.generate([prompt], **{**settings, "max_tokens": room})
 
-        try:
-            if request.longest is None:
-                return self.generate(request.prompts, request.features, **settings)
-            rooms = [min(settings["max_tokens"], request.longest - len(prompt)) for prompt in request.prompts]
-            with ThreadPoolExecutor(min(_AT_A_TIME, len(rooms))) as threads:
-                answers = list(threads.map(ask, request.prompts, rooms))
-        except RequestRefused as error:
-            raise RequestRefused(f"{error} Is a prompt too long for its --max-model-len?") from error
+        if request.longest is None:
+            return self.generate(request.prompts, request.features, **settings)
+        rooms = [min(settings["max_tokens"], request.longest - len(prompt)) for prompt in request.prompts]
+        with ThreadPoolExecutor(min(_AT_A_TIME, len(rooms))) as threads:
+            answers = list(threads.map(ask, request.prompts, rooms))
         return {
             key: None if answers[0][key] is None else [row for answer in answers for row in answer[key]]
             for key in answers[0]
@@ -221,8 +332,15 @@ class TrainingClient(VLLMClient):
     def prompt_log_probs(self, token_ids: list[int]) -> Tensor:
         """``(L - 1,)`` log-probability of each token but the first, given those before it."""
         body = {"model": self.model, "prompt": [token_ids], "max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0}
-        rows = self.server.ask("/v1/completions", body)["choices"][0]["prompt_logprobs"]
-        return torch.tensor([rows[i][str(token_ids[i])]["logprob"] for i in range(1, len(token_ids))])
+        answer = self.server.ask("/v1/completions", body)
+        try:
+            rows = answer["choices"][0]["prompt_logprobs"]
+            return torch.tensor([float(rows[i][str(token_ids[i])]["logprob"]) for i in range(1, len(token_ids))])
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise WrongAnswer(
+                f"The vLLM server at {self.base_url} answered a probe without choices[0].prompt_logprobs of its "
+                f"{len(token_ids)} token ids ({error!r}). Start it with `basis-rl serve MODEL`."
+            ) from error
 
 
 class Generation(VLLMGeneration):
@@ -264,8 +382,9 @@ class Generation(VLLMGeneration):
         url = self.server_base_url or f"http://{self.server_host}:{self.server_port}"
 
         def connect() -> None:
+            config = self.accelerator.unwrap_model(self.model).config.get_text_config()
             limits = {"group_port": self.group_port, "connection_timeout": self.server_timeout}
-            self.vllm_client = TrainingClient(self.settings, url, **limits)
+            self.vllm_client = TrainingClient(self.settings, url, config, **limits)
             self.vllm_client.init_communicator(device=self.accelerator.device)
 
         try:
@@ -278,6 +397,39 @@ class Generation(VLLMGeneration):
         if self.mode == "server" and self.accelerator.is_main_process:
             self.interrupting = interrupting
             self.vllm_client.session.interrupting = interrupting
+
+    @contextmanager
+    def held(self, run: str, folder: str) -> Iterator[None]:
+        """Within it the server is this run's.
+
+        Args:
+            run: the same for each resume of a run, other than that of any other run.
+            folder: its output_dir, by which another run is told of it.
+
+        Raises:
+            ValueError: the server has the weights of another run. On every rank.
+        """
+        if self.mode != "server":
+            yield
+            return
+
+        def take() -> None:
+            client = self.vllm_client
+            client.run = run
+            client.owner["folder"] = folder
+            with suppress(RolloutError):
+                # A server that is away is waited for later. The version is one that no push has.
+                client.hold(-1)
+
+        try:
+            self._by_main(take)
+        except RequestRefused as error:
+            raise ValueError(f"use_vllm: {error}") from error
+        try:
+            yield
+        finally:
+            if self.accelerator.is_main_process:
+                self.vllm_client.release()
 
     def sync_weights(self) -> None:
         if self.mode == "server":
@@ -413,11 +565,14 @@ class Generation(VLLMGeneration):
                 time.sleep(1.0)
             try:
                 self.vllm_client.check_server(total_timeout=0.0)
+                self.vllm_client.greet()
                 # /health may answer although the engine is dead.
                 self.vllm_client.prompt_log_probs(self.probe)
                 self.vllm_client.close_communicator()
                 self.vllm_client.init_communicator(device=self.accelerator.device)
                 return True
+            except RequestRefused:
+                raise
             except Exception as error:
                 _logger.info("Still waiting: %r", error)
         return False
@@ -447,7 +602,9 @@ class Generation(VLLMGeneration):
             # Collective: exhaust the iterator, also after a failure, or the other ranks hang.
             deque(parameters, maxlen=0)
         self.vllm_client.reset_prefix_cache()
-        return self.vllm_client.prompt_log_probs(self.probe)
+        served = self.vllm_client.prompt_log_probs(self.probe)
+        self.vllm_client.probed = (self.probe, served)
+        return served
 
     def _check(self, served: Tensor) -> None:
         """Compare a probe's log-probabilities by the engine with the trained model's."""
@@ -521,6 +678,13 @@ class Generation(VLLMGeneration):
             raise message[0]
         result: T = message[0]
         return result
+
+
+def _has_ended(owner: dict[str, Any]) -> bool:
+    """Whether it was a process of this machine and is none any more, or is this one, with an earlier trainer."""
+    if owner["host"] != socket.gethostname() or not Path("/proc/self").exists():
+        return False
+    return owner["pid"] == os.getpid() or not Path(f"/proc/{owner['pid']}").exists()
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from jinja2 import TemplateError
 from transformers import (
     GenerationConfig,
     PreTrainedModel,
@@ -196,7 +197,14 @@ def prompt_tokens(prompt: str | list[dict[str, Any]], tokenizer: Any, template_k
     if isinstance(prompt, str):
         encoded = tokenizer(prompt)
     else:
-        encoded = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True, **template_kwargs)
+        try:
+            encoded = tokenizer.apply_chat_template(
+                prompt, add_generation_prompt=True, return_dict=True, **template_kwargs
+            )
+        except TemplateError as error:
+            raise ValueError(
+                f"The chat template cannot write the prompt {str(prompt)[:100]!r} ({type(error).__name__}: {error})."
+            ) from error
     ids: list[int] = encoded["input_ids"]
     return ids
 

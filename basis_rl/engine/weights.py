@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -61,6 +62,13 @@ def write_weights(folder: Path, parameters: Iterable[tuple[str, Tensor]]) -> Non
         flush()
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
+
+
+def sizes_of(config: Any) -> dict[str, Any]:
+    """By which two configurations of a text model are told apart."""
+    return {
+        name: getattr(config, name, None) for name in ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
+    }
 
 
 def part_of(folder: Path) -> Path:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from basis_rl.engine.weights import sizes_of
 
 
 class WeightSync:
@@ -20,11 +23,37 @@ class WeightSync:
     model_config: Any
     reload_weights: Any
 
-    def basis_identity(self) -> str:
-        """New with each start of the server: connections to the workers of an earlier one lead nowhere."""
-        if not hasattr(self, "_basis_identity"):
-            self._basis_identity = uuid.uuid4().hex
-        return self._basis_identity
+    def basis_state(self, token: str = "") -> dict[str, Any]:
+        """What this worker is, and whose weights it has.
+
+        Args:
+            token: path of a file that the trainer has just written.
+
+        Returns:
+            ``start``, new with each start of the server; the ``model``'s sizes; ``run``, ``owner`` and ``version`` of
+            the weights (None: the checkpoint's); and whether this machine ``sees`` the file `token`.
+        """
+        if not hasattr(self, "_basis_state"):
+            self._basis_state: dict[str, Any] = {"start": uuid.uuid4().hex, "run": None, "owner": None, "version": 0}
+        model = sizes_of(self.model_config.hf_text_config)
+        return {**self._basis_state, "model": model, "sees": Path(token).is_file()}
+
+    def basis_hold(self, run: str, owner: dict[str, Any] | None, version: int, gone: str | None = None) -> Any:
+        """The weights of a run's `version` come next, unless those of another one are here that has an owner.
+
+        Args:
+            run: which run asks.
+            owner: whose process that is; None releases the server.
+            version: of the weights.
+            gone: a run that may be replaced although it has an owner.
+
+        Returns:
+            `basis_state` afterwards; its ``run`` tells who has the server now.
+        """
+        state = self.basis_state()
+        if state["owner"] is None or state["run"] in (run, gone):
+            self._basis_state.update(run=run, owner=owner, version=version)
+        return self.basis_state()
 
     def basis_reload(self, folder: str, version: int) -> dict[str, Any]:
         """Load the safetensors files of `folder`; return `version` and the names of the heads that were tied again."""

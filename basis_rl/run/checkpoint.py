@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import shutil
+import socket
+import time
 import zipfile
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -18,11 +20,14 @@ from safetensors import SafetensorError, safe_open
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from basis_rl.run.artefacts import write_whole
+from basis_rl.run.errors import DiskFull
 
 _MARK, _STATE, MANIFEST = "INCOMPLETE", "trainer_state.json", "manifest.json"
 LAST = "last-checkpoint"  # in a repository on the Hub, as transformers calls it
 _THREADS = 8
 _PICKLE = b"\x80"  # the first byte of the files of early versions of torch
+# Seconds until what one machine has written to a network file system must be seen on another.
+PATIENCE = 60.0
 # What a start from the beginning moves aside: what an earlier run has left in its folder.
 _OF_A_RUN = ("*.json", "*.jsonl", "*.safetensors", "*.bin", "*.pt", "*.png", "*.jinja", "README.md", "recipe.yaml")
 _WEIGHTS = ("model*.safetensors", "adapter_model*.safetensors", "pytorch_model*.bin", "adapter_model*.bin")
@@ -36,16 +41,39 @@ def begin(folder: Path) -> None:
     _sync(folder)
 
 
-def finish(folder: Path) -> None:
+def names_in(folder: Path) -> list[str]:
+    """The files of a checkpoint that this machine sees."""
+    own = (folder / _MARK, folder / MANIFEST)
+    return sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path not in own
+    )
+
+
+def finish(folder: Path, written: Collection[str] = ()) -> None:
     """Force all of `folder` to disk, write the manifest (name, size in bytes and SHA-256 of each file), then take the
-    mark away."""
-    paths = [path for path in folder.rglob("*") if path.is_file() and path not in (folder / _MARK, folder / MANIFEST)]
+    mark away.
+
+    Args:
+        folder: of the checkpoint.
+        written: what the ranks have written there, by `names_in` on each.
+
+    Raises:
+        DiskFull: some of it is not to be seen here; the checkpoint keeps its mark.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while missing := sorted(set(written) - set(names_in(folder))):
+        if time.monotonic() < deadline:
+            time.sleep(0.5)
+            continue
+        raise DiskFull(
+            f"'{folder}' lacks {', '.join(missing[:3])} on {socket.gethostname()}, which other ranks have written: the "
+            "folder is not the same one on all machines any more. The checkpoint counts as incomplete."
+        )
     for path in folder.rglob("*"):
         _sync(path)
-    files = {
-        path.relative_to(folder).as_posix(): [path.stat().st_size, digest]
-        for path, digest in zip(paths, _digests(paths), strict=True)
-    }
+    names = names_in(folder)
+    digests = _digests([folder / name for name in names])
+    files = {name: [(folder / name).stat().st_size, digest] for name, digest in zip(names, digests, strict=True)}
     write_whole(folder / MANIFEST, json.dumps({"files": files}, indent=1, sort_keys=True) + "\n")
     end(folder)
 

@@ -13,12 +13,20 @@ class RequestRefused(RuntimeError):
     """The server is well and says that the request is wrong, so that waiting would not help. On every rank at once."""
 
 
+class WrongAnswer(RequestRefused):
+    """The server answers what was not asked for, or for another run, so that waiting would not help either."""
+
+
 class SyncError(RuntimeError):
     """The engine has other weights than the trained model. Raised on every rank at once."""
 
 
 class ServerLost(RuntimeError):
     """The server did not come back in time. Raised on every rank at once."""
+
+
+class PeerLost(RuntimeError):
+    """Another rank of the run is gone, or cannot be reached. Each rank that is left raises it by itself."""
 
 
 class DiskFull(RuntimeError):

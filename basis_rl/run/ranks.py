@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 
 T = TypeVar("T")
 
@@ -30,6 +30,12 @@ def on_main_process(work: Callable[[], T]) -> T:
         raise outcome[0]
     result: T = outcome[0]
     return result
+
+
+def gathered(value: T) -> list[T]:
+    """The `value` of each process, in their order, on all of them."""
+    found: list[T] = gather_object([value]) if PartialState().num_processes > 1 else [value]
+    return found
 
 
 def asked_processes() -> int:

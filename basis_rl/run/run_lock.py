@@ -11,44 +11,55 @@ import signal
 import socket
 import sys
 import time
+import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+from basis_rl.run import checkpoint
 from basis_rl.run.artefacts import lock
 from basis_rl.run.errors import FolderLost
-from basis_rl.run.ranks import on_main_process
+from basis_rl.run.ranks import gathered, on_main_process
 
 _FILE = ".claim"
 _PR_SET_PDEATHSIG = 1
 _launcher = os.getppid()  # as long as it lives
-_held: dict[Path, int] = {}  # folder -> descriptor
-_places: dict[Path, os.stat_result] = {}  # folder -> which one it was
+# Folder -> descriptor, what its file says, and which folder it was.
+_held: dict[Path, tuple[int, dict[str, Any], os.stat_result]] = {}
 
 
 @contextmanager
-def held(output_dir: str | Path) -> Iterator[None]:
+def held(output_dir: str | Path) -> Iterator[str]:
     """The folder is this run's within it, on all ranks; the main process holds a `flock` on a file there.
 
-    May be nested. Where the file system has no locks nothing is held.
+    May be nested. Where the file system has no locks nothing is held. Yields the name of the run, which all of its
+    resumes have.
 
     Raises:
-        ValueError: another run has it, or it cannot be a folder. On every rank.
+        ValueError: another run has it, it cannot be a folder, or one of the ranks does not see it. On every rank.
     """
     folder = Path(output_dir).absolute()
-    is_outermost = on_main_process(lambda: _take(folder))
+    is_outermost, owner = on_main_process(lambda: _take(folder))
+    blind = gathered(None if not is_outermost or _sees(folder, owner) else socket.gethostname())
     try:
-        yield
+        if missing := sorted({host for host in blind if host is not None}):
+            raise ValueError(
+                f"output_dir '{folder}' on {owner['host']}, the machine of the first rank, is not the folder of this "
+                f"name on {', '.join(missing)}. All machines have to share it, since each rank writes its part of a "
+                "checkpoint there: put it on a network file system."
+            )
+        yield str(owner["run"])
     finally:
         if is_outermost:
             _give_back(folder)
 
 
-def _take(folder: Path) -> bool:
-    """Whether it was not ours before."""
+def _take(folder: Path) -> tuple[bool, dict[str, Any]]:
+    """Whether it was not ours before, and what its file says of us."""
     if folder in _held:
-        return False
+        return False, _held[folder][1]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
@@ -64,16 +75,27 @@ def _take(folder: Path) -> bool:
             "each other's checkpoints: wait for it, end it (`kill PID`: it writes a checkpoint), or take another "
             "output_dir."
         )
+    run = _owner(os.read(descriptor, 4096)).get("run", uuid.uuid4().hex)
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    owner |= {"run": run, "start": uuid.uuid4().hex}
     try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(owner).encode(), 0)
-    except OSError:  # a full disk
+        # Other machines see it then.
+        os.fsync(descriptor)
+    except OSError:
+        # A full disk.
         os.close(descriptor)
         raise
-    _held[folder] = descriptor
-    _places[folder] = folder.stat()
-    return True
+    _held[folder] = (descriptor, owner, folder.stat())
+    return True, owner
+
+
+def _owner(said: bytes) -> dict[str, Any]:
+    with suppress(ValueError):
+        found = json.loads(said)
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def check_place(output_dir: str | Path) -> None:
@@ -83,7 +105,7 @@ def check_place(output_dir: str | Path) -> None:
         FolderLost: it was removed or renamed.
     """
     folder = Path(output_dir).absolute()
-    if folder in _held and not (folder.exists() and os.path.samestat(folder.stat(), _places[folder])):
+    if folder in _held and not (folder.exists() and os.path.samestat(folder.stat(), _held[folder][2])):
         raise FolderLost(
             f"'{folder}' was removed or renamed while the run was going on, with what the run had written. If it is "
             "elsewhere, resume it there with resume_from_checkpoint: auto; else start again."
@@ -91,16 +113,28 @@ def check_place(output_dir: str | Path) -> None:
 
 
 def _who(said: bytes) -> str:
-    with suppress(ValueError, KeyError, TypeError):
-        owner = json.loads(said)
+    with suppress(KeyError):
+        owner = _owner(said)
         return f": process {owner['pid']} on {owner['host']}, since {owner['since']}"
     return ""
+
+
+def _sees(folder: Path, owner: dict[str, Any]) -> bool:
+    """Whether the file that the first rank has written is here; a network file system may take a while."""
+    deadline = time.monotonic() + checkpoint.PATIENCE
+    while True:
+        with suppress(OSError):
+            if _owner((folder / _FILE).read_bytes()) == owner:
+                return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.5)
 
 
 def _give_back(folder: Path) -> None:
     if folder not in _held:  # of a rank that is not the main one
         return
-    descriptor = _held.pop(folder)
+    descriptor, *_ = _held.pop(folder)
     with suppress(OSError):  # a file system without locks
         fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing would do, but for a child that has not forgotten it yet
     os.close(descriptor)
@@ -111,7 +145,7 @@ def _forget() -> None:
     the run lives."""
     global _launcher
     _launcher = os.getppid()
-    for descriptor in _held.values():
+    for descriptor, *_ in _held.values():
         os.close(descriptor)
     _held.clear()
 

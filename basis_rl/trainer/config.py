@@ -6,9 +6,11 @@ import copy
 import dataclasses
 import os
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import Enum
 from typing import Any
 
+from torch.distributed import distributed_c10d
 from trl import GRPOConfig
 
 from basis_rl.functional.kl import ESTIMATORS
@@ -129,6 +131,8 @@ class BasisConfig(GRPOConfig):
             # While the first rank waits for the server, the others wait for it in a collective.
             patience = self.vllm_request_timeout + self.vllm_recovery_timeout + self.vllm_server_timeout + 300.0
             self.ddp_timeout: int = max(self.ddp_timeout, int(patience))
+        # transformers does not pass it on with `use_cpu`, and nobody does to the groups that DeepSpeed and FSDP make.
+        distributed_c10d.default_pg_timeout = timedelta(seconds=self.ddp_timeout)
         # For None transformers would take the checkpoint's own; vLLM writes -1.
         if self.top_k in (None, -1):
             self.top_k: int = 0
@@ -149,6 +153,11 @@ class BasisConfig(GRPOConfig):
             super().__post_init__()
         finally:
             self.num_generations = generations
+        if not (self.bf16 or self.fp16) and self.mixed_precision != "no":
+            raise ValueError(
+                f"bf16 is false, but the configuration of accelerate has mixed_precision: {self.mixed_precision}. Set "
+                f"{self.mixed_precision}: true, or give a configuration of your own with mixed_precision: 'no'."
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """As in transformers, and secrets within dictionaries (`model_init_kwargs`) are left out too."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from datasets import Dataset, IterableDataset
-from jinja2 import TemplateError
 
 from basis_rl.data import problem_text
 from basis_rl.rewards.base import GoldChecker
@@ -119,12 +118,15 @@ def render(tokenizer: Any, prompt: Any, template: Mapping[str, Any]) -> str:
     """
     try:
         return rendered_prompt(prompt, tokenizer, template)
-    except (TemplateError, TypeError, KeyError) as error:
+    except Exception as error:
+        # A template is a program: it may refuse, divide by zero, count for ever (OverflowError of the sandbox) or reach
+        # for what the sandbox keeps from it.
         system = "" if isinstance(prompt, str) or prompt[0]["role"] != "system" else (
             " If it has no system role, put the system message (system_prompt) into the user's turn."
         )  # fmt: skip
         raise ValueError(
-            f"The chat template cannot write the prompt {str(prompt)[:100]!r} ({error}).{system}"
+            f"The chat template cannot write the prompt {str(prompt)[:100]!r} ({type(error).__name__}: {error})."
+            f"{system}"
         ) from error
 
 

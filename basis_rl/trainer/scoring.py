@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 from abc import ABC, abstractmethod
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import is_peft_model
 from torch import Tensor, nn
 from trl.trainer.utils import add_fused_lm_head
@@ -23,6 +24,7 @@ from basis_rl.trainer.config import BasisConfig
 from basis_rl.trainer.packing import Scorer
 
 Output = dict[str, Any]
+_logger = logging.getLogger(__name__)
 
 
 class ScoringPass(ABC):
@@ -124,6 +126,8 @@ def rollout_mismatch(accelerator: Accelerator, output: Output) -> dict[str, floa
     - ``rollout/kl``: mean of ``exp(d_t) - 1 - d_t``, the k3 estimate of KL(rollout || trained);
     - ``rollout/log_ppl_gap``: mean over sequences of ``|mean_t d_t|`` (Optimal Token Baseline, Eq. 68);
     - ``rollout/masked``: share of sequences that the importance correction silenced, every weight 0.
+
+    Tokens whose log-probability the engine does not tell (NaN) are left out; the first two are NaN if none is left.
     """
     sampled = output.get("sampling_per_token_logps")
     if sampled is None or "old_per_token_logps" not in output:
@@ -139,7 +143,8 @@ def rollout_mismatch(accelerator: Accelerator, output: Output) -> dict[str, floa
     kl, count, gaps, sequences, *masked = accelerator.reduce(
         torch.stack([value.double() for value in sums]), reduction="sum"
     ).tolist()
-    found = {"rollout/kl": kl / max(1.0, count), "rollout/log_ppl_gap": gaps / max(1.0, sequences)}
+    found = {"rollout/kl": kl / count if count else math.nan}
+    found["rollout/log_ppl_gap"] = gaps / sequences if sequences else math.nan
     if masked:
         found["rollout/masked"] = masked[0] / max(1.0, sequences)
     return found
@@ -190,20 +195,44 @@ class RolloutCorrection:
 
 
 def correction_metrics(accelerator: Accelerator, output: Output) -> dict[str, float]:
-    """TRL's ``sampling/*`` metrics of a scored generation batch: differences of log-probabilities, and weights."""
+    """TRL's ``sampling/*`` metrics of a scored generation batch: differences of log-probabilities, and weights.
+
+    Where the engine tells no log-probability (NaN) the weight is 1 and there is no difference. All are NaN, not perfect
+    as in TRL, where it tells none on some rank.
+    """
     mask = (output["completion_mask"] * output.get("tool_mask", 1)).bool()
     difference = (output["old_per_token_logps"] - output["sampling_per_token_logps"]).abs()[mask]
     weights = output["importance_sampling_ratio"]
     weights = weights.flatten() if weights.shape[1] == 1 and mask.shape[1] != 1 else weights.expand(mask.shape)[mask]
-    zero = torch.zeros(1, device=mask.device)
-    known = difference[~difference.isnan()]
-    known, weights = (values if len(values) else zero for values in (known, weights))
-    local = torch.stack([known.mean(), known.max(), weights.min(), weights.mean(), weights.max()])
+    difference = difference[~difference.isnan()]
+    if not len(difference):
+        difference = weights = torch.full((1,), torch.nan, device=mask.device)
+    local = torch.stack([difference.mean(), difference.max(), weights.min(), weights.mean(), weights.max()])
     each = accelerator.gather(local[None])
     names = [f"sampling_logp_difference/{name}" for name in ("mean", "max")]
     names += [f"importance_sampling_ratio/{name}" for name in ("min", "mean", "max")]
     values = (each[:, 0].mean(), each[:, 1].max(), each[:, 2].min(), each[:, 3].mean(), each[:, 4].max())
     return {f"sampling/{name}": float(value) for name, value in zip(names, values, strict=True)}
+
+
+class RatioAlarm:
+    """Warns once when the mean weight of vLLM's rollouts leaves 0.5 to 2, as it does where the engine is another."""
+
+    def __init__(self) -> None:
+        self.warned = False
+
+    def check(self, mean: float) -> None:
+        """`mean`: ``sampling/importance_sampling_ratio/mean`` of a generation batch."""
+        if self.warned or 0.5 <= mean <= 2.0:
+            return
+        self.warned = True
+        if PartialState().is_main_process:
+            _logger.warning(
+                "The mean weight of the rollouts (sampling/importance_sampling_ratio/mean) is %.3g, which is not "
+                "between 0.5 and 2: the engine that samples has other probabilities than the policy that is trained. "
+                "Look at rollout/kl and rollout/masked, and at the server's --dtype.",
+                mean,
+            )
 
 
 def rollout_weights(output: dict[str, Any]) -> Tensor | None:

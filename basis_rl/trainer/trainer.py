@@ -44,9 +44,18 @@ from basis_rl.report import plot_training
 from basis_rl.rewards.base import GoldChecker
 from basis_rl.run import checkpoint
 from basis_rl.run.disk import checkpoint_bytes, naming_a_full_disk
-from basis_rl.run.errors import NonFiniteGradients, RewardFailed, SelectionFailed, ServerLost, StopAsked, SyncError
+from basis_rl.run.errors import (
+    NonFiniteGradients,
+    RequestRefused,
+    RewardFailed,
+    SelectionFailed,
+    ServerLost,
+    StopAsked,
+    SyncError,
+)
+from basis_rl.run.peers import naming_lost_peers
 from basis_rl.run.progress import newest_rows, use_progress_lines, whole_log
-from basis_rl.run.ranks import on_main_process
+from basis_rl.run.ranks import gathered, on_main_process
 from basis_rl.run.record import RunInfo
 from basis_rl.run.run_lock import check_place, end_with_launcher, held
 from basis_rl.run.seams import attributes
@@ -70,6 +79,7 @@ from basis_rl.trainer.rewarding import RewardGuard, UniformRewards, total_reward
 from basis_rl.trainer.scoring import (
     EnergyRecorder,
     EvalScores,
+    RatioAlarm,
     RolloutCorrection,
     ScoringPass,
     correction_metrics,
@@ -103,6 +113,9 @@ from basis_rl.trainer.step_time import StepTimer, imbalance, padding_share
 from basis_rl.trainer.turns import Turns, reading_calls
 from basis_rl.types import Advantages, RolloutBatch
 from basis_rl.values.provenance import fingerprint, weights_fingerprint
+
+# Raised on every rank at once.
+_FAILURES = (ServerLost, RequestRefused, SyncError, SelectionFailed, RewardFailed, NonFiniteGradients)
 
 
 class BasisTrainer(GRPOTrainer):
@@ -298,6 +311,7 @@ class BasisTrainer(GRPOTrainer):
         self._scored: list[tuple[Tensor, Tensor]] | None = None
         # The micro-batch whose loss is computed, and the copy of it that TRL sees.
         self._in_loss: list[dict[str, Any]] | None = None
+        self._alarm = RatioAlarm()
         self._correction = RolloutCorrection(args) if self._loss_scores_rollouts() else None
         self._window = self._order_window()
         if self.policy_loss.own is not None:
@@ -376,7 +390,7 @@ class BasisTrainer(GRPOTrainer):
             # There is nothing to learn in an evaluation, and a value table need not know its prompts.
             self._eval_scores.add(gather_object(self._ids(inputs)), self._total(), self.num_generations_eval)
             return output
-        self._log_all(rollout_mismatch(self.accelerator, output))
+        self._log_mismatch(output)
         self.log_metric("padding/share", padding_share(output, self.accelerator))
         if self.accelerator.num_processes > 1:
             self.log_metric("padding/imbalance", imbalance(output, self.accelerator))
@@ -556,9 +570,20 @@ class BasisTrainer(GRPOTrainer):
         if self._correction is not None and self._in_loss is not None:
             whole = self._correction.add(self._in_loss, result[0])
             if whole is not None:
-                self._log_all(rollout_mismatch(self.accelerator, whole))
-                self._log_all(correction_metrics(self.accelerator, whole))
+                self._log_mismatch(whole)
         return result
+
+    def _log_mismatch(self, output: dict[str, Any]) -> None:
+        """How far the engine is from the policy, once a generation batch is scored."""
+        self._log_all(rollout_mismatch(self.accelerator, output))
+        if "importance_sampling_ratio" in output:
+            found = correction_metrics(self.accelerator, output)
+            if self._correction is None:
+                # TRL has logged them already.
+                for name in found:
+                    self._metrics["train"][name].pop()
+            self._log_all(found)
+            self._alarm.check(found["sampling/importance_sampling_ratio/mean"])
 
     def _old_log_probs(self, output: dict[str, Any]) -> Tensor:
         """``(B, T)`` log-probabilities of the policy that sampled: TRL's, or of one scoring pass where it made none."""
@@ -769,20 +794,27 @@ class BasisTrainer(GRPOTrainer):
                 checkpoints lie there and neither ``resume_from_checkpoint`` nor ``overwrite_output_dir`` is given.
             NonFiniteGradients: too many steps in a row without a finite gradient.
             ServerLost: the vLLM server failed and did not come back; a checkpoint has been written.
+            RequestRefused: it refused a request or answered it wrongly; a checkpoint has been written.
             RewardFailed: a reward function raised or returned an invalid reward; a checkpoint has been written.
+            PeerLost: another rank is gone; nothing is saved, which takes all ranks.
             SelectionFailed: the prompt sampler failed, or has no prompts for a batch; a checkpoint has been written.
             DiskFull: something could not be written, or (`FolderLost`) ``output_dir`` is there no longer.
         """
         end_with_launcher()
         place = str(self.args.output_dir)
-        with naming_a_full_disk(place, only_writes=False), held(place), self.stop_on_signal.listening():
+        with ExitStack() as stack:
+            stack.enter_context(naming_a_full_disk(place, only_writes=False))
+            stack.enter_context(naming_lost_peers())
+            run = stack.enter_context(held(place))
+            stack.enter_context(self._server_held(run))
+            stack.enter_context(self.stop_on_signal.listening())
             found = on_main_process(lambda: self._start(resume_from_checkpoint))
             self.spending, self.was_finished = Spending(), False
             try:
                 return super().train(resume_from_checkpoint=found, **kwargs)
             except StopAsked:  # raised on every rank
                 return self._stopped_between_steps()
-            except (ServerLost, SyncError, SelectionFailed, RewardFailed, NonFiniteGradients) as error:  # on every rank
+            except _FAILURES as error:
                 lost = not isinstance(error, NonFiniteGradients)
                 if lost:
                     self._save_last_step()
@@ -790,6 +822,9 @@ class BasisTrainer(GRPOTrainer):
                 raise
             finally:
                 self.publisher.wait_for_own()
+
+    def _server_held(self, run: str) -> AbstractContextManager[None]:
+        return self.vllm_generation.held(run, str(self.args.output_dir)) if self.use_vllm else nullcontext()
 
     def _stopped_between_steps(self) -> TrainOutput:
         """End a run that was asked to stop while it waited for a server: the last whole step is saved."""
@@ -996,8 +1031,9 @@ class BasisTrainer(GRPOTrainer):
         with attributes(self.args, save_total_limit=None), attributes(self.state, log_history=newest):
             super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
+        written = {name for names in gathered(checkpoint.names_in(folder)) for name in names}
+        on_main_process(lambda: checkpoint.finish(folder, written))
         if self.args.should_save:
-            checkpoint.finish(folder)
             best = self.state.best_model_checkpoint
             checkpoint.rotate(folder.parent, limit, [*([best] if best else []), *self.publisher.hub.in_use()])
         if self.args.push_to_hub and self.is_world_process_zero():

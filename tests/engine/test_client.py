@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from basis_rl.engine import Completion, Sampling, ServersLost, client, sample_servers
-from basis_rl.engine.client import Client, NoServer, NotConnected, ServedModel, request_seed
-from basis_rl.run.errors import RequestRefused, RolloutError
+from basis_rl.engine.client import Client, NoServer, NotConnected, ServedModel, checked_choices, request_seed
+from basis_rl.run.errors import RequestRefused, RolloutError, WrongAnswer
 from tests.support.fake_vllm import FakeServer, completion
 from tests.support.tiny import tiny_tokenizer
 
@@ -291,3 +291,117 @@ def test_what_cannot_work_is_one_message(case, fake):
     fake.before = lambda number, body: 400
     with pytest.raises(ValueError, match=message):
         draw(*([] if urls is None else urls or [fake]), tokens=tokens, **settings)
+
+
+ASKED = {"prompt": [[1, 2], [3]], "n": 2, "max_tokens": 4, "logprobs": 0}
+
+
+def whole_answer():
+    """To `ASKED`, of a model with 9 token ids; each completion has others."""
+    rows = []
+    for index, prompt in enumerate([[1, 2], [1, 2], [3], [3]]):
+        ids = [index + k for k in range(1 + index)]
+        logprobs = {"tokens": [f"token_id:{k}" for k in ids], "token_logprobs": [-0.5 - k for k in ids]}
+        row = {"index": index, "prompt_token_ids": prompt, "token_ids": ids, "finish_reason": "stop"}
+        rows.append({**row, "logprobs": {**logprobs, "top_logprobs": [None] * len(ids)}})
+    return {"choices": rows}
+
+
+def spoilt(field, value):
+    """An answer whose second choice has another value of a field; one function of what it was, or the value."""
+
+    def spoil(answer):
+        *outer, last = field.split(".")
+        place = answer["choices"][1]
+        for name in outer:
+            place = place[name]
+        if value is KeyError:
+            del place[last]
+        else:
+            place[last] = value(place[last]) if callable(value) else value
+
+    return spoil
+
+
+def renumbered(rows):
+    return [{**row, "index": index} for index, row in enumerate(rows)]
+
+
+def in_choices(change):
+    def spoil(answer):
+        answer["choices"] = change(answer["choices"])
+
+    return spoil
+
+
+NONSENSE = {
+    "reversed, with its numbers": (in_choices(lambda rows: renumbered(rows[::-1])), "prompt_token_ids"),
+    "one too many": (in_choices(lambda rows: [*rows, {**rows[0], "index": 4}]), "choices of index"),
+    "one too few": (in_choices(lambda rows: rows[:-1]), "choices of index"),
+    "one twice": (in_choices(lambda rows: [*rows[:-1], rows[0]]), "choices of index"),
+    "no numbers": (spoilt("index", KeyError), "choices of index"),
+    "null": (in_choices(lambda rows: None), "choices of index"),
+    "words": (in_choices(lambda rows: "choices"), "choices of index"),
+    "another prompt": (spoilt("prompt_token_ids", [1, 3]), "prompt_token_ids"),
+    "no prompt": (spoilt("prompt_token_ids", KeyError), "prompt_token_ids"),
+    "no ids": (spoilt("token_ids", KeyError), "token_ids"),
+    "null for ids": (spoilt("token_ids", None), "token_ids"),
+    "too many ids": (spoilt("token_ids", lambda ids: ids * 120), "token_ids of length 240; expected was 1 to 4"),
+    "none": (spoilt("token_ids", []), "token_ids of length 0"),
+    "not in the vocabulary": (spoilt("token_ids", [1, 9]), "ids from 0 to 8"),
+    "negative": (spoilt("token_ids", [1, -1]), "ids from 0 to 8"),
+    "fractions": (spoilt("token_ids", [1, 2.0]), "ids from 0 to 8"),
+    "no log-probabilities": (spoilt("logprobs", None), "logprobs"),
+    "of other tokens": (spoilt("logprobs.tokens", lambda tokens: tokens[::-1]), "logprobs of tokens"),
+    "NaN": (spoilt("logprobs.token_logprobs", [-0.5, float("nan")]), "logprobs .*expected was 2 finite numbers"),
+    "infinite": (spoilt("logprobs.token_logprobs", [-0.5, float("-inf")]), "2 finite numbers"),
+    "null for one": (spoilt("logprobs.token_logprobs", [-0.5, None]), "2 finite numbers"),
+    "one log-probability too few": (spoilt("logprobs.token_logprobs", [-0.5]), "2 finite numbers"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NONSENSE)
+def test_an_answer_to_something_else_is_refused_by_its_field(case):
+    spoil, field = NONSENSE[case]
+    answer = whole_answer()
+    spoil(answer)
+    with pytest.raises(WrongAnswer, match=rf"The vLLM server at http://there answered with .*{field}"):
+        checked_choices("http://there", ASKED, answer, 9)
+
+
+@pytest.mark.parametrize("answer", [None, [], "choices", 5, {}])
+def test_what_is_no_answer_is_refused(answer):
+    with pytest.raises(WrongAnswer, match="choices of index"):
+        checked_choices("http://there", ASKED, answer, 9)
+
+
+def test_a_right_answer_is_taken_in_the_order_of_its_numbers():
+    """Also as `/inference/v1/generate` gives it, which does not repeat its prompt."""
+    expected = whole_answer()["choices"]
+    mixed = [expected[i] for i in (2, 0, 3, 1)]
+    assert checked_choices("http://there", ASKED, {"choices": mixed}, 9) == expected
+    content = [{"token": "token_id:5", "logprob": -1, "top_logprobs": []}]
+    row = {"index": 0, "token_ids": [5], "finish_reason": "length", "logprobs": {"content": content}}
+    body = {"token_ids": [1, 2], "sampling_params": {"n": 1, "max_tokens": 4, "logprobs": 0}}
+    assert checked_choices("http://there", body, {"choices": [row]}, 9) == [row]
+    with pytest.raises(WrongAnswer, match="logprobs of tokens"):
+        checked_choices("http://there", body, {"choices": [{**row, "token_ids": [6]}]}, 9)
+
+
+def test_an_aborted_completion_is_asked_for_again():
+    answer = whole_answer()
+    spoilt("finish_reason", "abort")(answer)
+    with pytest.raises(RolloutError, match=r"choices\[1\] ended by 'abort'"):
+        checked_choices("http://there", ASKED, answer, 9)
+
+
+def test_an_evaluation_ends_at_a_wrong_answer(fake):
+    answered = fake.answered
+
+    def twice(path, body):
+        status, content = answered(path, body)
+        return status, {"choices": content["choices"][:1] * 3}
+
+    fake.answered = twice
+    with pytest.raises(ValueError, match=rf"The vLLM server at {fake.url} answered with choices of index"):
+        draw(fake)

@@ -6,8 +6,11 @@ Without a trainer: test_requests.py. The real server is in tests/engine/test_vll
 import itertools
 import os
 import signal
+import socket
+import subprocess
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ import torch
 from basis_rl.baselines import OptimalTokenBaseline, ReMax
 from basis_rl.engine import prompt_tokens
 from basis_rl.run import checkpoint
-from basis_rl.run.errors import RequestRefused, ServerLost, SyncError
+from basis_rl.run.errors import RequestRefused, ServerLost, SyncError, WrongAnswer
 from basis_rl.trainer import BasisTrainer
 from tests.support.fake_vllm import ModelServer
 from tests.support.served import LORA, At, logged, save_model, trainer
@@ -44,8 +47,9 @@ def test_every_sync_arrives_and_is_checked(baseline, group, lora, server, model,
     assert_weights_arrived(trained)
     assert trained.vllm_generation.recoveries == 0
     kinds = [server.kind(body) for body in server.requests]
-    assert kinds[:2] == ["basis_retie", "basis_identity"]
-    assert kinds[2:] == ["basis_identity", "basis_reload", "reset", "probe", "sampling"] * 4
+    assert kinds[:2] == ["basis_state", "basis_hold"]
+    assert kinds[2:-1] == ["basis_hold", "basis_reload", "reset", "probe", "sampling", "basis_state"] * 4
+    assert kinds[-1] == "basis_hold", "released"
     assert [body["args"][1] for body in server.asked("basis_reload")] == [1, 2, 3, 4]
     assert all(len(body["prompt"][0]) > 20 for body in server.asked("probe"))
 
@@ -283,8 +287,185 @@ def test_a_server_that_is_back_and_fails_again_is_not_waited_for_for_ever(server
 
 def test_what_is_no_server_of_ours_is_said_before_training(server, model, tmp_path):
     server.before = lambda number, body: 404
-    with pytest.raises(ValueError, match=r"use_vllm: .*does not know 'basis_retie'. Start it with `basis-rl serve"):
+    with pytest.raises(ValueError, match=r"use_vllm: .*does not know 'basis_state'. Start it with `basis-rl serve"):
         trainer(tmp_path, model, server.url, "rloo")
     server.stop()
     with pytest.raises(ValueError, match=r"use_vllm: .*There is no vLLM server at .* \(waited 1 s\)"):
         trainer(tmp_path, model, server.url, "rloo", vllm_server_timeout=1.0)
+
+
+def reverse(answer):
+    answer["choices"] = [{**row, "index": index} for index, row in enumerate(answer["choices"][::-1])]
+
+
+def not_a_number(answer):
+    answer["choices"][0]["logprobs"]["token_logprobs"][0] = float("nan")
+
+
+@pytest.mark.parametrize(("spoil", "field"), [(reverse, "prompt_token_ids"), (not_a_number, "finite numbers")])
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_a_wrong_answer_ends_the_run_with_a_checkpoint(spoil, field, prefetch, server, model, tmp_path):
+    """It is not asked for again: the server is there, and will give the same."""
+    settings = {"save_strategy": "steps", "save_steps": 100, "num_generations": 1, "async_prefetch": prefetch}
+    trained = trainer(tmp_path, model, server.url, "basis", At, **settings)
+    asked = []
+
+    def begin():
+        trained.vllm_generation._settle()
+        asked.append(len(server.asked("sampling")))
+        server.spoil = lambda answer: (spoil(answer), answer)[1]
+
+    trained.acts = {2: begin}
+    with pytest.raises(WrongAnswer, match=rf"The vLLM server at {server.url} answered with choices\[\d\].*{field}"):
+        trained.train()
+    assert trained.vllm_generation.recoveries == 0
+    assert len(server.asked("sampling")) == asked[0] + 1 + prefetch
+    assert checkpoint.newest(tmp_path).name == f"checkpoint-{trained.state.global_step}"
+    assert trained.state.global_step == 2 + prefetch, "an answer that came before is trained on"
+
+
+@pytest.mark.parametrize("what", ["probe", "basis_state", "basis_reload"])
+def test_any_other_answer_that_makes_no_sense_is_said_so_as_well(what, server, model, tmp_path):
+    trained = trainer(tmp_path, model, server.url, "rloo", At)
+    answered = server.answered
+
+    def nonsense(path, body):
+        return (200, {"results": None, "choices": [{}]}) if server.kind(body) == what else answered(path, body)
+
+    def begin():
+        server.answered = nonsense
+
+    trained.acts = {2: begin}
+    with pytest.raises(WrongAnswer, match=rf"server at {server.url} answered.*({what}|prompt_logprobs)"):
+        trained.train()
+    assert trained.vllm_generation.recoveries == 0
+
+
+OTHER = {"pid": 1, "host": "another machine", "folder": "/runs/first"}
+
+
+def test_a_second_run_is_refused_by_the_name_of_the_first(server, model, tmp_path):
+    server.worker.basis_hold("first", OTHER, 7)
+    trained = trainer(tmp_path, model, server.url, "rloo")
+    with pytest.raises(ValueError, match=r"weights of another run: '/runs/first', process 1 on another machine"):
+        trained.train()
+    assert server.loads == 0
+    assert server.worker.basis_state()["run"] == "first"
+    server.worker.basis_hold("first", None, 7)
+    trained.train()
+    assert trained.state.global_step == 4
+    assert server.worker.basis_state()["owner"] is None, "released"
+
+
+def test_a_server_whose_run_was_killed_here_is_free(server, model, tmp_path):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    server.worker.basis_hold("first", {**OTHER, "pid": ended.pid, "host": socket.gethostname()}, 7)
+    trained = trainer(tmp_path, model, server.url, "rloo", max_steps=1)
+    trained.train()
+    assert trained.state.global_step == 1
+
+
+def test_a_resume_has_its_own_server_back(server, model, tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 1}
+    trained = trainer(tmp_path, model, server.url, "rloo", max_steps=1, **saving)
+    trained.train()
+    run = server.worker.basis_state()["run"]
+    server.worker.basis_hold(run, OTHER, 1)
+    again = trainer(tmp_path, model, server.url, "rloo", max_steps=2, **saving)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 2
+    assert server.worker.basis_state()["run"] == run
+    other = trainer(tmp_path / "other", model, server.url, "rloo", max_steps=1)
+    other.train()
+    assert server.worker.basis_state()["run"] != run
+
+
+def test_nothing_is_trained_on_the_weights_of_another_run(server, model, tmp_path):
+    """One that takes the server over while rollouts are drawn is found after them."""
+    trained = trainer(tmp_path, model, server.url, "rloo", At, save_strategy="steps", save_steps=100)
+
+    def before(number, body):
+        if server.kind(body) == "sampling":
+            server.worker._basis_state.update(
+                run="second", owner=OTHER, version=trained.vllm_generation.vllm_client.version
+            )
+
+    def begin():
+        server.before = before
+
+    trained.acts = {2: begin}
+    with pytest.raises(WrongAnswer, match=r"weights of another run: '/runs/first'"):
+        trained.train()
+    assert trained.state.global_step == 2
+    assert checkpoint.newest(tmp_path).name == "checkpoint-2"
+
+
+@pytest.mark.parametrize("change", ["version", "start"])
+def test_rollouts_of_other_weights_than_the_last_are_drawn_again(change, server, model, tmp_path):
+    trained = trainer(tmp_path, model, server.url, "rloo", At)
+
+    def before(number, body):
+        if server.kind(body) == "sampling":
+            server.before = lambda number, body: None
+            server.worker._basis_state[change] = 99 if change == "version" else "another process"
+
+    def begin():
+        server.before = before
+
+    trained.acts = {2: begin}
+    trained.train()
+    assert trained.vllm_generation.recoveries == 1
+    assert len(server.asked("sampling")) == 4 + 1
+    assert len(logged(trained, "rollout/kl")) == 4
+    assert max(logged(trained, "rollout/kl")) < 1e-6
+
+
+def test_a_restart_with_another_model_says_so(server, model, tmp_path):
+    """Under its own name, which makes a request for the first one an HTTP 404: no word of long prompts."""
+    trained = trainer(tmp_path, model, server.url, "rloo", At, vllm_recovery_timeout=60.0)
+
+    def other_model():
+        config = SimpleNamespace(**{**vars(server.model.config), "num_hidden_layers": 99})
+        server.new_worker()
+        server.worker.model_config = SimpleNamespace(hf_text_config=config)
+        server.before = lambda number, body: 404 if server.kind(body) == "sampling" else None
+
+    trained.acts = {2: other_model}
+    began = time.monotonic()
+    with pytest.raises(WrongAnswer, match=r"serves another model .* its num_hidden_layers is 99, not 2") as told:
+        trained.train()
+    assert "prompt too long" not in str(told.value)
+    assert time.monotonic() - began < 30
+    server.before = lambda number, body: None
+    with pytest.raises(ValueError, match=r"use_vllm: .* serves another model"):
+        trainer(tmp_path / "new", model, server.url, "rloo")
+
+
+def test_a_folder_that_the_server_does_not_see_is_refused_before_training(server, model, tmp_path, monkeypatch):
+    """As on another machine: with a shared folder it is taken."""
+    monkeypatch.setattr(ModelServer, "basis_state", lambda self, *token: {**self.worker.basis_state(), "sees": False})
+    with pytest.raises(ValueError, match=r"does not see the folder .* Set vllm_sync_folder to a folder that both see"):
+        trainer(tmp_path, model, server.url, "rloo")
+
+
+def test_a_server_without_our_extension_is_probed_after_each_batch(server, model, tmp_path):
+    """The extension is what NCCL can do without; here the folder stands in for it."""
+    trained = trainer(tmp_path, model, server.url, "rloo", At)
+    trained.vllm_generation.vllm_client.starts = []
+
+    def before(number, body):
+        if server.kind(body) == "sampling":
+            server.before = lambda number, body: None
+            server.model.load_state_dict(
+                {**server.model.state_dict(), "lm_head.weight": server.model.lm_head.weight * 2}
+            )
+
+    def begin():
+        server.before = before
+
+    trained.acts = {2: begin}
+    trained.train()
+    assert trained.vllm_generation.recoveries == 1
+    assert max(logged(trained, "rollout/kl")) < 1e-6
+    assert len(logged(trained, "rollout/kl")) == 4

@@ -250,6 +250,8 @@ def training_client(ask):
     made = object.__new__(generation.TrainingClient)
     made.base_url, made.model, made.settings = "http://127.0.0.1:10404", "model", SimpleNamespace(request_timeout=1.0)
     made.server = SimpleNamespace(ask=ask)
+    vars(made).update(starts=[], probed=None, sizes={"vocab_size": 11})
+    made.settings.tolerance = 0.1
     return made
 
 
@@ -258,10 +260,12 @@ def test_rows_of_a_later_turn_are_asked_for_with_their_own_room():
 
     def ask(path, body):
         asked.append(body)
-        logprobs = {"tokens": ["token_id:0"], "token_logprobs": [-0.5], "top_logprobs": [None]}
-        return {
-            "choices": [{"prompt_token_ids": p, "token_ids": [len(p)], "logprobs": logprobs} for p in body["prompt"]]
-        }
+        return {"choices": [choice(index, prompt) for index, prompt in enumerate(body["prompt"])]}
+
+    def choice(index, prompt):
+        found = {"index": index, "prompt_token_ids": prompt, "token_ids": [len(prompt)], "finish_reason": "stop"}
+        logprobs = {"tokens": [f"token_id:{len(prompt)}"], "token_logprobs": [-0.5], "top_logprobs": [None]}
+        return {**found, "logprobs": logprobs}
 
     asking = training_client(ask)
     settings = {"max_tokens": 7, "temperature": 0.5, "n": 1}
@@ -283,21 +287,23 @@ REFUSED = "The vLLM server at http://127.0.0.1:10404 refuses a request (HTTP 404
     ("error", "unknown"),
     [
         (RequestRefused(REFUSED), True),
-        (RolloutError("HTTP 500: 'Worker' object has no attribute 'basis_identity'"), True),
+        (RolloutError("HTTP 500: 'Worker' object has no attribute 'basis_state'"), True),
         (RolloutError("port=10404 refused"), False),
     ],
 )
-def test_a_server_without_our_extension_is_told_from_one_that_is_away(error, unknown):
+def test_a_server_without_our_extension_is_told_from_one_that_is_away(error, unknown, tmp_path):
     """NCCL can do without the extension; a server that does not answer must not pass for one that lacks it."""
 
     def ask(path, body):
         raise error
 
     asking = training_client(ask)
-    with pytest.raises(RolloutError, match="does not know" if unknown else "refused"):
-        asking.rpc("basis_identity")
+    kind = generation.UnknownMethod if unknown else RolloutError
+    with pytest.raises(kind, match="does not know" if unknown else "refused"):
+        asking.rpc("basis_state")
+    asking.settings.transfer, asking.folder = "nccl", tmp_path / "weights"
     if unknown:
-        assert asking._identity() == []
+        assert asking._checked_starts() == []
         return
     with pytest.raises(RolloutError, match="refused"):
-        asking._identity()
+        asking._checked_starts()

@@ -3,6 +3,8 @@
 Requests, failures and prefetch against a fake one: tests/engine/test_generation.py and test_prefetch.py.
 """
 
+import json
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -13,6 +15,8 @@ from basis_rl.engine.server import Server, ServerError, ServerOptions, can_chang
 from examples.quickstart.warm_start import build_model, save
 from tests.engine.test_client import TOKENS
 from tests.engine.test_generation import assert_weights_arrived
+from tests.support.processes import wait_until
+from tests.support.ranks import MACHINE, OWN_FOLDERS, forked
 from tests.support.served import ENGINE, LORA, push, save_model, server, trainer
 from tests.support.tiny import tiny_tokenizer
 
@@ -89,3 +93,31 @@ def test_a_head_size_without_kernels_is_found_before_training(tmp_path):
         started.start()
     assert not can_change(failure_reason(options.log))
     assert not started.is_healthy()
+
+
+@pytest.mark.long
+def test_a_server_on_another_machine(machines, tmp_path):
+    """Without a shared /dev/shm: what to do is said before training, and with a shared folder weights arrive."""
+    model = save_model(tmp_path / "model", tied=False)
+    here, there = machines.names
+    url = f"http://{machines.addresses[1]}:8011"
+    options = ["--host", machines.addresses[1], "--port", 8011, "--dtype", "float32", "--max_model_len", 128, *ENGINE]
+    apart = {MACHINE: there, OWN_FOLDERS: "/dev/shm"}
+    (tmp_path / "server").touch()
+    serving = forked(tmp_path / "server", "basis_rl", "serve", model, *options, **apart)
+    try:
+        wait_until(lambda: "Application startup complete" in (tmp_path / "server").read_text(errors="replace"), 1200)
+        training = forked(tmp_path / "trainer", "tests.engine.apart", tmp_path, model, url, **{MACHINE: here})
+        training.join(900)
+        assert training.exitcode == 0, (tmp_path / "trainer").read_text()[-5000:]
+    finally:
+        serving.terminate()
+        serving.join(60)
+        serving.kill()
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert "does not see the folder /dev/shm" in found["refused"]
+    assert "Set vllm_sync_folder" in found["refused"]
+    assert len(found["sync_error"]) == 4
+    assert max(found["sync_error"]) < 1e-4
+    assert max(found["kl"]) < 1e-6
+    assert found["recoveries"] == 0

@@ -108,9 +108,28 @@ def test_a_head_of_its_own_is_left_alone_and_several_embeddings_are_refused(work
         made.basis_retie()
 
 
-def test_a_worker_is_known_by_its_start():
+def test_a_worker_is_known_by_its_start_and_by_whose_weights_it_has(tmp_path):
+    config = SimpleNamespace(model_type="small", hidden_size=8, num_hidden_layers=2, vocab_size=11)
     one, other = WeightSync(), WeightSync()
-    assert one.basis_identity() == one.basis_identity() != other.basis_identity()
+    for each in (one, other):
+        each.model_config = SimpleNamespace(hf_text_config=config)
+    assert one.basis_state() == one.basis_state()
+    assert one.basis_state()["start"] != other.basis_state()["start"]
+    assert one.basis_state()["model"] == vars(config)
+    (tmp_path / "token").touch()
+    assert [one.basis_state(str(tmp_path / name))["sees"] for name in ("token", "other")] == [True, False]
+
+    def held(*given):
+        state = one.basis_hold(*given)
+        return state["run"], state["version"]
+
+    assert held("a", {"pid": 1}, 1) == ("a", 1)
+    assert held("b", {"pid": 2}, 5) == ("a", 1), "it is the other's"
+    assert held("a", {"pid": 1}, 2) == ("a", 2)
+    assert held("b", {"pid": 2}, 5, "a") == ("b", 5), "which is gone"
+    assert held("a", None, 2) == ("b", 5), "not its own to release"
+    held("b", None, 5)
+    assert held("a", {"pid": 1}, 3) == ("a", 3)
 
 
 def test_an_engine_in_this_process_tells_log_probabilities_of_the_tokens_given(monkeypatch):

@@ -1,10 +1,14 @@
 """Which folder is a checkpoint, which is the newest, which go: without a training."""
 
+import json
+import threading
+
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from basis_rl.run import checkpoint
+from basis_rl.run.errors import DiskFull
 
 FILES = {"model.safetensors": b"weights", "optimizer.pt": b"moments", "scheduler.pt": b"rate", "rng_state.pth": b"seed"}
 FILES |= {"phase_0.pt": b"place", "baseline_state.pt": b"means", "sub/part.bin": b"deep"}
@@ -45,6 +49,27 @@ def test_the_manifest_is_the_last_thing_written(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path, 1)
     assert checkpoint.newest(tmp_path) is None
+
+
+def test_the_manifest_has_what_every_rank_has_written_or_there_is_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "PATIENCE", 0.7)
+    path = make(tmp_path, 1, complete=False)
+    (path / "rng_state_1.pth").write_bytes(b"seed")
+    written = {*FILES, "trainer_state.json", "rng_state_1.pth"}
+    assert set(checkpoint.names_in(path)) == written
+    with pytest.raises(DiskFull, match=r"lacks phase_1.pt on \S+, which other ranks have written"):
+        checkpoint.finish(path, {*written, "phase_1.pt"})
+    assert checkpoint.was_cut_off(path)
+    assert not (path / checkpoint.MANIFEST).exists()
+    (path / "rng_state_1.pth").rename(tmp_path / "on its way")
+    later = threading.Timer(0.3, lambda: (tmp_path / "on its way").rename(path / "rng_state_1.pth"))
+    later.start()
+    checkpoint.finish(path, written)
+    later.join()
+    assert set(json.loads((path / checkpoint.MANIFEST).read_text())["files"]) == written
+    assert checkpoint.names_in(path) == sorted(written), "not the manifest itself"
+    (path / "rng_state_1.pth").unlink()
+    assert "rng_state_1.pth is missing" in checkpoint.damage(path)
 
 
 def test_they_are_in_the_order_of_their_numbers(tmp_path):

@@ -4,8 +4,10 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 
 from basis_rl.run import checkpoint, run_lock
 from basis_rl.run.run_lock import held
+from tests.support.ranks import Ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLDER = """
@@ -42,6 +45,52 @@ def test_what_cannot_be_a_folder_is_named(what, tmp_path):
     output.unlink()
     with held(asked):
         assert asked.is_dir()
+
+
+def test_a_run_has_a_name_that_its_resumes_have_and_other_folders_have_not(tmp_path):
+    def name(folder):
+        with held(folder) as run, held(folder) as again:
+            assert run == again
+            return run
+
+    one = name(tmp_path / "one")
+    assert name(tmp_path / "one") == one
+    assert name(tmp_path / "two") != one
+
+
+@pytest.mark.parametrize("what", ["shared", "late", "empty", "of an earlier start"])
+def test_every_rank_has_to_see_what_the_first_has_written(what, tmp_path, monkeypatch):
+    """The second rank's folder may be another one; a network file system may take a while."""
+    monkeypatch.setattr(checkpoint, "PATIENCE", 1.5)
+    ranks = Ranks(2)
+    folders = [tmp_path / "first", tmp_path / "first" if what == "shared" else tmp_path / "second"]
+    if what == "of an earlier start":
+        with held(folders[0]):
+            pass
+        shutil.copytree(folders[0], folders[1])
+    _, owner = run_lock._take(folders[0].absolute())
+
+    def appear():
+        if what == "late":
+            time.sleep(0.7)
+            shutil.copytree(folders[0], folders[1])
+
+    later = threading.Thread(target=appear)
+    later.start()
+    seen = ranks.run(lambda rank: run_lock._sees(folders[rank], owner))
+    later.join()
+    run_lock._give_back(folders[0].absolute())
+    assert seen == [True, what in ("shared", "late")]
+
+
+def test_a_rank_that_sees_another_folder_stops_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lock, "gathered", lambda mine: [mine, "far away"])
+    refused = rf"output_dir '{tmp_path}' on \S+, .* is not the folder .* on far away"
+    with pytest.raises(ValueError, match=refused), held(tmp_path):
+        pass
+    monkeypatch.undo()
+    with held(tmp_path):
+        pass
 
 
 def test_a_second_run_is_told_who_has_the_folder_and_a_kill_frees_it(tmp_path):
@@ -91,7 +140,7 @@ def test_it_is_held_to_the_end_of_the_outermost_block(tmp_path):
 def test_a_forked_child_does_not_hold_it(tmp_path):
     """Such as a worker of a data loader: it may outlive its parent."""
     with held(tmp_path):
-        (descriptor,) = run_lock._held.values()
+        ((descriptor, _),) = run_lock._held.values()
         child = os.fork()
         if child == 0:
             try:

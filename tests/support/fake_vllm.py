@@ -7,11 +7,11 @@ import json
 import socket
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from basis_rl.engine.server import free_port
+from basis_rl.engine.worker import WeightSync
 
 
 def completion(prompt: list[int], seed: int, length: int) -> dict[str, Any]:
@@ -108,7 +109,7 @@ class FakeServer:
         if body["temperature"] == 0 and body["n"] > 1:
             return 400, {"error": {"message": "n must be 1 when using greedy sampling"}}
         choices = [completion(body["prompt"], body["seed"] + k, body["max_tokens"]) for k in range(body["n"])]
-        rows = [{"index": k, **choice} for k, choice in enumerate(choices)]
+        rows = [{"index": k, "prompt_token_ids": body["prompt"], **choice} for k, choice in enumerate(choices)]
         return 200, {"choices": rows[::-1]}
 
     def stop(self) -> None:
@@ -131,13 +132,14 @@ class ModelServer(FakeServer):
     """As `basis-rl serve` in what training asks of it, with transformers' model in this process in vLLM's place.
 
     `before` and `requests` see every POST in order; `loads` counts the weights that came. `seconds` is the time between
-    the arrival of a request and the first use of the weights.
+    the arrival of a request and the first use of the weights; `spoil` may change an answer with completions.
     """
 
     def __init__(self, model: Path, max_model_len: int = 128) -> None:
         super().__init__(max_model_len=max_model_len, root=str(model))
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype="float32").eval()
-        self.identity, self.loads = uuid.uuid4().hex, 0
+        self.loads = 0
+        self.new_worker()
         self.ignored: tuple[str, ...] = ()  # parameters that stay what they were
         self.drawn = torch.Generator().manual_seed(0)
         self.engine = threading.Lock()
@@ -146,8 +148,14 @@ class ModelServer(FakeServer):
         """As a new process: other workers, and the weights of the checkpoint."""
         self.stop()
         self.model.load_state_dict(AutoModelForCausalLM.from_pretrained(self.root, dtype="float32").state_dict())
-        self.identity = uuid.uuid4().hex
+        self.new_worker()
         self.start()
+
+    def new_worker(self) -> None:
+        """What a new process has of ours, which is the real thing."""
+        self.worker = WeightSync()
+        self.worker.model_config = SimpleNamespace(hf_text_config=self.model.config)
+        self.spoil: Callable[[dict[str, Any]], Any] = lambda answer: answer
 
     def asked(self, kind: str) -> list[dict[str, Any]]:
         """Bodies of the requests so far: ``sampling``, ``probe`` or the name of a method of the workers."""
@@ -174,13 +182,13 @@ class ModelServer(FakeServer):
             if body.get("prompt_logprobs") is not None:
                 return 200, {"choices": [{"prompt_logprobs": self.prompt_logprobs(*body["prompt"])}]}
             choices = [self.choice(prompt, body) for prompt in body["prompt"] for _ in range(body["n"])]
-            return 200, {"choices": choices}
+            return 200, self.spoil({"choices": [{"index": i, **choice} for i, choice in enumerate(choices)]})
 
-    def basis_identity(self) -> str:
-        return self.identity
+    def basis_state(self, *given: Any) -> dict[str, Any]:
+        return self.worker.basis_state(*given)
 
-    def basis_retie(self) -> list[str]:
-        return []
+    def basis_hold(self, *given: Any) -> dict[str, Any]:
+        return dict(self.worker.basis_hold(*given))
 
     def basis_reload(self, folder: str, version: int) -> dict[str, Any]:
         self.loads += 1
@@ -206,4 +214,6 @@ class ModelServer(FakeServer):
             log_probs.append(float(found[ids[-1]]))
         tokens = [f"token_id:{token}" for token in ids[len(prompt) :]]
         rows = {"tokens": tokens, "token_logprobs": log_probs, "top_logprobs": [None] * len(tokens)}
-        return {"prompt_token_ids": prompt, "token_ids": ids[len(prompt) :], "logprobs": rows}
+        reason = "stop" if ids[-1] == self.model.config.eos_token_id else "length"
+        found = {"prompt_token_ids": prompt, "token_ids": ids[len(prompt) :], "logprobs": rows}
+        return {**found, "finish_reason": reason}

@@ -20,7 +20,10 @@ import torch
 from accelerate.commands.launch import launch_command, launch_command_parser
 
 from basis_rl.engine.server import free_port
+from tests.support.machines import enter
 
+# In the environment of `forked`: on which machine it runs (`tests.support.machines`), and which folders it has alone.
+MACHINE, OWN_FOLDERS = "BASIS_RL_TEST_MACHINE", "BASIS_RL_TEST_OWN_FOLDERS"
 ROOT = Path(__file__).resolve().parents[2]
 CPU = "accelerate_configs/cpu.yaml"
 # Forks of a process that has done the imports, which take longer than most of what is tested with them.
@@ -63,6 +66,8 @@ def _module(name: str, arguments: list[str], environment: dict[str, str], log: P
     os.chdir(ROOT)
     os.environ.clear()
     os.environ.update(environment)
+    if machine := os.environ.get(MACHINE):
+        enter(machine, os.environ.get(OWN_FOLDERS, "").split())
     no_shared_memory()
     sys.argv = [name, *arguments]
     runpy.run_module(name, run_name="__main__", alter_sys=True)

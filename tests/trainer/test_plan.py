@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
+from torch.distributed import distributed_c10d
 from trl import GRPOConfig
 
 import basis_rl
@@ -404,3 +405,20 @@ def test_a_launcher_that_starts_fewer_processes_than_it_was_asked_for_is_named(o
         launched(option, "2", "--cpu", "-m", "basis_rl")
     monkeypatch.setenv("WORLD_SIZE", "2")
     launched(option, "2", "-m", "basis_rl")
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_launcher_in_bf16_is_no_run_in_float32(bf16, monkeypatch, tmp_path):
+    """accelerate would compute in bf16 whatever the recipe says, and DeepSpeed would end by a traceback."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    if bf16:
+        assert BasisConfig(str(tmp_path), use_cpu=True, bf16=True).bf16
+        return
+    with pytest.raises(ValueError, match=r"bf16 is false, but .* mixed_precision: bf16. Set bf16: true"):
+        BasisConfig(str(tmp_path), use_cpu=True, bf16=False)
+
+
+def test_the_timeout_of_collectives_is_that_of_cpus_and_of_every_group_as_well(tmp_path, monkeypatch):
+    monkeypatch.setattr(distributed_c10d, "default_pg_timeout", distributed_c10d.default_pg_timeout)
+    BasisConfig(str(tmp_path), use_cpu=True, bf16=False, ddp_timeout=77)
+    assert distributed_c10d._get_default_timeout("gloo").total_seconds() == 77

@@ -7,10 +7,12 @@ import pytest
 from datasets import Dataset, DatasetDict, IterableDataset
 from tokenizers.processors import TemplateProcessing
 
+from basis_rl.engine.local import prompt_tokens
 from basis_rl.rewards import FormatReward, MathVerifyReward
 from basis_rl.rewards.choice import ChoiceReward
 from basis_rl.rewards.exact import ExactReward
 from basis_rl.trainer.plan import check_with_model, plan_run, with_data
+from basis_rl.trainer.prompt_check import render
 from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -201,3 +203,24 @@ def test_a_reward_of_the_form_knows_whether_the_template_opens_the_thought(tail,
     opening = tokenizer("{% for m in messages %}{{ m.content }}{% endfor %}" + tail.replace("\\n", "\n"))
     check(tmp_path, reward=reward, tokenizer=opening)
     assert reward([user("1 =")], ["a</think>so \\boxed{1}"]) == [float(bool(tail))]
+
+
+HOSTILE = {
+    "reaches out": ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
+    "counts without end": ("{% for i in range(10 ** 12) %}x{% endfor %}", "OverflowError"),
+    "divides by zero": ("{{ 1 // 0 }}", "ZeroDivisionError"),
+    "is no template": ("{% for %}", "TemplateSyntaxError"),
+    "calls itself": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_template_is_one_message(case):
+    text, kind = HOSTILE[case]
+    tokenizer = copy.deepcopy(TOKENIZER)
+    tokenizer.chat_template = text
+    with pytest.raises(ValueError, match=rf"The chat template cannot write the prompt .*{kind}"):
+        render(tokenizer, user("1 + 1 ="), {})
+    if kind in ("SecurityError", "TemplateSyntaxError"):
+        with pytest.raises(ValueError, match=rf"The chat template cannot write the prompt .*{kind}"):
+            prompt_tokens(user("1 + 1 ="), tokenizer, {})

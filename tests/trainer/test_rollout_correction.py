@@ -1,6 +1,7 @@
 """Rollouts of an engine, weighed by log-probabilities of the loss's own pass, as if there were a pass before it."""
 
 import math
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -22,9 +23,11 @@ class Canned(BasisTrainer):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.use_vllm = True
-        self.vllm_generation = SimpleNamespace(sync_error=0.0)
+        self.vllm_generation = SimpleNamespace(sync_error=0.0, held=lambda *given: nullcontext())
         self._correction = RolloutCorrection(self.args) if self._loss_scores_rollouts() else None
         self.calls = 0
+        self.bias = 0.0
+        self.trl_own = []
         self.model.register_forward_pre_hook(self.count)
 
     def count(self, *_):
@@ -37,7 +40,13 @@ class Canned(BasisTrainer):
         uniform = -math.log(self.model.config.vocab_size)
         log_probs = [(uniform + 0.2 * torch.randn(length, generator=generator)).tolist() for length in lengths]
         log_probs[1][0] = math.nan
-        return ids, log_probs
+        return ids, [[each + self.bias for each in row] for row in log_probs]
+
+    def _log_mismatch(self, output):
+        own = {name: values[-1] for name, values in self._metrics["train"].items() if name.startswith("sampling/")}
+        super()._log_mismatch(output)
+        if self._correction is None:
+            self.trl_own.append(({name: self._metrics["train"][name][-1] for name in own}, own))
 
 
 def run(folder, packing, **given):
@@ -71,6 +80,10 @@ def test_without_a_scoring_pass_all_is_as_with_it(objective, mode, tmp_path):
         for name in names:
             assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-5), name
         assert expected["sampling/importance_sampling_ratio/min"] < expected["sampling/importance_sampling_ratio/max"]
+    assert len(padded.trl_own) == 3
+    for found, expected in padded.trl_own:
+        assert len(found) == 5
+        assert found == pytest.approx(expected, rel=1e-5), "as TRL's"
     weights = [torch.cat([p.detach().flatten() for p in trained.model.parameters()]) for trained in (packed, padded)]
     torch.testing.assert_close(*weights, rtol=0, atol=1e-4)
 
@@ -136,3 +149,24 @@ def test_an_evaluation_is_scored_apart(tmp_path):
     assert len(evaluated) == 2
     assert all(math.isfinite(row["eval_sampling/importance_sampling_ratio/mean"]) for row in evaluated)
     assert len([row for row in logged(trained) if "sampling/importance_sampling_ratio/mean" in row]) == 2
+
+
+@pytest.mark.parametrize("packing", ["auto", "none"])
+@pytest.mark.parametrize(("bias", "shown"), [(0.0, 1.0), (-1.5, "above 2"), (2.0, "below 0.5"), (math.nan, None)])
+def test_an_engine_of_other_probabilities_is_shown_and_warned_of_once(packing, bias, shown, tmp_path, caplog):
+    """Also one that tells none: TRL's metrics would be perfect."""
+    settings = {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 9.0}
+    trained = tiny_trainer(tmp_path, "grpo", Canned, packing=packing, max_steps=3, **ALIGNED, **settings)
+    trained.bias = bias
+    trained.train()
+    rows = logged(trained)
+    means = [row["sampling/importance_sampling_ratio/mean"] for row in rows]
+    warned = [record for record in caplog.records if "The mean weight of the rollouts" in record.message]
+    assert len(warned) == (bias != 0.0)
+    if bias != bias:
+        names = [name for name in rows[0] if name.startswith(("sampling/", "rollout/"))]
+        assert {"rollout/kl", "rollout/log_ppl_gap", *(name for name in names if name.startswith("sampling/"))} == {
+            name for name in names if rows[0][name] is None
+        }
+        return
+    assert all({1.0: 0.5 < mean < 2, "above 2": mean > 2, "below 0.5": mean < 0.5}[shown] for mean in means)
