@@ -39,7 +39,8 @@ def _parts(found: Any, seen: set[int]) -> Iterator[str]:
         yield repr((found.args, sorted(found.keywords.items())))
         found = found.func
     if not (inspect.isroutine(found) or inspect.isclass(found)):
-        with suppress(ValueError):  # a class without a signature
+        # A class may have no signature.
+        with suppress(ValueError):
             given = inspect.signature(type(found)).parameters
             yield from _constants({name: getattr(found, name, None) for name in given})
         found = type(found)
@@ -52,12 +53,13 @@ def _parts(found: Any, seen: set[int]) -> Iterator[str]:
     except (OSError, TypeError):
         return
     names: set[str] = set()
-    with suppress(SyntaxError):  # a lambda within a longer expression
+    # A lambda may stand within a longer expression.
+    with suppress(SyntaxError):
         tree = ast.parse(text)
         text = ast.unparse(tree)
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     yield text
-    enclosed = dict(inspect.getclosurevars(found).nonlocals) if inspect.isfunction(found) else {}
+    enclosed = _enclosed(found)
     yield from _constants(enclosed)
     scope = {**vars(sys.modules.get(found.__module__, ast)), **enclosed}
     beside = {name: scope[name] for name in sorted(names & scope.keys())}
@@ -65,6 +67,16 @@ def _parts(found: Any, seen: set[int]) -> Iterator[str]:
     for value in (*beside.values(), getattr(found, "__wrapped__", None)):
         if inspect.isroutine(value) or inspect.isclass(value):
             yield from _parts(value, seen) if getattr(value, "__module__", "") == found.__module__ else ()
+
+
+def _enclosed(found: Any) -> dict[str, Any]:
+    """What a function uses of the one that it stands in. What is assigned there later has no value yet."""
+    result = {}
+    code = getattr(found, "__code__", None)
+    for name, cell in zip(code.co_freevars if code else (), getattr(found, "__closure__", None) or (), strict=False):
+        with suppress(ValueError):
+            result[name] = cell.cell_contents
+    return result
 
 
 def _constants(values: dict[str, Any]) -> Iterator[str]:

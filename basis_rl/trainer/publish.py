@@ -56,7 +56,6 @@ class Publisher:
     def __init__(self, args: BasisConfig) -> None:
         self.args = args
         self.folder = Path(str(args.output_dir))
-        self._by_hand = f"basis-rl push {shlex.quote(str(self.folder))} {{repo}}"
         self.asked = args.push_to_hub
         self.hub = Hub(
             name=args.hub_model_id or self.folder.absolute().name,
@@ -68,6 +67,10 @@ class Publisher:
         )
         if args.push_to_hub:
             self.hub.repo_id = on_main_process(self.hub.connect)
+
+    @property
+    def _by_hand(self) -> str:
+        return f"basis-rl push {shlex.quote(str(self.folder))} {{repo}}"
 
     def finish(self) -> None:
         """Wait for the pushes, all ranks in short collectives, so that no timeout of the process group runs out."""

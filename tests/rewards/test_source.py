@@ -135,3 +135,15 @@ def test_without_a_source_it_is_its_module():
     exec("def reward(completions, **kwargs): return [1.0 for _ in completions]", scope)
     assert code_identity(scope["reward"]) == "typed"
     assert code_identity(max) == "builtins"
+
+
+def test_a_closure_may_wait_for_what_is_assigned_later():
+    """As a reward does that looks at the trainer it is given to."""
+
+    def reward(completions, **kwargs):
+        return [float(trainer is not None)] * len(completions)
+
+    before = code_identity(reward)
+    trainer = object()
+    assert code_identity(reward) == before
+    assert reward(["a"]) == [1.0]

@@ -140,7 +140,7 @@ def test_it_is_held_to_the_end_of_the_outermost_block(tmp_path):
 def test_a_forked_child_does_not_hold_it(tmp_path):
     """Such as a worker of a data loader: it may outlive its parent."""
     with held(tmp_path):
-        ((descriptor, _),) = run_lock._held.values()
+        ((descriptor, *_),) = run_lock._held.values()
         child = os.fork()
         if child == 0:
             try:

@@ -186,9 +186,9 @@ def test_older_checkpoints_go_when_the_new_one_is_complete(tmp_path, monkeypatch
     whole_then = []
     finish = checkpoint.finish
 
-    def spy(folder):
+    def spy(folder, *args):
         whole_then.append([path.name for path in checkpoint.checkpoints(tmp_path) if checkpoint.is_complete(path)])
-        finish(folder)
+        finish(folder, *args)
 
     monkeypatch.setattr(checkpoint, "finish", spy)
     trained = run(tmp_path, RunningMean(), max_steps=6, save_steps=2, save_total_limit=1)

@@ -231,7 +231,7 @@ def test_the_own_reward_of_an_environment_has_the_weight_1_beside_others(weight,
     parts = trainer._rewards_per_func
     assert batch.rewards.tolist() == pytest.approx((weight * parts[:, 0] + parts[:, 1]).tolist())
     named = "2*parity_reward + 1*get_reward" if weight == 2.0 else "parity_reward + get_reward"
-    assert trainer._settings["free"]["reward"] == named
+    assert trainer._settings["fixed"]["reward"] == named
     again = tiny_trainer(tmp_path, "grpo", Keeps, **own, **saving, max_steps=3)
     again.train(resume_from_checkpoint=True)
     assert again.state.global_step == 3
