@@ -132,6 +132,11 @@ class PromptClusters:
             ValueError: it cannot be loaded, or gives other embeddings than it gave then.
         """
         if self._encoder is None:
+            if not {"encoder", "revision", "probe"} <= self.provenance.keys():
+                raise ValueError(
+                    f"The prompt codebook ({self.source}) does not say which encoder it was built with, so new prompts "
+                    f"have no cluster. Build it again: `{KIND.command}`."
+                )
             name = self.provenance["encoder"]
             revision = self.provenance["revision"]
             encoder = Encoder(name, revision)
@@ -197,6 +202,8 @@ class PromptClusters:
 
     @classmethod
     def _read(cls, folder: Path, provenance: Mapping[str, Any], source: str) -> PromptClusters:
+        if not isinstance(provenance, Mapping):
+            raise ValueError("its provenance is no mapping")
         table = pq.read_table(folder / KIND.main_file).to_pydict()
         assignments = dict(zip(table["prompt_id"], table["cluster"], strict=True))
         if len(assignments) < len(table["prompt_id"]) or not all(isinstance(name, str) for name in assignments):
@@ -208,8 +215,6 @@ class PromptClusters:
             most = len(centroids)
             if centroids.ndim != 2 or not np.isfinite(centroids).all():
                 raise ValueError("its centroids are no vectors of finite numbers")
-            if not {"encoder", "revision", "probe"} <= provenance.keys():
-                raise ValueError("its provenance does not name the encoder")
         if not all(type(cluster) is int and 0 <= cluster < most for cluster in assignments.values()):
             raise ValueError("a cluster is none of its clusters")
         return cls(assignments, centroids=centroids, provenance=provenance, source=source)

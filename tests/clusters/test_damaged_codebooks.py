@@ -37,7 +37,6 @@ DAMAGES = {
     "centroids of several lengths": parquet("centroids", centroid=[[0.0], [0.0, 1.0]]),
     "centroids that are numbers": parquet("centroids", centroid=[0.0, 1.0]),
     "infinite centroids": parquet("centroids", centroid=[[0.0, float("inf")], [1.0, 0.0]]),
-    "no encoder": provenance({"revision": None, "probe": [0.0]}),
     "provenance a list": provenance([1]),
     "no provenance": provenance(None),
 }
@@ -54,3 +53,11 @@ def test_a_damaged_codebook_is_one_clear_message(how, tmp_path):
     assert type(raised.value) is ValueError
     assert str(folder) in str(raised.value)
     assert len(str(raised.value)) < 600
+
+
+def test_without_its_encoder_a_codebook_knows_old_prompts_only(tmp_path):
+    made = PromptClusters({"a": 0, "b": 1}, centroids=np.eye(2, dtype=np.float32), provenance={"encoder": "m"})
+    loaded = PromptClusters.load(made.save(tmp_path / "book"))
+    assert loaded.assignments == {"a": 0, "b": 1}
+    with pytest.raises(ValueError, match="which encoder it was built with"):
+        loaded.load_encoder()
