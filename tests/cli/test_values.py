@@ -202,7 +202,7 @@ def test_killed_ten_times_at_random_it_is_the_undisturbed_table(recipe, tmp_path
         else:
             process.join(500)
             assert process.exitcode == 0, log.read_text()[-3000:]
-        asked = {body["seed"] for body in fake.requests}
+        asked = {body["seed"] for body in fake.requests if "seed" in body}
         assert not asked & kept, "nothing that is finished is drawn again"
         if (tmp_path / "again.partial").exists():
             records = shards_of(tmp_path / "again.partial").records()
