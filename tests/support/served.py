@@ -43,6 +43,8 @@ def push(url: str, model: Path) -> None:
     client.init_communicator()
     client.update_named_params(None, AutoModelForCausalLM.from_pretrained(model, dtype="float32").named_parameters())
     client.reset_prefix_cache()
+    # The runs that come are of other processes.
+    client.release()
 
 
 def logged(trained: Any, key: str) -> list[float]:
