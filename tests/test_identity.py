@@ -124,8 +124,8 @@ def test_what_an_environment_is_reset_with_counts(factory, reads, tmp_path):
 
 
 def test_other_schemes_are_refused_by_name():
-    check_scheme("The table", 2, "t RECIPE")
+    check_scheme("The table", 2, "t")
     with pytest.raises(OlderIds, match=r"The table was written by an older basis-rl.*`basis-rl convert t RECIPE`"):
-        check_scheme("The table", None, "t RECIPE")
+        check_scheme("The table", None, "t")
     with pytest.raises(OlderIds, match="by a newer basis-rl"):
-        check_scheme("The table", 3, "t RECIPE")
+        check_scheme("The table", 3, "t")

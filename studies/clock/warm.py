@@ -1,6 +1,6 @@
 """The model of the task ``written``: SmolLM2 that has seen some products written out.
 
-    python -m studies.clock.warm MODEL FOLDER [--steps N] [--bf16]
+    python -m studies.clock.warm MODEL FOLDER [--steps N] [--bf16] [--quick]
 
 SmolLM2 by itself solves none of these problems by writing them out, and a reward that is always 0 teaches nothing. So
 it is trained on solutions first, by TRL's `SFTTrainer`, on problems that neither training nor the held-out rows have,
@@ -9,7 +9,6 @@ and only until it solves some of them.
 
 from __future__ import annotations
 
-import argparse
 import random
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
+from benchmarks.common import parser_of
 from studies.clock.tasks import WRITTEN_TEXT, factors, written_rows, written_solution
 
 # Rows of the study's task, which are not to be seen here.
@@ -60,14 +60,15 @@ def warm(source: str, folder: Path, steps: int, bf16: bool, rows: int = 16, lear
     trainer.save_model(str(folder))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: list[str] | None = None) -> None:
+    parser = parser_of(__doc__)
     parser.add_argument("model")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--bf16", action="store_true", help="for processors that have it")
-    options = parser.parse_args()
-    warm(options.model, options.folder, options.steps, options.bf16)
+    options = parser.parse_args(argv)
+    # The first step of a warm-up changes nothing.
+    warm(options.model, options.folder, 2 if options.quick else options.steps, options.bf16)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ import json
 from statistics import fmean
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from studies.clock import run, study, warm
 from studies.clock.tasks import TASKS, WRITTEN_TEXT, written_rows, written_solution
@@ -104,6 +106,16 @@ def test_a_stopped_run_goes_on_with_its_clock(row, tiny_path, tmp_path):
     assert [point["step"] for point in points] == [0, 1, 2, 3]
     assert points[:2] == first
     assert 1_000 < points[2]["wall"] < points[3]["wall"] < 2_000
+
+
+@pytest.mark.long
+def test_a_model_is_warmed_and_can_be_loaded(tiny_path, tmp_path):
+    warm.main([str(tiny_path), str(tmp_path), "--quick"])
+    first = AutoModelForCausalLM.from_pretrained(tiny_path).state_dict()
+    warmed = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
+    assert first.keys() == warmed.keys()
+    assert any(not torch.equal(first[name], warmed[name]) for name in first)
+    assert AutoTokenizer.from_pretrained(tmp_path).chat_template
 
 
 @pytest.mark.long
