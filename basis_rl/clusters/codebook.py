@@ -207,7 +207,7 @@ class PromptClusters:
         table = pq.read_table(folder / KIND.main_file).to_pydict()
         assignments = dict(zip(table["prompt_id"], table["cluster"], strict=True))
         if len(assignments) < len(table["prompt_id"]) or not all(isinstance(name, str) for name in assignments):
-            raise ValueError("a prompt_id is there twice, or is no text")
+            raise ValueError("a prompt_id occurs twice, or is not a string")
         centroids = None
         most = math.inf
         if (folder / _CENTROIDS).is_file():

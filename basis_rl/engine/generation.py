@@ -418,7 +418,7 @@ class Generation(VLLMGeneration):
             client.run = run
             client.owner["folder"] = folder
             with suppress(RolloutError):
-                # A server that is away is waited for later. The version is one that no push has.
+                # If the server cannot be reached now, the first push waits for it. No push has the version -1.
                 client.hold(-1)
 
         try:

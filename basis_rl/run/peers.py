@@ -40,7 +40,8 @@ def naming_lost_peers() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if isinstance(error, DistError) or _LOST.search(str(error)):
+        # Errors of our own may speak of connections too, to a vLLM server or out of a reward function.
+        if isinstance(error, DistError) or (type(error) is RuntimeError and _LOST.search(str(error))):
             raise PeerLost(
                 f"{pulse.told()}: a process or machine has died, or the network is cut ({str(error)[:200]}). Resume "
                 "with the same command and --resume_from_checkpoint auto."

@@ -8,10 +8,15 @@ import pytest
 from torch.distributed import DistBackendError
 
 from basis_rl.run import peers
-from basis_rl.run.errors import PeerLost
+from basis_rl.run.errors import PeerLost, RewardFailed, ServerLost
 from basis_rl.run.peers import naming_lost_peers
 
 CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:29871"
+# A vLLM server, or what a reward function asks, refuses a connection in the words in which a rank does.
+OTHERS = [
+    RuntimeError("a bug"), ValueError(CLOSED), PeerLost("told already"),
+    ServerLost("Connection refused"), RewardFailed("Connection reset"),
+]  # fmt: skip
 LATE = "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 15000ms for recv"
 
 
@@ -57,7 +62,7 @@ def test_nobody_is_blamed_who_was_heard_or_never_heard(other):
         raise RuntimeError(CLOSED)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("a bug"), ValueError(CLOSED), PeerLost("told already")])
+@pytest.mark.parametrize("error", OTHERS)
 def test_other_failures_are_left_alone(error, other):
     with pytest.raises(type(error)) as found, naming_lost_peers(), naming_lost_peers():
         raise error
