@@ -27,7 +27,8 @@ class Apart:
         for rank, log in enumerate(self.logs):
             mine = {"RANK": str(rank), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "CI": "1", OWN_FOLDERS: own[rank]}
             mine |= {MACHINE: machines.names[rank], "GLOO_SOCKET_IFNAME": machines.interfaces[rank]}
-            self.ranks.append(forked(log, "tests.cli.on_cpus", "train", *arguments, **shared, **mine))
+            # `shared` has the caller's whole environment: in CI that has CI already.
+            self.ranks.append(forked(log, "tests.cli.on_cpus", "train", *arguments, **(shared | mine)))
 
     def ended(self, seconds):
         """Exit codes of the ranks, once all have ended; each that has not by then is None."""
