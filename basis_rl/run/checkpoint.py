@@ -17,13 +17,15 @@ from functools import lru_cache
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from basis_rl.run.artefacts import write_whole
 from basis_rl.run.errors import DiskFull
 
 _MARK, _STATE, MANIFEST = "INCOMPLETE", "trainer_state.json", "manifest.json"
-LAST = "last-checkpoint"  # in a repository on the Hub, as transformers calls it
+# As transformers calls them. Importing its constant takes 3 s, for which `compare` has no other reason.
+PREFIX_CHECKPOINT_DIR = "checkpoint"
+# In a repository on the Hub.
+LAST = "last-checkpoint"
 _THREADS = 8
 _PICKLE = b"\x80"  # the first byte of the files of early versions of torch
 # Seconds until what one machine has written to a network file system must be seen on another.

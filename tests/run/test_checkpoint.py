@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import trainer_utils
 
 from basis_rl.run import checkpoint
 from basis_rl.run.errors import DiskFull
@@ -297,3 +298,7 @@ def test_a_checkpoint_of_another_folder_is_a_fresh_start(tmp_path):
         checkpoint.resolve(start, tmp_path / "b")
     assert checkpoint.resolve(start, tmp_path / "b", overwrite=True) == str(start)
     assert checkpoint.make_room(tmp_path / "b", str(start)) == tmp_path / "b" / "previous-1"
+
+
+def test_checkpoints_have_the_names_of_transformers():
+    assert checkpoint.PREFIX_CHECKPOINT_DIR == trainer_utils.PREFIX_CHECKPOINT_DIR
