@@ -39,6 +39,7 @@ def held(output_dir: str | Path) -> Iterator[str]:
 
     Raises:
         ValueError: another run has it, it cannot be a folder, or one of the ranks does not see it. On every rank.
+        FolderLost: something within it failed, and the folder was removed or renamed.
     """
     folder = Path(output_dir).absolute()
     is_outermost, owner = on_main_process(lambda: _take(folder))
@@ -51,6 +52,10 @@ def held(output_dir: str | Path) -> Iterator[str]:
                 "checkpoint there: put it on a network file system."
             )
         yield str(owner["run"])
+    except Exception:
+        # A write that the removal of the folder has met fails in a way of its own.
+        check_place(folder)
+        raise
     finally:
         if is_outermost:
             _give_back(folder)

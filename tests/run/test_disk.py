@@ -142,6 +142,21 @@ def test_a_folder_that_is_gone_is_not_made_again(write, moved, tmp_path):
     assert not list(output.iterdir())
 
 
+def test_a_write_that_the_removal_of_the_folder_meets_is_no_failure_of_its_own(tmp_path):
+    output = tmp_path / "run"
+    trainer = build(output, None, max_steps=6)
+
+    class Writes(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                output.rename(tmp_path / "moved")
+            (output / "of_a_callback.txt").write_text("")
+
+    trainer.add_callback(Writes())
+    with pytest.raises(FolderLost, match="was removed or renamed"):
+        trainer.train()
+
+
 def test_a_line_after_one_that_was_cut_off_is_one_of_its_own(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "rew')
