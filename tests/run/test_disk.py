@@ -157,6 +157,24 @@ def test_a_write_that_the_removal_of_the_folder_meets_is_no_failure_of_its_own(t
         trainer.train()
 
 
+def test_a_checkpoint_whose_folder_is_removed_while_it_is_written_is_none(tmp_path, monkeypatch):
+    """The libraries that write it make its folders anew."""
+    output = tmp_path / "run"
+    trainer = build(output, None, max_steps=6, save_strategy="steps", save_steps=1)
+    begin = checkpoint.begin
+
+    def removed(folder):
+        if folder.name == "checkpoint-3":
+            output.rename(tmp_path / "moved")
+        begin(folder)
+
+    monkeypatch.setattr(checkpoint, "begin", removed)
+    with pytest.raises(FolderLost, match="was removed or renamed"):
+        trainer.train()
+    assert checkpoint.newest(output) is None
+    assert checkpoint.newest(tmp_path / "moved").name == "checkpoint-2"
+
+
 def test_a_line_after_one_that_was_cut_off_is_one_of_its_own(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "rew')
