@@ -1,7 +1,7 @@
 """Build the documentation site: ``python -m website.build [FOLDER]``, as `make docs` does.
 
-The repository's pages are copied with their own paths, so that their links hold; what they mark as generated is made
-from the code (`website.tables`); the API pages name what each package exports, and mkdocstrings reads the docstrings.
+The repository's pages are copied with their own paths, so that their links hold; the API pages name what each package
+exports, and mkdocstrings reads the docstrings.
 Then zensical builds it, strictly: a link to nothing is an error. Nothing is fetched.
 """
 
@@ -16,8 +16,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-
-from website.tables import GENERATED
 
 ROOT = Path(__file__).resolve().parents[1]
 # Every page with the files that it shows; seams.md is of the package, as it is held by the package's tests.
@@ -50,12 +48,8 @@ def api_pages() -> dict[str, str]:
             members = [name]
         text = "\n\n".join(f"::: {member}" for member in members)
         pages[f"docs/api/{name.split('.')[-1]}.md"] = f"# {title}: `{name}`\n\n{text}\n"
-    return pages
-
-
-def filled(text: str) -> str:
-    """The page with what is generated in the place of its marks."""
-    return re.sub(r"<!-- generated: (\w+) -->", lambda mark: GENERATED[mark[1]](), text)
+    entries = [f"- [{text.splitlines()[0].removeprefix('# ')}]({Path(path).name})" for path, text in pages.items()]
+    return {"docs/api/index.md": "# API\n\n" + "\n".join(entries) + "\n", **pages}
 
 
 def linked(path: Path, text: str) -> str:
@@ -83,19 +77,15 @@ def assemble(folder: Path) -> Path:
             target = folder / "docs" / path
             target.parent.mkdir(parents=True, exist_ok=True)
             if source.suffix == ".md":
-                target.write_text(with_bars(linked(path, filled(source.read_text()))))
+                target.write_text(with_bars(linked(path, source.read_text())))
             else:
                 shutil.copy(source, target)
     shutil.copy(ROOT / "website" / "extra.css", folder / "docs")
-    entries = []
     for name, text in api_pages().items():
         target = folder / "docs" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text)
-        entries.append(f'{{"{text.splitlines()[0].split(":")[0].removeprefix("# ")}" = "{name}"}}')
-    config = (ROOT / "website" / "zensical.toml").read_text()
-    reference = '  {"API" = [\n    ' + ",\n    ".join(entries) + ",\n  ]},\n]\n\n[project.theme]"
-    config = config.replace("]\n\n[project.theme]", reference, 1).replace('paths = ["../.."]', f'paths = ["{ROOT}"]')
+    config = (ROOT / "website" / "zensical.toml").read_text().replace('paths = ["../.."]', f'paths = ["{ROOT}"]')
     (folder / "zensical.toml").write_text(config)
     return folder / "zensical.toml"
 

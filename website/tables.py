@@ -1,4 +1,7 @@
-"""What the site reads off the code: every key of a recipe, every registered part, as Markdown."""
+"""What the pages read off the code: every key of a recipe, every registered part, as Markdown.
+
+``python -m website.tables`` writes it into the pages, between their marks.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainingArguments
@@ -99,8 +103,8 @@ def first_sentence(documented: Any) -> str:
 
 
 def link(cls: type) -> str:
-    """The class, linked to its place in the API reference."""
-    return f"[{cls.__name__}][{'.'.join(cls.__module__.split('.')[:2])}.{cls.__name__}]"
+    """The class, linked to its file; the site turns that into its page of the API reference."""
+    return f"[{cls.__name__}](../{cls.__module__.replace('.', '/')}.py)"
 
 
 def baselines_table() -> str:
@@ -152,4 +156,20 @@ GENERATED: dict[str, Callable[[], str]] = {
     "rewards": lambda: registered(REWARDS, "reward_kwargs"),
 }
 
-assert issubclass(BasisConfig, GRPOConfig)  # `_owner` counts on it
+PAGES = Path(__file__).resolve().parents[1] / "docs"
+_MARKED = re.compile(r"<!-- generated: (\w+) -->\n.*?<!-- end of (?:\1) -->", re.DOTALL)
+
+# `_owner` counts on it.
+assert issubclass(BasisConfig, GRPOConfig)
+
+
+def filled(text: str) -> str:
+    """The page with what is generated between its marks."""
+    return _MARKED.sub(
+        lambda mark: f"<!-- generated: {mark[1]} -->\n\n{GENERATED[mark[1]]()}\n\n<!-- end of {mark[1]} -->", text
+    )
+
+
+if __name__ == "__main__":
+    for page in PAGES.glob("*.md"):
+        page.write_text(filled(page.read_text()))
