@@ -12,11 +12,18 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from basis_rl.report.runs import Group, Run, find_runs, group_runs, read_run
+from basis_rl.report.runs import Group, Run, differing, find_runs, group_runs, read_run
 
 # "At the end" is the last tenth of the budget.
 END = 0.1
 _MOST_BINS = 50
+# What groups should have in common, and the keys that say so.
+_IN_COMMON = {
+    "data": r"dataset_.*|(prompt|solution|context)_(column|template|pattern|list)|system_prompt|data",
+    "rewards": r"reward(_.*)?",
+    "model": r"model_(name_or_path|revision)|base_(model|revision)",
+}
+_RECORDED = ("data", "reward", "base_model", "base_revision")
 # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond them the last one.
 _T = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
@@ -88,12 +95,28 @@ def compare_runs(
     for group in groups:
         if len({str(run.seed) for run in group.runs}) < len(group.runs):
             notes.append(f"'{group.label}' has several runs with the same seed; each of them counts as one run.")
+    notes += _unlike(groups)
     found = [group for group in groups if reference in (None, group.label)]
     found += [group for group in groups if reference in [run.path.name for run in group.runs]]
     if not found:
         labels = ", ".join(group.label for group in groups)
         raise ValueError(f"There is no '{reference}' to compare with. Choose one of: {labels}.")
     return Comparison(groups, found[0], goal, notes)
+
+
+def _unlike(groups: Sequence[Group]) -> list[str]:
+    """A note for what the groups must have in common to be compared, and have not: data, rewards, model."""
+    notes = []
+    # A run from Python has a record only.
+    said = [{**{key: group.runs[0].info.get(key) for key in _RECORDED}, **group.settings} for group in groups]
+    for what, keys in _IN_COMMON.items():
+        found = [key for key in differing(said) if re.fullmatch(keys, key)]
+        if found:
+            notes.append(
+                f"The settings differ in their {what} ({', '.join(found)}), so a difference between them need not be "
+                "one of their method."
+            )
+    return notes
 
 
 def _read(folders: Sequence[str | Path]) -> tuple[list[Run], list[str]]:

@@ -21,6 +21,7 @@ def verdict(comparison: Comparison) -> list[str]:
 
     Measured is the mean over those evaluation sets on which all groups were evaluated, or else the training reward at
     the end. The group with the highest mean is ahead of another if the interval of their `difference` lies above 0.
+    There is no verdict without an interval, and none by training rewards of groups that draw their prompts differently.
     """
     measure, value = _measure(comparison)
     places = [(group, [value(run) for run in group.runs]) for group in comparison.groups]
@@ -33,15 +34,16 @@ def verdict(comparison: Comparison) -> list[str]:
     after = f"after {comparison.budget:,.0f} rollouts"
     if not others:
         return [f"'{best[0].label}' has {has} {after}; there is nothing to compare it with."]
+    if measure == _REWARD and len({group.settings.get("prompt_sampler") for group in comparison.groups}) > 1:
+        rewards = ", ".join(f"'{group.label}' {with_spread(over_seeds(values), THREE)}" for group, values in places)
+        return [
+            "No verdict: the settings draw their prompts differently, so their training rewards come from different "
+            f"prompts ({rewards} {after}). Only an evaluation (eval_strategy: steps) can compare them."
+        ]
     said = [_first(best[0].label, others[0], leads[0], has, after)]
     if len(others) > 1:
         said.append(_others(best[0].label, others[1:], leads[1:]))
-    if measure == _REWARD and len({group.settings.get("prompt_sampler") for group in comparison.groups}) > 1:
-        said.append(
-            "The settings draw their prompts differently, so their training rewards come from different prompts. Only "
-            "an evaluation (eval_strategy: steps) can compare them."
-        )
-    elif saved := _saved(best[0], comparison):
+    if saved := _saved(best[0], comparison):
         said.append(saved)
     return said
 
@@ -67,13 +69,20 @@ def _shown(place: _Place) -> str:
 
 
 def _first(best: str, second: _Place, lead: Estimate, has: str, after: str) -> str:
-    other, size = second[0].label, THREE(lead.mean) + interval(lead, THREE)
+    other = second[0].label
+    size = THREE(lead.mean) + interval(lead, THREE)
     if lead.spread is None:
-        return (
-            f"'{best}' ends highest, with {has} {after}, {size} above '{other}' ({_shown(second)}). At least one of "
-            "the two has a single seed, so the difference may be chance. Run more seeds to find out (basis-rl sweep "
-            "--seeds 0,1,2)."
+        found = (
+            f"'{best}' and '{other}' end equal, with {has} {after}"
+            if lead.mean == 0
+            else f"'{best}' ends highest, with {has} {after}, {size} above '{other}' ({_shown(second)})"
         )
+        return (
+            f"No verdict: {found}, but at least one of the two has a single seed, and one seed shows no difference "
+            "from chance. Run more seeds (basis-rl sweep --seeds 0,1,2)."
+        )
+    if lead.mean == 0:
+        return f"'{best}' and '{other}' end equal over {lead.n} seeds: they have {has} {after}."
     over = f"(95 % interval over {lead.n} seeds)"
     if lead.excludes_zero:
         return f"'{best}' is ahead: it has {has} {after}, {size} {over} above the next, '{other}' ({_shown(second)})."

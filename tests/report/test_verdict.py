@@ -37,7 +37,9 @@ LEVELS = {
     "'rloo' reaches the final training reward of 'grpo' after 128 of the 1,280 rollouts": WIDE,
     "The seeds do not show whether 'rloo' or 'grpo' is ahead | 0.050 [−1.856, +1.956]": CLOSE,
     "'rloo' is ahead of 'opo' (+0.400 [+0.400, +0.400])": CLOSE,
-    "'rloo' ends highest | may be chance | 'rloo' is not certain to be ahead of 'opo' (+0.200)": SINGLE,
+    "No verdict: 'rloo' ends highest | 0.100 above | 'rloo' is not certain to be ahead of 'opo' (+0.200)": SINGLE,
+    "No verdict: | and 'rloo' end equal": {"rloo": [0.5], "grpo": [0.5]},
+    "end equal over 2 seeds | 0.600 ± 0.141 after": {"rloo": [0.5, 0.7], "grpo": [0.5, 0.7]},
     "'grpo' is ahead: it has an evaluation reward of 0.590": {"evaluate": True, **WIDE, "opo": [0.9, 0.92]},
 }
 
@@ -48,11 +50,30 @@ def test_who_is_ahead_and_by_how_much(said, runs):
     assert [words for words in said.split(" | ") if words not in told] == []
 
 
-def test_rewards_of_other_prompts_are_not_compared(runs):
+@pytest.mark.parametrize("evaluate", [False, True])
+def test_rewards_of_other_prompts_are_not_compared(evaluate, runs):
     drawn = {"opo": {"prompt_sampler": "frontier"}}
-    said = verdict(runs(recipe=drawn, rloo=[0.4, 0.42], opo=[0.60, 0.62]))
-    assert "draw their prompts differently" in said[1]
-    assert not any("reaches the final training reward of" in sentence for sentence in said)
+    said = verdict(runs(recipe=drawn, evaluate=evaluate, rloo=[0.4, 0.42], opo=[0.60, 0.62]))
+    if evaluate:
+        assert "'rloo' is ahead" in said[0]
+    else:
+        assert said[0].startswith("No verdict: the settings draw their prompts differently")
+        assert "ahead" not in " ".join(said)
+
+
+@pytest.mark.parametrize(
+    ("what", "recipe"),
+    [
+        ("data", {"dataset_name": "other.jsonl"}),
+        ("data", {"prompt_template": "{prompt}"}),
+        ("rewards", {"reward_kwargs": {"timeout": 2}}),
+        ("model", {"model_name_or_path": "other"}),
+        (None, {"prompt_sampler": "frontier", "learning_rate": 1e-5, "max_completion_length": 99}),
+    ],
+)
+def test_other_data_rewards_and_models_are_told(what, recipe, runs):
+    found = runs(recipe={"opo": recipe}, rloo=[0.4], opo=[0.6])
+    assert [f"differ in their {what} " in note for note in found.notes] == [True] * (what is not None)
 
 
 def test_the_price_of_the_table_is_told(runs):
