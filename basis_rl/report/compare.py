@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -197,20 +197,31 @@ def points(group: Group, key: str, budget: float) -> Curve | None:
 
 
 def evaluations(groups: Sequence[Group]) -> list[str]:
-    """Keys of evaluation results: ``avg@k`` of a set if it was logged, else its ``reward``, a mean of batch means."""
-    found = _logged(groups, r"(eval_(?:[^/]+_)?)(avg@\d+|reward)")
+    """Keys of evaluation results, by `accuracies`."""
+    return accuracies(_keys(groups))
+
+
+def accuracies(keys: Collection[str]) -> list[str]:
+    """Of a log's keys the evaluations', the shorter ones first.
+
+    Of a set it is ``avg@k`` if that was logged, else ``reward``, a mean of batch means.
+    """
+    found = _matching(keys, r"(eval_(?:[^/]+_)?)(avg@\d+|reward)")
     exact = {key[1] for key in found if key[2] != "reward"}
     return [key[0] for key in found if key[2] != "reward" or key[1] not in exact]
 
 
 def largest_passes(groups: Sequence[Group]) -> list[str]:
     """``pass@k`` of each evaluation set, for the largest k that was logged."""
-    return list({key[1]: key[0] for key in _logged(groups, r"(eval_(?:[^/]+_)?pass@)\d+")}.values())
+    return list({key[1]: key[0] for key in _matching(_keys(groups), r"(eval_(?:[^/]+_)?pass@)\d+")}.values())
 
 
-def _logged(groups: Sequence[Group], pattern: str) -> list[re.Match[str]]:
-    """The keys of the logs that match the pattern, the shorter ones first, so that of two numbers the smaller is."""
-    keys = {key for group in groups for run in group.runs for key in run.logged}
+def _keys(groups: Sequence[Group]) -> set[str]:
+    return {key for group in groups for run in group.runs for key in run.logged}
+
+
+def _matching(keys: Collection[str], pattern: str) -> list[re.Match[str]]:
+    """The keys that match the pattern, the shorter ones first, so that of two numbers the smaller is."""
     return [found for key in sorted(keys, key=lambda key: (len(key), key)) if (found := re.fullmatch(pattern, key))]
 
 

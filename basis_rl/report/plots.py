@@ -12,7 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from basis_rl.report.compare import Comparison, Curve, curve, evaluation_name, evaluations, largest_passes, points
+from basis_rl.report.compare import (
+    Comparison,
+    Curve,
+    accuracies,
+    curve,
+    evaluation_name,
+    evaluations,
+    largest_passes,
+    points,
+)
 from basis_rl.report.tables import METRICS, PERCENT, Metric, table_price, time_unit
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, for white and lightened for a dark page. Further
@@ -140,10 +149,13 @@ def _dress(axis: Any, plot: Metric, unit: str) -> None:
 
 
 def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str = "") -> None:
-    """Plot those of reward, baseline's error and beta that were logged, over optimizer steps; no file without any."""
+    """Plot those of reward, evaluations, baseline's error and beta that were logged; no file without any."""
     from matplotlib.figure import Figure
 
-    metrics = [Metric("mean reward", "reward"), *(metric for metric in METRICS if metric.key in _OF_A_RUN)]
+    keys = accuracies({key for row in log for key in row})
+    evaluated = [Metric(f"evaluation: {evaluation_name(key) or 'reward'}", key) for key in keys]
+    own = (metric for metric in METRICS if metric.key in _OF_A_RUN)
+    metrics = [Metric("mean reward", "reward"), *evaluated, *own]
     shown = [metric for metric in metrics if any(row.get(metric.key) is not None for row in log)]
     if not shown:  # fewer steps than logging_steps
         return
@@ -152,8 +164,11 @@ def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str
     for axis, metric in zip(axes, shown, strict=True):
         logged = [(row["step"], row[metric.key]) for row in log if row.get(metric.key) is not None]
         steps, values = zip(*logged, strict=True)
-        axis.plot(steps, values, color=LIGHT[0], alpha=0.3, linewidth=1)
-        axis.plot(steps, smooth(values), color=LIGHT[0], linewidth=2)
+        if metric in evaluated:
+            axis.plot(steps, values, color=LIGHT[0], linewidth=2, marker="o", markersize=4)
+        else:
+            axis.plot(steps, values, color=LIGHT[0], alpha=0.3, linewidth=1)
+            axis.plot(steps, smooth(values), color=LIGHT[0], linewidth=2)
         _dress(axis, replace(metric, x="step"), "")
     figure.suptitle(title)
     figure.tight_layout()

@@ -9,6 +9,7 @@ import re
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -30,24 +31,29 @@ PLOT = "training.png"
 WIDTH = 80
 Plot = Callable[..., Any]
 _FILE = "metrics.jsonl"
-_ROWS = 100  # of the log that a checkpoint has itself
-# Metric, its label, what the label means; the first ones stay when a line is too narrow for all.
-_SHOWN = (
-    ("reward", "reward", "mean reward of the sampled rollouts"),
-    ("baseline/mse_to_reward", "err", "mean squared error of the baseline"),
-    ("advantages/zero", "zero", "share of the rollouts that teach nothing"),
-    ("completions/mean_length", "len", "mean tokens per rollout"),
-    ("entropy", "ent", "entropy per token in nats"),
-    ("kl", "kl", "divergence from the reference"),
-    ("baseline/beta", "tilt", "calibrated beta of the baseline"),
+# Rows of the log that a checkpoint has itself.
+_ROWS = 100
+# A column's metric, heading, width, and what the heading means; the last ones go where a line is too narrow for all.
+_COLUMNS = (
+    ("reward", "reward", 8, "mean reward of the sampled rollouts"),
+    ("completions/mean_length", "len", 7, "mean tokens per rollout"),
+    ("completions/clipped_ratio", "cut", 7, "share of the rollouts that were cut off"),
+    ("step_time", "s/step", 8, "seconds per step"),
+    ("tokens_per_second", "tok/s", 7, "tokens per second"),
+    ("learning_rate", "lr", 9, "learning rate"),
+    ("baseline/mse_to_reward", "err", 8, "mean squared error of the baseline"),
+    ("advantages/zero", "zero", 7, "share of the rollouts that teach nothing"),
 )
+_LEFT = 9
+# Lines between two headings.
+_PAGE = 25
 _EVALUATED = re.compile(r"eval_(?:(?P<name>.+)_)?(?P<metric>(?:avg|pass)@\d+)")
 _logger = logging.getLogger(__name__)
 
 
 class ProgressLines(TrainerCallback):
-    """Prints step, the main metrics and the time left in at most 80 columns; all metrics go to ``metrics.jsonl`` in
-    `output_dir`, and at the end `plot`, given the log, draws the run into ``training.png``.
+    """Prints step, the main metrics and the time left as a table of 80 characters; all metrics go to
+    ``metrics.jsonl`` in `output_dir`, and at the end `plot`, given the log, draws the run into ``training.png``.
 
     Takes the place of transformers' progress bar, which prints every metric in one line of a thousand characters.
     """
@@ -56,12 +62,14 @@ class ProgressLines(TrainerCallback):
         self._plot = plot
         self._began = time.perf_counter()
         self._first_step = 0
-        self._explained: set[str] = set()
+        self._lines = 0
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._began, self._first_step, self._explained = time.perf_counter(), state.global_step, set()
+        self._began = time.perf_counter()
+        self._first_step = state.global_step
+        self._lines = 0
         if state.is_world_process_zero and args.output_dir:
             Path(args.output_dir).mkdir(parents=True, exist_ok=True)
             _forget_after(Path(args.output_dir) / _FILE, state.global_step)
@@ -80,10 +88,8 @@ class ProgressLines(TrainerCallback):
         check_place(path.parent)
         with naming_a_full_disk(path.parent):
             _append(path, json.dumps({"step": state.global_step, **logs}))
-        shown = {label: f"{logs[key]:.3g}" for key, label, _ in _SHOWN if logs.get(key) is not None}
-        if shown:
-            self._explain(shown)
-            print(self._line(state, shown), flush=True)
+        if any(logs.get(key) is not None for key, *_ in _COLUMNS):
+            self._print_row(state, logs)
         for line in evaluation_lines(logs, how_sampled(args)):
             print(f"step {state.global_step}/{state.max_steps}  {line}", flush=True)
 
@@ -97,24 +103,37 @@ class ProgressLines(TrainerCallback):
         except Exception:
             _logger.warning("The plot of the run could not be drawn; the run is not affected.", exc_info=True)
 
-    def _explain(self, shown: Mapping[str, str]) -> None:
-        """Say once what the labels mean."""
-        new = [f"{label}: {meaning}" for _, label, meaning in _SHOWN if label in shown and label not in self._explained]
-        self._explained.update(shown)
-        if new:
-            print(textwrap.fill("; ".join(new) + ".", WIDTH), flush=True)
+    def _print_row(self, state: TrainerState, logs: Mapping[str, Any]) -> None:
+        """Step, the metrics in their columns, time left; a heading from time to time, and once what it means."""
+        first = f"step {state.global_step}/{state.max_steps}"
+        width = len(f"step {state.max_steps}/{state.max_steps}")
+        columns = _fitting(WIDTH - width - _LEFT)
+        if self._lines == 0:
+            meanings = (f"{label}: {meaning}" for _, label, _, meaning in columns)
+            print(textwrap.fill("; ".join(meanings) + ".", WIDTH), flush=True)
+        if self._lines % _PAGE == 0:
+            heads = "".join(label.rjust(size) for _, label, size, _ in columns)
+            print(" " * width + heads + "left".rjust(_LEFT), flush=True)
+        self._lines += 1
+        seconds = (time.perf_counter() - self._began) / max(1, state.global_step - self._first_step)
+        left = clock(seconds * (state.max_steps - state.global_step))
+        values = "".join(_cell(logs.get(key), size) for key, _, size, _ in columns)
+        print(first.ljust(width) + values + left.rjust(_LEFT), flush=True)
 
-    def _line(self, state: TrainerState, shown: Mapping[str, str]) -> str:
-        """Step, as many metrics as there is room for, and time left."""
-        done = state.global_step - self._first_step
-        seconds = (time.perf_counter() - self._began) / max(1, done)
-        left = f"  {clock(seconds * (state.max_steps - state.global_step))} left"
-        line = f"step {state.global_step}/{state.max_steps} "
-        for label, value in shown.items():
-            part = f" {label} {value} "
-            if len(line) + len(part) + len(left) - 1 <= WIDTH:
-                line += part
-        return line.rstrip() + left
+
+def _fitting(room: int) -> list[tuple[str, str, int, str]]:
+    """The first columns, as many as there is room for."""
+    ends = accumulate(size for _, _, size, _ in _COLUMNS)
+    return [column for column, end in zip(_COLUMNS, ends, strict=True) if end <= room]
+
+
+def _cell(value: float | None, width: int) -> str:
+    """A number, right-justified, with three digits or as many as there is room for; blank where there is none."""
+    if value is None:
+        return " " * width
+    whole = [f"{value:.0f}"] if 1000 <= abs(value) < 1e5 else []
+    texts = [*whole, f"{value:.3g}", f"{value:.1g}", f"{value:.0e}"]
+    return next(text for text in texts if len(text) < width).rjust(width)
 
 
 def use_progress_lines(trainer: Trainer, plot: Plot) -> None:

@@ -1,7 +1,10 @@
 """One line per log on the terminal, every metric in the file, and nothing of what a resume does again."""
 
 import json
+import re
 from types import SimpleNamespace
+
+import pytest
 
 from basis_rl.report import plot_training
 from basis_rl.run import progress
@@ -39,9 +42,10 @@ def test_every_metric_is_in_the_file_and_the_main_ones_on_the_line(tmp_path, cap
     logs = {"reward": 0.51239, "loss": None, "kl": 0.0, "odd": 3, "eval_reward": 0.25, "eval_avg@4": 0.25}
     lines.on_log(args, state, None, logs)
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["odd"] == 3
-    said = capsys.readouterr().out.splitlines()
-    assert said[1] == "step 5/10  reward 0.512  kl 0  1:23:22 left"
-    assert said[2].startswith("step 5/10  eval  avg@4 0.25  ")
+    *_, heads, row, evaluated = capsys.readouterr().out.splitlines()
+    assert row.split() == ["step", "5/10", "0.512", "1:23:22"]
+    assert heads.index("reward") + len("reward") == row.index("0.512") + len("0.512")
+    assert evaluated.startswith("step 5/10  eval  avg@4 0.25  ")
     lines.on_log(args, state, None, {"odd": 1})
     assert capsys.readouterr().out == ""
     state.is_world_process_zero = False
@@ -50,18 +54,42 @@ def test_every_metric_is_in_the_file_and_the_main_ones_on_the_line(tmp_path, cap
     assert capsys.readouterr().out == ""
 
 
-def test_a_line_fits_and_keeps_what_matters_most(tmp_path, capsys):
-    lines, args, state = begin(tmp_path, 0, max_steps=100_000)
-    state.global_step = 12_345
-    lines.on_log(args, state, None, {key: -0.00012345 for key, _, _ in progress._SHOWN})
-    *explained, line = capsys.readouterr().out.splitlines()
-    assert max(map(len, [*explained, line])) <= 80
-    assert line.startswith("step 12345/100000  reward -0.000123  err -0.000123  ")
-    assert line.endswith(" left")
-    labels = [label for _, label, _ in progress._SHOWN]
-    assert all(f"{label}: " in " ".join(explained) for label in labels)
-    lines.on_log(args, state, None, {"reward": 1.0})
-    assert capsys.readouterr().out.count("\n") == 1, "explained once"
+@pytest.mark.parametrize("steps", [9, 400, 100_000])
+@pytest.mark.parametrize("value", [0, -0.00012345, 12345.6, 1e-6, 0.5, 1e20])
+def test_columns_stay_where_they_are(steps, value, tmp_path, capsys):
+    """Each value ends where its heading does, whichever are missing; a line has at most 80 characters."""
+    lines, args, state = begin(tmp_path, 0, max_steps=steps)
+    state.global_step = steps
+    keys = [key for key, *_ in progress._COLUMNS]
+    logged = [dict.fromkeys(keys, value), {keys[0]: value}, {keys[1]: value}, dict.fromkeys(keys[2:], value)]
+    for logs in logged:
+        lines.on_log(args, state, None, logs)
+    *explained, heads, full, first, second, rest = capsys.readouterr().out.splitlines()
+    assert max(map(len, [*explained, heads, full, first, second, rest])) <= 80
+    ends = [match.end() for match in re.finditer(r"\S+", heads)]
+    assert [match.end() for match in re.finditer(r"\S+", full)][2:] == ends
+    assert [match.end() for match in re.finditer(r"\S+", first)][2:] == [ends[0], ends[-1]]
+    assert [match.end() for match in re.finditer(r"\S+", second)][2:] == [ends[1], ends[-1]]
+    assert [match.end() for match in re.finditer(r"\S+", rest)][2:] == ends[2:]
+    assert all(f"{head}: " in " ".join(explained) for head in heads.split()[:-1])
+    assert float(full.split()[2]) == pytest.approx(value, rel=0.3)
+
+
+def test_headings_come_again(tmp_path, capsys):
+    lines, args, state = begin(tmp_path, 0, max_steps=60)
+    for state.global_step in range(1, 61):
+        lines.on_log(args, state, None, {"reward": 0.5})
+    said = capsys.readouterr().out.splitlines()
+    assert sum("reward" in line and "left" in line for line in said) == 3
+    assert sum("mean reward of" in line for line in said) == 1
+
+
+def test_the_plot_of_a_run_has_its_evaluations(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("basis_rl.report.plots._dress", lambda axis, metric, title: drawn.append(metric.key))
+    log = [{"step": i, "reward": 0.5, "eval_reward": 0.1, "eval_avg@4": 0.2, "eval_b_reward": 0.3} for i in (1, 2)]
+    plot_training(log, tmp_path / "plot.png")
+    assert drawn == ["reward", "eval_avg@4", "eval_b_reward"]
 
 
 def test_evaluations_say_how_they_were_drawn():

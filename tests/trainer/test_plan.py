@@ -1,6 +1,7 @@
 """Bad input to the Python API: one clear message that names the thing and the way out, before a model is loaded."""
 
 import json
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -329,7 +330,7 @@ def test_a_run_from_python_leaves_and_says_what_the_command_does(tmp_path, capsy
     )
     trainer.train()
     said = capsys.readouterr().out
-    assert "step 1/2  reward " in said
+    assert re.search(r"^step 1/2 +\d", said, re.M)
     assert max(map(len, said.splitlines())) <= 80
     assert "{'" not in said, "no dictionaries of transformers'"
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
