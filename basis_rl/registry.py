@@ -63,9 +63,13 @@ def _check_names(title: str, cls: type, params: Mapping[str, Any], key: str) -> 
     takes_any = any(each.kind is each.VAR_KEYWORD for each in everything)
     for unknown in () if takes_any else [name for name in params if name not in named]:
         hint = did_you_mean(unknown, named)
-        raise ValueError(f"{title} has no parameter '{unknown}'.{hint} Its parameters: {', '.join(named) or 'none'}.")
+        raise ValueError(
+            f"{title} has no parameter '{unknown}'.{hint} Its parameters: {', '.join(named) or 'none'}. If `{key}` is "
+            f"that of another one in the recipe, replace it: --{key} '{{}}'."
+        )
     for missing in (each.name for each in named.values() if each.default is each.empty and each.name not in params):
-        raise ValueError(f"{title} needs the parameter '{missing}' (recipe: `{key}`).")
+        told = getattr(cls, "ON_MISSING", {}).get(missing)
+        raise ValueError(f"{title} needs the parameter '{missing}' (recipe: `{key}`){f': {told}' if told else '.'}")
 
 
 def _check_types(name: str, cls: Any, params: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -71,6 +71,10 @@ class Basis(Baseline):
     """
 
     uses_own_reward = True
+    ON_MISSING: ClassVar[dict[str, str]] = {
+        "values": "the folder of a value table, which `basis-rl values RECIPE` builds. `basis_history` learns the "
+        "values during training and needs no table."
+    }
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -69,6 +69,9 @@ class BVBlend(Baseline):
     """
 
     uses_own_reward = True
+    ON_MISSING: ClassVar[dict[str, str]] = {
+        "clusters": "the folder of a prompt codebook, which `basis-rl clusters RECIPE` builds."
+    }
     scales = True
 
     def __init__(

@@ -51,6 +51,23 @@ error in a recipe."""
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0, or 2 for a message about what was asked for."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Of `basis-rl ... | head`. What Python flushes at its end would raise again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    # Outside of what saves its state when it is asked to stop.
+    except KeyboardInterrupt:
+        return fail(f"{arguments[0]} was interrupted (Ctrl-C).", STOPPED)
+    # About what was asked for; a run that has begun raises others.
+    except (ValueError, OSError) as error:
+        return report(error)
+
+
+def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE.format(commands="\n".join(f"  {name:8} {text}" for name, text in COMMANDS.items())))
         return 0 if arguments else 2
@@ -65,16 +82,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if {"-h", "--help", "--help-all", "--help_all"}.intersection(rest):
         print(help_of(command, everything="--help-all" in rest or "--help_all" in rest))
         return 0
-    try:
-        if command == "train" and launch.is_asked(rest):
-            launch.launch(rest)
-        check_names(command, rest)
-        code: int = importlib.import_module(f"basis_rl.cli.{command}").main(rest)
-        return code
-    except KeyboardInterrupt:  # outside of what saves its state when it is asked to stop
-        return fail(f"{command} was interrupted (Ctrl-C).", STOPPED)
-    except (ValueError, OSError) as error:  # about what was asked for; a run that has begun raises others
-        return report(error)
+    if command == "train" and launch.is_asked(rest):
+        launch.launch(rest)
+    check_names(command, rest)
+    code: int = importlib.import_module(f"basis_rl.cli.{command}").main(rest)
+    return code
 
 
 def fail(message: object, code: int = 2) -> int:

@@ -5,9 +5,27 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
 
 from basis_rl.cli.main import report
 from basis_rl.cli.options import serve_parser
+
+
+def _check_model(name: str, extra: Sequence[str]) -> None:
+    """Refuse what is neither a folder nor a Hub id that can be had: vLLM takes half a minute to say so."""
+    if Path(name).is_dir():
+        if not (Path(name) / "config.json").is_file():
+            raise ValueError(f"The folder '{name}' holds no model: it has no config.json.")
+        return
+    from huggingface_hub import errors, hf_hub_download
+
+    revision = next((b for a, b in pairwise(extra) if a == "--revision"), None)
+    try:
+        hf_hub_download(name, "config.json", revision=revision)
+    except (errors.HfHubHTTPError, errors.HFValidationError, errors.LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().split("\n")[0][:200]
+        raise ValueError(f"There is no folder '{name}', and as a Hub id it cannot be loaded: {reason}") from error
 
 
 def main(argv: Sequence[str]) -> int:
@@ -15,6 +33,7 @@ def main(argv: Sequence[str]) -> int:
     from basis_rl.engine.server import Server, ServerError, ServerOptions
 
     known, extra = serve_parser().parse_known_args(list(argv))
+    _check_model(known.model, extra)
     options = ServerOptions(known.model, known.host, known.port, known.dtype, known.max_model_len, extra=extra)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, also while the model is loading
     try:

@@ -158,10 +158,8 @@ def prepare(recipe: Recipe) -> Job:
             "basis-rl values draws single turns, and a table of those is not of a policy that calls tools. With tools "
             "take a baseline without a table: rloo, otb, grpo, basis_history."
         )
-    where = run.values_output_dir or (run.baseline_kwargs or {}).get("values")
-    if not where:
-        raise ValueError("Where should the table go? Set `values` in baseline_kwargs, or --values_output_dir FOLDER.")
-    output = Path(where)
+    named = run.values_output_dir or (run.baseline_kwargs or {}).get("values")
+    output = Path(named or f"{args.output_dir}-values")
     KIND.check_destination(output)
     if run.values_serve and run.values_servers:
         raise ValueError("values_serve starts a server, values_servers names some that run: set one of the two.")

@@ -72,7 +72,9 @@ class RunArguments:
     values_num_rollouts: int = option(32, "For `basis-rl values`: the number of rollouts per prompt.")
     values_batch_size: int = option(256, "For `basis-rl values`: the number of rollouts that are generated at a time.")
     values_output_dir: str | None = option(
-        None, "For `basis-rl values`: the folder of the value table. The default is `values` of baseline_kwargs."
+        None,
+        "For `basis-rl values`: the folder of the value table. The default is `values` of baseline_kwargs, or "
+        "output_dir with `-values` behind it.",
     )
     values_servers: str | None = option(
         None, "For `basis-rl values`: the URLs of vLLM servers to sample from, separated by commas."

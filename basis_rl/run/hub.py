@@ -72,9 +72,21 @@ class Hub:
     _queue: HfApi = field(default_factory=HfApi, repr=False)  # its one thread
 
     def connect(self) -> str | None:
+        """See `reach`; None with a warning if the Hub cannot be reached."""
+        try:
+            return self.reach()
+        except ConnectionError as error:
+            _logger.warning("push_to_hub: the Hub cannot be reached (%s). Each push will try again.", error)
+            return None
+
+    def reach(self) -> str:
         """Create the repository and its branch, and ask whether this token may write, before anything is spent.
 
-        Returns ``owner/name``, or None with a warning if the Hub cannot be reached; a refusal is a ValueError.
+        Returns ``owner/name``.
+
+        Raises:
+            ValueError: the Hub refuses it.
+            ConnectionError: the Hub cannot be reached.
         """
 
         def probe() -> str:
@@ -91,8 +103,7 @@ class Hub:
                     "HF_TOKEN) with a token that may write there, fix hub_model_id, or set push_to_hub: false and "
                     "push when the run is over: `basis-rl push OUTPUT_DIR OWNER/NAME`."
                 ) from error
-            _logger.warning("push_to_hub: the Hub cannot be reached (%s). Each push will try again.", one_line(error))
-            return None
+            raise ConnectionError(one_line(error)) from error
 
     def submit(self, push: Push) -> Future[CommitInfo | None]:
         """Do `push` after those that wait already. Its result is None if it failed; it raises nothing."""

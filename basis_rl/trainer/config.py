@@ -147,6 +147,7 @@ class BasisConfig(GRPOConfig):
             self.ddp_backend = "gloo"  # transformers would ask for it; there is no other choice
         if self.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() in ("true", "1", "yes"):
             break_abandoned_locks()  # DeepSpeed compiles in the next lines
+        self._check_batches()
         if generations == 1:
             self.num_generations = _One(1)
         try:
@@ -165,6 +166,19 @@ class BasisConfig(GRPOConfig):
             key: plain_values(redact(value)) if type(value) is dict else value
             for key, value in super().to_dict().items()
         }
+
+    def _check_batches(self) -> None:
+        several = int(os.environ.get("WORLD_SIZE", "1"))
+        size = self.per_device_train_batch_size * several
+        whole = self.generation_batch_size
+        if whole is None or self.steps_per_generation is not None or whole % size == 0:
+            return
+        processes = f" x {several} processes" * (several > 1)
+        raise ValueError(
+            f"generation_batch_size ({whole}) must be a multiple of per_device_train_batch_size "
+            f"({self.per_device_train_batch_size}{processes}): set it to {max(1, whole // size) * size} or "
+            f"{(whole // size + 1) * size}, or lower per_device_train_batch_size."
+        )
 
     def _check_prefetch(self) -> None:
         if not self.async_prefetch:
