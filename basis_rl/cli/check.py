@@ -123,6 +123,8 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     lengths = plan.prompt_lengths()
     show("Prompts", check_run.prompts(plan.rendered, lengths, tokenizer))
     check_with_model(plan, config)
+    if answers := check_run.answers(plan.reward_funcs):
+        show("Answers", answers)
     dropped = len(loaded) - len(plan.train_dataset)
     show("Golds", check_run.golds(dropped, len(loaded), plan.reward_funcs, warn))
     takes = f"the first generation batch takes {args.generation_batch_size // args.num_generations}"

@@ -10,9 +10,8 @@ from basis_rl.engine import end_tokens, prompt_tokens
 from basis_rl.estimate.report import Warn
 from basis_rl.recipe.build import model_init_kwargs
 from basis_rl.recipe.keys import Recipe
-from basis_rl.rewards.base import GoldChecker
 from basis_rl.rewards.extract import completion_text
-from basis_rl.trainer.first_rollouts import Rollout, explanation, score
+from basis_rl.trainer.first_rollouts import Rollout, explanation, reads_boxes, score
 from basis_rl.trainer.plan import Plan, sampling_of, with_tools
 from basis_rl.trainer.rewarding import total_rewards
 from basis_rl.values.sources import ModelSource, load_model
@@ -43,8 +42,8 @@ def rollouts(recipe: Recipe, plan: Plan, count: int, warn: Warn) -> str:
     weights = torch.tensor(args.reward_weights or [1.0] * len(functions))
     totals = total_rewards(torch.tensor(score(functions, rows, found)).T, weights).tolist() if functions else []
     ends = end_tokens(model.generation_config, tokenizer)
-    boxes = any(isinstance(function, GoldChecker) for function in functions)
-    told = explanation(totals, found, ends, args.max_completion_length, boxes=boxes) if totals else None
+    limit = args.max_completion_length
+    told = explanation(totals, found, ends, limit, boxes=reads_boxes(functions)) if totals else None
     if told is not None:
         warn(told)
     shown = []

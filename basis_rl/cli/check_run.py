@@ -112,6 +112,11 @@ def prompts(texts: Sequence[str], lengths: Sequence[int], tokenizer: Any) -> str
     return "\n".join([*lines, "---"])
 
 
+def answers(rewards: Sequence[Any]) -> str:
+    """Where reward functions that say so look for the answer."""
+    return "\n".join(f"{reward.__name__} {reward.reading}." for reward in rewards if hasattr(reward, "reading"))
+
+
 def golds(dropped: int, problems: int, rewards: Sequence[Any], warn: Warn) -> str:
     """What the gold self-check found."""
     if not any(isinstance(reward, GoldChecker) for reward in rewards):

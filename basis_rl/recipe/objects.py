@@ -25,14 +25,15 @@ def build_rewards(recipe: Recipe) -> list[Any]:
             "for each, in their order, or leave it out."
         )
     params = split_params(names, recipe.run.reward_kwargs or {})
-    known = {"max_completion_length": recipe.args.max_completion_length}
+    known: dict[str, Any] = {"max_completion_length": recipe.args.max_completion_length}
     rewards = []
     for name in names:
         if "." in name and not name.startswith(POOL):
             found = import_object(name, "reward function")
             rewards.append(_built(found, params[name], "reward_kwargs", name))
         else:
-            rewards.append(build_reward(name, params[name], known))
+            asked = {"answer_in": "auto"} if name == "math_verify" else {}
+            rewards.append(build_reward(name, params[name], known | asked))
     return rewards
 
 

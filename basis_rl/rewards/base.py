@@ -20,7 +20,7 @@ GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra
 
 
 class Reward(Protocol):
-    """A reward function in TRL's form, as a plain function or an object.
+    r"""A reward function in TRL's form, as a plain function or an object.
 
     It is called with keywords: ``prompts``, ``completions``, ``completion_ids``, ``trainer_state``, ``log_extra``,
     ``log_metric`` (maybe ``environments``), and every column of the dataset, a list with an entry for each row; so it
@@ -39,6 +39,9 @@ class Reward(Protocol):
     - ``reward_range``, the least and the largest score: without it beliefs learn it from the batches before;
     - ``check_golds`` (`GoldChecker`): without it no gold is checked before the run;
     - ``tell_prompt``: is called with the first prompt as the model is given it, with what the chat template adds;
+    - ``tell_template``: is called with the chat template's text, empty without one, and whether one of the first 256
+      prompts has a ``\boxed`` in it;
+    - ``start``: is called before the model is loaded; starts processes without waiting for them;
     - ``close``: without it nothing is ended. The trainer never calls it; the code that built the reward may.
     """
 

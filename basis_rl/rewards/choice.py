@@ -6,34 +6,37 @@ import re
 from typing import Any
 
 from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
-from basis_rl.rewards.extract import completion_text, last_boxed
+from basis_rl.rewards.extract import last_boxed, take_answer
+from basis_rl.rewards.thought import AfterThought
 
-_RULES = 1
+_RULES = 2
 # Every quantifier is possessive and what follows it cannot begin with what it takes: no text is read twice.
 _SKIP = r"[\s*_:$]*+"
 _LETTER = r"(?P<open>[(\[{]?)(?P<letter>[A-Za-z])(?![A-Za-z0-9'’])"
 _STATED = re.compile(
-    r"\b(?i:(?:correct|right|best|final)\s(?:option|choice|answer)|answer)[\s*_$]*+"
-    rf"(?:[:=]|(?i:is|would\sbe|must\sbe)\b){_SKIP}"
+    r"(?:\b(?i:(?:correct|right|best|final)\s(?:option|choice|answer)|answer)[\s*_$]*+"
+    rf"(?:[:=：]|(?i:is|would\sbe|must\sbe)\b)|(?:答案|选项|选择)[\s*_$]*+(?:[:：]|应?[是为选]){{1,2}}+){_SKIP}"
     rf"(?:(?i:the\s)?+(?i:option|choice|letter)\b)?+{_SKIP}(?:\\(?:text|textbf|mathrm|mathbf|boxed)\{{)?+{_LETTER}"
 )
-_MORE = re.compile(r"[)\]}.*$]*+\s*+(?:(?i:or|and)\b|[/,&|])\s*+[(\[{]?[A-Z](?![A-Za-z0-9'’])")
+_MORE = re.compile(r"[)\]}.*$]*+\s*+(?:(?i:or|and)\b|[/,&|，、或和与])\s*+[(\[{]?[A-Z](?![A-Za-z0-9'’])")
 _WORD_FOLLOWS = re.compile(r"\s++(?!(?:because|since|as)\b)[a-z]")
 _BOXED = re.compile(
     rf"[\s$*]*+(?:\\(?:text|textbf|mathrm|mathbf|textrm|textit)\s*+\{{)?+[\s$*]*+{_LETTER}(?P<rest>[)\]}}.:\s$*]*+)"
 )
+_ALONE = re.compile(r"[\s*_$]*+[(\[]?[A-Za-z][)\].]*+[\s*_$.]*+")
 _OTHER = re.compile(  # behind one letter, another one: "(A) or (B)", "\text{A}, \text{B}"
-    r"\s*+(?:[,;/&|]|(?:\\text\s*+\{\s*+)?(?:or|and)\b\s*+\}?)?+\s*+"
+    r"\s*+(?:[,;/&|，、或和与]|(?:\\text\s*+\{\s*+)?(?:or|and)\b\s*+\}?)?+\s*+"
     r"(?:\\(?:text|textbf|mathrm|mathbf|textrm|textit)\s*+\{)?+\s*+[(\[{]?(?P<letter>[A-Z])(?=$|[)\]},.;:/&|$\s])"
 )
 
 
-class ChoiceReward(Reward):
+class ChoiceReward(AfterThought, Reward):
     r"""1.0 if the letter that the rollout settles on is the gold one, else 0.0.
 
-    The letter is that of the last balanced ``\boxed{...}`` (``B``, ``(B)``, ``\text{B}``, ``B. Paris``); in a
-    rollout without a box, that of the last statement "Answer: (B)", "the answer is B", "the correct option is B".
-    A box or statement that names several letters, or none, is wrong; so is a rollout without either. The gold is the
+    The letter is that of the last balanced ``\boxed{...}`` (``B``, ``(B)``, ``\text{B}``, ``B. Paris``); without a box
+    that of the last ``<answer>B</answer>``; without either that of the last statement "Answer: (B)", "the answer is B",
+    "the correct option is B", "答案：B", or the letter that is all of the text after a thought. A box, tag or statement
+    that names several letters, or none, is wrong; so is a rollout without any of these. The gold is the
     dataset's column ``solution``: a letter in any of these forms, or with `gold_index` the number of the option. A
     rollout whose gold is neither is not scored (None).
 
@@ -43,6 +46,7 @@ class ChoiceReward(Reward):
         letters: the options, in capitals.
         ignore_case: take ``\boxed{b}`` and ``Answer: (b)`` too. A bare small letter after "the answer is" is never one.
         gold_index: the number that stands for the first option (0 or 1), where golds are numbers.
+        after_think: see `AfterThought`.
 
     Raises:
         ValueError: letters that are not distinct capitals, or a `gold_index` other than 0, 1 or None.
@@ -51,27 +55,48 @@ class ChoiceReward(Reward):
     __name__ = "choice_reward"
     reward_range = (0.0, 1.0)
 
-    def __init__(self, letters: str = "ABCDEFGHIJ", ignore_case: bool = True, gold_index: int | None = None) -> None:
+    def __init__(
+        self,
+        letters: str = "ABCDEFGHIJ",
+        ignore_case: bool = True,
+        gold_index: int | None = None,
+        after_think: bool | None = None,
+    ) -> None:
         if not isinstance(letters, str) or not re.fullmatch("[A-Z]{2,26}", letters) or len(set(letters)) < len(letters):
             raise ValueError(f"choice: letters must be different capital letters, such as ABCD, got {letters!r}.")
         if gold_index not in (None, 0, 1) or isinstance(gold_index, bool):
             raise ValueError(f"choice: gold_index must be 0 or 1 (the number of the first option), got {gold_index!r}.")
         self.letters, self.ignore_case, self.gold_index = letters, ignore_case, gold_index
-        self.version = f"rules {_RULES}, {letters}{', any case' if ignore_case else ''}"
+        self.after_think = after_think
+
+    @property
+    def version(self) -> str:  # type: ignore[override]
+        """What counts as right."""
+        return self._with_thought(f"rules {_RULES}, {self.letters}{', any case' if self.ignore_case else ''}")
 
     def __call__(
         self, prompts: Column, completions: Completions, solution: Column, log_metric: LogMetric = None, **kwargs: Any
     ) -> Scores:
-        chosen = [self.choice(completion_text(completion)) for completion in completions]
+        chosen = [self.choice(text, after_thought=self.thinks) for text in self.said(completions, prompts)]
         golds = [self.gold(cell) for cell in solution]
         log_shares(log_metric, "choice", {"no_answer": chosen.count(None)}, len(chosen))
         return [None if gold is None else float(letter == gold) for letter, gold in zip(chosen, golds, strict=True)]
 
-    def choice(self, text: str) -> str | None:
-        """The letter that a rollout settles on, a capital; None if there is none, or more than one."""
-        boxed = last_boxed(text)
-        if boxed is not None:
-            return self._boxed(boxed)
+    def choice(self, text: str, after_thought: bool = False) -> str | None:
+        """The letter that a rollout settles on, a capital; None if there is none, or more than one.
+
+        Args:
+            text: of the rollout.
+            after_thought: the text is what follows a thought, so that a letter alone is an answer.
+        """
+        settled = last_boxed(text)
+        if settled is None:
+            settled = take_answer(text, "tag")
+        if settled is not None:
+            return self._boxed(settled)
+        visible = take_answer(text, "whole") or ""
+        if (after_thought or "</think>" in text) and _ALONE.fullmatch(visible):
+            return self._boxed(visible)
         stated = None
         for match in _STATED.finditer(text):
             letter = match["letter"]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import unicodedata
+from fractions import Fraction
 from typing import Any
 
 from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
-from basis_rl.rewards.extract import AnswerIn, check_where, completion_text, take_answer
+from basis_rl.rewards.extract import AnswerIn, check_where, plain_number, take_answer
+from basis_rl.rewards.thought import AfterThought
 
-_RULES = 1
+_RULES = 2
 _ENDS = " \t\n.,;:!?"
 _QUOTES = (('"', '"'), ("'", "'"), ("“", "”"), ("‘", "’"), ("`", "`"))
 
 
-class ExactReward(Reward):
+class ExactReward(AfterThought, Reward):
     """1.0 if the rollout's answer is the gold string, after the same normalisation of both, else 0.0.
 
     A reward function as TRL knows them; it reads the dataset's ``solution`` column: a string, or a list of strings any
@@ -28,6 +30,8 @@ class ExactReward(Reward):
         ignore_space: a run of white space counts as one space; none at the ends.
         ignore_punctuation: leave out quotation marks around the answer and ``.,;:!?`` at its end. Nothing at its
             beginning, where ``-`` and ``.`` belong to a number.
+        numbers: two numerals of the same value (`plain_number`) are the same, ``1,000`` and ``1000.0``.
+        after_think: see `AfterThought`.
 
     Raises:
         ValueError: unknown `answer_in`.
@@ -42,23 +46,38 @@ class ExactReward(Reward):
         ignore_case: bool = True,
         ignore_space: bool = True,
         ignore_punctuation: bool = False,
+        numbers: bool = False,
+        after_think: bool | None = None,
     ) -> None:
         check_where("exact", answer_in)
         self.answer_in: AnswerIn = answer_in
         self.ignore_case, self.ignore_space, self.ignore_punctuation = ignore_case, ignore_space, ignore_punctuation
+        self.numbers = numbers
+        self.after_think = after_think
+
+    @property
+    def version(self) -> str:  # type: ignore[override]
+        """What counts as right."""
         ignored = [name for name in ("case", "space", "punctuation") if getattr(self, f"ignore_{name}")]
-        self.version = f"rules {_RULES}, {answer_in}, but for {' '.join(ignored) or 'nothing'}"
+        stated = f"rules {_RULES}, {self.answer_in}, but for {' '.join(ignored) or 'nothing'}"
+        return self._with_thought(f"{stated}, numbers by value" if self.numbers else stated)
 
     def __call__(
         self, prompts: Column, completions: Completions, solution: Column, log_metric: LogMetric = None, **kwargs: Any
     ) -> Scores:
-        answers = [take_answer(completion_text(completion), self.answer_in) for completion in completions]
+        answers = [take_answer(text, self.answer_in) for text in self.said(completions, prompts)]
         log_shares(log_metric, "exact", {"no_answer": answers.count(None)}, len(answers))
         rewards: Scores = []
         for answer, cell in zip(answers, solution, strict=True):
             golds = self._golds(cell)
-            rewards.append(float(answer is not None and self.normal(answer) in golds) if golds else None)
+            rewards.append(float(answer is not None and self._compared(answer) in golds) if golds else None)
         return rewards
+
+    def _compared(self, text: str) -> str | Fraction:
+        """The value of a numeral where numbers are compared as such, else the `normal` form."""
+        normal = self.normal(text)
+        value = plain_number(normal) if self.numbers else None
+        return normal if value is None else value
 
     def normal(self, text: str) -> str:
         """The form in which answers are compared; composed Unicode (NFC) in any case."""
@@ -77,6 +96,6 @@ class ExactReward(Reward):
         """Indices of the golds of which the normalisation leaves nothing."""
         return [i for i, cell in enumerate(solution) if not self._golds(cell)]
 
-    def _golds(self, cell: Any) -> set[str]:
+    def _golds(self, cell: Any) -> set[str | Fraction]:
         cells = cell if isinstance(cell, (list, tuple)) else [cell]
-        return {normal for gold in cells if gold is not None and (normal := self.normal(str(gold)))}
+        return {self._compared(str(gold)) for gold in cells if gold is not None and self.normal(str(gold))}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Literal, get_args
 
-AnswerIn = Literal["box", "tag", "hashes", "last_line", "whole"]
+AnswerIn = Literal["box", "tag", "hashes", "last_line", "last_number", "whole"]
 
 # A numeral without braces, \boxed 5, unless it is part of a formula that goes on: \boxed 5/6, \boxed 2^{10}, \boxed 5x.
 _NUMERAL = (
@@ -39,13 +40,20 @@ _NUMBER = re.compile(
 # Not beside a digit: two and a half, ``2\frac{1}{2}``, is not a numeral, and certainly not 21/2.
 _FRACTION = re.compile(r"(?<![\d.,/}])([-+]?)\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}(?![\d.])")
 _LONGEST_NUMBER = 60
+# As it stands in a sentence: a minus sign behind a digit, a letter or a bracket is a difference.
+_IN_TEXT = re.compile(
+    r"(?:(?<![\w)}\]])-)?(?:\\[dt]?frac\{-?\d{1,30}\}\{-?\d{1,30}\}"
+    r"|(?<![\w.])(?:\d{1,3}(?:,\d{3})++(?!\d)|\d++)?+(?:\.\d++)?+(?<=\d)(?:/\d++|[eE][-+]?\d{1,3}(?!\w))?+)",
+    re.ASCII,
+)
 
 
 def last_boxed(text: str) -> str | None:
     r"""Content of the last balanced ``\boxed{...}`` (or ``\fbox``), None if there is none.
 
-    Last = the one that closes last, so the outer one of two nested boxes. A box that is never closed is ignored,
-    ``\{`` and ``\}`` are not braces, and ``\boxed 5`` is a box of a numeral. Boxes with nothing but commas, ``and``,
+    Last = the one that closes last, so the outer one of two nested boxes. A box that is never closed is none, and takes
+    back those before it: ``\boxed{1} no, \boxed{2`` has no answer. ``\{`` and ``\}`` are not braces, and ``\boxed 5``
+    is a box of a numeral. Boxes with nothing but commas, ``and``,
     ``or`` and blanks between them are one answer, the list of their contents: ``\boxed{1} and \boxed{2}`` is ``1, 2``.
     Linear in the length of `text`, however many boxes are in it.
     """
@@ -68,7 +76,8 @@ def last_boxed(text: str) -> str | None:
             boxes.append((token.start(), token.start("bare"), token.end(), token.end()))
         elif symbol.endswith("{") and len(symbol) > 2:
             stack.append((token.start(), token.end()))
-    return _joined(text, boxes) if boxes else None
+    opened = max((box[0] for box in stack if box is not None), default=-1)
+    return _joined(text, boxes) if boxes and opened < boxes[-1][0] else None
 
 
 def _joined(text: str, boxes: list[tuple[int, int, int, int]]) -> str:
@@ -90,8 +99,9 @@ def take_answer(text: str, where: AnswerIn) -> str | None:
     Args:
         text: the rollout.
         where: ``box``: the last balanced ``\boxed{...}``; ``tag``: the last ``<answer>...</answer>``; ``hashes``: the
-            rest of the line after the last ``####``; ``last_line``: the last line that is not empty; ``whole``: all of
-            the text. The last two begin after ``</think>``, if there is one.
+            rest of the line after the last ``####``; ``last_line``: the last line that is not empty; ``last_number``:
+            the last numeral or fraction of two; ``whole``: all of the text. The last three begin after ``</think>``,
+            if there is one.
     """
     if where == "box":
         return last_boxed(text)
@@ -104,17 +114,19 @@ def take_answer(text: str, where: AnswerIn) -> str | None:
         answer = rest.partition("\n")[0].strip() if mark else ""
         return answer or None
     visible = text.rpartition("</think>")[2].strip()
+    if where == "last_number":
+        return next((match.group() for match in reversed(list(_IN_TEXT.finditer(visible)))), None)
     return (visible.rpartition("\n")[2].strip() if where == "last_line" else visible) or None
 
 
-def check_where(reward: str, where: str) -> None:
-    """Refuse an unknown `AnswerIn`.
+def check_where(reward: str, where: str, known: Sequence[str] = get_args(AnswerIn)) -> None:
+    """Refuse a place that is none of the `known` ones.
 
     Raises:
         ValueError: it is none.
     """
-    if where not in get_args(AnswerIn):
-        raise ValueError(f"{reward}: answer_in must be one of {', '.join(get_args(AnswerIn))}, got {where!r}.")
+    if where not in known:
+        raise ValueError(f"{reward}: answer_in must be one of {', '.join(known)}, got {where!r}.")
 
 
 def plain_number(answer: str) -> Fraction | None:

@@ -8,10 +8,11 @@ from typing import Any, Literal, get_args
 
 from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores
 from basis_rl.rewards.extract import completion_text, last_boxed, thought
+from basis_rl.rewards.thought import opens_thought
 from basis_rl.rewards.workers.calls import Calls, check_limits
 
 Form = Literal["think", "think_box", "think_answer", "box", "answer"]
-_RULES = 1
+_RULES = 2
 _MEMORY_BYTES = 1 << 30
 
 
@@ -94,11 +95,6 @@ class FormatReward(Reward):
         if self.opened_by_prompt is not None:
             return self.opened_by_prompt
         return opens_thought(prompt) if isinstance(prompt, str) else self._template_opens
-
-
-def opens_thought(rendered: str) -> bool:
-    """Whether a prompt ends with ``<think>``, so that the model's first word is one of its thought."""
-    return rendered.rstrip().endswith("<think>")
 
 
 def _whole(completion: Any, opened: bool) -> str:

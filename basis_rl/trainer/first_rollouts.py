@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import TrainerState
 
 from basis_rl.data import problem_text
+from basis_rl.rewards.base import GoldChecker
 from basis_rl.rewards.extract import completion_text, last_boxed
 
 FIRST = 64
@@ -26,6 +27,13 @@ class Rollout(NamedTuple):
     prompt: Any
     completion: Any
     token_ids: Sequence[int]
+
+
+def reads_boxes(functions: Sequence[Any]) -> bool:
+    """Whether some reward function reads the answer from a box."""
+    checkers = [function for function in functions if isinstance(function, GoldChecker)]
+    places = [getattr(each, "place", getattr(each, "answer_in", "box")) for each in checkers]
+    return "box" in places
 
 
 def explanation(

@@ -47,6 +47,8 @@ from basis_rl.trainer.generation_check import check_generation, check_truncated_
 from basis_rl.trainer.prompt_check import (
     IMAGES,
     TAKEN,
+    asks_for_box,
+    chat_template,
     check_prompts,
     check_template,
     first_rows,
@@ -635,9 +637,19 @@ def check_templates(plan: Plan, config: Any = None) -> None:
     for what, rows in plan.sets.items():
         first = rows.select(range(min(len(rows), _LONGEST)))
         check_template(first, plan.tokenizer, with_tools(plan.args, plan.tools), what)
-        for reward in plan.reward_funcs:
-            if hasattr(reward, "tell_prompt") and what == "train_dataset" and len(first):
-                reward.tell_prompt(render(plan.tokenizer, first[0]["prompt"], with_tools(plan.args, plan.tools)))
+        if what == "train_dataset" and len(first):
+            _tell_rewards(plan, first)
+
+
+def _tell_rewards(plan: Plan, first: Dataset) -> None:
+    """How the model is asked, for reward functions whose verdict depends on it."""
+    template = with_tools(plan.args, plan.tools)
+    rendered = [render(plan.tokenizer, prompt, template) for prompt in first["prompt"]]
+    for reward in plan.reward_funcs:
+        if hasattr(reward, "tell_prompt"):
+            reward.tell_prompt(rendered[0])
+        if hasattr(reward, "tell_template"):
+            reward.tell_template(chat_template(plan.tokenizer), asks_for_box(rendered))
 
 
 def check_prefetch(plan: Plan) -> None:

@@ -41,7 +41,6 @@ from basis_rl.identity import row_id
 from basis_rl.names import require_extra
 from basis_rl.objectives import AnyObjective, LossInputs, objective_name
 from basis_rl.report import plot_training
-from basis_rl.rewards.base import GoldChecker
 from basis_rl.run import checkpoint
 from basis_rl.run.disk import checkpoint_bytes, naming_a_full_disk
 from basis_rl.run.errors import (
@@ -64,7 +63,7 @@ from basis_rl.samplers import PromptSampler, ValueBelief
 from basis_rl.trainer.config import BasisConfig, without_secrets
 from basis_rl.trainer.critic import Critic
 from basis_rl.trainer.faults import FiniteGradients, GradientMonitor, StopOnSignal
-from basis_rl.trainer.first_rollouts import FirstRollouts, Rollout
+from basis_rl.trainer.first_rollouts import FirstRollouts, Rollout, reads_boxes
 from basis_rl.trainer.gather import gather_batch, local_rows, prompt_ids_of
 from basis_rl.trainer.generation_check import generation_kwargs_of, require_tokens
 from basis_rl.trainer.greedy import greedy_rewards
@@ -188,6 +187,8 @@ class BasisTrainer(GRPOTrainer):
         self._reward_range = reward_range_of(plan)
         self._reads = plan.reads
         self.publisher = Publisher(args)
+        for reward in plan.reward_funcs:
+            getattr(reward, "start", lambda: None)()
         with _vllm(args) if args.use_vllm else nullcontext():
             super().__init__(
                 model, plan.reward_funcs or None, args, plan.train_dataset, plan.eval_dataset, **plan.kwargs
@@ -288,7 +289,7 @@ class BasisTrainer(GRPOTrainer):
         self.reward_funcs = self._functions
         self._rewards_per_func: Tensor | None = None
         self._uniform = UniformRewards(args.max_uniform_batches)
-        boxes = any(isinstance(function, GoldChecker) for function in self._functions)
+        boxes = reads_boxes(self._functions)
         self._first = FirstRollouts(self.eos_token_ids, args.max_completion_length, boxes=boxes)
         self._drawn: list[Rollout] = []
         self._eval_scores = EvalScores()

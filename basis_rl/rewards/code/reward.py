@@ -4,34 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import math
 import platform
-import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
+from basis_rl.rewards.code.blocks import last_code
 from basis_rl.rewards.code.run import Program, Verdict
-from basis_rl.rewards.code.tests import Case, choose, parse_tests
+from basis_rl.rewards.code.tests import Case, choose, joined, parse_tests
 from basis_rl.rewards.extract import completion_text
 from basis_rl.rewards.workers.calls import check_limits, trl_signature
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
 from basis_rl.sandbox import Policy, isolation
 
-_RULES = 1
+_RULES = 2
 _OUTPUT_BYTES = 4 << 20
-_LANGUAGES = ("", "python", "py", "python3")
-# Between the fences is no line that begins as one; the possessive quantifier keeps it linear.
-_BLOCK = re.compile(
-    r"^[^\S\n]*```(?P<language>.*)\n(?P<code>(?:(?![^\S\n]*```).*\n)*+)[^\S\n]*```[^\S\n]*$", re.MULTILINE
-)
+_log = logging.getLogger(__name__)
 
 
 class CodeReward(Reward):
     """1.0 if the rollout's Python code passes all tests of its problem, else 0.0.
 
-    The code is the last closed fenced block (three backticks, `python`, `py` or nothing behind them): a whole program,
-    or whole functions. The tests are a column of the dataset, in the forms of `parse_tests`. A problem whose tests
-    cannot be read, or pass something that is not plain data, is not scored (None).
+    The code is the last closed fenced block of Python, else the last one without a language that is Python: a whole
+    program, or whole functions. The tests are a column of the dataset, in the forms of `parse_tests`. A problem whose
+    tests cannot be read, or pass or need something that is not plain data, is not scored (None); nor is a rollout that
+    was not tested when `batch_timeout` was over.
 
     Each test runs in a sandbox of its own (docs/security.md), and what is expected never gets there: output is compared
     outside, and asserts run in another sandbox, which calls the code's functions by messages of plain data.
@@ -39,7 +39,8 @@ class CodeReward(Reward):
     A column ``solution`` is needed by the trainer's data loading; it may be the one with the tests (``solution_column:
     input_output``). Another one is kept with ``keep_columns``.
 
-    Metrics: ``reward/code/no_code``, ``reward/code/timeout`` and ``reward/code/unscored``, shares of the rollouts.
+    Metrics: ``reward/code/no_code``, ``reward/code/timeout``, ``reward/code/unscored`` and, of these,
+    ``reward/code/over_budget``, shares of the rollouts.
 
     Args:
         column: with the tests.
@@ -51,9 +52,12 @@ class CodeReward(Reward):
             more, so leave a processor for each of `num_workers`.
         memory_bytes: address space for one test.
         processes: processes and threads that a program may have.
-        packages: let it, and asserts, import the packages that are installed here, besides the standard library.
+        packages: let it, and asserts, import all packages that are installed here, besides the standard library and
+            numpy.
         tolerance: absolute or relative error of a number that is expected with a decimal point.
         fn_name: column with the function's name, where the tests do not name it.
+        batch_timeout: seconds by the clock for the rollouts of one call, which are otherwise bounded by their number
+            only; None: no limit.
         allow_unsafe: run the code although this machine does not keep all of these promises.
 
     Raises:
@@ -76,6 +80,7 @@ class CodeReward(Reward):
         packages: bool = False,
         tolerance: float = 1e-6,
         fn_name: str | None = None,
+        batch_timeout: float | None = 300.0,
         allow_unsafe: bool = False,
     ) -> None:
         check_limits("code", num_workers, timeout, memory_bytes)
@@ -84,6 +89,8 @@ class CodeReward(Reward):
                 f"code: needs max_tests >= 1, processes >= 1 and tolerance >= 0, got {max_tests}, {processes}, "
                 f"{tolerance}."
             )
+        if batch_timeout is not None and batch_timeout <= 0:
+            raise ValueError(f"code: needs batch_timeout > 0 (seconds), or None for no limit, got {batch_timeout}.")
         given = isolation()
         if not allow_unsafe and not given.complete:
             raise ValueError(
@@ -94,6 +101,7 @@ class CodeReward(Reward):
         self.partial = partial
         self.max_tests = max_tests
         self.fn_name = fn_name
+        self.batch_timeout = batch_timeout
         self.num_workers = int(num_workers)
         self._policy = Policy(
             memory_bytes=memory_bytes, cpu_seconds=timeout, file_bytes=_OUTPUT_BYTES, processes=processes, readable=()
@@ -121,8 +129,10 @@ class CodeReward(Reward):
         rows = list(zip(codes, columns[self.column], names, strict=True))
         keys = [hashlib.sha256(json.dumps(row, default=str).encode()).hexdigest() for row in rows]
         tasks = dict(zip(keys, rows, strict=True))
+        deadline = math.inf if self.batch_timeout is None else time.monotonic() + self.batch_timeout
         with ThreadPoolExecutor(self.num_workers) as threads:
-            done = dict(zip(tasks, threads.map(lambda task: self._score(*task), tasks.values()), strict=True))
+            scored = threads.map(lambda task: self._score(deadline, *task), tasks.values())
+            done = dict(zip(tasks, scored, strict=True))
         results = [done[key] for key in keys]
         if any("no sandbox" in verdicts for _, verdicts in results):
             broken = self._broken_sandbox()
@@ -130,9 +140,15 @@ class CodeReward(Reward):
             if broken:
                 raise RewardInfrastructureError(broken)
         rewards = [reward for reward, _ in results]
+        late = sum("over budget" in verdicts for _, verdicts in results)
         timeouts = sum("timeout" in verdicts for _, verdicts in results)
-        counts = {"no_code": codes.count(None), "timeout": timeouts, "unscored": rewards.count(None)}
+        counts = {"no_code": codes.count([]), "timeout": timeouts, "unscored": rewards.count(None), "over_budget": late}
         log_shares(log_metric, "code", counts, len(results))
+        if late:
+            _log.warning(
+                "The tests of %d of %d rollouts were not done in batch_timeout (%g s): they are not scored.",
+                late, len(results), self.batch_timeout,
+            )  # fmt: skip
         return rewards
 
     def check_golds(self, solution: Column) -> list[int]:
@@ -145,31 +161,32 @@ class CodeReward(Reward):
         except ValueError:
             return []
 
-    def _score(self, code: str | None, cell: Any, name: str | None) -> tuple[float | None, list[Verdict]]:
+    def _score(
+        self, deadline: float, code: list[str], cell: Any, name: str | None
+    ) -> tuple[float | None, list[Verdict]]:
         cases = self._cases(cell, name)
         if not cases:
             return None, []
-        if code is None:
+        if not code:
             return 0.0, []
-        if not self.partial and all(case.kind == "assert" and case.name is None for case in cases):
-            cases = [Case("assert", "\n".join(case.given for case in cases))]
+        cases = cases if self.partial else joined(cases)
         verdicts: list[Verdict] = []
-        with self._program(code) as program:
+        with self._program(code, deadline) as program:
             for case in cases:
                 verdicts.append(program.test(case))
                 if verdicts[-1] != "pass" and not self.partial:
                     break
-        if "unsupported" in verdicts:
+        if "unsupported" in verdicts or "over budget" in verdicts:
             return None, verdicts
         passed = verdicts.count("pass")
         return passed / len(cases) if self.partial else float(passed == len(cases)), verdicts
 
-    def _program(self, code: str) -> Program:
-        return Program(code, self._policy, self._packages, self._tolerance)
+    def _program(self, code: list[str], deadline: float = math.inf) -> Program:
+        return Program(code, self._policy, self._packages, self._tolerance, deadline)
 
     def _broken_sandbox(self) -> str:
         """What is wrong when two programs that must pass do not; empty if they do."""
-        with self._program("def f(x):\n    return x + 1\nprint(2)\n") as program:
+        with self._program(["def f(x):\n    return x + 1\nprint(2)\n"]) as program:
             found = [program.test(Case("stdin", "", "2")), program.test(Case("assert", "assert f(1) == 2"))]
         if found == ["pass", "pass"]:
             return ""
@@ -177,9 +194,3 @@ class CodeReward(Reward):
             f"code: the sandbox fails the simplest programs ({', '.join(found)}; {isolation()}). Are memory_bytes "
             "and timeout enough for an interpreter, and can it be read by others than its owner?"
         )
-
-
-def last_code(text: str) -> str | None:
-    """The last closed fenced block of Python, or of no language, in one pass; None if there is none."""
-    found = [block["code"] for block in _BLOCK.finditer(text) if block["language"].strip().lower() in _LANGUAGES]
-    return found[-1].removesuffix("\n") if found else None

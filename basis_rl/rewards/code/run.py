@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +25,7 @@ from basis_rl.sandbox import Policy
 from basis_rl.sandbox.launch import CANNOT_START
 from basis_rl.sandbox.run import Bounds, Finished, end, follow, run, start
 
-Verdict = Literal["pass", "fail", "timeout", "unsupported", "no sandbox"]
+Verdict = Literal["pass", "fail", "timeout", "unsupported", "no sandbox", "over budget"]
 _HARNESS = str(Path(__file__).with_name("harness.py"))
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/etc/localtime",
            "/usr/share/zoneinfo")  # fmt: skip
@@ -42,27 +45,37 @@ def python(packages: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return ((sys.executable, *flags) if packages else (real, *flags, "-S")), kept
 
 
+@lru_cache(maxsize=1)
+def numpy() -> tuple[str, ...]:
+    """The folders of numpy, where it is installed: the package, and the libraries that come with it."""
+    spec = find_spec("numpy")
+    package = os.path.dirname(spec.origin) if spec is not None and spec.origin else ""
+    return tuple(path for path in (package, f"{package}.libs") if os.path.isdir(path))
+
+
 class Program:
     """The code of one rollout, in a folder of its own for as long as the context lasts.
 
     Args:
-        source: the code.
+        sources: the code, or what may be it: the first that is Python then, or else the first.
         policy: what it may do for one test, beside reading itself and the interpreter. Its `file_bytes` bound the
             output too.
-        packages: whether it may import what is installed here besides the standard library.
+        packages: whether it may import what is installed here besides the standard library and numpy.
         tolerance: see `same_output`.
+        deadline: of all its tests, a time of ``time.monotonic``.
     """
 
-    def __init__(self, source: str, policy: Policy, packages: bool, tolerance: float) -> None:
-        assert policy.cpu_seconds is not None
+    def __init__(
+        self, sources: Sequence[str], policy: Policy, packages: bool, tolerance: float, deadline: float = math.inf
+    ) -> None:
         self.policy = policy
         self.packages = packages
         self.tolerance = tolerance
-        # A loaded machine may give a third of its time to a test.
-        seconds = 3 * policy.cpu_seconds + 3
-        self._bounds = Bounds(seconds=seconds, output_bytes=policy.file_bytes, kept_bytes=policy.file_bytes)
+        self.deadline = deadline
         self._folder = tempfile.TemporaryDirectory(prefix="basis-rl-code-")
         self.path = Path(self._folder.name) / "main.py"
+        self.path.touch()
+        source = sources[self._first_program(sources) if len(sources) > 1 and time.monotonic() < deadline else 0]
         self.path.write_text(source, encoding="utf-8", errors="replace")
 
     def __enter__(self) -> Program:
@@ -73,19 +86,35 @@ class Program:
 
     def test(self, case: Case) -> Verdict:
         """How a test ends. The program has its input, never what is expected."""
+        if time.monotonic() >= self.deadline:
+            return "over budget"
         if case.kind == "assert":
-            return self._check({"source": case.given, "entry_point": case.name})
-        if case.kind == "stdin":
-            ended, printed = self._run([str(self.path)], case.given)
+            ended = self._check({"source": case.given, "entry_point": case.name})
+            right = True
+        elif case.kind == "stdin":
+            ended, printed = self._run("main", case.given)
             right = ended == "pass" and same_output(printed, case.expected, self.tolerance)
         else:
             request: dict[str, Any] = {"name": case.name, "args": [encode(value) for value in case.given], "kwargs": {}}
-            ended, printed = self._run([_HARNESS, "program", str(self.path)], dump(request))
+            ended, printed = self._run("program", dump(request))
             right = ended == "pass" and same_value(_answer(printed), case.expected, self.tolerance)
+        if ended == "timeout" and time.monotonic() >= self.deadline:
+            return "over budget"
         return ended if ended != "pass" or right else "fail"
 
-    def _run(self, arguments: Sequence[str], given: str) -> tuple[Verdict, str]:
-        finished = run(*self._python(arguments, self.path), given.encode(errors="replace"), self._bounds)
+    def _first_program(self, sources: Sequence[str]) -> int:
+        """Read by another process, since the parser of Python can be brought down."""
+        _, printed = self._run("parse", json.dumps(sources))
+        return int(printed) if printed else 0
+
+    def _bounds(self) -> Bounds:
+        assert self.policy.cpu_seconds is not None
+        # A loaded machine may give a third of its time to a test.
+        seconds = min(3 * self.policy.cpu_seconds + 3, self.deadline - time.monotonic())
+        return Bounds(seconds=seconds, output_bytes=self.policy.file_bytes, kept_bytes=self.policy.file_bytes)
+
+    def _run(self, mode: str, given: str) -> tuple[Verdict, str]:
+        finished = run(*self._python(mode, self.path), given.encode(errors="replace"), self._bounds())
         return _verdict(finished), finished.head.decode(errors="replace")
 
     def _check(self, tests: dict[str, Any]) -> Verdict:
@@ -96,24 +125,26 @@ class Program:
             to_tests, answers = os.pipe()
             to_program, requests = os.pipe()
             try:
-                command = self._python([_HARNESS, "program", str(self.path)], self.path)
+                command = self._python("program", self.path)
                 at_the_end.callback(end, start(*command, to_program, answers))
-                command = self._python([_HARNESS, "tests", str(path)], path)
+                command = self._python("tests", path)
                 tester = start(*command, to_tests, requests, subprocess.PIPE)
             finally:
                 for descriptor in (to_tests, answers, to_program, requests):
                     os.close(descriptor)
             assert tester.stderr is not None
-            finished = follow(tester, tester.stderr, self._bounds)
+            finished = follow(tester, tester.stderr, self._bounds())
         if finished.head in (b"pass\n", b"fail\n", b"unsupported\n"):
             return finished.head.decode().strip()  # type: ignore[return-value]
         ended = _verdict(finished)
         return "fail" if ended == "pass" else ended
 
-    def _python(self, arguments: Sequence[str], own: Path) -> tuple[list[str], Policy]:
+    def _python(self, mode: str, own: Path) -> tuple[list[str], Policy]:
         """The command and its policy; `own` alone it may read: the tests are not the program's, nor it theirs."""
         command, readable = python(self.packages)
-        return [*command, *arguments], replace(self.policy, readable=(*readable, str(own)))
+        packages = () if self.packages else numpy()
+        policy = replace(self.policy, readable=(*readable, *packages, str(own)))
+        return [*command, _HARNESS, mode, str(own), *packages], policy
 
 
 def _verdict(finished: Finished) -> Verdict:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 _STDIN = ("stdin", "stdin_stdout", "standard_input")
+_CALL = ("functional", "function_call", "call_based")
+# Source that has its own structure: it cannot be joined to others, as single statements can.
+_TEST_SOURCE = re.compile(r"^\s*(?:def (?:test|check)|class \w*Test)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -31,30 +35,35 @@ class Case:
 
 
 def parse_tests(cell: Any, fn_name: str | None = None) -> list[Case]:
-    """The tests in a cell: JSON, or the object that it stands for.
+    """The tests in a cell: JSON, or the object that it stands for, or Python source.
 
     Known: ``{"inputs": [...], "outputs": [...]}`` with or without ``fn_name`` (APPS, TACO, verl), a list of
     ``{"input": ..., "output": ...}`` with or without ``fn_name`` and ``type`` or ``testtype`` (LiveCodeBench), the same
     below ``test_cases`` (PrimeIntellect, Open-R1) or ``tests``, a list of ``assert`` statements (MBPP's ``test_list``),
-    ``{"asserts": [...], "setup": ...}``, and ``{"test": "def check(candidate): ...", "entry_point": ...}`` (HumanEval).
+    ``{"asserts": [...], "setup": ...}``, ``{"test": "def check(candidate): ...", "entry_point": ...}`` (HumanEval),
+    ``{"functional": "...check(Solution().name)"}`` (LeetCode), and the source of tests for unittest or pytest, as the
+    cell or as ``{"test": ...}`` (KodCode).
 
     Args:
         cell: the tests.
-        fn_name: of the function, where the tests do not name it.
+        fn_name: of the function, where the tests do not name it; or JSON with a ``func_name``.
 
     Raises:
         ValueError: it is none of these, or has no tests.
     """
+    name = _function_name(fn_name)
+    if isinstance(cell, str) and _TEST_SOURCE.search(cell) and not cell.lstrip().startswith(("{", "[", '"')):
+        return [Case("assert", cell, name=name)]
     if isinstance(cell, str):
         try:
             cell = json.loads(cell)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"not JSON ({error}): {cell[:80]!r}") from error
-    name = fn_name
     if isinstance(cell, Mapping):
-        name = cell.get("fn_name") or cell.get("func_name") or fn_name
-        if cell.get("test") is not None and cell.get("entry_point"):
-            return [Case("assert", str(cell["test"]), name=str(cell["entry_point"]))]
+        name = _function_name(cell) or name
+        for source in (cell.get("functional"), cell.get("test"), cell.get("tests")):
+            if isinstance(source, str):
+                return [Case("assert", source, name=cell.get("entry_point") or name)]
         if cell.get("asserts"):
             return _asserts(cell["asserts"], str(cell.get("setup") or ""))
         if cell.get("inputs") is not None:
@@ -79,8 +88,11 @@ def _asserts(statements: Sequence[str], setup: str) -> list[Case]:
 
 
 def _case(item: Mapping[str, Any], name: str | None) -> Case:
-    name = item.get("fn_name") or name
-    if not name or (item.get("type") or item.get("testtype")) in _STDIN:
+    name = _function_name(item) or name
+    kind = item.get("type") or item.get("testtype")
+    if not name and kind in _CALL:
+        raise ValueError("tests of a function whose name is in none of fn_name, func_name and metadata")
+    if not name or kind in _STDIN:
         return Case("stdin", _text(item["input"]), _text(item["output"]))
     given = item["input"]
     # One JSON value a line.
@@ -94,6 +106,25 @@ def _case(item: Mapping[str, Any], name: str | None) -> Case:
         with contextlib.suppress(ValueError):
             expected = json.loads(expected)
     return Case("call", given if isinstance(given, list) else [given], expected, str(name))
+
+
+def _function_name(where: Any) -> str | None:
+    """The name in an object, also in its ``metadata``, or in JSON of one; a text that is no such JSON is the name."""
+    if isinstance(where, str):
+        try:
+            where = json.loads(where)
+        except ValueError:
+            return where
+    if not isinstance(where, Mapping):
+        return None
+    return where.get("fn_name") or where.get("func_name") or _function_name(where.get("metadata"))
+
+
+def joined(cases: Sequence[Case]) -> list[Case]:
+    """One case for all of them, where all are statements."""
+    if all(case.kind == "assert" and case.name is None and not _TEST_SOURCE.search(case.given) for case in cases):
+        return [Case("assert", "\n".join(case.given for case in cases))]
+    return list(cases)
 
 
 def _text(value: Any) -> str:

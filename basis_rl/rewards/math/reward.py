@@ -1,22 +1,26 @@
-"""The reward of verifiable mathematics: is the last boxed answer the gold one, by Math-Verify?"""
+"""The reward of verifiable mathematics: is the answer of a rollout the gold one, by Math-Verify?"""
 
 from __future__ import annotations
 
 import logging
+import math
 import sys
+import time
 from collections.abc import Collection, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
-from basis_rl.rewards.extract import completion_text, last_boxed
+from basis_rl.rewards.extract import check_where, completion_text, last_boxed
 from basis_rl.rewards.math.cache import Pair, Verdict, Verdicts
 from basis_rl.rewards.math.notation import normal_form, text_form
+from basis_rl.rewards.math.places import PLACES, MathAnswerIn, find_answer, marked_answer
 from basis_rl.rewards.math.quick import quick_verdict, same_ratio, same_text, same_time
 from basis_rl.rewards.math.reading import hedged, primes_differ, refused_reading
 from basis_rl.rewards.math.rules import RULES, refused
 from basis_rl.rewards.math.screen import screened
+from basis_rl.rewards.thought import AfterThought
 from basis_rl.rewards.workers.calls import WALL_CLOCK
 from basis_rl.rewards.workers.failures import FailureMonitor
 from basis_rl.rewards.workers.pool import Outcome, WorkerPool
@@ -25,14 +29,16 @@ from basis_rl.sandbox.run import fair_share
 
 _MEMORY_BYTES = 4 << 30
 _FOLDER_BYTES = 64 << 20
+# Seconds, at least, from which the limit by the clock follows where Math-Verify has its own limits for each step.
+_PLAIN_TIMEOUT = 5.0
 _METRICS: dict[str, Verdict] = {
     "screened": "screened", "timeout": "timeout", "infrastructure": "failed", "over_budget": "late"
 }  # fmt: skip
 _log = logging.getLogger(__name__)
 
 
-class MathVerifyReward(Reward):
-    r"""1.0 if the last balanced ``\boxed{...}`` of the rollout equals the gold answer, else 0.0.
+class MathVerifyReward(AfterThought, Reward):
+    r"""1.0 if the answer of the rollout, by default its last balanced ``\boxed{...}``, equals the gold, else 0.0.
 
     Equal is what Math-Verify finds equal, except for the notations and readings that docs/rewards.md lists. Simple
     pairs are decided here; the others are graded once each, in processes without network, rights and secrets
@@ -43,8 +49,9 @@ class MathVerifyReward(Reward):
     The gold is the last ``\boxed{}`` of the dataset's column ``solution``, or all of its text. A cell that is a list
     holds several golds, one of which is enough; several numbers that are all asked for are one gold, ``1, 2, 5``.
 
-    Metrics, where the trainer passes ``log_metric``: ``reward/no_box``, ``reward/screened``, ``reward/timeout``,
-    ``reward/infrastructure`` (the grading failed) and ``reward/over_budget``, shares of the rollouts.
+    Metrics, where the trainer passes ``log_metric``: ``reward/no_box`` (``reward/no_answer`` with another `answer_in`),
+    ``reward/screened``, ``reward/timeout``, ``reward/infrastructure`` (the grading failed) and ``reward/over_budget``,
+    shares of the rollouts.
 
     Args:
         num_workers: grading processes (of this rank); default: the machine's cores, shared among its ranks, at least 2.
@@ -54,6 +61,12 @@ class MathVerifyReward(Reward):
             `check_golds` and `equivalent` have none.
         allow: names of the acceptances of Math-Verify that are kept (`basis_rl.rewards.math.rules.QUIRKS`); a verdict
             that rests on another one is wrong. None: all of them.
+        rules: ``full``; or ``plain``: ``math_verify.verify(parse(gold in a box), parse(rollout))`` and nothing else, in
+            the same processes. Its time limits are Math-Verify's own.
+        answer_in: ``box``; ``tag``, ``hashes``, ``last_line``, ``last_number`` (`take_answer`); ``anywhere``: in a box,
+            a tag or behind ``####`` if there is one, else where Math-Verify finds it; ``auto``: ``box`` if the prompts
+            ask for one, else ``anywhere``. Default: ``box``; with `rules` ``plain`` it is ``anywhere``.
+        after_think: see `AfterThought`; with `rules` ``plain`` None is False.
 
     Raises:
         ValueError: a parameter out of its range, or an unknown name.
@@ -70,6 +83,9 @@ class MathVerifyReward(Reward):
         timeout: float = 5.0,
         allow: Collection[str] | None = None,
         batch_timeout: float | None = 300.0,
+        rules: Literal["full", "plain"] = "full",
+        answer_in: MathAnswerIn | None = None,
+        after_think: bool | None = None,
     ) -> None:
         workers = fair_share() if num_workers is None else num_workers
         if workers < 1 or timeout <= 0 or (batch_timeout is not None and batch_timeout <= 0):
@@ -77,11 +93,13 @@ class MathVerifyReward(Reward):
                 "MathVerifyReward needs num_workers >= 1 and timeout > 0, and a batch_timeout > 0 or None, got "
                 f"{num_workers}, {timeout}, {batch_timeout}."
             )
+        _check_rules(rules, answer_in, allow)
         self.batch_timeout = batch_timeout
+        self.rules = rules
+        self.answer_in = answer_in
+        self.after_think = False if rules == "plain" and after_think is None else after_think
         self.refused = refused([allow] if isinstance(allow, str) else allow)
-        self.version = f"math-verify {version('math-verify')}, rules {RULES}"
-        if self.refused:
-            self.version += f", without {', '.join(self.refused)}"
+        self._asks_for_box = True
         worker = Path(__file__).with_name("worker.py")
         # -P: the folder of the script stays off the path, where its files could shadow other modules
         command = [sys.executable, "-P", str(worker), str(timeout)]
@@ -92,23 +110,72 @@ class MathVerifyReward(Reward):
             processes=1,
             readable=python_paths(),
         )
-        wall = WALL_CLOCK * timeout
+        wall = WALL_CLOCK * (max(timeout, _PLAIN_TIMEOUT) if rules == "plain" else timeout)
         self._pool = WorkerPool(command, workers, wall, cpu_timeout=timeout, policy=policy)
         self._failures = FailureMonitor(name="The grading by Math-Verify")
         self._verdicts = Verdicts()
 
+    @property
+    def place(self) -> MathAnswerIn:
+        """Where the answer is looked for: `answer_in`, once the prompts are known."""
+        if self.rules == "plain":
+            return "anywhere"
+        if self.answer_in == "auto":
+            return "box" if self._asks_for_box else "anywhere"
+        return self.answer_in or "box"
+
+    @property
+    def reading(self) -> str:
+        """What of a rollout is graded, in words."""
+        if self.rules == "plain":
+            what = "grades the whole rollout by Math-Verify alone (rules: plain)"
+        else:
+            what = PLACES[self.place]
+            if self.answer_in == "auto" and not self._asks_for_box:
+                what += rf", since no prompt asks for a \boxed{{}} (answer_in: {self.place})"
+        return f"{what}; what stands before </think> does not count" if self.thinks else what
+
+    @property
+    def version(self) -> str:  # type: ignore[override]
+        """What counts as right."""
+        package = f"math-verify {version('math-verify')}"
+        parts = [package, "plain" if self.rules == "plain" else f"rules {RULES}"]
+        parts += [f"without {', '.join(self.refused)}"] if self.refused else []
+        parts += [f"answer in {self.place}"] if self.place != "box" and self.rules == "full" else []
+        return self._with_thought(", ".join(parts))
+
+    def tell_template(self, template: str, asks_for_box: bool) -> None:
+        """Take whether models think, and whether they are asked for a box: ``auto`` depends on it."""
+        super().tell_template(template, asks_for_box)
+        changed = self._asks_for_box and not asks_for_box and self.rules == "full"
+        self._asks_for_box = asks_for_box
+        if changed and self.answer_in == "auto":
+            _log.warning(r"No prompt asks for a \boxed{}: answers are taken from anywhere in a rollout (answer_in).")
+        elif changed and self.answer_in is None:
+            _log.warning(
+                r"No prompt asks for a \boxed{}, but only an answer in one is right. Ask for it in the prompts, or set "
+                "answer_in: MathVerifyReward(answer_in='anywhere')."
+            )
+
+    def start(self) -> None:
+        """Start the grading processes without waiting for them, so that they are ready when a model is loaded."""
+        self._pool.start()
+
     def __call__(
         self, prompts: Column, completions: Completions, solution: Column, log_metric: LogMetric = None, **kwargs: Any
     ) -> Scores:
-        answers = [last_boxed(completion_text(completion)) for completion in completions]
+        texts = self.said(completions, prompts)
+        ends = math.inf if self.batch_timeout is None else time.monotonic() + self.batch_timeout
+        answers, lost = self._find(texts, ends)
         rows = [
             [] if answer is None else [(gold, answer) for gold in gold_answers(cell)]
             for cell, answer in zip(solution, answers, strict=True)
         ]
-        graded = self._grade([pair for row in rows for pair in row], seconds=self.batch_timeout)
-        verdicts = [{graded[pair] for pair in row} for row in rows]
+        graded = self._grade([pair for row in rows for pair in row], ends=ends)
+        verdicts = [{lost[i]} if i in lost else {graded[pair] for pair in row} for i, row in enumerate(rows)]
         counts = {name: sum(verdict in row for row in verdicts) for name, verdict in _METRICS.items()}
-        log_shares(log_metric, "", {"no_box": answers.count(None), **counts}, len(answers))
+        none = "no_box" if self.place == "box" else "no_answer"
+        log_shares(log_metric, "", {none: answers.count(None), **counts}, len(answers))
         if counts["over_budget"]:
             _log.warning(
                 "The grading of %d of %d rollouts was not done in batch_timeout (%g s): they are not scored.",
@@ -116,6 +183,19 @@ class MathVerifyReward(Reward):
             )  # fmt: skip
         self._record(verdicts)
         return [_reward(row) for row in verdicts]
+
+    def answers(self, completions: Completions, prompts: Column = ()) -> list[str | None]:
+        """What is graded of each rollout; None where there is no answer."""
+        return self._find(self.said(completions, prompts), math.inf)[0]
+
+    def plain(self, completions: Completions, solution: Column) -> Scores:
+        """The rewards by `rules` ``plain``, whatever the rules of this object are."""
+        rows = [
+            [(gold, text) for gold in gold_answers(cell)]
+            for text, cell in zip(map(completion_text, completions), solution, strict=True)
+        ]
+        graded = self._grade_plain([pair for row in rows for pair in row], math.inf)
+        return [_reward({graded[pair] for pair in row}) for row in rows]
 
     def check_golds(self, solution: Column) -> list[int]:
         """Indices of the golds to which no answer could be right: there is nothing in them, or grading them hangs.
@@ -140,16 +220,22 @@ class MathVerifyReward(Reward):
 
     def _gold_verdicts(self, solution: Column) -> list[set[Verdict]]:
         golds = [gold_answers(cell) for cell in solution]
-        graded = self._grade([(gold, gold) for row in golds for gold in row], check=True)
-        verdicts = [{"no_gold" if _is_missing(gold) else graded[gold, gold] for gold in row} for row in golds]
+        pairs = {gold: (gold, self._written(gold)) for row in golds for gold in row}
+        graded = self._grade(list(pairs.values()), check=True)
+        verdicts = [{"no_gold" if _is_missing(gold) else graded[pairs[gold]] for gold in row} for row in golds]
         self._record(verdicts)
         return verdicts
 
     def equivalent(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         """Whether the two answers of each pair, contents of boxes, are the same one, by the rules of the grading."""
-        graded = self._grade(pairs)
-        self._record([{graded[pair]} for pair in pairs])
-        return [graded[pair] == "right" for pair in pairs]
+        given = [(gold, self._written(answer)) for gold, answer in pairs]
+        graded = self._grade(given)
+        self._record([{graded[pair]} for pair in given])
+        return [graded[pair] == "right" for pair in given]
+
+    def _written(self, answer: str) -> str:
+        """The content of a box as it is graded: `plain` reads rollouts."""
+        return rf"\boxed{{{answer}}}" if self.rules == "plain" else answer
 
     def close(self) -> None:
         """End the grading processes; they also end with the object, and with the program."""
@@ -159,8 +245,38 @@ class MathVerifyReward(Reward):
         failed = sum("failed" in row and "right" not in row for row in verdicts)
         self._failures.record(len(verdicts) - failed, failed)
 
-    def _grade(self, pairs: Sequence[Pair], check: bool = False, seconds: float | None = None) -> dict[Pair, Verdict]:
+    def _find(self, texts: Sequence[str], ends: float) -> tuple[list[str | None], dict[int, Verdict]]:
+        """The answers of rollouts, and what became of those in which Math-Verify was to find one and did not end."""
+        where = self.place
+        if self.rules == "plain":
+            return list(texts), {}
+        if where != "anywhere":
+            return [find_answer(text, where) for text in texts], {}
+        marked = [marked_answer(text) for text in texts]
+        answers = [answer for _, answer in marked]
+        asked = [i for i, (is_marked, _) in enumerate(marked) if not is_marked and texts[i].strip()]
+        lost: dict[int, Verdict] = {}
+        for i, outcome in zip(asked, self._ask([{"text": texts[i]} for i in asked], ends), strict=True):
+            answers[i] = outcome.value.get("answer")
+            if outcome.status != "ok":
+                lost[i] = _verdict(outcome)
+        return answers, lost
+
+    def _ask(self, tasks: Sequence[dict[str, Any]], ends: float) -> list[Outcome]:
+        """What the workers answer, until `ends` of the monotonic clock."""
+        left = None if ends == math.inf else max(0.0, ends - time.monotonic())
+        return self._pool.run(tasks, seconds=left) if tasks else []
+
+    def _grade_plain(self, pairs: Sequence[Pair], ends: float) -> dict[Pair, Verdict]:
+        """Verdicts of Math-Verify alone on pairs of a gold and a rollout."""
+        asked = list(dict.fromkeys(pairs))
+        outcomes = self._ask([{"gold": gold, "text": text} for gold, text in asked], ends)
+        return {pair: _verdict(outcome) for pair, outcome in zip(asked, outcomes, strict=True)}
+
+    def _grade(self, pairs: Sequence[Pair], check: bool = False, ends: float = math.inf) -> dict[Pair, Verdict]:
         """Verdicts of all pairs. With `check` a worker is asked even where the two are the same text."""
+        if self.rules == "plain":
+            return self._grade_plain(pairs, ends)
         forms: dict[Pair, Pair] = {}
         graded: dict[Pair, Verdict] = {}
         for pair in dict.fromkeys(pairs):
@@ -170,10 +286,10 @@ class MathVerifyReward(Reward):
                 graded[pair] = "screened"
             else:
                 forms[pair] = (normal_form(pair[0]), normal_form(pair[1]))
-        known = self._grade_forms(dict.fromkeys(forms.values()), check, seconds)
+        known = self._grade_forms(dict.fromkeys(forms.values()), check, ends)
         return {**graded, **{pair: known[form] for pair, form in forms.items()}}
 
-    def _grade_forms(self, pairs: Collection[Pair], check: bool, seconds: float | None) -> dict[Pair, Verdict]:
+    def _grade_forms(self, pairs: Collection[Pair], check: bool, ends: float) -> dict[Pair, Verdict]:
         """Verdicts of pairs of normal forms."""
         graded: dict[Pair, Verdict] = {}
         asked: list[Pair] = []
@@ -190,8 +306,7 @@ class MathVerifyReward(Reward):
         options: dict[str, Any] = {"refuse": list(self.refused)} if self.refused else {}
         options |= {"check": True} if check else {}
         tasks = [{"gold": gold, "answer": answer, **options} for gold, answer in new]
-        outcomes = self._pool.run(tasks, seconds=seconds) if new else []
-        fresh = {pair: _verdict(outcome) for pair, outcome in zip(new, outcomes, strict=True)}
+        fresh = {pair: _verdict(outcome) for pair, outcome in zip(new, self._ask(tasks, ends), strict=True)}
         # What failed is not the answer's doing, and may go well the next time.
         self._verdicts.remember({pair: v for pair, v in fresh.items() if v not in ("failed", "late")})
         return {**graded, **fresh}
@@ -210,6 +325,17 @@ class MathVerifyReward(Reward):
         if right is None and (hedged(gold, answer) or primes_differ(gold, answer)):
             return False
         return right
+
+
+def _check_rules(rules: str, answer_in: str | None, allow: Collection[str] | None) -> None:
+    """Raises ValueError for unknown rules or an unknown place, or what ``plain`` leaves no choice about."""
+    if rules not in ("full", "plain"):
+        raise ValueError(f"math_verify: rules must be 'full' or 'plain', got {rules!r}.")
+    if answer_in is not None:
+        check_where("math_verify", answer_in, get_args(MathAnswerIn))
+    if rules == "plain" and (allow is not None or answer_in not in (None, "anywhere", "auto")):
+        given = "allow" if allow is not None else f"answer_in: {answer_in}"
+        raise ValueError(f"math_verify: rules: plain is Math-Verify as it is. Leave {given} out, or take rules: full.")
 
 
 def _verdict(outcome: Outcome) -> Verdict:

@@ -3,18 +3,23 @@
 The arguments of `basis_rl.rewards.math.grading.grade` in, ``{"verdict": true | false | null}`` out, null when there is
 nothing in the gold; or ``{"error": ...}``, also if memory runs out. With ``check`` also whether Math-Verify alone would
 take the gold for something else, ``"misread": true | false``.
+
+With ``text``, that of a rollout, and ``gold`` the verdict is Math-Verify's own (`basis_rl.rewards.math.plain`); with
+``text`` alone ``{"answer": text | null}`` is what Math-Verify finds in it.
 """
 
 from __future__ import annotations
 
 import runpy
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 _HERE = Path(__file__).parent
 _loaded: dict[str, Any] = {}
-
+# Of CPU time, for what has time limits of its own: 5 s by the clock for each of two texts and four comparisons.
+_PLAIN_SECONDS = 40.0
 
 # Of each kind one: the tables by which ANTLR parses are built as they are needed, for a second and more of CPU time.
 _KINDS = (
@@ -32,13 +37,19 @@ _KINDS = (
 
 def start() -> None:
     """The imports, those that the first grading makes among them, and the tables of the parser."""
-    _loaded.update(runpy.run_path(str(_HERE / "grading.py")))
+    for name in ("grading.py", "plain.py"):
+        _loaded.update(runpy.run_path(str(_HERE / name)))
     for gold, answer in _KINDS:
         _loaded["grade"](gold, answer)
 
 
 def answer(task: dict[str, Any]) -> dict[str, Any]:
-    """What is asked of one pair."""
+    """What is asked of one pair, or of one rollout."""
+    if "text" in task:
+        if "gold" not in task:
+            return {"answer": _loaded["plain_answer"](task["text"])}
+        signal.setitimer(signal.ITIMER_PROF, _PLAIN_SECONDS)
+        return {"verdict": _loaded["plain_verdict"](task["gold"], task["text"])}
     verdict = _loaded["grade"](**task)
     return (
         {"verdict": verdict, "misread": _loaded["misread"](task["gold"])} if task.get("check") else {"verdict": verdict}

@@ -11,6 +11,7 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -72,7 +73,7 @@ class WorkerPool:
 
     Args:
         command: how to start a worker; it speaks the protocol of `basis_rl.rewards.workers.serve_tasks`.
-        size: number of processes. They start with the first batch.
+        size: number of processes. They start with the first batch, unless `start` is called before.
         timeout: seconds for a task, wall clock.
         cpu_timeout: seconds of CPU time after which the worker ends itself by SIGPROF; None: it does not.
         policy: what a worker may do (`basis_rl.sandbox`), each in a temporary folder of its own, which is removed with
@@ -115,6 +116,11 @@ class WorkerPool:
         self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, _close_all, self._workers, self._owner)
 
+    def _own_if_forked(self) -> None:
+        """After a fork, workers, lock and sockets are those of the other process."""
+        if os.getpid() != self._owner:
+            self._own()
+
     def run(self, tasks: Sequence[dict[str, Any]], seconds: float | None = None) -> list[Outcome]:
         """Outcome of every task, in input order.
 
@@ -126,11 +132,16 @@ class WorkerPool:
         Raises:
             RewardInfrastructureError: no worker can be started, several attempts in a row.
         """
-        # forked: workers, lock and sockets are those of the other process.
-        if os.getpid() != self._owner:
-            self._own()
+        self._own_if_forked()
         with self._lock:
             return _Batch(self, tasks, seconds).run()
+
+    def start(self) -> None:
+        """Start the workers without waiting for them. What keeps one from starting is told by the next `run`."""
+        self._own_if_forked()
+        with self._lock, suppress(OSError):
+            while len(self._workers) < self.size:
+                self._workers.append(Worker(self.command, self.policy, _STARTUP_SECONDS))
 
     def close(self) -> None:
         """End all workers. The next `run` starts new ones."""

@@ -9,8 +9,8 @@ import pytest
 from basis_rl.rewards import CodeReward
 from basis_rl.rewards.code import reward as code_reward
 from basis_rl.rewards.code import run as code_run
+from basis_rl.rewards.code.blocks import last_code
 from basis_rl.rewards.code.harness import decode, encode
-from basis_rl.rewards.code.reward import last_code
 from basis_rl.rewards.code.tests import Case, choose, parse_tests, same_output, same_value
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
 from basis_rl.sandbox import Isolation, isolation
@@ -144,11 +144,127 @@ def test_a_machine_without_isolation_is_refused(monkeypatch):
     assert CodeReward(allow_unsafe=True).partial is False
 
 
-def test_the_last_closed_block_counts():
-    assert last_code("```python\na\n```\n```py\nb\n  c\n```\n```sh\nls\n```\n```python\nopen") == "b\n  c"
-    assert last_code("```\na\n```") == "a"
-    assert last_code("a = 1") is None
-    assert grows_linearly(lambda n: last_code("```python\na\n```\n" * n + "```" * n))
+@pytest.mark.parametrize("name", CASES["blocks"])
+def test_where_the_program_is(name):
+    text, found = CASES["blocks"][name]
+    assert last_code(text) == found
+
+
+@pytest.mark.parametrize("piece", ["```python\na\n```\n", "```\na\n```\n", "a```\n", "~~~ `", "``` ", "`", "~", " "])
+def test_finding_the_program_takes_linear_time(piece):
+    assert grows_linearly(lambda n: last_code("```python\n" + piece * n))
+    assert grows_linearly(lambda n: last_code(piece * n + "```" * n))
+
+
+SOLVED = "a, b = map(int, input().split())\nprint(a + b)"
+
+
+@needs_sandbox
+@pytest.mark.parametrize("text", [
+    f"```python\n{SOLVED}\n```\nIts output:\n```\n3\n```\n",
+    f"```\n{SOLVED}\n```\nIts output:\n```\n3\n```\nor\n```\nyes it is\n```\n",
+    f"As follows:```python title=\"a.py\"\n{SOLVED}```\nIts output:\n```\n3\n```\n",
+    f"1. So:\n   ~~~py\n   {SOLVED.replace(chr(10), chr(10) + '   ')}\n   ~~~\n",
+    f"```python\n# ends in ```\n{SOLVED}\n```\n",
+], ids=["output behind", "bare output behind", "glued", "indented", "fence in a comment"])  # fmt: skip
+def test_the_program_is_found_among_other_blocks(reward, text):
+    assert reward([], [text], solution=[ADD_IO]) == [1.0]
+
+
+@needs_sandbox
+def test_what_brings_the_parser_down_brings_down_nothing_else(reward):
+    hostile = ["-" * 300_000 + "1", "(" * 300_000, "x = 1\0", "[" * 90 + "]" * 90 + "\n" * 100]
+    texts = ["".join(f"```\n{block}\n```\n" for block in (block, block)) for block in hostile]
+    assert reward([], texts, solution=[ADD_IO] * len(texts)) == [0.0] * len(texts)
+
+
+ADD = "def add(a, b):\n    if b is None:\n        raise ValueError('no b')\n    return a + b"
+
+
+@needs_sandbox
+@pytest.mark.parametrize("form", CASES["forms"])
+def test_forms_that_are_scored(reward, form):
+    tests = CASES["forms"][form]
+    method = (
+        "class Solution:\n    def add(self, a, b):\n        return a + b\ndef add(a, b):\n    raise ValueError('no b')"
+    )
+    right = method if "Solution" in json.dumps(tests) else ADD
+    assert scores(reward, [(right, tests), (right.replace("+", "-"), tests), ("x = 1", tests)]) == [1.0, 0.0, 0.0]
+
+
+UNFIT = CASES["unfit"]
+
+
+@needs_sandbox
+@pytest.mark.parametrize("form", UNFIT)
+def test_forms_that_cannot_be_scored(reward, form):
+    program, tests = UNFIT[form]
+    assert scores(reward, [(program, tests)]) == [None]
+
+
+@needs_sandbox
+@pytest.mark.parametrize("tests", [form for form in CASES["forms"].values() if "Solution" not in json.dumps(form)])
+def test_no_form_lets_pass_what_does_not_solve_the_problem(reward, tests):
+    got = scores(reward, [(source, tests) for source in WRONG.values()])
+    assert [name for name, score in zip(WRONG, got, strict=True) if score != 0.0] == []
+
+
+@needs_sandbox
+@pytest.mark.parametrize("source", CASES["no escape"].values(), ids=CASES["no escape"])
+def test_a_wrong_program_cannot_make_tests_unfit(reward, source):
+    """None would spare it a bad score."""
+    cells = ["assert len(add([1], [2])) == 2", "x = [1]\nassert add(x, [2]) == [1, 2]\nassert x == [1]",
+             "assert add('a ', 'b').strip() == 'a b'", "assert add([2], [1]).sort() is None",
+             "assert add(1, 2) != 4 and add(1, 2) == 3", "assert add(True, 0)"]  # fmt: skip
+    assert scores(reward, [(source, [cell]) for cell in cells]) == [0.0] * len(cells)
+
+
+@needs_sandbox
+def test_numpy_is_there_and_no_other_package():
+    reward = CodeReward(num_workers=1)
+    asserts = ["assert mean([1, 2, 4]) == 7 / 3"]
+    array = ["assert mean([1, 2, 4]) == [1, 2, 4]"]
+    tests_use_it = ["import numpy as np\nassert np.allclose(mean([1, 2]), [1, 2])"]
+    call = {"fn_name": "mean", "inputs": [[[1, 2, 4]]], "outputs": [7]}
+    program = "import numpy as np\nprint(np.array(input().split(), dtype=int).sum())"
+    rows = [
+        (program, ADD_IO, 1.0),
+        ("import numpy as np\ndef mean(x): return np.mean(x)", asserts, 1.0),
+        ("import numpy as np\ndef mean(x): return np.array(x)", array, 1.0),
+        ("import numpy as np\ndef mean(x): return np.array(x)", tests_use_it, 1.0),
+        ("import numpy as np\ndef mean(x): return np.sum(x)", call, 1.0),
+        ("import numpy as np\ndef mean(x): return np.array(x, dtype=object) if x else object()", asserts, 0.0),
+        ("import pytest\n" + program, ADD_IO, 0.0),
+        ("import os, numpy\nos.listdir(os.path.dirname(os.path.dirname(numpy.__file__)))\nprint(3)", ADD_IO, 0.0),
+    ]  # fmt: skip
+    assert scores(reward, [row[:2] for row in rows]) == [row[2] for row in rows]
+
+
+@needs_sandbox
+def test_a_program_is_the_main_module(reward):
+    source = (
+        "import sys, dataclasses, pickle\n@dataclasses.dataclass\nclass P:\n    x: int\n"
+        "def main():\n    print(pickle.loads(pickle.dumps(P(3))).x, len(sys.argv), sys.modules['__main__'].P is P)\n"
+        "if __name__ == '__main__':\n    main()\n    sys.exit(0)"
+    )
+    assert scores(reward, [(source, {"inputs": [""], "outputs": ["3 1 True"]})]) == [1.0]
+
+
+@needs_sandbox
+def test_a_batch_has_a_budget(caplog):
+    reward = CodeReward(num_workers=2, timeout=2, batch_timeout=4.0)
+    logged = {}
+    sleepers = [fenced(f"import time\ntime.sleep(1000 + {i})") for i in range(40)]
+    texts = [fenced(SOLVED), "no code", *sleepers]
+    began = time.perf_counter()
+    got = reward([], texts, solution=[{"inputs": ["1 2"], "outputs": ["3"]}] * 42, log_metric=logged.__setitem__)
+    assert time.perf_counter() - began < 8
+    assert got == [1.0, 0.0, *[None] * 40]
+    assert logged["reward/code/over_budget"] == logged["reward/code/unscored"] == 40 / 42
+    assert logged["reward/code/timeout"] == 0.0
+    assert "40 of 42 rollouts were not done in batch_timeout (4 s)" in caplog.text
+    with pytest.raises(ValueError, match="batch_timeout"):
+        CodeReward(batch_timeout=0)
 
 
 def test_forms_of_tests():
@@ -161,6 +277,14 @@ def test_forms_of_tests():
     assert parse_tests({"asserts": ["assert f()"], "setup": "import math"}) == [
         Case("assert", "import math\nassert f()")
     ]
+    assert parse_tests({"functional": "check(Solution().f)"}) == [Case("assert", "check(Solution().f)")]
+    assert parse_tests("def test_f():\n    assert f()") == [Case("assert", "def test_f():\n    assert f()")]
+    called = [Case("call", [1], 2, "f")]
+    functional = [{"input": "1", "output": "2", "testtype": "functional"}]
+    assert parse_tests([{**functional[0], "metadata": {"func_name": "f"}}]) == called
+    assert parse_tests(functional, '{"func_name": "f"}') == called
+    with pytest.raises(ValueError, match="whose name"):
+        parse_tests(functional)
     for bad in ("", "[]", "{}", "not json", [1], {"inputs": ["1"], "outputs": []}, None, 3, "[" * 100_000):
         with pytest.raises(ValueError, match=r"tests|JSON|outputs"):
             parse_tests(bad)

@@ -1,0 +1,168 @@
+r"""Where MathVerifyReward looks for an answer: without a box, and not in a thought."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from basis_rl.rewards import MathVerifyReward
+from basis_rl.rewards.math.places import find_answer, marked_answer
+from basis_rl.rewards.math.rules import RULES
+from basis_rl.rewards.workers.pool import Outcome
+from tests.rewards.growth import grows_linearly
+
+CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
+BOX = r"\boxed{5}"
+
+
+def grade(reward, text, gold, prompts=()):
+    return reward(list(prompts), [text], solution=[gold])[0]
+
+
+@pytest.fixture
+def made(reward):
+    """Rewards of other settings with the workers of the shared one."""
+
+    def make(**settings):
+        other = MathVerifyReward(num_workers=1, **settings)
+        other._pool = reward._pool
+        return other
+
+    return make
+
+
+@pytest.mark.parametrize(("where", "text", "gold"), CASES["right"])
+def test_an_answer_that_is_in_no_box(made, where, text, gold):
+    assert grade(made(answer_in=where), text, gold) == 1.0
+    assert grade(made(answer_in=where), text, "77") == 0.0
+    assert grade(made(), text, gold) == 0.0
+
+
+@pytest.mark.parametrize(("where", "text", "answer"), CASES["found"])
+def test_what_is_taken(where, text, answer):
+    assert find_answer(text, where) == answer
+
+
+def test_a_box_that_is_never_closed_marks_no_answer(made):
+    assert marked_answer(r"\boxed{5} is wrong, so \boxed{6") == (True, None)
+    assert grade(made(answer_in="anywhere"), r"\boxed{5} is wrong, so \boxed{6", "5") == 0.0
+    assert grade(made(answer_in="anywhere"), "The answer is 5, so <answer>6", "5") == 1.0
+
+
+def test_an_answer_that_nobody_finds_is_wrong_and_counted(made):
+    logged = {}
+    scores = made(answer_in="anywhere")(
+        [], ["no idea", "It is 4.", ""], solution=["4"] * 3, log_metric=logged.__setitem__
+    )
+    assert scores == [0.0, 1.0, 0.0]
+    assert logged["reward/no_answer"] == pytest.approx(2 / 3)
+    assert "reward/no_box" not in logged
+
+
+@pytest.mark.parametrize(("status", "score"), [("timeout", 0.0), ("crashed", None), ("over_budget", None)])
+def test_extraction_that_does_not_end_is_wrong_or_not_scored(made, monkeypatch, status, score):
+    anywhere = made(answer_in="anywhere")
+    monkeypatch.setattr(anywhere, "_ask", lambda tasks, ends: [Outcome(status, {}) for _ in tasks])
+    logged = {}
+    assert anywhere([], ["It is 4."], solution=["4"], log_metric=logged.__setitem__) == [score]
+    assert sum(logged[f"reward/{name}"] for name in ("timeout", "infrastructure", "over_budget")) == 1.0
+
+
+THOUGHTS = {
+    "no thought": (BOX, 1.0),
+    "in a closed thought": (rf"<think>{BOX}</think>\boxed{{6}}", 0.0),
+    "only in a closed thought": (f"<think>{BOX}</think>done", 0.0),
+    "in one that is never closed": (f"<think>So {BOX}, but wait", 0.0),
+    "before one that is never closed": (f"<think>a</think>{BOX}<think>no", 0.0),
+    "behind the thought": (rf"<think>\boxed{{6}}</think>{BOX}", 1.0),
+    "behind the last one": (rf"<think>a</think>\boxed{{6}}<think>b</think>{BOX}", 1.0),
+}
+
+
+@pytest.mark.parametrize("case", THOUGHTS)
+def test_only_what_follows_the_thought_counts(made, case):
+    text, score = THOUGHTS[case]
+    reward = made(after_think=True)
+    talk = [{"role": "assistant", "content": text}]
+    assert [grade(reward, text, "5"), grade(reward, talk, "5")] == [score, score]
+    # As before without it: the last box of all.
+    assert grade(made(after_think=False), text, "5") == (0.0 if case == "in a closed thought" else 1.0)
+
+
+def test_a_thought_that_the_prompt_opens_has_to_be_closed(made):
+    reward = made(after_think=True)
+    assert grade(reward, f"hm {BOX}", "5", ["2 + 3 =<think>\n"]) == 0.0
+    assert grade(reward, f"hm</think>{BOX}", "5", ["2 + 3 =<think>\n"]) == 1.0
+    assert grade(reward, BOX, "5", ["2 + 3 ="]) == 1.0
+    reward.tell_prompt("user: 2 + 3 =\nassistant: <think>\n")
+    talk = [{"role": "assistant", "content": f"hm {BOX}"}]
+    taken = [{"role": "assistant", "content": BOX, "reasoning_content": "hm"}]
+    assert [grade(reward, talk, "5"), grade(reward, taken, "5")] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("told", ["template", "prompt", "neither"])
+def test_the_default_is_after_the_thought_where_the_template_thinks(made, told):
+    reward = made()
+    template = "{% if '</think>' in content %}...{% endif %}" if told == "template" else "{{ content }}"
+    reward.tell_template(template, asks_for_box=True)
+    reward.tell_prompt("Reason between <think> and </think>. 2 + 3 =" if told == "prompt" else "2 + 3 =")
+    thinks = told != "neither"
+    assert reward.thinks is thinks
+    assert grade(reward, f"<think>{BOX}", "5") == (0.0 if thinks else 1.0)
+    assert reward.version.endswith("after the thought") is thinks
+
+
+def test_a_recipe_s_answers_are_anywhere_where_no_prompt_asks_for_a_box(made, caplog):
+    auto = made(answer_in="auto")
+    auto.tell_template("", asks_for_box=True)
+    assert (auto.place, auto.version) == ("box", made().version)
+    auto.tell_template("", asks_for_box=False)
+    assert (auto.place, auto.version) == ("anywhere", made(answer_in="anywhere").version)
+    assert "no prompt asks for" in auto.reading
+    assert grade(auto, "The answer is 42.", "42") == 1.0
+
+
+def test_from_python_one_warning(made, caplog):
+    default = made()
+    given = made(answer_in="box")
+    with caplog.at_level(logging.WARNING):
+        for reward in (default, given):
+            reward.tell_template("", asks_for_box=False)
+            reward.tell_template("", asks_for_box=False)
+    assert len([record for record in caplog.records if "asks for a" in record.message]) == 1
+    assert default.place == "box"
+
+
+def test_settings_are_part_of_the_version(made):
+    assert f"rules {RULES}" in made().version
+    settings = [
+        {}, {"rules": "plain"}, {"rules": "plain", "after_think": True}, {"after_think": True}, {"allow": []},
+        *({"answer_in": where} for where in ("tag", "hashes", "last_line", "last_number", "anywhere")),
+    ]  # fmt: skip
+    assert len({made(**given).version for given in settings}) == len(settings)
+    assert made(answer_in="box").version == made().version
+
+
+WRONG = (
+    {"rules": "strict"},
+    {"answer_in": "whole"},
+    {"rules": "plain", "allow": []},
+    {"rules": "plain", "answer_in": "tag"},
+)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_settings_that_say_nothing_are_refused(wrong):
+    with pytest.raises(ValueError, match="math_verify: "):
+        MathVerifyReward(**wrong)
+
+
+PIECES = ("the answer is ", "$", "**", "\\(", "1", "1,", "-", "1/", "<answer>", "####", "</think>")
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_time_is_linear(piece):
+    for where in ("tag", "hashes", "last_line", "last_number"):
+        assert grows_linearly(lambda n: find_answer(f"<answer>{piece * n}x</answer>#### {piece * n}x", where))  # noqa: B023
+    assert grows_linearly(lambda n: marked_answer(piece * n))
