@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from basis_rl.names import did_you_mean, import_object
+from basis_rl.names import did_you_mean, import_object, kind_of
 
 
 def build(what: str, known: Mapping[str, type], base: type, name: str, params: Mapping[str, Any]) -> Any:
@@ -24,25 +24,52 @@ def build(what: str, known: Mapping[str, type], base: type, name: str, params: M
     Raises:
         ValueError: unknown name, unknown or missing parameter, or a parameter that the class refuses.
     """
-    called = what.replace("_", " ")
-    if ":" in name:
-        cls = import_object(name, called)
-        if not (isinstance(cls, type) and issubclass(cls, base)):
-            raise ValueError(f"'{name}' is not a subclass of {base.__module__.removesuffix('.base')}.{base.__name__}.")
-    elif name in known:
-        cls = known[name]
-    else:
-        raise ValueError(
-            f"Unknown {called} '{name}'.{did_you_mean(name, known)} Known: {', '.join(known)}; your own is "
-            "'module:Class'."
-        )
-    _check_names(f"{called.capitalize()} '{name}'", cls, params, f"{what}_kwargs")
+    cls = find(what.replace("_", " "), known, name)
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        raise ValueError(f"'{name}' is not a subclass of {base.__module__.removesuffix('.base')}.{base.__name__}.")
     if name in known:
         _check_types(name, cls, params)
+    return construct(what.replace("_", " "), cls, name, params, f"{what}_kwargs")
+
+
+def find(what: str, known: Mapping[str, Any], name: str, more: str = "") -> Any:
+    """What is registered as `name` in `known`, or stands at ``module:name``, for which TRL also writes ``module.name``.
+
+    Raises:
+        ValueError: there is none; the message calls it a `what`, and ends with `more`.
+    """
+    if name in known:
+        return known[name]
+    if ":" in name or "." in name:
+        return import_object(name, what)
+    near = did_you_mean(name, known)
+    raise ValueError(f"Unknown {what} '{name}'.{near} Known: {', '.join(known)}; your own is 'module:name'{more}.")
+
+
+def construct(what: str, found: Any, name: str, params: Mapping[str, Any], key: str) -> Any:
+    """An object of the class `found`, built with `params`; any other object as it is.
+
+    Args:
+        what: what it is called in messages.
+        found: what `find` has found.
+        name: as it was asked for.
+        params: of its ``__init__``.
+        key: the recipe's key for them.
+
+    Raises:
+        ValueError: unknown or missing parameters, some that the class refuses, or parameters of a function.
+    """
+    if not callable(found):
+        raise ValueError(f"'{name}' is {kind_of(found)}, not a function.")
+    if not isinstance(found, type):
+        if params:
+            raise ValueError(f"{key}: '{name}' is {kind_of(found)}, which has no parameters to set; a class has.")
+        return found
+    _check_names(f"{what.capitalize()} '{name}'", found, params, key)
     try:
-        return cls(**params)
+        return found(**params)
     except TypeError as error:
-        raise ValueError(f"{what}_kwargs {dict(params)} do not fit '{name}': {error}.") from error
+        raise ValueError(f"{key} {dict(params)} do not fit '{name}': {error}.") from error
 
 
 def name_of(known: Mapping[str, type], built: object) -> str:

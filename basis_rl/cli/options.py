@@ -175,8 +175,10 @@ def sweep_parser(result: argparse.ArgumentParser) -> None:
     several values make several runs: --learning_rate 1e-4,3e-4.
     """
     result.add_argument("recipe", metavar="RECIPE", help="The recipe that all runs share.")
-    result.add_argument("--baselines", required=True, help="The baselines, as NAME[:KEY=VALUE]...,NAME...")
-    result.add_argument("--seeds", default="0", help="The seeds, separated by commas. The default is 0.")
+    result.add_argument(
+        "--baselines", nargs="+", required=True, help="The baselines, as NAME[:KEY=VALUE]..., with commas or blanks."
+    )
+    result.add_argument("--seeds", nargs="+", default=["0"], help="The seeds: 0,1,2. The default is 0.")
     result.add_argument("--budget", type=float, help="Rollouts per run. The default is that of the recipe.")
     result.add_argument(
         "--num_generations",

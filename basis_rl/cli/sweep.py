@@ -42,8 +42,8 @@ def main(argv: Sequence[str]) -> int:
     with several(launcher_processes(options.launcher)):
         runs = plan(
             options.recipe,
-            [name for name in options.baselines.split(",") if name],
-            parse_seeds(options.seeds),
+            [name for word in options.baselines for name in word.split(",") if name],
+            parse_seeds(",".join(options.seeds)),
             options.output_dir,
             overrides=overrides,
             budget=None if options.budget is None else int(options.budget),

@@ -128,7 +128,7 @@ class Job:
         run, args, name = self.recipe.run, self.recipe.args, str(self.recipe.model.model_name_or_path)
         log = self.shards.folder / f"vllm-{self.shard[0]:05d}.log"
         options = server_options(self.recipe, 0, log) if run.values_serve else None
-        with addresses(_urls(run.values_servers), options) as urls:
+        with addresses(run.values_servers or [], options) as urls:
             if not urls:
                 settings = {"trust_remote_code": args.trust_remote_code, **model_init_kwargs(self.recipe)}
                 model = load_model(name, use_cpu=args.use_cpu, **settings)
@@ -204,11 +204,6 @@ def _check_hub(repo_id: str | None, token: str | None) -> None:
         raise ValueError(f"values_push_to_hub must be the id of a dataset repository, `owner/name`, got '{repo_id}'.")
     if not (token or get_token()):
         raise ValueError("values_push_to_hub needs a token of the Hub: `hf auth login`, or HF_TOKEN.")
-
-
-def _urls(text: str | Sequence[str] | None) -> list[str]:
-    parts = text.split(",") if isinstance(text, str) else text or []
-    return [part.strip() for part in parts if part.strip()]
 
 
 def _shard(text: str | None) -> tuple[int, int]:

@@ -32,8 +32,8 @@ class EvalArguments:
         None, "The folder of another evaluation, for a paired comparison with it, with p-values."
     )
     backend: str = option("transformers", "transformers (in this process) or vllm.")
-    vllm_urls: str | None = option(
-        None, "Servers that are already running, separated by commas. By default one is started, and stopped."
+    vllm_urls: list[str] | None = option(
+        None, "The URLs of servers that are already running. By default one is started, and stopped."
     )
     vllm_args: str = option("", "Further arguments of vLLM for the server that is started.")
     request_timeout: float | None = option(
@@ -93,7 +93,8 @@ class EvalArguments:
     @property
     def urls(self) -> list[str]:
         """Servers that run already."""
-        return [url for url in (self.vllm_urls or "").split(",") if url]
+        given = [self.vllm_urls] if isinstance(self.vllm_urls, str) else self.vllm_urls or []
+        return [url for word in given for url in word.split(",") if url]
 
     @property
     def data(self) -> DataArguments:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from basis_rl.functional.objectives import AGGREGATIONS, Aggregation
-from basis_rl.names import did_you_mean, import_object
 from basis_rl.objectives.base import LossInputs, LossOutputs, LossSettings, Objective, TrlObjective, objective
 from basis_rl.objectives.gpg import gpg
 from basis_rl.objectives.gspo import gspo_token
+from basis_rl.registry import find
 
 __all__ = [
     "AGGREGATIONS",
@@ -62,14 +62,7 @@ def build_objective(objective: str | AnyObjective | Callable[..., Any]) -> AnyOb
     """
     found: Any = objective
     if isinstance(objective, str):
-        if objective in OBJECTIVES:
-            return OBJECTIVES[objective]
-        if ":" not in objective:
-            hint = did_you_mean(objective, OBJECTIVES)
-            raise ValueError(
-                f"Unknown objective '{objective}'.{hint} Known: {', '.join(OBJECTIVES)}; your own is 'module:function'."
-            )
-        found = import_object(objective, "objective")
+        found = find("objective", OBJECTIVES, objective)
     if isinstance(found, (Objective, TrlObjective)):
         return found
     name = objective if isinstance(objective, str) else getattr(objective, "__name__", repr(objective))

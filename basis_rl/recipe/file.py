@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import re
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any, NoReturn
@@ -49,7 +51,7 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
     set_environment(words.config)
     check_keys(words, {action.dest for action in keys._actions} - {"help"}, keys.flags())
     config = {k: v for k, v in words.config.items() if k != "env"}
-    arguments = words.arguments
+    arguments = split_lists(words.arguments, keys)
     serve = {**config, **peek(arguments, ["serve"])[0]}.get("serve", False)
     # A server is started in order to generate with it.
     if str(serve).lower() in ("true", "t", "yes", "y", "1"):
@@ -75,15 +77,33 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
     return Recipe(run=run, data=data, model=model, args=args, resolved=resolved, argv=list(argv), notes=notes)
 
 
+def split_lists(arguments: Sequence[str], keys: argparse.ArgumentParser) -> list[str]:
+    """Words of the command line in which ``--key a,b`` of a list is ``--key a b``."""
+    lists = {flag for action in keys._actions if action.nargs in ("+", "*") for flag in action.option_strings}
+    found: list[str] = []
+    inside = False
+    for word in arguments:
+        if word.startswith("--"):
+            flag, equals, value = word.partition("=")
+            inside = flag in lists
+            found += [flag, *listed(value)] if inside and equals else [word]
+        else:
+            found += listed(word) if inside else [word]
+    return found
+
+
+def listed(word: str) -> list[str]:
+    """``a,b`` as a list; what has other signs in it, such as a regular expression, is one word."""
+    return word.strip(",").split(",") if re.fullmatch(r"[\w.:/@+=,-]+", word) else [word]
+
+
 def _take_lists(run: RunArguments, config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Make lists of what may also be one word, and translate TRL's names of rewards, in `run` and in `config`."""
-    if isinstance(run.reward_funcs, str):
-        run.reward_funcs = [run.reward_funcs]
-    if isinstance(run.tools, str):
-        run.tools = [run.tools]
-    if run.eval_benchmarks:
-        words = [run.eval_benchmarks] if isinstance(run.eval_benchmarks, str) else run.eval_benchmarks
-        run.eval_benchmarks = [name for word in words for name in word.split(",") if name]
+    for key in ("reward_funcs", "tools", "eval_benchmarks", "values_servers"):
+        given = getattr(run, key)
+        if given:
+            words = [given] if isinstance(given, str) else given
+            setattr(run, key, [name for word in words for name in listed(word)])
     run.reward_funcs, parameters, notes = translate_rewards(run.reward_funcs)
     if notes:
         config = {**config, "reward_funcs": run.reward_funcs}

@@ -34,7 +34,7 @@ class RunArguments:
     reward_funcs: list[str] = option(
         None,
         f"The reward functions: any of {', '.join(REWARDS)}; a function of your own in TRL's form "
-        "(my_lib.rewards.mine); or one that scores one rollout per call, in processes with limits of time and memory "
+        "(my_lib.rewards:mine); or one that scores one rollout per call, in processes with limits of time and memory "
         "(pool:my_lib.rewards:mine). reward_weights holds their weights.",
         factory=lambda: ["math_verify"],
     )
@@ -44,7 +44,7 @@ class RunArguments:
         "4096}}. With a single reward function its parameters may stand alone: {timeout: 5}.",
     )
     tools: list[str] | None = option(
-        None, "The tools that the model may call: python, calculator, or the dotted path of a function."
+        None, "The tools that the model may call: python, calculator, or module:name for one of your own."
     )
     tool_kwargs: dict[str, Any] | None = option(
         None, "The parameters of the tools, as a mapping by their names: {python: {timeout: 5}}."
@@ -76,9 +76,7 @@ class RunArguments:
         "For `basis-rl values`: the folder of the value table. The default is `values` of baseline_kwargs, or "
         "output_dir with `-values` behind it.",
     )
-    values_servers: str | None = option(
-        None, "For `basis-rl values`: the URLs of vLLM servers to sample from, separated by commas."
-    )
+    values_servers: list[str] | None = option(None, "For `basis-rl values`: the URLs of vLLM servers to sample from.")
     values_serve: bool = option(
         False, "For `basis-rl values`: starts a vLLM server for it (see serve_devices and serve_args)."
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from basis_rl.baselines import Baseline, build_baseline
-from basis_rl.names import did_you_mean, import_object
+from basis_rl.names import did_you_mean
 from basis_rl.recipe.keys import Recipe, RunArguments
-from basis_rl.rewards.registry import POOL, build_reward, split_params
+from basis_rl.registry import construct, find
+from basis_rl.rewards.registry import build_reward, split_params
 from basis_rl.tools import TOOLS
 
 
@@ -26,29 +27,10 @@ def build_rewards(recipe: Recipe) -> list[Any]:
         )
     params = split_params(names, recipe.run.reward_kwargs or {})
     known: dict[str, Any] = {"max_completion_length": recipe.args.max_completion_length}
-    rewards = []
-    for name in names:
-        if "." in name and not name.startswith(POOL):
-            found = import_object(name, "reward function")
-            rewards.append(_built(found, params[name], "reward_kwargs", name))
-        else:
-            asked = {"answer_in": "auto"} if name == "math_verify" else {}
-            rewards.append(build_reward(name, params[name], known | asked))
-    return rewards
-
-
-def _built(found: Any, params: dict[str, Any], key: str, name: str) -> Any:
-    """An object of a class, built with `params`, which `key` of the recipe has; a function as it is."""
-    if not isinstance(found, type):
-        if not callable(found):
-            raise ValueError(f"'{name}' is a {type(found).__name__}, not a function.")
-        if params:
-            raise ValueError(f"{key}: '{name}' is a function, which has no parameters to set; a class has.")
-        return found
-    try:
-        return found(**params)
-    except TypeError as error:
-        raise ValueError(f"{key} {params} do not fit '{name}': {error}.") from error
+    return [
+        build_reward(name, params[name], known | ({"answer_in": "auto"} if name == "math_verify" else {}))
+        for name in names
+    ]
 
 
 def build_tools(run: RunArguments) -> list[Any]:
@@ -62,18 +44,7 @@ def build_tools(run: RunArguments) -> list[Any]:
     for name in kwargs:
         if name not in names:
             raise ValueError(f"tool_kwargs: '{name}' is not among the tools {names}.{did_you_mean(name, names)}")
-    tools: list[Any] = []
-    for name in names:
-        if name in TOOLS:
-            tool: Any = TOOLS[name]
-        elif "." in name:
-            tool = import_object(name, "tool")
-        else:
-            raise ValueError(
-                f"Unknown tool '{name}'.{did_you_mean(name, TOOLS)} Take {', '.join(TOOLS)} or a dotted path."
-            )
-        tools.append(_built(tool, kwargs.get(name) or {}, "tool_kwargs", name))
-    return tools
+    return [construct("tool", find("tool", TOOLS, name), name, kwargs.get(name) or {}, "tool_kwargs") for name in names]
 
 
 def build_recipe_baseline(run: RunArguments) -> Baseline:

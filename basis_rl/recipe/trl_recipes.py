@@ -35,7 +35,7 @@ def from_trl(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if result.pop("reward_model_name_or_path", None):
         raise ValueError(
             "reward_model_name_or_path: basis-rl trains with verifiable rewards and loads no reward model. Give a "
-            "function of your own: reward_funcs: [my_lib.rewards.mine]."
+            "function of your own: reward_funcs: [my_lib.rewards:mine]."
         )
     _take_datasets(result, notes)
     _take_scale(result, notes)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from basis_rl.names import did_you_mean
+from basis_rl.registry import construct, find
 from basis_rl.rewards.choice import ChoiceReward
 from basis_rl.rewards.code.reward import CodeReward
 from basis_rl.rewards.exact import ExactReward
@@ -18,6 +19,8 @@ from basis_rl.rewards.math.reward import MathVerifyReward
 from basis_rl.rewards.overlong import OverlongReward
 
 POOL = "pool:"
+_WHAT = "reward function"
+_KEY = "reward_kwargs"
 REWARDS: dict[str, type] = {
     "math_verify": MathVerifyReward,
     "choice": ChoiceReward,
@@ -30,37 +33,25 @@ REWARDS: dict[str, type] = {
 
 
 def build_reward(name: str, params: Mapping[str, Any], known: Mapping[str, Any] | None = None) -> Any:
-    """The registered reward `name`, or with ``pool:module:function`` the `FunctionReward` of that function.
+    """The reward by its registered name, as ``module:name`` (your own, in TRL's form), or with ``pool:module:function``
+    the `FunctionReward` of that function.
 
     Args:
         name: of the reward.
         params: of its class.
-        known: what the run knows (``max_completion_length``); taken for parameters of these names that are not given.
+        known: what the run knows (``max_completion_length``); taken for parameters of registered rewards that have
+            these names and are not given.
 
     Raises:
         ValueError: unknown name, unknown or missing parameter, or one that the reward refuses.
     """
-    if not name.startswith(POOL) and name not in REWARDS:
-        raise ValueError(
-            f"Unknown reward function '{name}'.{did_you_mean(name, REWARDS)} Known: {', '.join(REWARDS)}. "
-            "Others are dotted paths: my_lib.rewards.mine (in TRL's form), or pool:my_lib.rewards:mine (one rollout "
-            "per call)."
-        )
-    cls = FunctionReward if name.startswith(POOL) else REWARDS[name]
-    signature = inspect.signature(cls).parameters
-    own = [key for key in signature if cls is not FunctionReward or key != "function"]
-    for key in params:
-        if key not in own:
-            raise ValueError(f"reward_kwargs: {name} has no '{key}'.{did_you_mean(key, own)} It has: {', '.join(own)}.")
-    given = {key: value for key, value in (known or {}).items() if key in own}
-    given |= {"function": name.removeprefix(POOL)} if cls is FunctionReward else {}
-    missing = [k for k in own if signature[k].default is inspect.Parameter.empty and k not in {**given, **params}]
-    if missing:
-        raise ValueError(f"reward_kwargs: {name} needs '{missing[0]}'.")
-    try:
-        return cls(**{**given, **params})
-    except TypeError as error:
-        raise ValueError(f"reward_kwargs {dict(params)} do not fit {name}: {error}.") from error
+    if name.startswith(POOL):
+        return construct(_WHAT, FunctionReward, name, {"function": name.removeprefix(POOL), **params}, _KEY)
+    found = find(_WHAT, REWARDS, name, ", or 'pool:module:name' for one that scores one rollout per call")
+    if name in REWARDS:
+        own = inspect.signature(found).parameters
+        params = {**{key: value for key, value in (known or {}).items() if key in own}, **params}
+    return construct(_WHAT, found, name, params, _KEY)
 
 
 def split_params(names: Sequence[str], params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -35,10 +35,10 @@ from basis_rl.baselines import (
 from basis_rl.data import problem_text
 from basis_rl.engine import Sampling
 from basis_rl.engine.template_day import template_day, use_day
-from basis_rl.names import import_object, kind_of
+from basis_rl.names import kind_of
 from basis_rl.objectives import OBJECTIVES, AnyObjective, TrlObjective, for_token_advantages, objective_name
 from basis_rl.rewards.base import GoldChecker, declared_range, read_columns, required_columns
-from basis_rl.rewards.registry import POOL, REWARDS, build_reward
+from basis_rl.rewards.registry import REWARDS, build_reward
 from basis_rl.run.ranks import asked_processes, on_main_process
 from basis_rl.samplers import SAMPLERS, PromptSampler, build_sampler, sampler_name
 from basis_rl.trainer.config import BasisConfig, with_objective
@@ -810,7 +810,7 @@ def as_sampler(sampler: str | PromptSampler) -> PromptSampler:
 
 
 def as_rewards(reward_funcs: Any, args: BasisConfig) -> list[Any]:
-    """The reward functions as a list; registered names and ``pool:module:function`` are built, dotted paths imported.
+    """The reward functions as a list; names, those with a module too, are built by `build_reward`.
 
     What is neither, such as a Hub id with a slash, is a reward model, as in TRL.
 
@@ -829,8 +829,6 @@ def _as_reward(given: Any, args: BasisConfig) -> Any:
         return given
     if "/" in given or Path(given).is_dir():
         return given
-    if "." in given and not given.startswith(POOL):
-        return import_object(given, "reward function")
     return build_reward(given, {}, {"max_completion_length": args.max_completion_length})
 
 

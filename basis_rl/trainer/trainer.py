@@ -127,7 +127,7 @@ class BasisTrainer(GRPOTrainer):
     Args:
         model: Hub id, path, or a loaded model, as in TRL.
         reward_funcs: as in TRL; one or several of: a registered name (`basis_rl.rewards.registry.REWARDS`), an object,
-            a function in TRL's form or its dotted path.
+            a function in TRL's form, or ``module:name``.
         args: a `BasisConfig`.
         train_dataset: a `Dataset` or a list of dictionaries, with the columns ``prompt`` (unless an
             `environment_factory` makes the prompts), those that the reward functions read, and optionally

@@ -23,6 +23,7 @@ from basis_rl.recipe.build import (
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.objects import build_recipe_baseline, build_rewards, build_tools
 from basis_rl.recipe.words import parse_yaml, split_path
+from basis_rl.trainer.plan import as_baseline, as_rewards
 from tests.support.tiny import tiny_tokenizer
 
 
@@ -129,7 +130,7 @@ def test_rewards_of_ones_own(parsed):
         build_rewards(parsed(reward_funcs=names, reward_weights=[1.0]))
     with pytest.raises(ValueError, match="is a function, which has no parameters to set"):
         build_rewards(parsed(reward_kwargs={"scale": 3.0}))
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="has no parameter 'scales'"):
         build_rewards(parsed(reward_funcs=[f"{HERE}.Graded"], reward_kwargs={"scales": 3.0}))
     with pytest.raises(ValueError, match="is a str, not a function"):
         build_rewards(parsed(reward_funcs=[f"{HERE}.HERE"]))
@@ -152,6 +153,32 @@ def test_tools_of_ones_own(parsed):
         build_tools(parsed(tools=["pyton"]).run)
     with pytest.raises(ValueError, match="which has no parameters"):
         build_tools(parsed(tools=[plain], tool_kwargs={plain: {"times": 1}}).run)
+
+
+@pytest.mark.parametrize("path", ["a.b:C", "a.b.C"])
+def test_one_syntax_names_what_is_ones_own(path, parsed):
+    name = path.replace("a.b", HERE).replace("C", "{}")
+    found = parsed(reward_funcs=[name.format("Graded")], reward_kwargs={"scale": 3.0}, tools=[name.format("counted")])
+    assert build_rewards(found)[0](["x"]) == [3.0]
+    assert build_tools(found.run)[0]("abc") == "3"
+    (reward,) = as_rewards(name.format("Graded"), found.args)
+    assert reward.scale == 1.0
+    assert as_baseline(name.format("Weighted")).weight == 1.0
+
+
+def test_lists_have_commas_or_blanks(tmp_path, tiny_path):
+    path = tmp_path / "r.yaml"
+    settings = {"model_name_or_path": str(tiny_path), "dataset_name": "x", "output_dir": str(tmp_path)}
+    path.write_text(yaml.safe_dump({**settings, "use_cpu": True, "bf16": False}))
+    for words in (["a,b"], ["a", "b"], ["a,", "b"]):
+        given = ["--reward_funcs", *words, "--reward_weights", "1.0,0.5", "--values_servers=http://a:1,http://b:2"]
+        found = parse_recipe([str(path), *given])
+        assert found.run.reward_funcs == ["a", "b"]
+        assert found.args.reward_weights == [1.0, 0.5]
+        assert found.run.values_servers == ["http://a:1", "http://b:2"]
+        assert found.resolved["reward_funcs"] == ["a", "b"]
+    text = r"^(?!.*head).{1,2}_proj$"
+    assert parse_recipe([str(path), "--lora_target_modules", text]).model.lora_target_modules in (text, [text])
 
 
 def test_single_names_are_lists(parsed):

@@ -76,12 +76,12 @@ def test_procedural_problems_come_with_what_their_scorer_needs(tmp_path):
         ("reward_funcs: [format, exact]\nreward_weights: [1]", "reward_weights has 1 entries for the 2 reward_funcs"),
         ("reward_funcs: [format, exact]\nreward_kwargs: {form: box}", "'form' is none of .*mean 'format'"),
         ("reward_funcs: [format, exact]\nreward_kwargs: {format: box}", "parameters of 'format' must be a mapping"),
-        ("reward_funcs: [format, exact]\nreward_kwargs: {format: {frm: a}}", "no 'frm'. Did you mean 'form'"),
-        (f"reward_funcs: ['pool:{MINE}:right']\nreward_kwargs: {{time: 3}}", "no 'time'.*It has: num_workers"),
+        ("reward_funcs: [format, exact]\nreward_kwargs: {format: {frm: a}}", "no parameter 'frm'. Did you mean 'form'"),
+        (f"reward_funcs: ['pool:{MINE}:right']\nreward_kwargs: {{time: 3}}", "no parameter 'time'.*num_workers"),
         (f"reward_funcs: [{MINE}.gone]", "cannot be imported"),
-        (f"reward_funcs: [{MINE}.NUMBER]", "is a int, not a function"),
+        (f"reward_funcs: [{MINE}.NUMBER]", "is an int, not a function"),
         (f"reward_funcs: [{MINE}.in_trl_form]\nreward_kwargs: {{a: 1}}", "is a function, which has no parameters"),
-        (f"reward_funcs: [{MINE}.Scaled]\nreward_kwargs: {{factr: 1}}", "do not fit 'tests"),
+        (f"reward_funcs: [{MINE}.Scaled]\nreward_kwargs: {{factr: 1}}", "no parameter 'factr'. Did you mean 'factor'"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_one_clear_message(tmp_path, text, message):
@@ -100,7 +100,7 @@ def test_parameters_are_sorted_to_their_rewards():
 
 
 def test_a_needed_parameter_that_nobody_knows():
-    with pytest.raises(ValueError, match="overlong needs 'max_completion_length'"):
+    with pytest.raises(ValueError, match="'overlong' needs the parameter 'max_completion_length'"):
         build_reward("overlong", {})
 
 
