@@ -101,6 +101,7 @@ class ProgressLines(TrainerCallback):
         try:
             self._plot(state.log_history, Path(args.output_dir) / PLOT, title=Path(args.output_dir).name)
         except Exception:
+            check_place(Path(args.output_dir))
             _logger.warning("The plot of the run could not be drawn; the run is not affected.", exc_info=True)
 
     def _print_row(self, state: TrainerState, logs: Mapping[str, Any]) -> None:

@@ -33,6 +33,7 @@ from basis_rl.run.progress import PLOT
 from basis_rl.run.ranks import on_main_process
 from basis_rl.run.record import Artefact, License, RunInfo, is_hub_id, save_run_info
 from basis_rl.run.redact import public_path, redact
+from basis_rl.run.run_lock import check_place
 from basis_rl.samplers import PromptSampler, sampler_name
 from basis_rl.trainer.config import BasisConfig, changed_settings
 from basis_rl.values import ValueTable
@@ -96,7 +97,8 @@ class Publisher:
         return self.hub.repo_id
 
     def write_card(self, info: Callable[[], RunInfo], log: Sequence[Mapping[str, Any]]) -> None:
-        """Write ``run.json`` and the model card; before a push, a plot of the `log` as well. A failure is a warning."""
+        """Write ``run.json`` and the model card; before a push, a plot of the `log` as well. A failure is a warning,
+        unless the folder is gone (`FolderLost`)."""
         try:
             known = info()
             save_run_info(known, self.folder)
@@ -104,6 +106,7 @@ class Publisher:
                 plot_training(log, self.folder / PLOT, title=known.model_name)
             write_card(known, self.folder)
         except Exception:
+            check_place(self.folder)
             _logger.warning("The model card could not be written; the run continues.", exc_info=True)
 
     def is_due(self, is_last: bool) -> bool:

@@ -175,6 +175,28 @@ def test_a_checkpoint_whose_folder_is_removed_while_it_is_written_is_none(tmp_pa
     assert checkpoint.newest(tmp_path / "moved").name == "checkpoint-2"
 
 
+@pytest.mark.parametrize(
+    "writer",
+    [
+        "basis_rl.trainer.publish.save_run_info",
+        "basis_rl.trainer.publish.write_card",
+        "basis_rl.trainer.trainer.plot_training",
+    ],
+)
+def test_a_card_or_plot_of_a_folder_that_is_removed_is_no_warning(writer, tmp_path, monkeypatch, caplog):
+    output = tmp_path / "run"
+
+    def moved(*given, **named):
+        output.rename(tmp_path / "moved")
+        raise FileNotFoundError("what was to be written")
+
+    monkeypatch.setattr(writer, moved)
+    trainer = build(output, None, max_steps=6, save_strategy="steps", save_steps=2)
+    with pytest.raises(FolderLost, match="was removed or renamed"):
+        trainer.train()
+    assert "could not be" not in caplog.text
+
+
 def test_a_line_after_one_that_was_cut_off_is_one_of_its_own(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "rew')
