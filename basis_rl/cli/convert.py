@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     for path in evaluations:
         convert_evaluation(path)
     if of_run or kinds:
-        problems = None if options.own_ids else Problems.of(_recipe(folder, options.recipe))
+        problems = None if options.own_ids else IdMap.of(_recipe(folder, options.recipe))
         for kind in kinds:
             convert_artefact(folder, kind, problems)
         for path in of_run:
@@ -78,7 +78,7 @@ def _recipe(folder: Path, given: str | None) -> Recipe:
 
 
 @dataclass(frozen=True)
-class Problems:
+class IdMap:
     """The problems of a recipe by their ids.
 
     Attributes:
@@ -92,7 +92,7 @@ class Problems:
     new: dict[str, str]
 
     @classmethod
-    def of(cls, recipe: Recipe) -> Problems:
+    def of(cls, recipe: Recipe) -> IdMap:
         """Those of all rows, whatever the recipe holds out."""
         bare = replace(recipe.data, prompt_template="{prompt}", system_prompt=None, test_fraction=0.0)
         rows = _rows(replace(recipe, data=replace(bare, max_train_samples=None)))
@@ -111,7 +111,7 @@ def _rows(recipe: Recipe) -> Any:
     return load_training_data(recipe, texts)
 
 
-def convert_artefact(folder: Path, kind: Kind, problems: Problems | None) -> None:
+def convert_artefact(folder: Path, kind: Kind, problems: IdMap | None) -> None:
     """Rename the prompts of a value table or codebook.
 
     Raises:
@@ -139,7 +139,7 @@ def convert_artefact(folder: Path, kind: Kind, problems: Problems | None) -> Non
     print(f"Converted the {kind.what} {folder}.")
 
 
-def convert_checkpoint(folder: Path, problems: Problems | None) -> None:
+def convert_checkpoint(folder: Path, problems: IdMap | None) -> None:
     """Rename the prompts in the states of a checkpoint: beliefs, draws, batches that are not learnt from yet.
 
     Raises:

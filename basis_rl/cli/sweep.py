@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
             budget=None if options.budget is None else int(options.budget),
             num_generations=None if generations is None else int(generations),
         )
-        waiting = [run for run in runs if not is_finished(run)]
+        waiting = [run for run in runs if not has_finished(run)]
         print(overview(runs, waiting), flush=True)
         check_all(waiting)
     sweep = Sweep([*launcher, "-m", "basis_rl", "train"], waiting)
@@ -93,7 +93,7 @@ def overview(runs: Sequence[Planned], waiting: Sequence[Planned]) -> str:
     return "\n".join(lines)
 
 
-def is_finished(run: Planned) -> bool:
+def has_finished(run: Planned) -> bool:
     """Whether its folder holds this very run, trained to the end.
 
     Raises:

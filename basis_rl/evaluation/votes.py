@@ -17,7 +17,7 @@ _WORDS = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s*\{([^{}]*)\}")
 _MOST_FORMS = 16
 
 
-def normal_form(answer: str) -> str:
+def vote_form(answer: str) -> str:
     r"""An answer without what does not change it: white space, ``\left``, ``$``, ``\text{}``; numerals by value."""
     value = plain_number(answer)
     if value is not None:
@@ -31,7 +31,7 @@ def count_votes(
 ) -> Tensor:
     """Numbers of the answers, equal ones of a problem by the same number, -1 for none. ``(P, n)`` int64.
 
-    Two answers are the same if their `normal_form` is, or if `equivalent` says so of the two forms; right answers and
+    Two answers are the same if their `vote_form` is, or if `equivalent` says so of the two forms; right answers and
     wrong ones are grouped by this one rule. Of a problem's forms the 16 most frequent are compared with each other (two
     numerals of different form differ), the others stand alone.
 
@@ -39,7 +39,7 @@ def count_votes(
         answers: ``P`` problems with n answers each, None where there is none.
         equivalent: whether the two of each pair are the same answer.
     """
-    forms = [[None if a is None or not a.strip() else normal_form(a) for a in row] for row in answers]
+    forms = [[None if a is None or not a.strip() else vote_form(a) for a in row] for row in answers]
     written = {f: a for row, raw in zip(forms, answers, strict=True) for f, a in zip(row, raw, strict=True) if f and a}
     frequent = [[form for form, _ in Counter(filter(None, row)).most_common(_MOST_FORMS)] for row in forms]
     pairs = [

@@ -9,7 +9,7 @@ from basis_rl.samplers.base import Draw, PromptSampler, ValueBelief, WeightedSam
 from basis_rl.samplers.dynamic import DRAWING, Dynamic
 from basis_rl.samplers.thompson import Thompson
 from basis_rl.samplers.uniform import Uniform
-from basis_rl.samplers.weighted import DropSolved, Frontier, Spo, Variance
+from basis_rl.samplers.weighted import DropSolved, Frontier, SpoWeights, Variance
 
 __all__ = [
     "SAMPLERS",
@@ -18,7 +18,7 @@ __all__ = [
     "Dynamic",
     "Frontier",
     "PromptSampler",
-    "Spo",
+    "SpoWeights",
     "Thompson",
     "Uniform",
     "ValueBelief",

@@ -12,14 +12,14 @@ from basis_rl.registry import build
 from basis_rl.samplers.base import Draw, PromptSampler, ValueBelief
 from basis_rl.samplers.thompson import Thompson
 from basis_rl.samplers.uniform import Uniform
-from basis_rl.samplers.weighted import DropSolved, Frontier, Spo, Variance
+from basis_rl.samplers.weighted import DropSolved, Frontier, SpoWeights, Variance
 
 # What draws the prompts whose groups may be drawn again.
 DRAWING: dict[str, type[PromptSampler]] = {
     "uniform": Uniform,
     "variance": Variance,
     "frontier": Frontier,
-    "spo": Spo,
+    "spo": SpoWeights,
     "thompson": Thompson,
     "drop_solved": DropSolved,
 }

@@ -81,7 +81,7 @@ class Frontier(_ByValue):
         return (1.0 - mean) ** self.hard * mean**self.easy
 
 
-class Spo(_ByValue):
+class SpoWeights(_ByValue):
     """``w_i = sqrt(V_i (1 - V_i)) + 0.05``, the weights of SPO (Xu and Ding 2025, arXiv 2509.13232)."""
 
     def __init__(

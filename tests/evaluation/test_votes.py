@@ -2,7 +2,7 @@
 
 import pytest
 
-from basis_rl.evaluation.votes import count_votes, normal_form
+from basis_rl.evaluation.votes import count_votes, vote_form
 from basis_rl.rewards import MathVerifyReward
 
 
@@ -22,7 +22,7 @@ def never(pairs):
     ],
 )
 def test_forms_of_one_answer(one, other):
-    assert normal_form(one) == normal_form(other)
+    assert vote_form(one) == vote_form(other)
 
 
 def test_equal_answers_have_equal_numbers_and_none_has_none():

@@ -14,7 +14,7 @@ from basis_rl.samplers import (
     Dynamic,
     Frontier,
     PromptSampler,
-    Spo,
+    SpoWeights,
     Thompson,
     Uniform,
     Variance,
@@ -44,7 +44,7 @@ def test_registered_samplers_keep_the_contract(name):
     [
         lambda: Variance(correct=True),
         lambda: Frontier(hard=2, easy=1, floor=0.005, bonus=0.5),
-        lambda: Spo(bonus=1.0),
+        lambda: SpoWeights(bonus=1.0),
         lambda: Thompson(target=0.0, explore=0.5),
         lambda: DropSolved(solved=0.5, floor=0.5),
         Harder,
@@ -61,7 +61,7 @@ def test_with_other_parameters_too(make):
         (Variance(bonus=2.0), lambda v, variance: v * (1 - v) + 0.01 + 2 * variance**0.5),
         (Frontier(), lambda v, variance: (1 - v) * v**0.5 + 0.02),
         (Frontier(hard=2, easy=1, floor=0.005), lambda v, variance: (1 - v) ** 2 * v + 0.005),
-        (Spo(), lambda v, variance: (v * (1 - v)) ** 0.5 + 0.05),
+        (SpoWeights(), lambda v, variance: (v * (1 - v)) ** 0.5 + 0.05),
         (DropSolved(), lambda v, variance: 1.0 if v <= 0.9 else 0.02),
     ],
 )
