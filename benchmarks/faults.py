@@ -242,7 +242,7 @@ def folder_removed(folder: Path, model: Path, moment: float, expected: Any) -> O
     folder.rename(folder.with_name(f"{folder.name} moved"))
     code, said = run.done(), folder.with_suffix(".log").read_text()
     wrong = code != 70 or "was removed or renamed" not in said or "Traceback" in said
-    wrong = wrong or checkpoint.newest(folder) is not None
+    wrong = wrong or any(checkpoint.is_complete(each) for each in checkpoint.checkpoints(folder))
     # Of a checkpoint that was being written.
     shutil.rmtree(folder, ignore_errors=True)
     folder.with_name(f"{folder.name} moved").rename(folder)
