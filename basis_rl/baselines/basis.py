@@ -94,6 +94,7 @@ class Basis(Baseline):
         self.smoothing = smoothing
         self.epsilon = epsilon
         self.calibration = calibration
+        self.uses_own_reward = calibration != "none"
         self.accept_mismatch = accept_mismatch
         self.betas = beta_grid()
         # (K,) cross-entropy of the rewards so far, older ones count less.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from basis_rl.baselines.base import Baseline, check_state_keys, where_scorable, with_room
 from basis_rl.baselines.reward_range import RewardRange
-from basis_rl.baselines.text_prior import TextPrior
+from basis_rl.baselines.text_prior import NO_TEXTS, TextPrior
 from basis_rl.functional.history import (
     beta_update,
     drift_grid,
@@ -166,7 +166,7 @@ class BasisHistory(Baseline):
         if self.text_prior is not None:
             self.text_prior.know(run.texts)
 
-    def _belief(self, prompt_ids: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
+    def _belief(self, prompt_ids: Sequence[str], texts: Mapping[str, str] = NO_TEXTS) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and variance now, ``(D, N)``, and who has a belief of its own, ``(N,)``. Others have the prior."""
         rows = torch.tensor(list(map(self._row.get, prompt_ids, itertools.repeat(-1))), dtype=torch.long)
         known = rows >= 0
@@ -174,7 +174,7 @@ class BasisHistory(Baseline):
         variance = torch.full_like(mean, self.prior_variance)
         if self.text_prior is not None and not bool(known.all()):
             new = [name for name, own in zip(prompt_ids, known.tolist(), strict=True) if not own]
-            mean[:, ~known], variance[:, ~known] = self.text_prior(new)
+            mean[:, ~known], variance[:, ~known] = self.text_prior(new, texts)
         own = self._table[rows[known]].T
         age = self.step - own[-1]
         mean[:, known] = own[: len(self.drifts)]
@@ -187,7 +187,10 @@ class BasisHistory(Baseline):
         ``x_i ~ N(m_i + s, v_i + u)`` under each drift, s and u being mean and variance of the shift: a mixture over the
         drifts, ``V_i = sum_d w_d E[sigmoid(x_i^(d))]``. A prompt without a belief of its own has the prior.
         """
-        mean, variance, _ = self._belief(prompt_ids)
+        return self._believed(prompt_ids, NO_TEXTS)
+
+    def _believed(self, prompt_ids: Sequence[str], texts: Mapping[str, str]) -> tuple[Tensor, Tensor]:
+        mean, variance, _ = self._belief(prompt_ids, texts)
         weights = self.log_weights.exp()
         mean = mean + self.shift_mean
         common = self.shift_variance + self.shift_drift
@@ -232,23 +235,19 @@ class BasisHistory(Baseline):
         mean, _ = self._learn(mean, variance, values, total - count * values, count.expand_as(values))
         return expected_sigmoid(mean + shift, uncertainty).clamp(self.epsilon, 1 - self.epsilon)
 
-    def _know(self, batch: RolloutBatch) -> None:
-        if self.text_prior is not None and batch.prompt_texts is not None:
-            self.text_prior.know(dict(zip(batch.prompt_ids, batch.prompt_texts, strict=True)))
-
     def advantages(self, batch: RolloutBatch) -> Advantages:
-        self._know(batch)
         if not self.range.known:
             return self.range.until_known(batch)
         rewards = self.range.scaled(batch.rewards)
-        mean, variance, known = self._belief(batch.prompt_ids)
+        texts = _texts(batch)
+        mean, variance, known = self._belief(batch.prompt_ids, texts)
         likelihood = self._log_likelihood(mean, rewards)
         weights = self.log_weights.exp()
         values = weights @ self._values(batch.prompt_ids, rewards, mean, variance, likelihood)
         shift, _ = shift_posterior(likelihood, self._log_prior(), self.shifts)
         baseline = self.range.unscaled(values)
         if self.lcb > 0:
-            lower = baseline - self.lcb * self.believed(batch.prompt_ids)[1].sqrt()
+            lower = baseline - self.lcb * self._believed(batch.prompt_ids, texts)[1].sqrt()
             baseline = lower.clamp(min=self.reward_range[0])
         result = where_scorable(batch, batch.rewards.double().cpu() - baseline)
         metrics = {
@@ -262,7 +261,8 @@ class BasisHistory(Baseline):
         return Advantages(values=result, baseline=baseline, metrics=metrics)
 
     def update(self, batch: RolloutBatch) -> None:
-        self._know(batch)
+        if self.text_prior is not None:
+            self.text_prior.know(_texts(batch))
         widened = self.range.widen(batch.rewards)
         if widened is not None:
             self._rescale(*widened)
@@ -362,3 +362,8 @@ class BasisHistory(Baseline):
         self.shift_variance = float(state["shift_variance"])
         self.step = int(state["step"])
         self.range.ends = state["reward_range"]
+
+
+def _texts(batch: RolloutBatch) -> Mapping[str, str]:
+    """The texts of the batch's prompts, by their ids."""
+    return NO_TEXTS if batch.prompt_texts is None else dict(zip(batch.prompt_ids, batch.prompt_texts, strict=True))

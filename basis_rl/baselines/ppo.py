@@ -93,7 +93,9 @@ class Ppo(LearnedBaseline):
         self.critic_learning_rate = critic_learning_rate or (_MODEL_RATE if critic_model else _HEAD_RATE)
         self.critic_epochs = critic_epochs
         self.critic_warmup_steps = critic_warmup_steps
-        self.whiten_advantages = self.scales = whiten_advantages
+        self.whiten_advantages = whiten_advantages
+        self.scales = whiten_advantages
+        self.uses_own_reward = whiten_advantages
         self.reads_hidden_states = critic_model is None
 
     @property

@@ -12,6 +12,7 @@ from basis_rl.baselines.base import with_room
 from basis_rl.functional.regression import hashed_words, predicted_logits, regression_update
 
 _WIDTH = 128
+NO_TEXTS: Mapping[str, str] = {}
 # What a batch leaves of the certainty of those before it: the policy moves, and not all texts alike.
 _KEEP = 0.999
 
@@ -37,7 +38,7 @@ class TextPrior:
         self._features = torch.zeros((0, _WIDTH), dtype=torch.float16)
 
     def know(self, texts: Mapping[str, str]) -> None:
-        """Take in the texts of prompts, by their ids; needed before they can be asked for."""
+        """Take in the texts of prompts, by their ids; for all calls to come."""
         new = {name: text for name, text in texts.items() if name not in self._row}
         if new:
             known = len(self._row)
@@ -45,9 +46,19 @@ class TextPrior:
             self._features = with_room(self._features, len(self._row))
             self._features[known : len(self._row)] = hashed_words(list(new.values()), _WIDTH).half()
 
-    def __call__(self, prompt_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the logits, ``(P,), (P,)`` float64; of a text that is not known, those of no words."""
-        mean, variance = predicted_logits(self.mean.float(), self.covariance.float(), self._of(prompt_ids))
+    def __call__(self, prompt_ids: Sequence[str], texts: Mapping[str, str] = NO_TEXTS) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the logits, ``(P,), (P,)`` float64.
+
+        Args:
+            prompt_ids: of the prompts.
+            texts: of those that were not taken in; a prompt without a text has mean and variance of no words.
+        """
+        features = self._of(prompt_ids)
+        new = [row for row, name in enumerate(prompt_ids) if name not in self._row and name in texts]
+        if new:
+            # Rounded as what is taken in.
+            features[new] = hashed_words([texts[prompt_ids[row]] for row in new], _WIDTH).half().float()
+        mean, variance = predicted_logits(self.mean.float(), self.covariance.float(), features)
         return mean.double(), variance.double() + self.own
 
     def _of(self, prompt_ids: Sequence[str]) -> Tensor:

@@ -331,14 +331,21 @@ class _Promises:
         batch = self._batch.take(torch.arange(len(self._batch.rewards)).flip(0))
         kept = copy.deepcopy(batch)
         before = saved(self._baseline)
+        believed = self._believed()
         first = _accepted(self._baseline.advantages(batch))
         _not_written(kept, batch, "")
         same = saved(self._baseline) == before
         require(same, "changes its state in `advantages` (state belongs in `update`)")
+        same = all(torch.equal(old, new) for old, new in zip(believed, self._believed(), strict=True))
+        require(same, "changes in `advantages` what it believes (state belongs in `update`)")
         same = _same(first, _advantages(self._baseline, batch), 0.0)
         require(same, "gives other advantages when it is given the same batch again (by chance, or what it keeps)")
         self._baseline.update(batch)
         _not_written(kept, batch, " in `update`")
+
+    def _believed(self) -> tuple[Tensor, ...]:
+        """What it says of the prompts: it may rest on what no `state_dict` has."""
+        return self._baseline.believed(self.ids) if isinstance(self._baseline, ValueBelief) else ()
 
     def row_order(self) -> None:
         order = torch.randperm(len(self._batch.rewards), generator=torch.Generator().manual_seed(1))

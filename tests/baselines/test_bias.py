@@ -37,10 +37,9 @@ def of_one_group(baseline, size):
 class OneBeta(Basis):
     """BASIS with nothing to calibrate: what is left is the claim that the own reward is excluded."""
 
-    uses_own_reward = False
-
     def __init__(self):
         super().__init__(ValueTable.from_rewards({"p0": [0.0, 1.0, 1.0], "p1": [0.0, 1.0]}))
+        self.uses_own_reward = False
         self.betas = torch.tensor([1.0], dtype=torch.float64)
 
 
@@ -55,7 +54,13 @@ def test_a_mean_with_the_own_reward_gives_g_minus_1_of_g(name, group):
 
 
 JAMES_STEIN, SPO = partial(build_baseline, "james_stein"), partial(build_baseline, "spo", normalize=False)
-OF_PROMPTS = [OneBeta, BasisHistory, lambda: BasisHistory(OneBeta().values), SPO]
+OF_PROMPTS = [
+    OneBeta,
+    lambda: Basis(OneBeta().values, calibration="none"),
+    BasisHistory,
+    lambda: BasisHistory(OneBeta().values),
+    SPO,
+]
 
 
 @pytest.mark.parametrize(

@@ -274,6 +274,10 @@ def test_a_prompt_that_was_never_sampled_is_told_by_its_text(known):
     assert told[0] > 0.75 > 0.25 > told[1]
     assert "prompt_texts" in baseline.requires
     assert not BasisHistory().requires
+    if known is None:
+        # Advantages have left nothing behind.
+        assert torch.equal(baseline.believed(new)[0], baseline.believed(["nobody", "no one"])[0])
+        baseline.validate(RunContext(prompts=dict.fromkeys(TEXTS, "x"), provenance={}, texts=TEXTS))
     mean, variance = baseline.believed(new)
     assert mean[0] > 0.75 > 0.25 > mean[1]
     assert variance[0] < BasisHistory(prior="text").believed(new)[1][0]

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from basis_rl.baselines import Baseline, CenterScale, Gdpo, Ppo, Rloo
+from basis_rl.baselines import Baseline, BasisHistory, CenterScale, Gdpo, Ppo, Rloo
 from basis_rl.baselines.base import check_state_keys, scorable_rows
 from basis_rl.conformance import BaselineError, check_baseline
 from basis_rl.types import Advantages
@@ -54,6 +54,13 @@ class WithState(Rloo):
     def load_state_dict(self, state):
         check_state_keys(self, state, ("seen",))
         self.seen = state["seen"]
+
+
+class OfText(BasisHistory):
+    """Starts at the texts of the prompts, correct."""
+
+    def __init__(self):
+        super().__init__(prior="text")
 
 
 def but(kind, **parts):
@@ -249,6 +256,13 @@ def test_what_is_broken_is_told(broken, message):
                 changed=lambda self, values: values,
             ),
             "- finite_state: has a state that turns NaN in `update`: seen",
+        ),
+        (
+            before(
+                OfText,
+                lambda self, batch: self.text_prior.know(dict(zip(batch.prompt_ids, batch.prompt_texts, strict=True))),
+            ),
+            "- no_side_effect: changes in `advantages` what it believes .*$",
         ),
         (before(Rloo, lambda self, batch: batch.prompt_ids.sort()), "- no_side_effect: .* the batch's `prompt_ids`$"),
         (before(Gdpo, lambda self, batch: batch.reward_weights.mul_(2)), "writes into the batch's `reward_weights`$"),

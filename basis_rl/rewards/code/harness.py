@@ -1,6 +1,6 @@
 """The processes of a test, beside the trainer's. A script; imports nothing of basis_rl.
 
-``main PATH`` runs the model's code as a program, ``parse`` says which of some sources is one.
+``parse PATH`` says which of the sources in its standard input is a program.
 
 ``program PATH`` runs the model's code. It reads ``{"name": ..., "args": [...], "kwargs": {...}}``, one a line, and
 answers ``{"value": ...}``, ``{"error": name of an exception, "message": ...}`` or ``{"object": name of a class}``.
@@ -12,8 +12,7 @@ function of the other process: calling it sends the arguments there and returns 
 never sees an expected value, has no object of its own in a comparison, and cannot reach the verdict: a line in the
 standard error of the tests' process, which is a file.
 
-Values travel as text: plain data only, so that reading them runs nothing. Further arguments of the script are folders
-of packages that can be imported.
+Values travel as text: plain data only, so that reading them runs nothing.
 """
 
 from __future__ import annotations
@@ -151,14 +150,6 @@ def run_program(path: str) -> None:
         answers.write(dump(answer))
 
 
-def run_main(path: str) -> None:
-    """Execute the code in a file as a program."""
-    import runpy
-
-    sys.argv[:] = [path]
-    runpy.run_path(path, run_name="__main__")
-
-
 def run_parse(path: str) -> None:
     """Print the index of the first source, of a JSON list in the standard input, that can be a program.
 
@@ -172,22 +163,6 @@ def run_parse(path: str) -> None:
         if any(isinstance(node, (ast.Call, ast.FunctionDef, ast.ClassDef)) for node in nodes):
             print(index)
             return
-
-
-class Packages:
-    """Finds the packages in given folders, and nothing that is beside them."""
-
-    def __init__(self, folders: list[str]) -> None:
-        self.folders = {os.path.basename(folder): folder for folder in folders}
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Of the import system."""
-        if name not in self.folders:
-            return None
-        from importlib.util import spec_from_file_location
-
-        folder = self.folders[name]
-        return spec_from_file_location(name, f"{folder}/__init__.py", submodule_search_locations=[folder])
 
 
 class Unsupported(BaseException):
@@ -469,5 +444,4 @@ def run_source(source: str, entry_point: str | None, remote: Callable[[str], Any
 
 
 if __name__ == "__main__":
-    sys.meta_path.append(Packages(sys.argv[3:]))
-    {"program": run_program, "tests": run_tests, "main": run_main, "parse": run_parse}[sys.argv[1]](sys.argv[2])
+    {"program": run_program, "tests": run_tests, "parse": run_parse}[sys.argv[1]](sys.argv[2])

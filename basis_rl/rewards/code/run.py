@@ -26,6 +26,7 @@ from basis_rl.sandbox.launch import CANNOT_START
 from basis_rl.sandbox.run import Bounds, Finished, end, follow, run, start
 
 Verdict = Literal["pass", "fail", "timeout", "unsupported", "no sandbox", "over budget"]
+_START = str(Path(__file__).with_name("start.py"))
 _HARNESS = str(Path(__file__).with_name("harness.py"))
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/etc/localtime",
            "/usr/share/zoneinfo")  # fmt: skip
@@ -37,7 +38,7 @@ def python(packages: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     real = os.path.realpath(sys.executable)
     base = {"base": sys.base_prefix, "installed_base": sys.base_prefix, "platbase": sys.base_prefix}
     readable = [real, *(sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib"))]
-    readable += [os.path.join(sys.base_prefix, "lib"), *_SYSTEM, _HARNESS]
+    readable += [os.path.join(sys.base_prefix, "lib"), *_SYSTEM, _START, _HARNESS]
     if packages:
         readable += [sys.prefix, *(sysconfig.get_path(name) for name in ("purelib", "platlib"))]
     kept = tuple(dict.fromkeys(path for path in readable if path and os.path.exists(path)))
@@ -92,11 +93,11 @@ class Program:
             ended = self._check({"source": case.given, "entry_point": case.name})
             right = True
         elif case.kind == "stdin":
-            ended, printed = self._run("main", case.given)
+            ended, printed = self._run([], case.given)
             right = ended == "pass" and same_output(printed, case.expected, self.tolerance)
         else:
             request: dict[str, Any] = {"name": case.name, "args": [encode(value) for value in case.given], "kwargs": {}}
-            ended, printed = self._run("program", dump(request))
+            ended, printed = self._run([_HARNESS, "program"], dump(request))
             right = ended == "pass" and same_value(_answer(printed), case.expected, self.tolerance)
         if ended == "timeout" and time.monotonic() >= self.deadline:
             return "over budget"
@@ -104,7 +105,7 @@ class Program:
 
     def _first_program(self, sources: Sequence[str]) -> int:
         """Read by another process, since the parser of Python can be brought down."""
-        _, printed = self._run("parse", json.dumps(sources))
+        _, printed = self._run([_HARNESS, "parse"], json.dumps(sources))
         return int(printed) if printed else 0
 
     def _bounds(self) -> Bounds:
@@ -113,8 +114,8 @@ class Program:
         seconds = min(3 * self.policy.cpu_seconds + 3, self.deadline - time.monotonic())
         return Bounds(seconds=seconds, output_bytes=self.policy.file_bytes, kept_bytes=self.policy.file_bytes)
 
-    def _run(self, mode: str, given: str) -> tuple[Verdict, str]:
-        finished = run(*self._python(mode, self.path), given.encode(errors="replace"), self._bounds())
+    def _run(self, script: Sequence[str], given: str) -> tuple[Verdict, str]:
+        finished = run(*self._python(script, self.path), given.encode(errors="replace"), self._bounds())
         return _verdict(finished), finished.head.decode(errors="replace")
 
     def _check(self, tests: dict[str, Any]) -> Verdict:
@@ -125,9 +126,9 @@ class Program:
             to_tests, answers = os.pipe()
             to_program, requests = os.pipe()
             try:
-                command = self._python("program", self.path)
+                command = self._python([_HARNESS, "program"], self.path)
                 at_the_end.callback(end, start(*command, to_program, answers))
-                command = self._python("tests", path)
+                command = self._python([_HARNESS, "tests"], path)
                 tester = start(*command, to_tests, requests, subprocess.PIPE)
             finally:
                 for descriptor in (to_tests, answers, to_program, requests):
@@ -139,12 +140,12 @@ class Program:
         ended = _verdict(finished)
         return "fail" if ended == "pass" else ended
 
-    def _python(self, mode: str, own: Path) -> tuple[list[str], Policy]:
+    def _python(self, script: Sequence[str], own: Path) -> tuple[list[str], Policy]:
         """The command and its policy; `own` alone it may read: the tests are not the program's, nor it theirs."""
         command, readable = python(self.packages)
         packages = () if self.packages else numpy()
         policy = replace(self.policy, readable=(*readable, *packages, str(own)))
-        return [*command, _HARNESS, mode, str(own), *packages], policy
+        return [*command, _START, ":".join(packages), *script, str(own)], policy
 
 
 def _verdict(finished: Finished) -> Verdict:
