@@ -27,6 +27,7 @@ from basis_rl.run.artefacts import METADATA
 from basis_rl.trainer.plan import Plan, check_kwargs, check_temperature, check_with_model, sampling_of, with_data
 from basis_rl.values import ValueTable
 from basis_rl.values.build import TablePlan, assemble, build_table, use_first_day
+from basis_rl.values.kept import KeptSource, kept_folder
 from basis_rl.values.shards import Shards, begun
 from basis_rl.values.sources import (
     ModelSource,
@@ -74,6 +75,7 @@ class Job:
     shard: tuple[int, int]
     config: Any
     tokenizer: Any
+    kept: KeptSource | None = None
 
     def finished(self) -> ValueTable | None:
         """The table, if an earlier call, or another process, has made the very same."""
@@ -91,7 +93,7 @@ class Job:
             table = table if fingerprints <= table.fingerprints.items() else None
         if table is None or any(table.provenance.get(k) != v for k, v in asked.items()):
             return None
-        self.shards.remove()
+        self._put_away()
         print("This table already exists. To sample it again, delete it or set another seed.")
         return table
 
@@ -104,8 +106,12 @@ class Job:
         with self.shards.merging() as ours:
             if table is not None and ours:
                 table.save(self.output)
-                self.shards.remove()
+                self._put_away()
         return table if ours else self.finished()
+
+    def _put_away(self) -> None:
+        """What the table was made from goes, or stays beside it."""
+        self.shards.remove(keep_as=kept_folder(self.output) if self.plan.keep_rollouts else None)
 
     def push(self, table: ValueTable) -> int:
         """Push it if the recipe says so; the table is saved, whatever comes of this."""
@@ -124,7 +130,10 @@ class Job:
         return 0
 
     @contextmanager
-    def _source(self) -> Iterator[Source]:
+    def _source(self) -> Iterator[Source | KeptSource]:
+        if self.kept is not None:
+            yield self.kept
+            return
         run, args, name = self.recipe.run, self.recipe.args, str(self.recipe.model.model_name_or_path)
         log = self.shards.folder / f"vllm-{self.shard[0]:05d}.log"
         options = server_options(self.recipe, 0, log) if run.values_serve else None
@@ -170,7 +179,8 @@ def prepare(recipe: Recipe) -> Job:
     check_kwargs(run_plan)
     config, tokenizer = load_config_and_tokenizer(recipe.model, args)
     partial = output.with_name(f"{output.name}.partial")
-    use_first_day(begun(partial) or _provenance(output))
+    kept = KeptSource(kept_folder(output), config, tokenizer) if run.values_regrade else None
+    use_first_day(kept.identity if kept is not None else begun(partial) or _provenance(output))
     loaded = load_training_data(recipe, tokenizer, run_plan.reward_funcs)
     run_plan = with_data(run_plan, loaded, processing_class=tokenizer)
     check_with_model(run_plan, config)
@@ -183,11 +193,14 @@ def prepare(recipe: Recipe) -> Job:
         seed=args.seed,
         reward_weights=args.reward_weights,
         chat_template_kwargs=args.chat_template_kwargs,
+        keep_rollouts=run.values_keep_rollouts and kept is None,
     )
     served = run.values_serve or run.values_servers
     sampler = ServerSource.name if served else ModelSource.name_for(run.values_batch_size)
-    shards = Shards(partial, plan.identity(config, tokenizer, sampler))
-    return Job(recipe, plan, output, shards, shard, config, tokenizer)
+    identity = plan.identity(config, tokenizer, sampler if kept is None else kept.name)
+    if kept is not None:
+        kept.check(identity)
+    return Job(recipe, plan, output, Shards(partial, identity), shard, config, tokenizer, kept)
 
 
 def _provenance(folder: Path) -> dict[str, Any]:

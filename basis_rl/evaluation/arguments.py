@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from basis_rl.data import DataArguments
 from basis_rl.names import option
+from basis_rl.rewards.math.places import MathAnswerIn
 
 MOST_NEW_TOKENS = 32_768
 
@@ -52,6 +53,11 @@ class EvalArguments:
         DataArguments.prompt_template, "What the model is asked. `{prompt}` stands for the problem."
     )
     system_prompt: str | None = option(None, "The system message of the conversation.")
+    answer_in: str = option(
+        "auto",
+        f"Where the answer of a rollout is: {', '.join(get_args(MathAnswerIn))}. `auto` is a box, or anywhere if no "
+        "prompt asks for one.",
+    )
     chat_template_kwargs: str = option("{}", "For the chat template, as JSON: '{\"enable_thinking\": false}'.")
     limit: int | None = option(None, "The number of problems that are used of each benchmark, from its start.")
     on_invalid_gold: str = option("error", "What to do with problems whose gold cannot be right: 'error' or 'drop'.")

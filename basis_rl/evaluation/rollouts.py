@@ -27,11 +27,12 @@ class GradedRollout:
         level: of the problem, None where it has none.
         prompt: as the model was given it.
         completion: its text.
-        answer: content of its last box, None without one.
+        answer: what is graded of it, such as the content of its last box; None without one.
         gold: what it was compared with.
         reward: 1.0 or 0.0; None if it could not be scored, which counts as wrong.
         truncated: cut off before its end.
         tokens: of the completion, the end token included.
+        plain: what Math-Verify alone gives it (`MathVerifyReward.plain`); None as in `reward`, or where nobody asked.
     """
 
     prompt_id: str
@@ -44,6 +45,7 @@ class GradedRollout:
     reward: float | None
     truncated: bool
     tokens: int
+    plain: float | None = None
 
     def line(self) -> str:
         """As it is written: in ASCII, since a model may say what no encoding takes."""

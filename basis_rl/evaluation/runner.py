@@ -18,7 +18,7 @@ from basis_rl.engine import Completion, Sampling, prompt_tokens
 from basis_rl.evaluation.benchmarks import Problems
 from basis_rl.evaluation.rollouts import GradedRollout, RolloutFile
 from basis_rl.evaluation.scores import score
-from basis_rl.rewards import MathVerifyReward, last_boxed
+from basis_rl.rewards import MathVerifyReward
 from basis_rl.run.artefacts import write_whole
 from basis_rl.values.provenance import fingerprint, rendered_prompt
 
@@ -118,7 +118,10 @@ class Evaluation:
     def _grade(self, index: int, completions: Sequence[Completion], reward: MathVerifyReward) -> list[GradedRollout]:
         row = self.problems.dataset[index]
         texts = [completion.text for completion in completions]
-        rewards = reward(prompts=[], completions=texts, solution=[row["solution"]] * len(texts))
+        golds = [row["solution"]] * len(texts)
+        prompts = [row["prompt"]] * len(texts)
+        rewards = reward(prompts=prompts, completions=texts, solution=golds)
+        graded = zip(completions, reward.answers(texts, prompts), rewards, reward.plain(texts, golds), strict=True)
         return [
             GradedRollout(
                 prompt_id=row["prompt_id"],
@@ -126,13 +129,14 @@ class Evaluation:
                 level=row["level"],
                 prompt=self.texts[index],
                 completion=completion.text,
-                answer=last_boxed(completion.text),
+                answer=answer,
                 gold=row["solution"],
                 reward=value,
                 truncated=completion.truncated,
                 tokens=len(completion.token_ids),
+                plain=plain,
             )
-            for k, (completion, value) in enumerate(zip(completions, rewards, strict=True))
+            for k, (completion, answer, value, plain) in enumerate(graded)
         ]
 
 

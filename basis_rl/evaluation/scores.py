@@ -22,8 +22,9 @@ def score(rollouts: Rollouts, equivalent: Callable[[list[tuple[str, str]]], list
     """Everything that is reported of the rollouts of one benchmark, n per problem.
 
     ``avg@n`` is the mean reward; ``pass@k`` and ``maj@k`` are there for k = 1 (pass only), 2, 4, ... up to n. Each is
-    ``{"value", "low", "high"}`` with a 95 % bootstrap interval over problems. ``truncated``, ``no_answer`` and
-    ``unscored`` are shares of the rollouts; ``levels`` has ``avg@n`` of each level of difficulty.
+    ``{"value", "low", "high"}`` with a 95 % bootstrap interval over problems, as is ``plain``, the mean reward by
+    Math-Verify alone. ``truncated``, ``no_answer`` and ``unscored`` are shares of the rollouts; ``levels`` has
+    ``avg@n`` of each level of difficulty.
 
     Args:
         rollouts: by problem, the same number of each.
@@ -44,6 +45,9 @@ def score(rollouts: Rollouts, equivalent: Callable[[list[tuple[str, str]]], list
         "unscored": fmean(row.reward is None for row in rows),
         "mean_tokens": fmean(row.tokens for row in rows),
     }
+    if any(row.plain is not None for row in rows):
+        alone = [[row.plain == 1.0 for row in group] for group in rollouts.values()]
+        result["plain"] = _with_interval(torch.tensor(alone).double().mean(dim=1))
     if each > 1:
         votes = count_votes([[row.answer for row in group] for group in rollouts.values()], equivalent)
         correct = torch.tensor([[row.reward == 1.0 for row in group] for group in rollouts.values()])
@@ -88,6 +92,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
                 "no answer": _percent(result["no_answer"]),
                 "tokens": f"{result['mean_tokens']:.0f}",
                 "sampling": f"{sampling}, at most {drawn['max_new_tokens']} tokens",
+                "Math-Verify alone": _percent(result["plain"]["value"]) if "plain" in result else "-",
             }
         )
         levels = result.get("levels", {}).items()

@@ -90,6 +90,13 @@ class RunArguments:
         "For `basis-rl values`: a prompt is done after this many rollouts if their rewards are all 0 or all 1. 0 means "
         "never. It biases the values of these prompts; see basis_rl.values.build.TablePlan.",
     )
+    values_keep_rollouts: bool = option(
+        False, "For `basis-rl values`: keeps the rollouts, compressed, in the folder TABLE.rollouts."
+    )
+    values_regrade: bool = option(
+        False,
+        "For `basis-rl values`: grades the rollouts in TABLE.rollouts with the recipe's rewards, and samples nothing.",
+    )
     values_push_to_hub: str | None = option(
         None, "For `basis-rl values`: the dataset repository to push the table to, `owner/name`."
     )

@@ -27,6 +27,23 @@ def after_thought(text: str, opened: bool = False) -> str:
     return "" if _BEGIN in rest or (opened and not end) else rest
 
 
+def tell_rewards(rewards: Sequence[Any], rendered: Sequence[str], tokenizer: Any) -> None:
+    """Tell reward functions that ask for it how the model is asked.
+
+    Args:
+        rewards: functions.
+        rendered: prompts as the model is given them, at least one.
+        tokenizer: whose chat template counts; or a processor.
+    """
+    template = getattr(tokenizer, "chat_template", None)
+    text = "\n".join(template.values()) if isinstance(template, dict) else template or ""
+    for reward in rewards:
+        if hasattr(reward, "tell_prompt"):
+            reward.tell_prompt(rendered[0])
+        if hasattr(reward, "tell_template"):
+            reward.tell_template(text, any(r"\boxed" in prompt for prompt in rendered))
+
+
 class AfterThought:
     """What a reward needs to leave a thought out: a parent for those that read an answer.
 

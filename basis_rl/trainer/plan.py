@@ -39,6 +39,7 @@ from basis_rl.names import kind_of
 from basis_rl.objectives import OBJECTIVES, AnyObjective, TrlObjective, for_token_advantages, objective_name
 from basis_rl.rewards.base import GoldChecker, declared_range, read_columns, required_columns
 from basis_rl.rewards.registry import REWARDS, build_reward
+from basis_rl.rewards.thought import tell_rewards
 from basis_rl.run.ranks import asked_processes, on_main_process
 from basis_rl.samplers import SAMPLERS, PromptSampler, build_sampler, sampler_name
 from basis_rl.trainer.config import BasisConfig, with_objective
@@ -47,8 +48,6 @@ from basis_rl.trainer.generation_check import check_generation, check_truncated_
 from basis_rl.trainer.prompt_check import (
     IMAGES,
     TAKEN,
-    asks_for_box,
-    chat_template,
     check_prompts,
     check_template,
     first_rows,
@@ -638,18 +637,9 @@ def check_templates(plan: Plan, config: Any = None) -> None:
         first = rows.select(range(min(len(rows), _LONGEST)))
         check_template(first, plan.tokenizer, with_tools(plan.args, plan.tools), what)
         if what == "train_dataset" and len(first):
-            _tell_rewards(plan, first)
-
-
-def _tell_rewards(plan: Plan, first: Dataset) -> None:
-    """How the model is asked, for reward functions whose verdict depends on it."""
-    template = with_tools(plan.args, plan.tools)
-    rendered = [render(plan.tokenizer, prompt, template) for prompt in first["prompt"]]
-    for reward in plan.reward_funcs:
-        if hasattr(reward, "tell_prompt"):
-            reward.tell_prompt(rendered[0])
-        if hasattr(reward, "tell_template"):
-            reward.tell_template(chat_template(plan.tokenizer), asks_for_box(rendered))
+            template = with_tools(plan.args, plan.tools)
+            rendered = [render(plan.tokenizer, prompt, template) for prompt in first["prompt"]]
+            tell_rewards(plan.reward_funcs, rendered, plan.tokenizer)
 
 
 def check_prefetch(plan: Plan) -> None:

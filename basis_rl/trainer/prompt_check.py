@@ -130,17 +130,6 @@ def render(tokenizer: Any, prompt: Any, template: Mapping[str, Any]) -> str:
         ) from error
 
 
-def chat_template(tokenizer: Any) -> str:
-    """The template's text, of several all of them; empty if there is none."""
-    template = getattr(tokenizer, "chat_template", None)
-    return "\n".join(template.values()) if isinstance(template, dict) else template or ""
-
-
-def asks_for_box(rendered: Sequence[str]) -> bool:
-    r"""Whether some prompt, as the model is given it, says that the answer belongs into a ``\boxed{}``."""
-    return any(r"\boxed" in text for text in rendered)
-
-
 def invalid_golds(checkers: Sequence[GoldChecker], golds: Sequence[Any]) -> list[int]:
     """Indices of golds that are missing, or that no answer could equal, by any of the reward functions."""
     invalid = {index for index, gold in enumerate(golds) if gold is None or gold != gold}

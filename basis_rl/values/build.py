@@ -22,6 +22,7 @@ from basis_rl.engine import Completion, Sampling, prompt_tokens
 from basis_rl.engine.client import request_seed
 from basis_rl.engine.template_day import template_day, use_day
 from basis_rl.identity import ID_SCHEME
+from basis_rl.values.kept import KeptSource, pack
 from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provenance
 from basis_rl.values.shards import Record, Shards, begun
 from basis_rl.values.sources import Source, ahead
@@ -53,6 +54,7 @@ class TablePlan:
         seed: of the rollouts.
         reward_weights: of the training, default all 1.
         chat_template_kwargs: of the training.
+        keep_rollouts: keep the rollouts in the records.
 
     Raises:
         ValueError: no rollouts, m not in [0, N), or a prompt_id that is there twice.
@@ -66,6 +68,7 @@ class TablePlan:
     seed: int = 0
     reward_weights: Sequence[float] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    keep_rollouts: bool = False
 
     def __post_init__(self) -> None:
         if self.num_rollouts < 1 or not 0 <= self.early_exit < self.num_rollouts:
@@ -125,7 +128,7 @@ def use_first_day(known: Mapping[str, Any]) -> None:
 
 
 def build_table(
-    source: Source, plan: TablePlan, folder: Path | None = None, shard: tuple[int, int] = (0, 1)
+    source: Source | KeptSource, plan: TablePlan, folder: Path | None = None, shard: tuple[int, int] = (0, 1)
 ) -> ValueTable | None:
     """Rewards of each prompt's rollouts, with their provenance; what an earlier call finished is not repeated.
 
@@ -184,7 +187,7 @@ def assemble(plan: TablePlan, shards: Shards, fingerprints: dict[str, str]) -> V
 class _Build:
     """One process's part of a build."""
 
-    def __init__(self, source: Source, plan: TablePlan, shards: Shards) -> None:
+    def __init__(self, source: Source | KeptSource, plan: TablePlan, shards: Shards) -> None:
         self.source, self.plan, self.shards = source, plan, shards
         template = plan.chat_template_kwargs or {}
         self.ids = plan.ids
@@ -239,6 +242,7 @@ class _Build:
                         rewards=[next(scores) for _ in rollouts],
                         tokens=sum(len(rollout.token_ids) for rollout in rollouts),
                         truncated=sum(rollout.truncated for rollout in rollouts),
+                        rollouts=pack(self.prompts[i], rollouts) if self.plan.keep_rollouts else None,
                     )
 
     def _score(self, drawn: Sequence[tuple[int, list[Completion]]]) -> list[float]:

@@ -29,6 +29,7 @@ class Record:
         rewards: one for each rollout, NaN where it could not be scored.
         tokens: of all completions together.
         truncated: completions that were cut off.
+        rollouts: the prompt and its rollouts, compressed (`basis_rl.values.kept`); None where they are not kept.
     """
 
     prompt_id: str
@@ -36,6 +37,7 @@ class Record:
     rewards: list[float]
     tokens: int
     truncated: int
+    rollouts: str | None = None
 
     @property
     def key(self) -> tuple[str, int]:
@@ -43,7 +45,8 @@ class Record:
 
     def line(self) -> dict[str, Any]:
         """As it is written."""
-        return {**asdict(self), "rewards": [None if math.isnan(reward) else reward for reward in self.rewards]}
+        line = {**asdict(self), "rewards": [None if math.isnan(reward) else reward for reward in self.rewards]}
+        return {key: value for key, value in line.items() if key != "rollouts" or value is not None}
 
 
 @dataclass
@@ -147,6 +150,10 @@ class Shards:
             lock(file.fileno(), wait=True)
             yield any(self.folder.glob(_PATTERN))
 
-    def remove(self) -> None:
-        """Delete the folder: the table is saved."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+    def remove(self, keep_as: Path | None = None) -> None:
+        """Delete the folder, or move it to `keep_as`: the table is saved."""
+        if keep_as is not None and any(self.folder.glob(_PATTERN)):
+            shutil.rmtree(keep_as, ignore_errors=True)
+            self.folder.rename(keep_as)
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)

@@ -176,10 +176,13 @@ class ValueTable:
                 f"prompt_id '{first}': table {self.fingerprints[first]}, run {there}"
             )
         if problems:
+            by_reward = all(problem.startswith("reward") for problem in problems)
+            regrade = ", with values_regrade: true if its rollouts were kept" if by_reward else ""
             raise ValueError(
                 f"The value table ({self.source}) was built for another run:\n  "
                 + "\n  ".join(problems)
-                + f"\n{_REBUILD}, or set `accept_mismatch: true` in `baseline_kwargs` if you know that it fits."
+                + f"\n{_REBUILD}{regrade}, or set `accept_mismatch: true` in `baseline_kwargs` if you know that it "
+                "fits."
             )
 
     def save(self, path: str | Path) -> Path:

@@ -67,6 +67,16 @@ def test_sections_come_in_order_and_the_verdict_last(check):
     assert "the problem from column 'question', the gold from 'answer'" in said
 
 
+def test_where_the_answer_is_read_is_said(check):
+    math = {"reward_funcs": ["math_verify"]}
+    assert "since no prompt asks for a \\boxed{} (answer_in: anywhere)." in check(**math)[1]
+    boxed = check(**math, prompt_template=r"{prompt} Use \boxed{}.")[1]
+    assert "== Answers\nmath_verify_reward reads the answer from the last \\boxed{}.\n" in boxed
+    plain = check(**math, reward_kwargs={"rules": "plain"})[1]
+    assert "grades the whole rollout by Math-Verify alone" in plain
+    assert "== Answers" not in check()[1]
+
+
 @pytest.mark.parametrize("config", ["zero3", "zero2", "fsdp2", "ddp", "zero3_nodes"])
 def test_arithmetic_is_that_of_the_launch(config, check):
     path = ROOT / "accelerate_configs" / f"{config}.yaml"

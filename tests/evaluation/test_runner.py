@@ -14,6 +14,7 @@ from basis_rl.evaluation.rollouts import GradedRollout, RolloutFile, read_rollou
 from basis_rl.evaluation.runner import Evaluation
 from basis_rl.evaluation.scores import compare, score, table
 from basis_rl.functional.passk import bootstrap_interval, majority_at_k, pass_at_k
+from basis_rl.rewards.math.rules import RULES
 from tests.support.tiny import tiny_tokenizer
 
 N = 4
@@ -60,7 +61,7 @@ def test_every_answer_is_kept_with_what_was_found_in_it(ran):
     lines = [json.loads(line) for line in (folder / "planted.jsonl").read_text().splitlines()]
     assert len(lines) == 24
     row = next(r for r in lines if r["prompt_id"] == "id1" and r["rollout"] == 1)
-    kept = GradedRollout("id1", 1, "easy", "p1", r"\boxed{5.0}", "5.0", "5", 1.0, True, 2)
+    kept = GradedRollout("id1", 1, "easy", "p1", r"\boxed{5.0}", "5.0", "5", 1.0, True, 2, 1.0)
     assert row == vars(kept)
     settings = json.loads((folder / "planted.settings.json").read_text())
     assert settings["model"] == "m"
@@ -90,6 +91,9 @@ def test_scores_are_those_of_the_estimators(ran):
     shown = table({"planted": result})
     assert f"| planted | 6 | avg@4 33.3 | {interval} | @4 " in shown
     assert "| 25.0 | 20.8 | 2 | T 1, top-p 1" in shown
+    # By Math-Verify alone: none of these rows is graded otherwise.
+    assert result["plain"] == result["avg@4"]
+    assert "at most 16 tokens | 33.3 |" in shown
     assert "planted by level: easy: 37.5 of 4, hard: 25.0 of 2." in shown
 
 
@@ -164,6 +168,27 @@ def test_k_are_the_powers_of_two_and_the_number_of_rollouts(n, ks):
         assert result["pass@k"][str(k)]["value"] == pytest.approx(float(pass_at_k(n, right, k).mean()))
         of_k = [comb(n - int(c), k) / comb(n, k) for c in right]
         assert result["pass@k"][str(k)]["value"] == pytest.approx(1 - sum(of_k) / 3)
+
+
+def test_math_verify_s_own_number_stands_beside_ours(tmp_path, reward):
+    """Where the two differ: there is no box, or a thousand is spaced."""
+
+    def say(prompts, keys, sampling, num_rollouts):
+        for index in range(len(prompts)):
+            yield index, [Completion(text, [7], False) for text in ("It is 5.", r"\boxed{5}")]
+
+    result = evaluation(tmp_path, num_rollouts=2).run(say, reward)
+    assert (result["avg@2"]["value"], result["plain"]["value"]) == (0.5, 1.0)
+    header, _, row = table({"planted": result}).splitlines()[:3]
+    assert header.split("|")[-2].strip() == "Math-Verify alone"
+    assert row.split("|")[-2].strip() == "100.0"
+
+
+def test_an_evaluation_by_older_rules_is_refused_by_name(tmp_path, reward):
+    older = {"reward": reward.version.replace(f"rules {RULES}", f"rules {RULES - 1}")}
+    evaluation(tmp_path, **older).run(say, reward)
+    with pytest.raises(ValueError, match=rf'other settings: reward: ".*rules {RULES - 1}", now ".*rules {RULES}"'):
+        evaluation(tmp_path, reward=reward.version)
 
 
 def test_what_could_not_be_graded_is_wrong_and_counted():

@@ -131,6 +131,29 @@ def nothing_is_left(tmp_path, monkeypatch):
     assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
+def test_started_workers_are_ready_when_the_first_task_comes(monkeypatch):
+    """They are not waited for, and however late they are asked, they count as started in time."""
+    monkeypatch.setattr(pool, "_STARTUP_SECONDS", 5.0)
+    workers = make(size=2)
+    began = time.monotonic()
+    workers.start()
+    workers.start()
+    assert time.monotonic() - began < 2.0
+    started = [worker.process.pid for worker in workers._workers]
+    assert len(started) == 2
+    time.sleep(5.5)
+    assert numbers(workers.run([{"n": n} for n in range(4)])) == [0, 1, 2, 3]
+    assert [worker.process.pid for worker in workers._workers] == started
+    workers.close()
+
+
+def test_what_keeps_a_worker_from_starting_is_told_by_the_first_batch():
+    workers = WorkerPool(["/no/such/program"], 1, 5.0)
+    workers.start()
+    with pytest.raises(RewardInfrastructureError, match="No such file"):
+        workers.run([{}])
+
+
 @pytest.fixture
 def busy_processor():
     """Three processes that compute on the first processor, for ever."""
