@@ -15,16 +15,19 @@ def leave(code: int) -> NoReturn:
     of one's own that runs on several CPU ranks may end by it too.
     """
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # the launcher may be gone
+        # The launcher may be gone.
+        with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
 
 
 def run() -> int:
     """`main`, at the end of which one of several ranks leaves, after all that other modules want done at exit."""
-    code = 1  # an exception's
+    # The code that Python gives an uncaught exception.
+    code = 1
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        atexit.register(lambda: leave(code))  # registered first, called last
+        # What is registered first is called last.
+        atexit.register(lambda: leave(code))
     from basis_rl.cli.main import main
 
     try:

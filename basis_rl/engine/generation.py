@@ -467,7 +467,8 @@ class Generation(VLLMGeneration):
         """Of all ranks, one row for each `num_generations` completions."""
         settings = {name: getattr(self, name) for name in _SETTINGS}
         settings |= {"n": num_generations, "min_p": self.min_p or 0.0, "max_tokens": self.max_completion_length}
-        prompts, images = [prompt for prompt, _ in rows], [image for _, image in rows]
+        prompts = [prompt for prompt, _ in rows]
+        images = [image for _, image in rows]
         if all(image is None for image in images):
             return GenerationRequest(prompts, settings, self.longest)
         features = self.vllm_client.image_features(images)
@@ -494,7 +495,8 @@ class Generation(VLLMGeneration):
     def last_taken(self) -> tuple[int | None, float]:
         """Of the last batch, on the main process: the step at which it was asked for ahead (None: it was not), and the
         seconds that it was waited for."""
-        waited, self._waited = self._waited, 0.0
+        waited = self._waited
+        self._waited = 0.0
         return self._taken, waited
 
     def ahead_state(self, wait: bool) -> dict[str, Any] | None:
@@ -530,7 +532,8 @@ class Generation(VLLMGeneration):
         if self._ahead is None or self._ahead.request != request or not self.model.training:
             return None
         self._settle()
-        ahead, self._ahead = self._ahead, None
+        ahead = self._ahead
+        self._ahead = None
         if ahead is None:
             return None
         self._taken = ahead.step

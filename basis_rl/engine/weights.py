@@ -51,7 +51,9 @@ def write_weights(folder: Path, parameters: Iterable[tuple[str, Tensor]]) -> Non
     def flush() -> None:
         nonlocal held, size, files
         save_file(held, part / f"model-{files:05d}.safetensors")
-        held, size, files = {}, 0, files + 1
+        held = {}
+        size = 0
+        files = files + 1
 
     for name, parameter in parameters:
         held[name] = parameter.detach().to("cpu", copy=True).contiguous()

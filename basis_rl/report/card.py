@@ -71,7 +71,8 @@ def results_of(path: Path) -> list[EvalResult]:
 
 
 def _results(name: str, entry: Mapping[str, Any]) -> Iterator[EvalResult]:
-    rollouts, settings = int(entry["num_rollouts"]), entry["settings"]
+    rollouts = int(entry["num_rollouts"])
+    settings = entry["settings"]
     dataset = (settings.get("source") or {}).get("dataset_name") or ""
     found = {f"avg@{rollouts}": entry[f"avg@{rollouts}"]}
     for metric in ("pass@k", "maj@k"):

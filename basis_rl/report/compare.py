@@ -121,7 +121,8 @@ def _unlike(groups: Sequence[Group]) -> list[str]:
 
 def _read(folders: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
     """The runs that can be read, and a note on each of the others; the error itself if none can be read."""
-    runs, errors = [], []
+    runs = []
+    errors = []
     for path in find_runs(folders):
         try:
             runs.append(read_run(path))
@@ -260,8 +261,10 @@ def difference(group: Group, values: Sequence[float], other: Group, others: Sequ
     Runs with the same seeds are paired: ``t sd(d) / sqrt(n)`` of ``d_s = a_s - b_s``. Otherwise it is Welch's interval,
     ``t sqrt(s_a^2 / n_a + s_b^2 / n_b)``, with the degrees of freedom rounded down; none if a side has only one run.
     """
-    a, b = over_seeds(values), over_seeds(others)
-    mean, n = a.mean - b.mean, min(a.n, b.n)
+    a = over_seeds(values)
+    b = over_seeds(others)
+    mean = a.mean - b.mean
+    n = min(a.n, b.n)
     if a.spread is None or b.spread is None:
         return Estimate(mean, None, n)
     by_seed, by_seed_b = (

@@ -31,7 +31,8 @@ DARK = ("#4ba3dc", "#f08243", "#2cc59b", "#e193bd", "#9bd3f5", "#f2b632", "#b8b8
 # matplotlib's names of the markers, and the characters of the page's legend that look like them.
 MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖"}
 _LINES = ("-", "--", "-.", ":")
-_GRID, _INK = "#d0d0d0", "#000000"
+_GRID = "#d0d0d0"
+_INK = "#000000"
 _SAVED: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": 0.05}
 # An axis that is computed, not logged: rollouts of the training plus those of the value table.
 TABLE = "with_table"
@@ -121,12 +122,14 @@ def marker(index: int) -> int:
 
 
 def _line(axis: Any, x: np.ndarray, found: Curve, index: int, *, band: bool = True, **style: Any) -> None:
-    color, line = LIGHT[index % len(LIGHT)], _LINES[index // len(LIGHT) % len(_LINES)]
+    color = LIGHT[index % len(LIGHT)]
+    line = _LINES[index // len(LIGHT) % len(_LINES)]
     every = max(1, len(x) // 6)
     style = {"color": color, "linestyle": line, "linewidth": 1.8, "marker": [*MARKERS][marker(index)], **style}
     axis.plot(x, found.mean, markersize=5, markevery=(index % every, every), **style)
     if band and found.y.shape[0] > 1:
-        low, high = np.fmin.reduce(found.y, axis=0), np.fmax.reduce(found.y, axis=0)
+        low = np.fmin.reduce(found.y, axis=0)
+        high = np.fmax.reduce(found.y, axis=0)
         axis.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
 
 
@@ -157,7 +160,8 @@ def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str
     own = (metric for metric in METRICS if metric.key in _OF_A_RUN)
     metrics = [Metric("mean reward", "reward"), *evaluated, *own]
     shown = [metric for metric in metrics if any(row.get(metric.key) is not None for row in log)]
-    if not shown:  # fewer steps than logging_steps
+    # A run of fewer steps than logging_steps has logged nothing.
+    if not shown:
         return
     figure = Figure(figsize=(7, 2.4 * len(shown)))
     axes = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
@@ -177,6 +181,7 @@ def plot_training(log: Sequence[Mapping[str, Any]], path: str | Path, title: str
 
 def smooth(values: Sequence[float], weight: float = 0.8) -> np.ndarray:
     """Exponential moving average with bias correction: means of the values so far, with weights ``w^(t - i)``."""
-    weights = weight ** np.arange(min(len(values), 200))  # older ones are lost in the rounding
+    # Older ones are lost in the rounding.
+    weights = weight ** np.arange(min(len(values), 200))
     sums = np.cumsum(weights)
     return np.convolve(values, weights)[: len(values)] / sums[np.minimum(np.arange(len(values)), len(sums) - 1)]

@@ -23,9 +23,14 @@ from basis_rl.run.record import RESULTS, RUN_FILE
 
 # Share of rollouts whose advantage is not exactly 0, that is of those that contribute to the gradient.
 EFFECTIVE = "advantages/effective"
-_METRICS, _STATE, _RECIPE = "metrics.jsonl", "trainer_state.json", "recipe.yaml"
-_LARGEST = 1e300  # of a logged number
-_MOST_BYTES, _MOST_VALUES = 1 << 20, 100_000  # of a recipe or record: YAML may say in a few lines what fills the memory
+_METRICS = "metrics.jsonl"
+_STATE = "trainer_state.json"
+_RECIPE = "recipe.yaml"
+# The largest number that is taken from a log.
+_LARGEST = 1e300
+# Of a recipe or record: YAML may say in a few lines what fills the memory.
+_MOST_BYTES = 1 << 20
+_MOST_VALUES = 100_000
 _NOTHING = np.empty((2, 0))
 # Keys that do not change what a run learns: where it writes, how it is started and monitored, its seed.
 _BESIDE = re.compile(

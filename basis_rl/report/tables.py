@@ -98,7 +98,8 @@ def tables(comparison: Comparison) -> list[Table]:
 
 def final_table(comparison: Comparison) -> Table:
     """As in Table 1 of the BASIS paper: one row per setting, followed by its differences from the reference."""
-    groups, budget = comparison.groups, comparison.budget
+    groups = comparison.groups
+    budget = comparison.budget
     accuracies = []
     for key in [*compare.evaluations(groups), *compare.largest_passes(groups)]:
         value = partial(compare.last_until, key=key, budget=budget)
@@ -135,7 +136,8 @@ def final_table(comparison: Comparison) -> Table:
 
 def cost_table(comparison: Comparison) -> Table:
     """Rollouts until the reference's final reward is reached, without and with those of the value table."""
-    budget, target = comparison.budget, reference_reward(comparison)
+    budget = comparison.budget
+    target = reference_reward(comparison)
     unit, scale = time_unit(comparison)
     titles = ["setting", "runs that reach it", f"time ({unit})", "rollouts", "with the whole table", "with its share"]
     rows = []

@@ -13,7 +13,8 @@ from basis_rl.report.runs import Group, Run
 from basis_rl.report.tables import THREE, final_reward, interval, reference_reward, signed, table_price, with_spread
 
 _REWARD = "a final training reward of"
-_Place = tuple[Group, list[float]]  # a group, and the value that each of its runs reached
+# A group, and the value that each of its runs reached.
+_Place = tuple[Group, list[float]]
 
 
 def verdict(comparison: Comparison) -> list[str]:

@@ -47,7 +47,8 @@ def write_whole(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-    except OSError:  # a full disk
+    except OSError:
+        # The disk may be full: the part would take up what is left.
         part.unlink(missing_ok=True)
         raise
     part.replace(path)
@@ -124,7 +125,8 @@ class Kind:
         All is written beside it first: a crash while writing leaves the old folder as it was.
         """
         self.check_destination(path)
-        part, old = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.old")
+        part = path.with_name(f".{path.name}.part")
+        old = path.with_name(f".{path.name}.old")
         for left in (part, old):
             shutil.rmtree(left, ignore_errors=True)
         part.mkdir(parents=True)
@@ -174,7 +176,8 @@ class Kind:
         """Within it the files of `source` are read, which may hold anything; what that raises is a ValueError."""
         try:
             yield
-        except Exception as error:  # pyarrow has many
+        except Exception as error:
+            # The messages of pyarrow have many lines.
             said = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:300]
             raise ValueError(
                 f"The {self.what} '{source}' is damaged: {said.rstrip('.')}. Build it again with `{self.command}`."

@@ -21,13 +21,16 @@ from safetensors import SafetensorError, safe_open
 from basis_rl.run.artefacts import write_whole
 from basis_rl.run.errors import DiskFull
 
-_MARK, _STATE, MANIFEST = "INCOMPLETE", "trainer_state.json", "manifest.json"
+_MARK = "INCOMPLETE"
+_STATE = "trainer_state.json"
+MANIFEST = "manifest.json"
 # As transformers calls them. Importing its constant takes 3 s, for which `compare` has no other reason.
 PREFIX_CHECKPOINT_DIR = "checkpoint"
 # In a repository on the Hub.
 LAST = "last-checkpoint"
 _THREADS = 8
-_PICKLE = b"\x80"  # the first byte of the files of early versions of torch
+# The first byte of the files of early versions of torch.
+_PICKLE = b"\x80"
 # Seconds until what one machine has written to a network file system must be seen on another.
 PATIENCE = 60.0
 # What a start from the beginning moves aside: what an earlier run has left in its folder.
@@ -115,7 +118,8 @@ def damage(folder: Path) -> str:
                 found.append(f"{name} is missing")
             elif path.stat().st_size != size:
                 found.append(f"{name} has {path.stat().st_size} bytes, not {size}")
-        if not found:  # bytes are read only where names and sizes are right
+        # Bytes are read only where names and sizes are right.
+        if not found:
             digests = _digests([folder / name for name in files])
             found = [f"{n} has other bytes" for n, digest in zip(files, digests, strict=True) if digest != files[n][1]]
     elif (folder / _STATE).is_file():
@@ -143,7 +147,8 @@ def _is_broken(path: Path) -> bool:
 def _lacking(names: Collection[str]) -> list[str]:
     """What a resume reads and is not among the entries of a checkpoint folder."""
     found = [f"{_STATE} is missing"] if _STATE not in names else []
-    if "latest" in names:  # DeepSpeed's own folder has model, optimizer and schedule
+    # DeepSpeed's own folder has model, optimizer and schedule.
+    if "latest" in names:
         return found
     needed = {
         "the model's weights": lambda n: any(fnmatch(n, each) for each in (*_WEIGHTS, "pytorch_model_fsdp*")),
@@ -215,7 +220,8 @@ def rotate(output_dir: str | Path, limit: int | None, keep: Collection[str | Pat
     kept = {Path(path).resolve() for path in keep}
     for path in whole[: -max(1, limit)] if limit else []:
         if path.resolve() not in kept:
-            begin(path)  # a kill in the middle of the deletion must not leave half a checkpoint that looks whole
+            # A kill in the middle of the deletion must not leave half a checkpoint that looks whole.
+            begin(path)
             shutil.rmtree(path, ignore_errors=True)
 
 

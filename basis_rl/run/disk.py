@@ -11,7 +11,8 @@ from pathlib import Path
 from basis_rl.run.errors import DiskFull
 
 GIB = float(1 << 30)
-_MARGIN = 1 << 20  # what a file system keeps for itself before it says so
+# A file system may refuse a write while it still reports this many bytes as free.
+_MARGIN = 1 << 20
 
 
 def free_bytes(folder: str | Path) -> int:

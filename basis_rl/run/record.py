@@ -12,7 +12,9 @@ from typing import Any
 from basis_rl.run.artefacts import write_whole
 from basis_rl.run.checkpoint import was_cut_off
 
-RUN_FILE, RESULTS, BASE_RESULTS = "run.json", "results.json", "base_results.json"
+RUN_FILE = "run.json"
+RESULTS = "results.json"
+BASE_RESULTS = "base_results.json"
 _HUB_ID = re.compile(r"[\w\-][\w.\-]*/[\w.\-]+")
 
 

@@ -21,17 +21,24 @@ _PUBLIC_KEYS = re.compile(
 )
 # What services' secrets look like, wherever they stand.
 _SHAPES = re.compile(
-    r"\b(?:hf|api_org)_[A-Za-z0-9]{16,}"  # Hugging Face
-    r"|\b(?:gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,})"  # GitHub, GitLab
-    r"|\b(?:sk|pk|rk)[-_](?:[A-Za-z0-9]+[-_])*[A-Za-z0-9]{16,}"  # OpenAI, Anthropic, Stripe
-    r"|\bxox[abeoprs]-[A-Za-z0-9-]{10,}"  # Slack
-    r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[\w-]{30,}|\bya29\.[\w-]{20,}"  # AWS, Google
+    # Hugging Face.
+    r"\b(?:hf|api_org)_[A-Za-z0-9]{16,}"
+    # GitHub, GitLab.
+    r"|\b(?:gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,})"
+    # OpenAI, Anthropic, Stripe.
+    r"|\b(?:sk|pk|rk)[-_](?:[A-Za-z0-9]+[-_])*[A-Za-z0-9]{16,}"
+    # Slack.
+    r"|\bxox[abeoprs]-[A-Za-z0-9-]{10,}"
+    # AWS, Google.
+    r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[\w-]{30,}|\bya29\.[\w-]{20,}"
     r"|\b(?:npm_[A-Za-z0-9]{30,}|pypi-[\w-]{20,}|dop_v1_[a-f0-9]{32,}|wandb_v1_\w{16,}|nvapi-[\w-]{16,}|r8_\w{20,}|gsk_\w{20,})"
-    r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"  # JSON web tokens
+    # JSON web tokens.
+    r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     re.DOTALL,
 )
-_PROSE = {"key", "token", "secret", "auth", "authorization"}  # with a colon they are English: "token by token: think"
+# With a colon they are English: "token by token: think".
+_PROSE = {"key", "token", "secret", "auth", "authorization"}
 _USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 # `Bearer X`; `key: X` and `key=X` in a text, of which the value goes; `--key X`.
 _BEARER = re.compile(r"\b((?:Bearer|Basic)\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
@@ -54,7 +61,8 @@ def redact(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(redact(entry) for entry in value)
     if type(value) is str:
-        if value.lstrip().startswith(("{", "[")):  # settings that are given as JSON
+        # Settings that are given as JSON.
+        if value.lstrip().startswith(("{", "[")):
             with suppress(json.JSONDecodeError):
                 parsed = json.loads(value)
                 return value if redact(parsed) == parsed else json.dumps(redact(parsed))
@@ -72,7 +80,8 @@ def _hide_value(found: re.Match[str]) -> str:
 
 def redact_command(argv: list[str]) -> list[str]:
     """A command line without secrets: ``--hub_token x`` and ``--hub_token=x`` lose their value."""
-    shown, hide = [], False
+    shown = []
+    hide = False
     for word in argv:
         flag, equals, value = word.partition("=")
         secret = flag.startswith("-") and is_secret(flag.lstrip("-"))

@@ -25,7 +25,8 @@ from basis_rl.run.ranks import gathered, on_main_process
 
 _FILE = ".claim"
 _PR_SET_PDEATHSIG = 1
-_launcher = os.getppid()  # as long as it lives
+# The process that started this one, as long as it lives.
+_launcher = os.getppid()
 # Folder -> descriptor, what its file says, and which folder it was.
 _held: dict[Path, tuple[int, dict[str, Any], os.stat_result]] = {}
 
@@ -89,7 +90,7 @@ def _take(folder: Path) -> tuple[bool, dict[str, Any]]:
         # Other machines see it then.
         os.fsync(descriptor)
     except OSError:
-        # A full disk.
+        # The disk may be full.
         os.close(descriptor)
         raise
     _held[folder] = (descriptor, owner, folder.stat())
@@ -137,11 +138,14 @@ def _sees(folder: Path, owner: dict[str, Any]) -> bool:
 
 
 def _give_back(folder: Path) -> None:
-    if folder not in _held:  # of a rank that is not the main one
+    # Only the main rank holds the folder.
+    if folder not in _held:
         return
     descriptor, *_ = _held.pop(folder)
-    with suppress(OSError):  # a file system without locks
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing would do, but for a child that has not forgotten it yet
+    # Some file systems have no locks.
+    with suppress(OSError):
+        # Closing alone would leave the lock with a child process that still has the descriptor.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 
@@ -209,8 +213,10 @@ def _unheld_locks(root: Path) -> list[tuple[Path, float]]:
         return []
     ages = {}
     for path in sorted(root.glob("**/lock")):
-        with suppress(FileNotFoundError):  # its holder has just finished
-            ages[path] = abs(time.time() - path.stat().st_mtime)  # the clock may have been set back since
+        # Its holder may have just finished and removed it.
+        with suppress(FileNotFoundError):
+            # The clock may have been set back since.
+            ages[path] = abs(time.time() - path.stat().st_mtime)
     in_use = _open_files() if ages else set()
     return [(path, age) for path, age in ages.items() if str(path.resolve()) not in in_use]
 
@@ -219,6 +225,7 @@ def _open_files() -> set[str]:
     """Paths that processes of this machine have open, as far as this user may see."""
     found = set()
     for link in glob.iglob("/proc/[0-9]*/fd/*"):
-        with suppress(OSError):  # closed meanwhile
+        # The file may have been closed meanwhile.
+        with suppress(OSError):
             found.add(os.readlink(link))
     return found

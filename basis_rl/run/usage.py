@@ -17,8 +17,10 @@ class Spending:
     """
 
     def __init__(self) -> None:
-        self.drawn = (0, 0)  # rollouts and their tokens
-        self._earlier, self._since = 0.0, time.perf_counter()
+        # The numbers of rollouts and of their tokens.
+        self.drawn = (0, 0)
+        self._earlier = 0.0
+        self._since = time.perf_counter()
 
     def draw(self, rollouts: int, tokens: int) -> None:
         """Count rollouts of all ranks, and their tokens."""
@@ -46,4 +48,5 @@ class Spending:
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         self.drawn = (int(state["rollouts"]), int(state["tokens"]))
-        self._earlier, self._since = float(state["seconds"]), time.perf_counter()
+        self._earlier = float(state["seconds"])
+        self._since = time.perf_counter()

@@ -360,7 +360,7 @@ def _unlinked_bytes(root: int) -> int:
     for pid in _tree(root):
         with contextlib.suppress(OSError):
             for name in os.listdir(f"/proc/{pid}/fd"):
-                # Closed meanwhile.
+                # The file may have been closed meanwhile.
                 with contextlib.suppress(OSError):
                     status = os.stat(f"/proc/{pid}/fd/{name}")
                     if status.st_nlink == 0 and stat.S_ISREG(status.st_mode):
