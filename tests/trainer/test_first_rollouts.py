@@ -5,13 +5,18 @@ import math
 import pytest
 
 from basis_rl.cli.main import main
-from basis_rl.rewards import MathVerifyReward
-from basis_rl.trainer.first_rollouts import FIRST, Rollout, explanation
+from basis_rl.rewards import ChoiceReward, ExactReward, MathVerifyReward
+from basis_rl.trainer.first_rollouts import FIRST, Rollout, explanation, reads_boxes
 from tests.cli.conftest import recipe as recipe
 from tests.support.tiny import parity_reward, tiny_trainer
 
 END = 1
-OWN = {"output_dir": "out", "reward_funcs": ["math_verify"], "use_cpu": True}
+OWN = {
+    "output_dir": "out",
+    "reward_funcs": ["math_verify"],
+    "reward_kwargs": {"answer_in": "box"},
+    "use_cpu": True,
+}
 
 
 def rollouts(*texts, ids=(5, END)):
@@ -41,6 +46,13 @@ def test_what_rollouts_show_is_said(case):
     assert "are 0" in told
     assert explanation([0.0, 1.0], drawn, {END}, 9, boxes=boxes) is None
     assert "no function scored" in explanation([math.nan] * 2, drawn, {END}, 9, boxes=boxes)
+
+
+def test_a_box_is_missed_only_where_one_is_read():
+    boxes = [MathVerifyReward(num_workers=1), ExactReward(), ChoiceReward()]
+    others = [MathVerifyReward(num_workers=1, answer_in="tag"), ExactReward(answer_in="tag"), parity_reward]
+    assert [reads_boxes([reward]) for reward in (*boxes, *others)] == [True] * 3 + [False] * 3
+    assert reads_boxes([*others, boxes[0]])
 
 
 @pytest.mark.parametrize("reward", ["math", "mixed"])
