@@ -7,96 +7,49 @@ A gold and an answer are contents of boxes. What Math-Verify finds equal is righ
 from __future__ import annotations
 
 import re
-from cmath import isfinite
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
-from latex2sympy2_extended import NormalizationConfig, is_expr_of_only_symbols  # type: ignore[import-untyped]
-from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy, normalize_latex  # type: ignore[import-untyped]
+from latex2sympy2_extended import is_expr_of_only_symbols  # type: ignore[import-untyped]
 from latex2sympy2_extended.logic import And  # type: ignore[import-untyped]
 from math_verify import parse, verify
-from math_verify.grader import (
-    is_assignment_relation,
-    is_equation,
-    is_relation,
-    should_treat_as_complex,
-    take_last_relation,
-)
+from math_verify.grader import is_assignment_relation, is_equation, is_relation, take_last_relation
+from mpmath import isfinite, mpmathify  # type: ignore[import-untyped]
 from sympy import (  # type: ignore[import-untyped]
     Basic,
     Derivative,
+    Eq,
     Expr,
     FiniteSet,
     Float,
-    I,
     Interval,
     Limit,
+    MatrixBase,
     MatrixExpr,
     Mul,
     Rational,
     Set,
     Symbol,
     Tuple,
-    evaluate,
-    nan,
     oo,
-    srepr,
-    zoo,
 )
 from sympy.concrete.expr_with_limits import ExprWithLimits  # type: ignore[import-untyped]
 from sympy.core.function import AppliedUndef  # type: ignore[import-untyped]
 
-# Math-Verify's own settings for what is in a box, but for the units of the first.
-_UNITS_KEPT = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
-_UNITS_CUT = NormalizationConfig(units=True, malformed_operators=True, nits=True, boxed="none")
+from basis_rl.rewards.math.latex import APPROXIMATELY, COMMAND, LETTERS, MODULUS, SIGNS, holds, normalized, parsed, readings, symbols
+
 # How far the sides of an approximation sign may be apart, where no numeral says.
 _COARSE = 0.005
 # How far numbers that are equal when rounded to six decimals.
 _FINE = 1e-3
-# All but the power of a unit.
-_OTHER_DIGITS = re.compile(r"(?<!\^)(?<!\^\{)(?<!\^-)(?<!\^\{-)\d|\d\d")
-# To sympy dv/dt is 0, since v does not depend on t; E, e, I and i are constants, which have no index and are given no
-# value; \gamma is the gamma function: all become symbols.
-_DERIVATIVE = re.compile(r"\\[dt]?frac\s*\{\s*d\s*\\?([a-zA-Z]+)\s*\}\s*\{\s*d\s*\\?([a-zA-Z]+)\s*\}")
-_INDEXED = re.compile(r"(?<![a-zA-Z\\])([EeIi])\s*_\s*\{?\s*(\w+)\s*\}?")
-_NAMED = re.compile(
-    r"(^|[,;]|\\text\{[^{}]*\})([\s$]*\|?\s*)([EeIi])(?=\s*(?:\||\([^()=]*\)|\[[^\[\]=]*\])?\s*(?:=|\\in(?![a-z])|\\approx))"
-)
-# Math-Verify cuts off all from the first text on, so that a text that is a name hides the unit.
-_TEXT_NAME = re.compile(r"^\s*\\(?:text|mbox)\s*\{[^{}]*\}(?=\s*=.*\\(?:text|mbox))")
-_GAMMA = re.compile(r"\\gamma(?!\s*_|[a-zA-Z])")
-# What a unit consists of; beside a text in it nothing else stands.
-_OF_UNIT = re.compile(r"\\(?:text|mbox)\s*\{(?:[^{}]|\{[^{}]*\})*\}|\\[a-zA-Z]+|\^\s*\{?\s*-?\d\s*\}?")
-_SHORT_UNITS = {
-    "am", "cl", "cm", "dl", "dm", "ev", "ft", "gb", "gm", "gw", "hr", "hz", "in", "kb", "kg", "kj", "km", "kw", "lb",
-    "mb", "mg", "mi", "ml", "mm", "ms", "mw", "nd", "nm", "ns", "oz", "pa", "pm", "pt", "qt", "rd",
-    "sq", "st", "th", "yd", "yr",
-}  # fmt: skip
-# Of the commands in a unit: no other one, since what it is applied to would be left out with the unit.
-_UNIT_COMMANDS = {
-    "text", "mbox", "mathrm", "textnormal", "circ", "degree", "cdot", "frac", "dfrac", "tfrac", "left", "right", "mu",
-    "Omega", "quad", "displaystyle", "per",
-}  # fmt: skip
-_IMAGINARY = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])")
-_MIXED = re.compile(r"\d+\\[dt]?frac\{?\d+\}?\{?\d+\}?")
-# Of intervals: no tuple has it.
-_BOUNDED = re.compile(r"\\infty|\\cup|[\[\]]")
-_SIGNS = re.compile(r"^\s*(?:\\approx(?:eq)?(?![a-zA-Z])|≈)|[€£¥]")
-_APPROXIMATELY = re.compile(r"\\approx(?:eq)?(?![a-zA-Z])|\\simeq(?![a-zA-Z])|≈")
+# To so many digits a difference of numbers without a decimal point is evaluated, to see whether it is 0.
+_DIGITS = 1_000
 _NUMERAL = re.compile(r"[-+]?(?:\d+\.(\d*)|[1-9]\d*?(0*)$|0+$)")
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*(?:percent|percentage|pct)\s*\}|\b(?:percent|percentage|pct)\b)")
 _DEGREES = re.compile(r"\\circ|\\degree|°|degree")
 _CURRENCY = re.compile(r"\\\$|[$€£]")
 _MONEY = re.compile(r"\\\$|[€£¥₹]")
-_QUANTITY = re.compile(r"\d|\\(?:pi|infty)(?![a-zA-Z])")
 _BASE = re.compile(r"\d\s*_\s*\{?\s*(?:\\text\{)?\s*(\w+)")
-_WORDS = re.compile(r"\\(?:begin|end|[a-zA-Z]*text[a-zA-Z]*|math[a-z]+|mbox|operatorname)\s*\{[^{}]*\}|\\[a-zA-Z]+")
-_COMMAND = re.compile(r"\\[a-zA-Z]+")
-_LETTERS = re.compile(r"[a-zA-Z]+")
-_NUMERALS = re.compile(r"(?<![\d.])\d+(?![\d.])")
-# Reduced fractions; indices.
-_VALUES = re.compile(r"\{\s*\d+\s*\}\s*\{\s*\d+\s*\}|\d+\s*/\s*\d+|_\s*\{?\d+\}?")
 _CLOSED_AT_INFINITY = re.compile(r"\[(?:\\[,;]|[^,;\[\]])*\\infty|\\infty(?:\\[,;]|[^,;\[\]])*\]")
 
 
@@ -114,8 +67,8 @@ def grade(gold: str, answer: str, refuse: Sequence[str] = (), check: bool = Fals
     expected = _gold_reading(gold)
     if expected is None:
         return False
-    for found in _readings(answer):
-        if _equal(expected, found, _BOUNDED.search(gold) is not None) and (
+    for found in readings(answer):
+        if _equal(expected, found) and (
             check or _unsound(expected, found, gold, answer) is None
         ):
             return gold.split() == answer.split() or not any(_RELIES_ON[name](gold, answer) for name in refuse)
@@ -136,134 +89,40 @@ def _gold_reading(gold: str) -> Any:
     solution, ``n = n - 3``, is equal to: such a gold is its text only. One between numbers, ``0.56 = 56 \\%``, is true
     as every other is: it is its number.
     """
-    read = next(iter(_readings(gold, letters_are_units=False)), None)
+    read = next(iter(readings(gold, letters_are_units=False)), None)
     if _says_nothing(read):
         return None
     return _value(read) if is_equation(read) and all(map(_is_number, _sides(read))) else read
 
 
-def _holds(reading: Any, text: str) -> bool:
-    """Whether the letters of a text, but for those of texts and commands, are in what was read, and its numerals.
-
-    Numerals are only asked for where there are letters: of numbers the value is read.
-    """
-    # Of x \\approx 2 the number is meant.
-    if _APPROXIMATELY.search(text):
-        return True
-    if _symbols(reading):
-        said = _NUMERALS.findall(_VALUES.sub(" ", _WORDS.sub(" ", text)))
-        if not {numeral.lstrip("0") or "0" for numeral in said} <= set(re.findall(r"\d+", srepr(reading))):
+def _equal(expected: Any, found: Any) -> bool:
+    """What Math-Verify finds equal; an inequality may stand for an interval, a vector for a tuple."""
+    if all(isinstance(side, Eq) and isinstance(side.rhs, Set) for side in (expected, found)):
+        # x = \\pm 2, which Math-Verify compares as texts.
+        if expected.lhs != found.lhs:
             return False
-    letters = {letter for word in _LETTERS.findall(_WORDS.sub(" ", text)) if len(word) < 3 for letter in word.lower()}
-    held = f"{reading} {_symbols(reading)}".lower()
-    return all(letter in held for letter in letters - {"e", "i"})
-
-
-# Rollouts of one problem come together: its gold is parsed once.
-@lru_cache(maxsize=256)
-def _readings(text: str, letters_are_units: bool = True) -> tuple[Any, ...]:
-    """What a text may say, the likelier first: without its unit, and with all that stands in it.
-
-    It is read as LaTeX or not at all. Math-Verify's other ways (the last number in the text, the last side of a chain
-    that it cannot read) leave out the rest of it.
-    """
-    text = text.strip()
-    whole = _normalized(text, units=True)
-    stripped = _normalized(text)
-    kept = _latex(whole)
-    short = kept if stripped == whole else _latex(stripped)
-    tail = whole[len(_common(whole, stripped)) :].strip()
-    is_unit = bool(tail) and _is_unit(tail, letters=letters_are_units and not _symbols(short))
-    is_unit = is_unit and (not letters_are_units or _QUANTITY.search(stripped) is not None)
-    readings = [short, kept] if short is not None and is_unit else [kept]
-    readings = [reading for reading in readings if reading is not None]
-    if not letters_are_units:
-        readings = [reading for reading in readings if _holds(reading, stripped if reading is short else whole)]
-    return tuple(readings)
-
-
-def _normalized(text: str, units: bool = False) -> str:
-    """As Math-Verify normalizes the content of a box, the units cut off or kept."""
-    text = _INDEXED.sub(r"H_{\1\2}", _NAMED.sub(r"\1\2H_{\3}", _SIGNS.sub("", text)))
-    text = _GAMMA.sub("H_{g}", _TEXT_NAME.sub("H_{t}", _DERIVATIVE.sub(r"D_{\1\2}", text)))
-    return str(normalize_latex(text, _UNITS_KEPT if units else _UNITS_CUT))
-
-
-def _is_unit(tail: str, letters: bool) -> bool:
-    """Whether a tail that Math-Verify cuts off is a unit: a text or a word; a letter if `letters` says so.
-
-    The last letter of ``2x^2 + 3y^2 = d`` is none to it.
-    """
-    if _OTHER_DIGITS.search(tail) or ("{" in tail and re.search(r"[a-zA-Z,;=<>+-]", _OF_UNIT.sub("", tail))):
-        return False
-    if "{" in tail and not {command[1:] for command in _COMMAND.findall(tail)} <= _UNIT_COMMANDS:
-        return False
-    word = "".join(_LETTERS.findall(_COMMAND.sub(" ", tail)))
-    return (letters and len(word) < 2) or len(word) > 2 or word.lower() in _SHORT_UNITS or "\\" in tail
-
-
-def _common(one: str, other: str) -> str:
-    end = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    return one[:end]
-
-
-def _latex(text: str) -> Any:
-    """The expression of a normalized text, None where it is no LaTeX formula as a whole, or not a number (``1/0``)."""
-    try:
-        # Of i the parser knows only sometimes what it is, and makes other symbols of all letters beside it.
-        real = not should_treat_as_complex(_IMAGINARY.sub("", text))
-        read = _Converter(None, real, False, config=ConversionConfig()).parse(text)
-        if isinstance(read, Basic):
-            # So that the letters of a - a stay.
-            with evaluate(False):
-                read = read.xreplace({symbol: I for symbol in _symbols(read) if symbol.name == "i"})
-        lost = read in (nan, zoo) or (isinstance(read, Basic) and read.has(nan, zoo)) or _lost_derivative(read)
-        return None if lost else read
-    except Exception:
-        # Whatever the parser and sympy raise for what a model wrote.
-        return None
-
-
-class _Converter(_Latex2Sympy):
-    r"""The parser, but only a numeral before a fraction of numerals is a mixed number: ``(4)(5)`` is 20 here, not 9.
-
-    What was converted is kept, so that no part is converted twice.
-    """
-
-    def convert_postfix(self, postfix: Any) -> Any:
-        known = self.__dict__.setdefault("_converted", {})
-        if postfix not in known:
-            known[postfix] = super().convert_postfix(postfix)
-        return known[postfix]
-
-    def convert_postfix_list(self, arr: Any, i: int = 0) -> Any:
-        known = self.__dict__.setdefault("_listed", {})
-        if arr[i] not in known:
-            known[arr[i]] = self._product(arr, i)
-        return known[arr[i]]
-
-    def _product(self, arr: Any, i: int) -> Any:
-        left = self.convert_postfix(arr[i])
-        if i + 1 < len(arr) and getattr(left, "is_Integer", False):
-            right = self.convert_postfix_list(arr, i + 1)
-            rational = getattr(right, "is_Rational", False)
-            if rational and not _MIXED.fullmatch("".join(part.getText() for part in arr[i:])):
-                return self.mul_flat(left, right)
-        return super().convert_postfix_list(arr, i)
-
-
-def _lost_derivative(read: Any) -> bool:
-    r"""Whether one of ``\frac{dv}{dt}`` is in it: 0 to sympy, for which v does not depend on t."""
-    derivatives = read.atoms(Derivative) if isinstance(read, Basic) else ()
-    return any(not derivative.expr.has(*derivative.variables) for derivative in derivatives)
-
-
-def _equal(expected: Any, found: Any, bounded: bool = False) -> bool:
-    """`bounded`: an inequality may stand for the interval that is expected."""
+        expected, found = expected.rhs, found.rhs
+    expected, found = _tuple_of(expected, found), _tuple_of(found, expected)
+    if is_relation(expected) and is_relation(found) and not (is_equation(expected) or is_equation(found)):
+        found = _set_of(found) if symbols(expected) == symbols(found) else found
     # Timeouts off: math_verify's own use SIGALRM handlers, which a computation inside C code outlives. The pool kills.
     return not _apart(expected, found) and bool(
-        verify(expected, found, allow_set_relation_comp=bounded, timeout_seconds=None)
+        verify(expected, found, allow_set_relation_comp=True, timeout_seconds=None)
     )
+
+
+def _tuple_of(value: Any, other: Any) -> Any:
+    """A vector as a tuple, where the other value is one, or may be."""
+    vector = isinstance(value, MatrixBase) and 1 in value.shape and isinstance(other, (Tuple, Interval))
+    return Tuple(*value) if vector else value
+
+
+def _set_of(relation: Any) -> Any:
+    """All that fulfils an inequality in one unknown; the inequality itself where sympy does not say."""
+    try:
+        return relation.as_set()
+    except Exception:
+        return relation
 
 
 def _apart(expected: Any, found: Any) -> bool:
@@ -275,10 +134,10 @@ def _apart(expected: Any, found: Any) -> bool:
     for side in (expected, found):
         if not isinstance(side, Expr) or isinstance(side, MatrixExpr) or side.has(ExprWithLimits, Derivative, Limit):
             return False
-    symbols = sorted(_symbols(expected), key=str)
-    if set(symbols) != _symbols(found):
+    letters = sorted(symbols(expected), key=str)
+    if set(letters) != symbols(found):
         return False
-    point = {symbol: 1.3 + 0.37 * i for i, symbol in enumerate(symbols)}
+    point = {symbol: 1.3 + 0.37 * i for i, symbol in enumerate(letters)}
     a = _number(expected, point)
     b = _number(found, point)
     if a is None or b is None or not (isfinite(a) and isfinite(b)):
@@ -288,7 +147,7 @@ def _apart(expected: Any, found: Any) -> bool:
 
 def _expression(text: str) -> Any:
     """What the text was parsed to, None if it was not."""
-    return next(iter(_readings(text)), None)
+    return next(iter(readings(text)), None)
 
 
 def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
@@ -297,7 +156,7 @@ def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
     ``chain``: a side of a chain of equations is not what the chain ends with (``x = 7 = 8``). ``interval``: one of a
     single number, or of none, not an interval for SymPy, or the ends of an open one for it.
     ``infinity``: an interval or a set that holds infinity, where the gold's is open there, which is one and
-    the same to sympy. ``currency``: another one than the gold's.
+    the same to sympy. ``currency``: another one than the gold's, or another modulus.
     ``approximation``: the sides of the sign are not near.
     ``symbol``: one that is not the gold's (``0 \\cdot a`` is 0 whatever a is). ``near``: equal when rounded to six
     decimals, but only since both are small.
@@ -316,12 +175,15 @@ def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
         return "infinity"
     if isinstance(found, FiniteSet) and found.has(oo, -oo) and not isinstance(expected, FiniteSet):
         return "infinity"
-    if len({*_MONEY.findall(gold), *_MONEY.findall(answer)}) > 1:
+    if any(len({*label.findall(gold), *label.findall(answer)}) > 1 for label in (_MONEY, MODULUS)):
         return "currency"
     if not _approximates(answer):
         return "approximation"
     if not _symbols_known(expected, found):
         return "symbol"
+    # Of two equations that set no letter the right sides need not be the same.
+    if whole and is_equation(found) and not (is_assignment_relation(expected) and is_assignment_relation(found)):
+        return None
     return None if _near(_value(expected), _value(found), _percent_differs(gold, answer)) else "near"
 
 
@@ -363,7 +225,7 @@ def _is_name(side: Any, last: Any) -> bool:
     """Whether a side says what the last side of a chain is the value of; so may an integral or a sum."""
     if isinstance(side, Basic) and side.has(AppliedUndef, ExprWithLimits, Limit):
         return True
-    return not (_symbols(side) <= _symbols(last)) or (isinstance(side, Symbol) and side == last)
+    return not (symbols(side) <= symbols(last)) or (isinstance(side, Symbol) and side == last)
 
 
 def _says_nothing(expression: Any) -> bool:
@@ -379,6 +241,15 @@ def _sides(equation: Any) -> list[Any]:
     return [side for link in links for side in (link.lhs, link.rhs)]
 
 
+def _number(expression: Any, point: Mapping[Any, float] | None = None) -> Any:
+    """The value of an expression without symbols other than those of `point`, of any size; None where it has none."""
+    try:
+        value = expression.evalf(subs=point) if point else expression
+        return mpmathify(value.evalf()) if _is_number(value) else None
+    except (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError, NotImplementedError):
+        return None
+
+
 def _is_number(expression: Any) -> bool:
     if not isinstance(expression, Expr) or isinstance(expression, MatrixExpr):
         return False
@@ -387,14 +258,14 @@ def _is_number(expression: Any) -> bool:
 
 def _approximates(answer: str) -> bool:
     """Whether the sides of approximation signs are names, and numbers near one another."""
-    texts = _APPROXIMATELY.split(_SIGNS.sub("", answer))
-    if len(texts) > 1 and is_expr_of_only_symbols(_latex(_normalized(texts[0]))):
+    texts = APPROXIMATELY.split(SIGNS.sub("", answer))
+    if len(texts) > 1 and is_expr_of_only_symbols(parsed(normalized(texts[0]))):
         texts = texts[1:]
     if len(texts) == 1:
         return True
-    sides = [_latex(_normalized(text)) for text in texts]
+    sides = [parsed(normalized(text)) for text in texts]
     numbers = [_number(_value(side)) for side in sides]
-    return all(map(_holds, sides, texts)) and all(
+    return all(map(holds, sides, texts)) and all(
         a is not None and b is not None and abs(a - b) <= _rounding_of(text, abs(a))
         for a, b, text in zip(numbers, numbers[1:], texts[1:], strict=False)
     )
@@ -402,7 +273,7 @@ def _approximates(answer: str) -> bool:
 
 def _rounding_of(text: str, size: float) -> float:
     """How far a number of this size may be from what is written behind an approximation sign: half its last digit."""
-    match = _NUMERAL.match(_normalized(text).strip())
+    match = _NUMERAL.match(normalized(text).strip())
     if match is None:
         return _COARSE * size
     if match[1] is not None:
@@ -410,18 +281,9 @@ def _rounding_of(text: str, size: float) -> float:
     return 0.5001 * 10.0 ** len(match[2] or "")
 
 
-def _number(expression: Any, point: Mapping[Any, float] | None = None) -> complex | None:
-    """The value of an expression without symbols other than those of `point`; None where it has none."""
-    try:
-        value = expression.evalf(subs=point) if point else expression
-        return complex(value.evalf()) if _is_number(value) else None
-    except (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError, NotImplementedError):
-        return None
-
-
 def _symbols_known(expected: Any, found: Any) -> bool:
     if is_relation(expected) and is_relation(found):
-        return _symbols(found) <= _symbols(expected)
+        return symbols(found) <= symbols(expected)
     sides = [[_value(part) for part in _parts(expression)] for expression in (expected, found)]
     if any(is_relation(part) for side in sides for part in side):
         return True
@@ -434,19 +296,27 @@ def _symbols_known(expected: Any, found: Any) -> bool:
 def _names(expression: Any) -> set[str]:
     """Of symbols and of unknown functions: ``0 f(7)`` is 0 whatever f is."""
     applied = expression.atoms(AppliedUndef) if isinstance(expression, Basic) else ()
-    return {str(symbol) for symbol in _symbols(expression)} | {str(function.func) for function in applied}
-
-
-def _symbols(expression: Any) -> set[Any]:
-    return set(getattr(expression, "free_symbols", ()))
+    return {str(symbol) for symbol in symbols(expression)} | {str(function.func) for function in applied}
 
 
 def _near(expected: Any, found: Any, percent: bool) -> bool:
-    a = _number(expected)
-    b = _number(found)
-    if a is None or b is None or not (_has_float(expected) or _has_float(found) or abs(a) < 1e-6 or abs(b) < 1e-6):
+    """Whether numbers that are equal to six decimals, or to 15 digits, are so however small they or their terms are."""
+    numbers = [_number(expected), _number(found)]
+    if None in numbers:
         return True
-    return any(abs(a * by - b) <= _FINE * max(abs(a * by), abs(b)) for by in ((1, 100, 0.01) if percent else (1,)))
+    if _has_float(expected) or _has_float(found) or percent:
+        a, b = numbers
+        return any(abs(a * by - b) <= _FINE * max(abs(a * by), abs(b)) for by in ((1, 100, 0.01) if percent else (1,)))
+    return not _differ(expected, found)
+
+
+def _differ(expected: Any, found: Any) -> bool:
+    """Whether the difference of two numbers without a decimal point is certainly not 0."""
+    try:
+        difference = (expected - found).doit()
+        return bool(difference.evalf(3, maxn=_DIGITS, strict=True) != 0)
+    except Exception:
+        return False
 
 
 def _has_float(expression: Any) -> bool:
@@ -559,12 +429,12 @@ def _set_for_relation(gold: str, answer: str) -> bool:
 
 
 def _units(gold: str, answer: str) -> bool:
-    left, right = (_latex(_normalized(text, units=True)) for text in (gold, answer))
+    left, right = (parsed(normalized(text)) for text in (gold, answer))
     return left is None or right is None or not _equal(left, right)
 
 
 def _case(gold: str, answer: str) -> bool:
-    left, right = (sorted(_LETTERS.findall(_COMMAND.sub(" ", text))) for text in (gold, answer))
+    left, right = (sorted(LETTERS.findall(COMMAND.sub(" ", text))) for text in (gold, answer))
     return left != right and sorted(w.lower() for w in left) == sorted(w.lower() for w in right)
 
 

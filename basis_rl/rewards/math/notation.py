@@ -19,7 +19,9 @@ _CHARACTERS = str.maketrans(
         "∈": r"\in ", "±": r"\pm ", "∅": r"\emptyset ", "°": r"^\circ ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}",
         "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "∶": ":", "\u00a0": " ", "\u2009": " ",
         "\u202f": " ", **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),
-        **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
+        # Full-width forms, and Chinese punctuation and connectives.
+        **{chr(0xFEE0 + code): chr(code) for code in range(0x21, 0x7F)}, "、": ", ", "，": ", ", "。": ".", "；": "; ",
+        "或": " or ", "和": " and ", "且": " and ",
         # Cyrillic.
         **dict(zip("аеорсухіАЕОРСХ", "aeopcyxiAEOPCX", strict=True)),
     }
@@ -63,10 +65,16 @@ _VARIABLE = r"[abcefiknopqrxyzuvBDEGIOPQRSUXYZ]|\\?pi(?![a-zA-Z])"
 _SPEED = r"(?:[kcmd]?m|mi|ft|in|k?g|k?J|L|mL)/(?:s|sec|h|hr|min|m|L|mol)(?:\^(?:\d|\{\d\}))?"
 _BETWEEN = rf"(?:{SPACE}|[,;])*"
 _MATH_FONT = r"\\math(?:bf|rm|it|sf|normal)\s*"
+_FUNCTION = r"(?<![a-zA-Z\\])(sqrt|ln|log|lg|exp|(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc)"
+# What is in round brackets, which may hold some that hold none.
+_BRACKETED = r"\(((?:[^()]|\([^()]*\))*)\)"
+_MODULO = rf"(?:\\b?mod(?![a-z])|{FONT}\s*\{{\s*mod\s*\}}|mod\b)"
+_RELATION = r"(?:<|>|\\[lg]e(?:q|qslant)?(?![a-z]))"
 # Applied in this order; a function computes what replaces the match.
 _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
     (re.compile(pattern), form)
     for pattern, form in (
+        (r"(?<=\\[a-zA-Z])([a-zA-Z]*)\s+(?=\{)", r"\1"),
         (r"⁻?[⁰¹²³⁴⁵⁶⁷⁸⁹]+", lambda m: f"^{{{m[0].translate(_RAISED)}}}"),
         (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
         (r"\\lbrack(?![a-zA-Z])\s*", "["),
@@ -81,6 +89,42 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"\\\\\s*\[[\d.]+\s*[a-z]{2}\]", r"\\\\ "),
         (r"\\\\\s*(?=\\end(?![a-zA-Z]))", ""),
         (r"\\[hv]?phantom\s*(?:\{[^{}]*\}|[^\\{}\s])", " "),
+        # A matrix as an array in brackets, a vector in angles.
+        (r"(?:\\left\s*)?[\[(]\s*\\begin\s*\{(?:array\}\s*\{[^{}]*\}|matrix\})", r"\\begin{pmatrix}"),
+        (r"\\end\s*\{(?:array|matrix)\}\s*(?:\\right\s*)?[\])]", r"\\end{pmatrix}"),
+        (r"(?:\\left\s*)?\\langle(?![a-z])([^|]*?)(?:\\right\s*)?\\rangle(?![a-z])", r"(\1)"),
+        # As a calculator or a program writes.
+        (r"(?<=[\w)\]}])\s*\*\*\s*(?:(-?\w+)|(?=[({]))", lambda m: f"^{_braced(m[1])}"),
+        (_FUNCTION + r"(?=\s*[\d(\\]|\s+[a-z](?![a-z]))", r"\\\1"),
+        (rf"\\sqrt\s*{_BRACKETED}", r"\\sqrt{\1}"),
+        (rf"\\sqrt\s*{_BRACKETED}", r"\\sqrt{\1}"),
+        (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi "),
+        (r"<=", r"\\le "),
+        (r">=", r"\\ge "),
+        (r"\\lg(?![a-z])", r"\\log_{10}"),
+        # A residue; the name before it.
+        (rf"{SPACE}*(?:{FONT}\s*\{{{SPACE}*)?\({SPACE}*{_MODULO}{SPACE}*(\w+){SPACE}*\)\s*\}}?$", r"\\pmod{\1}"),
+        (r"\\pmod\s*(\w)$", r"\\pmod{\1}"),
+        (r"^([a-zA-Z])\s*\\equiv(?![a-z])(?=.*\\pmod)", r"\1="),
+        # For whom an answer holds, where that is for all; its value in brackets.
+        (
+            rf",?{SPACE}*{FONT}\s*\{{\s*,?\s*for (?:all|any|every|each)"
+            r"(?:\s+(?:real|complex|positive|nonnegative|natural|integers?|numbers?|values?|of|\$?[a-z]\$?))*\s*\}"
+            rf"{SPACE}*[a-zA-Z]?(?:\s*\\in\s*(?:\\mathbb\s*)?\{{?[A-Z]\}}?)?$",
+            "",
+        ),
+        (rf"{SPACE}*\({SPACE}*(=|\\approx(?![a-z]))([^()]*)\)$", r" \1\2"),
+        # The set of all that fulfil an inequality, two inequalities as one or as a union.
+        (
+            rf"^(?:\\left)?\\\{{{SPACE}*([a-zA-Z])(?:\s*\\in\s*\\mathbb\s*\{{?R\}}?)?{SPACE}*(?:\||:|\\mid(?![a-z])|\\colon(?![a-z]))"
+            rf"{SPACE}*((?=[^|]*(?:[<>]|\\[lg]e))[^=|:]*?)(?:\\right)?\\\}}$",
+            r"\2",
+        ),
+        (
+            rf"^(?P<name>[a-zA-Z])\s*(?P<first>{_RELATION})(?P<one>[^<>,=]+?),?(?:\s|\\[ ,])*(?:\\text\s*\{{)?\s*(?P<word>and|or)\s*\}}?"
+            rf"(?:\s|\\[ ,])*(?P=name)\s*(?P<second>{_RELATION})(?P<other>[^<>,=]+)$",
+            lambda m: _together(m),
+        ),
         # The name of a probability; its event may be a text that denies, P(\text{not red}) = ...
         (r"\\Pr(?![a-zA-Z])", "P"),
         (r"\\(?:mathbb|operatorname)\s*\{([EP])\}", r"\1"),
@@ -88,6 +132,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"^([a-zA-Z])\s*\(\\text\{\s*[a-zA-Z]+\s*\}\)\s*(?==)", r"\1"),
         # An introduction, and what stands behind an answer without being part of it.
         (rf"^{FONT}\s*\{{\s*(?:[Tt]he\s+)?(?:[Ff]inal\s+)?[Aa]nswer(?:\s+is)?\s*[:=]?\s*\}}\s*[:=]?(?=\s*\S)", ""),
+        (rf"^{SPACE}*(?:[Tt]he )?(?:final )?answer(?: is)?\s*:?\s*(?=\$)", ""),
         (r"\s*(?:\\tag\s*\{[\w*]{1,4}\}|\\checkmark(?![a-zA-Z]))\s*$", ""),
         # A factorial before an equals sign; the parser knows != alone.
         (r"(?<=[\d)}\]])!=(?!=)", "! ="),
@@ -112,12 +157,16 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (rf"(?:(?!^)|(?={_MATH_FONT}\{{[^{{}}]*\}}\s*\S)){_MATH_FONT}\{{\s*({_VARIABLE})\s*\}}", r" \1 "),
         (rf"(?!^){SPACE}*\\(?:text\w*|mbox)\s*\{{\s*({_VARIABLE})\s*\}}", r" \1 "),
         (r"([\^_])\s+(?=\w)", r"\1"),
-        (r"(?<=\d)\s*(?<!\\)pi(?=\s*$)", r"\\pi "),
         (rf"(?<=\d)(?:{SPACE}|\\cdot(?![a-zA-Z])|\*)+i(?![a-zA-Z])", "i"),
         (rf"(?<=\d)\s*\^\s*(?:\{{\s*)?(?:{FONT}\s*\{{\s*)?(?:st|nd|rd|th)\s*\}}+", ""),
         (r"\^?\s*\\degree(?![a-zA-Z])", r"^\\circ "),
         (r"(?<=\d)\s+x\s+(?=10\s*\^)", r"\\times "),
         (r"(?:\{|^)([^{}]*)\\over(?![a-zA-Z])([^{}]*)(?:\}|$)", r"\\frac{\1}{\2}"),
+        (r"(?:\{|^)([^{}]*)\\choose(?![a-zA-Z])([^{}]*)(?:\}|$)", r"\\binom{\1}{\2}"),
+        # A unit in Chinese, which is no number and no denial.
+        (r"(?<=[\d}])\s*([^\x00-\u4dff一二三四五六七八九十百千万亿半零两不没非否错误无]{1,6})$", r"\\text{ \1}"),
+        # One name for all of a list.
+        (r"(?:(?<=[,\s])|^(?=.*,))[a-zA-Z]\s*=\s*(?=\\pm(?![a-z]))", ""),
         (r"(\\[dt]?frac)\s*(\d)\s*(\d)(?!\d)", r"\1{\2}{\3}"),
         (r"(\\[dt]?frac)\s*(\\(?!frac|sqrt)[a-zA-Z]+)\s*(\d|\\(?!frac|sqrt)[a-zA-Z]+)", r"\1{\2}{\3}"),
         (r"√\s*(?:(\d+(?:\.\d+)?|[a-zA-Z])|\(([^()]*)\)|(?=\{))", lambda m: rf"\sqrt{_braced(m[1] or m[2])}"),
@@ -209,10 +258,24 @@ def _braced(text: str | None) -> str:
     return f"{{{text}}}" if text else ""
 
 
+def _together(match: re.Match[str]) -> str:
+    r"""``x>1 and x<2`` as ``1<x<2``, ``x<1 or x>2`` as a union of intervals; two of one direction stay."""
+    low, high = (match["first"], match["one"].strip()), (match["second"], match["other"].strip())
+    if low[0][:2] in ("<", r"\l"):
+        low, high = high, low
+    if low[0][:2] in ("<", r"\l") or high[0][:2] not in ("<", r"\l"):
+        return match[0]
+    if match["word"] == "and":
+        less = ["<" if relation in "<>" else r"\le " for relation, _ in (low, high)]
+        return f"{low[1]}{less[0]}{match['name']}{less[1]}{high[1]}"
+    ends = ")" if high[0] == "<" else "]", "(" if low[0] == ">" else "["
+    return rf"(-\infty,{high[1]}{ends[0]}\cup {ends[1]}{low[1]},\infty)"
+
+
 def _joined(match: re.Match[str], text: str) -> str:
     """The thousands as digits; in a list or a bracket only where all are round, ``1,000``, as ``(1,200)`` is a pair."""
     plain = match[3].replace("{,}", "").replace(r",\!", "")
-    listed = "," in text[: match.start(2)] + text[match.end() :] or match[1] == "("
+    listed = "," in (text[: match.start(2)] + text[match.end() :]).replace(r"\,", "") or match[1] == "("
     return plain if listed and _NOT_ROUND.search(text) else plain.replace(",", "")
 
 

@@ -164,10 +164,10 @@ def _scan(tokens: list[Token]) -> str | None:
         elif _is_operator(kind, value) and not (ended == "apart" and not _relates(kind, value)):
             ended = ""
             bars += value == "|"
-        elif ended in ("text", "apart") or (kind == "numeral" and _is_product(ended, tokens[at + 1 : at + 2])):
+        elif ended in ("text", "apart") or (kind == "numeral" and _is_product(ended, mixed, tokens[at + 1 : at + 2])):
             return "beside"
         elif kind == "command" and value in _FRACTIONS:
-            if mixed and _is_improper(tokens[at + 1 : at + _LONGEST_FRACTION]):
+            if mixed and "frac" in value and _is_improper(tokens[at + 1 : at + _LONGEST_FRACTION]):
                 return "improper"
             awaited, becomes = 2, "operand"
         elif kind == "open":  # what is in it is a factor of what ended, {2}{3}, or belongs to a command
@@ -203,6 +203,6 @@ def _relates(kind: str, value: str) -> bool:
     return kind in ("word", "text", "row") or value in _RELATIONS or value in (",", ";", ":", "=", "<", ">")
 
 
-def _is_product(ended: str, following: list[Token]) -> bool:
-    """Whether a numeral stands beside an operand; ``(n-2) 2^n`` is meant."""
-    return ended == "operand" or (ended == "bracket" and following != [("raised", "^")])
+def _is_product(ended: str, numeral: bool, following: list[Token]) -> bool:
+    """Whether a numeral stands beside an operand, as no factor of a product does; ``(n-2) 2^n`` and ``n2^n`` are meant."""
+    return ended == "operand" and numeral or (ended in ("operand", "bracket") and following != [("raised", "^")])
