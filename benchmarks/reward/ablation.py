@@ -39,7 +39,7 @@ from math_verify import parse, verify
 
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.extract import last_boxed, plain_number
-from basis_rl.rewards.math import grading, notation, quick, reading
+from basis_rl.rewards.math import grading, latex, notation, quick, reading
 from basis_rl.rewards.math.quick import same_text
 from basis_rl.rewards.math.screen import screened
 from benchmarks.common import save
@@ -47,10 +47,10 @@ from benchmarks.reward.cases import DATA, FEW, reward_parser
 from benchmarks.reward.hacking import accepted_by, all_golds, pairs
 
 _TESTS = Path(__file__).parents[2] / "tests" / "rewards" / "math"
-_MODULES = (notation, quick, reading, grading)
+_MODULES = (notation, quick, reading, latex, grading)
 _NEVER = re.compile(r"(?!)")
-# Of the expressions of the grading those that are rules; the others say what a word or a number is.
-_OF_GRADING = ("_DERIVATIVE", "_INDEXED", "_NAMED", "_TEXT_NAME", "_GAMMA", "_SIGNS", "_IMAGINARY", "_BOUNDED", "_MIXED")
+# Of the expressions of the grading processes those that are rules; the others say what a word or a number is.
+_OF_LATEX = ("_DERIVATIVE", "_INDEXED", "_NAMED", "_TEXT_NAME", "_GAMMA", "SIGNS", "MODULUS", "_IMAGINARY", "_WORD", "_MIXED")
 Pair = tuple[str, str]
 
 
@@ -158,7 +158,7 @@ class Grader:
         """Math-Verify's part of the verdict; `rule` names what is switched off in it."""
         key = (rule, *forms)
         if key not in self.known:
-            grading._readings.cache_clear()
+            latex.readings.cache_clear()
             with _alarm(self.seconds):
                 self.known[key] = False
                 self.known[key] = bool(grading.grade(*forms))
@@ -194,7 +194,7 @@ def rules() -> dict[str, Callable[[], Any]]:
     for module in _MODULES:
         name = module.__name__.rpartition(".")[2]
         for attribute, value in vars(module).items():
-            if isinstance(value, re.Pattern) and (module is not grading or attribute in _OF_GRADING):
+            if isinstance(value, re.Pattern) and (module not in (latex, grading) or attribute in _OF_LATEX):
                 found[f"{name}.{attribute}"] = lambda m=module, a=attribute, v=value: patch.object(m, a, _never(v))
             elif isinstance(value, tuple) and value and isinstance(value[0], tuple) and "REWRITES" in attribute:
                 for i, row in enumerate(value):
@@ -234,8 +234,8 @@ def ablate(grader: Grader, table: dict[Pair, bool]) -> dict[str, dict[str, Any]]
     for rule, off in rules().items():
         changes: dict[str, list[Pair]] = {"lost": [], "free": [], "harm": []}
         # What the grading itself does is only different where its expressions match, or where it refuses.
-        inner = rule.startswith(("grading", "unsound"))
-        pattern = getattr(grading, rule.partition(".")[2], _NEVER)
+        inner = rule.startswith(("latex", "unsound"))
+        pattern = getattr(latex, rule.partition(".")[2], _NEVER)
         with off():
             for pair, right in table.items():
                 (gold, answer, quickly), verdict = before[pair]
@@ -247,7 +247,7 @@ def ablate(grader: Grader, table: dict[Pair, bool]) -> dict[str, dict[str, Any]]
                 verdict_now = grader.graded(now[:2], rule if inner else "") if now[2] is None else now[2]
                 if verdict_now != verdict:
                     changes["harm" if verdict_now and right else "free" if verdict_now else "lost"].append(pair)
-        grading._readings.cache_clear()
+        latex.readings.cache_clear()
         changes["lost"] = [pair for pair in changes["lost"] if table[pair]]
         found[rule] = {name: {"count": len(kept), "first": kept[:3]} for name, kept in changes.items()}
     grader.store()

@@ -14,7 +14,7 @@ from latex2sympy2_extended import is_expr_of_only_symbols  # type: ignore[import
 from latex2sympy2_extended.logic import And  # type: ignore[import-untyped]
 from math_verify import parse, verify
 from math_verify.grader import is_assignment_relation, is_equation, is_relation, take_last_relation
-from mpmath import isfinite, mpmathify  # type: ignore[import-untyped]
+from mpmath import isfinite, mpc  # type: ignore[import-untyped]
 from sympy import (  # type: ignore[import-untyped]
     Basic,
     Derivative,
@@ -181,8 +181,8 @@ def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
         return "approximation"
     if not _symbols_known(expected, found):
         return "symbol"
-    # Of two equations that set no letter the right sides need not be the same.
-    if whole and is_equation(found) and not (is_assignment_relation(expected) and is_assignment_relation(found)):
+    # Two equations with other left sides need not have the same right sides.
+    if whole and isinstance(found, Eq) and getattr(expected, "lhs", None) != found.lhs:
         return None
     return None if _near(_value(expected), _value(found), _percent_differs(gold, answer)) else "near"
 
@@ -245,7 +245,7 @@ def _number(expression: Any, point: Mapping[Any, float] | None = None) -> Any:
     """The value of an expression without symbols other than those of `point`, of any size; None where it has none."""
     try:
         value = expression.evalf(subs=point) if point else expression
-        return mpmathify(value.evalf()) if _is_number(value) else None
+        return mpc(*value.evalf().as_real_imag()) if _is_number(value) else None
     except (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError, NotImplementedError):
         return None
 
@@ -300,23 +300,36 @@ def _names(expression: Any) -> set[str]:
 
 
 def _near(expected: Any, found: Any, percent: bool) -> bool:
-    """Whether numbers that are equal to six decimals, or to 15 digits, are so however small they or their terms are."""
-    numbers = [_number(expected), _number(found)]
-    if None in numbers:
-        return True
+    """Whether what is equal to six decimals, or to 15 digits, is so however small it is, or one of its terms.
+
+    Of lists, intervals and vectors every element is compared with those of the other side.
+    """
+    sides = [_elements_of(side) for side in (expected, found)]
+    return all(any(_is_near(a, b, percent) for a in sides[0]) for b in sides[1])
+
+
+def _elements_of(value: Any) -> list[Any]:
+    if isinstance(value, Interval):
+        return [value.start, value.end]
+    if isinstance(value, MatrixBase):
+        return list(value)
+    return [_value(part) for part in _parts(value)]
+
+
+def _is_near(expected: Any, found: Any, percent: bool) -> bool:
     if _has_float(expected) or _has_float(found) or percent:
-        a, b = numbers
-        return any(abs(a * by - b) <= _FINE * max(abs(a * by), abs(b)) for by in ((1, 100, 0.01) if percent else (1,)))
-    return not _differ(expected, found)
-
-
-def _differ(expected: Any, found: Any) -> bool:
-    """Whether the difference of two numbers without a decimal point is certainly not 0."""
+        a = _number(expected)
+        b = _number(found)
+        return a is None or b is None or any(abs(a * by - b) <= _FINE * max(abs(a * by), abs(b)) for by in ((1, 100, 0.01) if percent else (1,)))
+    if symbols(expected) != symbols(found):
+        return True
     try:
         difference = (expected - found).doit()
-        return bool(difference.evalf(3, maxn=_DIGITS, strict=True) != 0)
+        point = {symbol: Rational(13 + 4 * i, 10) for i, symbol in enumerate(sorted(symbols(difference), key=str))}
+        return not difference.subs(point).evalf(3, maxn=_DIGITS, strict=True) != 0
     except Exception:
-        return False
+        # It cannot be told from 0, or is no number.
+        return True
 
 
 def _has_float(expression: Any) -> bool:

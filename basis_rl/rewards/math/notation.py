@@ -19,9 +19,8 @@ _CHARACTERS = str.maketrans(
         "∈": r"\in ", "±": r"\pm ", "∅": r"\emptyset ", "°": r"^\circ ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}",
         "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "∶": ":", "\u00a0": " ", "\u2009": " ",
         "\u202f": " ", **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),
-        # Full-width forms, and Chinese punctuation and connectives.
-        **{chr(0xFEE0 + code): chr(code) for code in range(0x21, 0x7F)}, "、": ", ", "，": ", ", "。": ".", "；": "; ",
-        "或": " or ", "和": " and ", "且": " and ",
+        # Full-width forms, and Chinese punctuation.
+        **{chr(0xFEE0 + code): chr(code) for code in range(0x21, 0x7F)}, "、": ", ", "。": ".", "ℝ": r"\mathbb{R}", "≡": r"\equiv ",
         # Cyrillic.
         **dict(zip("аеорсухіАЕОРСХ", "aeopcyxiAEOPCX", strict=True)),
     }
@@ -68,8 +67,12 @@ _MATH_FONT = r"\\math(?:bf|rm|it|sf|normal)\s*"
 _FUNCTION = r"(?<![a-zA-Z\\])(sqrt|ln|log|lg|exp|(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc)"
 # What is in round brackets, which may hold some that hold none.
 _BRACKETED = r"\(((?:[^()]|\([^()]*\))*)\)"
-_MODULO = rf"(?:\\b?mod(?![a-z])|{FONT}\s*\{{\s*mod\s*\}}|mod\b)"
+_MODULO = rf"(?:\\bmod(?![a-z])|\\mod(?![a-z])|{FONT}\s*\{{\s*mod\s*\}}|(?<![a-zA-Z\\])mod(?![a-z]))"
+_INSIDE = r"(?:[^{}]|\{[^{}]*\})"
 _RELATION = r"(?:<|>|\\[lg]e(?:q|qslant)?(?![a-z]))"
+_OPEN = (r"(-\infty", r"\infty)")
+_EITHER = rf"(?:(?<![a-zA-Z])(?:and|or)(?![a-zA-Z])|{FONT}\s*\{{\s*,?\s*(?:and|or)\s*\}})"
+_INEQUALITY = rf"[^<>=,;]*(?:{_RELATION}[^<>=,;]*)+?"
 # Applied in this order; a function computes what replaces the match.
 _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
     (re.compile(pattern), form)
@@ -89,13 +92,15 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"\\\\\s*\[[\d.]+\s*[a-z]{2}\]", r"\\\\ "),
         (r"\\\\\s*(?=\\end(?![a-zA-Z]))", ""),
         (r"\\[hv]?phantom\s*(?:\{[^{}]*\}|[^\\{}\s])", " "),
+        (r"或者?", " or "),
+        (r"[和且与]", " and "),
         # A matrix as an array in brackets, a vector in angles.
         (r"(?:\\left\s*)?[\[(]\s*\\begin\s*\{(?:array\}\s*\{[^{}]*\}|matrix\})", r"\\begin{pmatrix}"),
         (r"\\end\s*\{(?:array|matrix)\}\s*(?:\\right\s*)?[\])]", r"\\end{pmatrix}"),
-        (r"(?:\\left\s*)?\\langle(?![a-z])([^|]*?)(?:\\right\s*)?\\rangle(?![a-z])", r"(\1)"),
+        (r"(?:\\left\s*)?\\langle(?![a-z])([^|]*?)(?:\\right\s*)?\\rangle(?![a-z])|^<([^<>]*,[^<>]*)>$", r"(\1\2)"),
         # As a calculator or a program writes.
         (r"(?<=[\w)\]}])\s*\*\*\s*(?:(-?\w+)|(?=[({]))", lambda m: f"^{_braced(m[1])}"),
-        (_FUNCTION + r"(?=\s*[\d(\\]|\s+[a-z](?![a-z]))", r"\\\1"),
+        (_FUNCTION + r"(?=\s*[\d(\\^_]|\s+[a-z](?![a-z]))", r"\\\1"),
         (rf"\\sqrt\s*{_BRACKETED}", r"\\sqrt{\1}"),
         (rf"\\sqrt\s*{_BRACKETED}", r"\\sqrt{\1}"),
         (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi "),
@@ -105,6 +110,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         # A residue; the name before it.
         (rf"{SPACE}*(?:{FONT}\s*\{{{SPACE}*)?\({SPACE}*{_MODULO}{SPACE}*(\w+){SPACE}*\)\s*\}}?$", r"\\pmod{\1}"),
         (r"\\pmod\s*(\w)$", r"\\pmod{\1}"),
+        (_MODULO, r"\\mod "),
         (r"^([a-zA-Z])\s*\\equiv(?![a-z])(?=.*\\pmod)", r"\1="),
         # For whom an answer holds, where that is for all; its value in brackets.
         (
@@ -113,18 +119,14 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
             rf"{SPACE}*[a-zA-Z]?(?:\s*\\in\s*(?:\\mathbb\s*)?\{{?[A-Z]\}}?)?$",
             "",
         ),
-        (rf"{SPACE}*\({SPACE}*(=|\\approx(?![a-z]))([^()]*)\)$", r" \1\2"),
+        (rf"{SPACE}*(?:\\left\s*)?\({SPACE}*(=|\\approx(?![a-z]))([^()]*?)(?:\\right\s*)?\)$", r" \1\2"),
         # The set of all that fulfil an inequality, two inequalities as one or as a union.
         (
             rf"^(?:\\left)?\\\{{{SPACE}*([a-zA-Z])(?:\s*\\in\s*\\mathbb\s*\{{?R\}}?)?{SPACE}*(?:\||:|\\mid(?![a-z])|\\colon(?![a-z]))"
-            rf"{SPACE}*((?=[^|]*(?:[<>]|\\[lg]e))[^=|:]*?)(?:\\right)?\\\}}$",
+            rf"{SPACE}*((?=[^|]*(?:[<>]|\\[lgn]e))[^=|:]*?)(?:\\right)?\\\}}$",
             r"\2",
         ),
-        (
-            rf"^(?P<name>[a-zA-Z])\s*(?P<first>{_RELATION})(?P<one>[^<>,=]+?),?(?:\s|\\[ ,])*(?:\\text\s*\{{)?\s*(?P<word>and|or)\s*\}}?"
-            rf"(?:\s|\\[ ,])*(?P=name)\s*(?P<second>{_RELATION})(?P<other>[^<>,=]+)$",
-            lambda m: _together(m),
-        ),
+        (rf"^{_INEQUALITY}(?:{SPACE}*,?{SPACE}*{_EITHER}{SPACE}*{_INEQUALITY})+$", lambda m: _together(m[0])),
         # The name of a probability; its event may be a text that denies, P(\text{not red}) = ...
         (r"\\Pr(?![a-zA-Z])", "P"),
         (r"\\(?:mathbb|operatorname)\s*\{([EP])\}", r"\1"),
@@ -161,8 +163,8 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (rf"(?<=\d)\s*\^\s*(?:\{{\s*)?(?:{FONT}\s*\{{\s*)?(?:st|nd|rd|th)\s*\}}+", ""),
         (r"\^?\s*\\degree(?![a-zA-Z])", r"^\\circ "),
         (r"(?<=\d)\s+x\s+(?=10\s*\^)", r"\\times "),
-        (r"(?:\{|^)([^{}]*)\\over(?![a-zA-Z])([^{}]*)(?:\}|$)", r"\\frac{\1}{\2}"),
-        (r"(?:\{|^)([^{}]*)\\choose(?![a-zA-Z])([^{}]*)(?:\}|$)", r"\\binom{\1}{\2}"),
+        (rf"(?:\{{|^)({_INSIDE}*?)\\over(?![a-zA-Z])({_INSIDE}*)(?:\}}|$)", r"\\frac{\1}{\2}"),
+        (rf"(?:\{{|^)({_INSIDE}*?)\\choose(?![a-zA-Z])({_INSIDE}*)(?:\}}|$)", r"\\binom{\1}{\2}"),
         # A unit in Chinese, which is no number and no denial.
         (r"(?<=[\d}])\s*([^\x00-\u4dff一二三四五六七八九十百千万亿半零两不没非否错误无]{1,6})$", r"\\text{ \1}"),
         # One name for all of a list.
@@ -258,18 +260,38 @@ def _braced(text: str | None) -> str:
     return f"{{{text}}}" if text else ""
 
 
-def _together(match: re.Match[str]) -> str:
-    r"""``x>1 and x<2`` as ``1<x<2``, ``x<1 or x>2`` as a union of intervals; two of one direction stay."""
-    low, high = (match["first"], match["one"].strip()), (match["second"], match["other"].strip())
-    if low[0][:2] in ("<", r"\l"):
-        low, high = high, low
-    if low[0][:2] in ("<", r"\l") or high[0][:2] not in ("<", r"\l"):
-        return match[0]
-    if match["word"] == "and":
-        less = ["<" if relation in "<>" else r"\le " for relation, _ in (low, high)]
-        return f"{low[1]}{less[0]}{match['name']}{less[1]}{high[1]}"
-    ends = ")" if high[0] == "<" else "]", "(" if low[0] == ">" else "["
-    return rf"(-\infty,{high[1]}{ends[0]}\cup {ends[1]}{low[1]},\infty)"
+def _together(text: str) -> str:
+    r"""``x>1 and x<2`` as ``1<x<2``, ``x<1 or x>2`` as a union of intervals; what is not of this form stays."""
+    words = {"or" in word for word in re.findall(_EITHER, text)}
+    parts = [_bounds(part) for part in re.split(rf"(?:{SPACE}|,)*{_EITHER}{SPACE}*", text)]
+    if None in parts or len(words) > 1 or len({part[0] for part in parts if part}) > 1:
+        return text
+    known = [part for part in parts if part is not None]
+    if words == {True}:
+        return r"\cup ".join(f"{low or _OPEN[0]},{high or _OPEN[1]}" for _, low, high in known)
+    lows = [low for _, low, _ in known if low]
+    highs = [high for _, _, high in known if high]
+    if len(lows) != 1 or len(highs) != 1:
+        return text
+    less = ["<" if mark in "()" else r"\le " for mark in (lows[0][0], highs[0][-1])]
+    return f"{lows[0][1:]}{less[0]}{known[0][0]}{less[1]}{highs[0][:-1]}"
+
+
+def _bounds(inequality: str) -> tuple[str, str, str] | None:
+    """The letter of an inequality and its bounds as those of an interval, ``(1`` and ``2]``; an empty text for none."""
+    sides = re.split(rf"\s*({_RELATION})\s*", inequality.strip())
+    at = next((i for i in range(0, len(sides), 2) if re.fullmatch("[a-zA-Z]", sides[i])), None)
+    if at is None or len(sides) > 5 or (len(sides) == 5 and at != 2):
+        return None
+    low = high = ""
+    for i in range(1, len(sides), 2):
+        relation = sides[i]
+        bound = sides[i - 1] if i < at else sides[i + 1]
+        if (relation == "<" or relation.startswith(r"\l")) == (i > at):
+            high = bound + (")" if relation in "<>" else "]")
+        else:
+            low = ("(" if relation in "<>" else "[") + bound
+    return (sides[at], low, high) if len(sides) == 3 or (low and high) else None
 
 
 def _joined(match: re.Match[str], text: str) -> str:
