@@ -50,7 +50,7 @@ _TESTS = Path(__file__).parents[2] / "tests" / "rewards" / "math"
 _MODULES = (notation, quick, reading, latex, grading)
 _NEVER = re.compile(r"(?!)")
 # Of the expressions of the grading processes those that are rules; the others say what a word or a number is.
-_OF_LATEX = ("_DERIVATIVE", "_INDEXED", "_NAMED", "_TEXT_NAME", "_GAMMA", "SIGNS", "MODULUS", "_IMAGINARY", "_WORD", "_MIXED")
+_OF_LATEX = ("_DERIVATIVE", "_INDEXED", "_NAMED", "_TEXT_NAME", "_GAMMA", "SIGNS", "MODULUS", "_IMAGINARY", "_WORDS", "_MIXED")
 Pair = tuple[str, str]
 
 

@@ -113,8 +113,9 @@ def _equal(expected: Any, found: Any) -> bool:
 
 def _tuple_of(value: Any, other: Any) -> Any:
     """A vector as a tuple, where the other value is one, or may be."""
-    vector = isinstance(value, MatrixBase) and 1 in value.shape and isinstance(other, (Tuple, Interval))
-    return Tuple(*value) if vector else value
+    vector = _value(value)
+    is_meant = isinstance(vector, MatrixBase) and 1 in vector.shape and isinstance(_value(other), (Tuple, Interval))
+    return Tuple(*vector) if is_meant else value
 
 
 def _set_of(relation: Any) -> Any:
@@ -167,8 +168,9 @@ def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
     says = isinstance(found, Basic) and not whole and len(written) > 1
     if not all(_consistent(part, whole, says) for part in _parts(found)):
         return "chain"
-    if is_relation(expected) and not whole and isinstance(_value(found), FiniteSet):
-        return "interval"
+    for side, other in ((expected, found), (found, expected)):
+        if is_relation(side) and not is_equation(side) and isinstance(_value(other), FiniteSet):
+            return "interval"
     if "[" in answer.replace(r"\sqrt[", "") and not found.has(Interval, Tuple) and found.has(Set):
         return "interval"
     if _CLOSED_AT_INFINITY.search(answer) and not _CLOSED_AT_INFINITY.search(gold):
@@ -321,7 +323,7 @@ def _is_near(expected: Any, found: Any, percent: bool) -> bool:
         a = _number(expected)
         b = _number(found)
         return a is None or b is None or any(abs(a * by - b) <= _FINE * max(abs(a * by), abs(b)) for by in ((1, 100, 0.01) if percent else (1,)))
-    if symbols(expected) != symbols(found):
+    if expected == found or symbols(expected) != symbols(found) or not isinstance(expected, Expr):
         return True
     try:
         difference = (expected - found).doit()

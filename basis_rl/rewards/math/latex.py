@@ -52,7 +52,9 @@ APPROXIMATELY = re.compile(r"\\approx(?:eq)?(?![a-zA-Z])|\\simeq(?![a-zA-Z])|≈
 _NAMES = re.compile(r"\\(?:begin|end|[a-zA-Z]*text[a-zA-Z]*|math[a-z]+|mbox|operatorname)\s*\{[^{}]*\}|\\[a-zA-Z]+")
 COMMAND = re.compile(r"\\[a-zA-Z]+")
 LETTERS = re.compile(r"[a-zA-Z]+")
-_WORD = re.compile(r"(\\(?:text|mbox)\s*\{\s*)?((?!inf(?:inity)?\b)[a-zA-Z]{3,})\s*(?(1)\})")
+_WORDS = re.compile(
+    r"(\\(?:text|mbox)\s*\{\s*)?\(?((?!.*\b(?:inf|infinity|and|or)\b)(?=.*(?:[a-zA-Z]{3}|ii))[a-zA-Z ]+)\)?\s*(?(1)\})"
+)
 _NUMERALS = re.compile(r"(?<![\d.])\d+(?![\d.])")
 # Reduced fractions; indices.
 _VALUES = re.compile(r"\{\s*\d+\s*\}\s*\{\s*\d+\s*\}|\d+\s*/\s*\d+|_\s*\{?\d+\}?")
@@ -67,10 +69,11 @@ def readings(text: str, letters_are_units: bool = True) -> tuple[Any, ...]:
     that it cannot read) leave out the rest of it.
     """
     text = text.strip()
-    if (word := _WORD.fullmatch(text)) is not None:
-        # Without \\text{} a word is a product of its letters, i among them; inf is none in it, as it is to Math-Verify.
-        letters = (E if letter == "e" else Symbol(letter, real=True) for letter in word[2].lower())
-        return (Symbol(word[2].lower(), real=True) if word[1] else Mul(*letters, evaluate=False),)
+    if (words := _WORDS.fullmatch(text)) is not None:
+        # Words without \\text{} are a product of letters, i among them; to Math-Verify inf is infinity in them.
+        word = words[2].lower().replace(" ", "")
+        letters = (E if letter == "e" else Symbol(letter, real=True) for letter in word)
+        return (Symbol(word, real=True) if words[1] else Mul(*letters, evaluate=False),)
     whole = _without_units(text, _UNITS_KEPT)
     stripped = _without_units(text, _UNITS_CUT)
     kept = parsed(_spelled(whole))

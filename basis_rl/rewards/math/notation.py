@@ -114,9 +114,9 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"^([a-zA-Z])\s*\\equiv(?![a-z])(?=.*\\pmod)", r"\1="),
         # For whom an answer holds, where that is for all; its value in brackets.
         (
-            rf",?{SPACE}*{FONT}\s*\{{\s*,?\s*for (?:all|any|every|each)"
-            r"(?:\s+(?:real|complex|positive|nonnegative|natural|integers?|numbers?|values?|of|\$?[a-z]\$?))*\s*\}"
-            rf"{SPACE}*[a-zA-Z]?(?:\s*\\in\s*(?:\\mathbb\s*)?\{{?[A-Z]\}}?)?$",
+            rf",?{SPACE}*(?:\\forall|{FONT}\s*\{{\s*,?\s*for (?:all|any|every|each)"
+            r"(?:\s+(?:real|complex|positive|nonnegative|natural|integers?|numbers?|values?|of|\$?[a-z]\$?))*\s*\})"
+            rf"{SPACE}*(?:[a-zA-Z]|\\[a-z]+)?(?:\s*\\in\s*(?:\\mathbb\s*)?\{{?[A-Z]\}}?)?$",
             "",
         ),
         (rf"{SPACE}*(?:\\left\s*)?\({SPACE}*(=|\\approx(?![a-z]))([^()]*?)(?:\\right\s*)?\)$", r" \1\2"),
@@ -158,6 +158,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"\\(?:boldsymbol|bm|pmb)(?=\s*\{)|\\bf(?:series)?(?![a-zA-Z])", ""),
         (rf"(?:(?!^)|(?={_MATH_FONT}\{{[^{{}}]*\}}\s*\S)){_MATH_FONT}\{{\s*({_VARIABLE})\s*\}}", r" \1 "),
         (rf"(?!^){SPACE}*\\(?:text\w*|mbox)\s*\{{\s*({_VARIABLE})\s*\}}", r" \1 "),
+        (r"\\mathrm\s*\{d\}(?=[a-z\\])", "d"),
         (r"([\^_])\s+(?=\w)", r"\1"),
         (rf"(?<=\d)(?:{SPACE}|\\cdot(?![a-zA-Z])|\*)+i(?![a-zA-Z])", "i"),
         (rf"(?<=\d)\s*\^\s*(?:\{{\s*)?(?:{FONT}\s*\{{\s*)?(?:st|nd|rd|th)\s*\}}+", ""),

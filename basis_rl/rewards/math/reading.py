@@ -205,4 +205,4 @@ def _relates(kind: str, value: str) -> bool:
 
 def _is_product(ended: str, numeral: bool, following: list[Token]) -> bool:
     """Whether a numeral stands beside an operand, as no factor of a product does; ``(n-2) 2^n`` and ``n2^n`` are meant."""
-    return ended == "operand" and numeral or (ended in ("operand", "bracket") and following != [("raised", "^")])
+    return ended in ("operand", "bracket") and (numeral or following != [("raised", "^")])
