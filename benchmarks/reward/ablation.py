@@ -239,7 +239,7 @@ def ablate(grader: Grader, table: dict[Pair, bool]) -> dict[str, dict[str, Any]]
         with off():
             for pair, right in table.items():
                 (gold, answer, quickly), verdict = before[pair]
-                if inner and (quickly is not None or not _concerns(rule, pattern, gold + "\n" + answer, verdict)):
+                if inner and (quickly is not None or not _concerns(rule, pattern, (gold, answer), verdict)):
                     continue
                 now = (gold, answer, quickly) if inner else grader.forms(pair)
                 if not inner and now == before[pair][0]:
@@ -254,8 +254,8 @@ def ablate(grader: Grader, table: dict[Pair, bool]) -> dict[str, dict[str, Any]]
     return found
 
 
-def _concerns(rule: str, pattern: re.Pattern[str], text: str, verdict: bool) -> bool:
-    return not verdict if rule.startswith("unsound") else pattern.search(text) is not None
+def _concerns(rule: str, pattern: re.Pattern[str], forms: Pair, verdict: bool) -> bool:
+    return not verdict if rule.startswith("unsound") else any(pattern.search(text) for text in forms)
 
 
 def lost_to_us(grader: Grader, golds: list[str]) -> list[dict[str, str]]:

@@ -82,16 +82,12 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
         (r"\\lbrack(?![a-zA-Z])\s*", "["),
         (r"\\rbrack(?![a-zA-Z])", "]"),
-        (r"\\lbrace(?![a-zA-Z])\s*", r"\\{"),
-        (r"\\rbrace(?![a-zA-Z])", r"\\}"),
         (r"~=", r"\\approx "),
         (r"~", " "),
         (r":=|\\coloneqq(?![a-zA-Z])", "="),
         (r"\\[bB]igg?[lrm]?(?![a-zA-Z])\s*", ""),
-        # Rows of a matrix with a distance, or with none behind them.
+        # Rows of a matrix with a distance.
         (r"\\\\\s*\[[\d.]+\s*[a-z]{2}\]", r"\\\\ "),
-        (r"\\\\\s*(?=\\end(?![a-zA-Z]))", ""),
-        (r"\\[hv]?phantom\s*(?:\{[^{}]*\}|[^\\{}\s])", " "),
         (r"或者?", " or "),
         (r"[和且与]", " and "),
         # A matrix as an array in brackets, a vector in angles.
@@ -104,14 +100,11 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (rf"\\sqrt\s*{_BRACKETED}", r"\\sqrt{\1}"),
         (rf"\\sqrt\s*{_BRACKETED}", r"\\sqrt{\1}"),
         (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi "),
-        (r"<=", r"\\le "),
-        (r">=", r"\\ge "),
         (r"\\lg(?![a-z])", r"\\log_{10}"),
         # A residue; the name before it.
         (rf"{SPACE}*(?:{FONT}\s*\{{{SPACE}*)?\({SPACE}*{_MODULO}{SPACE}*(\w+){SPACE}*\)\s*\}}?$", r"\\pmod{\1}"),
         (r"\\pmod\s*(\w)$", r"\\pmod{\1}"),
         (_MODULO, r"\\mod "),
-        (r"^([a-zA-Z])\s*\\equiv(?![a-z])(?=.*\\pmod)", r"\1="),
         # For whom an answer holds, where that is for all; its value in brackets.
         (
             rf",?{SPACE}*(?:\\forall|{FONT}\s*\{{\s*,?\s*for (?:all|any|every|each)"
@@ -128,10 +121,8 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         ),
         (rf"^{_INEQUALITY}(?:{SPACE}*,?{SPACE}*{_EITHER}{SPACE}*{_INEQUALITY})+$", lambda m: _together(m[0])),
         # The name of a probability; its event may be a text that denies, P(\text{not red}) = ...
-        (r"\\Pr(?![a-zA-Z])", "P"),
         (r"\\(?:mathbb|operatorname)\s*\{([EP])\}", r"\1"),
         (r"^([EP])\s*\((?=[^()]*(?:[<>|]|\\(?:text|[lg]eq?|in|mid|cap|cup)(?![a-z])))[^()]*\)\s*(?==)", r"\1"),
-        (r"^([a-zA-Z])\s*\(\\text\{\s*[a-zA-Z]+\s*\}\)\s*(?==)", r"\1"),
         # An introduction, and what stands behind an answer without being part of it.
         (rf"^{FONT}\s*\{{\s*(?:[Tt]he\s+)?(?:[Ff]inal\s+)?[Aa]nswer(?:\s+is)?\s*[:=]?\s*\}}\s*[:=]?(?=\s*\S)", ""),
         (rf"^{SPACE}*(?:[Tt]he )?(?:final )?answer(?: is)?\s*:?\s*(?=\$)", ""),
@@ -152,15 +143,11 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
             rf"(?<=[^\s,;~:!>\\]){SPACE}*+[,;]?{SPACE}*{FONT}\s*\{{{_BETWEEN}(?:[,;]|and|or){_BETWEEN}\}}{SPACE}*(?=[^\s,;.])",
             ", ",
         ),
-        # Numerals, and letters that are none of units, in a font.
+        # Letters that are none of units, in a font.
         (rf"{FONT}\s*\{{\s*(?:percent|\\?%)\s*\}}", r"\\%"),
-        (rf"{FONT}\s*\{{(?=[^{{}}]*\d)((?:[-+.,/\d]|{SPACE})*+)\}}", r"\1"),
-        (r"\\(?:boldsymbol|bm|pmb)(?=\s*\{)|\\bf(?:series)?(?![a-zA-Z])", ""),
         (rf"(?:(?!^)|(?={_MATH_FONT}\{{[^{{}}]*\}}\s*\S)){_MATH_FONT}\{{\s*({_VARIABLE})\s*\}}", r" \1 "),
         (rf"(?!^){SPACE}*\\(?:text\w*|mbox)\s*\{{\s*({_VARIABLE})\s*\}}", r" \1 "),
         (r"\\mathrm\s*\{d\}(?=[a-z\\])", "d"),
-        (r"([\^_])\s+(?=\w)", r"\1"),
-        (rf"(?<=\d)(?:{SPACE}|\\cdot(?![a-zA-Z])|\*)+i(?![a-zA-Z])", "i"),
         (rf"(?<=\d)\s*\^\s*(?:\{{\s*)?(?:{FONT}\s*\{{\s*)?(?:st|nd|rd|th)\s*\}}+", ""),
         (r"\^?\s*\\degree(?![a-zA-Z])", r"^\\circ "),
         (r"(?<=\d)\s+x\s+(?=10\s*\^)", r"\\times "),
@@ -171,23 +158,14 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         # One name for all of a list.
         (r"(?:(?<=[,\s])|^(?=.*,))[a-zA-Z]\s*=\s*(?=\\pm(?![a-z]))", ""),
         (r"(\\[dt]?frac)\s*(\d)\s*(\d)(?!\d)", r"\1{\2}{\3}"),
-        (r"(\\[dt]?frac)\s*(\\(?!frac|sqrt)[a-zA-Z]+)\s*(\d|\\(?!frac|sqrt)[a-zA-Z]+)", r"\1{\2}{\3}"),
         (r"√\s*(?:(\d+(?:\.\d+)?|[a-zA-Z])|\(([^()]*)\)|(?=\{))", lambda m: rf"\sqrt{_braced(m[1] or m[2])}"),
         (r"\^\s*\(([^()]*)\)", r"^{\1}"),
-        (r"(?<=\d)\.(?=/\d)", ""),
         (r"_\s*\{\s*\\(max|min)\s*\}", r"_{\1}"),
         (rf"^({_NUMBER}){SPACE}+((?:[a-z]{{3,}}s|people|children)(?: per [a-z]+)?)$", r"\1\\text{ \2}"),
         (rf"(?<=\d){SPACE}+({_SPEED})$", r"\\text{ \1}"),
         (r"^((?:[^=<>a-zA-Z\\]|\\(?:[dt]?frac|sqrt|pi|cdot|pm)(?![a-zA-Z])|\\[ ,])*+)=\s*([a-zA-Z])$", r"\2=\1"),
+        (r"(^|=\s*)([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?=$|[\s\\])", r"\1\2\\cdot 10^{\3}"),
     )
-)
-_LAST_REWRITES = (
-    (re.compile(r"(^|=\s*)([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?=$|[\s\\])"), r"\1\2\\cdot 10^{\3}"),
-    (re.compile(r"(?<=\()([-+]?\d+(?:\.\d+)?)\)[^\S\n]*\((?=[-+]?\d+(?:\.\d+)?\))"), r"\1)\\cdot ("),
-    (
-        re.compile(r"(?<![\d.^_])((?<!\^\{)(?<!_\{)\d+(?:\.\d+)?)[^\S\n]*(?:\\left\s*)?\(\s*(?=[-+]?\d|\\[dt]?frac)"),
-        r"\1\\cdot (",
-    ),
 )
 
 
@@ -207,8 +185,6 @@ def normal_form(text: str) -> str:
     text = _SPACED.sub(lambda m: re.sub(r"\D", "", re.sub(SPACE, "", m[0])), text)
     text = _THOUSANDS.sub(lambda m: m[1] + m[2] + _joined(m, text), text)
     text = _MIXED.sub(_mixed, _REPEATING.sub(_repeating, text))
-    for last, form in _LAST_REWRITES:
-        text = last.sub(form, text)
     return _bare(text)
 
 

@@ -42,15 +42,12 @@ _OPERATORS = _RELATIONS | {
     "mp", "neg", "not", "parallel", "perp", "pm", "star", "times", "triangle", "vert",
 }  # fmt: skip
 _LONGEST_FRACTION = 16  # tokens
-_CONNECTIVE = re.compile(r"[\s,;]*(?:and|or|,|;|&)?[\s,;]*")
 _DOTS = re.compile(r"\\[lc]?dots(?![a-zA-Z])|\.\.\.|…")
 _BUILDER = re.compile(
     r"\\\{(?:[^{}]|\{[^{}]*\})*?(?::|\\(?:mid|colon|vert)(?![a-z])|\|)[^{}]*(?:[=<>]|\\(?:in|[lgn]e)(?![a-z]))"
     r"|(?<![a-zA-Z\\])([a-zA-Z])\s*(?::|\\(?:mid|colon)(?![a-z]))\s*\1\s*(?:[=<>]|\\(?:in|[lgn]e)(?![a-z]))"
 )
 _LAST_TEXT = re.compile(rf"{FONT}\s*\{{([^{{}}]*)\}}(?:\^\d|\^\{{\d\}})?$")
-_BOX = re.compile(r"\\f?box(?:ed)?(?![a-zA-Z])")
-_TEXTS = re.compile(rf"{FONT}\s*\{{[^{{}}]*\}}")
 _PRIME = re.compile(r"(?:(?<=[a-zA-Z)\]}'])|(?<=\^\d))'|\\prime(?![a-zA-Z])")
 _DENIAL = (
     r"no(?!\.\s*of)|not|nor|none|nothing|nope|never|neither|hardly|cannot|[a-z]+n['’]t|isnt|arent|dont|cant|wrong(?:ly)?"
@@ -88,8 +85,6 @@ def refused_reading(text: str) -> str | None:
         return "dots"
     if _BUILDER.search(text):
         return "builder"
-    if _BOX.search(text):
-        return "beside"
     last = _LAST_TEXT.search(text)
     if last is not None and last.start() > 0 and _NO_UNIT.search(last[1]):
         return "unit"
@@ -113,10 +108,8 @@ def primes_differ(gold: str, answer: str) -> bool:
     is feet, minutes or inches.
     """
     named = "=" in gold
-    counts = [
-        len(_PRIME.findall(_TEXTS.sub(" ", text if named else text.rpartition("=")[2]))) for text in (gold, answer)
-    ]
-    return counts[0] != counts[1]
+    counts = {len(_PRIME.findall(text if named else text.rpartition("=")[2])) for text in (gold, answer)}
+    return len(counts) > 1
 
 
 Token = tuple[str, str]
@@ -195,7 +188,7 @@ def _is_operator(kind: str, value: str) -> bool:
         return value in ("and", "or")
     if kind == "command":
         return value in _OPERATORS
-    return kind in ("other", "row") or (kind == "text" and _CONNECTIVE.fullmatch(value) is not None)
+    return kind in ("other", "row")
 
 
 def _relates(kind: str, value: str) -> bool:
