@@ -50,7 +50,9 @@ _TESTS = Path(__file__).parents[2] / "tests" / "rewards" / "math"
 _MODULES = (notation, quick, reading, latex, grading)
 _NEVER = re.compile(r"(?!)")
 # Of the expressions of the grading processes those that are rules; the others say what a word or a number is.
-_OF_LATEX = ("_DERIVATIVE", "_INDEXED", "_NAMED", "_TEXT_NAME", "_GAMMA", "SIGNS", "MODULUS", "_IMAGINARY", "_WORDS", "_MIXED")
+_OF_LATEX = (
+    "_DERIVATIVE", "_INDEXED", "_NAMED", "_TEXT_NAME", "_GAMMA", "SIGNS", "MODULUS", "_IMAGINARY", "_WORDS", "_MIXED",
+)  # fmt: skip
 Pair = tuple[str, str]
 
 
@@ -132,7 +134,8 @@ def chosen_pairs(golds: list[str], size: int, seed: int, data: bool = True) -> d
         word = "right" if right else "wrong"
         rows = [row for kind in kinds[word].values() for row in kind]
         rows += [row for name in (word, f"{word}_here") for row in tables[name]["rows"]]
-        table |= {(gold, answer): right for gold, *answers in rows for answer in answers if r"\boxed" not in gold + answer}
+        found = {(gold, answer): right for gold, *answers in rows for answer in answers}
+        table |= {pair: right for pair, right in found.items() if r"\boxed" not in "".join(pair)}
     return table
 
 

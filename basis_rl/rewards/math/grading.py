@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from latex2sympy2_extended import is_expr_of_only_symbols  # type: ignore[import-untyped]
 from latex2sympy2_extended.logic import And  # type: ignore[import-untyped]
@@ -36,7 +36,18 @@ from sympy import (  # type: ignore[import-untyped]
 from sympy.concrete.expr_with_limits import ExprWithLimits  # type: ignore[import-untyped]
 from sympy.core.function import AppliedUndef  # type: ignore[import-untyped]
 
-from basis_rl.rewards.math.latex import APPROXIMATELY, COMMAND, LETTERS, MODULUS, SIGNS, holds, normalized, parsed, readings, symbols
+from basis_rl.rewards.math.latex import (
+    APPROXIMATELY,
+    COMMAND,
+    LETTERS,
+    MODULUS,
+    SIGNS,
+    holds,
+    normalized,
+    parsed,
+    readings,
+    symbols,
+)
 
 # How far the sides of an approximation sign may be apart, where no numeral says.
 _COARSE = 0.005
@@ -50,6 +61,7 @@ _DEGREES = re.compile(r"\\circ|\\degree|°|degree")
 _CURRENCY = re.compile(r"\\\$|[$€£]")
 _MONEY = re.compile(r"\\\$|[€£¥₹]")
 _BASE = re.compile(r"\d\s*_\s*\{?\s*(?:\\text\{)?\s*(\w+)")
+_RATIO = re.compile(":")
 _CLOSED_AT_INFINITY = re.compile(r"\[(?:\\[,;]|[^,;\[\]])*\\infty|\\infty(?:\\[,;]|[^,;\[\]])*\]")
 
 
@@ -68,10 +80,9 @@ def grade(gold: str, answer: str, refuse: Sequence[str] = (), check: bool = Fals
     if expected is None:
         return False
     for found in readings(answer):
-        if _equal(expected, found) and (
-            check or _unsound(expected, found, gold, answer) is None
-        ):
-            return gold.split() == answer.split() or not any(_RELIES_ON[name](gold, answer) for name in refuse)
+        if _equal(expected, found) and (check or _unsound(expected, found, gold, answer) is None):
+            pair = _Pair(gold, answer, _expression(gold), _expression(answer))
+            return gold.split() == answer.split() or not any(_RELIES_ON[name](pair) for name in refuse)
     return False
 
 
@@ -186,7 +197,8 @@ def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
     # Two equations with other left sides need not have the same right sides.
     if whole and isinstance(found, Eq) and getattr(expected, "lhs", None) != found.lhs:
         return None
-    return None if _near(_value(expected), _value(found), _percent_differs(gold, answer)) else "near"
+    percent = bool(_PERCENT.search(gold)) != bool(_PERCENT.search(answer))
+    return None if _near(_value(expected), _value(found), percent) else "near"
 
 
 def _parts(expression: Any) -> list[Any]:
@@ -322,13 +334,15 @@ def _is_near(expected: Any, found: Any, percent: bool) -> bool:
     if _has_float(expected) or _has_float(found) or percent:
         a = _number(expected)
         b = _number(found)
-        return a is None or b is None or any(abs(a * by - b) <= _FINE * max(abs(a * by), abs(b)) for by in ((1, 100, 0.01) if percent else (1,)))
+        if a is None or b is None:
+            return True
+        return any(abs(a * by - b) <= _FINE * max(abs(a * by), abs(b)) for by in ((1, 100, 0.01) if percent else (1,)))
     if expected == found or symbols(expected) != symbols(found) or not isinstance(expected, Expr):
         return True
     try:
         difference = (expected - found).doit()
         point = {symbol: Rational(13 + 4 * i, 10) for i, symbol in enumerate(sorted(symbols(difference), key=str))}
-        return not difference.subs(point).evalf(3, maxn=_DIGITS, strict=True) != 0
+        return bool(difference.subs(point).evalf(3, maxn=_DIGITS, strict=True) == 0)
     except Exception:
         # It cannot be told from 0, or is no number.
         return True
@@ -338,165 +352,123 @@ def _has_float(expression: Any) -> bool:
     return bool(expression.atoms(Float))
 
 
-def _one_sided(pattern: re.Pattern[str]) -> Callable[[str, str], bool]:
-    return lambda gold, answer: bool(pattern.search(gold)) != bool(pattern.search(answer))
+class _Pair(NamedTuple):
+    """The two texts, and what they are read as."""
+
+    gold: str
+    answer: str
+    left: Any
+    right: Any
+
+    def differ(self, pattern: re.Pattern[str]) -> bool:
+        """Whether only one of the texts has it."""
+        return bool(pattern.search(self.gold)) != bool(pattern.search(self.answer))
+
+    def kinds(self) -> set[str]:
+        """Sets, lists, tuples or others."""
+        return {_kind(self.gold, self.left), _kind(self.answer, self.right)}
+
+    def elements(self) -> list[list[Any]]:
+        """Of both sides, where they are lists or sets."""
+        return [
+            list(getattr(side, "_unsorted_args", side.args)) if isinstance(side, FiniteSet) else []
+            for side in (self.left, self.right)
+        ]
 
 
-_percent_differs = _one_sided(_PERCENT)
-
-
-def _without_percent_equal(gold: str, answer: str) -> bool:
-    return _equal(_expression(_PERCENT.sub("", gold)), _expression(_PERCENT.sub("", answer)))
-
-
-def _percent_as_number(gold: str, answer: str) -> bool:
-    return _percent_differs(gold, answer) and _without_percent_equal(gold, answer)
-
-
-def _percent_as_fraction(gold: str, answer: str) -> bool:
-    return _percent_differs(gold, answer) and not _without_percent_equal(gold, answer)
-
-
-def _equations(expression: Any) -> list[Any]:
-    """The equations that an expression, a set or a tuple consists of."""
-    parts = expression.args if isinstance(expression, (FiniteSet, Tuple)) else (expression,)
-    return [part for part in parts if is_equation(part)]
-
-
-def _unwrapped(gold: str, answer: str) -> list[Any]:
-    """The equations of the one side, where the other has none."""
-    left = _equations(_expression(gold))
-    right = _equations(_expression(answer))
-    return [] if left and right else left + right
-
-
-def _names_something(equation: Any) -> bool:
-    left = equation.lhs if hasattr(equation, "lhs") else None
-    applied = left is not None and getattr(getattr(left, "func", None), "is_Function", False)
-    return is_assignment_relation(equation) or applied
-
-
-def _assignment(gold: str, answer: str) -> bool:
-    return any(_names_something(equation) for equation in _unwrapped(gold, answer))
-
-
-def _equation(gold: str, answer: str) -> bool:
-    return any(not _names_something(equation) for equation in _unwrapped(gold, answer))
-
-
-def _braced(text: str) -> bool:
-    return r"\{" in text or r"\lbrace" in text
-
-
-def _kind(text: str) -> str:
-    expression = _expression(text)
-    equation = expression if is_equation(expression) else None
-    if equation is not None and hasattr(equation, "rhs"):
-        expression = equation.rhs
+def _kind(text: str, expression: Any) -> str:
+    expression = expression.rhs if is_equation(expression) and hasattr(expression, "rhs") else expression
     if isinstance(expression, FiniteSet):
-        return "set" if _braced(text) else "list"
+        return "set" if r"\{" in text else "list"
     return "tuple" if isinstance(expression, (Tuple, Interval)) else "other"
 
 
-def _kinds(one: str, other: str) -> Callable[[str, str], bool]:
-    return lambda gold, answer: {_kind(gold), _kind(answer)} == {one, other}
+def _percentage(pair: _Pair) -> str | None:
+    """What a percentage stands for where only one side is one, ``number`` or ``fraction``."""
+    if not pair.differ(_PERCENT):
+        return None
+    bare = [_expression(_PERCENT.sub("", text)) for text in (pair.gold, pair.answer)]
+    return "number" if _equal(*bare) else "fraction"
 
 
-def _singleton_set(gold: str, answer: str) -> bool:
-    kinds = {_kind(gold), _kind(answer)}
-    return "other" in kinds and bool(kinds & {"set", "list"}) and not _set_for_relation(gold, answer)
+def _equations(pair: _Pair) -> set[str]:
+    """Which equations one side has, ``assignment`` or ``equation``, where the other has none."""
+    sides = [[part for part in _parts(side) if is_equation(part)] for side in (pair.left, pair.right)]
+    return set() if all(sides) else {_sets(equation) for side in sides for equation in side}
 
 
-def _elements(text: str) -> list[Any]:
-    expression = _expression(text)
-    return list(getattr(expression, "_unsorted_args", expression.args)) if isinstance(expression, FiniteSet) else []
+def _sets(equation: Any) -> str:
+    applied = getattr(getattr(getattr(equation, "lhs", None), "func", None), "is_Function", False)
+    return "assignment" if is_assignment_relation(equation) or applied else "equation"
 
 
-def _list_order(gold: str, answer: str) -> bool:
+def _reordered(pair: _Pair) -> bool:
+    left, right = pair.elements()
     # Plus and minus have no order.
-    if (_kind(gold), _kind(answer)) != ("list", "list") or r"\pm" in gold + answer:
-        return False
-    left = _elements(gold)
-    right = _elements(answer)
-    return len(left) == len(right) and not all(_equal(a, b) for a, b in zip(left, right, strict=True))
+    listed = pair.kinds() == {"list"} and r"\pm" not in pair.gold + pair.answer and len(left) == len(right)
+    return listed and not all(_equal(a, b) for a, b in zip(left, right, strict=True))
 
 
-def _duplicates(gold: str, answer: str) -> bool:
-    left = _elements(gold)
-    right = _elements(answer)
+def _repeated(pair: _Pair) -> bool:
+    left, right = pair.elements()
     return bool(left and right) and len(left) != len(right)
 
 
-def _brackets(gold: str, answer: str) -> bool:
-    if not all(isinstance(_expression(text), Tuple) for text in (gold, answer)):
+def _bracketed(pair: _Pair) -> bool:
+    tuples = all(isinstance(side, (Tuple, MatrixBase)) for side in (pair.left, pair.right))
+    return tuples and pair.differ(re.compile(r"\[|matrix"))
+
+
+def _related(pair: _Pair) -> bool:
+    """Whether one side is an inequality and the other a set."""
+    sides = [pair.left, pair.right]
+    relations = [side for side in sides if is_relation(side) and not is_equation(side)]
+    return len(relations) == 1 and any(isinstance(side, Set) for side in sides)
+
+
+def _measured(pair: _Pair) -> bool:
+    left, right = (parsed(normalized(text)) for text in (pair.gold, pair.answer))
+    return left is None or right is None or pair.differ(MODULUS) or not _equal(left, right)
+
+
+def _capitals(pair: _Pair) -> bool:
+    left, right = (sorted(LETTERS.findall(COMMAND.sub(" ", text))) for text in (pair.gold, pair.answer))
+    return left != right and sorted(word.lower() for word in left) == sorted(word.lower() for word in right)
+
+
+def _spelled_out(pair: _Pair) -> bool:
+    """Whether one side is a word, and the other its letters."""
+    sides = (pair.left, pair.right), (pair.right, pair.left)
+    return any(isinstance(a, Symbol) and len(a.name) > 1 and a.name.isalpha() and isinstance(b, Mul) for a, b in sides)
+
+
+def _rounded(pair: _Pair) -> bool:
+    sides = [side for side in (pair.left, pair.right) if isinstance(side, Basic)]
+    if len(sides) < 2 or not any(map(_has_float, sides)):
         return False
-    return ("[" in gold) != ("[" in answer)
+    exact = [side.xreplace({number: Rational(str(number)) for number in side.atoms(Float)}) for side in sides]
+    return not _equal(*exact)
 
 
-def _set_for_relation(gold: str, answer: str) -> bool:
-    left = _expression(gold)
-    right = _expression(answer)
-    if left is None or right is None or is_equation(left) or is_equation(right):
-        return False
-    return bool(is_relation(left)) != bool(is_relation(right)) and isinstance(
-        left if is_relation(right) else right, Set
-    )
-
-
-def _units(gold: str, answer: str) -> bool:
-    left, right = (parsed(normalized(text)) for text in (gold, answer))
-    return left is None or right is None or not _equal(left, right)
-
-
-def _case(gold: str, answer: str) -> bool:
-    left, right = (sorted(LETTERS.findall(COMMAND.sub(" ", text))) for text in (gold, answer))
-    return left != right and sorted(w.lower() for w in left) == sorted(w.lower() for w in right)
-
-
-def _text(gold: str, answer: str) -> bool:
-    def is_word(value: Any) -> bool:
-        return isinstance(value, Symbol) and len(value.name) > 1 and value.name.isalpha()
-
-    left = _expression(gold)
-    right = _expression(answer)
-    return (is_word(left) and isinstance(right, Mul)) or (is_word(right) and isinstance(left, Mul))
-
-
-def _rounding(gold: str, answer: str) -> bool:
-    left = _expression(gold)
-    right = _expression(answer)
-    if not isinstance(left, Basic) or not isinstance(right, Basic) or not (left.atoms(Float) | right.atoms(Float)):
-        return False
-    return not _equal(_exact(left), _exact(right))
-
-
-def _exact(expression: Any) -> Any:
-    return expression.xreplace({number: Rational(str(number)) for number in expression.atoms(Float)})
-
-
-def _base(gold: str, answer: str) -> bool:
-    return _BASE.findall(gold) != _BASE.findall(answer)
-
-
-_RELIES_ON: dict[str, Callable[[str, str], bool]] = {
-    "percent_as_fraction": _percent_as_fraction,
-    "percent_as_number": _percent_as_number,
-    "assignment": _assignment,
-    "equation": _equation,
-    "set_for_tuple": _kinds("set", "tuple"),
-    "list_for_tuple": _kinds("list", "tuple"),
-    "singleton_set": _singleton_set,
-    "list_order": _list_order,
-    "duplicates": _duplicates,
-    "brackets": _brackets,
-    "set_for_relation": _set_for_relation,
-    "units": _units,
-    "currency": _one_sided(_CURRENCY),
-    "degrees": _one_sided(_DEGREES),
-    "case": _case,
-    "text": _text,
-    "rounding": _rounding,
-    "base": _base,
-    "approximation": _one_sided(re.compile(r"\\approx|≈")),
-    "ratio": _one_sided(re.compile(":")),
+_RELIES_ON: dict[str, Callable[[_Pair], bool]] = {
+    "percent_as_fraction": lambda pair: _percentage(pair) == "fraction",
+    "percent_as_number": lambda pair: _percentage(pair) == "number",
+    "assignment": lambda pair: "assignment" in _equations(pair),
+    "equation": lambda pair: "equation" in _equations(pair),
+    "set_for_tuple": lambda pair: pair.kinds() == {"set", "tuple"},
+    "list_for_tuple": lambda pair: pair.kinds() == {"list", "tuple"},
+    "singleton_set": lambda pair: pair.kinds() in ({"set", "other"}, {"list", "other"}) and not _related(pair),
+    "list_order": _reordered,
+    "duplicates": _repeated,
+    "brackets": _bracketed,
+    "set_for_relation": _related,
+    "units": _measured,
+    "currency": lambda pair: pair.differ(_CURRENCY),
+    "degrees": lambda pair: pair.differ(_DEGREES),
+    "case": _capitals,
+    "text": _spelled_out,
+    "rounding": _rounded,
+    "base": lambda pair: _BASE.findall(pair.gold) != _BASE.findall(pair.answer),
+    "approximation": lambda pair: pair.differ(APPROXIMATELY),
+    "ratio": lambda pair: pair.differ(_RATIO),
 }

@@ -197,5 +197,5 @@ def _relates(kind: str, value: str) -> bool:
 
 
 def _is_product(ended: str, numeral: bool, following: list[Token]) -> bool:
-    """Whether a numeral stands beside an operand, as no factor of a product does; ``(n-2) 2^n`` and ``n2^n`` are meant."""
+    """Whether a numeral stands beside an operand, as no factor does; ``(n-2) 2^n`` and ``n2^n`` are meant."""
     return ended in ("operand", "bracket") and (numeral or following != [("raised", "^")])
