@@ -114,12 +114,15 @@ def _equal(expected: Any, found: Any) -> bool:
             return False
         expected, found = expected.rhs, found.rhs
     expected, found = _tuple_of(expected, found), _tuple_of(found, expected)
-    if is_relation(expected) and is_relation(found) and not (is_equation(expected) or is_equation(found)):
-        found = _set_of(found) if symbols(expected) == symbols(found) else found
+    if _apart(expected, found):
+        return False
     # Timeouts off: math_verify's own use SIGALRM handlers, which a computation inside C code outlives. The pool kills.
-    return not _apart(expected, found) and bool(
-        verify(expected, found, allow_set_relation_comp=True, timeout_seconds=None)
-    )
+    options: dict[str, Any] = {"allow_set_relation_comp": True, "timeout_seconds": None}
+    if verify(expected, found, **options):
+        return True
+    # Inequalities in one letter that are written otherwise.
+    compared = all(is_relation(side) and not is_equation(side) for side in (expected, found))
+    return compared and symbols(expected) == symbols(found) and bool(verify(expected, _set_of(found), **options))
 
 
 def _tuple_of(value: Any, other: Any) -> Any:

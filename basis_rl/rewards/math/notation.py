@@ -67,13 +67,12 @@ _BETWEEN = rf"(?:{SPACE}|[,;])*"
 _MATH_FONT = r"\\math(?:bf|rm|it|sf|normal)\s*"
 _FUNCTION = r"(?<![a-zA-Z\\])(sqrt|ln|log|lg|exp|(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc)"
 # What is in round brackets, which may hold some that hold none.
-_BRACKETED = r"\(((?:[^()]|\([^()]*\))*)\)"
+_BRACKETED = r"\(((?:[^()]|\([^()]{0,200}\)){0,200})\)"
 _MODULO = rf"(?:\\bmod(?![a-z])|\\mod(?![a-z])|{FONT}\s*\{{\s*mod\s*\}}|(?<![a-zA-Z\\])mod(?![a-z]))"
 _INSIDE = r"(?:[^{}]|\{[^{}]*\})"
 _RELATION = r"(?:<|>|\\[lg]e(?:q|qslant)?(?![a-z]))"
 _OPEN = (r"(-\infty", r"\infty)")
 _EITHER = rf"(?:(?<![a-zA-Z])(?:and|or)(?![a-zA-Z])|{FONT}\s*\{{\s*,?\s*(?:and|or)\s*\}})"
-_INEQUALITY = rf"[^<>=,;]*(?:{_RELATION}[^<>=,;]*)+?"
 # Applied in this order; a function computes what replaces the match.
 _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
     (re.compile(pattern), form)
@@ -94,7 +93,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         # A matrix as an array in brackets, a vector in angles.
         (r"(?:\\left\s*)?[\[(]\s*\\begin\s*\{(?:array\}\s*\{[^{}]*\}|matrix\})", r"\\begin{pmatrix}"),
         (r"\\end\s*\{(?:array|matrix)\}\s*(?:\\right\s*)?[\])]", r"\\end{pmatrix}"),
-        (r"(?:\\left\s*)?\\langle(?![a-z])([^|]*?)(?:\\right\s*)?\\rangle(?![a-z])|^<([^<>]*,[^<>]*)>$", r"(\1\2)"),
+        (r"(?:\\left\s*)?\\langle(?![a-z])([^|]{0,200}?)(?:\\right\s*)?\\rangle(?![a-z])|^<([^<>]*,[^<>]*)>$", r"(\1\2)"),
         # As a calculator or a program writes.
         (r"(?<=[\w)\]}])\s*\*\*\s*(?:(-?\w+)|(?=[({]))", lambda m: f"^{_braced(m[1])}"),
         (_FUNCTION + r"(?=\s*[\d(\\^_]|\s+[a-z](?![a-z]))", r"\\\1"),
@@ -103,24 +102,24 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi "),
         (r"\\lg(?![a-z])", r"\\log_{10}"),
         # A residue; the name before it.
-        (rf"{SPACE}*(?:{FONT}\s*\{{{SPACE}*)?\({SPACE}*{_MODULO}{SPACE}*(\w+){SPACE}*\)\s*\}}?$", r"\\pmod{\1}"),
+        (rf"{SPACE}{{0,4}}(?:{FONT}\s*\{{{SPACE}*)?\({SPACE}*{_MODULO}{SPACE}*(\w+){SPACE}*\)\s*\}}?$", r"\\pmod{\1}"),
         (r"\\pmod\s*(\w)$", r"\\pmod{\1}"),
         (_MODULO, r"\\mod "),
         # For whom an answer holds, where that is for all; its value in brackets.
         (
-            rf",?{SPACE}*(?:\\forall|{FONT}\s*\{{\s*,?\s*for (?:all|any|every|each)"
+            rf"(?:\\forall|{FONT}\s*\{{\s*,?\s*for (?:all|any|every|each)"
             r"(?:\s+(?:real|complex|positive|nonnegative|natural|integers?|numbers?|values?|of|\$?[a-z]\$?))*\s*\})"
             rf"{SPACE}*(?:[a-zA-Z]|\\[a-z]+)?(?:\s*\\in\s*(?:\\mathbb\s*)?\{{?[A-Z]\}}?)?$",
             "",
         ),
-        (rf"{SPACE}*(?:\\left\s*)?\({SPACE}*(=|\\approx(?![a-z]))([^()]*?)(?:\\right\s*)?\)$", r" \1\2"),
+        (rf"(?:\\left\s*)?\({SPACE}*(=|\\approx(?![a-z]))([^()]*?)(?:\\right\s*)?\)$", r" \1\2"),
         # The set of all that fulfil an inequality, two inequalities as one or as a union.
         (
             rf"^(?:\\left)?\\\{{{SPACE}*([a-zA-Z])(?:\s*\\in\s*\\mathbb\s*\{{?R\}}?)?{SPACE}*(?:\||:|\\mid(?![a-z])|\\colon(?![a-z]))"
             rf"{SPACE}*((?=[^|]*(?:[<>]|\\[lgn]e))[^=|:]*?)(?:\\right)?\\\}}$",
             r"\2",
         ),
-        (rf"^{_INEQUALITY}(?:{SPACE}*,?{SPACE}*{_EITHER}{SPACE}*{_INEQUALITY})+$", lambda m: _together(m[0])),
+        (r"(?s)^.*(?:[<>]|\\[lg]e).*$", lambda m: _together(m[0])),
         # The name of a probability; its event may be a text that denies, P(\text{not red}) = ...
         (r"\\(?:mathbb|operatorname)\s*\{([EP])\}", r"\1"),
         (r"^([EP])\s*\((?=[^()]*(?:[<>|]|\\(?:text|[lg]eq?|in|mid|cap|cup)(?![a-z])))[^()]*\)\s*(?==)", r"\1"),
@@ -229,8 +228,8 @@ def _unwrapped(text: str) -> str | None:
                 return None
             inside = text[wrapper.end() + 1 : -1]
             font = wrapper[1] or ""
-            words = re.fullmatch(FONT, font) and not re.match(r"[-+\s(\[$]*(?:\d|\\)", inside)
-            return None if words and (font in (r"\text", r"\mbox") or re.fullmatch(r"[^=]*", inside)) else inside
+            words = re.fullmatch(FONT, font) and not re.match(r"[-+.\s(\[$]*(?:\d|\\)", inside)
+            return None if words and (font in (r"\text", r"\mbox") or re.fullmatch(r"[a-zA-Z\s().,'-]*", inside)) else inside
     return None
 
 
@@ -241,8 +240,8 @@ def _braced(text: str | None) -> str:
 def _together(text: str) -> str:
     r"""``x>1 and x<2`` as ``1<x<2``, ``x<1 or x>2`` as a union of intervals; what is not of this form stays."""
     words = {"or" in word for word in re.findall(_EITHER, text)}
-    parts = [_bounds(part) for part in re.split(rf"(?:{SPACE}|,)*{_EITHER}{SPACE}*", text)]
-    if None in parts or len(words) > 1 or len({part[0] for part in parts if part}) > 1:
+    parts = [_bounds(_trimmed(part)) for part in re.split(_EITHER, text)]
+    if not words or None in parts or len(words) > 1 or len({part[0] for part in parts if part}) > 1:
         return text
     known = [part for part in parts if part is not None]
     if words == {True}:
@@ -257,9 +256,11 @@ def _together(text: str) -> str:
 
 def _bounds(inequality: str) -> tuple[str, str, str] | None:
     """The letter of an inequality and its bounds as those of an interval, ``(1`` and ``2]``; an empty text for none."""
-    sides = re.split(rf"\s*({_RELATION})\s*", inequality.strip())
+    sides = re.split(rf"\s*({_RELATION})\s*", inequality)
+    if len(sides) not in (3, 5) or re.search("[=,;]", inequality.replace(r"\,", "")):
+        return None
     at = next((i for i in range(0, len(sides), 2) if re.fullmatch("[a-zA-Z]", sides[i])), None)
-    if at is None or len(sides) > 5 or (len(sides) == 5 and at != 2):
+    if at is None or (len(sides) == 5 and at != 2):
         return None
     low = high = ""
     for i in range(1, len(sides), 2):

@@ -47,6 +47,7 @@ _BUILDER = re.compile(
     r"\\\{(?:[^{}]|\{[^{}]*\})*?(?::|\\(?:mid|colon|vert)(?![a-z])|\|)[^{}]*(?:[=<>]|\\(?:in|[lgn]e)(?![a-z]))"
     r"|(?<![a-zA-Z\\])([a-zA-Z])\s*(?::|\\(?:mid|colon)(?![a-z]))\s*\1\s*(?:[=<>]|\\(?:in|[lgn]e)(?![a-z]))"
 )
+_BOX = re.compile(r"\\f?box(?:ed)?(?![a-zA-Z])")
 _LAST_TEXT = re.compile(rf"{FONT}\s*\{{([^{{}}]*)\}}(?:\^\d|\^\{{\d\}})?$")
 _PRIME = re.compile(r"(?:(?<=[a-zA-Z)\]}'])|(?<=\^\d))'|\\prime(?![a-zA-Z])")
 _DENIAL = (
@@ -85,6 +86,8 @@ def refused_reading(text: str) -> str | None:
         return "dots"
     if _BUILDER.search(text):
         return "builder"
+    if _BOX.search(text):
+        return "beside"
     last = _LAST_TEXT.search(text)
     if last is not None and last.start() > 0 and _NO_UNIT.search(last[1]):
         return "unit"
