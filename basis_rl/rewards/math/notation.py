@@ -93,12 +93,16 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         # A matrix as an array in brackets, a vector in angles.
         (r"(?:\\left\s*)?[\[(]\s*\\begin\s*\{(?:array\}\s*\{[^{}]*\}|matrix\})", r"\\begin{pmatrix}"),
         (r"\\end\s*\{(?:array|matrix)\}\s*(?:\\right\s*)?[\])]", r"\\end{pmatrix}"),
-        (r"(?:\\left\s*)?\\langle(?![a-z])([^|]{0,200}?)(?:\\right\s*)?\\rangle(?![a-z])|^<([^<>]*,[^<>]*)>$", r"(\1\2)"),
+        (
+            r"(?:\\left\s*)?\\langle(?![a-z])([^|]{0,200}?)(?:\\right\s*)?\\rangle(?![a-z])|^<([^<>]*,[^<>]*)>$",
+            r"(\1\2)",
+        ),
         # As a calculator or a program writes.
         (r"(?<=[\w)\]}])\s*\*\*\s*(?:(-?\w+)|(?=[({]))", lambda m: f"^{_braced(m[1])}"),
         (_FUNCTION + r"(?=\s*[\d(\\^_]|\s+[a-z](?![a-z]))", r"\\\1"),
         (rf"\\sqrt\s*{_BRACKETED}", r"\\sqrt{\1}"),
         (rf"\\sqrt\s*{_BRACKETED}", r"\\sqrt{\1}"),
+        (r"(?<![a-zA-Z\d)\]}])\(([^()]{1,80})\)\s*/\s*\(([^()]{1,80})\)", r"\\frac{\1}{\2}"),
         (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi "),
         (r"\\lg(?![a-z])", r"\\log_{10}"),
         # A residue; the name before it.
@@ -229,7 +233,11 @@ def _unwrapped(text: str) -> str | None:
             inside = text[wrapper.end() + 1 : -1]
             font = wrapper[1] or ""
             words = re.fullmatch(FONT, font) and not re.match(r"[-+.\s(\[$]*(?:\d|\\)", inside)
-            return None if words and (font in (r"\text", r"\mbox") or re.fullmatch(r"[a-zA-Z\s().,'-]*", inside)) else inside
+            return (
+                None
+                if words and (font in (r"\text", r"\mbox") or re.fullmatch(r"[a-zA-Z\s().,'-]*", inside))
+                else inside
+            )
     return None
 
 
