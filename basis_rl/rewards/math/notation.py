@@ -19,7 +19,9 @@ _CHARACTERS = str.maketrans(
         "∈": r"\in ", "±": r"\pm ", "∅": r"\emptyset ", "°": r"^\circ ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}",
         "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "∶": ":", "\u00a0": " ", "\u2009": " ",
         "\u202f": " ", **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),
-        **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
+        # Full-width forms, and Chinese punctuation.
+        **{chr(0xFEE0 + code): chr(code) for code in range(0x21, 0x7F)}, "、": ", ", "。": ".",
+        "ℝ": r"\mathbb{R}", "≡": r"\equiv ",
         # Cyrillic.
         **dict(zip("аеорсухіАЕОРСХ", "aeopcyxiAEOPCX", strict=True)),
     }
@@ -63,31 +65,71 @@ _VARIABLE = r"[abcefiknopqrxyzuvBDEGIOPQRSUXYZ]|\\?pi(?![a-zA-Z])"
 _SPEED = r"(?:[kcmd]?m|mi|ft|in|k?g|k?J|L|mL)/(?:s|sec|h|hr|min|m|L|mol)(?:\^(?:\d|\{\d\}))?"
 _BETWEEN = rf"(?:{SPACE}|[,;])*"
 _MATH_FONT = r"\\math(?:bf|rm|it|sf|normal)\s*"
+_FUNCTION = r"(?<![a-zA-Z\\])(sqrt|ln|log|lg|exp|(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc)"
+# What is in round brackets, which may hold some that hold none.
+_BRACKETED = r"\(((?:[^()]|\([^()]{0,200}\)){0,200})\)"
+_MODULO = rf"(?:\\bmod(?![a-z])|\\mod(?![a-z])|{FONT}\s*\{{\s*mod\s*\}}|(?<![a-zA-Z\\])mod(?![a-z]))"
+_INSIDE = r"(?:[^{}]|\{[^{}]*\})"
+_RELATION = r"(?:<|>|\\[lg]e(?:q|qslant)?(?![a-z]))"
+_OPEN = (r"(-\infty", r"\infty)")
+_EITHER = rf"(?:(?<![a-zA-Z])(?:and|or)(?![a-zA-Z])|{FONT}\s*\{{\s*,?\s*(?:and|or)\s*\}})"
 # Applied in this order; a function computes what replaces the match.
 _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
     (re.compile(pattern), form)
     for pattern, form in (
+        (r"(?<=\\[a-zA-Z])([a-zA-Z]*)\s+(?=\{)", r"\1"),
         (r"⁻?[⁰¹²³⁴⁵⁶⁷⁸⁹]+", lambda m: f"^{{{m[0].translate(_RAISED)}}}"),
         (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
         (r"\\lbrack(?![a-zA-Z])\s*", "["),
         (r"\\rbrack(?![a-zA-Z])", "]"),
-        (r"\\lbrace(?![a-zA-Z])\s*", r"\\{"),
-        (r"\\rbrace(?![a-zA-Z])", r"\\}"),
         (r"~=", r"\\approx "),
         (r"~", " "),
         (r":=|\\coloneqq(?![a-zA-Z])", "="),
         (r"\\[bB]igg?[lrm]?(?![a-zA-Z])\s*", ""),
-        # Rows of a matrix with a distance, or with none behind them.
+        # Rows of a matrix with a distance.
         (r"\\\\\s*\[[\d.]+\s*[a-z]{2}\]", r"\\\\ "),
-        (r"\\\\\s*(?=\\end(?![a-zA-Z]))", ""),
-        (r"\\[hv]?phantom\s*(?:\{[^{}]*\}|[^\\{}\s])", " "),
+        (r"或者?", " or "),
+        (r"[和且与]", " and "),
+        # A matrix as an array in brackets, a vector in angles.
+        (r"(?:\\left\s*)?[\[(]\s*\\begin\s*\{(?:array\}\s*\{[^{}]*\}|matrix\})", r"\\begin{pmatrix}"),
+        (r"\\end\s*\{(?:array|matrix)\}\s*(?:\\right\s*)?[\])]", r"\\end{pmatrix}"),
+        (
+            r"(?:\\left\s*)?\\langle(?![a-z])([^|]{0,200}?)(?:\\right\s*)?\\rangle(?![a-z])|^<([^<>]*,[^<>]*)>$",
+            r"(\1\2)",
+        ),
+        # As a calculator or a program writes.
+        (r"(?<=[\w)\]}])\s*\*\*\s*(?:(-?\w+)|(?=[({]))", lambda m: f"^{_braced(m[1])}"),
+        (_FUNCTION + r"(?=\s*[\d(\\^_]|\s+[a-z](?![a-z]))", r"\\\1"),
+        (rf"\\sqrt\s*{_BRACKETED}", r"\\sqrt{\1}"),
+        (rf"\\sqrt\s*{_BRACKETED}", r"\\sqrt{\1}"),
+        (r"(?<![a-zA-Z\d)\]}])\(([^()]{1,80})\)\s*/\s*\(([^()]{1,80})\)", r"\\frac{\1}{\2}"),
+        (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi "),
+        (r"\\lg(?![a-z])", r"\\log_{10}"),
+        # A residue; the name before it.
+        (rf"{SPACE}{{0,4}}(?:{FONT}\s*\{{{SPACE}*)?\({SPACE}*{_MODULO}{SPACE}*(\w+){SPACE}*\)\s*\}}?$", r"\\pmod{\1}"),
+        (r"\\pmod\s*(\w)$", r"\\pmod{\1}"),
+        (_MODULO, r"\\mod "),
+        # For whom an answer holds, where that is for all; its value in brackets.
+        (
+            rf"(?:\\forall|{FONT}\s*\{{\s*,?\s*for (?:all|any|every|each)"
+            r"(?:\s+(?:real|complex|positive|nonnegative|natural|integers?|numbers?|values?|of|\$?[a-z]\$?))*\s*\})"
+            rf"{SPACE}*(?:[a-zA-Z]|\\[a-z]+)?(?:\s*\\in\s*(?:\\mathbb\s*)?\{{?[A-Z]\}}?)?$",
+            "",
+        ),
+        (rf"(?:\\left\s*)?\({SPACE}*(=|\\approx(?![a-z]))([^()]*?)(?:\\right\s*)?\)$", r" \1\2"),
+        # The set of all that fulfil an inequality, two inequalities as one or as a union.
+        (
+            rf"^(?:\\left)?\\\{{{SPACE}*([a-zA-Z])(?:\s*\\in\s*\\mathbb\s*\{{?R\}}?)?{SPACE}*(?:\||:|\\mid(?![a-z])|\\colon(?![a-z]))"
+            rf"{SPACE}*((?=[^|]*(?:[<>]|\\[lgn]e))[^=|:]*?)(?:\\right)?\\\}}$",
+            r"\2",
+        ),
+        (r"(?s)^.*(?:[<>]|\\[lg]e).*$", lambda m: _together(m[0])),
         # The name of a probability; its event may be a text that denies, P(\text{not red}) = ...
-        (r"\\Pr(?![a-zA-Z])", "P"),
         (r"\\(?:mathbb|operatorname)\s*\{([EP])\}", r"\1"),
         (r"^([EP])\s*\((?=[^()]*(?:[<>|]|\\(?:text|[lg]eq?|in|mid|cap|cup)(?![a-z])))[^()]*\)\s*(?==)", r"\1"),
-        (r"^([a-zA-Z])\s*\(\\text\{\s*[a-zA-Z]+\s*\}\)\s*(?==)", r"\1"),
         # An introduction, and what stands behind an answer without being part of it.
         (rf"^{FONT}\s*\{{\s*(?:[Tt]he\s+)?(?:[Ff]inal\s+)?[Aa]nswer(?:\s+is)?\s*[:=]?\s*\}}\s*[:=]?(?=\s*\S)", ""),
+        (rf"^{SPACE}*(?:[Tt]he )?(?:final )?answer(?: is)?\s*:?\s*(?=\$)", ""),
         (r"\s*(?:\\tag\s*\{[\w*]{1,4}\}|\\checkmark(?![a-zA-Z]))\s*$", ""),
         # A factorial before an equals sign; the parser knows != alone.
         (r"(?<=[\d)}\]])!=(?!=)", "! ="),
@@ -105,37 +147,29 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
             rf"(?<=[^\s,;~:!>\\]){SPACE}*+[,;]?{SPACE}*{FONT}\s*\{{{_BETWEEN}(?:[,;]|and|or){_BETWEEN}\}}{SPACE}*(?=[^\s,;.])",
             ", ",
         ),
-        # Numerals, and letters that are none of units, in a font.
+        # Letters that are none of units, in a font.
         (rf"{FONT}\s*\{{\s*(?:percent|\\?%)\s*\}}", r"\\%"),
-        (rf"{FONT}\s*\{{(?=[^{{}}]*\d)((?:[-+.,/\d]|{SPACE})*+)\}}", r"\1"),
-        (r"\\(?:boldsymbol|bm|pmb)(?=\s*\{)|\\bf(?:series)?(?![a-zA-Z])", ""),
         (rf"(?:(?!^)|(?={_MATH_FONT}\{{[^{{}}]*\}}\s*\S)){_MATH_FONT}\{{\s*({_VARIABLE})\s*\}}", r" \1 "),
         (rf"(?!^){SPACE}*\\(?:text\w*|mbox)\s*\{{\s*({_VARIABLE})\s*\}}", r" \1 "),
-        (r"([\^_])\s+(?=\w)", r"\1"),
-        (r"(?<=\d)\s*(?<!\\)pi(?=\s*$)", r"\\pi "),
-        (rf"(?<=\d)(?:{SPACE}|\\cdot(?![a-zA-Z])|\*)+i(?![a-zA-Z])", "i"),
+        (r"\\mathrm\s*\{d\}(?=[a-z\\])", "d"),
         (rf"(?<=\d)\s*\^\s*(?:\{{\s*)?(?:{FONT}\s*\{{\s*)?(?:st|nd|rd|th)\s*\}}+", ""),
         (r"\^?\s*\\degree(?![a-zA-Z])", r"^\\circ "),
         (r"(?<=\d)\s+x\s+(?=10\s*\^)", r"\\times "),
-        (r"(?:\{|^)([^{}]*)\\over(?![a-zA-Z])([^{}]*)(?:\}|$)", r"\\frac{\1}{\2}"),
+        (rf"(?:\{{|^)({_INSIDE}*?)\\over(?![a-zA-Z])({_INSIDE}*)(?:\}}|$)", r"\\frac{\1}{\2}"),
+        (rf"(?:\{{|^)({_INSIDE}*?)\\choose(?![a-zA-Z])({_INSIDE}*)(?:\}}|$)", r"\\binom{\1}{\2}"),
+        # A unit in Chinese, which is no number and no denial.
+        (r"(?<=[\d}])\s*([^\x00-\u4dff一二三四五六七八九十百千万亿半零两不没非否错误无]{1,6})$", r"\\text{ \1}"),
+        # One name for all of a list.
+        (r"(?:(?<=[,\s])|^(?=.*,))[a-zA-Z]\s*=\s*(?=\\pm(?![a-z]))", ""),
         (r"(\\[dt]?frac)\s*(\d)\s*(\d)(?!\d)", r"\1{\2}{\3}"),
-        (r"(\\[dt]?frac)\s*(\\(?!frac|sqrt)[a-zA-Z]+)\s*(\d|\\(?!frac|sqrt)[a-zA-Z]+)", r"\1{\2}{\3}"),
         (r"√\s*(?:(\d+(?:\.\d+)?|[a-zA-Z])|\(([^()]*)\)|(?=\{))", lambda m: rf"\sqrt{_braced(m[1] or m[2])}"),
         (r"\^\s*\(([^()]*)\)", r"^{\1}"),
-        (r"(?<=\d)\.(?=/\d)", ""),
         (r"_\s*\{\s*\\(max|min)\s*\}", r"_{\1}"),
         (rf"^({_NUMBER}){SPACE}+((?:[a-z]{{3,}}s|people|children)(?: per [a-z]+)?)$", r"\1\\text{ \2}"),
         (rf"(?<=\d){SPACE}+({_SPEED})$", r"\\text{ \1}"),
         (r"^((?:[^=<>a-zA-Z\\]|\\(?:[dt]?frac|sqrt|pi|cdot|pm)(?![a-zA-Z])|\\[ ,])*+)=\s*([a-zA-Z])$", r"\2=\1"),
+        (r"(^|=\s*)([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?=$|[\s\\])", r"\1\2\\cdot 10^{\3}"),
     )
-)
-_LAST_REWRITES = (
-    (re.compile(r"(^|=\s*)([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?=$|[\s\\])"), r"\1\2\\cdot 10^{\3}"),
-    (re.compile(r"(?<=\()([-+]?\d+(?:\.\d+)?)\)[^\S\n]*\((?=[-+]?\d+(?:\.\d+)?\))"), r"\1)\\cdot ("),
-    (
-        re.compile(r"(?<![\d.^_])((?<!\^\{)(?<!_\{)\d+(?:\.\d+)?)[^\S\n]*(?:\\left\s*)?\(\s*(?=[-+]?\d|\\[dt]?frac)"),
-        r"\1\\cdot (",
-    ),
 )
 
 
@@ -155,8 +189,6 @@ def normal_form(text: str) -> str:
     text = _SPACED.sub(lambda m: re.sub(r"\D", "", re.sub(SPACE, "", m[0])), text)
     text = _THOUSANDS.sub(lambda m: m[1] + m[2] + _joined(m, text), text)
     text = _MIXED.sub(_mixed, _REPEATING.sub(_repeating, text))
-    for last, form in _LAST_REWRITES:
-        text = last.sub(form, text)
     return _bare(text)
 
 
@@ -200,8 +232,12 @@ def _unwrapped(text: str) -> str | None:
                 return None
             inside = text[wrapper.end() + 1 : -1]
             font = wrapper[1] or ""
-            words = re.fullmatch(FONT, font) and not re.match(r"[-+\s(\[$]*(?:\d|\\)", inside)
-            return None if words and (font in (r"\text", r"\mbox") or re.fullmatch(r"[^=]*", inside)) else inside
+            words = re.fullmatch(FONT, font) and not re.match(r"[-+.\s(\[$]*(?:\d|\\)", inside)
+            return (
+                None
+                if words and (font in (r"\text", r"\mbox") or re.fullmatch(r"[a-zA-Z\s().,'-]*", inside))
+                else inside
+            )
     return None
 
 
@@ -209,10 +245,46 @@ def _braced(text: str | None) -> str:
     return f"{{{text}}}" if text else ""
 
 
+def _together(text: str) -> str:
+    r"""``x>1 and x<2`` as ``1<x<2``, ``x<1 or x>2`` as a union of intervals; what is not of this form stays."""
+    words = {"or" in word for word in re.findall(_EITHER, text)}
+    parts = [_bounds(_trimmed(part)) for part in re.split(_EITHER, text)]
+    if not words or None in parts or len(words) > 1 or len({part[0] for part in parts if part}) > 1:
+        return text
+    known = [part for part in parts if part is not None]
+    if words == {True}:
+        return r"\cup ".join(f"{low or _OPEN[0]},{high or _OPEN[1]}" for _, low, high in known)
+    lows = [low for _, low, _ in known if low]
+    highs = [high for _, _, high in known if high]
+    if len(lows) != 1 or len(highs) != 1:
+        return text
+    less = ["<" if mark in "()" else r"\le " for mark in (lows[0][0], highs[0][-1])]
+    return f"{lows[0][1:]}{less[0]}{known[0][0]}{less[1]}{highs[0][:-1]}"
+
+
+def _bounds(inequality: str) -> tuple[str, str, str] | None:
+    """The letter of an inequality and its bounds as those of an interval, ``(1`` and ``2]``; an empty text for none."""
+    sides = re.split(rf"\s*({_RELATION})\s*", inequality)
+    if len(sides) not in (3, 5) or re.search("[=,;]", inequality.replace(r"\,", "")):
+        return None
+    at = next((i for i in range(0, len(sides), 2) if re.fullmatch("[a-zA-Z]", sides[i])), None)
+    if at is None or (len(sides) == 5 and at != 2):
+        return None
+    low = high = ""
+    for i in range(1, len(sides), 2):
+        relation = sides[i]
+        bound = sides[i - 1] if i < at else sides[i + 1]
+        if (relation == "<" or relation.startswith(r"\l")) == (i > at):
+            high = bound + (")" if relation in "<>" else "]")
+        else:
+            low = ("(" if relation in "<>" else "[") + bound
+    return (sides[at], low, high) if len(sides) == 3 or (low and high) else None
+
+
 def _joined(match: re.Match[str], text: str) -> str:
     """The thousands as digits; in a list or a bracket only where all are round, ``1,000``, as ``(1,200)`` is a pair."""
     plain = match[3].replace("{,}", "").replace(r",\!", "")
-    listed = "," in text[: match.start(2)] + text[match.end() :] or match[1] == "("
+    listed = "," in (text[: match.start(2)] + text[match.end() :]).replace(r"\,", "") or match[1] == "("
     return plain if listed and _NOT_ROUND.search(text) else plain.replace(",", "")
 
 

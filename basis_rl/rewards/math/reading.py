@@ -42,15 +42,13 @@ _OPERATORS = _RELATIONS | {
     "mp", "neg", "not", "parallel", "perp", "pm", "star", "times", "triangle", "vert",
 }  # fmt: skip
 _LONGEST_FRACTION = 16  # tokens
-_CONNECTIVE = re.compile(r"[\s,;]*(?:and|or|,|;|&)?[\s,;]*")
 _DOTS = re.compile(r"\\[lc]?dots(?![a-zA-Z])|\.\.\.|…")
 _BUILDER = re.compile(
     r"\\\{(?:[^{}]|\{[^{}]*\})*?(?::|\\(?:mid|colon|vert)(?![a-z])|\|)[^{}]*(?:[=<>]|\\(?:in|[lgn]e)(?![a-z]))"
     r"|(?<![a-zA-Z\\])([a-zA-Z])\s*(?::|\\(?:mid|colon)(?![a-z]))\s*\1\s*(?:[=<>]|\\(?:in|[lgn]e)(?![a-z]))"
 )
-_LAST_TEXT = re.compile(rf"{FONT}\s*\{{([^{{}}]*)\}}(?:\^\d|\^\{{\d\}})?$")
 _BOX = re.compile(r"\\f?box(?:ed)?(?![a-zA-Z])")
-_TEXTS = re.compile(rf"{FONT}\s*\{{[^{{}}]*\}}")
+_LAST_TEXT = re.compile(rf"{FONT}\s*\{{([^{{}}]*)\}}(?:\^\d|\^\{{\d\}})?$")
 _PRIME = re.compile(r"(?:(?<=[a-zA-Z)\]}'])|(?<=\^\d))'|\\prime(?![a-zA-Z])")
 _DENIAL = (
     r"no(?!\.\s*of)|not|nor|none|nothing|nope|never|neither|hardly|cannot|[a-z]+n['’]t|isnt|arent|dont|cant|wrong(?:ly)?"
@@ -113,10 +111,8 @@ def primes_differ(gold: str, answer: str) -> bool:
     is feet, minutes or inches.
     """
     named = "=" in gold
-    counts = [
-        len(_PRIME.findall(_TEXTS.sub(" ", text if named else text.rpartition("=")[2]))) for text in (gold, answer)
-    ]
-    return counts[0] != counts[1]
+    counts = {len(_PRIME.findall(text if named else text.rpartition("=")[2])) for text in (gold, answer)}
+    return len(counts) > 1
 
 
 Token = tuple[str, str]
@@ -164,10 +160,10 @@ def _scan(tokens: list[Token]) -> str | None:
         elif _is_operator(kind, value) and not (ended == "apart" and not _relates(kind, value)):
             ended = ""
             bars += value == "|"
-        elif ended in ("text", "apart") or (kind == "numeral" and _is_product(ended, tokens[at + 1 : at + 2])):
+        elif ended in ("text", "apart") or (kind == "numeral" and _is_product(ended, mixed, tokens[at + 1 : at + 2])):
             return "beside"
         elif kind == "command" and value in _FRACTIONS:
-            if mixed and _is_improper(tokens[at + 1 : at + _LONGEST_FRACTION]):
+            if mixed and "frac" in value and _is_improper(tokens[at + 1 : at + _LONGEST_FRACTION]):
                 return "improper"
             awaited, becomes = 2, "operand"
         elif kind == "open":  # what is in it is a factor of what ended, {2}{3}, or belongs to a command
@@ -195,7 +191,7 @@ def _is_operator(kind: str, value: str) -> bool:
         return value in ("and", "or")
     if kind == "command":
         return value in _OPERATORS
-    return kind in ("other", "row") or (kind == "text" and _CONNECTIVE.fullmatch(value) is not None)
+    return kind in ("other", "row")
 
 
 def _relates(kind: str, value: str) -> bool:
@@ -203,6 +199,6 @@ def _relates(kind: str, value: str) -> bool:
     return kind in ("word", "text", "row") or value in _RELATIONS or value in (",", ";", ":", "=", "<", ">")
 
 
-def _is_product(ended: str, following: list[Token]) -> bool:
-    """Whether a numeral stands beside an operand; ``(n-2) 2^n`` is meant."""
-    return ended == "operand" or (ended == "bracket" and following != [("raised", "^")])
+def _is_product(ended: str, numeral: bool, following: list[Token]) -> bool:
+    """Whether a numeral stands beside an operand, as no factor does; ``(n-2) 2^n`` and ``n2^n`` are meant."""
+    return ended in ("operand", "bracket") and (numeral or following != [("raised", "^")])

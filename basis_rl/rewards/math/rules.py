@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from basis_rl.names import did_you_mean
 
 # Raised with every change of what counts as right, so that two gradings are never mixed.
-RULES = 7
+RULES = 8
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ QUIRKS: dict[str, Quirk] = {
     "singleton_set": Quirk("a set of one element for the element", "5", r"\{5\}"),
     "list_order": Quirk("a bare list in another order", "1,2", "2,1"),
     "duplicates": Quirk("an element of a list or set twice", "1,2", "1,1,2"),
-    "brackets": Quirk("other brackets around a tuple", "(3,2)", "[3,2]"),
+    "brackets": Quirk("other brackets around a tuple, or a vector for it", "(3,2)", "[3,2]"),
     "set_for_relation": Quirk("the interval or set for an inequality", "x>2", r"(2,\infty)"),
     "units": Quirk("a unit left out, added or another one", "5", r"5\text{ cm}"),
     "currency": Quirk("a dollar sign left out or added", "5", r"\$5"),

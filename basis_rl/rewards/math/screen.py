@@ -10,7 +10,7 @@ import math
 import re
 
 # Far above what golds and right answers have (tests/rewards/math/test_screen.py shows by how much), and where
-# Math-Verify's time, exponential in the depth and in chains of functions, reaches minutes.
+# Math-Verify's time, exponential in the depth, reaches minutes.
 LIMITS = {
     # Characters.
     "length": 2_000,
@@ -18,26 +18,16 @@ LIMITS = {
     "depth": 24,
     # In a row.
     "digits": 1_000,
-    # Of a bracket: (3+4i)^{1000003} is multiplied out.
-    "exponent": 100_000,
     # Decimal digits of a power, a factorial or a binomial coefficient of plain numbers.
     "size": 1_000_000,
-    # Functions applied to functions, \sin\sin.
-    "chain": 6,
-    # Unions and intersections.
-    "sets": 30,
 }
 
 _BRACKETS = re.compile(r"\\.|[(\[{]|[)\]}]", re.DOTALL)
 _DIGITS = re.compile(r"\d+")
-_CHAIN = re.compile(r"(?:\\(?:arc|ar)?(?:sin|cos|tan|cot|sec|csc|log|ln|exp)h?\b(?:\\left|[\s({\[])*){2,}")
-_SETS = re.compile(r"\\(?:cup|cap|setminus)\b|[∪∩]")
 _EXPONENT = r"[{(]\s*(\d{1,30})\s*[})]"
 _POWER = re.compile(rf"(?<![\d.])(\d{{1,30}})\s*(?:(?:\^|\*\*)\s*{_EXPONENT}|\^\s*(\d)|\*\*\s*(\d{{1,30}}))")
 _FACTORIAL = re.compile(r"(\d{1,30})((?:[\s)}\]]*!)+)")
 _BINOMIAL = re.compile(r"\\[dt]?binom\s*\{\s*(\d{1,30})\s*\}\s*\{\s*(\d{1,30})\s*\}")
-_BRACKET_POWER = re.compile(r"[)\]}|]\s*(?:\^|\*\*)\s*(?:\{[\s(]*(\d{1,30})[\s)]*\}|\(\s*(\d{1,30})\s*\)|(\d{1,30}))")
-_ONE = re.compile(r"\(\s*-?\s*1\s*(?:\\right)?$")
 _MOST_POWERS = 50
 
 
@@ -61,15 +51,7 @@ def measure(name: str, text: str) -> float:
         return _depth(text)
     if name == "digits":
         return max(map(len, _DIGITS.findall(text)), default=0)
-    if name == "chain":
-        return max(
-            (match.group().count("\\") - match.group().count("\\left") for match in _CHAIN.finditer(text)), default=0
-        )
-    if name == "sets":
-        return len(_SETS.findall(text))
-    if name == "exponent":
-        return _bracket_exponents(_reduced(text)[0])
-    return max(_reduced(text)[1], _factorials(text), _binomials(text))
+    return max(_powers(text), _factorials(text), _binomials(text))
 
 
 def _depth(text: str) -> int:
@@ -84,8 +66,8 @@ def _depth(text: str) -> int:
     return deepest
 
 
-def _reduced(text: str) -> tuple[str, float]:
-    """The text with each ``a^b`` of literals, a tower from its top down, put as a number, and digits of the largest."""
+def _powers(text: str) -> float:
+    """Digits of the largest ``a^b`` of literals; each is put as a number, a tower from its top down."""
     largest = 0.0
     for _ in range(_MOST_POWERS):
         match = _POWER.search(text)
@@ -97,21 +79,6 @@ def _reduced(text: str) -> tuple[str, float]:
         largest = max(largest, digits)
         value = str(base**exponent) if digits < 20 else "9" * 20
         text = f"{text[: match.start()]} {value} {text[match.end() :]}"
-    return text, largest
-
-
-def _bracket_exponents(text: str) -> float:
-    """The largest exponent of a bracket, those of ``((..)^a)^b`` multiplied."""
-    largest = product = 1
-    end = -1
-    for match in _BRACKET_POWER.finditer(text):
-        if _ONE.search(text, max(0, match.start() - 20), match.start()):
-            continue
-        exponent = int(match[1] or match[2] or match[3])
-        nested = end >= 0 and not text[end : match.start()].replace(r"\right", "").strip()
-        product = product * exponent if nested else exponent
-        largest = max(largest, min(product, 10**30))
-        end = match.end()
     return largest
 
 

@@ -14,7 +14,8 @@ import runpy
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 _HERE = Path(__file__).parent
 _loaded: dict[str, Any] = {}
@@ -37,6 +38,9 @@ _KINDS = (
 
 def start() -> None:
     """The imports, those that the first grading makes among them, and the tables of the parser."""
+    # grading.py finds its module without the packages around it.
+    latex = SimpleNamespace(**runpy.run_path(str(_HERE / "latex.py")))
+    cast(dict[str, Any], sys.modules)["basis_rl.rewards.math.latex"] = latex
     for name in ("grading.py", "plain.py"):
         _loaded.update(runpy.run_path(str(_HERE / name)))
     for gold, answer in _KINDS:
