@@ -30,6 +30,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -198,15 +199,15 @@ def rules() -> dict[str, Callable[[], Any]]:
         name = module.__name__.rpartition(".")[2]
         for attribute, value in vars(module).items():
             if isinstance(value, re.Pattern) and (module not in (latex, grading) or attribute in _OF_LATEX):
-                found[f"{name}.{attribute}"] = lambda m=module, a=attribute, v=value: patch.object(m, a, _never(v))
+                found[f"{name}.{attribute}"] = partial(patch.object, module, attribute, _never(value))
             elif isinstance(value, tuple) and value and isinstance(value[0], tuple) and "REWRITES" in attribute:
                 for i, row in enumerate(value):
                     rest = (*value[:i], *value[i + 1 :])
-                    found[f"{name}: {row[0].pattern}"] = lambda m=module, a=attribute, r=rest: patch.object(m, a, r)
+                    found[f"{name}: {row[0].pattern}"] = partial(patch.object, module, attribute, rest)
     for reason in ("beside", "dots", "builder", "improper", "unit"):
-        found[f"refused: {reason}"] = lambda r=reason: _without(reading, "refused_reading", r)
+        found[f"refused: {reason}"] = partial(_without, reading, "refused_reading", reason)
     for reason in ("chain", "interval", "infinity", "currency", "approximation", "symbol", "near"):
-        found[f"unsound: {reason}"] = lambda r=reason: _without(grading, "_unsound", r)
+        found[f"unsound: {reason}"] = partial(_without, grading, "_unsound", reason)
     found["hedged"] = lambda: patch("basis_rl.rewards.math.reward.hedged", lambda gold, answer: False)
     found["primes_differ"] = lambda: patch("basis_rl.rewards.math.reward.primes_differ", lambda gold, answer: False)
     return found
