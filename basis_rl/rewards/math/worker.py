@@ -37,10 +37,10 @@ _KINDS = (
 
 def start() -> None:
     """The imports, those that the first grading makes among them, and the tables of the parser."""
-    for name in ("grading.py", "plain.py"):
-        _loaded.update(runpy.run_path(str(_HERE / name)))
+    _loaded.update(runpy.run_path(str(_HERE / "grading.py")))
     for gold, answer in _KINDS:
         _loaded["grade"](gold, answer)
+    _loaded.update(runpy.run_path(str(_HERE / "plain.py")))
 
 
 def answer(task: dict[str, Any]) -> dict[str, Any]:
