@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from basis_rl.data import DataArguments
 from basis_rl.names import option
-from basis_rl.rewards.math.places import MathAnswerIn
 
 MOST_NEW_TOKENS = 32_768
 
@@ -55,8 +54,8 @@ class EvalArguments:
     system_prompt: str | None = option(None, "The system message of the conversation.")
     answer_in: str = option(
         "auto",
-        f"Where the answer of a rollout is: {', '.join(get_args(MathAnswerIn))}. `auto` is a box, or anywhere if no "
-        "prompt asks for one.",
+        "Where the answer of a rollout is: box, tag, hashes, last_line, last_number or anywhere. `auto` is a box, or "
+        "anywhere if no prompt asks for one.",
     )
     chat_template_kwargs: str = option("{}", "For the chat template, as JSON: '{\"enable_thinking\": false}'.")
     limit: int | None = option(None, "The number of problems that are used of each benchmark, from its start.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import sys
 import time
 from collections.abc import Collection, Sequence
@@ -165,13 +164,16 @@ class MathVerifyReward(AfterThought, Reward):
         self, prompts: Column, completions: Completions, solution: Column, log_metric: LogMetric = None, **kwargs: Any
     ) -> Scores:
         texts = self.said(completions, prompts)
-        ends = math.inf if self.batch_timeout is None else time.monotonic() + self.batch_timeout
-        answers, lost = self._find(texts, ends)
+        began = time.monotonic()
+        answers, lost = self._find(texts, self.batch_timeout)
+        left = self.batch_timeout
+        if left is not None and self.place == "anywhere":
+            left = max(0.0, left - (time.monotonic() - began))
         rows = [
             [] if answer is None else [(gold, answer) for gold in gold_answers(cell)]
             for cell, answer in zip(solution, answers, strict=True)
         ]
-        graded = self._grade([pair for row in rows for pair in row], ends=ends)
+        graded = self._grade([pair for row in rows for pair in row], seconds=left)
         verdicts = [{lost[i]} if i in lost else {graded[pair] for pair in row} for i, row in enumerate(rows)]
         counts = {name: sum(verdict in row for row in verdicts) for name, verdict in _METRICS.items()}
         none = "no_box" if self.place == "box" else "no_answer"
@@ -186,7 +188,7 @@ class MathVerifyReward(AfterThought, Reward):
 
     def answers(self, completions: Completions, prompts: Column = ()) -> list[str | None]:
         """What is graded of each rollout; None where there is no answer."""
-        return self._find(self.said(completions, prompts), math.inf)[0]
+        return self._find(self.said(completions, prompts), None)[0]
 
     def plain(self, completions: Completions, solution: Column) -> Scores:
         """The rewards by `rules` ``plain``, whatever the rules of this object are."""
@@ -194,7 +196,7 @@ class MathVerifyReward(AfterThought, Reward):
             [(gold, text) for gold in gold_answers(cell)]
             for text, cell in zip(map(completion_text, completions), solution, strict=True)
         ]
-        graded = self._grade_plain([pair for row in rows for pair in row], math.inf)
+        graded = self._grade_plain([pair for row in rows for pair in row], None)
         return [_reward({graded[pair] for pair in row}) for row in rows]
 
     def check_golds(self, solution: Column) -> list[int]:
@@ -245,7 +247,7 @@ class MathVerifyReward(AfterThought, Reward):
         failed = sum("failed" in row and "right" not in row for row in verdicts)
         self._failures.record(len(verdicts) - failed, failed)
 
-    def _find(self, texts: Sequence[str], ends: float) -> tuple[list[str | None], dict[int, Verdict]]:
+    def _find(self, texts: Sequence[str], seconds: float | None) -> tuple[list[str | None], dict[int, Verdict]]:
         """The answers of rollouts, and what became of those in which Math-Verify was to find one and did not end."""
         where = self.place
         if self.rules == "plain":
@@ -256,27 +258,25 @@ class MathVerifyReward(AfterThought, Reward):
         answers = [answer for _, answer in marked]
         asked = [i for i, (is_marked, _) in enumerate(marked) if not is_marked and texts[i].strip()]
         lost: dict[int, Verdict] = {}
-        for i, outcome in zip(asked, self._ask([{"text": texts[i]} for i in asked], ends), strict=True):
+        for i, outcome in zip(asked, self._ask([{"text": texts[i]} for i in asked], seconds), strict=True):
             answers[i] = outcome.value.get("answer")
             if outcome.status != "ok":
                 lost[i] = _verdict(outcome)
         return answers, lost
 
-    def _ask(self, tasks: Sequence[dict[str, Any]], ends: float) -> list[Outcome]:
-        """What the workers answer, until `ends` of the monotonic clock."""
-        left = None if ends == math.inf else max(0.0, ends - time.monotonic())
-        return self._pool.run(tasks, seconds=left) if tasks else []
+    def _ask(self, tasks: Sequence[dict[str, Any]], seconds: float | None) -> list[Outcome]:
+        return self._pool.run(tasks, seconds=seconds) if tasks else []
 
-    def _grade_plain(self, pairs: Sequence[Pair], ends: float) -> dict[Pair, Verdict]:
+    def _grade_plain(self, pairs: Sequence[Pair], seconds: float | None) -> dict[Pair, Verdict]:
         """Verdicts of Math-Verify alone on pairs of a gold and a rollout."""
         asked = list(dict.fromkeys(pairs))
-        outcomes = self._ask([{"gold": gold, "text": text} for gold, text in asked], ends)
+        outcomes = self._ask([{"gold": gold, "text": text} for gold, text in asked], seconds)
         return {pair: _verdict(outcome) for pair, outcome in zip(asked, outcomes, strict=True)}
 
-    def _grade(self, pairs: Sequence[Pair], check: bool = False, ends: float = math.inf) -> dict[Pair, Verdict]:
+    def _grade(self, pairs: Sequence[Pair], check: bool = False, seconds: float | None = None) -> dict[Pair, Verdict]:
         """Verdicts of all pairs. With `check` a worker is asked even where the two are the same text."""
         if self.rules == "plain":
-            return self._grade_plain(pairs, ends)
+            return self._grade_plain(pairs, seconds)
         forms: dict[Pair, Pair] = {}
         graded: dict[Pair, Verdict] = {}
         for pair in dict.fromkeys(pairs):
@@ -286,10 +286,10 @@ class MathVerifyReward(AfterThought, Reward):
                 graded[pair] = "screened"
             else:
                 forms[pair] = (normal_form(pair[0]), normal_form(pair[1]))
-        known = self._grade_forms(dict.fromkeys(forms.values()), check, ends)
+        known = self._grade_forms(dict.fromkeys(forms.values()), check, seconds)
         return {**graded, **{pair: known[form] for pair, form in forms.items()}}
 
-    def _grade_forms(self, pairs: Collection[Pair], check: bool, ends: float) -> dict[Pair, Verdict]:
+    def _grade_forms(self, pairs: Collection[Pair], check: bool, seconds: float | None) -> dict[Pair, Verdict]:
         """Verdicts of pairs of normal forms."""
         graded: dict[Pair, Verdict] = {}
         asked: list[Pair] = []
@@ -306,7 +306,7 @@ class MathVerifyReward(AfterThought, Reward):
         options: dict[str, Any] = {"refuse": list(self.refused)} if self.refused else {}
         options |= {"check": True} if check else {}
         tasks = [{"gold": gold, "answer": answer, **options} for gold, answer in new]
-        fresh = {pair: _verdict(outcome) for pair, outcome in zip(new, self._ask(tasks, ends), strict=True)}
+        fresh = {pair: _verdict(outcome) for pair, outcome in zip(new, self._ask(tasks, seconds), strict=True)}
         # What failed is not the answer's doing, and may go well the next time.
         self._verdicts.remember({pair: v for pair, v in fresh.items() if v not in ("failed", "late")})
         return {**graded, **fresh}

@@ -41,10 +41,10 @@ def start() -> None:
     # grading.py finds its module without the packages around it.
     latex = SimpleNamespace(**runpy.run_path(str(_HERE / "latex.py")))
     cast(dict[str, Any], sys.modules)["basis_rl.rewards.math.latex"] = latex
-    for name in ("grading.py", "plain.py"):
-        _loaded.update(runpy.run_path(str(_HERE / name)))
+    _loaded.update(runpy.run_path(str(_HERE / "grading.py")))
     for gold, answer in _KINDS:
         _loaded["grade"](gold, answer)
+    _loaded.update(runpy.run_path(str(_HERE / "plain.py")))
 
 
 def answer(task: dict[str, Any]) -> dict[str, Any]:

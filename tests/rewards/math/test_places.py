@@ -63,7 +63,7 @@ def test_an_answer_that_nobody_finds_is_wrong_and_counted(made):
 @pytest.mark.parametrize(("status", "score"), [("timeout", 0.0), ("crashed", None), ("over_budget", None)])
 def test_extraction_that_does_not_end_is_wrong_or_not_scored(made, monkeypatch, status, score):
     anywhere = made(answer_in="anywhere")
-    monkeypatch.setattr(anywhere, "_ask", lambda tasks, ends: [Outcome(status, {}) for _ in tasks])
+    monkeypatch.setattr(anywhere, "_ask", lambda tasks, seconds: [Outcome(status, {}) for _ in tasks])
     logged = {}
     assert anywhere([], ["It is 4."], solution=["4"], log_metric=logged.__setitem__) == [score]
     assert sum(logged[f"reward/{name}"] for name in ("timeout", "infrastructure", "over_budget")) == 1.0
@@ -166,3 +166,13 @@ def test_time_is_linear(piece):
     for where in ("tag", "hashes", "last_line", "last_number"):
         assert grows_linearly(lambda n: find_answer(f"<answer>{piece * n}x</answer>#### {piece * n}x", where))  # noqa: B023
     assert grows_linearly(lambda n: marked_answer(piece * n))
+
+
+def test_finding_and_grading_share_the_time_of_a_batch(made, monkeypatch):
+    anywhere = made(answer_in="anywhere", batch_timeout=50.0)
+    granted = []
+    real = anywhere._pool.run
+    monkeypatch.setattr(anywhere._pool, "run", lambda tasks, seconds: granted.append(seconds) or real(tasks))
+    assert grade(anywhere, "It is $x+31$.", "31+x") == 1.0
+    finding, grading = granted
+    assert 0 < grading < finding == 50.0
