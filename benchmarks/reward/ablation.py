@@ -29,7 +29,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -140,7 +140,7 @@ def chosen_pairs(golds: list[str], size: int, seed: int, data: bool = True) -> d
 
 
 class Grader:
-    """Verdicts in this process, remembered; `refusing` are the reasons to refuse that are switched off."""
+    """Verdicts in this process, remembered."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -191,24 +191,23 @@ def _alarm(seconds: float) -> Iterator[None]:
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def rules() -> dict[str, Callable[[], Any]]:
+def rules() -> dict[str, Any]:
     """Every rule, and what switches it off, a context manager."""
-    found: dict[str, Callable[[], Any]] = {}
-    for module in _MODULES:
+    found: dict[str, Any] = {}
+    for module in (notation, quick, reading, latex):
         name = module.__name__.rpartition(".")[2]
         for attribute, value in vars(module).items():
-            if isinstance(value, re.Pattern) and (module not in (latex, grading) or attribute in _OF_LATEX):
-                found[f"{name}.{attribute}"] = lambda m=module, a=attribute, v=value: patch.object(m, a, _never(v))
-            elif isinstance(value, tuple) and value and isinstance(value[0], tuple) and "REWRITES" in attribute:
-                for i, row in enumerate(value):
-                    rest = (*value[:i], *value[i + 1 :])
-                    found[f"{name}: {row[0].pattern}"] = lambda m=module, a=attribute, r=rest: patch.object(m, a, r)
+            if isinstance(value, re.Pattern) and (module is not latex or attribute in _OF_LATEX):
+                found[f"{name}.{attribute}"] = patch.object(module, attribute, _never(value))
+    rows = notation._REWRITES
+    for i, (pattern, _) in enumerate(rows):
+        found[f"rewrite {i}: {pattern.pattern}"] = patch.object(notation, "_REWRITES", (*rows[:i], *rows[i + 1 :]))
     for reason in ("beside", "dots", "builder", "improper", "unit"):
-        found[f"refused: {reason}"] = lambda r=reason: _without(reading, "refused_reading", r)
+        found[f"refused: {reason}"] = _without(reading, "refused_reading", reason)
     for reason in ("chain", "interval", "infinity", "currency", "approximation", "symbol", "near"):
-        found[f"unsound: {reason}"] = lambda r=reason: _without(grading, "_unsound", r)
-    found["hedged"] = lambda: patch("basis_rl.rewards.math.reward.hedged", lambda gold, answer: False)
-    found["primes_differ"] = lambda: patch("basis_rl.rewards.math.reward.primes_differ", lambda gold, answer: False)
+        found[f"unsound: {reason}"] = _without(grading, "_unsound", reason)
+    for name in ("hedged", "primes_differ"):
+        found[name] = patch(f"basis_rl.rewards.math.reward.{name}", lambda gold, answer: False)
     return found
 
 
@@ -239,7 +238,7 @@ def ablate(grader: Grader, table: dict[Pair, bool]) -> dict[str, dict[str, Any]]
         # What the grading itself does is only different where its expressions match, or where it refuses.
         inner = rule.startswith(("latex", "unsound"))
         pattern = getattr(latex, rule.partition(".")[2], _NEVER)
-        with off():
+        with off:
             for pair, right in table.items():
                 (gold, answer, quickly), verdict = before[pair]
                 if inner and (quickly is not None or not _concerns(rule, pattern, (gold, answer), verdict)):
