@@ -80,8 +80,8 @@ def test_texts_compare_without_blanks_that_change_nothing():
 
 
 PIECES = (
-    "1 ", "1 000 ", "**", r"\text{", r"\frac", "{", "^{", "_{", r"\quad ", "√(", "1,000", ",", "~", r"\{:", "'", "个", "(=",
-    "x<1 or ", "x<1", "sqrt(", "sqrt((1)", r"\langle ", r"\choose{", r"\text{ for all real ", "(mod ", "(1)/(", "and ",
+    "1 ", "1 000 ", "**", r"\text{", r"\frac", "{", "^{", "_{", r"\quad ", "√(", "1,000", ",", "~", r"\{:", "'", "(=",
+    "x<1 or ", "x<1", "sqrt(", "sqrt((1)", r"\langle ", r"\choose{", r"\text{ for all real ", "(mod ", "(1)/(", "个",
 )  # fmt: skip
 
 
