@@ -146,6 +146,10 @@ def _has_no_dollar(gold: Gold) -> bool:
     return r"\$" not in gold.text
 
 
+def _has_point(gold: Gold) -> bool:
+    return "." in gold.text
+
+
 def _has_a(gold: Gold) -> bool:
     return "a" in gold.text.lower()
 
@@ -219,7 +223,8 @@ LETTERS = (
 PRODUCTS = (
     Template(r"V \cdot N", _zero), Template(r"N \cdot V", _zero), Template(r"\frac{V}{N}", _zero),
     Template(r"N(V)", _zero), Template(r"(V)(N)", _zero), Template(r"V^{N}", _is_its_power),
-    Template(r"V + 10^{-400}"), Template(r"V + e^{-800}"), Template("10^{-400}"), Template(r"{N \choose V}"),
+    # Beside a decimal: row `rounding`.
+    Template(r"V + 10^{-400}", _has_point), Template(r"V + e^{-800}", _has_point), Template("10^{-400}"), Template(r"{N \choose V}"),
     Template(r"V + N"), Template("-N"), Template("N!"), Template(r"\sqrt{N}"),
     Template(r"0 \cdot \text{anything}"), Template(r"\text{anything} \cdot 0"),
     Template(r"0 \times (\text{I give up})"),
