@@ -188,7 +188,8 @@ INTERVALS = (
     "(V, N)", "[V, N]", "[V, V]", "(V, V)", r"(-\infty, V)", r"(V, \infty)", r"[V, \infty)", r"(-\infty, V]",
     "V < x < N", "x > V", r"x \ge V", r"x \ne V", r"\{V, N\}", r"\{V\} \cup \{N\}", r"\{N, V\}", r"V \cup N",
     r"\{x : x^2 = V\}", "x : x = V", r"\{{x} : x=V\}", r"\{x \mid x=V\}",
-    r"\langle V, N\rangle", r"x>V \text{ or } x<N", r"x>N \text{ and } x<V", r"\{x \mid x > V\}", r"x<V \text{ or } x>N",
+    r"\langle V, N\rangle", r"x>V \text{ or } x<N", r"x>N \text{ and } x<V", r"\{x \mid x > V\}",
+    r"x<V \text{ or } x>N",
     r"\{V, \ldots\}", r"[V, N) \cup \{V\}", "(V, V, V)", "(N, V)", "V-N", "V - N, V",
 )  # fmt: skip
 BOXES = (
@@ -224,7 +225,8 @@ PRODUCTS = (
     Template(r"V \cdot N", _zero), Template(r"N \cdot V", _zero), Template(r"\frac{V}{N}", _zero),
     Template(r"N(V)", _zero), Template(r"(V)(N)", _zero), Template(r"V^{N}", _is_its_power),
     # Beside a decimal: row `rounding`.
-    Template(r"V + 10^{-400}", _has_point), Template(r"V + e^{-800}", _has_point), Template("10^{-400}"), Template(r"{N \choose V}"),
+    Template(r"V + 10^{-400}", _has_point), Template(r"V + e^{-800}", _has_point), Template("10^{-400}"),
+    Template(r"{N \choose V}"),
     Template(r"V + N"), Template("-N"), Template("N!"), Template(r"\sqrt{N}"),
     Template(r"0 \cdot \text{anything}"), Template(r"\text{anything} \cdot 0"),
     Template(r"0 \times (\text{I give up})"),
@@ -267,7 +269,8 @@ _SAME = (
 ROWS = (
     Template("V, V", row="duplicates"), Template(r"\{V\}", row="singleton_set"),
     Template(r"V\%", row="percent_as_number"),
-    Template(r"V\text{ cm}", row="units"), Template(r"V \pmod{N}", row="units"), Template(r"\$V", row="currency"), Template(r"V^\circ", row="degrees"),
+    Template(r"V\text{ cm}", row="units"), Template(r"V \pmod{N}", row="units"),
+    Template(r"\$V", row="currency"), Template(r"V^\circ", row="degrees"),
     Template("x = V", row="assignment"), Template(r"x \approx V", row="approximation"),
     Template(r"a + b = V", row="equation"),
 )  # fmt: skip
