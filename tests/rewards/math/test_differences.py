@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from math_verify import parse, verify
 
-from basis_rl.rewards.math.grading import _apart, _readings
+from basis_rl.rewards.math.grading import _apart
+from basis_rl.rewards.math.latex import readings
 from benchmarks.reward.cases import FEW
 
 CASES = json.loads(Path(__file__).with_name("math_verify_cases.json").read_text())
@@ -57,11 +58,11 @@ def test_what_differs_at_a_point_is_unequal_to_math_verify_too():
         "9999.99", r"\int_0^1 x dx", r"\sum_{k=1}^{3} k", r"\lim_{x \to 0} \frac{\sin x}{x}", "6",
         r"\tan \frac{\pi}{2}", r"\frac{1}{x-x}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", "x=3", "(1,2)",
     ]  # fmt: skip
-    readings = [reading for text in texts for reading in _readings(text)]
+    values = [reading for text in texts for reading in readings(text)]
     apart = 0
-    for one in readings:
-        for other in readings:
+    for one in values:
+        for other in values:
             if _apart(one, other):
                 apart += 1
                 assert not verify(one, other, timeout_seconds=None), (one, other)
-    assert 400 < apart < len(readings) ** 2 - 2 * len(readings)
+    assert 400 < apart < len(values) ** 2 - 2 * len(values)
