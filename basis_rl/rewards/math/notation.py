@@ -21,7 +21,7 @@ _CHARACTERS = str.maketrans(
         "\u202f": " ", **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),
         # Full-width forms, and Chinese punctuation.
         **{chr(0xFEE0 + code): chr(code) for code in range(0x21, 0x7F)}, "、": ", ", "。": ".",
-        "ℝ": r"\mathbb{R}", "≡": r"\equiv ",
+        "⩽": r"\le ", "⩾": r"\ge ", "ℝ": r"\mathbb{R}", "≡": r"\equiv ",
         # Cyrillic.
         **dict(zip("аеорсухіАЕОРСХ", "aeopcyxiAEOPCX", strict=True)),
     }
@@ -68,7 +68,7 @@ _MATH_FONT = r"\\math(?:bf|rm|it|sf|normal)\s*"
 _FUNCTION = r"(?<![a-zA-Z\\])(sqrt|ln|log|lg|exp|(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc)"
 # What is in round brackets, which may hold some that hold none.
 _BRACKETED = r"\(((?:[^()]|\([^()]{0,200}\)){0,200})\)"
-_MODULO = rf"(?:\\bmod(?![a-z])|\\mod(?![a-z])|{FONT}\s*\{{\s*mod\s*\}}|(?<![a-zA-Z\\])mod(?![a-z]))"
+_MODULO = rf"(?:\\b?mod(?![a-z])|(?:{FONT}|\\operatorname)\s*\{{\s*mod\s*\}}|(?<![a-zA-Z\\])mod(?![a-z]))"
 _INSIDE = r"(?:[^{}]|\{[^{}]*\})"
 _RELATION = r"(?:<|>|\\[lg]e(?:q|qslant)?(?![a-z]))"
 _OPEN = (r"(-\infty", r"\infty)")
@@ -91,15 +91,17 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"或者?", " or "),
         (r"[和且与]", " and "),
         # A matrix as an array in brackets, a vector in angles.
-        (r"(?:\\left\s*)?[\[(]\s*\\begin\s*\{(?:array\}\s*\{[^{}]*\}|matrix\})", r"\\begin{pmatrix}"),
-        (r"\\end\s*\{(?:array|matrix)\}\s*(?:\\right\s*)?[\])]", r"\\end{pmatrix}"),
+        (r"(?:(?:\\left\s*)?[\[(]\s*)?(?<!\|)\\begin\s*\{array\}\s*\{[^{}]*\}", r"\\begin{pmatrix}"),
+        (r"(?:\\left\s*)?[\[(]\s*\\begin\s*\{matrix\}", r"\\begin{pmatrix}"),
+        (r"\\end\s*\{(?:array|matrix)\}(?:\s*(?:\\right\s*)?[\])])?", r"\\end{pmatrix}"),
+        (r"(\([^()]*,[^()]*\))\s*\^\s*\{?\s*(?:T|\\top)\s*\}?$", r"\1"),
         (
             r"(?:\\left\s*)?\\langle(?![a-z])([^|]{0,200}?)(?:\\right\s*)?\\rangle(?![a-z])|^<([^<>]*,[^<>]*)>$",
             r"(\1\2)",
         ),
         # As a calculator or a program writes.
         (r"(?<=[\w)\]}])\s*\*\*\s*(?:(-?\w+)|(?=[({]))", lambda m: f"^{_braced(m[1])}"),
-        (_FUNCTION + r"(?=\s*[\d(\\^_]|\s+[a-z](?![a-z]))", r"\\\1"),
+        (_FUNCTION + r"(?=\s*[\d(|{\\^_]|\s+[a-z](?![a-z]))", r"\\\1"),
         (rf"\\sqrt\s*{_BRACKETED}", r"\\sqrt{\1}"),
         (rf"\\sqrt\s*{_BRACKETED}", r"\\sqrt{\1}"),
         (r"(?<![a-zA-Z\d)\]}])\(([^()]{1,80})\)\s*/\s*\(([^()]{1,80})\)", r"\\frac{\1}{\2}"),
@@ -129,7 +131,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"^([EP])\s*\((?=[^()]*(?:[<>|]|\\(?:text|[lg]eq?|in|mid|cap|cup)(?![a-z])))[^()]*\)\s*(?==)", r"\1"),
         # An introduction, and what stands behind an answer without being part of it.
         (rf"^{FONT}\s*\{{\s*(?:[Tt]he\s+)?(?:[Ff]inal\s+)?[Aa]nswer(?:\s+is)?\s*[:=]?\s*\}}\s*[:=]?(?=\s*\S)", ""),
-        (rf"^{SPACE}*(?:[Tt]he )?(?:final )?answer(?: is)?\s*:?\s*(?=\$)", ""),
+        (r"^(?:(?:[Tt]he )?(?:final )?answer(?: is)?\s*:?\s*(?=\$)|答案?[是为]?\s*:?)", ""),
         (r"\s*(?:\\tag\s*\{[\w*]{1,4}\}|\\checkmark(?![a-zA-Z]))\s*$", ""),
         # A factorial before an equals sign; the parser knows != alone.
         (r"(?<=[\d)}\]])!=(?!=)", "! ="),
