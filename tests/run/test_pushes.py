@@ -101,7 +101,9 @@ def push(**changes):
 
 def test_files_of_a_run_and_of_a_checkpoint(tmp_path):
     assert sorted(files_of_run(write(tmp_path / "run", OF_RUN + NOT_OF_RUN))) == sorted(OF_RUN)
-    found = files_of_run(tmp_path / "run")
+    rollouts = write(tmp_path / "run", ["rollouts/step-000001.jsonl.gz"])
+    found = files_of_run(rollouts)
+    assert sorted(files_of_run(rollouts, rollouts=True)) == sorted([*found, "rollouts/step-000001.jsonl.gz"])
     assert found["model.safetensors"] == tmp_path / "run" / "model.safetensors"
     assert found["run.json"] == b"run.json", "it may change while it is uploaded"
     assert isinstance(found["runs/events.out.tfevents.1"], bytes)
