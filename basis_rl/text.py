@@ -18,6 +18,14 @@ def render(template: Path, *, html: bool = False, **values: Any) -> str:
     return environment.from_string(template.read_text(encoding="utf-8")).render(**values)
 
 
+_HARMFUL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """Text in which what steers a terminal, turns the direction of writing or is no letter is shown by its number."""
+    return _HARMFUL.sub(lambda found: f"\\x{ord(found[0]):02x}", text).expandtabs(4)
+
+
 def markdown_table(rows: Sequence[Sequence[object]], head: Sequence[str]) -> str:
     """A table of Markdown cells; a ``|`` in one is escaped, a line break becomes a space."""
     lines = [head, ["---"] * len(head), *rows]

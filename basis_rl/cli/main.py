@@ -17,6 +17,7 @@ COMMANDS = {
     "serve": "start a vLLM server as training needs it",
     "values": "build the value table that BASIS needs, from rollouts of the reference model",
     "compare": "compare runs at the same number of rollouts: curves, final table, one HTML file",
+    "rollouts": "show rollouts of a run: prompt, answer, reward and advantage, as text or as a page",
     "sweep": "train a recipe with several baselines and seeds, and compare them",
     "clusters": "build the prompt codebook that BV-Blend needs, from a sentence encoder and K-means",
     "eval": "measure a model on benchmarks: avg@k, pass@k, maj@k, every rollout kept",

@@ -203,6 +203,27 @@ def compare_parser(result: argparse.ArgumentParser) -> None:
 
 
 @_command
+def rollouts_parser(result: argparse.ArgumentParser) -> None:
+    """Shows rollouts that a run has kept (keep_rollouts_mb): the prompt, the answer, the reward of each function and
+    what the functions say of it (log_extra), the value of the baseline, the advantage, and the chance with which a
+    prompt sampler drew the prompt.
+    """
+    result.add_argument("output_dir", metavar="RUN", type=Path, help="The output_dir of a run.")
+    result.add_argument("--step", help="last, all, N or N-M. The default is last, and all with --page.")
+    result.add_argument("--reward_below", type=float, metavar="X", help="Rewards of at most X.")
+    result.add_argument("--reward_above", type=float, metavar="X", help="Rewards of at least X.")
+    result.add_argument("--prompt", default="", metavar="TEXT", help="Part of the prompt, or its prompt_id.")
+    result.add_argument(
+        "--sort",
+        default="step",
+        choices=("step", "reward", "advantage", "length"),
+        help="The largest first, of advantages by their size. The default is step.",
+    )
+    result.add_argument("--limit", type=int, help="So many at most. The default is 20, and 500 with --page.")
+    result.add_argument("--page", type=Path, metavar="FILE.html", help="Writes a page for a browser instead.")
+
+
+@_command
 def push_parser(result: argparse.ArgumentParser) -> None:
     """Writes the model card again, with the results of the evaluations that are there by now, and pushes the folder to
     the Hub as one commit.
@@ -211,6 +232,7 @@ def push_parser(result: argparse.ArgumentParser) -> None:
     result.add_argument("repo_id", nargs="?", help="OWNER/NAME. The default is the run's own, or the folder's name.")
     result.add_argument("--private", action="store_true", help="Creates the repository as a private one.")
     result.add_argument("--revision", help="The branch, which is created if needed. The default is main.")
+    result.add_argument("--push_rollouts", action="store_true", help="Pushes the rollouts that were kept as well.")
     result.add_argument("--results", type=Path, help="results.json of its evaluation. The default is in OUTPUT_DIR.")
     result.add_argument("--base_results", type=Path, help="results.json of the base model, for comparison.")
 

@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
             LOST,
         )
     command = f"basis-rl push {shlex.quote(str(folder))} {{repo}}"
-    push = Push(message="Model, card and results", files=files_of_run(folder), by_hand=command)
+    push = Push(message="Model, card and results", files=files_of_run(folder, arguments.push_rollouts), by_hand=command)
     pushed = hub.submit(push).result()
     if pushed is None:
         return fail(f"'{folder}' could not be pushed.", LOST)

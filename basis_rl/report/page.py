@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from basis_rl.report.compare import Comparison
 from basis_rl.report.plots import DARK, LIGHT, MARKERS, marker, plots, png, svg
+from basis_rl.report.rollouts import extremes
 from basis_rl.report.tables import Table, setup_tables, tables
 from basis_rl.report.verdict import verdict
 from basis_rl.run.artefacts import versions
@@ -93,6 +94,7 @@ def html(comparison: Comparison) -> str:
         folded=setup_tables(comparison),
         sections=[(section, list(same)) for section, same in groupby(drawn, key=lambda figure: figure[0])],
         groups=groups,
+        rollouts=[(run.path.name, extremes(run.path)) for run in comparison.runs],
         method=METHOD,
         colors=list(zip(LIGHT, DARK, strict=True)),
         footer=_footer(comparison),

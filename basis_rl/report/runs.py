@@ -35,7 +35,7 @@ _NOTHING = np.empty((2, 0))
 # Keys that do not change what a run learns: where it writes, how it is started and monitored, its seed.
 _BESIDE = re.compile(
     r"(env|output_dir|overwrite_output_dir|run_name|project|seed|data_seed|resume_from_checkpoint|report_to"
-    r"|disable_tqdm|log_completions|num_completions_to_print|num_generations_eval|per_device_eval_batch_size"
+    r"|disable_tqdm|log_completions|keep_rollouts_mb|push_rollouts|num_completions_to_print|num_generations_eval|per_device_eval_batch_size"
     r"|push_to_hub|serve|serve_devices|vllm_server_(base_url|host|port)|vllm_group_port)(\..*)?"
     r"|(save|hub|trackio|values|clusters|logging|eval)_.*"
 )

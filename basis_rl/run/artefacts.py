@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gzip
 import json
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ import pyarrow.parquet as pq
 from basis_rl.identity import ID_SCHEME, check_scheme
 
 METADATA = "metadata.json"
+_LONGEST_LINE = 1 << 26
 
 
 class MissingArtefact(ValueError):
@@ -55,9 +58,11 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON objects in a file of lines; a line that a kill cut off, or that is being written, is ignored."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        for line in file:
+    """The JSON objects in a file of lines, ``.gz`` or plain; one that was cut off, or is being written, is ignored."""
+    opened: Any = gzip.open if path.suffix == ".gz" else open
+    with suppress(FileNotFoundError, gzip.BadGzipFile, EOFError, zlib.error), opened(path, "rb") as file:
+        # A few bytes may unpack to one endless line.
+        while line := file.readline(_LONGEST_LINE):
             with suppress(ValueError, RecursionError):
                 found = json.loads(line)
                 if isinstance(found, dict):

@@ -305,7 +305,12 @@ def make_room(output_dir: str | Path, start: str | None) -> Path | None:
     if not moved and (within or not _models(output)):
         return None
     if not within:
-        named = [output / LAST, output / "completions", *(path for shape in _OF_A_RUN for path in output.glob(shape))]
+        named = [
+            output / LAST,
+            output / "completions",
+            output / "rollouts",
+            *(path for shape in _OF_A_RUN for path in output.glob(shape)),
+        ]
         moved += [path for path in named if path.exists()]
     place = next(p for n in range(1, 10_000) if not (p := output / f"previous-{n}").exists())
     place.mkdir()

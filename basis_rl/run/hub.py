@@ -17,6 +17,8 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 from huggingface_hub.utils.sha import git_hash
 
+from basis_rl.run.rollouts import FOLDER
+
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 # Codes of 4xx that another attempt may fix: timeout, conflict with another commit, too early, too many requests.
@@ -29,8 +31,8 @@ NOT_PUSHED += ["previous-*", "INCOMPLETE"]
 ONLY_TO_RESUME = ["optimizer*", "scheduler*", "scaler*", "rng_state*", "phase_*", "trainer_state.json", "global_step*"]
 ONLY_TO_RESUME += ["baseline_module.pt", "pytorch_model_fsdp*", "latest", "zero_to_fp32.py", "entropy_ctrl_state.json"]
 ONLY_TO_RESUME += ["user_content.pt", "manifest.json", "run_settings.json"]
-# Written to while an upload may run: read when the push is made.
-_CHANGING = (".json", ".jsonl", ".md", ".yaml", ".png")
+# Written to, or deleted, while an upload may run: read when the push is made.
+_CHANGING = (".json", ".jsonl", ".md", ".yaml", ".png", ".gz")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,9 +197,9 @@ def one_line(error: BaseException) -> str:
     return (" ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or type(error).__name__)[:400]
 
 
-def files_of_run(output_dir: Path) -> dict[str, Path | bytes]:
-    """What is pushed of a run's folder, without its checkpoints."""
-    found = _paths(output_dir, NOT_PUSHED)
+def files_of_run(output_dir: Path, rollouts: bool = False) -> dict[str, Path | bytes]:
+    """What is pushed of a run's folder, without its checkpoints, with the `rollouts` that it keeps only if asked."""
+    found = _paths(output_dir, NOT_PUSHED if rollouts else [*NOT_PUSHED, f"{FOLDER}/*"])
     changing = [name for name in found if name.endswith(_CHANGING) or "tfevents" in name]
     return found | {name: found[name].read_bytes() for name in changing}
 

@@ -107,6 +107,12 @@ class BasisConfig(GRPOConfig):
     allow_truncated_sampling: bool = option(
         False, "Trains on rollouts drawn with top_p, top_k or min_p, although the loss scores the whole vocabulary."
     )
+    keep_rollouts_mb: float = option(
+        200.0,
+        "The megabytes of rollouts that output_dir/rollouts keeps, compressed, for `basis-rl rollouts`. The oldest "
+        "steps are deleted. 0 keeps none.",
+    )
+    push_rollouts: bool = option(False, "Pushes the rollouts that are kept to the Hub as well.")
     hub_retries: int = option(4, "How often a failed push to the Hub is repeated.")
     hub_retry_wait: float = option(5.0, "The seconds before the first repetition; they double each time, up to 300.")
     model_license: str | None = option(
@@ -121,6 +127,8 @@ class BasisConfig(GRPOConfig):
             raise ValueError(
                 f"hub_retries and hub_retry_wait must be at least 0, got {self.hub_retries}, {self.hub_retry_wait}."
             )
+        if self.keep_rollouts_mb < 0:
+            raise ValueError(f"keep_rollouts_mb must be at least 0, got {self.keep_rollouts_mb}. 0 keeps none.")
         if self.on_invalid_gold not in ("error", "drop"):
             raise ValueError(f"on_invalid_gold must be 'error' or 'drop', got '{self.on_invalid_gold}'.")
         if self.packing not in ("auto", "none"):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
+
+from basis_rl.data import problem_text
+from basis_rl.types import RolloutBatch
 
 
 def distinct(names: Sequence[str]) -> list[str]:
@@ -38,6 +44,67 @@ def set_aside(table: Path | None, name: str) -> Iterator[None]:
             table.replace(table.with_name(name))
         if kept.exists():
             kept.replace(table)
+
+
+def per_rollout(values: Tensor, mask: Tensor) -> list[float]:
+    """``(N,)`` of values of each rollout, or of each token: their means over the tokens that the policy sampled."""
+    if values.ndim == 2:
+        values = (values.cpu() * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+    found: list[float] = values.tolist()
+    return found
+
+
+def rollout_rows(
+    logs: Mapping[str, Any],
+    batch: RolloutBatch,
+    baseline: Sequence[float],
+    chances: Sequence[float | None] | None,
+    ends: Sequence[tuple[int, bool]],
+) -> list[dict[str, Any]]:
+    """The rollouts of a generation batch as they are kept (`basis_rl.run.rollouts`), from what TRL has logged of it.
+
+    Args:
+        logs: TRL's, which hold one generation batch.
+        batch: of all ranks.
+        baseline: value of each rollout, ``(N,)``.
+        chances: of each rollout's prompt to be drawn, ``(N,)``; None where they are not known.
+        ends: of each rollout the number of its tokens, and whether it was cut off.
+    """
+    size = len(baseline)
+    # A column that a reward function did not log of this batch.
+    extra = {name: values for name, values in logs["extra"].items() if len(values) == size}
+    return [
+        {
+            "prompt_id": batch.prompt_ids[i],
+            "prompt": problem_text(logs["prompt"][i]) or str(logs["prompt"][i]),
+            "completion": _said(logs["completion"][i]),
+            "reward": _known(float(batch.rewards[i])),
+            "rewards": {name: _known(values[i]) for name, values in logs["rewards"].items()},
+            "baseline": _known(baseline[i]),
+            "advantage": logs["advantages"][i],
+            "chance": chances[i] if chances is not None else None,
+            "tokens": ends[i][0],
+            "cut_off": ends[i][1],
+            "extra": {name: values[i] for name, values in extra.items()},
+        }
+        for i in range(size)
+    ]
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _said(completion: Any) -> str:
+    """All that a rollout says: its text, or the messages of all turns, with thoughts and calls of tools."""
+    if isinstance(completion, str):
+        return completion
+    parts = []
+    for message in completion:
+        said = [message.get(key) for key in ("reasoning_content", "thinking", "content", "tool_calls")]
+        role = [f"[{message.get('role')}]"] if len(completion) > 1 else []
+        parts += [*role, *(each if isinstance(each, str) else json.dumps(each, default=str) for each in said if each)]
+    return "\n".join(parts)
 
 
 def without_infinities(logs: dict[str, Any], metrics: Mapping[str, list[float]]) -> None:

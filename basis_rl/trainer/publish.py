@@ -128,7 +128,7 @@ class Publisher:
         place = None if self.args.hub_strategy == HubStrategy.EVERY_SAVE else self._place(folder)
         command = " ".join([_upload(folder, "."), *(f"--exclude {shlex.quote(name)}" for name in ONLY_TO_RESUME)])
         try:
-            files = files_of_run(self.folder) | files_of_checkpoint(folder)
+            files = files_of_run(self.folder, self.args.push_rollouts) | files_of_checkpoint(folder)
             if place:
                 files |= files_of_checkpoint(folder, place)
                 command += f" && {_upload(folder, place)}"
@@ -141,7 +141,7 @@ class Publisher:
     def push_run(self, message: str, revision: str | None) -> Future[CommitInfo | None]:
         """Push ``output_dir``, then the checkpoints that ``hub_strategy`` requires and that were not pushed yet."""
         try:
-            files = files_of_run(self.folder)
+            files = files_of_run(self.folder, self.args.push_rollouts)
         except OSError as error:
             _logger.warning("push_to_hub: '%s' could not be read, and is not pushed: %s", self.folder, error)
             files = {}

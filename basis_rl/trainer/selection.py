@@ -239,6 +239,14 @@ class Selection:
         assert ratio is not None  # checked when it was drawn
         return ratio.clamp(*self.sampler.clip).repeat_interleave(self.num_generations)
 
+    def chances(self, number: int) -> list[float | None]:
+        """``(N,)`` the chance with which the prompt of each rollout was drawn; None where it is not known."""
+        ratio = self._draws[number].ratio
+        if ratio is None or number in self._refilled:
+            return [None] * (self.size * self.num_generations)
+        found: list[float | None] = (self.size / len(self.prompt_ids) / ratio).tolist()
+        return [chance for chance in found for _ in range(self.num_generations)]
+
     def take_metrics(self, batch: RolloutBatch) -> dict[str, float]:
         """What was drawn for the batch and what it got; the draw is forgotten with it."""
         draw = self._draws.pop(batch.step)

@@ -35,7 +35,7 @@ _GOLD = "solution"  # counts whatever the rewards say that they read
 _BESIDE = {
     "output_dir", "overwrite_output_dir", "allow_changed_settings", "resume_from_checkpoint", "run_name", "report_to",
     "disable_tqdm", "push_to_hub", "vllm_server_base_url", "vllm_server_port", "vllm_server_host", "vllm_group_port",
-    "seed", "num_generations", "generation_batch_size",
+    "seed", "num_generations", "generation_batch_size", "keep_rollouts_mb", "push_rollouts",
 }  # fmt: skip
 
 

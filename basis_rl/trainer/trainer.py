@@ -56,6 +56,7 @@ from basis_rl.run.peers import naming_lost_peers
 from basis_rl.run.progress import newest_rows, use_progress_lines, whole_log
 from basis_rl.run.ranks import gathered, on_main_process
 from basis_rl.run.record import RunInfo
+from basis_rl.run.rollouts import KeptRollouts
 from basis_rl.run.run_lock import check_place, end_with_launcher, held
 from basis_rl.run.seams import attributes
 from basis_rl.run.usage import Spending
@@ -67,7 +68,7 @@ from basis_rl.trainer.first_rollouts import FirstRollouts, Rollout, reads_boxes
 from basis_rl.trainer.gather import gather_batch, local_rows, prompt_ids_of
 from basis_rl.trainer.generation_check import generation_kwargs_of, require_tokens
 from basis_rl.trainer.greedy import greedy_rewards
-from basis_rl.trainer.logs import distinct, of_kind, set_aside, without_infinities
+from basis_rl.trainer.logs import distinct, of_kind, per_rollout, rollout_rows, set_aside, without_infinities
 from basis_rl.trainer.loss import SILENT_LOSS_TYPE, PolicyLoss, action_mask, kl_penalty, token_means
 from basis_rl.trainer.model_check import check_trained, copy_reference, refuse_sharded_reference, warn_of_rounding
 from basis_rl.trainer.packing import Scorer, enable_packing, has_dropout, reordered
@@ -292,6 +293,7 @@ class BasisTrainer(GRPOTrainer):
         boxes = reads_boxes(self._functions)
         self._first = FirstRollouts(self.eos_token_ids, args.max_completion_length, boxes=boxes)
         self._drawn: list[Rollout] = []
+        self._kept_rollouts = KeptRollouts(str(args.output_dir), args.keep_rollouts_mb)
         self._eval_scores = EvalScores()
         self._eval_name = ""
         self.timer = StepTimer(accelerator, self.model.config, "bfloat16" if args.bf16 else str(self.model.dtype))
@@ -537,8 +539,7 @@ class BasisTrainer(GRPOTrainer):
             # What a function has logged in some batches only, or not of each rollout, would stand beside others.
             values = self._pending_extra_logs[column]
             values[:] = [*values, *[None] * len(prompts)][: len(prompts)]
-        if not self._first.done:
-            self._drawn = list(map(Rollout, prompts, completions, *args))
+        self._drawn = list(map(Rollout, prompts, completions, *args))
         return rewards
 
     def _scores(self, *given: Any) -> Tensor:
@@ -649,6 +650,7 @@ class BasisTrainer(GRPOTrainer):
         weights = self.selection.weights(batch.step) if self.selection is not None else None
         if weights is not None:
             values = values * weights.to(values).reshape(-1, *[1] * (values.ndim - 1))
+        chances = self.selection.chances(batch.step) if self.selection is not None else None
         chosen = self.selection or self._coverage
         if chosen is not None:
             self._log_all(chosen.take_metrics(batch))
@@ -656,6 +658,7 @@ class BasisTrainer(GRPOTrainer):
         own = {f"baseline/{key}": value for key, value in result.metrics.items()}
         self._log_advantages(batch, values, advantage_metrics(batch, replace(result, values=values)) | own)
         self._log_difficulty(inputs, batch.rewards)
+        self._keep_rollouts(output, batch, result.baseline, chances)
         discarded = None
         if self._resampling is not None:
             discarded = self._resampling.take_discarded(batch.step, "prompt_texts" in self.baseline.requires)
@@ -687,9 +690,27 @@ class BasisTrainer(GRPOTrainer):
             self.log_metric(key, value)
         if self.num_generations == 1:  # TRL's is always 1.0 then; `advantages/zero` is the true one
             self._metrics["train"].pop("frac_reward_zero_std", None)
-        if values.ndim == 2:
-            values = (values.cpu() * batch.action_mask).sum(dim=1) / batch.action_mask.sum(dim=1).clamp(min=1)
-        self._logs["advantages"].extend(values.tolist())  # it holds one generation batch: TRL's own are pushed out
+        # It holds one generation batch: TRL's own are pushed out.
+        self._logs["advantages"].extend(per_rollout(values, batch.action_mask))
+
+    def _keep_rollouts(
+        self,
+        output: dict[str, Any],
+        batch: RolloutBatch,
+        baseline: Tensor,
+        chances: Sequence[float | None] | None,
+    ) -> None:
+        """Keep the rollouts of all ranks, which TRL has gathered on each of them for its own log."""
+        if not self.args.keep_rollouts_mb:
+            return
+        ids = [each.token_ids for each in self._drawn]
+        ends = gather_object([(len(each), not each or each[-1] not in self.eos_token_ids) for each in ids])
+        if self.accelerator.is_main_process:
+            values = per_rollout(baseline, batch.action_mask)
+            rows = rollout_rows(self._logs, batch, values, chances, ends)
+            # Of one prompt what the model has read, with the chat template.
+            rows[0]["rendered"] = self._tokenizer.decode(output["prompt_ids"][0][output["prompt_mask"][0].bool()])
+            self._kept_rollouts.add(rows)
 
     def _log_difficulty(self, inputs: list[dict[str, Any]], rewards: Tensor) -> None:
         column = self.args.difficulty_column
@@ -1214,8 +1235,15 @@ class _UpdateBaseline(TrainerCallback):
     def __init__(self, trainer: BasisTrainer) -> None:
         self.trainer = trainer
 
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *others: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self.trainer._kept_rollouts.begin(state.global_step)
+
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         self.trainer.timer.begin()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.trainer._learn()
+        if state.is_world_process_zero:
+            check_place(str(args.output_dir))
+            self.trainer._kept_rollouts.write(state.global_step)

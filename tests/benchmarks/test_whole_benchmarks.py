@@ -14,6 +14,7 @@ from benchmarks import (
     advantage_cost,
     energy_precision,
     faults,
+    keep_rollouts,
     memory_estimate,
     prefetch,
     prompts_once,
@@ -27,6 +28,13 @@ from benchmarks.reward import ablation, fuzz, hacking, hostile, speed
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_keeping_rollouts_takes_less_than_10_ms():
+    """Of processor time; with a margin for machines where others run."""
+    found = keep_rollouts.main(["--quick"])
+    assert all(len(seconds) == 3 for seconds in found.values())
+    assert min(found["ordinary"]) < 0.02
 
 
 def test_advantage_cost_measures_every_baseline_and_the_fused_head_agrees():

@@ -101,7 +101,9 @@ def push(**changes):
 
 def test_files_of_a_run_and_of_a_checkpoint(tmp_path):
     assert sorted(files_of_run(write(tmp_path / "run", OF_RUN + NOT_OF_RUN))) == sorted(OF_RUN)
-    found = files_of_run(tmp_path / "run")
+    rollouts = write(tmp_path / "run", ["rollouts/step-000001.jsonl.gz"])
+    found = files_of_run(rollouts)
+    assert sorted(files_of_run(rollouts, rollouts=True)) == sorted([*found, "rollouts/step-000001.jsonl.gz"])
     assert found["model.safetensors"] == tmp_path / "run" / "model.safetensors"
     assert found["run.json"] == b"run.json", "it may change while it is uploaded"
     assert isinstance(found["runs/events.out.tfevents.1"], bytes)
@@ -150,7 +152,8 @@ def test_a_checkpoint_replaces_the_one_before_in_the_same_commit(hub, tmp_path):
 
 
 def publisher(folder, made, strategy):
-    settings = SimpleNamespace(output_dir=str(folder), hub_strategy=strategy, hub_always_push=False, push_to_hub=True)
+    hub = {"hub_strategy": strategy, "hub_always_push": False, "push_to_hub": True, "push_rollouts": False}
+    settings = SimpleNamespace(output_dir=str(folder), **hub)
     result = object.__new__(Publisher)
     result.args, result.folder, result.hub = settings, Path(folder), made
     return result
@@ -197,6 +200,19 @@ def test_what_a_save_pushes_by_strategy(strategy, is_last, free, pushes, place, 
         assert set(each.files) == {*OF_RUN, *OF_MODEL, *kept}
         assert (each.replaces, each.checkpoint) == (place, folder)
         assert each.files["config.json"] == folder / "config.json", "the checkpoint's, not that of an older save"
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_rollouts_are_pushed_only_if_asked(asked, tmp_path):
+    rollouts = ["rollouts/step-000001.jsonl.gz"]
+    run = write(tmp_path / "run", OF_RUN + rollouts)
+    made = Recorder()
+    own = publisher(run, made, HubStrategy.EVERY_SAVE)
+    own.args.push_rollouts = asked
+    own.push_checkpoint(write(run / "checkpoint-2", OF_MODEL), 2)
+    own.push_run("End", None)
+    for each in made.pushes:
+        assert set(each.files) & set(rollouts) == set(rollouts if asked else [])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Secrets of thirty shapes do not reach what is saved, and what is no secret stays."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,17 @@ def test_command_lines():
     assert X not in " ".join(shown)
     assert shown[:2] == ["r.yaml", "--serve_args=--api-key <hidden> --a 1"]
     assert shown[5:] == ["--api-key=<hidden>", '--kwargs={"dtype": "bf16"}', "--seed", "3"]
+
+
+UNITS = ["_", "a_", "-", "sk-", "eyJaaaaaaaa-", "://", 'key="', "--key ", "-a_", "_key", "_" * 64 + "a" * 500]
+UNITS += ["[", '{"a":', "[" + "1" * 5000 + ",", "key: ", "-----BEGIN "]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_any_text_is_read_in_linear_time(unit):
+    """A model may write any text: with a square of the length, 100,000 characters would take an hour."""
+    text = "key sk- Basic " + unit * (100_000 // len(unit))
+    began = time.process_time()
+    redact(text)
+    redact(text[14:])
+    assert time.process_time() - began < 5

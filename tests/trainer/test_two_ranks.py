@@ -3,13 +3,13 @@
 import pytest
 import torch
 
+from basis_rl.run.rollouts import files, read
 from tests.support.ranks import Launched
-from tests.trainer.straddling import FEW, REST, main
+from tests.trainer.straddling import FEW, REST, SELECTED, main
 
 
-def on_one_and_two(factory, model, names):
+def on_one_and_two(one, two, model, names):
     """What one rank (this process) and two have found: ``(results, others)`` of each rank."""
-    one, two = factory.mktemp("one"), factory.mktemp("two")
     launched = Launched(two / "log", "tests.trainer.straddling", two, model, 2, *names)
     main(one, str(model), 1, names)
     launched.wait()
@@ -17,8 +17,31 @@ def on_one_and_two(factory, model, names):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, tiny_path):
-    return on_one_and_two(tmp_path_factory, tiny_path, FEW)
+def folders(tmp_path_factory):
+    return tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
+
+
+@pytest.fixture(scope="module")
+def runs(folders, tiny_path):
+    return on_one_and_two(*folders, tiny_path, FEW)
+
+
+def test_the_rollouts_of_all_ranks_are_kept(runs, folders):
+    """Those of rloo are of a later run in the same folder."""
+    for folder, (results, _) in zip(folders, runs[:2], strict=True):
+        for name in set(FEW) - {"rloo"}:
+            kept = files(folder / f"run-{name}").values()
+            for path, batch in zip(kept, results[name], strict=True):
+                rows = list(read([path]))
+                assert [row["prompt_id"] for row in rows] == batch["prompt_ids"]
+                rewards = torch.tensor([torch.nan if row["reward"] is None else row["reward"] for row in rows])
+                assert torch.equal(rewards.nan_to_num(7), batch["rewards"].nan_to_num(7))
+                advantages, mask = batch["advantages"].cpu(), batch["action_mask"]
+                if advantages.ndim == 2:
+                    advantages = (advantages * mask).sum(dim=1) / mask.sum(dim=1)
+                assert [row["advantage"] for row in rows] == pytest.approx(advantages.tolist(), abs=1e-6)
+                assert [row["tokens"] for row in rows] == mask.sum(dim=1).tolist()
+                assert all((row["chance"] is not None) == (name == SELECTED) for row in rows)
 
 
 def test_losses_do_not_depend_on_the_number_of_ranks(runs):
@@ -42,7 +65,11 @@ def test_losses_do_not_depend_on_the_number_of_ranks(runs):
 
 @pytest.mark.parametrize("names", [FEW, pytest.param(REST, marks=pytest.mark.long)], ids=["few", "rest"])
 def test_advantages_do_not_depend_on_the_number_of_ranks(names, request, tmp_path_factory, tiny_path):
-    found = request.getfixturevalue("runs") if names == FEW else on_one_and_two(tmp_path_factory, tiny_path, names)
+    found = (
+        request.getfixturevalue("runs")
+        if names == FEW
+        else on_one_and_two(tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two"), tiny_path, names)
+    )
     one, *two = [results for results, _ in found]
     assert list(one) == names
     for name, batches in one.items():

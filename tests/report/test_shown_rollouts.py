@@ -1,0 +1,122 @@
+"""Rollouts as they are shown: those that were asked for, and harmless whatever they say."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from basis_rl.cli.main import main
+from basis_rl.report import page as report
+from basis_rl.report.compare import compare_runs
+from basis_rl.report.rollouts import choose, page, text
+from basis_rl.run.rollouts import KeptRollouts
+from tests.report.folders import write_run
+from tests.run.test_keeping import row
+
+HOSTILE = (
+    "\x1b[2J\x1b]0;title\x07\r\x9b31m\u202egnp\ud800\u2028</pre><script>alert(1)</script><img src=x onerror=alert(1)>"
+)
+
+
+@pytest.fixture
+def run(tmp_path):
+    kept = KeptRollouts(tmp_path / "run", 1)
+    write_run(tmp_path / "run")
+    for step in (1, 2, 3):
+        kept.add(
+            row(prompt_id=f"id{i}", prompt=f"Problem {i}", completion=f"said {step}.{i}",
+                reward=[0.0, 1.0, None, 0.5][i],
+                advantage=[0.1, -0.9, 0.0, 0.5][i], tokens=step * 10 + i, extra={"verdict": "no box"})
+            for i in range(4)
+        )  # fmt: skip
+        kept.write(step)
+    return tmp_path / "run"
+
+
+def chosen(*args, **given):
+    return [each["completion"].removeprefix("said ") for each in choose(*args, **given)]
+
+
+def test_steps_rewards_prompts_and_order(run):
+    assert chosen(run) == ["3.0", "3.1", "3.2", "3.3"]
+    assert chosen(run, "2") == ["2.0", "2.1", "2.2", "2.3"]
+    assert chosen(run, "1-2", limit=5) == ["2.0", "2.1", "2.2", "2.3", "1.0"]
+    assert chosen(run, "all", prompt="PROBLEM 3") == chosen(run, "all", prompt="id3") == ["3.3", "2.3", "1.3"]
+    assert chosen(run, below=0.5) == ["3.0", "3.3"]
+    assert chosen(run, above=0.5) == ["3.1", "3.3"]
+    assert chosen(run, sort="reward") == ["3.1", "3.3", "3.0", "3.2"]
+    assert chosen(run, sort="advantage", limit=2) == ["3.1", "3.3"]
+    assert chosen(run, "all", sort="length", limit=2) == ["3.3", "3.2"]
+
+
+def test_the_command_shows_them(run, tmp_path, capsys):
+    assert main(["rollouts", str(run), "--reward_above", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "said 3.1" in said
+    assert "said 3.0" not in said
+    for known in ("reward 1", "advantage -0.9", "baseline 0.5", "31 tokens", "verdict: no box"):
+        assert known in said
+    assert max(map(len, said.splitlines())) <= 80
+    assert main(["rollouts", str(run), "--page", str(tmp_path / "p.html")]) == 0
+    assert (tmp_path / "p.html").read_text().count("<article") == 12
+
+
+def test_what_is_not_there_is_said(run, tmp_path, capsys):
+    for words, told in (
+        ([str(tmp_path / "other")], "keep_rollouts_mb"),
+        ([str(run), "--step", "7"], "from 1 to 3"),
+        ([str(run), "--step", "first"], "N-M"),
+        ([str(run), "--limit", "0"], "--limit"),
+    ):
+        assert main(["rollouts", *words]) == 2
+        assert told in capsys.readouterr().err
+    assert main(["rollouts", str(run), "--prompt", "nowhere"]) == 0
+    assert "No rollout" in capsys.readouterr().out
+
+
+class Tags(HTMLParser):
+    def __init__(self, html):
+        super().__init__()
+        self.found = []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, dict(attributes)))
+
+
+def hostile():
+    return [{"step": 1, **row(prompt_id=HOSTILE, prompt=HOSTILE, completion=HOSTILE + "x" * 5000, rendered=HOSTILE,
+                              rewards={HOSTILE: 1.0, "b": None}, extra={HOSTILE: HOSTILE})}]  # fmt: skip
+
+
+def test_a_terminal_gets_letters_only():
+    shown = text(hostile())
+    assert shown.replace("\n", "").isprintable()
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_page_runs_nothing_but_its_own_script(tmp_path):
+    html = page(hostile(), HOSTILE)
+    html.encode()
+    tags = Tags(html).found
+    scripts = [attributes for tag, attributes in tags if tag == "script"]
+    (policy,) = [found["content"] for tag, found in tags if tag == "meta" and "http-equiv" in found]
+    assert [f"script-src 'nonce-{found['nonce']}'" in policy for found in scripts] == [True]
+    assert "default-src 'none'" in policy
+    assert {tag for tag, _ in tags}.isdisjoint({"img", "link", "iframe"})
+    assert not any(name.startswith("on") or name in ("src", "href") for _, found in tags for name in found)
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", html)
+
+
+def test_a_comparison_shows_the_three_that_weigh_most(run, monkeypatch):
+    monkeypatch.setattr(report, "svg", lambda *args: "")
+    html = report.html(compare_runs([run]))
+    places = [html.index(f"said 3.{i}") for i in (1, 3, 0)]
+    assert places == sorted(places)
+    assert "said 3.2" not in html
+    assert "basis-rl rollouts run" in html
+    kept = KeptRollouts(run, 1)
+    kept.add([row(completion=HOSTILE, tokens=10**400, advantage=10**400, rewards={"a": 10**400})])
+    kept.write(4)
+    tags = {tag for tag, _ in Tags(report.html(compare_runs([run]))).found}
+    assert tags.isdisjoint({"script", "img"})
