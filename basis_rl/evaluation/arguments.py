@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from basis_rl.data import DataArguments
+from basis_rl.data.prompts import BOXED
 from basis_rl.names import option
 
 MOST_NEW_TOKENS = 32_768
@@ -49,7 +50,7 @@ class EvalArguments:
     repetition_penalty: float = option(1.0, "The penalty for repeated tokens. 1 turns it off.")
     max_new_tokens: int | None = option(None, f"The default is what the context leaves, and at most {MOST_NEW_TOKENS}.")
     prompt_template: str = option(
-        DataArguments.prompt_template, "What the model is asked. `{prompt}` stands for the problem."
+        BOXED, "What the model is asked. `{prompt}` stands for the problem."
     )
     system_prompt: str | None = option(None, "The system message of the conversation.")
     chat_template_kwargs: str = option("{}", "For the chat template, as JSON: '{\"enable_thinking\": false}'.")

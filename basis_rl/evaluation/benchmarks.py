@@ -11,7 +11,7 @@ from typing import Any
 from datasets import Dataset
 
 from basis_rl.data import DataArguments, load_prompts
-from basis_rl.data.prompts import FORMATS
+from basis_rl.data.prompts import BOXED, FORMATS
 from basis_rl.names import did_you_mean
 from basis_rl.rewards import MathVerifyReward, gold_answer
 
@@ -112,17 +112,13 @@ def load_benchmark(item: str, data: DataArguments, *, conversational: bool, limi
     """
     name, benchmark = find_benchmark(item)
     asked = DataArguments(
-        prompt_template=data.prompt_template,
+        prompt_template=data.prompt_template or BOXED,
         system_prompt=data.system_prompt,
         on_missing_gold=data.on_missing_gold,
         max_train_samples=limit,
     )
     level = benchmark.level_column
-    loaded = load_prompts(
-        replace(asked, **benchmark.data),
-        conversational=conversational,
-        optional_columns=(level,) if level else _LEVELS,
-    )
+    loaded = load_prompts(replace(asked, **benchmark.data), conversational=conversational)
     if level is None:
         level = next((column for column in _LEVELS if column in loaded.column_names), None)
     return Problems(name, benchmark, Dataset.from_list([_row(row, benchmark, level) for row in loaded]))

@@ -33,6 +33,7 @@ from basis_rl.baselines import (
     build_baseline,
 )
 from basis_rl.data import problem_text
+from basis_rl.data.prompts import IMAGES, TAKEN
 from basis_rl.engine import Sampling
 from basis_rl.engine.template_day import template_day, use_day
 from basis_rl.names import kind_of
@@ -45,8 +46,6 @@ from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.gather import prompt_ids_of
 from basis_rl.trainer.generation_check import check_generation, check_truncated_sampling, generation_kwargs_of
 from basis_rl.trainer.prompt_check import (
-    IMAGES,
-    TAKEN,
     asks_for_box,
     chat_template,
     check_prompts,
