@@ -18,7 +18,7 @@ from datasets.utils import are_progress_bars_disabled, disable_progress_bars, en
 
 from basis_rl.data.rows import bare_problem, gold_text, is_single_turn, last_turn, problem_text
 from basis_rl.identity import prompt_id
-from basis_rl.names import option, require_extra
+from basis_rl.names import FORMATS, check_file, option, require_extra
 
 PROMPT_COLUMNS = ("prompt", "problem", "question", "Problem", "Question")
 # A column of answers before one of worked solutions; a dot goes into a column of records.
@@ -34,7 +34,6 @@ SOLUTION_COLUMNS = (
 _GYM = "reasoning_gym:"
 # Read by `basis_rl.rewards.ReasoningGymReward`.
 GYM_COLUMN = "reasoning_gym"
-FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 # What asks for the \boxed{} that `math_verify` reads: of the benchmarks, and of recipes that set it.
 BOXED = "{prompt}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
 # Names by which TRL hands reward functions something else: a column would be lost, or given twice.
@@ -105,7 +104,7 @@ def load_prompts(
     held_out: bool = False,
     reads: Collection[str] = ("solution",),
 ) -> Dataset:
-    """The training problems (or with `held_out` the others): ``prompt``, ``solution``, ``prompt_id``, all else as it is.
+    """The training problems (or with `held_out` the others): ``prompt``, ``solution``, ``prompt_id``, all columns.
 
     ``prompt`` is what the dataset has; a template or system prompt makes messages of it if `conversational`, else text.
     ``prompt_id`` is that of the bare problem, so that it does not depend on template or system prompt, and of those of
@@ -122,14 +121,31 @@ def load_prompts(
         data = replace(data, dataset_train_split=data.dataset_test_split, dataset_test_split=None)
         held_out = False
     dataset = _load(data)
+    rows, read = _read(dataset, data, conversational, held_out, reads)
+    if not rows:
+        which = "held-out problem (set test_fraction or dataset_test_split)" if held_out else "training problem"
+        raise ValueError(f"'{data.dataset_name}' has no {which}.")
+    made = Dataset.from_list([row for _, row in rows])
+    said = f"{read}. {_presented(data, made[0]['prompt'])}"
+    if kept := _kept(dataset, data):
+        with _without_bars():
+            beside = dataset.select([index for index, _ in rows]).select_columns(kept)
+            made = concatenate_datasets([made, beside.flatten_indices(keep_in_memory=True)], axis=1)
+    made.info.description = said
+    return made
+
+
+def _read(
+    dataset: Dataset, data: DataArguments, conversational: bool, held_out: bool, reads: Collection[str]
+) -> tuple[list[tuple[int, dict[str, Any]]], str]:
+    """The rows that stay, by their index in the dataset, with prompt, gold and id; and from where these are read."""
     flat = dataset.flatten()
     prompts = _column(flat, data, "prompt_column", PROMPT_COLUMNS)
     solutions = _column(flat, data, "solution_column", SOLUTION_COLUMNS)
     context = _column(flat, data, "context_column", ()) if data.context_column else None
-    kept = _kept(dataset, data)
-    rows: dict[str, tuple[int, Any, Any]] = {}
+    found: dict[str, tuple[int, dict[str, Any]]] = {}
     missing = 0
-    counted = [column for column in kept if column in reads]
+    counted = [column for column in _kept(dataset, data) if column in reads]
     others = _rows(dataset, counted) if counted else repeat(dict[str, Any]())
     cells = _rows(flat, [prompts, solutions, *([context] if context else [])])
     for index, (row, other) in enumerate(zip(cells, others, strict=False)):
@@ -144,27 +160,15 @@ def load_prompts(
             columns = {**({"solution": gold} if "solution" in reads else {}), **other}
             prompt = render(cell, data, before, conversational=conversational)
             name = prompt_id(problem if is_single_turn(cell) else cell, columns)
-            if name in rows and rows[name][1] != prompt:
+            if name in found and found[name][1]["prompt"] != prompt:
                 name = prompt_id(before + cell if isinstance(cell, str) else cell, columns)
-            rows.setdefault(name, (index, prompt, gold))
-        if data.max_train_samples is not None and len(rows) >= data.max_train_samples:
+            found.setdefault(name, (index, {"prompt": prompt, "solution": gold, "prompt_id": name}))
+        if data.max_train_samples is not None and len(found) >= data.max_train_samples:
             break
     if missing:
         logging.getLogger(__name__).warning("'%s': left out %d problems without a gold.", data.dataset_name, missing)
-    if not rows:
-        which = "held-out problem (set test_fraction or dataset_test_split)" if held_out else "training problem"
-        raise ValueError(f"'{data.dataset_name}' has no {which}.")
-    columns = ("prompt", "solution", "prompt_id")
-    found = [(prompt, gold, name) for name, (_, prompt, gold) in rows.items()]
-    made = Dataset.from_list([dict(zip(columns, each, strict=True)) for each in found])
-    read = f"'{data.dataset_name}', {len(dataset)} rows: the problem from column '{prompts}', the gold from "
-    said = f"{read}'{solutions}'. {_presented(data, made[0]['prompt'])}"
-    if kept:
-        with _without_bars():
-            beside = dataset.select([index for index, _, _ in rows.values()]).select_columns(kept)
-            made = concatenate_datasets([made, beside.flatten_indices(keep_in_memory=True)], axis=1)
-    made.info.description = said
-    return made
+    read = f"'{data.dataset_name}', {len(dataset)} rows: the problem from column '{prompts}', the gold from"
+    return list(found.values()), f"{read} '{solutions}'"
 
 
 def _presented(data: DataArguments, prompt: Any) -> str:
@@ -248,8 +252,9 @@ def render(cell: Any, data: DataArguments, before: str = "", *, conversational: 
     if not is_single_turn(cell):
         raise ValueError("prompt_template: the model has no chat template, and a conversation of several turns is no "
                          "text. Take a model with one.")  # fmt: skip
-    texts = (message["content"] for message in messages)
-    return "\n\n".join(text if isinstance(text, str) else problem_text([{"role": "user", "content": text}]) for text in texts)
+    texts = [message["content"] for message in messages]
+    parts = [text if isinstance(text, str) else problem_text([{"role": "user", "content": text}]) for text in texts]
+    return "\n\n".join(parts)
 
 
 def _is_held_out(name: str, fraction: float) -> bool:
@@ -281,8 +286,7 @@ def _load_file(path: Path) -> Dataset:
     Raises:
         ValueError: it is not there, is empty, or cannot be read, with the reason and where it says so the place.
     """
-    if not path.is_file():
-        raise ValueError(f"dataset_name: there is no file '{path}'.")
+    check_file(str(path))
     with path.open("rb") as file:
         start = file.read(1000)
     if not start.strip():

@@ -49,9 +49,7 @@ class EvalArguments:
     min_p: float | None = option(None, "The least probability of a token, relative to the most likely one.")
     repetition_penalty: float = option(1.0, "The penalty for repeated tokens. 1 turns it off.")
     max_new_tokens: int | None = option(None, f"The default is what the context leaves, and at most {MOST_NEW_TOKENS}.")
-    prompt_template: str = option(
-        BOXED, "What the model is asked. `{prompt}` stands for the problem."
-    )
+    prompt_template: str = option(BOXED, "What the model is asked. `{prompt}` stands for the problem.")
     system_prompt: str | None = option(None, "The system message of the conversation.")
     chat_template_kwargs: str = option("{}", "For the chat template, as JSON: '{\"enable_thinking\": false}'.")
     limit: int | None = option(None, "The number of problems that are used of each benchmark, from its start.")

@@ -11,8 +11,8 @@ from typing import Any
 from datasets import Dataset
 
 from basis_rl.data import DataArguments, load_prompts
-from basis_rl.data.prompts import BOXED, FORMATS
-from basis_rl.names import did_you_mean
+from basis_rl.data.prompts import BOXED
+from basis_rl.names import FORMATS, did_you_mean
 from basis_rl.rewards import MathVerifyReward, gold_answer
 
 

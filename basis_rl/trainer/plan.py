@@ -36,7 +36,7 @@ from basis_rl.data import problem_text
 from basis_rl.data.prompts import IMAGES, TAKEN
 from basis_rl.engine import Sampling
 from basis_rl.engine.template_day import template_day, use_day
-from basis_rl.names import kind_of
+from basis_rl.names import Mistakes, kind_of
 from basis_rl.objectives import OBJECTIVES, AnyObjective, TrlObjective, for_token_advantages, objective_name
 from basis_rl.rewards.base import GoldChecker, declared_range, read_columns, required_columns
 from basis_rl.rewards.registry import REWARDS, build_reward
@@ -206,13 +206,18 @@ def check_with_model(plan: Plan, config: Any) -> None:
     Raises:
         ValueError: the prompts are too long for the model, or the baseline refuses the run.
     """
+    wrong = Mistakes()
     for check in WITH_MODEL:
-        check(plan, config)
+        wrong.tried(check, plan, config)
+    wrong.tell()
 
 
 def _checked(plan: Plan, checks: Sequence[Check]) -> Plan:
+    """The plan after all checks, whose mistakes are told together."""
+    wrong = Mistakes()
     for check in checks:
-        plan = check(plan) or plan
+        plan = wrong.tried(check, plan) or plan
+    wrong.tell()
     return plan
 
 
