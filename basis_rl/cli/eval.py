@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     (options,) = keys.parse_args_into_dataclasses(words, look_for_args_file=False)
     config, tokenizer = load_by_name(options.model, options.revision, options.trust_remote_code)
     kept = f"The rollouts so far are in {options.folder}; the same command resumes."
-    reward = MathVerifyReward(num_workers=options.num_workers)
+    reward = MathVerifyReward(num_workers=options.num_workers, answer_in="auto")
     try:
         plan = Plan(options, config, tokenizer, reward)
         print(f"\n{plan.run()}\n\nRollouts and results are in {options.folder}.", flush=True)

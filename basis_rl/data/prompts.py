@@ -83,7 +83,7 @@ class DataArguments:
         None,
         "The user's turn, in which `{prompt}` stands for the problem, such as '{prompt}' or '{prompt} Answer in "
         "\\boxed{}.'. The default is the prompts of the dataset as they are: conversations, or texts without the chat "
-        "template.",
+        "template; benchmarks are asked for a \\boxed{}.",
     )
     system_prompt: str | None = option(
         None, "The system message of the conversation, in place of the dataset's own. A text becomes the user's turn."

@@ -19,6 +19,7 @@ from basis_rl.evaluation.benchmarks import Problems
 from basis_rl.evaluation.rollouts import GradedRollout, RolloutFile
 from basis_rl.evaluation.scores import score
 from basis_rl.rewards import MathVerifyReward, last_boxed
+from basis_rl.rewards.math.places import marked_answer
 from basis_rl.run.artefacts import write_whole
 from basis_rl.values.provenance import fingerprint, rendered_prompt
 
@@ -125,14 +126,14 @@ class Evaluation:
                 rollout=k,
                 level=row["level"],
                 prompt=self.texts[index],
-                completion=completion.text,
-                answer=last_boxed(completion.text),
+                completion=text,
+                answer=last_boxed(text) if reward.place == "box" else marked_answer(text)[1],
                 gold=row["solution"],
                 reward=value,
                 truncated=completion.truncated,
                 tokens=len(completion.token_ids),
             )
-            for k, (completion, value) in enumerate(zip(completions, rewards, strict=True))
+            for k, (completion, text, value) in enumerate(zip(completions, texts, rewards, strict=True))
         ]
 
 
