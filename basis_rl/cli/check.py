@@ -113,12 +113,13 @@ def checked(recipe: Recipe) -> tuple[str | None, Plan, Dataset, Any]:
     loaded = wrong.tried(load_training_data, recipe, texts, plan.reward_funcs)
     evaluated = wrong.tried(load_eval_data, recipe, texts, plan.reward_funcs)
     whole = wrong.tried(with_data, plan, loaded, evaluated, processing_class=tokenizer) if loaded is not None else None
-    if whole is not None and missing is not None:  # the stand-in knows nothing of this run
+    # For what else is wrong, the data as it is.
+    whole = whole or replace(plan, train_dataset=loaded, kwargs={**plan.kwargs, "processing_class": tokenizer})
+    if missing is not None:  # the stand-in knows nothing of this run
         whole = replace(whole, baseline=NoBaseline())
-    if whole is not None and config is not None:
+    if loaded is not None and config is not None:
         wrong.tried(check_with_model, whole, config)
     wrong.tell()
-    assert whole is not None
     assert loaded is not None
     return missing, whole, loaded, config
 

@@ -164,6 +164,8 @@ def init_parser(result: argparse.ArgumentParser) -> None:
     result.add_argument(
         "--output_dir", metavar="FOLDER", help="folder of the run; default: runs/ and the name of the file"
     )
+    result.add_argument("--prompt_column", metavar="NAME", help="column of the problem; default: found by its name")
+    result.add_argument("--solution_column", metavar="NAME", help="column of the gold; default: found by its name")
     result.add_argument("--cpu", action="store_true", help="settings for a machine without a GPU")
     result.add_argument("--recipe", metavar="NAME", help="copy this shipped recipe as it is, instead")
     result.add_argument("--force", action="store_true", help="replace a file that is there")

@@ -120,7 +120,7 @@ def load_prompts(
     if held_out and data.dataset_test_split:
         data = replace(data, dataset_train_split=data.dataset_test_split, dataset_test_split=None)
         held_out = False
-    dataset = _load(data)
+    dataset = load_rows(data)
     rows, read = _read(dataset, data, conversational, held_out, reads)
     if not rows:
         which = "held-out problem (set test_fraction or dataset_test_split)" if held_out else "training problem"
@@ -261,7 +261,12 @@ def _is_held_out(name: str, fraction: float) -> bool:
     return int(name[:8], 16) < fraction * 16**8
 
 
-def _load(data: DataArguments) -> Dataset:
+def load_rows(data: DataArguments) -> Dataset:
+    """The rows of the dataset as they are.
+
+    Raises:
+        ValueError: it cannot be loaded.
+    """
     name = data.dataset_name
     if not name:
         raise ValueError("dataset_name is missing: a Hub id, a .json/.jsonl/.parquet/.csv file, or reasoning_gym:NAME.")
