@@ -11,7 +11,12 @@ import sys
 import traceback
 from collections.abc import Callable, Collection
 from dataclasses import field
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
+
+_Result = TypeVar("_Result")
+# Of files of rows, with the names that `datasets` has for them.
+FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 
 # Module -> the extra of basis-rl that installs it.
 EXTRAS = {
@@ -40,6 +45,41 @@ def require_extra(module: str, what: str) -> None:
     """
     if message := missing_extra(module, what):
         raise ValueError(message)
+
+
+class Mistakes:
+    """What is wrong, collected in order to say all of it at once."""
+
+    def __init__(self) -> None:
+        self.found: list[ValueError] = []
+
+    def tried(self, work: Callable[..., _Result | None], *args: Any, **kwargs: Any) -> _Result | None:
+        """What `work` returns; None if it raises a ValueError, or after a mistake anything that may follow from it."""
+        try:
+            return work(*args, **kwargs)
+        except ValueError as error:
+            known = set(map(str, self.found))
+            self.found += [each for each in getattr(error, "mistakes", [error]) if str(each) not in known]
+        except Exception:
+            if not self.found:
+                raise
+        return None
+
+    def tell(self) -> None:
+        """Raise ValueError if something is wrong: the error itself, or a numbered list."""
+        if len(self.found) == 1:
+            raise self.found[0]
+        if self.found:
+            lines = (f"\n{number}. {error}" for number, error in enumerate(self.found, 1))
+            together = ValueError(f"{len(self.found)} things are wrong:{''.join(lines)}")
+            together.mistakes = list(self.found)  # type: ignore[attr-defined]
+            raise together
+
+
+def check_file(name: str) -> None:
+    """Raise ValueError if `name` is the path of a file of rows and there is none."""
+    if Path(name).suffix in FORMATS and not Path(name).is_file():
+        raise ValueError(f"dataset_name: there is no file '{name}'.")
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+from datasets import Dataset
 
 from basis_rl.baselines import NoBaseline
 from basis_rl.cli import check_rollouts, check_run, check_site
@@ -19,10 +22,11 @@ from basis_rl.conformance.named import conform
 from basis_rl.estimate.footprint import planned, read_launch
 from basis_rl.estimate.memory import Launch
 from basis_rl.estimate.report import Footprint, Warn, arithmetic, disk, memory
+from basis_rl.names import Mistakes
 from basis_rl.recipe.build import load_config_and_tokenizer, load_eval_data, load_training_data, plan_recipe
 from basis_rl.recipe.file import parse_recipe
 from basis_rl.recipe.keys import Recipe
-from basis_rl.recipe.objects import build_recipe_baseline, build_tools
+from basis_rl.recipe.objects import build_recipe_baseline, build_rewards, build_tools
 from basis_rl.recipe.words import parse_value
 from basis_rl.rewards import RewardError
 from basis_rl.sandbox import isolation
@@ -93,6 +97,33 @@ def constructor_arguments(rest: Sequence[str]) -> dict[str, Any]:
     return {flag.removeprefix("--").removeprefix("baseline_kwargs."): parse_value(flag, text) for flag, text in pairs}
 
 
+def checked(recipe: Recipe) -> tuple[str | None, Plan, Dataset, Any]:
+    """What `baseline_or_stand_in` misses; the plan with its data; all problems; the model's configuration.
+
+    Raises:
+        ValueError: what is wrong with settings, model and data, all of it.
+    """
+    wrong = Mistakes()
+    missing, baseline = wrong.tried(check_site.baseline_or_stand_in, recipe.run) or (None, NoBaseline())
+    plan = wrong.tried(plan_recipe, recipe, baseline)
+    if plan is None:
+        plan = Plan(recipe.args, reward_funcs=wrong.tried(build_rewards, recipe) or [])
+    config, tokenizer = wrong.tried(load_config_and_tokenizer, recipe.model, plan.args) or (None, None)
+    texts: Any = tokenizer or SimpleNamespace(chat_template=None)
+    loaded = wrong.tried(load_training_data, recipe, texts, plan.reward_funcs)
+    evaluated = wrong.tried(load_eval_data, recipe, texts, plan.reward_funcs)
+    whole = wrong.tried(with_data, plan, loaded, evaluated, processing_class=tokenizer) if loaded is not None else None
+    # For what else is wrong, the data as it is.
+    whole = whole or replace(plan, train_dataset=loaded, kwargs={**plan.kwargs, "processing_class": tokenizer})
+    if missing is not None:  # the stand-in knows nothing of this run
+        whole = replace(whole, baseline=NoBaseline())
+    if loaded is not None and config is not None:
+        wrong.tried(check_with_model, whole, config)
+    wrong.tell()
+    assert loaded is not None
+    return missing, whole, loaded, config
+
+
 def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: str, warn: Warn) -> Plan:
     """Check the recipe and describe the run, section by section. Returns the plan of the run.
 
@@ -106,23 +137,15 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     Raises:
         ValueError: what training would refuse.
     """
-    missing, baseline = check_site.baseline_or_stand_in(recipe.run)
-    plan = plan_recipe(recipe, baseline)
+    missing, plan, loaded, config = checked(recipe)
     args, baseline = plan.args, plan.baseline
-    config, tokenizer = load_config_and_tokenizer(recipe.model, args)
     show("Configuration", check_run.configuration(recipe, args, launch, warn))
     if plan.tools:
         show("Tools", check_run.tools(build_tools(recipe.run), args))
-    loaded = load_training_data(recipe, tokenizer, plan.reward_funcs)
     show("Batch arithmetic", arithmetic(args, len(loaded), warn))
-    evaluated = load_eval_data(recipe, tokenizer, plan.reward_funcs)
-    plan = with_data(plan, loaded, evaluated, processing_class=tokenizer)
     show("Columns", check_run.columns(loaded, args, plan.reward_funcs))
-    if missing is not None:  # the stand-in knows nothing of this run
-        plan = replace(plan, baseline=NoBaseline())
     lengths = plan.prompt_lengths()
-    show("Prompts", check_run.prompts(plan.rendered, lengths, tokenizer))
-    check_with_model(plan, config)
+    show("Prompts", check_run.prompts(plan.rendered, lengths, plan.train_dataset[0]["prompt"]))
     if answers := check_run.answers(plan.reward_funcs):
         show("Answers", answers)
     dropped = len(loaded) - len(plan.train_dataset)

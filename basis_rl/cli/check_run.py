@@ -82,7 +82,9 @@ def columns(dataset: Dataset, args: BasisConfig, rewards: Sequence[Any]) -> str:
     lines.append(f"{len(dataset)} problems after duplicates and what is held out.")
     for name in dataset.column_names:
         lines.append(
-            f"  {name}: read by {', '.join(readers[name])}" if name in readers else f"  {name}: read by nothing"
+            f"  {name}: read by {', '.join(readers[name])}"
+            if name in readers
+            else f"  {name}: no reward function names it"
         )
     return "\n".join(lines)
 
@@ -99,12 +101,12 @@ def tools(found: Sequence[Any], args: BasisConfig) -> str:
     return "\n".join(lines)
 
 
-def prompts(texts: Sequence[str], lengths: Sequence[int], tokenizer: Any) -> str:
-    """Three prompts, and how long all of them are."""
-    chat = tokenizer.chat_template is not None
+def prompts(texts: Sequence[str], lengths: Sequence[int], given: Any) -> str:
+    """Three prompts, and how long all of them are; `given` is the first one before it is rendered."""
+    chat = not isinstance(given, str)
     ordered = sorted(lengths)
     lines = [
-        f"Prompts are {'conversations in the chat template' if chat else 'plain text: there is no chat template'}, "
+        f"Prompts are {'conversations in the chat template' if chat else 'plain text, without a chat template'}, "
         f"{ordered[0]} to {ordered[-1]} tokens, median {ordered[len(ordered) // 2]}."
     ]
     for number, text in enumerate(texts[:3], 1):

@@ -20,6 +20,7 @@ import torch
 from basis_rl.cli.options import convert_parser
 from basis_rl.clusters import codebook
 from basis_rl.data import DataArguments, load_prompts, prompt_id
+from basis_rl.data.rows import bare_problem
 from basis_rl.evaluation.rollouts import read_rollouts
 from basis_rl.evaluation.runner import golds_fingerprint
 from basis_rl.identity import ID_SCHEME
@@ -94,9 +95,10 @@ class IdMap:
     @classmethod
     def of(cls, recipe: Recipe) -> IdMap:
         """Those of all rows, whatever the recipe holds out."""
-        bare = replace(recipe.data, prompt_template="{prompt}", system_prompt=None, test_fraction=0.0)
+        bare = replace(recipe.data, prompt_template=None, system_prompt=None, test_fraction=0.0)
         rows = _rows(replace(recipe, data=replace(bare, max_train_samples=None)))
-        old = {row["prompt_id"]: prompt_id(row["prompt"]) for row in rows}
+        strip = bare.strip_instructions
+        old = {row["prompt_id"]: prompt_id(bare_problem(row["prompt"], strip_instructions=strip) or "") for row in rows}
         return cls(recipe, old, {before: name for name, before in reversed(old.items())})
 
     @cached_property

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from basis_rl.names import FORMATS
 from basis_rl.recipe.words import peek, read_words
 
 _TIMEOUT = 3.0  # seconds
-_FILES = (".json", ".jsonl", ".parquet", ".csv")
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 
 
@@ -36,14 +36,14 @@ def asks_the_hub(command: str, argv: Sequence[str]) -> bool:
     Raises:
         ValueError: a recipe that cannot be read.
     """
-    if command == "eval":
+    if command in ("init", "eval"):
         return True  # the benchmarks are there
     words = read_words(argv)
     keys = ("model_name_or_path", "dataset_name", "push_to_hub")
     given = {key: words.config.get(key) for key in keys} | peek(words.arguments, keys)[0]
     pushes = str(given.pop("push_to_hub") or False).lower() not in ("false", "no", "0")
     names = [str(name) for name in given.values() if name]
-    local = [Path(name).exists() or ":" in name or Path(name).suffix in _FILES for name in names]
+    local = [Path(name).exists() or ":" in name or Path(name).suffix in FORMATS for name in names]
     return not pushes and not all(local)
 
 

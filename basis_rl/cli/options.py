@@ -11,8 +11,9 @@ from pathlib import Path
 
 from basis_rl import resources
 from basis_rl.cli.offline import go_offline_if_unreachable
+from basis_rl.names import check_file
 from basis_rl.recipe.sources import Key, known_keys
-from basis_rl.recipe.words import check_flags, check_words
+from basis_rl.recipe.words import check_flags, check_words, peek
 
 INIT_MODEL, INIT_DATASET = "Qwen/Qwen3-0.6B", "openai/gsm8k"
 RECIPE_COMMANDS = ("train", "values", "clusters", "check", "sweep")
@@ -40,7 +41,7 @@ _SECTIONS = {
     "train": ("run", "data", "trainer", "often"),
     "values": ("values", "run", "data", "often"),
     "clusters": ("clusters", "data", "often"),
-    "eval": ("eval",),
+    "eval": ("eval", "data"),
 }
 
 
@@ -116,6 +117,10 @@ def eval_parser(result: argparse.ArgumentParser) -> None:
     """Samples a model on benchmarks, grades with Math-Verify, keeps every rollout, and reports avg@k, pass@k and maj@k
     with bootstrap intervals over problems. The same command resumes where it ended.
 
+    In place of benchmarks your own data is named as in a recipe, --dataset_name x.jsonl: the problems that training
+    holds out (test_fraction, dataset_test_split), or without these keys all of them. --compare has before and after in
+    one table.
+
     Benchmarks: aime24, aime25, amc23, hmmt25, math500, minerva, olympiadbench, gsm8k; the path of a file (.json,
     .jsonl, .parquet, .csv); or NAME=SOURCE, such as math500=data/math500.jsonl, where SOURCE may also be a Hub id or
     reasoning_gym:NAME.
@@ -159,6 +164,8 @@ def init_parser(result: argparse.ArgumentParser) -> None:
     result.add_argument(
         "--output_dir", metavar="FOLDER", help="folder of the run; default: runs/ and the name of the file"
     )
+    result.add_argument("--prompt_column", metavar="NAME", help="column of the problem; default: found by its name")
+    result.add_argument("--solution_column", metavar="NAME", help="column of the gold; default: found by its name")
     result.add_argument("--cpu", action="store_true", help="settings for a machine without a GPU")
     result.add_argument("--recipe", metavar="NAME", help="copy this shipped recipe as it is, instead")
     result.add_argument("--force", action="store_true", help="replace a file that is there")
@@ -284,6 +291,7 @@ def check_names(command: str, argv: Sequence[str]) -> None:
     words = list(argv)
     if command == "eval":
         check_flags(words, {flag for key in known_keys("eval") for flag in key.flags})
+        check_file(str(peek(words, ["dataset_name"])[0].get("dataset_name") or ""))
         go_offline_if_unreachable(command, words)
     if command not in RECIPE_COMMANDS:
         return
@@ -313,7 +321,7 @@ def help_of(command: str, *, everything: bool = False) -> str:
 
 
 def _sections(names: Sequence[str]) -> list[str]:
-    keys = [*known_keys(), *known_keys("eval")]
+    keys = {(key.name, key.source): key for key in (*known_keys(), *known_keys("eval"))}.values()
     often = {key.name: key for key in known_keys() if key.name in _OFTEN}
     found = []
     for name in names:

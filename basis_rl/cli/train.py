@@ -92,6 +92,7 @@ def train(recipe: Recipe, served: Server | None = None) -> int:
     if day is not None:
         use_day(day)
     trainer = build_trainer(recipe)
+    notes([f"{trainer.train_dataset.info.description}."])
     if served is not None:
         trainer.watch_server(lambda: served.given_up)
     started = SaveRecipe(trainer)

@@ -8,17 +8,17 @@ import logging
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, DatasetInfo, load_dataset
+from datasets import Dataset, concatenate_datasets, load_dataset
 from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-from basis_rl.data.rows import bare_problem, gold_text
+from basis_rl.data.rows import bare_problem, gold_text, is_single_turn, last_turn, problem_text
 from basis_rl.identity import prompt_id
-from basis_rl.names import option, require_extra
+from basis_rl.names import FORMATS, check_file, option, require_extra
 
 PROMPT_COLUMNS = ("prompt", "problem", "question", "Problem", "Question")
 # A column of answers before one of worked solutions; a dot goes into a column of records.
@@ -34,7 +34,11 @@ SOLUTION_COLUMNS = (
 _GYM = "reasoning_gym:"
 # Read by `basis_rl.rewards.ReasoningGymReward`.
 GYM_COLUMN = "reasoning_gym"
-FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
+# What asks for the \boxed{} that `math_verify` reads: of the benchmarks, and of recipes that set it.
+BOXED = "{prompt}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
+# Names by which TRL hands reward functions something else: a column would be lost, or given twice.
+TAKEN = frozenset({"prompts", "completions", "trainer_state", "log_extra", "log_metric"})
+IMAGES = frozenset({"image", "images"})
 
 
 @dataclass
@@ -71,15 +75,22 @@ class DataArguments:
         None, "The column of a text that goes before the problem, where it is not empty."
     )
     strip_instructions: bool = option(
-        True, "Takes known instructions on the form of the answer (DAPO's, verl's) out of the problem."
+        True,
+        "With prompt_template: takes known instructions on the form of the answer (DAPO's, verl's) out of the problem.",
     )
     on_missing_gold: str = option("error", "What happens to problems without a gold answer: 'error' or 'drop'.")
-    prompt_template: str = option(
-        "{prompt}\n\nPlease reason step by step, and put your final answer within \\boxed{}.",
-        "What the model is asked. `{prompt}` stands for the problem.",
+    prompt_template: str | None = option(
+        None,
+        "The user's turn, in which `{prompt}` stands for the problem, such as '{prompt}' or '{prompt} Answer in "
+        "\\boxed{}.'. The default is the prompts of the dataset as they are: conversations, or texts without the chat "
+        "template; benchmarks are asked for a \\boxed{}.",
     )
-    system_prompt: str | None = option(None, "The system message of the conversation.")
-    keep_columns: list[str] | None = option(None, "Further columns to keep as they are, for reward functions.")
+    system_prompt: str | None = option(
+        None, "The system message of the conversation, in place of the dataset's own. A text becomes the user's turn."
+    )
+    keep_columns: list[str] | None = option(
+        None, "The only columns that are kept for reward functions, besides prompt and gold. The default is all."
+    )
     max_train_samples: int | None = option(None, "The number of problems that are kept, from the start of the dataset.")
     test_fraction: float = option(
         0.0, "The share of the problems that is held out from training, chosen by a hash of the problem."
@@ -91,74 +102,109 @@ def load_prompts(
     *,
     conversational: bool,
     held_out: bool = False,
-    optional_columns: Sequence[str] = (),
     reads: Collection[str] = ("solution",),
 ) -> Dataset:
-    """The training problems (or with `held_out` the others) with the columns ``prompt``, ``solution``, ``prompt_id``.
+    """The training problems (or with `held_out` the others): ``prompt``, ``solution``, ``prompt_id``, all columns.
 
+    ``prompt`` is what the dataset has; a template or system prompt makes messages of it if `conversational`, else text.
     ``prompt_id`` is that of the bare problem, so that it does not depend on template or system prompt, and of those of
-    the other columns that rewards read (`reads`). Rows with an id that an earlier one has are dropped; the text alone
-    decides what is held out. ``prompt`` is a list of messages if `conversational`, else text. How problems and golds
-    are read from the cells of a set: `basis_rl.data.rows`. `optional_columns` are kept as they are where the set has
-    them, as are ``keep_columns``, which it must have. ``info.description`` of the result says in words what was read.
+    the other columns that rewards read (`reads`). A row with an id that an earlier one has is dropped, or if its prompt
+    differs has the id of its whole prompt; the text alone decides what is held out, which is ``dataset_test_split`` if
+    there is one. How problems and golds are read from cells: `basis_rl.data.rows`. ``info.description`` says in words
+    what was read.
 
     Raises:
         ValueError: dataset, column or pattern that does not exist or fit; says which, of what, and what to set.
     """
     _check(data)
-    dataset = _load(data)
+    if held_out and data.dataset_test_split:
+        data = replace(data, dataset_train_split=data.dataset_test_split, dataset_test_split=None)
+        held_out = False
+    dataset = load_rows(data)
+    rows, read = _read(dataset, data, conversational, held_out, reads)
+    if not rows:
+        which = "held-out problem (set test_fraction or dataset_test_split)" if held_out else "training problem"
+        raise ValueError(f"'{data.dataset_name}' has no {which}.")
+    made = Dataset.from_list([row for _, row in rows])
+    said = f"{read}. {_presented(data, made[0]['prompt'])}"
+    if kept := _kept(dataset, data):
+        with _without_bars():
+            beside = dataset.select([index for index, _ in rows]).select_columns(kept)
+            made = concatenate_datasets([made, beside.flatten_indices(keep_in_memory=True)], axis=1)
+    made.info.description = said
+    return made
+
+
+def _read(
+    dataset: Dataset, data: DataArguments, conversational: bool, held_out: bool, reads: Collection[str]
+) -> tuple[list[tuple[int, dict[str, Any]]], str]:
+    """The rows that stay, by their index in the dataset, with prompt, gold and id; and from where these are read."""
     flat = dataset.flatten()
     prompts = _column(flat, data, "prompt_column", PROMPT_COLUMNS)
     solutions = _column(flat, data, "solution_column", SOLUTION_COLUMNS)
     context = _column(flat, data, "context_column", ()) if data.context_column else None
-    kept = _kept(dataset, data, optional_columns)
-    rows: dict[str, dict[str, Any]] = {}
+    found: dict[str, tuple[int, dict[str, Any]]] = {}
     missing = 0
-    counted = [column for column in kept if column in reads]
+    counted = [column for column in _kept(dataset, data) if column in reads]
     others = _rows(dataset, counted) if counted else repeat(dict[str, Any]())
     cells = _rows(flat, [prompts, solutions, *([context] if context else [])])
     for index, (row, other) in enumerate(zip(cells, others, strict=False)):
-        problem = _problem(row[prompts], data, prompts, index)
-        if context and row[context]:
-            problem = f"{row[context].strip()}\n\n{problem}"
+        cell = row[prompts]
+        before = f"{row[context].strip()}\n\n" if context and row[context] else ""
+        problem = before + _problem(cell, data, prompts, index)
         if _is_held_out(prompt_id(problem), data.test_fraction) == held_out:
             gold = _golds(row[solutions], data, solutions, index)
             if gold is None or gold == []:
                 missing += 1
                 continue
-            name = prompt_id(problem, {**({"solution": gold} if "solution" in reads else {}), **other})
-            if name not in rows:
-                rows[name] = {
-                    "prompt": render(problem, data, conversational=conversational),
-                    "solution": gold,
-                    "prompt_id": name,
-                    **{column: dataset[index][column] for column in kept},
-                }
-        if data.max_train_samples is not None and len(rows) >= data.max_train_samples:
+            columns = {**({"solution": gold} if "solution" in reads else {}), **other}
+            prompt = render(cell, data, before, conversational=conversational)
+            name = prompt_id(problem if is_single_turn(cell) else cell, columns)
+            if name in found and found[name][1]["prompt"] != prompt:
+                name = prompt_id(before + cell if isinstance(cell, str) else cell, columns)
+            found.setdefault(name, (index, {"prompt": prompt, "solution": gold, "prompt_id": name}))
+        if data.max_train_samples is not None and len(found) >= data.max_train_samples:
             break
     if missing:
         logging.getLogger(__name__).warning("'%s': left out %d problems without a gold.", data.dataset_name, missing)
-    if not rows:
-        which = "held-out problem (set test_fraction or dataset_test_split)" if held_out else "training problem"
-        raise ValueError(f"'{data.dataset_name}' has no {which}.")
-    read = (
-        f"'{data.dataset_name}', {len(dataset)} rows: the problem from column '{prompts}', the gold from '{solutions}'"
-    )
-    return Dataset.from_list(list(rows.values()), info=DatasetInfo(description=read))
+    read = f"'{data.dataset_name}', {len(dataset)} rows: the problem from column '{prompts}', the gold from"
+    return list(found.values()), f"{read} '{solutions}'"
 
 
-def _kept(dataset: Dataset, data: DataArguments, optional: Sequence[str]) -> list[str]:
-    kept = data.keep_columns or []
-    for column in kept:
+def _presented(data: DataArguments, prompt: Any) -> str:
+    """In a sentence what is made of the prompts of the dataset."""
+    if data.prompt_template is not None:
+        added = f"prompt_template {data.prompt_template!r} is put around each problem"
+    elif data.system_prompt:
+        added = "The prompts are the dataset's own"
+    elif isinstance(prompt, str):
+        added = (
+            "The prompts are texts as the dataset has them, without template, chat template and \\boxed{} (earlier "
+            "versions added them; prompt_template: '{prompt}' makes user's turns of them)"
+        )
+    else:
+        added = (
+            "The prompts are conversations as the dataset has them (earlier versions left out the system message, and "
+            "without prompt_template asked for a \\boxed{})"
+        )
+    return added + (", and system_prompt is the system message" if data.system_prompt else "")
+
+
+def _kept(dataset: Dataset, data: DataArguments) -> list[str]:
+    """The columns that stay as they are: not those that TRL has another meaning for, unless they are asked for."""
+    for column in data.keep_columns or []:
         if column not in dataset.column_names:
             raise ValueError(
                 f"keep_columns: '{data.dataset_name}' has no column '{column}', only {dataset.column_names}."
             )
-    return [*kept, *(column for column in optional if column in dataset.column_names)]
+    own = {"prompt", "solution", "prompt_id"}
+    if data.keep_columns is not None:
+        return [column for column in data.keep_columns if column not in own]
+    return [column for column in dataset.column_names if column not in own | TAKEN | IMAGES]
 
 
 def _check(data: DataArguments) -> None:
-    if "{prompt}" not in data.prompt_template:
+    if data.prompt_template is not None and "{prompt}" not in data.prompt_template:
         raise ValueError("prompt_template must hold `{prompt}`, the place of the problem.")
     if data.dataset_test_split and data.test_fraction:
         raise ValueError("dataset_test_split and test_fraction both name problems to evaluate on: set one of the two.")
@@ -176,20 +222,51 @@ def _rows(dataset: Dataset, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
         yield from batch.to_pylist()
 
 
-def render(problem: str, data: DataArguments, *, conversational: bool) -> str | list[dict[str, str]]:
-    """The prompt for one problem: template, and system prompt as a message of its own or as the first paragraph."""
-    text = data.prompt_template.replace("{prompt}", problem)
-    if not conversational:
-        return f"{data.system_prompt}\n\n{text}" if data.system_prompt else text
-    system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
-    return [*system, {"role": "user", "content": text}]
+def render(cell: Any, data: DataArguments, before: str = "", *, conversational: bool) -> str | list[dict[str, Any]]:
+    """The prompt of a row: its cell, with the template around the last turn of a user if `data` has one.
+
+    Args:
+        cell: a text, or a conversation.
+        data: has template and system prompt; without both of them text stays text.
+        before: what goes before the problem.
+        conversational: whether what they make is a conversation; if not, a text whose first paragraph is the system
+            message.
+
+    Raises:
+        ValueError: a conversation of several turns would have to become a text.
+    """
+    template, system = data.prompt_template, data.system_prompt
+    if template is None and not system and (isinstance(cell, str) or not before):
+        return before + cell if isinstance(cell, str) else cell
+    messages = [{"role": "user", "content": cell}] if isinstance(cell, str) else list(cell)
+    last = last_turn(messages)
+    if template is not None or before:
+        text = bare_problem([messages[last]], strip_instructions=template is not None and data.strip_instructions)
+        asked = (template or "{prompt}").replace("{prompt}", before + (text or ""))
+        messages[last] = {**messages[last], "content": asked}
+    if system:
+        others = [message for message in messages if message["role"] != "system"]
+        messages = [{"role": "system", "content": system}, *others]
+    if conversational or (template is None and not isinstance(cell, str)):
+        return messages
+    if not is_single_turn(cell):
+        raise ValueError("prompt_template: the model has no chat template, and a conversation of several turns is no "
+                         "text. Take a model with one.")  # fmt: skip
+    texts = [message["content"] for message in messages]
+    parts = [text if isinstance(text, str) else problem_text([{"role": "user", "content": text}]) for text in texts]
+    return "\n\n".join(parts)
 
 
 def _is_held_out(name: str, fraction: float) -> bool:
     return int(name[:8], 16) < fraction * 16**8
 
 
-def _load(data: DataArguments) -> Dataset:
+def load_rows(data: DataArguments) -> Dataset:
+    """The rows of the dataset as they are.
+
+    Raises:
+        ValueError: it cannot be loaded.
+    """
     name = data.dataset_name
     if not name:
         raise ValueError("dataset_name is missing: a Hub id, a .json/.jsonl/.parquet/.csv file, or reasoning_gym:NAME.")
@@ -214,8 +291,7 @@ def _load_file(path: Path) -> Dataset:
     Raises:
         ValueError: it is not there, is empty, or cannot be read, with the reason and where it says so the place.
     """
-    if not path.is_file():
-        raise ValueError(f"dataset_name: there is no file '{path}'.")
+    check_file(str(path))
     with path.open("rb") as file:
         start = file.read(1000)
     if not start.strip():
@@ -309,7 +385,7 @@ def _problem(value: Any, data: DataArguments, column: str, index: int) -> str:
     if problem is None:
         raise ValueError(
             f"Row {index} of '{data.dataset_name}': column '{column}' holds {type(value).__name__} "
-            f"{str(value)[:60]!r}, neither the text of a problem nor a conversation of one user's turn. Set "
+            f"{str(value)[:60]!r}, neither the text of a problem nor a conversation in which a user says one. Set "
             "prompt_column."
         )
     return problem

@@ -35,16 +35,26 @@ def problem_text(prompt: str | Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(said).strip()
 
 
-def bare_problem(value: Any, *, strip_instructions: bool = True) -> str | None:
-    """The problem in a cell that holds text or a conversation with one user's turn; None if it holds neither.
+def is_single_turn(prompt: Any) -> bool:
+    """Whether it is a text, or a conversation in which a user speaks once and nobody else but the system."""
+    return isinstance(prompt, str) or [m["role"] for m in prompt if m["role"] != "system"] == ["user"]
 
-    A system message is left out (`system_prompt` is the place for one), and with `strip_instructions` so are the
-    instructions on the form of the answer that DAPO, verl and others put around the problem.
+
+def last_turn(messages: Sequence[Mapping[str, Any]]) -> int:
+    """The index of the last message of a user."""
+    return max(index for index, message in enumerate(messages) if message["role"] == "user")
+
+
+def bare_problem(value: Any, *, strip_instructions: bool = True) -> str | None:
+    """The problem in a cell that holds text or a conversation with a user's turn; None if it holds neither.
+
+    It is what the user says. With `strip_instructions` the instructions on the form of the answer that DAPO, verl and
+    others put around the problem are left out.
     """
     if not isinstance(value, str):
         if not isinstance(value, list) or not all(isinstance(m, Mapping) and "role" in m for m in value):
             return None
-        if sorted(m["role"] for m in value if m["role"] != "system") != ["user"]:
+        if not any(m["role"] == "user" for m in value):
             return None
     text = problem_text(value)
     if strip_instructions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ MOST_NEW_TOKENS = 32_768
 
 
 @dataclass
-class EvalArguments:
-    """Which model is asked what, and how.
+class EvalArguments(DataArguments):
+    """Which model is asked what, and how; your own data by the keys of a recipe.
 
     Raises:
         ValueError: options that contradict each other, or out of their range.
@@ -48,10 +48,6 @@ class EvalArguments:
     min_p: float | None = option(None, "The least probability of a token, relative to the most likely one.")
     repetition_penalty: float = option(1.0, "The penalty for repeated tokens. 1 turns it off.")
     max_new_tokens: int | None = option(None, f"The default is what the context leaves, and at most {MOST_NEW_TOKENS}.")
-    prompt_template: str = option(
-        DataArguments.prompt_template, "What the model is asked. `{prompt}` stands for the problem."
-    )
-    system_prompt: str | None = option(None, "The system message of the conversation.")
     answer_in: str = option(
         "auto",
         "Where the answer of a rollout is: box, tag, hashes, last_line, last_number or anywhere. `auto` is a box, or "
@@ -71,8 +67,9 @@ class EvalArguments:
         if not self.model:
             raise ValueError("Which model? `basis-rl eval MODEL --benchmarks math500`: a Hub id or a folder.")
         self.benchmarks = [name for word in self.benchmarks for name in word.split(",") if name]
-        if not self.benchmarks:
-            raise ValueError("Which benchmarks? `--benchmarks aime24,math500`, or the path of a file.")
+        if bool(self.benchmarks) == bool(self.dataset_name):
+            raise ValueError("Which benchmarks? `--benchmarks aime24,math500`, or the path of a file; or in place of "
+                             "benchmarks your own data, `--dataset_name`.")  # fmt: skip
         if self.backend not in ("transformers", "vllm"):
             raise ValueError(f"backend must be transformers or vllm, got '{self.backend}'.")
         if self.on_invalid_gold not in ("error", "drop"):
@@ -103,9 +100,7 @@ class EvalArguments:
 
     @property
     def data(self) -> DataArguments:
-        """How problems are put to the model."""
-        return DataArguments(
-            prompt_template=self.prompt_template,
-            system_prompt=self.system_prompt,
-            on_missing_gold=self.on_invalid_gold,
-        )
+        """How problems are put to the model, and where your own are."""
+        given = {each.name: getattr(self, each.name) for each in fields(DataArguments)}
+        missing = self.on_missing_gold if self.on_invalid_gold == "error" else self.on_invalid_gold
+        return DataArguments(**{**given, "on_missing_gold": missing})

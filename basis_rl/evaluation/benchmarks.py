@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 
 from basis_rl.data import DataArguments, load_prompts
-from basis_rl.data.prompts import FORMATS
-from basis_rl.names import did_you_mean
+from basis_rl.data.prompts import BOXED
+from basis_rl.names import FORMATS, did_you_mean
 from basis_rl.rewards import MathVerifyReward, gold_answer
 
 
@@ -112,24 +112,39 @@ def load_benchmark(item: str, data: DataArguments, *, conversational: bool, limi
     """
     name, benchmark = find_benchmark(item)
     asked = DataArguments(
-        prompt_template=data.prompt_template,
+        prompt_template=data.prompt_template or BOXED,
         system_prompt=data.system_prompt,
         on_missing_gold=data.on_missing_gold,
         max_train_samples=limit,
     )
-    level = benchmark.level_column
-    loaded = load_prompts(
-        replace(asked, **benchmark.data),
-        conversational=conversational,
-        optional_columns=(level,) if level else _LEVELS,
-    )
-    if level is None:
-        level = next((column for column in _LEVELS if column in loaded.column_names), None)
+    loaded = load_prompts(replace(asked, **benchmark.data), conversational=conversational)
+    return _problems(name, benchmark, loaded)
+
+
+def load_own(data: DataArguments, *, conversational: bool, limit: int | None = None) -> Problems:
+    """The problems of your own that training holds out (``test_fraction``, ``dataset_test_split``), without them all.
+
+    Raises:
+        ValueError: see `load_prompts`.
+    """
+    held_out = bool(data.test_fraction or data.dataset_test_split)
+    asked = replace(data, max_train_samples=limit or data.max_train_samples)
+    changed = {each.name: getattr(data, each.name) for each in fields(data)}
+    changed = {key: value for key, value in changed.items() if value != getattr(DataArguments(), key)}
+    name = re.split(r"[/:]", str(data.dataset_name))[-1].removesuffix(Path(data.dataset_name).suffix)
+    loaded = load_prompts(asked, conversational=conversational, held_out=held_out)
+    return _problems(name, Benchmark(changed), loaded)
+
+
+def _problems(name: str, benchmark: Benchmark, loaded: Dataset) -> Problems:
+    levels = (benchmark.level_column,) if benchmark.level_column else _LEVELS
+    level = next((column for column in levels if column in loaded.column_names), None)
     return Problems(name, benchmark, Dataset.from_list([_row(row, benchmark, level) for row in loaded]))
 
 
 def _row(row: dict[str, Any], benchmark: Benchmark, level: str | None) -> dict[str, Any]:
-    gold = gold_answer(row["solution"])
+    gold = row["solution"]
+    gold = gold_answer(gold) if isinstance(gold, str) else gold
     for pattern, by in benchmark.gold:
         gold = re.sub(pattern, by, gold)
     value = row.get(level) if level else None

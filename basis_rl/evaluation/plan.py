@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from basis_rl.data.prompts import BOXED
 from basis_rl.engine import Sampling, prompt_tokens, sample, sample_servers
 from basis_rl.engine.client import request_seed
 from basis_rl.engine.server import ServerOptions
@@ -24,10 +25,11 @@ from basis_rl.evaluation.benchmarks import (
     Problems,
     checked,
     load_benchmark,
+    load_own,
 )
 from basis_rl.evaluation.rollouts import kept_settings, read_rollouts
 from basis_rl.evaluation.runner import Evaluation, Generate, save_results
-from basis_rl.evaluation.scores import compare, comparison_table, table
+from basis_rl.evaluation.scores import compare, comparison_table, mean_reward, table
 from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.thought import tell_rewards
 from basis_rl.run.artefacts import differences, versions
@@ -59,7 +61,11 @@ class Plan:
         self.options, self.config, self.tokenizer, self.reward = options, config, tokenizer, reward
         self.template = options.template_kwargs
         chat = tokenizer.chat_template is not None
-        loaded = [load_benchmark(b, options.data, conversational=chat, limit=options.limit) for b in options.benchmarks]
+        own, limit = options.data, options.limit
+        loaded = [load_benchmark(b, own, conversational=chat, limit=limit) for b in options.benchmarks]
+        if options.dataset_name:
+            loaded = [load_own(own, conversational=chat, limit=limit)]
+            self._tell_reward(loaded[0])
         names = [problems.name for problems in loaded]
         if len(set(names)) < len(names):
             raise ValueError(f"Two benchmarks have the same name: {', '.join(names)}. Give them others: NAME=SOURCE.")
@@ -70,6 +76,12 @@ class Plan:
         self.room = self._context()
         self.evaluations = [self._prepare(problems) for problems in loaded]
         self.other = self._other_rollouts() if options.compare else {}
+
+    def _tell_reward(self, problems: Problems) -> None:
+        """How the model is asked about your own data: where its answers are, and whether it thinks."""
+        template, asked = self.tokenizer.chat_template, problems.dataset["prompt"]
+        boxed = any(r"\boxed" in rendered_prompt(prompt, self.tokenizer, self.template) for prompt in asked)
+        self.reward.tell_template(template if isinstance(template, str) else "", boxed)
 
     def _context(self) -> int | None:
         """Tokens that prompt and answer may have together, in the model and at all servers; None is not known."""
@@ -117,7 +129,7 @@ class Plan:
             "revision": model_revision(options.model, getattr(self.config, "_commit_hash", None)),
             "backend": options.backend,
             "dtype": "the server's" if self.options.urls else self._dtype(),
-            "prompt_template": options.prompt_template,
+            "prompt_template": options.prompt_template or (BOXED if options.benchmarks else None),
             "system_prompt": options.system_prompt,
             "chat_template": fingerprint(template) if isinstance(template, str) else None,
             "chat_template_kwargs": self.template,
@@ -229,7 +241,8 @@ class Plan:
         compared = {name: compare(rollouts, own[name]) for name, rollouts in self.other.items()}
         saved = {name: {**asdict(paired), "other": str(options.compare)} for name, paired in compared.items()}
         (options.folder / "comparison.json").write_text(json.dumps(saved, indent=2) + "\n")
-        lines = [comparison_table(compared, Path(options.compare or "").name, options.folder.name)]
+        means = {name: (mean_reward(rollouts), mean_reward(own[name])) for name, rollouts in self.other.items()}
+        lines = [comparison_table(compared, means, Path(options.compare or "").name, options.folder.name)]
         for evaluation in self.evaluations:
             name = evaluation.problems.name
             path = Path(options.compare or "") / f"{name}.settings.json"

@@ -101,8 +101,16 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join([markdown_table([list(row.values()) for row in rows], list(rows[0])), *lines])
 
 
-def comparison_table(compared: Mapping[str, Paired], before: str, after: str) -> str:
-    """Paired comparisons as Markdown, in percentage points."""
+def mean_reward(rollouts: Rollouts) -> float:
+    """``avg@n`` of the rollouts of one benchmark."""
+    n, right = counts(rollouts)
+    return float((right / n).mean())
+
+
+def comparison_table(
+    compared: Mapping[str, Paired], means: Mapping[str, tuple[float, float]], before: str, after: str
+) -> str:
+    """Paired comparisons as Markdown, in percentage points, and what was measured `before` and `after`, in percent."""
     rows = [
         [
             name,
@@ -110,10 +118,11 @@ def comparison_table(compared: Mapping[str, Paired], before: str, after: str) ->
             f"{100 * paired.difference:+.1f}",
             f"{100 * paired.low:+.1f} to {100 * paired.high:+.1f}",
             f"{paired.p_value:.2g}",
+            *map(_percent, means[name]),
         ]
         for name, paired in compared.items()
     ]
-    return markdown_table(rows, [f"{after} - {before}", "problems", "difference", "95 % interval", "p"])
+    return markdown_table(rows, [f"{after} - {before}", "problems", "difference", "95 % interval", "p", before, after])
 
 
 def _powers(n: int) -> list[int]:

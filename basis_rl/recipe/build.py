@@ -16,7 +16,8 @@ from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from basis_rl.baselines import Baseline
-from basis_rl.data import GYM_COLUMN, load_prompts, problem_text
+from basis_rl.data import load_prompts
+from basis_rl.data.rows import bare_problem
 from basis_rl.engine.server import ServerOptions
 from basis_rl.evaluation.benchmarks import load_benchmark
 from basis_rl.recipe.keys import Recipe
@@ -63,16 +64,13 @@ def load_training_data(
     data = recipe.data
     column = recipe.args.difficulty_column
     if held_out and data.dataset_test_split:
-        data = replace(data, dataset_train_split=data.dataset_test_split, test_fraction=0.0)
         data = replace(data, max_train_samples=recipe.run.max_eval_samples)
-        held_out = False
-    if column is not None and column not in (data.keep_columns or []):
-        data = replace(data, keep_columns=[*(data.keep_columns or []), column])
+    if column is not None and data.keep_columns is not None and column not in data.keep_columns:
+        data = replace(data, keep_columns=[*data.keep_columns, column])
     chat = tokenizer.chat_template is not None
-    scored = [GYM_COLUMN] if "reasoning_gym" in recipe.run.reward_funcs else []
     # The gold counts always, as it does where a script loads the same problems.
     reads = read_columns(build_rewards(recipe) if rewards is None else rewards) | {"solution"}
-    return load_prompts(data, conversational=chat, held_out=held_out, optional_columns=scored, reads=reads)
+    return load_prompts(data, conversational=chat, held_out=held_out, reads=reads)
 
 
 def load_eval_data(
@@ -102,10 +100,10 @@ def load_eval_data(
 
 
 def _warn_of_overlap(dataset: Dataset, evaluated: Dataset | dict[str, Dataset] | None) -> None:
-    """By their texts, whatever their golds."""
-    trained = set(map(problem_text, dataset["prompt"]))
+    """By their texts, whatever their golds and known instructions."""
+    trained = set(map(bare_problem, dataset["prompt"]))
     for name, problems in (evaluated if isinstance(evaluated, dict) else {}).items():
-        common = len(trained & set(map(problem_text, problems["prompt"])))
+        common = len(trained & set(map(bare_problem, problems["prompt"])))
         if common:
             logging.getLogger(__name__).warning("%d problems of '%s' are among the training problems.", common, name)
 

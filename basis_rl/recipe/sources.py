@@ -129,8 +129,6 @@ class Module:
             return self.value(node.body, scope)
         if isinstance(node, ast.Name):
             return self.named(node.id, scope)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            return self._attribute(node.value.id, node)
         if isinstance(node, ast.JoinedStr):
             return "".join(str(self.value(part, scope)) for part in node.values)
         if isinstance(node, ast.FormattedValue):
@@ -150,14 +148,6 @@ class Module:
                 yield from self.value(each, scope).items()
             else:
                 yield self.value(key, scope), self.value(each, scope)
-
-    def _attribute(self, name: str, node: ast.Attribute) -> Any:
-        """The default of another class's field, such as ``DataArguments.prompt_template``."""
-        try:
-            keys = _keys(self, name)
-        except LookupError:
-            return ast.unparse(node)
-        return next((key.default for key in keys if key.name == node.attr), ast.unparse(node))
 
     def named(self, name: str, scope: ast.ClassDef | None = None) -> Any:
         """The value that a name was last given, in a class or in the module; or the name."""

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from basis_rl import resources
-from basis_rl.names import did_you_mean
+from basis_rl.names import Mistakes, check_file, did_you_mean
 from basis_rl.recipe.sources import known_keys
 from basis_rl.recipe.trl_recipes import from_trl
 
@@ -163,19 +163,26 @@ def take_dictionaries(argv: Sequence[str], config: dict[str, Any]) -> list[str]:
 
 
 def check_keys(words: Words, keys: Collection[str], flags: Collection[str]) -> None:
-    """Raise ValueError for a key of the file or an option that is not known, with the nearest one that is."""
+    """Raise ValueError for keys of the file and options that are not known, with the nearest ones that are, and for a
+    file of problems that is not there."""
+    wrong = Mistakes()
     for key in words.config:
         if key not in keys and key != "env":
-            raise ValueError(f"Unknown key '{key}' in {words.path}.{did_you_mean(key, keys)}")
-    check_flags(words.arguments, flags)
+            wrong.found.append(ValueError(f"Unknown key '{key}' in {words.path}.{did_you_mean(key, keys)}"))
+    wrong.tried(check_flags, words.arguments, flags)
+    named = {**words.config, **peek(words.arguments, ["dataset_name"])[0]}.get("dataset_name")
+    wrong.tried(check_file, str(named or ""))
+    wrong.tell()
 
 
 def check_flags(arguments: Sequence[str], flags: Collection[str]) -> None:
-    """Raise ValueError for an option that is not known, with the nearest one that is."""
+    """Raise ValueError for options that are not known, with the nearest ones that are."""
+    wrong = Mistakes()
     for word in arguments:
         flag = word.split("=")[0]
         if flag.startswith("--") and flag not in flags:
-            raise ValueError(f"Unknown option '{flag}'.{did_you_mean(flag, flags)}")
+            wrong.found.append(ValueError(f"Unknown option '{flag}'.{did_you_mean(flag, flags)}"))
+    wrong.tell()
 
 
 def check_words(argv: Sequence[str]) -> None:

@@ -33,9 +33,10 @@ from basis_rl.baselines import (
     build_baseline,
 )
 from basis_rl.data import problem_text
+from basis_rl.data.prompts import IMAGES, TAKEN
 from basis_rl.engine import Sampling
 from basis_rl.engine.template_day import template_day, use_day
-from basis_rl.names import kind_of
+from basis_rl.names import Mistakes, kind_of
 from basis_rl.objectives import OBJECTIVES, AnyObjective, TrlObjective, for_token_advantages, objective_name
 from basis_rl.rewards.base import GoldChecker, declared_range, read_columns, required_columns
 from basis_rl.rewards.registry import REWARDS, build_reward
@@ -46,8 +47,6 @@ from basis_rl.trainer.config import BasisConfig, with_objective
 from basis_rl.trainer.gather import prompt_ids_of
 from basis_rl.trainer.generation_check import check_generation, check_truncated_sampling, generation_kwargs_of
 from basis_rl.trainer.prompt_check import (
-    IMAGES,
-    TAKEN,
     check_prompts,
     check_template,
     first_rows,
@@ -206,13 +205,18 @@ def check_with_model(plan: Plan, config: Any) -> None:
     Raises:
         ValueError: the prompts are too long for the model, or the baseline refuses the run.
     """
+    wrong = Mistakes()
     for check in WITH_MODEL:
-        check(plan, config)
+        wrong.tried(check, plan, config)
+    wrong.tell()
 
 
 def _checked(plan: Plan, checks: Sequence[Check]) -> Plan:
+    """The plan after all checks, whose mistakes are told together."""
+    wrong = Mistakes()
     for check in checks:
-        plan = check(plan) or plan
+        plan = wrong.tried(check, plan) or plan
+    wrong.tell()
     return plan
 
 

@@ -8,12 +8,9 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 
 from basis_rl.data import problem_text
+from basis_rl.data.prompts import IMAGES
 from basis_rl.rewards.base import GoldChecker
 from basis_rl.values.provenance import rendered_prompt
-
-# Names by which TRL hands reward functions something else: a column would be lost, or given twice.
-TAKEN = frozenset({"prompts", "completions", "trainer_state", "log_extra", "log_metric"})
-IMAGES = frozenset({"image", "images"})
 
 
 def first_rows(dataset: Any, most: int) -> Dataset | None:
@@ -96,7 +93,10 @@ def _text_fault(tokenizer: Any, prompt: str) -> str | None:
 
 def _conversation_fault(tokenizer: Any, prompt: Any, template: Mapping[str, Any]) -> str | None:
     if tokenizer.chat_template is None:
-        return "is a conversation, but the tokenizer has no chat template: give texts, or set tokenizer.chat_template"
+        return (
+            "is a conversation, but the tokenizer has no chat template: give texts (in a recipe: prompt_template: "
+            "'{prompt}'), or set tokenizer.chat_template"
+        )
     rendered = render(tokenizer, prompt, template)
     plain = [{**message, "content": _joined(message.get("content"))} for message in prompt]
     if plain != prompt and rendered != render(tokenizer, plain, template):

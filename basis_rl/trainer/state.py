@@ -14,13 +14,13 @@ from datasets import Dataset
 
 from basis_rl.baselines import Baseline, baseline_name
 from basis_rl.baselines.reward_range import with_range
+from basis_rl.data.prompts import IMAGES
 from basis_rl.engine.template_day import template_day
 from basis_rl.identity import ID_SCHEME, check_scheme, written
 from basis_rl.run.artefacts import differences, write_whole
 from basis_rl.samplers import PromptSampler, sampler_name
 from basis_rl.trainer.config import BasisConfig, changed_settings
 from basis_rl.trainer.plan import with_tools
-from basis_rl.trainer.prompt_check import IMAGES
 from basis_rl.types import RolloutBatch
 from basis_rl.values.provenance import fingerprint, rendered_prompt, reward_code, reward_identity
 
@@ -404,7 +404,8 @@ def _other_columns(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[s
     if None in (before["reads"], now["reads"]):
         return other, set()
     read = other & {"prompt", *before["reads"], *now["reads"]}
-    return read, other - read
+    # Older versions left out the others.
+    return read, (other - read) & there.keys() & here.keys()
 
 
 def _other_base(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

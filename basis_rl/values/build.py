@@ -22,6 +22,7 @@ from basis_rl.engine import Completion, Sampling, prompt_tokens
 from basis_rl.engine.client import request_seed
 from basis_rl.engine.template_day import template_day, use_day
 from basis_rl.identity import ID_SCHEME
+from basis_rl.rewards.base import read_columns
 from basis_rl.values.kept import KeptSource, pack
 from basis_rl.values.provenance import fingerprint, rendered_prompt, run_provenance
 from basis_rl.values.shards import Record, Shards, begun
@@ -109,7 +110,9 @@ class TablePlan:
         """
         known = run_provenance(config, tokenizer, self.reward_funcs, self.sampling, self.reward_weights)
         rendered = json.dumps(self.fingerprints(tokenizer))
-        rows = (json.dumps(row, sort_keys=True, default=str) for row in self.dataset)
+        counting = {"prompt", "solution", "prompt_id", *read_columns(self.reward_funcs)}
+        read = self.dataset.select_columns([name for name in self.dataset.column_names if name in counting])
+        rows = (json.dumps(row, sort_keys=True, default=str) for row in read)
         return {
             **known,
             "dataset": fingerprint("\n".join([rendered, *rows])),

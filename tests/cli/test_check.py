@@ -111,6 +111,21 @@ def test_extras_that_are_missing_here_are_warnings(check, monkeypatch):
     assert not any("needs" in warning for warning in warnings)
 
 
+def test_all_that_is_wrong_is_said_at_once(check):
+    wrong = {"temperature": 0.0, "baseline": "rlo", "prompt_column": "no_such", "max_steps": -5}
+    code, _, _, error = check(model_name_or_path="no/such/model", **wrong)
+    assert code == 2
+    mistakes = re.findall(r"^\d\. (.*)", error, re.M)
+    said = ["Unknown baseline 'rlo'", "max_steps must", "temperature is 0", "'no/such/model'", "no column 'no_such'"]
+    assert all(any(part in mistake for mistake in mistakes) for part in said), error
+    assert len(mistakes) == len(said)
+    _, _, _, error = check(max_completion_length=4096, **{"max_train_samples": 1})
+    assert ["generation batch takes" in error, "context is" in error] == [True, True], error
+    code, _, _, error = check("--learnin_rate", "1", bta=0.1, dataset_name="nowhere.csv")
+    assert (code, len(re.findall(r"^\d\. ", error, re.M))) == (2, 3), error
+    assert "'--learning_rate'" in error
+
+
 def test_warnings_are_not_failures_unless_strict(check):
     code, said, warnings, _ = check("--gpu_memory", "0.0001", objective="gspo")
     assert code == 0

@@ -8,6 +8,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from basis_rl.cli.main import main
+from basis_rl.data import DataArguments, load_prompts
 from basis_rl.engine import Sampling, sample
 from basis_rl.engine.client import request_seed
 from basis_rl.evaluation.rollouts import read_rollouts
@@ -158,3 +159,29 @@ def test_no_model_no_such_model_and_several_processes(capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["eval", "no/where", "--benchmarks", "math500"]) == 2
     assert "runs in one process" in capsys.readouterr().err
+
+
+def test_your_own_data_by_the_keys_of_a_recipe_before_and_after_in_one_table(model, tmp_path, capsys):
+    path = tmp_path / "own.jsonl"
+    rows = [
+        {"ask": [{"role": "system", "content": "S."}, {"role": "user", "content": f"{i}?"}], "is": i} for i in range(20)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    keys = {"dataset_name": str(path), "prompt_column": "ask", "solution_column": "is", "test_fraction": 0.4}
+    words = ["eval", str(model), *(str(word) for key, value in keys.items() for word in (f"--{key}", value))]
+    words += ["--max_new_tokens", "4"]
+    assert main([*words, "--output_dir", str(tmp_path / "before")]) == 0
+    found = read_rollouts(tmp_path / "before" / "own.jsonl")
+    held_out = load_prompts(DataArguments(**keys), conversational=True, held_out=True)
+    assert list(found) == list(held_out["prompt_id"])
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    rendered = tokenizer.apply_chat_template(list(held_out["prompt"]), add_generation_prompt=True, tokenize=False)
+    assert [group[0].prompt for group in found.values()] == rendered
+    settings = json.loads((tmp_path / "before" / "own.settings.json").read_text())
+    assert settings["prompt_template"] is None
+    assert "answer in anywhere" in settings["reward"]
+    capsys.readouterr()
+    assert main([*words, "--output_dir", str(tmp_path / "after"), "--compare", str(tmp_path / "before")]) == 0
+    assert re.search(rf"\| own \| {len(found)} \| \+0.0 .* \| \d+\.\d \| \d+\.\d \|", capsys.readouterr().out)
+    assert main([*words, "--benchmarks", "math500"]) == 2
+    assert "in place of benchmarks your own data" in capsys.readouterr().err

@@ -30,6 +30,43 @@ def test_the_recipe_passes_the_check(tmp_path, tiny_path, monkeypatch, capsys):
     assert "The recipe is in order." in capsys.readouterr().out
 
 
+SUMS = [{"instruction": f"What is {i} + 1?", "expected_answer": i + 1} for i in range(120)]
+CHATS = [
+    {
+        "prompt": [{"role": "system", "content": "Add."}, {"role": "user", "content": f"{i}?"}],
+        "answer": None if i == 3 else "" if i == 4 else str(i),
+    }
+    for i in range(200)
+]
+
+
+@pytest.mark.parametrize(
+    ("rows", "written"),
+    [
+        (SUMS, {"prompt_column": "instruction", "solution_column": "expected_answer", "test_fraction": 0.05}),
+        (SUMS[:3], {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 1, "test_fraction": None}),
+        (CHATS, {"on_missing_gold": "drop", "on_invalid_gold": "drop", "prompt_template": None}),
+    ],
+)
+def test_a_new_recipe_fits_the_data_that_it_is_given(rows, written, tmp_path, tiny_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["init", "new.yaml", "--model", str(tiny_path), "--data", "own.jsonl", "--cpu"]) == 0
+    keys = read("new.yaml")
+    assert {key: keys.get(key) for key in written} == written
+    assert f"# {len(rows)} rows, whose prompts are" in (tmp_path / "new.yaml").read_text()
+    assert main(["check", "new.yaml"]) == 0, capsys.readouterr().err
+    if rows is CHATS:
+        assert capsys.readouterr().out.count("Add.") == 3, "the system message of the three prompts that are shown"
+
+
+def test_data_that_a_recipe_cannot_be_written_for_is_refused(tmp_path, capsys):
+    (tmp_path / "own.jsonl").write_text('{"a": "b", "c": "d"}\n')
+    assert main(["init", str(tmp_path / "new.yaml"), "--data", str(tmp_path / "own.jsonl")]) == 2
+    assert "only ['a', 'c']; say which one with prompt_column" in capsys.readouterr().err
+    assert not (tmp_path / "new.yaml").exists()
+
+
 def test_without_a_model_and_data_there_are_examples(tmp_path, capsys):
     file = tmp_path / "recipe.yaml"
     assert main(["init", str(file)]) == 0

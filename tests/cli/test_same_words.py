@@ -124,3 +124,49 @@ def test_a_mistake_is_refused_everywhere_in_the_same_words(case, recipe, capsys,
     assert by_python(path) is None
     assert told("check", path) is None
     assert told("train", path) is None
+
+
+CHATS = [
+    [{"role": "system", "content": "Add."}, {"role": "user", "content": f"{i} + 1 ="}]
+    + [{"role": "assistant", "content": "?"}, {"role": "user", "content": "Well?"}] * (i % 2)
+    for i in range(8)
+]
+
+
+@pytest.mark.parametrize("prompts", [CHATS, [f"{i} + 1 =\n" for i in range(8)]])
+def test_prompts_of_a_trl_recipe_are_those_that_trl_is_given(prompts, recipe, tmp_path, capsys):
+    """And every column is there for a reward; a line says what is done, and where answers are looked for follows."""
+    rows = [{"prompt": each, "answer": str(i + 1), "level": i} for i, each in enumerate(prompts)]
+    (tmp_path / "trl.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    path = recipe(dataset_name="trl", prompt_template=None, reward_funcs=["math_verify"])
+    given = []
+
+    def run(recipe, trainer, checkpoint):
+        first = next(iter(trainer.get_train_dataloader()))
+        given.extend((row["prompt"], row["answer"], row["level"]) for row in first)
+        given.append(trainer._tokenize_prompts([row["prompt"] for row in first])[0])
+        return 0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("basis_rl.cli.train.run", run)
+        assert main(["train", path]) == 0
+    *kept, tokens = given
+    assert kept
+    assert all(row in [(each["prompt"], each["answer"], each["level"]) for each in rows] for row in kept)
+    tokenizer = load_config_and_tokenizer(parse_recipe([path]).model, parse_recipe([path]).args)[1]
+    expected = [
+        tokenizer(prompt)["input_ids"]
+        if isinstance(prompt, str)
+        else tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=True)[
+            "input_ids"
+        ]
+        for prompt, _, _ in kept
+    ]
+    assert tokens == expected
+    assert capsys.readouterr().err.count("as the dataset has them") == 1
+    assert main(["check", path]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("as the dataset has them") == 1
+    assert "answer_in: anywhere" in shown
+    assert main(["check", path, "--prompt_template", "{prompt}"]) == 0
+    assert "prompt_template '{prompt}' is put around each problem" in capsys.readouterr().out

@@ -26,13 +26,13 @@ def load(path, conversational=True, held_out=False, **settings):
 
 
 def test_columns_are_found_and_duplicates_dropped(path):
-    dataset = load(path, solution_pattern=r"####\s*(.+)")
+    dataset = load(path, solution_pattern=r"####\s*(.+)", prompt_template="{prompt} Why?")
     assert len(dataset) == 60
     assert dataset[3]["solution"] == "6"
     assert list(dataset["prompt_id"]) == list(dict.fromkeys(dataset["prompt_id"]))
     (message,) = dataset[3]["prompt"]
-    assert message["role"] == "user"
-    assert message["content"].startswith("What is 3 + 3?\n\nPlease reason")
+    assert message == {"role": "user", "content": "What is 3 + 3? Why?"}
+    assert dataset[3]["answer"] == "It is\n#### 6"
 
 
 def test_the_id_is_a_hash_of_the_bare_problem_and_its_gold(path):
@@ -64,8 +64,78 @@ def test_kept_columns_and_limits_are_those_of_the_row(tmp_path):
     both = [load(path, keep_columns=["level"], test_fraction=0.4, held_out=held_out) for held_out in (False, True)]
     for row in [*both[0], *both[1]]:
         assert row["level"] == f"level {2 * int(row['solution'])}"
-    told = load(path, conversational=False, context_column="before", prompt_template="{prompt}", max_train_samples=2)
-    assert list(told["prompt"]) == ["It is 0.\n\np0", "p0"]
+    for template in ({}, {"prompt_template": "{prompt}"}):
+        told = load(path, conversational=False, context_column="before", max_train_samples=2, **template)
+        assert list(told["prompt"]) == ["It is 0.\n\np0", "p0"]
+
+
+def test_every_column_is_kept_as_it_is_without_another_id(tmp_path):
+    rows = [
+        {
+            "problem": f"p{i}",
+            "answer": i,
+            "solution": "so",
+            "level": {"name": f"l{i}", "tests": [i]},
+            "prompt_id": "own",
+            "image": "a.png",
+            "completions": "TRL's name",
+        }
+        for i in range(12)
+    ]
+    path = write(tmp_path, rows)
+    found = load(path, test_fraction=0.5)
+    assert set(found.column_names) == {"prompt", "problem", "answer", "solution", "level", "prompt_id"}
+    assert {row["problem"] for row in found} < {row["problem"] for row in rows}
+    for row in found:
+        i = int(row["problem"][1:])
+        assert (row["answer"], row["level"], row["solution"]) == (i, rows[i]["level"], str(i))
+        assert row["prompt_id"] == prompt_id(f"p{i}", {"solution": str(i)})
+    assert set(load(path, keep_columns=["level"]).column_names) == {"prompt", "solution", "prompt_id", "level"}
+    assert load(path, keep_columns=["image"])["image"][0] == "a.png"
+
+
+SYSTEM, USER = {"role": "system", "content": "Be kind."}, {"role": "user", "content": " What is 1? "}
+TURNS = [USER, {"role": "assistant", "content": "1."}, {"role": "user", "content": "And 2?"}]
+
+
+@pytest.mark.parametrize("conversational", [True, False])
+@pytest.mark.parametrize("prompt", [" What is\n1? ", [USER], [SYSTEM, USER], TURNS, [SYSTEM, *TURNS]])
+def test_prompts_are_what_the_dataset_has(prompt, conversational, tmp_path):
+    path = write(tmp_path, [{"prompt": prompt, "answer": "1"}])
+    found = load(path, conversational)
+    assert found[0]["prompt"] == prompt
+    assert "as the dataset has them" in found.info.description
+
+
+def test_template_and_system_prompt_are_added_where_they_are_asked_for(tmp_path):
+    def asked(prompt, conversational=True, **settings):
+        found = load(write(tmp_path, [{"prompt": prompt, "answer": "1"}]), conversational, **settings)
+        assert all(key in found.info.description for key in settings)
+        return found[0]["prompt"]
+
+    own = {"role": "system", "content": "Own."}
+    assert asked("P", system_prompt="Own.") == [own, {"role": "user", "content": "P"}]
+    assert asked([SYSTEM, USER], system_prompt="Own.") == [own, USER]
+    assert asked([SYSTEM, *TURNS], prompt_template="Q: {prompt}") == [
+        SYSTEM,
+        *TURNS[:2],
+        {"role": "user", "content": "Q: And 2?"},
+    ]
+    assert asked([SYSTEM, USER], False, prompt_template="Q: {prompt}") == "Be kind.\n\nQ: What is 1?"
+    with pytest.raises(ValueError, match="several turns is no text"):
+        asked(TURNS, False, prompt_template="{prompt}")
+
+
+def test_a_row_with_the_text_of_another_and_another_prompt_is_a_problem_of_its_own(tmp_path):
+    other = {"role": "system", "content": "Be brief."}
+    prompts = [[USER], [SYSTEM, USER], [other, USER], [SYSTEM, USER], TURNS]
+    path = write(tmp_path, [{"prompt": prompt, "answer": "1"} for prompt in prompts])
+    found = load(path)
+    assert list(found["prompt"]) == [prompts[i] for i in (0, 1, 2, 4)]
+    gold = {"solution": "1"}
+    assert found[0]["prompt_id"] == prompt_id("What is 1?", gold), "as ever"
+    assert list(found["prompt_id"])[1:] == [prompt_id(prompts[i], gold) for i in (1, 2, 4)]
+    assert len(load(path, system_prompt="One for all.")) == 2
 
 
 @pytest.mark.parametrize(

@@ -46,15 +46,20 @@ FILES = {
 def test_real_files_load_as_they_are(file, shared_data):
     settings, column, gold = FILES[file]
     rows = [row for row in raw(shared_data / file) if gold(row) is not None]
-    dataset = load(shared_data / file, **settings)
+    dataset = load(shared_data / file, prompt_template=f"{{prompt}}\n\n{BOXED}", **settings)
     first = {}
     for row in rows:
-        first.setdefault(row[column].removesuffix(BOXED).strip(), gold(row))
+        first.setdefault(row[column].removesuffix(BOXED).strip(), row)
     assert len(dataset) == len(first)
-    for row, (problem, answer) in zip(dataset, first.items(), strict=True):
+    for row, (problem, raw_row) in zip(dataset, first.items(), strict=True):
         assert row["prompt"] == [{"role": "user", "content": f"{problem}\n\n{BOXED}"}]
-        assert row["solution"] == answer
-        assert row["prompt_id"] == prompt_id(problem, {"solution": answer})
+        assert row["solution"] == gold(raw_row)
+        assert row["prompt_id"] == prompt_id(problem, {"solution": gold(raw_row)})
+        beside = raw_row.keys() - {"prompt", "solution", "prompt_id", "image", "images"}
+        assert {name: row[name] for name in beside} == {name: raw_row[name] for name in beside}
+    untouched = load(shared_data / file, **settings)
+    assert untouched["prompt_id"] == dataset["prompt_id"]
+    assert list(untouched["prompt"]) == [row[column] for row in first.values()]
 
 
 def hub(monkeypatch, rows, **settings):
@@ -94,7 +99,7 @@ def test_the_id_is_the_same_whichever_template_a_set_carries():
     assert bare_problem(inside) == inside
 
 
-@pytest.mark.parametrize("value", [None, 3, "", [], ["a"], [{"role": "user", "content": "a"}] * 2])
+@pytest.mark.parametrize("value", [None, 3, "", [], ["a"], [{"role": "system", "content": "a"}]])
 def test_what_is_no_problem_is_none(value):
     assert bare_problem(value) is None
 

@@ -26,7 +26,7 @@ def reward():
 
 def loaded(name, **kwargs):
     data = DataArguments(dataset_name=f"reasoning_gym:{name}", dataset_kwargs={"seed": 5, "size": 4, **kwargs})
-    return load_prompts(data, conversational=False, optional_columns=["reasoning_gym"])
+    return load_prompts(data, conversational=False)
 
 
 def tagged(answers):

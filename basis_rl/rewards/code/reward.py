@@ -37,7 +37,7 @@ class CodeReward(Reward):
     outside, and asserts run in another sandbox, which calls the code's functions by messages of plain data.
 
     A column ``solution`` is needed by the trainer's data loading; it may be the one with the tests (``solution_column:
-    input_output``). Another one is kept with ``keep_columns``.
+    input_output``).
 
     Metrics: ``reward/code/no_code``, ``reward/code/timeout``, ``reward/code/unscored`` and, of these,
     ``reward/code/over_budget``, shares of the rollouts.
@@ -123,7 +123,7 @@ class CodeReward(Reward):
     ) -> Scores:
         for name in (self.column, self.fn_name):
             if name is not None and name not in columns:
-                raise ValueError(f"code: the dataset has no column '{name}'; keep it with keep_columns.")
+                raise ValueError(f"code: the dataset has no column '{name}'.")
         names = columns[self.fn_name] if self.fn_name else [None] * len(completions)
         codes = [last_code(completion_text(completion)) for completion in completions]
         rows = list(zip(codes, columns[self.column], names, strict=True))
