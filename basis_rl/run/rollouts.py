@@ -49,6 +49,8 @@ class KeptRollouts:
         """Delete what an earlier run in the same folder has kept after `step`: all of it, unless this one resumes."""
         self._rows = []
         self._sizes = {}
+        for part in self.folder.glob(".step-*.part"):
+            part.unlink()
         for number, path in files(self.folder.parent).items():
             if number > step:
                 path.unlink()

@@ -3,6 +3,9 @@
 import gzip
 import json
 import random
+from pathlib import Path
+
+import pytest
 
 from basis_rl.run.rollouts import KeptRollouts, files, read
 
@@ -109,3 +112,20 @@ def test_a_folder_that_cannot_be_written_ends_the_keeping_and_not_the_run(tmp_pa
         kept.add([row()])
         kept.write(step)
     assert caplog.text.count("could not be written") == 1
+
+
+def test_a_kill_leaves_no_half_file(tmp_path, monkeypatch):
+    kept = KeptRollouts(tmp_path, 1)
+    kept.add([row()])
+
+    def killed(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            kept.write(1)
+    assert files(tmp_path) == {}
+    assert len(list((tmp_path / "rollouts").iterdir())) == 1
+    kept.begin(0)
+    assert list((tmp_path / "rollouts").iterdir()) == []

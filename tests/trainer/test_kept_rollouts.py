@@ -5,9 +5,12 @@ from types import SimpleNamespace
 
 import pandas
 import pytest
+import torch
 from trl.trainer import grpo_trainer
 
 from basis_rl.run.rollouts import files, read
+from basis_rl.trainer.logs import per_rollout, rollout_rows
+from basis_rl.types import RolloutBatch
 from tests.support.tiny import parity_reward, tiny_trainer
 
 SAVING = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "steps_per_generation": 1}
@@ -108,3 +111,19 @@ def test_trackers_get_the_table_that_they_get_from_trl(tmp_path, monkeypatch):
         assert each["completions"]["completion"].tolist() == [
             [{"role": "assistant", "content": row["completion"]}] for row in rows
         ]
+
+
+def test_all_turns_of_a_conversation_and_means_over_tokens():
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]}
+    turns = [call, {"role": "tool", "content": "2"}, {"role": "assistant", "content": "Two", "reasoning_content": "Hm"}]
+    logs = {"prompt": ["p"], "completion": [turns], "rewards": {"f": [math.inf]}, "advantages": [0.5], "extra": {}}
+    mask = torch.tensor([[True, True, False]])
+    batch = RolloutBatch(
+        rewards=torch.tensor([torch.nan]), group_ids=torch.zeros(1).long(), prompt_ids=["id"], action_mask=mask
+    )
+    values = per_rollout(torch.tensor([[1.0, 2.0, 9.0]]), mask)
+    (row,) = rollout_rows(logs, batch, values, [0.25], [(3, True)])
+    for said in ("[assistant]", '"add"', "[tool]\n2", "Hm\nTwo"):
+        assert said in row["completion"]
+    assert (row["baseline"], row["reward"], row["rewards"], row["chance"]) == (1.5, None, {"f": None}, 0.25)
+    assert (row["tokens"], row["cut_off"], row["prompt"]) == (3, True, "p")
