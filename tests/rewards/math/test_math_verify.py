@@ -39,6 +39,15 @@ def test_hostile_answers_are_wrong_and_do_not_hang_or_spoil_others(reward):
     assert metrics["reward/screened"] > 0
 
 
+def test_it_says_why(reward):
+    """One word for each rollout, which TRL logs beside it."""
+    said = {}
+    answers = [r"\boxed{5}", r"\boxed{6}", "5", r"\boxed{" + HOSTILE[0] + "}"]
+    reward(prompts=[], completions=answers, solution=[["5", "7"]] * 4, log_extra=said.__setitem__)
+    assert said["verdict"][:3] == ["right", "wrong", "no box"]
+    assert said["verdict"][3] in ("screened", "timeout", "wrong")
+
+
 def test_works_off_the_main_thread(reward):
     results = []
     thread = threading.Thread(target=lambda: results.append(grade(reward, r"\boxed{x+11}", "11+x")))
