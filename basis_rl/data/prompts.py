@@ -16,7 +16,7 @@ from typing import Any
 from datasets import Dataset, concatenate_datasets, load_dataset
 from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-from basis_rl.data.rows import bare_problem, gold_text, is_single_turn, last_turn, problem_text
+from basis_rl.data.rows import bare_problem, gold_text, is_single_turn, problem_text
 from basis_rl.identity import prompt_id
 from basis_rl.names import FORMATS, check_file, option, require_extra
 
@@ -173,21 +173,12 @@ def _read(
 
 def _presented(data: DataArguments, prompt: Any) -> str:
     """In a sentence what is made of the prompts of the dataset."""
-    if data.prompt_template is not None:
-        added = f"prompt_template {data.prompt_template!r} is put around each problem"
-    elif data.system_prompt:
-        added = "The prompts are the dataset's own"
-    elif isinstance(prompt, str):
-        added = (
-            "The prompts are texts as the dataset has them, without template, chat template and \\boxed{} (earlier "
-            "versions added them; prompt_template: '{prompt}' makes user's turns of them)"
-        )
-    else:
-        added = (
-            "The prompts are conversations as the dataset has them (earlier versions left out the system message, and "
-            "without prompt_template asked for a \\boxed{})"
-        )
-    return added + (", and system_prompt is the system message" if data.system_prompt else "")
+    said = f"prompt_template {data.prompt_template!r} is put around each problem"
+    if data.prompt_template is None:
+        kind = "texts, without the chat template," if isinstance(prompt, str) else "conversations"
+        said = f"The prompts are {kind} as the dataset has them"
+        said += "" if data.system_prompt else " (earlier versions had a prompt_template, which asked for a \\boxed{})"
+    return said + (", and system_prompt is the system message" if data.system_prompt else "")
 
 
 def _kept(dataset: Dataset, data: DataArguments) -> list[str]:
@@ -225,12 +216,8 @@ def _rows(dataset: Dataset, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
 def render(cell: Any, data: DataArguments, before: str = "", *, conversational: bool) -> str | list[dict[str, Any]]:
     """The prompt of a row: its cell, with the template around the last turn of a user if `data` has one.
 
-    Args:
-        cell: a text, or a conversation.
-        data: has template and system prompt; without both of them text stays text.
-        before: what goes before the problem.
-        conversational: whether what they make is a conversation; if not, a text whose first paragraph is the system
-            message.
+    `before` goes before the problem. Template and system prompt make a conversation if `conversational`, else a text
+    whose first paragraph is the system message; without them a text stays a text.
 
     Raises:
         ValueError: a conversation of several turns would have to become a text.
@@ -239,7 +226,7 @@ def render(cell: Any, data: DataArguments, before: str = "", *, conversational: 
     if template is None and not system and (isinstance(cell, str) or not before):
         return before + cell if isinstance(cell, str) else cell
     messages = [{"role": "user", "content": cell}] if isinstance(cell, str) else list(cell)
-    last = last_turn(messages)
+    last = max(index for index, message in enumerate(messages) if message["role"] == "user")
     if template is not None or before:
         text = bare_problem([messages[last]], strip_instructions=template is not None and data.strip_instructions)
         asked = (template or "{prompt}").replace("{prompt}", before + (text or ""))

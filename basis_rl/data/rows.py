@@ -40,11 +40,6 @@ def is_single_turn(prompt: Any) -> bool:
     return isinstance(prompt, str) or [m["role"] for m in prompt if m["role"] != "system"] == ["user"]
 
 
-def last_turn(messages: Sequence[Mapping[str, Any]]) -> int:
-    """The index of the last message of a user."""
-    return max(index for index, message in enumerate(messages) if message["role"] == "user")
-
-
 def bare_problem(value: Any, *, strip_instructions: bool = True) -> str | None:
     """The problem in a cell that holds text or a conversation with a user's turn; None if it holds neither.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,11 +129,9 @@ def load_own(data: DataArguments, *, conversational: bool, limit: int | None = N
     """
     held_out = bool(data.test_fraction or data.dataset_test_split)
     asked = replace(data, max_train_samples=limit or data.max_train_samples)
-    changed = {each.name: getattr(data, each.name) for each in fields(data)}
-    changed = {key: value for key, value in changed.items() if value != getattr(DataArguments(), key)}
     name = re.split(r"[/:]", str(data.dataset_name))[-1].removesuffix(Path(data.dataset_name).suffix)
     loaded = load_prompts(asked, conversational=conversational, held_out=held_out)
-    return _problems(name, Benchmark(changed), loaded)
+    return _problems(name, Benchmark({"dataset_name": data.dataset_name}), loaded)
 
 
 def _problems(name: str, benchmark: Benchmark, loaded: Dataset) -> Problems:

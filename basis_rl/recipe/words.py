@@ -163,15 +163,12 @@ def take_dictionaries(argv: Sequence[str], config: dict[str, Any]) -> list[str]:
 
 
 def check_keys(words: Words, keys: Collection[str], flags: Collection[str]) -> None:
-    """Raise ValueError for keys of the file and options that are not known, with the nearest ones that are, and for a
-    file of problems that is not there."""
+    """Raise ValueError for keys of the file and options that are not known, with the nearest ones that are."""
     wrong = Mistakes()
     for key in words.config:
         if key not in keys and key != "env":
             wrong.found.append(ValueError(f"Unknown key '{key}' in {words.path}.{did_you_mean(key, keys)}"))
     wrong.tried(check_flags, words.arguments, flags)
-    named = {**words.config, **peek(words.arguments, ["dataset_name"])[0]}.get("dataset_name")
-    wrong.tried(check_file, str(named or ""))
     wrong.tell()
 
 
@@ -189,7 +186,7 @@ def check_words(argv: Sequence[str]) -> None:
     """What `parse_recipe` would refuse of the names alone, in a fraction of its time; sets the recipe's ``env`` too.
 
     Raises:
-        ValueError: see `read_words` and `check_keys`.
+        ValueError: see `read_words` and `check_keys`; and a file of problems that is not there.
     """
     words = read_words(argv)
     set_environment(words.config)
@@ -198,4 +195,8 @@ def check_words(argv: Sequence[str]) -> None:
     except LookupError:
         # Another version of TRL or transformers: `parse_recipe` asks the dataclasses themselves.
         return
-    check_keys(words, [key.name for key in keys], {flag for key in keys for flag in key.flags})
+    wrong = Mistakes()
+    wrong.tried(check_keys, words, [key.name for key in keys], {flag for key in keys for flag in key.flags})
+    named = {**words.config, **peek(words.arguments, ["dataset_name"])[0]}.get("dataset_name")
+    wrong.tried(check_file, str(named or ""))
+    wrong.tell()

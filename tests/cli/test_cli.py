@@ -161,6 +161,8 @@ def test_a_resume_adds_to_the_log_and_what_it_refuses_moves_nothing(recipe, tmp_
     first = str(tmp_path / "out" / "checkpoint-1")
     assert main(["train", recipe(baseline="dr_grpo"), "--resume_from_checkpoint", first]) == 2
     assert 'baseline: "rloo", now "dr_grpo"' in capsys.readouterr().err
+    assert main(["train", recipe(prompt_template=None), "--resume_from_checkpoint", first]) == 2
+    assert "prompts as the model is given them: " in capsys.readouterr().err
     assert (tmp_path / "out" / "checkpoint-2").is_dir()
 
 

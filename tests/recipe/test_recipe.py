@@ -212,10 +212,11 @@ def test_prompts_are_padded_and_cut_on_the_left(parsed, tiny_path, tmp_path):
 
 def test_columns_that_the_run_reads_are_kept(parsed):
     tokenizer = tiny_tokenizer()
-    assert "level" not in load_training_data(parsed(), tokenizer).column_names
-    assert "level" in load_training_data(parsed(difficulty_column="level"), tokenizer).column_names
+    assert "level" in load_training_data(parsed(), tokenizer).column_names
+    only = {"keep_columns": ["answer"]}
+    assert "level" not in load_training_data(parsed(**only), tokenizer).column_names
+    assert "level" in load_training_data(parsed(**only, difficulty_column="level"), tokenizer).column_names
     gym = {"dataset_name": "reasoning_gym:chain_sum", "dataset_kwargs": {"size": 5, "seed": 0}}
-    assert GYM_COLUMN not in load_training_data(parsed(**gym), tokenizer).column_names
     scored = parsed(**gym, reward_funcs=["reasoning_gym"])
     assert GYM_COLUMN in load_training_data(scored, tokenizer).column_names
 
