@@ -94,7 +94,8 @@ def split_lists(arguments: Sequence[str], keys: argparse.ArgumentParser) -> list
 
 def listed(word: str) -> list[str]:
     """``a,b`` as a list; what has other signs in it, such as a regular expression, is one word."""
-    return word.strip(",").split(",") if re.fullmatch(r"[\w.:/@+=,-]+", word) else [word]
+    parts = [part for part in re.split(r"\s*,\s*", word.strip()) if part]
+    return parts if all(re.fullmatch(r"[\w.:/@+=-]+", part) for part in parts) else [word]
 
 
 def _take_lists(run: RunArguments, config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

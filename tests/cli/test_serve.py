@@ -108,13 +108,13 @@ def interrupted():
 
 
 @pytest.mark.parametrize(("ends", "code", "said"), [(interrupted, 0, "Stopped."), (lambda: 1, 2, "ended by itself")])
-def test_serve_tells_how_to_train_and_how_it_ended(ends, code, said, monkeypatch, capsys):
+def test_serve_tells_how_to_train_and_how_it_ended(ends, code, said, model, monkeypatch, capsys):
     started, before = [], signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr("basis_rl.engine.server.Server", lambda o: started.append(Started(o, ends)) or started[0])
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     words = ["--port", "8123", "--dtype", "float32", "--max-model-len", "64", "--tensor-parallel-size", "4"]
     try:
-        assert main(["serve", "owner/model", *words]) == code
+        assert main(["serve", str(model), *words]) == code
     finally:
         signal.signal(signal.SIGTERM, before)
     printed = capsys.readouterr()
@@ -122,7 +122,7 @@ def test_serve_tells_how_to_train_and_how_it_ended(ends, code, said, monkeypatch
     assert said in printed.out + printed.err
     (server,) = started
     given = server.options
-    assert (given.model, given.port, given.dtype, given.max_model_len) == ("owner/model", 8123, "float32", 64)
+    assert (given.model, given.port, given.dtype, given.max_model_len) == (str(model), 8123, "float32", 64)
     assert given.extra == ["--tensor-parallel-size", "4"]
     assert server.closed
 

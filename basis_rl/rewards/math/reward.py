@@ -180,8 +180,8 @@ class MathVerifyReward(AfterThought, Reward):
         log_shares(log_metric, "", {none: answers.count(None), **counts}, len(answers))
         if (log_extra := kwargs.get("log_extra")) is not None:
             # Of several golds, one of which is enough, `right` is the verdict if it is among them.
-            why = [row & {"right"} or row or {none.replace("_", " ")} for row in verdicts]
-            log_extra("verdict", [", ".join(sorted(row)) for row in why])
+            said = [", ".join(sorted(row & {"right"} or row)) for row in verdicts]
+            log_extra("verdict", [each or none.replace("_", " ") for each in said])
         if counts["over_budget"]:
             _log.warning(
                 "The grading of %d of %d rollouts was not done in batch_timeout (%g s): they are not scored.",
