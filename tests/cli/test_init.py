@@ -117,6 +117,7 @@ def test_two_processes_by_name(tmp_path, tiny_path, monkeypatch):
     import subprocess
 
     problems(tmp_path)
+    monkeypatch.chdir(tmp_path)
     here = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     basis_rl = [sys.executable, "-m", "basis_rl"]
     assert main(["init", str(tmp_path / "r.yaml"), "--model", str(tiny_path), "--data", "sums.jsonl", "--cpu"]) == 0
