@@ -141,6 +141,12 @@ def _read(
     """The rows that stay, by their index in the dataset, with prompt, gold and id; and from where these are read."""
     flat = dataset.flatten()
     prompts = _column(flat, data, "prompt_column", PROMPT_COLUMNS)
+    # What the library calls a column whose cells have several kinds.
+    if type(flat.features[prompts]).__name__ == "Json":
+        raise ValueError(
+            f"'{data.dataset_name}': column '{prompts}' has texts in some rows and conversations in others. Make them "
+            "all conversations: [{'role': 'user', 'content': TEXT}]."
+        )
     solutions = _column(flat, data, "solution_column", SOLUTION_COLUMNS)
     context = _column(flat, data, "context_column", ()) if data.context_column else None
     found: dict[str, tuple[int, dict[str, Any]]] = {}

@@ -56,6 +56,10 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
     # A server is started in order to generate with it.
     if str(serve).lower() in ("true", "t", "yes", "y", "1"):
         config = {"use_vllm": True, "vllm_mode": "server", **config}
+    # Before the trainer's settings, which ask for a GPU.
+    if not {**config, **peek(arguments, ["model_name_or_path"])[0]}.get("model_name_or_path"):
+        recipe = "" if words.path else " There is no recipe either: `basis-rl init my.yaml` writes one."
+        raise ValueError(f"model_name_or_path is missing: a Hub id or the path of a model.{recipe}")
     keys.set_defaults_with_config(**{k: v for k, v in config.items() if k not in DICT_KEYS})
     run, data, model, args = keys.parse_args_into_dataclasses(arguments, look_for_args_file=False)
     for key in DICT_KEYS:
@@ -63,8 +67,6 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
             raise ValueError(f"{key} must be a mapping (`{key}: {{name: value}}`), got {config[key]!r}.")
         setattr(data if key == "dataset_kwargs" else run, key, config.get(key) or {})
     config, notes = _take_lists(run, config)
-    if not model.model_name_or_path:
-        raise ValueError("model_name_or_path is missing: a Hub id or the path of a model.")
     if model.use_peft:
         require_extra("peft", "use_peft")
     parsed = {**vars(args), **vars(model), **vars(data), **vars(run)}

@@ -123,6 +123,16 @@ class BasisConfig(GRPOConfig):
         generations = self.num_generations
         if generations < 1:
             raise ValueError(f"num_generations must be at least 1, got {generations}.")
+        counts = (
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "num_iterations",
+            "steps_per_generation",
+        )
+        for name in (*counts, "generation_batch_size", "max_completion_length"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}.")
         if self.hub_retries < 0 or self.hub_retry_wait < 0:
             raise ValueError(
                 f"hub_retries and hub_retry_wait must be at least 0, got {self.hub_retries}, {self.hub_retry_wait}."

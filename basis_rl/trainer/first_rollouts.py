@@ -32,7 +32,7 @@ class Rollout(NamedTuple):
 def reads_boxes(functions: Sequence[Any]) -> bool:
     """Whether some reward function reads the answer from a box."""
     checkers = [function for function in functions if isinstance(function, GoldChecker)]
-    places = [getattr(each, "place", getattr(each, "answer_in", "box")) for each in checkers]
+    places = [getattr(each, "place", getattr(each, "answer_in", None)) for each in checkers]
     return "box" in places
 
 

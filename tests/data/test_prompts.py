@@ -282,3 +282,12 @@ def test_what_cannot_be_read_gives_the_reason(name, content, message, tmp_path):
         Path(name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         load(name)
+
+
+def test_texts_and_conversations_in_one_column_are_refused(tmp_path):
+    """The library makes JSON texts of them, quotes included."""
+    path = tmp_path / "mixed.jsonl"
+    rows = [{"prompt": "1+1?", "answer": "2"}, {"prompt": [{"role": "user", "content": "2+1?"}], "answer": "3"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match="has texts in some rows and conversations in others"):
+        load_prompts(DataArguments(str(path)), conversational=True)
