@@ -202,7 +202,7 @@ def test_recipes_name_tools():
     assert python.timeout == 1.5
     assert calculator.__name__ == "calculator"
     for tools, kwargs, message in [
-        (["python"], {"python": {"timout": 1}}, "do not fit"),
+        (["python"], {"python": {"timout": 1}}, "has no parameter 'timout'"),
         (["no.such"], {}, "cannot be imported"),
         (["python"], {"python": {"timeout": 0}}, "timeout > 0"),
     ]:
