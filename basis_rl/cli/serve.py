@@ -13,7 +13,7 @@ from basis_rl.cli.options import serve_parser
 
 
 def _check_model(name: str, extra: Sequence[str]) -> None:
-    """Refuse what is neither a folder nor a Hub id that can be had: vLLM takes half a minute to say so."""
+    """Refuse a model that is neither a local folder nor on the Hub. vLLM takes half a minute to report that."""
     if Path(name).is_dir():
         if not (Path(name) / "config.json").is_file():
             raise ValueError(f"The folder '{name}' holds no model: it has no config.json.")

@@ -228,7 +228,8 @@ def render(cell: Any, data: DataArguments, before: str = "", *, conversational: 
     Raises:
         ValueError: a conversation of several turns would have to become a text.
     """
-    template, system = data.prompt_template, data.system_prompt
+    template = data.prompt_template
+    system = data.system_prompt
     if template is None and not system and (isinstance(cell, str) or not before):
         return before + cell if isinstance(cell, str) else cell
     messages = [{"role": "user", "content": cell}] if isinstance(cell, str) else list(cell)

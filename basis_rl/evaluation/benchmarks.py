@@ -39,7 +39,8 @@ class Benchmark:
 
 # Small sets: the mean of many rollouts. These settings are the ones most models publish their figures with.
 _SAMPLED: Mapping[str, Any] = {"num_rollouts": 32, "temperature": 0.6, "top_p": 0.95}
-SAMPLED_TEMPERATURE, SAMPLED_TOP_P = _SAMPLED["temperature"], _SAMPLED["top_p"]
+SAMPLED_TEMPERATURE = _SAMPLED["temperature"]
+SAMPLED_TOP_P = _SAMPLED["top_p"]
 _LEVELS = ("level", "difficulty", "subfield")
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -91,7 +92,8 @@ def find_benchmark(item: str) -> tuple[str, Benchmark]:
     """
     name, equals, source = item.partition("=")
     if not equals and Path(item).suffix in FORMATS:
-        name, source = Path(item).stem, item
+        name = Path(item).stem
+        source = item
     if not source:
         if name not in BENCHMARKS:
             raise ValueError(

@@ -58,10 +58,14 @@ class Plan:
     def __init__(
         self, options: EvalArguments, config: Any, tokenizer: PreTrainedTokenizerBase, reward: MathVerifyReward
     ) -> None:
-        self.options, self.config, self.tokenizer, self.reward = options, config, tokenizer, reward
+        self.options = options
+        self.config = config
+        self.tokenizer = tokenizer
+        self.reward = reward
         self.template = options.template_kwargs
         chat = tokenizer.chat_template is not None
-        own, limit = options.data, options.limit
+        own = options.data
+        limit = options.limit
         loaded = [load_benchmark(b, own, conversational=chat, limit=limit) for b in options.benchmarks]
         if options.dataset_name:
             loaded = [load_own(own, conversational=chat, limit=limit)]
@@ -72,14 +76,16 @@ class Plan:
         loaded = [checked(problems, reward, options.on_invalid_gold) for problems in loaded]
         prompts = [prompt for problems in loaded for prompt in problems.dataset["prompt"]]
         tell_rewards([reward], [rendered_prompt(prompt, tokenizer, self.template) for prompt in prompts], tokenizer)
-        self.needed = 0  # tokens of context
+        # Tokens of context.
+        self.needed = 0
         self.room = self._context()
         self.evaluations = [self._prepare(problems) for problems in loaded]
         self.other = self._other_rollouts() if options.compare else {}
 
     def _tell_reward(self, problems: Problems) -> None:
         """How the model is asked about your own data: where its answers are, and whether it thinks."""
-        template, asked = self.tokenizer.chat_template, problems.dataset["prompt"]
+        template = self.tokenizer.chat_template
+        asked = problems.dataset["prompt"]
         boxed = any(r"\boxed" in rendered_prompt(prompt, self.tokenizer, self.template) for prompt in asked)
         self.reward.tell_template(template if isinstance(template, str) else "", boxed)
 
@@ -108,7 +114,9 @@ class Plan:
     def _sampling(self, benchmark: Benchmark, max_new_tokens: int) -> tuple[Sampling, int]:
         """The benchmark's settings, where the command line has no others."""
         options = self.options
-        rollouts, temperature, top_p = options.num_rollouts, options.temperature, options.top_p
+        rollouts = options.num_rollouts
+        temperature = options.temperature
+        top_p = options.top_p
         if temperature is None:
             several = rollouts is not None and rollouts > 1
             temperature = SAMPLED_TEMPERATURE if several and benchmark.temperature == 0 else benchmark.temperature
@@ -122,7 +130,8 @@ class Plan:
         )
 
     def _prepare(self, problems: Problems) -> Evaluation:
-        options, template = self.options, self.tokenizer.chat_template
+        options = self.options
+        template = self.tokenizer.chat_template
         sampling, rollouts = self._sampling(problems.benchmark, self._max_new_tokens(problems))
         settings = {
             "model": options.model,
@@ -151,7 +160,8 @@ class Plan:
         if not found:
             raise ValueError(f"--compare: there are no rollouts of these benchmarks in '{folder}'.")
         for evaluation in self.evaluations:
-            name, ids = evaluation.problems.name, set(evaluation.problems.dataset["prompt_id"])
+            name = evaluation.problems.name
+            ids = set(evaluation.problems.dataset["prompt_id"])
             if (path := folder / f"{name}.settings.json").is_file():
                 kept_settings(path)
             if name in found and set(found[name]) != ids:
@@ -212,7 +222,8 @@ class Plan:
         All requests are sent at once and wait within vLLM, which counts as well: `request_timeout`, in seconds for all
         rollouts of a problem, is by default half a second per token of the longest rollout, and at least half an hour.
         """
-        options, tokenizer = self.options, self.tokenizer
+        options = self.options
+        tokenizer = self.tokenizer
         if urls:
             ends = declared_ends(options.model, self.config, tokenizer, options.revision)
             return lambda prompts, keys, sampling, num_rollouts: sample_servers(

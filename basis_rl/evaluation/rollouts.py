@@ -68,7 +68,8 @@ class RolloutFile:
     """
 
     def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
-        self.path, self.settings_path = folder / f"{name}.jsonl", folder / f"{name}.settings.json"
+        self.path = folder / f"{name}.jsonl"
+        self.settings_path = folder / f"{name}.settings.json"
         self.settings = {**settings, "id_scheme": ID_SCHEME}
         if self.path.is_file() and self.settings_path.is_file():
             differing = differences(kept_settings(self.settings_path), self.settings)

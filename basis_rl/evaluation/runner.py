@@ -67,7 +67,9 @@ class Evaluation:
                 f"{problems.name}: at temperature 0 all {num_rollouts} rollouts of a problem would be the same. Set "
                 "--temperature, or --num_rollouts 1."
             )
-        self.problems, self.sampling, self.num_rollouts = problems, sampling, num_rollouts
+        self.problems = problems
+        self.sampling = sampling
+        self.num_rollouts = num_rollouts
         prompts = list(problems.dataset["prompt"])
         self.tokens = [prompt_tokens(prompt, tokenizer, chat_template_kwargs) for prompt in prompts]
         self.texts = [rendered_prompt(prompt, tokenizer, chat_template_kwargs) for prompt in prompts]
@@ -87,7 +89,8 @@ class Evaluation:
         with self.file.locked():
             kept = self.file.resume(ids, self.num_rollouts)
             if kept:
-                name, ready = self.problems.name, len(kept)
+                name = self.problems.name
+                ready = len(kept)
                 print(f"{name}: {ready} of {len(ids)} problems have their rollouts already.", flush=True)
             missing = [i for i, prompt_id in enumerate(ids) if prompt_id not in kept]
             if missing:

@@ -68,15 +68,18 @@ def score(rollouts: Rollouts, equivalent: Callable[[list[tuple[str, str]]], list
 def compare(before: Rollouts, after: Rollouts) -> Paired:
     """Compare two models on the problems of one benchmark (`compare_paired`), the same for both: after - before."""
     assert set(before) == set(after), "the problems are not the same"
-    (n_a, a), (n_b, b) = counts(before), counts({i: after[i] for i in before})
+    n_a, a = counts(before)
+    n_b, b = counts({i: after[i] for i in before})
     return compare_paired(a, b, (int(n_a[0]), int(n_b[0])), level=_LEVEL)
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """The results of several benchmarks as Markdown: percent, with the interval and what they were drawn with."""
-    rows, lines = [], []
+    rows = []
+    lines = []
     for name, result in results.items():
-        n, drawn = result["num_rollouts"], result["settings"]
+        n = result["num_rollouts"]
+        drawn = result["settings"]
         average = result[f"avg@{n}"]
         greedy = drawn["temperature"] == 0
         sampling = "greedy" if greedy else f"T {drawn['temperature']:g}, top-p {drawn['top_p']:g}"

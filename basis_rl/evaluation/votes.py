@@ -52,7 +52,8 @@ def count_votes(
     verdicts = equivalent([(written[a], written[b]) for a, b in asked]) if asked else []
     same = dict(zip(asked, verdicts, strict=True))
     stands_for: list[dict[str, str]] = [{} for _ in forms]
-    for p, a, b in pairs:  # a is at least as frequent as b, and comes first
+    # `a` is at least as frequent as `b`, and comes first.
+    for p, a, b in pairs:
         if same[a, b]:
             stands_for[p].setdefault(b, stands_for[p].get(a, a))
     numbers = torch.full((len(forms), len(forms[0]) if forms else 0), -1, dtype=torch.int64)

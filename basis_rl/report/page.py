@@ -55,7 +55,8 @@ def markdown(comparison: Comparison, folder: Path) -> str:
     text.append(first)
     for section, drawn in groupby(plots(comparison), key=lambda plot: plot.section):
         text.append(f"## {section}")
-        for _, same in groupby(drawn, key=lambda plot: plot.key):  # plots of one metric share a line
+        # Plots of one metric share a line.
+        for _, same in groupby(drawn, key=lambda plot: plot.key):
             images = []
             for plot in same:
                 file = f"plots/{re.sub(r'[^A-Za-z0-9]+', '_', f'{plot.key} {plot.x}')}.png"

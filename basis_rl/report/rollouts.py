@@ -63,7 +63,8 @@ def choose(
     words = re.fullmatch(r"(\d+)(?:-(\d+))?", {"last": str(max(kept)), "all": f"0-{max(kept)}"}.get(steps, steps))
     if words is None:
         raise ValueError(f"--step must be last, all, N or N-M, got '{steps}'.")
-    first, last = int(words[1]), int(words[2] or words[1])
+    first = int(words[1])
+    last = int(words[2] or words[1])
     paths = [path for step, path in reversed(kept.items()) if first <= step <= last]
     if not paths:
         raise ValueError(

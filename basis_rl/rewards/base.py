@@ -219,7 +219,9 @@ class _Checks:
     """One method for each promise, which returns how it is broken, an empty text if it is not."""
 
     def __init__(self, reward: Any, rows: dict[str, list[Any]]) -> None:
-        self.reward, self.rows, self.size = reward, rows, len(rows["completions"])
+        self.reward = reward
+        self.rows = rows
+        self.size = len(rows["completions"])
         self.scores: Sequence[float | None] = []
 
     def name(self) -> str:

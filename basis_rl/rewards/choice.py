@@ -24,7 +24,8 @@ _BOXED = re.compile(
     rf"[\s$*]*+(?:\\(?:text|textbf|mathrm|mathbf|textrm|textit)\s*+\{{)?+[\s$*]*+{_LETTER}(?P<rest>[)\]}}.:\s$*]*+)"
 )
 _ALONE = re.compile(r"[\s*_$]*+[(\[]?[A-Za-z][)\].]*+[\s*_$.]*+")
-_OTHER = re.compile(  # behind one letter, another one: "(A) or (B)", "\text{A}, \text{B}"
+# Behind one letter, another one: "(A) or (B)", "\text{A}, \text{B}".
+_OTHER = re.compile(
     r"\s*+(?:[,;/&|，、或和与]|(?:\\text\s*+\{\s*+)?(?:or|and)\b\s*+\}?)?+\s*+"
     r"(?:\\(?:text|textbf|mathrm|mathbf|textrm|textit)\s*+\{)?+\s*+[(\[{]?(?P<letter>[A-Z])(?=$|[)\]},.;:/&|$\s])"
 )
@@ -66,7 +67,9 @@ class ChoiceReward(AfterThought, Reward):
             raise ValueError(f"choice: letters must be different capital letters, such as ABCD, got {letters!r}.")
         if gold_index not in (None, 0, 1) or isinstance(gold_index, bool):
             raise ValueError(f"choice: gold_index must be 0 or 1 (the number of the first option), got {gold_index!r}.")
-        self.letters, self.ignore_case, self.gold_index = letters, ignore_case, gold_index
+        self.letters = letters
+        self.ignore_case = ignore_case
+        self.gold_index = gold_index
         self.after_think = after_think
 
     @property
@@ -103,7 +106,8 @@ class ChoiceReward(AfterThought, Reward):
             if letter.islower() and not (self.ignore_case and match["open"]):
                 continue
             if letter in "AI" and not match["open"] and _WORD_FOLLOWS.match(text, match.end()):
-                continue  # "the answer is A number", "Answer: I think": a word, no letter
+                # "the answer is A number", "Answer: I think": a word, no letter.
+                continue
             stated = None if _MORE.match(text, match.end()) else letter.upper()
         return stated if stated and stated in self.letters else None
 
@@ -124,7 +128,8 @@ class ChoiceReward(AfterThought, Reward):
         match = _BOXED.match(content)
         if match is None or (match["letter"].islower() and not self.ignore_case):
             return None
-        separated = any(mark in match["rest"] for mark in ")]}.:")  # what follows is the text of the option
+        # What follows is the text of the option.
+        separated = any(mark in match["rest"] for mark in ")]}.:")
         if match.end() < len(content) and (not separated or self._names_another(content, match.end())):
             return None
         letter = match["letter"].upper()

@@ -51,7 +51,9 @@ class ExactReward(AfterThought, Reward):
     ) -> None:
         check_where("exact", answer_in)
         self.answer_in: AnswerIn = answer_in
-        self.ignore_case, self.ignore_space, self.ignore_punctuation = ignore_case, ignore_space, ignore_punctuation
+        self.ignore_case = ignore_case
+        self.ignore_space = ignore_space
+        self.ignore_punctuation = ignore_punctuation
         self.numbers = numbers
         self.after_think = after_think
 
@@ -59,7 +61,7 @@ class ExactReward(AfterThought, Reward):
     def version(self) -> str:  # type: ignore[override]
         """What counts as right."""
         ignored = [name for name in ("case", "space", "punctuation") if getattr(self, f"ignore_{name}")]
-        stated = f"rules {_RULES}, {self.answer_in}, but for {' '.join(ignored) or 'nothing'}"
+        stated = f"rules {_RULES}, {self.answer_in}, ignores {' '.join(ignored) or 'nothing'}"
         return self._with_thought(f"{stated}, numbers by value" if self.numbers else stated)
 
     def __call__(

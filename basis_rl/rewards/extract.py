@@ -26,7 +26,8 @@ _LONGEST_BETWEEN = 60
 _WIDE = re.compile(r"(?:\\[;: ]|\s)+")
 # Not between digits, where it may part two numbers, nor between letters, where it may cut a command in two.
 _SPACES = re.compile(
-    r"^\s*\$+|(?<=[-+])\s*\$+|\$+\s*$|"  # dollar signs at the ends only
+    # Dollar signs at the ends only.
+    r"^\s*\$+|(?<=[-+])\s*\$+|\$+\s*$|"
     r"(?<![\d,a-zA-Z])\s|\s(?![\d,a-zA-Z])|(?<=[\d,])\s(?=[a-zA-Z])|(?<=[a-zA-Z])\s(?=[\d,])|"
     r"\\!|(?<!\d)\\,|\\,(?!\d)|(?<=\d)\\,(?=\d{3}(?!\d))|\\left|\\right"
 )
@@ -35,7 +36,8 @@ _DECIMAL = r"([1-9]\d{0,2}(?:,\d{3})+|\d+)?(?:\.(\d*))?"
 _NUMBER = re.compile(
     rf"(?P<sign>[-+]?)(?P<top>{_DECIMAL})(?:/(?P<bottom>{_DECIMAL}))?"
     r"(?:(?:[eE]|(?:\\times|\\cdot|\*)10\^)(?P<exponent>[-+]?\d{1,3}|\{[-+]?\d{1,3}\}))?",
-    re.ASCII,  # digits of other scripts are not a numeral for Math-Verify either
+    # Digits of other scripts are not a numeral for Math-Verify either.
+    re.ASCII,
 )
 # Not beside a digit: two and a half, ``2\frac{1}{2}``, is not a numeral, and certainly not 21/2.
 _FRACTION = re.compile(r"(?<![\d.,/}])([-+]?)\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}(?![\d.])")
@@ -60,9 +62,12 @@ def last_boxed(text: str) -> str | None:
     first = _BOX.search(text)
     if first is None:
         return None
-    stack: list[tuple[int, int] | None] = []  # of each open brace: where its box and its content start, or None
-    boxes: list[tuple[int, int, int, int]] = []  # start, content, end of content, end; those within others left out
-    for token in _TOKENS.finditer(text, first.start()):  # no brace before it closes a box
+    # Of each open brace: where its box and its content start, or None.
+    stack: list[tuple[int, int] | None] = []
+    # Start, start of the content, end of the content, end. Boxes within others are left out.
+    boxes: list[tuple[int, int, int, int]] = []
+    # No brace before it closes a box.
+    for token in _TOKENS.finditer(text, first.start()):
         symbol = token.group()
         if symbol == "{":
             stack.append(None)

@@ -60,7 +60,8 @@ class FormatReward(Reward):
             raise ValueError("format: set form or pattern, not both.")
         check_limits("format", num_workers, timeout, _MEMORY_BYTES)
         self.form: Form = form or "think_box"
-        self.pattern, self.opened_by_prompt = pattern, opened_by_prompt
+        self.pattern = pattern
+        self.opened_by_prompt = opened_by_prompt
         self._calls: Calls | None = None
         if pattern is not None:
             try:
@@ -99,7 +100,8 @@ class FormatReward(Reward):
 
 def _whole(completion: Any, opened: bool) -> str:
     """What the model wrote: a thought that a response schema has taken out is put back before the text."""
-    text, taken = completion_text(completion).strip(), thought(completion)
+    text = completion_text(completion).strip()
+    taken = thought(completion)
     return text if taken is None else f"{'' if opened else '<think>'}{taken}</think>{text}"
 
 

@@ -55,7 +55,9 @@ class FunctionReward(Reward):
         )
         if on_error not in get_args(OnError):
             raise ValueError(f"{function}: on_error must be 'raise' or 'unscored', got {on_error!r}.")
-        self.function, self.over_limit, self.on_error = function, over_limit, on_error
+        self.function = function
+        self.over_limit = over_limit
+        self.on_error = on_error
         self.__name__ = re.split("[.:]", function)[-1]
         limits = (num_workers, timeout, memory_bytes, wall_timeout, over_limit)
         self._calls = Calls(self.__name__, function, *limits)

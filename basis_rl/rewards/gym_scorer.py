@@ -74,7 +74,8 @@ def gym_score(answer: str, reference: str) -> float:
         return float(dataset.score_answer(answer, entry))
     except MemoryError:
         raise
-    except Exception:  # scorers stumble over answers that they cannot read
+    except Exception:
+        # Scorers stumble over answers that they cannot read.
         return 0.0
 
 

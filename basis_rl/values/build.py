@@ -191,7 +191,9 @@ class _Build:
     """One process's part of a build."""
 
     def __init__(self, source: Source | KeptSource, plan: TablePlan, shards: Shards) -> None:
-        self.source, self.plan, self.shards = source, plan, shards
+        self.source = source
+        self.plan = plan
+        self.shards = shards
         template = plan.chat_template_kwargs or {}
         self.ids = plan.ids
         self.prompts = [prompt_tokens(prompt, source.tokenizer, template) for prompt in plan.dataset["prompt"]]

@@ -27,7 +27,8 @@ def describe(means: Tensor, reward_range: tuple[float, float], width: int = 40) 
     for i, count in enumerate(counts):
         bar = "#" * round(width * count / max(counts))
         lines.append(f"  {i / 10:.1f} - {(i + 1) / 10:.1f}  {count:7d}  {bar}")
-    never, always = float((means == 0).double().mean()), float((means == 1).double().mean())
+    never = float((means == 0).double().mean())
+    always = float((means == 1).double().mean())
     lines.append(f"  never solved {never:.1%}, always solved {always:.1%}")
     return "\n".join(lines)
 

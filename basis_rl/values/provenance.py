@@ -13,11 +13,13 @@ import torch
 
 from basis_rl.rewards.source import code_identity
 
-if TYPE_CHECKING:  # baselines read tables, and must not wait for transformers
+# Baselines read tables, and must not wait for transformers.
+if TYPE_CHECKING:
     from basis_rl.engine import Sampling
 
 _EDGE = 1 << 20
-_SAMPLE = 1024  # values of each parameter
+# Values of each parameter.
+_SAMPLE = 1024
 
 
 def fingerprint(text: str) -> str:
@@ -68,7 +70,8 @@ def weights_fingerprint(model: torch.nn.Module) -> str | None:
     Two models that were trained apart differ in all their parameters. Values are rounded to bfloat16, so that a model
     has one fingerprint in whichever precision it is loaded.
     """
-    adapter = getattr(getattr(model, "base_model", None), "prefix", None)  # PEFT's name for what it adds
+    # PEFT's name for what it adds.
+    adapter = getattr(getattr(model, "base_model", None), "prefix", None)
     digest = hashlib.sha256()
     for name, weight in model.named_parameters():
         if weight.is_meta or hasattr(weight, "ds_id") or hasattr(weight, "device_mesh"):
@@ -91,7 +94,8 @@ def reward_code(reward_funcs: Sequence[Callable[..., Any]]) -> str:
 def mismatches(table: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
     """One line for each fact on which table and run contradict each other; facts that either lacks are ignored."""
     keys = set(table) & set(run)
-    if "revision" in keys:  # the weights themselves are known on both sides: their name may differ
+    # The weights themselves are known on both sides: their name may differ.
+    if "revision" in keys:
         keys.discard("model")
     return [
         f"{key}: table {json.dumps(table[key])}, run {json.dumps(run[key])}"

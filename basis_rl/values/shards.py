@@ -89,7 +89,8 @@ class Shards:
         self.identity: dict[str, Any] = json.loads(json.dumps(identity))
         for path in sorted(folder.glob(_PATTERN)):
             known = next((line["identity"] for line in read_lines(path) if "identity" in line), self.identity)
-            since = {"reward_code": self.identity.get("reward_code")}  # which older builds do not know
+            # Which older builds do not know.
+            since = {"reward_code": self.identity.get("reward_code")}
             differing = differences({**since, **known}, self.identity)
             if differing:
                 older = "id_scheme" in self.identity and "id_scheme" not in known
@@ -128,7 +129,8 @@ class Shards:
                     f"Another process is writing '{path}'. Wait for it, or give each its own part: --values_shard 0/2, "
                     "1/2."
                 )
-            if path.read_bytes()[-1:] not in (b"", b"\n"):  # a line was cut off: end it
+            # A line was cut off: end it.
+            if path.read_bytes()[-1:] not in (b"", b"\n"):
                 file.write("\n")
             writer = Writer(file, time.monotonic())
             if not any("identity" in line for line in read_lines(path)):

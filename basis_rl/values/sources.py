@@ -38,7 +38,9 @@ class ModelSource:
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch_size: int = 256) -> None:
-        self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
+        self.model = model
+        self.tokenizer = tokenizer
+        self.batch_size = batch_size
         self.config: Any = model.config
         self.name = self.name_for(batch_size)
 
@@ -49,7 +51,8 @@ class ModelSource:
 
     def chunks(self, prompts: Prompts, count: int) -> list[list[int]]:
         """Indices of the prompts in chunks that are drawn together, for at most `count` rollouts of each."""
-        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))  # of similar length together: less padding
+        # Of similar length together: less padding.
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         size = max(1, self.batch_size // count)
         return [order[start : start + size] for start in range(0, len(order), size)]
 

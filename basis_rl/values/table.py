@@ -141,12 +141,16 @@ class ValueTable:
         """
         rows = self._rows(prompt_ids)
         if self._binary:
-            n, p = self._count[rows], self._mean[rows]
+            n = self._count[rows]
+            p = self._mean[rows]
             return partial(tilt_bernoulli, (p * n + smoothing) / (n + 2 * smoothing))
         low, high = self.reward_range
         width = max(len(self._rewards[row]) for row in rows) + 2
-        samples, weights = np.full((len(rows), width), np.nan), np.ones((len(rows), width))
-        samples[:, 0], samples[:, 1], weights[:, :2] = 0.0, 1.0, smoothing
+        samples = np.full((len(rows), width), np.nan)
+        weights = np.ones((len(rows), width))
+        samples[:, 0] = 0.0
+        samples[:, 1] = 1.0
+        weights[:, :2] = smoothing
         for i, row in enumerate(rows):
             samples[i, 2 : 2 + len(self._rewards[row])] = (self._rewards[row] - low) / (high - low)
         return partial(tilt_samples, torch.from_numpy(samples), torch.from_numpy(weights))
@@ -211,7 +215,8 @@ class ValueTable:
     @classmethod
     def _read(cls, folder: Path, metadata: Mapping[str, Any], source: str) -> ValueTable:
         table = pq.read_table(folder / KIND.main_file).to_pydict()
-        ids, rewards = table["prompt_id"], table["rewards"]
+        ids = table["prompt_id"]
+        rewards = table["rewards"]
         if not all(isinstance(name, str) for name in ids):
             raise ValueError("a prompt_id is no text")
         if len(set(ids)) < len(ids):
@@ -254,5 +259,6 @@ class ValueTable:
 
 
 def _default_range(rewards: np.ndarray) -> tuple[float, float]:
-    low, high = float(rewards.min()), float(rewards.max())
+    low = float(rewards.min())
+    high = float(rewards.max())
     return (0.0, 1.0) if low >= 0.0 and high <= 1.0 else (low, high if high > low else low + 1.0)

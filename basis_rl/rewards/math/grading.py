@@ -16,6 +16,7 @@ from math_verify import parse, verify
 from math_verify.grader import is_assignment_relation, is_equation, is_relation, take_last_relation
 from mpmath import isfinite, mpc  # type: ignore[import-untyped]
 from sympy import (  # type: ignore[import-untyped]
+    Add,
     Basic,
     Derivative,
     Eq,
@@ -112,7 +113,8 @@ def _equal(expected: Any, found: Any) -> bool:
         # x = \\pm 2, which Math-Verify compares as texts.
         if expected.lhs != found.lhs:
             return False
-        expected, found = expected.rhs, found.rhs
+        expected = expected.rhs
+        found = found.rhs
     expected, found = _tuple_of(expected, found), _tuple_of(found, expected)
     if _apart(expected, found):
         return False
@@ -173,8 +175,8 @@ def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
     ``infinity``: an interval or a set that holds infinity, where the gold's is open there, which is one and
     the same to sympy. ``currency``: another one than the gold's, or another modulus.
     ``approximation``: the sides of the sign are not near.
-    ``symbol``: one that is not the gold's (``0 \\cdot a`` is 0 whatever a is). ``near``: equal when rounded to six
-    decimals, but only since both are small.
+    ``symbol``: one that is not the gold's (``0 \\cdot a`` is 0 whatever a is), or 0 for
+    ``x + y = 0``. ``near``: equal when rounded to six decimals, but only since both are small.
     """
     whole = is_equation(expected)
     written = {side.strip() for side in answer.split("=")}
@@ -196,6 +198,9 @@ def _unsound(expected: Any, found: Any, gold: str, answer: str) -> str | None:
     if not _approximates(answer):
         return "approximation"
     if not _symbols_known(expected, found):
+        return "symbol"
+    # Math-Verify takes a sum of letters for a name, whose value is the right side: the 0 says nothing of the equation.
+    if isinstance(expected, Eq) and isinstance(expected.lhs, Add) and expected.rhs == 0 and not is_relation(found):
         return "symbol"
     # Two equations with other left sides need not have the same right sides.
     if whole and isinstance(found, Eq) and getattr(expected, "lhs", None) != found.lhs:

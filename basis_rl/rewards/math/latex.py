@@ -1,7 +1,7 @@
 r"""What a text says to Math-Verify's parser, latex2sympy2_extended; loaded by the grading processes only.
 
-All that mends the parser stands here: products of numerals, which it takes for mixed numbers, the imaginary unit, names
-that are constants or functions to it, derivatives, words, and what is a unit.
+All fixes of the parser are in this file. They concern products of numerals (which it reads as mixed numbers), the
+imaginary unit, names that it reads as constants or functions, derivatives, words, and units.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _common(one: str, other: str) -> str:
 
 
 def holds(reading: Any, text: str) -> bool:
-    """Whether a reading contains every letter of a text, but for those of texts and commands, and every numeral.
+    """Whether a reading contains every numeral and every letter of a text, except letters of words and commands.
 
     Numerals are only asked for where there are letters: of numbers the value is read.
     """
