@@ -10,7 +10,7 @@ import yaml
 from basis_rl import names, resources
 from basis_rl.names import EXTRAS, missing_extra, require_extra
 from basis_rl.recipe.file import parse_recipe
-from basis_rl.recipe.words import read
+from basis_rl.recipe.words import read_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -21,7 +21,7 @@ def test_configurations_and_recipes_have_names():
     for name in ("zero3", "zero3.yaml", "accelerate_configs/zero3.yaml"):
         assert yaml.safe_load(resources.accelerate_config(name).read_text())["distributed_type"] == "DEEPSPEED"
     for name in ("papers/basis-qwen3-4b", "examples/papers/basis-qwen3-4b.yaml"):
-        assert read(name)["baseline"] == "basis"
+        assert read_recipe(name)["baseline"] == "basis"
 
 
 def test_a_file_of_ones_own_goes_first(tmp_path, monkeypatch):

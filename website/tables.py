@@ -19,6 +19,7 @@ from basis_rl.baselines import BASELINES
 from basis_rl.cli.main import COMMANDS
 from basis_rl.objectives import OBJECTIVES, TrlObjective
 from basis_rl.recipe.file import parser
+from basis_rl.recipe.sources import section_of
 from basis_rl.rewards.registry import REWARDS
 from basis_rl.samplers import SAMPLERS
 from basis_rl.text import markdown_table
@@ -27,6 +28,8 @@ from basis_rl.trainer import BasisConfig
 # Whose key it is, by the class that defines it, from ours to those that everybody has.
 _SECTIONS = {
     "RunArguments": "What is trained with what",
+    "values": "The section `values`, for `basis-rl values`",
+    "clusters": "The section `clusters`, for `basis-rl clusters`",
     "DataArguments": "Data",
     "BasisConfig": "The trainer's own",
     "ModelConfig": "The model (TRL's `ModelConfig`)",
@@ -73,7 +76,8 @@ def keys() -> Iterator[tuple[str, str, str, str, str]]:
         for field in dataclasses.fields(cls):
             if field.init:
                 meaning = cell(field.metadata.get("help", ""))
-                yield _SECTIONS[_owner(cls, field.name)], field.name, _type(field.type), _default(field), meaning
+                place = section_of(field.name) or (_owner(cls, field.name), field.name)
+                yield _SECTIONS[place[0]], place[1], _type(field.type), _default(field), meaning
 
 
 def keys_page() -> str:

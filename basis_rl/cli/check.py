@@ -97,7 +97,7 @@ def constructor_arguments(rest: Sequence[str]) -> dict[str, Any]:
     return {flag.removeprefix("--").removeprefix("baseline_kwargs."): parse_value(flag, text) for flag, text in pairs}
 
 
-def checked(recipe: Recipe) -> tuple[str | None, Plan, Dataset, Any]:
+def check_all_parts(recipe: Recipe) -> tuple[str | None, Plan, Dataset, Any]:
     """What `baseline_or_stand_in` misses; the plan with its data; all problems; the model's configuration.
 
     Raises:
@@ -137,7 +137,7 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
     Raises:
         ValueError: what training would refuse.
     """
-    missing, plan, loaded, config = checked(recipe)
+    missing, plan, loaded, config = check_all_parts(recipe)
     args, baseline = plan.args, plan.baseline
     show("Configuration", check_run.configuration(recipe, args, launch, warn))
     if plan.tools:

@@ -58,7 +58,7 @@ def missing_artefact(recipe: Recipe, key: str, problems: int, arguments: str, wa
     if key == "values":
         rollouts = problems * run.values_num_rollouts
         cost = (
-            f"This samples {problems} prompts x {run.values_num_rollouts} (values_num_rollouts) = {rollouts} "
+            f"This samples {problems} prompts x {run.values_num_rollouts} (--values_num_rollouts) = {rollouts} "
             f"rollouts of at most {args.max_completion_length} tokens, as many as "
             f"{rollouts / args.generation_batch_size:.0f} generation batches of the training. It is needed only once: "
             "every later run of this model on these prompts can use the same table."

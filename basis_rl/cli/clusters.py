@@ -28,11 +28,11 @@ def main(argv: Sequence[str]) -> int:
     k = run.clusters_num or default_num_clusters(len(set(prompts.values())), recipe.args.generation_batch_size)
     clusters = PromptClusters.build(prompts, run.clusters_encoder, k, seed=recipe.args.seed, progress=True)
     print(f"Prompt codebook: {clusters.save(output)}")
-    print(describe(clusters, prompts))
+    print(shown_clusters(clusters, prompts))
     return 0
 
 
-def describe(clusters: PromptClusters, prompts: Mapping[str, str], shown: int = 5) -> str:
+def shown_clusters(clusters: PromptClusters, prompts: Mapping[str, str], shown: int = 5) -> str:
     """Sizes of the clusters, and three prompts of each of the largest ones."""
     members: dict[int, list[str]] = {}
     for prompt_id, cluster in clusters.assignments.items():

@@ -16,12 +16,12 @@ def main(argv: Sequence[str]) -> int:
     options = compare_parser().parse_args(argv)
     found = compare_runs(options.runs, budget=options.budget, reference=options.reference)
     page = write_report(found, options.output_dir)
-    print(describe(found))
+    print(as_text(found))
     print(f"Report: {page} (one file, opens offline) and {options.output_dir / 'report.md'}")
     return 0
 
 
-def describe(comparison: Comparison) -> str:
+def as_text(comparison: Comparison) -> str:
     """The tables as plain text."""
     return "\n\n".join(
         [

@@ -31,7 +31,7 @@ from basis_rl.recipe.objects import build_recipe_baseline, build_rewards
 from basis_rl.run.artefacts import METADATA, Kind, write_whole
 from basis_rl.run.checkpoint import LAST, MANIFEST, checkpoints, damage, finish
 from basis_rl.trainer.plan import Plan, with_data
-from basis_rl.trainer.state import FILE_NAME, SETTINGS, dataset_identity, plain
+from basis_rl.trainer.state import FILE_NAME, SETTINGS, as_json, dataset_identity
 from basis_rl.values import table
 
 _EVALUATION = ".settings.json"
@@ -164,7 +164,7 @@ def convert_checkpoint(folder: Path, problems: IdMap | None) -> None:
             )
         content["dataset"] = content.get("dataset") and dataset_identity(names)
         parameters = build_recipe_baseline(problems.recipe.run).parameters
-        fixed = {f"baseline.{key}": plain(value) for key, value in parameters.items() if hasattr(value, "digest")}
+        fixed = {f"baseline.{key}": as_json(value) for key, value in parameters.items() if hasattr(value, "digest")}
     whole = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(whole, ignore_errors=True)
     shutil.copytree(folder, whole, copy_function=os.link)  # weights are large

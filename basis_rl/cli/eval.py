@@ -9,7 +9,7 @@ from basis_rl.cli.main import LOST, STOPPED, fail
 from basis_rl.engine import ServersLost
 from basis_rl.engine.server import ServerError
 from basis_rl.evaluation.arguments import EvalArguments
-from basis_rl.evaluation.plan import Plan
+from basis_rl.evaluation.plan import EvalPlan
 from basis_rl.recipe.build import load_by_name
 from basis_rl.recipe.file import Parser
 from basis_rl.recipe.words import check_flags
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     kept = f"The rollouts so far are in {options.folder}; the same command resumes."
     reward = MathVerifyReward(num_workers=options.num_workers, answer_in=options.answer_in)
     try:
-        plan = Plan(options, config, tokenizer, reward)
+        plan = EvalPlan(options, config, tokenizer, reward)
         print(f"\n{plan.run()}\n\nRollouts and results are in {options.folder}.", flush=True)
         return 0
     except (ServerError, ServersLost) as error:

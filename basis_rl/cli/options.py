@@ -27,8 +27,8 @@ _OFTEN = (
     "report_to", "push_to_hub", "hub_model_id", "bf16", "use_cpu", "seed",
 )  # fmt: skip
 _TITLES = {
-    "values": "Keys of `basis-rl values`",
-    "clusters": "Keys of `basis-rl clusters`",
+    "values": "Keys of `basis-rl values`, in a recipe in its section `values`",
+    "clusters": "Keys of `basis-rl clusters`, in a recipe in its section `clusters`",
     "run": "Baseline, objective, prompts, rewards, tools",
     "data": "Problems",
     "trainer": "Trainer",

@@ -118,7 +118,7 @@ def suggested_benchmarks(recipe: Recipe) -> list[str]:
 def run(recipe: Recipe, trainer: BasisTrainer, checkpoint: str | None) -> int:
     """Train and save; returns the exit code."""
     output = Path(recipe.args.output_dir)
-    describe(recipe, trainer)
+    set_origin(recipe, trainer)
     trainer.train(resume_from_checkpoint=checkpoint)
     if trainer.stop_on_signal.stopped:
         if trainer.accelerator.is_main_process:
@@ -167,7 +167,7 @@ class SaveRecipe(TrainerCallback):
             write_whole(Path(str(args.output_dir)) / "recipe.yaml", str(self.trainer.origin.recipe))
 
 
-def describe(recipe: Recipe, trainer: BasisTrainer) -> None:
+def set_origin(recipe: Recipe, trainer: BasisTrainer) -> None:
     """Tell the trainer what its model card says of the recipe."""
     processes = trainer.accelerator.num_processes
     launcher = ["basis-rl"]

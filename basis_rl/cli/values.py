@@ -26,7 +26,7 @@ from basis_rl.recipe.objects import build_rewards
 from basis_rl.run.artefacts import METADATA
 from basis_rl.trainer.plan import Plan, check_kwargs, check_temperature, check_with_model, sampling_of, with_data
 from basis_rl.values import ValueTable
-from basis_rl.values.build import TablePlan, assemble, build_table, use_first_day
+from basis_rl.values.build import TablePlan, build_table, merge_shards, use_first_day
 from basis_rl.values.kept import KeptSource, kept_folder
 from basis_rl.values.shards import Shards, begun
 from basis_rl.values.sources import (
@@ -35,7 +35,7 @@ from basis_rl.values.sources import (
     Source,
     addresses,
     check_served,
-    declared_ends,
+    ends_of,
     load_model,
 )
 from basis_rl.values.table import KIND
@@ -99,7 +99,7 @@ class Job:
 
     def build(self) -> ValueTable | None:
         """Draw what is missing, and save the table when all parts are there."""
-        table = assemble(self.plan, self.shards, self.plan.fingerprints(self.tokenizer))
+        table = merge_shards(self.plan, self.shards, self.plan.fingerprints(self.tokenizer))
         if table is None:
             with self._source() as source:
                 table = build_table(source, self.plan, self.shards.folder, self.shard)
@@ -145,7 +145,7 @@ class Job:
                 return
             for url in urls:
                 check_served(url, name)
-            ends = declared_ends(name, self.config, self.tokenizer, self.recipe.model.model_revision)
+            ends = ends_of(name, self.config, self.tokenizer, self.recipe.model.model_revision)
             timeout, patience = args.vllm_request_timeout, args.vllm_recovery_timeout
             yield ServerSource(urls, self.config, self.tokenizer, ends, timeout=timeout, patience=patience)
 
@@ -171,7 +171,7 @@ def prepare(recipe: Recipe) -> Job:
     output = Path(named or f"{args.output_dir}-values")
     KIND.check_destination(output)
     if run.values_serve and run.values_servers:
-        raise ValueError("values_serve starts a server, values_servers names some that run: set one of the two.")
+        raise ValueError("--values_serve starts a server, --values_servers names some that run: set one of the two.")
     shard = _shard(run.values_shard)
     _check_hub(run.values_push_to_hub, args.hub_token)
     run_plan = Plan(args, reward_funcs=build_rewards(recipe))
@@ -214,9 +214,9 @@ def _check_hub(repo_id: str | None, token: str | None) -> None:
     if repo_id is None:
         return
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", repo_id):
-        raise ValueError(f"values_push_to_hub must be the id of a dataset repository, `owner/name`, got '{repo_id}'.")
+        raise ValueError(f"--values_push_to_hub must be the id of a dataset repository, `owner/name`, got '{repo_id}'.")
     if not (token or get_token()):
-        raise ValueError("values_push_to_hub needs a token of the Hub: `hf auth login`, or HF_TOKEN.")
+        raise ValueError("--values_push_to_hub needs a token of the Hub: `hf auth login`, or HF_TOKEN.")
 
 
 def _shard(text: str | None) -> tuple[int, int]:
@@ -224,7 +224,7 @@ def _shard(text: str | None) -> tuple[int, int]:
         return 0, 1
     match = re.fullmatch(r"(\d+)/(\d+)", str(text).strip())
     if match is None or int(match[1]) >= int(match[2]):
-        raise ValueError(f"values_shard must be `i/n` with i from 0 to n - 1, such as 0/4, got '{text}'.")
+        raise ValueError(f"--values_shard must be `i/n` with i from 0 to n - 1, such as 0/4, got '{text}'.")
     return int(match[1]), int(match[2])
 
 

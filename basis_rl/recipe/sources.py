@@ -23,6 +23,9 @@ HOMES = {
     "GRPOConfig": ("trl", "trainer/grpo_config.py"),
     "ModelConfig": ("trl", "trainer/model_config.py"),
 }
+# The commands whose own keys stand in a section of the recipe, `values: {num_rollouts: 8}`. On the command line and in
+# the code the section begins the name: --values_num_rollouts.
+SECTIONS = ("values", "clusters")
 EMPTY: dict[str, Any] = {"list": [], "dict": {}, "tuple": ()}
 
 
@@ -67,6 +70,12 @@ def known_keys(of: str = "recipe") -> list[Key]:
     return [key for name in classes for key in _keys(run, name)]
 
 
+def section_of(key: str) -> tuple[str, str] | None:
+    """``("values", "num_rollouts")`` of ``values_num_rollouts``; None for a key that belongs to no section."""
+    section, _, name = str(key).partition("_")
+    return (section, name) if section in SECTIONS and name else None
+
+
 def _keys(module: Module, name: str) -> list[Key]:
     """The fields of a dataclass, those of its bases first."""
     found: dict[str, Key] = {}
@@ -109,7 +118,7 @@ def _source(home: Module, declared: str, name: str, inherited: Key | None) -> st
     """Whose key it is, and of this package's which part's."""
     ours = {"DataArguments": "data", "EvalArguments": "eval", "BasisConfig": "trainer"}
     if declared == "RunArguments":
-        return name.partition("_")[0] if name.startswith(("values_", "clusters_")) else "run"
+        return (section_of(name) or ("run",))[0]
     if declared in ours:
         return ours[declared]
     if inherited is not None:

@@ -16,7 +16,7 @@ import yaml
 
 from basis_rl import resources
 from basis_rl.names import Mistakes, check_file, did_you_mean
-from basis_rl.recipe.sources import known_keys
+from basis_rl.recipe.sources import SECTIONS, known_keys, section_of
 from basis_rl.recipe.trl_recipes import from_trl
 
 # The keys whose values are mappings, which argparse does not know.
@@ -38,7 +38,7 @@ class Words:
 
     Attributes:
         path: the recipe's file; None without one.
-        config: the keys of the file in this package's names, with the dictionaries of the command line merged in.
+        config: the keys of the file, named as on the command line, with the dictionaries of the command line merged in.
         arguments: the other words of the command line.
         notes: what was translated from a ``trl grpo`` file, in sentences.
     """
@@ -53,10 +53,10 @@ def read_words(argv: Sequence[str]) -> Words:
     """``[RECIPE.yaml] [--config RECIPE.yaml] [--key value ...]``, where keys of a ``trl grpo`` file are translated.
 
     Raises:
-        ValueError: no such file, no mapping in YAML, a dictionary's entry that does not fit.
+        ValueError: no such file, no mapping in YAML, a dictionary's entry that does not fit, a key outside its section.
     """
     path, rest = split_path(list(argv))
-    config, notes = from_trl(read(path)) if path else ({}, [])
+    config, notes = from_trl(without_sections(read_recipe(path), path)) if path else ({}, [])
     arguments = take_dictionaries(rest, config)
     return Words(path, config, arguments, notes)
 
@@ -102,7 +102,7 @@ def peek(arguments: Sequence[str], names: Sequence[str]) -> tuple[dict[str, Any]
     return vars(found), rest
 
 
-def read(path: str) -> dict[str, Any]:
+def read_recipe(path: str) -> dict[str, Any]:
     """The keys of a recipe's file, or of a shipped recipe's (``papers/basis-qwen3-4b``).
 
     Raises:
@@ -118,6 +118,42 @@ def read(path: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ValueError(f"'{path}' must hold `key: value` lines.")
     return config
+
+
+def with_sections(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys as a recipe has them, from their names on the command line."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        place = section_of(key)
+        if place is None:
+            found[key] = value
+        else:
+            found.setdefault(place[0], {})[place[1]] = value
+    return found
+
+
+def without_sections(config: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Keys by their names on the command line, from those of the recipe at `path`.
+
+    Raises:
+        ValueError: a section that is no mapping, a key that stands outside its section.
+    """
+    outside = {key: value for key, value in config.items() if section_of(key)}
+    if outside:
+        moved = yaml.safe_dump(with_sections(outside), default_flow_style=None, sort_keys=False).strip()
+        raise ValueError(
+            f"{', '.join(outside)} in '{path}': the keys of `basis-rl values` and `basis-rl clusters` now stand in "
+            f"sections of their own. Write instead:\n{moved}"
+        )
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if key not in SECTIONS:
+            found[key] = value
+        elif isinstance(value or {}, dict):
+            found |= {f"{key}_{name}": each for name, each in (value or {}).items()}
+        else:
+            raise ValueError(f"{key} in '{path}' must be a mapping, `{key}: {{name: value}}`, got {value!r}.")
+    return found
 
 
 def set_environment(config: Mapping[str, Any]) -> None:
@@ -167,7 +203,9 @@ def check_keys(words: Words, keys: Collection[str], flags: Collection[str]) -> N
     wrong = Mistakes()
     for key in words.config:
         if key not in keys and key != "env":
-            wrong.found.append(ValueError(f"Unknown key '{key}' in {words.path}.{did_you_mean(key, keys)}"))
+            shown = ".".join(section_of(key) or [key])
+            near = did_you_mean(shown, [".".join(section_of(each) or [each]) for each in keys])
+            wrong.found.append(ValueError(f"Unknown key '{shown}' in {words.path}.{near}"))
     wrong.tried(check_flags, words.arguments, flags)
     wrong.tell()
 

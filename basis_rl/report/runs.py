@@ -36,8 +36,8 @@ _NOTHING = np.empty((2, 0))
 _BESIDE = re.compile(
     r"(env|output_dir|overwrite_output_dir|run_name|project|seed|data_seed|resume_from_checkpoint|report_to"
     r"|disable_tqdm|log_completions|keep_rollouts_mb|push_rollouts|num_completions_to_print|num_generations_eval|per_device_eval_batch_size"
-    r"|push_to_hub|serve|serve_devices|vllm_server_(base_url|host|port)|vllm_group_port)(\..*)?"
-    r"|(save|hub|trackio|values|clusters|logging|eval)_.*"
+    r"|push_to_hub|serve|serve_devices|vllm_server_(base_url|host|port)|vllm_group_port"
+    r"|values|clusters)(\..*)?|(save|hub|trackio|values|clusters|logging|eval)_.*"
 )
 # These keys come first in a label, under these names.
 _SHORT = {"baseline": "", "objective": "", "num_generations": "G", "learning_rate": "lr"}

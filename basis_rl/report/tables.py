@@ -120,7 +120,7 @@ def final_table(comparison: Comparison) -> Table:
         columns.append(_Column("rollouts of the value table", price, _WHOLE, compared=False))
     rows = []
     for index, group in enumerate(groups):
-        lead = [group.label, plain(group.runs[0].settings.get("num_generations")), str(len(group.runs))]
+        lead = [group.label, setting_text(group.runs[0].settings.get("num_generations")), str(len(group.runs))]
         rows.append(Row([*lead, *_cells(group, columns)], index))
         if group is not comparison.reference:
             rows.append(_differences(group, comparison.reference, columns, len(lead)))
@@ -196,13 +196,13 @@ def diagnostics_table(comparison: Comparison) -> Table:
 def setup_tables(comparison: Comparison) -> list[Table]:
     """The settings that differ between the recipes, if any; folder, state, machine and value table of each run."""
     keys = differing([group.settings for group in comparison.groups])
-    settings = [Row([key, *(plain(group.settings.get(key)) for group in comparison.groups)]) for key in keys]
+    settings = [Row([key, *(setting_text(group.settings.get(key)) for group in comparison.groups)]) for key in keys]
     rows = []
     for index, group in enumerate(comparison.groups):
         for run in group.runs:
             state = "finished" if run.finished else "not finished"
             table = f"{run.table['sha256']}, {run.table['source']}" if run.table else NONE
-            cells = [group.label, plain(run.seed), str(run.path), _WHOLE(run.rollouts), state]
+            cells = [group.label, setting_text(run.seed), str(run.path), _WHOLE(run.rollouts), state]
             rows.append(Row([*cells, run.info.get("hardware", NONE), table], index))
     found = [
         Table("Settings that differ", ["key", *(group.label for group in comparison.groups)], settings),
@@ -211,7 +211,7 @@ def setup_tables(comparison: Comparison) -> list[Table]:
     return [table for table in found if table.rows]
 
 
-def plain(value: object) -> str:
+def setting_text(value: object) -> str:
     """A setting as text."""
     if value is None:
         return NONE

@@ -80,17 +80,17 @@ def finish(folder: Path, written: Collection[str] = ()) -> None:
     digests = _digests([folder / name for name in names])
     files = {name: [(folder / name).stat().st_size, digest] for name, digest in zip(names, digests, strict=True)}
     write_whole(folder / MANIFEST, json.dumps({"files": files}, indent=1, sort_keys=True) + "\n")
-    end(folder)
+    mark_whole(folder)
 
 
-def end(folder: Path) -> None:
+def mark_whole(folder: Path) -> None:
     """Take the mark away: `folder` has been written to its end."""
     (folder / _MARK).unlink(missing_ok=True)
     _sync(folder)
 
 
 def was_cut_off(folder: Path) -> bool:
-    """Whether `begin` has no `finish` or `end` yet."""
+    """Whether `begin` has no `finish` or `mark_whole` yet."""
     return (folder / _MARK).exists()
 
 

@@ -178,7 +178,7 @@ class PromptSampler(ABC):
             raise ValueError(f"{type(self).__name__} has no state, but one with the keys {sorted(state)} was saved.")
 
 
-def part_of(count: int, size: int, generator: torch.Generator) -> Tensor:
+def pool_indices(count: int, size: int, generator: torch.Generator) -> Tensor:
     """Indices of the candidates whose belief is looked at: all, or a uniform part. ``(min(P, POOL),)``, ascending."""
     if count <= max(POOL, size):
         return torch.arange(count)
@@ -228,7 +228,7 @@ class WeightedSampler(PromptSampler):
         self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: torch.Generator
     ) -> Draw:
         assert belief is not None
-        part = part_of(len(candidates), size, generator)
+        part = pool_indices(len(candidates), size, generator)
         ids = candidates if len(part) == len(candidates) else [candidates[i] for i in part.tolist()]
         mean, variance = scaled_belief(belief, ids)
         weights = self.weights(mean, variance)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from basis_rl.functional.selection import effective_number
-from basis_rl.samplers.base import Draw, PromptSampler, ValueBelief, believed_shares, part_of, scaled_belief
+from basis_rl.samplers.base import Draw, PromptSampler, ValueBelief, believed_shares, pool_indices, scaled_belief
 
 
 class Thompson(PromptSampler):
@@ -41,7 +41,7 @@ class Thompson(PromptSampler):
         self, candidates: Sequence[str], belief: ValueBelief | None, size: int, generator: torch.Generator
     ) -> Draw:
         assert belief is not None
-        part = part_of(len(candidates), size, generator)
+        part = pool_indices(len(candidates), size, generator)
         mean, variance = scaled_belief(belief, [candidates[i] for i in part.tolist()])
         drawn = mean + variance.sqrt() * torch.randn(mean.shape, generator=generator, dtype=torch.float64)
         distance = (drawn.clamp(0.0, 1.0) - self.target).abs()

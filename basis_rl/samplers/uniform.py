@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 import torch
 
-from basis_rl.samplers.base import Draw, PromptSampler, ValueBelief, believed_shares, part_of, scaled_belief, subset
+from basis_rl.samplers.base import (
+    Draw,
+    PromptSampler,
+    ValueBelief,
+    believed_shares,
+    pool_indices,
+    scaled_belief,
+    subset,
+)
 
 
 class Uniform(PromptSampler):
@@ -21,6 +29,6 @@ class Uniform(PromptSampler):
         rows = subset(len(candidates), size, generator)[torch.randperm(size, generator=generator)]
         metrics = {"effective_prompts": 1.0}
         if belief is not None:
-            part = part_of(len(candidates), size, generator)
+            part = pool_indices(len(candidates), size, generator)
             metrics |= believed_shares(scaled_belief(belief, [candidates[i] for i in part.tolist()])[0])
         return Draw(rows, torch.ones(size, dtype=torch.float64), metrics)

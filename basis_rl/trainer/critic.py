@@ -22,7 +22,7 @@ from basis_rl.trainer.scoring import HiddenStates, random_numbers_kept
 from basis_rl.trainer.shards import load_module, load_optimizer, policy_is_sharded, shard, whole, whole_tensor
 from basis_rl.types import RolloutBatch
 
-FILE_NAME = "baseline_module.pt"
+NETWORK_FILE = "baseline_module.pt"
 
 
 class Critic:
@@ -177,7 +177,7 @@ class Critic:
         """Write weights and optimizer into a checkpoint folder, whole. Collective."""
         content = whole({"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()})
         if self.accelerator.is_main_process:
-            torch.save(content, Path(folder) / FILE_NAME)
+            torch.save(content, Path(folder) / NETWORK_FILE)
 
     def load(self, folder: str | Path) -> None:
         """Restore `save`'s result.
@@ -185,9 +185,9 @@ class Critic:
         Raises:
             ValueError: there is none, or it is of another module.
         """
-        path, name = Path(folder) / FILE_NAME, type(self.baseline).__name__
+        path, name = Path(folder) / NETWORK_FILE, type(self.baseline).__name__
         if not path.is_file():
-            raise ValueError(f"'{folder}' has no {FILE_NAME}, which {name} has learned. Start a new run.")
+            raise ValueError(f"'{folder}' has no {NETWORK_FILE}, which {name} has learned. Start a new run.")
         content = torch.load(path, weights_only=True, map_location="cpu")
         there = {key: tuple(value.shape) for key, value in content["module"].items()}
         here = {key: tuple(value.shape) for key, value in self.module.state_dict().items()}

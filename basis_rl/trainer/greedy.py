@@ -13,14 +13,14 @@ from torch import Tensor
 
 from basis_rl.trainer.rewarding import total_rewards
 
-Rollouts = tuple[list[Any], list[list[int]], int]
+GreedyRollouts = tuple[list[Any], list[list[int]], int]
 
 
 def greedy_rewards(
     accelerator: Accelerator,
     inputs: Sequence[dict[str, Any]],
     names: Sequence[str],
-    generate: Callable[[list[Any]], Rollouts],
+    generate: Callable[[list[Any]], GreedyRollouts],
     score: Callable[[Sequence[Any], list[Any], list[Any], list[list[int]]], Tensor],
     weights: Tensor,
 ) -> tuple[Tensor, tuple[int, int]]:

@@ -51,7 +51,7 @@ from basis_rl.trainer.prompt_check import (
     check_template,
     first_rows,
     invalid_golds,
-    render,
+    render_prompt,
 )
 from basis_rl.trainer.tool_check import as_functions, check_tools
 from basis_rl.types import SIGNALS, RunContext
@@ -110,7 +110,7 @@ class Plan:
         if "prompt" not in self.train_dataset.column_names:
             return [""] * len(self.train_dataset)
         template = with_tools(self.args, self.tools)
-        return [render(self.tokenizer, prompt, template) for prompt in self.train_dataset["prompt"]]
+        return [render_prompt(self.tokenizer, prompt, template) for prompt in self.train_dataset["prompt"]]
 
     @cached_property
     def first_rows(self) -> Dataset | None:
@@ -176,7 +176,7 @@ def plan_run(
     # Before a prompt is rendered: a value table's rollouts began with the date of its first day.
     days = [getattr(each, "template_day", None) for each in plan.baseline.parameters.values()]
     use_day(next(filter(None, days), template_day()))
-    return _checked(plan, SETTINGS)
+    return _checked(plan, OF_SETTINGS)
 
 
 def with_data(plan: Plan, train_dataset: Any, eval_dataset: Any = None, **kwargs: Any) -> Plan:
@@ -344,7 +344,7 @@ def check_folder(plan: Plan) -> None:
         raise ValueError(f"output_dir: '{output_dir}' cannot be made: '{place}' {why}. Take another one.")
 
 
-def check_baseline(plan: Plan) -> None:
+def check_baseline_needs(plan: Plan) -> None:
     """The trainer can supply what the baseline reads, and its groups are large enough."""
     baseline, args, name = plan.baseline, plan.args, baseline_name(plan.baseline)
     collected = _COLLECTED | ({"values"} if isinstance(baseline, LearnedBaseline) else set())
@@ -425,7 +425,7 @@ def check_token_advantages(whose: str, objective: AnyObjective, *, way_out: bool
     )
 
 
-def check_sampler(plan: Plan) -> None:
+def check_sampler_needs(plan: Plan) -> None:
     """The trainer can do what the prompt sampler needs, whatever the dataset is.
 
     Raises:
@@ -461,7 +461,7 @@ def check_sampler(plan: Plan) -> None:
         raise ValueError(f"prompt_sampler '{name}' does not work with {', '.join(other)}: leave one of them out.")
 
 
-SETTINGS: tuple[Check, ...] = (
+OF_SETTINGS: tuple[Check, ...] = (
     baseline_of_settings,
     check_reporters,
     check_values,
@@ -469,10 +469,10 @@ SETTINGS: tuple[Check, ...] = (
     check_kwargs,
     check_vocabulary,
     check_folder,
-    check_baseline,
+    check_baseline_needs,
     check_greedy,
     objective_for_tokens,
-    check_sampler,
+    check_sampler_needs,
 )
 
 
@@ -642,7 +642,7 @@ def check_templates(plan: Plan, config: Any = None) -> None:
         check_template(first, plan.tokenizer, with_tools(plan.args, plan.tools), what)
         if what == "train_dataset" and len(first):
             template = with_tools(plan.args, plan.tools)
-            rendered = [render(plan.tokenizer, prompt, template) for prompt in first["prompt"]]
+            rendered = [render_prompt(plan.tokenizer, prompt, template) for prompt in first["prompt"]]
             tell_rewards(plan.reward_funcs, rendered, plan.tokenizer)
 
 

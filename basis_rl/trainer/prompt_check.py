@@ -97,9 +97,9 @@ def _conversation_fault(tokenizer: Any, prompt: Any, template: Mapping[str, Any]
             "is a conversation, but the tokenizer has no chat template: give texts (in a recipe: prompt_template: "
             "'{prompt}'), or set tokenizer.chat_template"
         )
-    rendered = render(tokenizer, prompt, template)
+    rendered = render_prompt(tokenizer, prompt, template)
     plain = [{**message, "content": _joined(message.get("content"))} for message in prompt]
-    if plain != prompt and rendered != render(tokenizer, plain, template):
+    if plain != prompt and rendered != render_prompt(tokenizer, plain, template):
         return "has content in parts, which the chat template does not read as text: give each message one text"
     return None
 
@@ -110,7 +110,7 @@ def _joined(content: Any) -> Any:
     return "".join(part["text"] for part in content) if parts else content
 
 
-def render(tokenizer: Any, prompt: Any, template: Mapping[str, Any]) -> str:
+def render_prompt(tokenizer: Any, prompt: Any, template: Mapping[str, Any]) -> str:
     """A prompt as the model is given it.
 
     Raises:

@@ -228,9 +228,9 @@ def settings_of(
         "generation_batch_size": args.generation_batch_size,
         "num_generations": args.num_generations,
         "baseline": baseline_name(baseline),
-        **{f"baseline.{name}": plain(value) for name, value in baseline.parameters.items()},
+        **{f"baseline.{name}": as_json(value) for name, value in baseline.parameters.items()},
         "prompt_sampler": sampler_name(sampler),
-        **{f"prompt_sampler.{name}": plain(value) for name, value in sampler.parameters.items()},
+        **{f"prompt_sampler.{name}": as_json(value) for name, value in sampler.parameters.items()},
         _PROMPTS: _rendered(dataset, args, tokenizer, tools),
         "reward": reward_identity(reward_funcs, args.reward_weights),
         _CODE: reward_code(reward_funcs),
@@ -240,7 +240,7 @@ def settings_of(
     free["ranks"] = args.world_size
     free["objective"] = [args.loss_type, args.importance_sampling_level]
     found = {"fixed": fixed, "free": free, "data": identity, "base": base, "day": template_day()}
-    whole: dict[str, Any] = json.loads(json.dumps(found, default=plain))
+    whole: dict[str, Any] = json.loads(json.dumps(found, default=as_json))
     return whole
 
 
@@ -278,7 +278,7 @@ def _rendered(dataset: Any, args: BasisConfig, tokenizer: Any, tools: Sequence[A
         return None
 
 
-def plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """A parameter as JSON; what stands for much data, by a hash of it."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -286,10 +286,10 @@ def plain(value: Any) -> Any:
     if isinstance(digest, str):
         return f"{type(value).__name__} {digest[:16]}"
     if isinstance(value, Mapping):
-        text = json.dumps({str(key): plain(entry) for key, entry in value.items()}, sort_keys=True)
+        text = json.dumps({str(key): as_json(entry) for key, entry in value.items()}, sort_keys=True)
         return text if len(text) < 200 else f"mapping {hashlib.sha256(text.encode()).hexdigest()[:16]}"
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(entry) for entry in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)]
+        return [as_json(entry) for entry in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)]
     if isinstance(value, Path):
         return str(value)
     if inspect.isroutine(value) or inspect.isclass(value):

@@ -993,7 +993,7 @@ class BasisTrainer(GRPOTrainer):
             states["prefetch"] = self._prefetch.state_dict(stopping=self.stop_on_signal.stopped)
         save_parts(folder, self.accelerator.process_index, states)
 
-    def _load_parts(self, folder: str) -> None:
+    def _restore_parts(self, folder: str) -> None:
         """Restore `_save_parts`'s result; a part that the saving run did not have stays as it was built."""
         states = load_parts(folder, self.accelerator.process_index)
         if "place" in states:
@@ -1020,7 +1020,7 @@ class BasisTrainer(GRPOTrainer):
             if _internal_call and self.args.should_save:
                 save_baseline(folder, self.baseline, self._generation_batch, self.dataset_identity)
             if marks:
-                checkpoint.end(folder)
+                checkpoint.mark_whole(folder)
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
@@ -1071,7 +1071,7 @@ class BasisTrainer(GRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint_folder)
         if checkpoint_folder is not None:
             self._generation_batch = load_baseline(checkpoint_folder, self.baseline, self.dataset_identity)
-            self._load_parts(checkpoint_folder)
+            self._restore_parts(checkpoint_folder)
             if self.args.sync_ref_model:
                 load_reference(checkpoint_folder, self.accelerator.unwrap_model(self.ref_model))
             if self._critic is not None:

@@ -70,7 +70,7 @@ class Turns:
     def first(self, prompt_ids: list[list[int]], completion_ids: list[list[int]]) -> list[list[dict[str, Any]]]:
         """The messages of first turns, a list for each rollout."""
         pairs = zip(prompt_ids, completion_ids, strict=True)
-        return [[parsed(self.tokenizer, ids, prefix, self.tools)] for prefix, ids in pairs]
+        return [[read_turn(self.tokenizer, ids, prefix, self.tools)] for prefix, ids in pairs]
 
     def loop(
         self, trl_loop: Callable[..., tuple[Any, ...]], generate: Generate, prompts: Any, prompt_ids: list[list[int]],
@@ -153,11 +153,11 @@ class Turns:
 
 
 def reading_calls() -> AbstractContextManager[None]:
-    """Within it, TRL reads calls of tools by `parsed`."""
-    return attributes(trl.trainer.grpo_trainer, parse_response=parsed)
+    """Within it, TRL reads calls of tools by `read_turn`."""
+    return attributes(trl.trainer.grpo_trainer, parse_response=read_turn)
 
 
-def parsed(tokenizer: Any, ids: list[int], *args: Any, **kwargs: Any) -> dict[str, Any]:
+def read_turn(tokenizer: Any, ids: list[int], *args: Any, **kwargs: Any) -> dict[str, Any]:
     """TRL's `parse_response`, for anything that a model may write: what cannot be read is text, never an exception."""
     try:
         message = parse_response(tokenizer, ids, *args, **kwargs)

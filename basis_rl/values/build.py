@@ -156,10 +156,10 @@ def build_table(
     use_first_day(begun(folder))
     shards = Shards(folder, plan.identity(source.config, source.tokenizer, source.name))
     _Build(source, plan, shards).run(*shard)
-    return assemble(plan, shards, plan.fingerprints(source.tokenizer))
+    return merge_shards(plan, shards, plan.fingerprints(source.tokenizer))
 
 
-def assemble(plan: TablePlan, shards: Shards, fingerprints: dict[str, str]) -> ValueTable | None:
+def merge_shards(plan: TablePlan, shards: Shards, fingerprints: dict[str, str]) -> ValueTable | None:
     """The table from what all processes have finished; None while something is missing."""
     found = {record.key: record for record in shards.records()}
     rewards: dict[str, list[float]] = {}

@@ -14,7 +14,7 @@ from basis_rl.run.record import is_hub_id
 from basis_rl.text import render
 
 
-def describe(means: Tensor, reward_range: tuple[float, float], width: int = 40) -> str:
+def histogram(means: Tensor, reward_range: tuple[float, float], width: int = 40) -> str:
     """The distribution of the mean rewards as text: a histogram of ten bins, and the shares at both ends.
 
     Args:
@@ -38,7 +38,7 @@ def card(
 ) -> str:
     """The README of a dataset repository: front matter, how the table was built, its distribution, how to load it.
 
-    `counts` are the scored rollouts of each of the P prompts, `description` is the text of `describe`, `known` the
+    `counts` are the scored rollouts of each of the P prompts, `description` is the text of `histogram`, `known` the
     provenance of the table. Without a `license` (an identifier of the Hub) the owner has to add one.
     """
     name = _name(known)

@@ -17,7 +17,7 @@ from basis_rl.engine.client import request_seed
 from basis_rl.run.artefacts import differences
 from basis_rl.values.provenance import fingerprint
 from basis_rl.values.shards import Shards, begun
-from basis_rl.values.sources import Prompts, Rollouts, Seeds
+from basis_rl.values.sources import Drawing, Prompts, Seeds
 
 # What a reward decides about: the rows that it drops, and what it reads of them.
 _OF_THE_REWARD = frozenset({"reward", "reward_code", "dataset"})
@@ -59,8 +59,8 @@ class KeptSource:
         self.identity = begun(folder)
         if not self.identity:
             raise ValueError(
-                f"values_regrade: there are no rollouts in '{folder}'. Build the table with values_keep_rollouts: true "
-                "first, which samples once."
+                f"--values_regrade: there are no rollouts in '{folder}'. Build the table with --values_keep_rollouts "
+                "true first, which samples once."
             )
         self.name: str = self.identity["sampler"]
         seed = self.identity["seed"]
@@ -79,16 +79,16 @@ class KeptSource:
         )
         if differing := differences(known, asked):
             raise ValueError(
-                f"values_regrade: the rollouts in '{self.folder}' were sampled otherwise:\n  "
+                f"--values_regrade: the rollouts in '{self.folder}' were sampled otherwise:\n  "
                 + "\n  ".join(differing)
-                + "\nOnly the reward may change. Set these back, or build the table without values_regrade."
+                + "\nOnly the reward may change. Set these back, or build the table without --values_regrade."
             )
 
     def chunks(self, prompts: Prompts, count: int) -> list[list[int]]:
         """Each prompt by itself."""
         return [[index] for index in range(len(prompts))]
 
-    def draw(self, prompts: Prompts, seeds: Seeds, sampling: Any, count: int, stop: threading.Event) -> Rollouts:
+    def draw(self, prompts: Prompts, seeds: Seeds, sampling: Any, count: int, stop: threading.Event) -> Drawing:
         """See `ModelSource.draw`; nothing is sampled.
 
         Raises:
@@ -101,8 +101,8 @@ class KeptSource:
             prompt, rollouts = unpack(packed) if packed else ("", [])
             if prompt != fingerprint(str(list(prompts[index]))):
                 raise ValueError(
-                    f"values_regrade: '{self.folder}' has no rollouts of the dataset's prompt {index}: the prompt was "
-                    "another one, values_early_exit left them out, or they were sampled before values_keep_rollouts "
-                    "was set. Build the table without values_regrade."
+                    f"--values_regrade: '{self.folder}' has no rollouts of the dataset's prompt {index}: the prompt "
+                    "was another one, --values_early_exit left them out, or they were sampled before "
+                    "--values_keep_rollouts was set. Build the table without --values_regrade."
                 )
             yield index, rollouts

@@ -22,7 +22,7 @@ T = TypeVar("T")
 _POLL = 0.2
 Prompts = Sequence[Sequence[int]]
 Seeds = Mapping[tuple[int, ...], int]
-Rollouts = Iterator[tuple[int, list[Completion]]]
+Drawing = Iterator[tuple[int, list[Completion]]]
 
 
 class ModelSource:
@@ -56,7 +56,7 @@ class ModelSource:
         size = max(1, self.batch_size // count)
         return [order[start : start + size] for start in range(0, len(order), size)]
 
-    def draw(self, prompts: Prompts, seeds: Seeds, sampling: Sampling, count: int, stop: threading.Event) -> Rollouts:
+    def draw(self, prompts: Prompts, seeds: Seeds, sampling: Sampling, count: int, stop: threading.Event) -> Drawing:
         """`count` rollouts of each prompt; ends early, without what is not finished, when `stop` is set.
 
         Args:
@@ -109,7 +109,7 @@ class ServerSource:
         """Each prompt is drawn by itself."""
         return [[index] for index in range(len(prompts))]
 
-    def draw(self, prompts: Prompts, seeds: Seeds, sampling: Sampling, count: int, stop: threading.Event) -> Rollouts:
+    def draw(self, prompts: Prompts, seeds: Seeds, sampling: Sampling, count: int, stop: threading.Event) -> Drawing:
         """See `ModelSource.draw`."""
         indices = [index for (index,) in seeds]
         found = sample_servers(
@@ -149,7 +149,7 @@ def load_model(name: str, *, use_cpu: bool = False, **settings: Any) -> PreTrain
     return loaded
 
 
-def declared_ends(name: str, config: object, tokenizer: PreTrainedTokenizerBase, revision: str | None) -> list[int]:
+def ends_of(name: str, config: object, tokenizer: PreTrainedTokenizerBase, revision: str | None) -> list[int]:
     """End tokens as `sample` has them of a loaded model, without loading one."""
     try:
         generation = GenerationConfig.from_pretrained(name, revision=revision or "main")

@@ -18,7 +18,7 @@ from torch import Tensor
 from basis_rl.functional.tilt import tilt_bernoulli, tilt_samples
 from basis_rl.run.artefacts import Kind
 from basis_rl.types import RunContext
-from basis_rl.values.card import card, describe
+from basis_rl.values.card import card, histogram
 from basis_rl.values.provenance import mismatches
 
 KIND = Kind("value table", "rewards.parquet", 1, "basis-rl values RECIPE")
@@ -181,7 +181,7 @@ class ValueTable:
             )
         if problems:
             by_reward = all(problem.startswith("reward") for problem in problems)
-            regrade = ", with values_regrade: true if its rollouts were kept" if by_reward else ""
+            regrade = ", with --values_regrade true if its rollouts were kept" if by_reward else ""
             raise ValueError(
                 f"The value table ({self.source}) was built for another run:\n  "
                 + "\n  ".join(problems)
@@ -239,7 +239,7 @@ class ValueTable:
 
     def describe(self) -> str:
         """The distribution of the mean rewards as text."""
-        return describe(self.means, self.reward_range)
+        return histogram(self.means, self.reward_range)
 
     def card(self, repo_id: str, license: str | None = None) -> str:
         """The README of the dataset repository `repo_id`."""

@@ -3,6 +3,8 @@
 import pytest
 import yaml
 
+from basis_rl.recipe.words import with_sections
+
 SETTINGS = {
     "dataset_name": "reasoning_gym:chain_sum",
     "dataset_kwargs": {"size": 64, "seed": 0, "max_terms": 2, "max_digits": 1},
@@ -34,7 +36,7 @@ def recipe(request, tmp_path, tiny_path):
     def write(**changes):
         settings = {**SETTINGS, **own, **changes}
         path = tmp_path / "recipe.yaml"
-        path.write_text(yaml.safe_dump({key: value for key, value in settings.items() if value is not None}))
+        path.write_text(yaml.safe_dump(with_sections({k: v for k, v in settings.items() if v is not None})))
         return str(path)
 
     return write

@@ -200,7 +200,7 @@ def test_a_table_is_announced_then_described(check, recipe, tmp_path):
     problems = int(re.search(r"One epoch: (\d+) problems", said).group(1))
     assert len(warnings) == 1
     assert f"`basis-rl values {recipe(**changes)}`" in warnings[0]
-    assert f"{problems} prompts x 7 (values_num_rollouts) = {7 * problems} rollouts" in said
+    assert f"{problems} prompts x 7 (--values_num_rollouts) = {7 * problems} rollouts" in said
     ids = prompt_ids(recipe(**changes))
     ValueTable.from_rewards({name: [0.0, 1.0] for name in ids}, provenance={"temperature": 1.0}).save(path)
     code, said, warnings, _ = check(**changes)

@@ -9,7 +9,7 @@ from basis_rl import names, resources
 from basis_rl.cli import launch
 from basis_rl.cli.main import main
 from basis_rl.recipe.file import parse_recipe
-from basis_rl.recipe.words import read
+from basis_rl.recipe.words import read_recipe
 
 
 def problems(folder):
@@ -52,7 +52,7 @@ def test_a_new_recipe_fits_the_data_that_it_is_given(rows, written, tmp_path, ti
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["init", "new.yaml", "--model", str(tiny_path), "--data", "own.jsonl", "--cpu"]) == 0
-    keys = read("new.yaml")
+    keys = read_recipe("new.yaml")
     assert {key: keys.get(key) for key in written} == written
     assert f"# {len(rows)} rows, whose prompts are" in (tmp_path / "new.yaml").read_text()
     assert main(["check", "new.yaml"]) == 0, capsys.readouterr().err
@@ -70,14 +70,14 @@ def test_data_that_a_recipe_cannot_be_written_for_is_refused(tmp_path, capsys):
 def test_without_a_model_and_data_there_are_examples(tmp_path, capsys):
     file = tmp_path / "recipe.yaml"
     assert main(["init", str(file)]) == 0
-    keys = read(str(file))
+    keys = read_recipe(str(file))
     assert (keys["model_name_or_path"], keys["dataset_name"]) == ("Qwen/Qwen3-0.6B", "openai/gsm8k")
     assert (keys["dataset_config"], keys["bf16"]) == ("main", True)
     assert "use_cpu" not in keys
     assert main(["init", str(file), "--cpu"]) == 2
     assert "is there already" in capsys.readouterr().err
     assert main(["init", str(file), "--cpu", "--force", "--model", 'a "b": #c']) == 0
-    assert (read(str(file))["model_name_or_path"], read(str(file))["use_cpu"]) == ('a "b": #c', True)
+    assert (read_recipe(str(file))["model_name_or_path"], read_recipe(str(file))["use_cpu"]) == ('a "b": #c', True)
 
 
 def test_a_shipped_recipe_is_copied(tmp_path, capsys):

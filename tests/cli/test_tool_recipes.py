@@ -8,7 +8,7 @@ import yaml
 from transformers import AutoTokenizer
 
 from basis_rl.cli.main import main
-from basis_rl.trainer.turns import parsed
+from basis_rl.trainer.turns import read_turn
 from examples.quickstart.warm_start import save
 from examples.tools.run import RECIPE
 from examples.tools.warm_start import RESPONSE_TEMPLATE, conversation, encode
@@ -70,7 +70,7 @@ def test_the_warm_start_learns_what_training_renders(use_tool):
     assert tok.decode(learnt) == "".join(text.removeprefix("<|im_start|>assistant\n").rstrip("\n") for text in own)
     prefix = tok.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False)
     first = ids[len(prefix) : ids.index(tok.eos_token_id, len(prefix)) + 1]
-    read = parsed(tok, first, prefix=prefix)
+    read = read_turn(tok, first, prefix=prefix)
     assert (read.get("tool_calls") or []) == (messages[1].get("tool_calls") or [])
 
 

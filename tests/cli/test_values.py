@@ -96,7 +96,7 @@ def test_kept_rollouts_are_graded_again_without_sampling(recipe, tmp_path, fake,
     assert len(list((tmp_path / "values.rollouts").glob("shard-*.jsonl"))) == 1
     first = content(tmp_path / "values")
     assert main(["check", recipe(**EVEN)]) == 2
-    assert "values_regrade: true" in capsys.readouterr().err
+    assert "--values_regrade true" in capsys.readouterr().err
     asked = len(fake.requests)
     assert main(["values", recipe(**EVEN, values_regrade=True)]) == 0
     assert len(fake.requests) == asked
@@ -114,7 +114,7 @@ def test_kept_rollouts_are_graded_again_without_sampling(recipe, tmp_path, fake,
 
 def test_rollouts_of_another_sampling_are_not_graded(recipe, tmp_path, fake, capsys):
     assert main(["values", recipe(values_regrade=True)]) == 2
-    assert "values_keep_rollouts: true" in capsys.readouterr().err
+    assert "--values_keep_rollouts true" in capsys.readouterr().err
     assert main(["values", recipe(values_keep_rollouts=True, values_early_exit=2)]) == 0
     asked = len(fake.requests)
     wrong = {

@@ -156,6 +156,36 @@ def test_trls_names_of_rewards_are_those_of_its_script():
     assert all(f'"{name}": ' in source for name in TRL_REWARDS)
 
 
+def test_keys_of_other_commands_stand_in_sections(written, tiny_path):
+    """What was resolved reads as the same settings, and the command line has the section in front of the name."""
+    given = {"model_name_or_path": str(tiny_path), "output_dir": "out", "use_cpu": True, "bf16": False}
+    path = written(**given, values={"num_rollouts": 8, "servers": "http://a:1"}, clusters={"num": 3})
+    check_words([path])
+    first = parse_recipe([path, "--values_num_rollouts", "4", "--values_serve", "true"])
+    assert first.resolved["values"] == {"num_rollouts": 4, "servers": "http://a:1", "serve": True}
+    again = parse_recipe([written(**first.resolved)])
+    assert vars(again.run) == vars(first.run)
+    assert (again.run.values_num_rollouts, again.run.clusters_num) == (4, 3)
+    assert parse_recipe([written(**given, values=None)]).run.values_num_rollouts == 32
+
+
+def test_a_flat_key_is_told_its_section(written):
+    """In one message, whose last lines take the place of the flat keys."""
+    flat = {"values_num_rollouts": 8, "clusters_num": 3, "values_serve": True}
+    with pytest.raises(ValueError, match="sections of their own") as caught:
+        check_words([written(seed=1, **flat)])
+    instead = yaml.safe_load(str(caught.value).split("Write instead:\n")[1])
+    assert instead == {"values": {"num_rollouts": 8, "serve": True}, "clusters": {"num": 3}}
+    check_words([written(seed=1, **instead)])
+
+
+def test_a_misspelt_key_of_a_section_is_told_with_its_section(written):
+    with pytest.raises(ValueError, match=r"Unknown key 'values\.num_rollout' in .* mean 'values\.num_rollouts'"):
+        check_words([written(values={"num_rollout": 1})])
+    with pytest.raises(ValueError, match=r"values in .* must be a mapping"):
+        check_words([written(values=3)])
+
+
 def test_our_own_recipes_are_left_as_they_are():
     for path in [*ROOT.glob("examples/**/*.yaml"), *ROOT.glob("studies/**/*.yaml")]:
         config = yaml.safe_load(path.read_text())

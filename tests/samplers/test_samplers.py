@@ -22,7 +22,7 @@ from basis_rl.samplers import (
     build_sampler,
     sampler_name,
 )
-from basis_rl.samplers.base import part_of
+from basis_rl.samplers.base import pool_indices
 from examples.custom_sampler import Harder
 
 ALL = ["rows", "determinism", "no_side_effect", "every_prompt", "ratio", "keeps", "state_round_trip"]
@@ -269,7 +269,7 @@ def test_the_part_of_a_large_dataset_is_uniform(monkeypatch):
     monkeypatch.setattr("basis_rl.samplers.base.POOL", 8)
     count = torch.zeros(40)
     for seed in range(1500):
-        part = part_of(40, 3, generator(seed))
+        part = pool_indices(40, 3, generator(seed))
         assert len(set(part.tolist())) == 8
         assert torch.equal(part, part.sort().values)
         count[part] += 1

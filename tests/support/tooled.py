@@ -87,7 +87,7 @@ class Kept(Keeps):
 
 def trainer(folder, baseline: str, tools=(calculator,), cls=Kept, model=None, **settings: Any):
     tok = tokenizer()
-    turns.parsed = by_rule
+    turns.read_turn = by_rule
     drawn = {} if settings.get("use_vllm") else {"generation_kwargs": only(tok)}
     multi = {"max_completion_length": 48, "max_tool_calling_iterations": 4, "max_steps": 2, "steps_per_generation": 1}
     if model is None:

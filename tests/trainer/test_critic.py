@@ -12,7 +12,7 @@ from basis_rl.baselines import Ppo
 from basis_rl.baselines.critic import ValueModel, load_value_model
 from basis_rl.functional.diagnostics import advantage_metrics
 from basis_rl.trainer import BasisTrainer
-from basis_rl.trainer.critic import FILE_NAME, Critic
+from basis_rl.trainer.critic import NETWORK_FILE, Critic
 from tests.functional.test_pack_rows import CASES as GIVEN
 from tests.functional.test_pack_rows import ragged
 from tests.support.architectures import small_model
@@ -351,21 +351,21 @@ def test_a_module_of_another_shape_is_refused(saved, tmp_path, tiny_path):
     trained = build(tmp_path, other, cls=BasisTrainer, max_steps=4, allow_changed_settings=True)
     with pytest.raises(ValueError, match=r"holds another module than Ppo has now: .* Resume with the baseline_kwargs"):
         trained.train(resume_from_checkpoint=str(saved))
-    content = torch.load(saved / FILE_NAME)
+    content = torch.load(saved / NETWORK_FILE)
     name, value = next((name, value) for name, value in content["module"].items() if value.ndim == 2)
     content["module"][name] = value[:, :-1]
-    torch.save(content, tmp_path / FILE_NAME)
+    torch.save(content, tmp_path / NETWORK_FILE)
     with pytest.raises(ValueError, match=rf"holds another module than Ppo has now: '{name}' is \(.*\) there and \("):
         build(tmp_path, "ppo", cls=BasisTrainer)._critic.load(tmp_path)
 
 
 def test_a_checkpoint_without_the_module_is_refused(saved, tmp_path):
-    (saved / FILE_NAME).rename(saved / "elsewhere")
+    (saved / NETWORK_FILE).rename(saved / "elsewhere")
     try:
-        with pytest.raises(ValueError, match=f"{FILE_NAME} is missing"):
+        with pytest.raises(ValueError, match=f"{NETWORK_FILE} is missing"):
             build(tmp_path, "ppo", cls=BasisTrainer, max_steps=4).train(resume_from_checkpoint=str(saved))
     finally:
-        (saved / "elsewhere").rename(saved / FILE_NAME)
+        (saved / "elsewhere").rename(saved / NETWORK_FILE)
 
 
 def test_a_gradient_that_is_not_finite_is_dropped(tmp_path):

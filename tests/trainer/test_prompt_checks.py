@@ -12,7 +12,7 @@ from basis_rl.rewards import FormatReward, MathVerifyReward
 from basis_rl.rewards.choice import ChoiceReward
 from basis_rl.rewards.exact import ExactReward
 from basis_rl.trainer.plan import check_with_model, plan_run, with_data
-from basis_rl.trainer.prompt_check import render
+from basis_rl.trainer.prompt_check import render_prompt
 from tests.support.tiny import config, parity_reward, sums, tiny_model, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -220,7 +220,7 @@ def test_a_hostile_template_is_one_message(case):
     tokenizer = copy.deepcopy(TOKENIZER)
     tokenizer.chat_template = text
     with pytest.raises(ValueError, match=rf"The chat template cannot write the prompt .*{kind}"):
-        render(tokenizer, user("1 + 1 ="), {})
+        render_prompt(tokenizer, user("1 + 1 ="), {})
     if kind in ("SecurityError", "TemplateSyntaxError"):
         with pytest.raises(ValueError, match=rf"The chat template cannot write the prompt .*{kind}"):
             prompt_tokens(user("1 + 1 ="), tokenizer, {})

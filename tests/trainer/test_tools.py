@@ -12,7 +12,7 @@ from basis_rl.rewards.extract import completion_text
 from basis_rl.tools import ToolResult, calculator
 from basis_rl.trainer import BasisTrainer, turns
 from basis_rl.trainer.tool_check import as_functions, check_tools, end_of_turn, prepare_tokenizer
-from basis_rl.trainer.turns import harmless, has_void_turn, parsed
+from basis_rl.trainer.turns import harmless, has_void_turn, read_turn
 from examples.quickstart.warm_start import save
 from tests.support.tiny import config, sums, tiny_tokenizer, tiny_trainer
 from tests.support.tooled import Kept, by_rule, decided_model, ending, expression, last_turn, tokenizer, trainer
@@ -21,7 +21,7 @@ from tests.support.tooled import Kept, by_rule, decided_model, ending, expressio
 @pytest.fixture(autouse=True)
 def _parser():
     yield
-    turns.parsed = parsed
+    turns.read_turn = read_turn
 
 
 def segments(ids, mask):
@@ -191,7 +191,7 @@ def test_rollouts_with_a_void_turn_are_out_of_the_loss_but_not_of_the_baseline(t
     batches = {}
     for filtered in (False, True):
         trained = trainer(tmp_path, "rloo", filter_void_turns=filtered, max_steps=1)
-        monkeypatch.setattr(turns, "parsed", sometimes_void)
+        monkeypatch.setattr(turns, "read_turn", sometimes_void)
         scored = BasisTrainer._generate_and_score_completions
 
         def keep(self, inputs, scored=scored, filtered=filtered):
@@ -220,7 +220,7 @@ def test_whatever_a_model_writes_is_read(tmp_path):
     prefix = tok.apply_chat_template(sums()[0]["prompt"], add_generation_prompt=True, return_dict=False)
 
     def read(text):
-        return parsed(tok, tok(text)["input_ids"], prefix=prefix, tools=[calculator])
+        return read_turn(tok, tok(text)["input_ids"], prefix=prefix, tools=[calculator])
 
     good = read('so <tool_call>{"name": "calculator", "arguments": {"expression": "1"}}</tool_call><|im_end|>')
     assert good["tool_calls"][0]["function"] == {"name": "calculator", "arguments": {"expression": "1"}}
@@ -266,7 +266,7 @@ def test_calls_that_make_no_sense_are_errors_that_the_model_sees(tmp_path, monke
         return message
 
     trained = trainer(tmp_path, "rloo", max_steps=4, max_completion_length=400)
-    monkeypatch.setattr(turns, "parsed", nonsense)
+    monkeypatch.setattr(turns, "read_turn", nonsense)
     trained.train()
     told = [
         m["content"] for k in trained.kept for messages in k["conversations"] for m in messages if m["role"] == "tool"

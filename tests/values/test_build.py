@@ -208,10 +208,10 @@ def test_a_prompt_without_its_second_part_is_not_finished(tmp_path):
         writer.write(Record(certain, 0, [1.0, 1.0], 2, 0).line())
         writer.write(Record(open_, 0, [1.0, 0.0], 2, 0).line())
     prints = dict.fromkeys(asked.ids, "x")
-    assert build.assemble(asked, shards, prints) is None
+    assert build.merge_shards(asked, shards, prints) is None
     with shards.writer() as writer:
         writer.write(Record(open_, 1, [0.0, 1.0, 1.0], 3, 0).line())
-    assert rewards(build.assemble(asked, shards, prints)) == {certain: [1.0, 1.0], open_: [1.0, 0.0, 0.0, 1.0, 1.0]}
+    assert rewards(build.merge_shards(asked, shards, prints)) == {certain: [1.0, 1.0], open_: [1.0, 0.0, 0.0, 1.0, 1.0]}
 
 
 @pytest.mark.parametrize("kind", ["transformers", "vllm"])

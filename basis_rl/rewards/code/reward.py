@@ -14,7 +14,7 @@ from typing import Any
 from basis_rl.rewards.base import Column, Completions, LogMetric, Reward, Scores, log_shares
 from basis_rl.rewards.code.blocks import last_code
 from basis_rl.rewards.code.run import Program, Verdict
-from basis_rl.rewards.code.tests import Case, choose, joined, parse_tests
+from basis_rl.rewards.code.tests import Case, choose_cases, joined, parse_tests
 from basis_rl.rewards.extract import completion_text
 from basis_rl.rewards.workers.calls import check_limits, trl_signature
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
@@ -157,7 +157,7 @@ class CodeReward(Reward):
 
     def _cases(self, cell: Any, name: str | None) -> list[Case]:
         try:
-            return choose(parse_tests(cell, name), self.max_tests)
+            return choose_cases(parse_tests(cell, name), self.max_tests)
         except ValueError:
             return []
 

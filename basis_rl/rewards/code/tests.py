@@ -131,7 +131,7 @@ def _text(value: Any) -> str:
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def choose(cases: Sequence[Case], most: int) -> list[Case]:
+def choose_cases(cases: Sequence[Case], most: int) -> list[Case]:
     """At most `most` of the tests, spread evenly and with the last: the first ones are often shown in the problem."""
     if len(cases) <= most:
         return list(cases)

@@ -38,7 +38,7 @@ def load(target: str) -> Callable[..., Any]:
     return function
 
 
-def describe(function: Callable[..., Any]) -> dict[str, Any]:
+def signature_and_version(function: Callable[..., Any]) -> dict[str, Any]:
     """Its parameters, and a version: its own ``version``, or a hash of the file that it is written in."""
     parameters = list(inspect.signature(function).parameters.values())
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -89,7 +89,7 @@ def answer(task: dict[str, Any]) -> dict[str, Any]:
     """To one task."""
     if "error" in _loaded:
         return _loaded
-    return describe(_loaded["function"]) if "describe" in task else call(_loaded["function"], **task)
+    return signature_and_version(_loaded["function"]) if "describe" in task else call(_loaded["function"], **task)
 
 
 if __name__ == "__main__":

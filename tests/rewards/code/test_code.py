@@ -11,7 +11,7 @@ from basis_rl.rewards.code import reward as code_reward
 from basis_rl.rewards.code import run as code_run
 from basis_rl.rewards.code.blocks import last_code
 from basis_rl.rewards.code.harness import decode, encode
-from basis_rl.rewards.code.tests import Case, choose, parse_tests, same_output, same_value
+from basis_rl.rewards.code.tests import Case, choose_cases, parse_tests, same_output, same_value
 from basis_rl.rewards.workers.failures import RewardInfrastructureError
 from basis_rl.sandbox import Isolation, isolation
 from tests.rewards.growth import grows_linearly
@@ -292,11 +292,11 @@ def test_forms_of_tests():
 
 def test_chosen_tests_are_spread_and_have_the_last():
     cases = [Case("stdin", str(i), "") for i in range(100)]
-    chosen = [int(case.given) for case in choose(cases, 8)]
+    chosen = [int(case.given) for case in choose_cases(cases, 8)]
     assert len(set(chosen)) == 8
     assert chosen[-1] == 99
     assert chosen[0] > 0
-    assert choose(cases, 100) == cases
+    assert choose_cases(cases, 100) == cases
 
 
 def test_sameness_of_outputs():
