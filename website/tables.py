@@ -76,15 +76,15 @@ def keys() -> Iterator[tuple[str, str, str, str, str]]:
         for field in dataclasses.fields(cls):
             if field.init:
                 meaning = cell(field.metadata.get("help", ""))
-                place = section_of(field.name) or (_owner(cls, field.name), field.name)
-                yield _SECTIONS[place[0]], place[1], _type(field.type), _default(field), meaning
+                section = (section_of(field.name) or (_owner(cls, field.name),))[0]
+                yield _SECTIONS[section], field.name, _type(field.type), _default(field), meaning
 
 
 def keys_page() -> str:
     """A table of keys for each section."""
     rows: dict[str, list[list[Any]]] = {title: [] for title in _SECTIONS.values()}
     for section, name, kind, default, meaning in keys():
-        rows[section].append([f"`{name}`", f"`{kind}`", default, meaning])
+        rows[section].append([f"`{(section_of(name) or ('', name))[1]}`", f"`{kind}`", default, meaning])
     tables = (
         f"### {title}\n\n{markdown_table(found, ['key', 'type', 'default', 'meaning'])}"
         for title, found in rows.items()

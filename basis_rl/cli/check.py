@@ -115,7 +115,8 @@ def check_all_parts(recipe: Recipe) -> tuple[str | None, Plan, Dataset, Any]:
     whole = wrong.tried(with_data, plan, loaded, evaluated, processing_class=tokenizer) if loaded is not None else None
     # For what else is wrong, the data as it is.
     whole = whole or replace(plan, train_dataset=loaded, kwargs={**plan.kwargs, "processing_class": tokenizer})
-    if missing is not None:  # the stand-in knows nothing of this run
+    # The stand-in knows nothing of this run.
+    if missing is not None:
         whole = replace(whole, baseline=NoBaseline())
     if loaded is not None and config is not None:
         wrong.tried(check_with_model, whole, config)
@@ -138,7 +139,8 @@ def check(recipe: Recipe, launch: Launch, gpu_memory: float | None, arguments: s
         ValueError: what training would refuse.
     """
     missing, plan, loaded, config = check_all_parts(recipe)
-    args, baseline = plan.args, plan.baseline
+    args = plan.args
+    baseline = plan.baseline
     show("Configuration", check_run.configuration(recipe, args, launch, warn))
     if plan.tools:
         show("Tools", check_run.tools(build_tools(recipe.run), args))

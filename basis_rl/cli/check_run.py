@@ -56,7 +56,8 @@ def sampling(plan: Plan) -> str:
     Raises:
         ValueError: it cannot draw a first batch by the baseline's belief; by a separate one where that cannot be built.
     """
-    sampler, dataset = plan.sampler, plan.train_dataset
+    sampler = plan.sampler
+    dataset = plan.train_dataset
     texts = (problem_text(prompt) for prompt in dataset["prompt"])
     tried_belief(sampler, plan.baseline, prompt_ids_of(dataset, plan.reads) or [], texts, plan.args)
     parameters = ", ".join(f"{key} {value}" for key, value in sampler.parameters.items())

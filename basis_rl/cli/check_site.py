@@ -49,7 +49,8 @@ def baseline_or_stand_in(run: RunArguments) -> tuple[str | None, Baseline]:
 
 def missing_artefact(recipe: Recipe, key: str, problems: int, arguments: str, warn: Warn) -> str:
     """How to build the value table or codebook that does not exist yet, and what that costs."""
-    run, args = recipe.run, recipe.args
+    run = recipe.run
+    args = recipe.args
     command = f"basis-rl {key} {arguments}"
     path = (run.baseline_kwargs or {})[key]
     what = {"values": "value table", "clusters": "prompt codebook"}[key]
@@ -89,7 +90,9 @@ def artefact(baseline: Baseline, context: RunContext, warn: Warn) -> str:
 
 def server(recipe: Recipe, footprint: Footprint, warn: Warn) -> str:
     """Which engine generates; for a server, whether it is up, serves this model and takes sequences of this length."""
-    args, model, length = footprint.args, str(recipe.model.model_name_or_path), footprint.length
+    args = footprint.args
+    model = str(recipe.model.model_name_or_path)
+    length = footprint.length
     if not args.use_vllm:
         return "transformers generates the rollouts, in the training processes. vLLM is faster (use_vllm)."
     if args.vllm_mode == "colocate":
@@ -124,7 +127,8 @@ def server(recipe: Recipe, footprint: Footprint, warn: Warn) -> str:
 
 
 def _same(model: str, name: str) -> bool:
-    folder, other = Path(model), Path(name)
+    folder = Path(model)
+    other = Path(name)
     return model == name or (folder.exists() and other.exists() and folder.samefile(other))
 
 
@@ -157,7 +161,8 @@ def hub(args: BasisConfig, warn: Warn) -> str:
         account = HfApi(token=args.hub_token).whoami()
     except LocalTokenNotFoundError as error:
         raise ValueError("push_to_hub: there is no token. Run `hf auth login`, or set HF_TOKEN.") from error
-    except Exception as error:  # whatever the network may do
+    # Whatever the network may do.
+    except Exception as error:
         if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
             raise ValueError(
                 f"push_to_hub: the Hub refuses the token ({str(error)[:200]}). Run `hf auth login` again."

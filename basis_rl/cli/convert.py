@@ -121,7 +121,8 @@ def convert_artefact(folder: Path, kind: Kind, problems: IdMap | None) -> None:
     """
     _, metadata = kind.open(folder, any_ids=True)
     known = metadata["provenance"]
-    if kind is table.KIND and "date" in known:  # most are built in a day
+    # Most are built in a day.
+    if kind is table.KIND and "date" in known:
         metadata["provenance"] = {"template_day": known["date"], **known}
     if problems is not None:
         path = folder / kind.main_file
@@ -167,7 +168,8 @@ def convert_checkpoint(folder: Path, problems: IdMap | None) -> None:
         fixed = {f"baseline.{key}": as_json(value) for key, value in parameters.items() if hasattr(value, "digest")}
     whole = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(whole, ignore_errors=True)
-    shutil.copytree(folder, whole, copy_function=os.link)  # weights are large
+    # Weights are large.
+    shutil.copytree(folder, whole, copy_function=os.link)
     _save(whole / FILE_NAME, {**_renamed(content, ids), "id_scheme": ID_SCHEME})
     for path in whole.glob("phase_*.pt"):
         _save(path, _renamed(torch.load(path, weights_only=True, map_location="cpu"), ids))
@@ -186,7 +188,8 @@ def convert_checkpoint(folder: Path, problems: IdMap | None) -> None:
 
 
 def _save(path: Path, content: Any) -> None:
-    path.unlink()  # it has two names
+    # It has two names.
+    path.unlink()
     torch.save(content, path)
 
 

@@ -26,7 +26,10 @@ COMMANDS = {
     "check": "check a recipe before anything is spent, or module:name, a baseline or objective of your own",
 }
 # Exit codes other than 0 and 2 (a message about a mistake in the input); the numbers are those of sysexits.h.
-PEER, LOST, FAILED, STOPPED = 68, 69, 70, 75
+PEER = 68
+LOST = 69
+FAILED = 70
+STOPPED = 75
 USAGE = """usage: basis-rl COMMAND RECIPE.yaml [--key value ...]
 
 commands:

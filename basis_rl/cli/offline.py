@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 from basis_rl.names import FORMATS
 from basis_rl.recipe.words import peek, read_words
 
-_TIMEOUT = 3.0  # seconds
+# Seconds.
+_TIMEOUT = 3.0
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 
 
@@ -37,7 +38,8 @@ def asks_the_hub(command: str, argv: Sequence[str]) -> bool:
         ValueError: a recipe that cannot be read.
     """
     if command in ("init", "eval"):
-        return True  # the benchmarks are there
+        # The benchmarks are there.
+        return True
     words = read_words(argv)
     keys = ("model_name_or_path", "dataset_name", "push_to_hub")
     given = {key: words.config.get(key) for key in keys} | peek(words.arguments, keys)[0]

@@ -15,7 +15,8 @@ from basis_rl.names import check_file
 from basis_rl.recipe.sources import Key, known_keys
 from basis_rl.recipe.words import check_flags, check_words, peek
 
-INIT_MODEL, INIT_DATASET = "Qwen/Qwen3-0.6B", "openai/gsm8k"
+INIT_MODEL = "Qwen/Qwen3-0.6B"
+INIT_DATASET = "openai/gsm8k"
 RECIPE_COMMANDS = ("train", "values", "clusters", "check", "sweep")
 # Of TRL's and transformers' keys those that most recipes set.
 _OFTEN = (

@@ -40,7 +40,8 @@ def summary(log: Sequence[Mapping[str, Any]], output: Path, how: str, benchmarks
         lines += [f"{name:{width}}  {first:7.3g}  {last:7.3g}  {note}" for name, first, last, note in rows]
     lines += [f"In {output}:", "  the model and its tokenizer"]
     lines += [f"  {name:13}  {what}" for name, what in _FILES.items() if (output / name).is_file()]
-    place, measured = quote(str(output)), quote(",".join(benchmarks))
+    place = quote(str(output))
+    measured = quote(",".join(benchmarks))
     evaluate = [f"  basis-rl eval {place} --benchmarks {measured}"] if benchmarks else []
     lines += [
         "Next:",
@@ -60,7 +61,8 @@ def before_and_after(log: Sequence[Mapping[str, Any]], how: str) -> list[tuple[s
     rewards = [row for row in log if row.get("reward") is not None]
     if len(rewards) > 1:
         size = max(1, len(rewards) // _TENTH)
-        first, last = rewards[:size], rewards[-size:]
+        first = rewards[:size]
+        last = rewards[-size:]
         steps = f"steps {first[0]['step']}-{first[-1]['step']} and {last[0]['step']}-{last[-1]['step']}"
         steps = f"steps {first[0]['step']} and {last[0]['step']}" if size == 1 else steps
         before, after = (fmean(row["reward"] for row in part) for part in (first, last))

@@ -34,8 +34,10 @@ def main(argv: Sequence[str]) -> int:
     """Plan, check everything, run, compare."""
     options, overrides = sweep_parser().parse_known_args(argv)
     generations = options.num_generations
-    if generations is not None and not generations.isdecimal():  # several values, or one to be refused as any key's
-        overrides, generations = [*overrides, "--num_generations", generations], None
+    # Several values, or one to be refused as any key's.
+    if generations is not None and not generations.isdecimal():
+        overrides = [*overrides, "--num_generations", generations]
+        generations = None
     launcher = shlex.split(options.launcher) or [sys.executable]
     if shutil.which(launcher[0]) is None:
         raise ValueError(f"--launcher: there is no program '{launcher[0]}'.")
@@ -146,13 +148,15 @@ class Sweep:
     checkpoint; the second one kills it."""
 
     def __init__(self, command: Sequence[str], runs: Sequence[Planned]) -> None:
-        self.command, self.runs = list(command), list(runs)
+        self.command = list(command)
+        self.runs = list(runs)
         self.stopped = False
         self._process: subprocess.Popen[str] | None = None
 
     def run(self) -> list[Planned]:
         """The runs that failed."""
-        failed, began = [], time.monotonic()
+        failed = []
+        began = time.monotonic()
         handlers = {number: signal.signal(number, self._stop) for number in _STOPS}
         try:
             for done, run in enumerate(self.runs):
@@ -185,7 +189,8 @@ class Sweep:
             ) as process,
         ):  # fmt: skip
             self._process = process
-            if self.stopped:  # the signal came while it was being started
+            # The signal came while it was being started.
+            if self.stopped:
                 process.terminate()
             assert process.stdout is not None
             self._show(process.stdout, file, prefix)
@@ -206,6 +211,7 @@ class Sweep:
         if self._process is not None:
             if self.stopped:
                 os.killpg(self._process.pid, signal.SIGKILL)
-            else:  # to it alone: its grading processes must go on until it has saved
+            # To it alone: its grading processes must go on until it has saved.
+            else:
                 self._process.terminate()
         self.stopped = True

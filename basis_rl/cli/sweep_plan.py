@@ -25,7 +25,8 @@ from basis_rl.run.seams import attributes
 from basis_rl.trainer import BasisConfig
 
 _OURS = {"seed": "--seeds", "baseline": "--baselines", "resume_from_checkpoint": "nothing"}
-_GROUP = 8  # rollouts per prompt where a baseline needs several and nothing says how many
+# Rollouts per prompt where a baseline needs several and nothing says how many.
+_GROUP = 8
 # Their commas are their own; so are those of what does not count as a setting of the run (`what_counts`).
 _WHOLE = {"system_prompt", "prompt_template", "solution_pattern", "keep_columns", "reward_funcs", "serve_args"}
 
@@ -111,7 +112,8 @@ def plan(
             folder = re.sub(r"[^A-Za-z0-9._=-]+", "_", f"{name}-seed{seed}")
             arguments = [*argv, "--seed", str(seed), "--output_dir", str(output / folder)]
             arguments += ["--resume_from_checkpoint", "auto"]
-            if base.args.push_to_hub and base.args.hub_model_id:  # or each would overwrite the one before
+            # Or each would overwrite the one before.
+            if base.args.push_to_hub and base.args.hub_model_id:
                 own = re.sub(r"[^A-Za-z0-9._-]+", "-", folder)
                 arguments += ["--hub_model_id", f"{base.args.hub_model_id}-{own}"]
             planned.append(Planned(folder, arguments, parse_recipe(arguments), notes))
@@ -179,7 +181,8 @@ def _adapt(
     argv: Sequence[str], base: Recipe, entry: Entry, total: int, num_generations: int | None
 ) -> tuple[list[str], list[str]]:
     """The arguments of an entry's runs, and what differs from the recipe for its baseline's sake."""
-    kind, notes = _kind(entry.name), []
+    kind = _kind(entry.name)
+    notes = []
     arguments = [*argv, "--baseline", entry.name]
     given = base.run.baseline_kwargs or {}
     if entry.name != base.run.baseline and given:

@@ -67,7 +67,8 @@ def own_server(recipe: Recipe) -> AbstractContextManager[Server | None]:
     Raises:
         ValueError: the recipe does not use it.
     """
-    run, args = recipe.run, recipe.args
+    run = recipe.run
+    args = recipe.args
     if not run.serve:
         return nullcontext()
     if not args.use_vllm or args.vllm_mode != "server" or args.vllm_server_base_url:
@@ -86,7 +87,8 @@ def own_server(recipe: Recipe) -> AbstractContextManager[Server | None]:
 def train(recipe: Recipe, served: Server | None = None) -> int:
     """Check, build and run; returns the exit code."""
     args = recipe.args
-    asked, overwrite = args.resume_from_checkpoint, args.overwrite_output_dir
+    asked = args.resume_from_checkpoint
+    overwrite = args.overwrite_output_dir
     checkpoint = on_main_process(lambda: resolve(asked, args.output_dir, overwrite))
     day = saved_day(checkpoint)
     if day is not None:
@@ -106,7 +108,8 @@ def train(recipe: Recipe, served: Server | None = None) -> int:
     except (ValueError, OSError) as error:
         if started.begun:
             raise RuntimeError("The training has failed after it began.") from error
-        raise  # the checkpoint is not of this run
+        # The checkpoint is not of this run.
+        raise
 
 
 def suggested_benchmarks(recipe: Recipe) -> list[str]:

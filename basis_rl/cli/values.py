@@ -115,7 +115,8 @@ class Job:
 
     def push(self, table: ValueTable) -> int:
         """Push it if the recipe says so; the table is saved, whatever comes of this."""
-        repo_id, args = self.recipe.run.values_push_to_hub, self.recipe.args
+        repo_id = self.recipe.run.values_push_to_hub
+        args = self.recipe.args
         if not repo_id:
             return 0
         try:
@@ -134,7 +135,9 @@ class Job:
         if self.kept is not None:
             yield self.kept
             return
-        run, args, name = self.recipe.run, self.recipe.args, str(self.recipe.model.model_name_or_path)
+        run = self.recipe.run
+        args = self.recipe.args
+        name = str(self.recipe.model.model_name_or_path)
         log = self.shards.folder / f"vllm-{self.shard[0]:05d}.log"
         options = server_options(self.recipe, 0, log) if run.values_serve else None
         with addresses(run.values_servers or [], options) as urls:
@@ -146,7 +149,8 @@ class Job:
             for url in urls:
                 check_served(url, name)
             ends = ends_of(name, self.config, self.tokenizer, self.recipe.model.model_revision)
-            timeout, patience = args.vllm_request_timeout, args.vllm_recovery_timeout
+            timeout = args.vllm_request_timeout
+            patience = args.vllm_recovery_timeout
             yield ServerSource(urls, self.config, self.tokenizer, ends, timeout=timeout, patience=patience)
 
 
@@ -156,7 +160,8 @@ def prepare(recipe: Recipe) -> Job:
     Raises:
         ValueError: what is asked for cannot be done.
     """
-    run, args = recipe.run, recipe.args
+    run = recipe.run
+    args = recipe.args
     if args.world_size > 1:
         raise ValueError(
             "basis-rl values runs in one process: start it without accelerate launch. For several GPUs start one for "

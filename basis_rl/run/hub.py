@@ -71,7 +71,8 @@ class Hub:
     repo_id: str | None = None
     pushed: set[str] = field(default_factory=set)
     _running: dict[Future[CommitInfo | None], Push] = field(default_factory=dict)
-    _queue: HfApi = field(default_factory=HfApi, repr=False)  # its one thread
+    # Its one thread.
+    _queue: HfApi = field(default_factory=HfApi, repr=False)
 
     def connect(self) -> str | None:
         """See `reach`; None with a warning if the Hub cannot be reached."""
@@ -160,7 +161,8 @@ class Hub:
         return work()
 
     def _commit(self, push: Push) -> CommitInfo:
-        api, revision = self._api(), push.revision or self.revision
+        api = self._api()
+        revision = push.revision or self.revision
         repo_id = self.prepare(revision)
         operations: list[Any] = [CommitOperationAdd(path, content) for path, content in push.files.items()]
         if push.replaces is not None:

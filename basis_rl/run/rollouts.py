@@ -66,7 +66,8 @@ class KeptRollouts:
 
         Not forced to the disk: it would cost more than everything else, and what a power failure breaks is skipped.
         """
-        rows, self._rows = self._rows, []
+        rows = self._rows
+        self._rows = []
         if not rows or not self.most:
             return
         known: dict[str, str] = {}

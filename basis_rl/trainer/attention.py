@@ -20,7 +20,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 varlen_attn: Callable[..., Any] | None = None
-with contextlib.suppress(ImportError):  # torch before 2.10
+# Torch before 2.10.
+with contextlib.suppress(ImportError):
     from torch.nn.attention.varlen import varlen_attn
 
 Attention = Callable[..., tuple[Tensor, Tensor | None]]

@@ -123,6 +123,43 @@ class BasisConfig(GRPOConfig):
         generations = self.num_generations
         if generations < 1:
             raise ValueError(f"num_generations must be at least 1, got {generations}.")
+        self._check_values()
+        if self.use_vllm and self.vllm_mode == "server":
+            # While the first rank waits for the server, the others wait for it in a collective.
+            patience = self.vllm_request_timeout + self.vllm_recovery_timeout + self.vllm_server_timeout + 300.0
+            self.ddp_timeout: int = max(self.ddp_timeout, int(patience))
+        # transformers does not pass it on with `use_cpu`, and nobody does to the groups that DeepSpeed and FSDP make.
+        distributed_c10d.default_pg_timeout = timedelta(seconds=self.ddp_timeout)
+        # For None transformers would take the checkpoint's own; vLLM writes -1.
+        if self.top_k in (None, -1):
+            self.top_k: int = 0
+        self._check_kl()
+        self._check_prefetch()
+        if self.deepspeed:
+            require_extra("deepspeed", "deepspeed")
+        if "tensorboard" in (self.report_to or ()):
+            require_extra("tensorboard", "report_to: tensorboard")
+        several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        if self.use_cpu and several and getattr(self, "ddp_backend", None) is None:
+            # Transformers would ask for it; there is no other choice.
+            self.ddp_backend = "gloo"
+        if self.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() in ("true", "1", "yes"):
+            # DeepSpeed compiles in the next lines.
+            break_abandoned_locks()
+        self._check_batches()
+        if generations == 1:
+            self.num_generations = _One(1)
+        try:
+            super().__post_init__()
+        finally:
+            self.num_generations = generations
+        if not (self.bf16 or self.fp16) and self.mixed_precision != "no":
+            raise ValueError(
+                f"bf16 is false, but the configuration of accelerate has mixed_precision: {self.mixed_precision}. Set "
+                f"{self.mixed_precision}: true, or give a configuration of your own with mixed_precision: 'no'."
+            )
+
+    def _check_values(self) -> None:
         counts = (
             "per_device_train_batch_size",
             "gradient_accumulation_steps",
@@ -145,38 +182,6 @@ class BasisConfig(GRPOConfig):
             raise ValueError(f"packing must be 'auto' or 'none', got '{self.packing}'.")
         if self.vllm_weight_sync not in ("auto", "nccl", "folder"):
             raise ValueError(f"vllm_weight_sync must be 'auto', 'nccl' or 'folder', got '{self.vllm_weight_sync}'.")
-        if self.use_vllm and self.vllm_mode == "server":
-            # While the first rank waits for the server, the others wait for it in a collective.
-            patience = self.vllm_request_timeout + self.vllm_recovery_timeout + self.vllm_server_timeout + 300.0
-            self.ddp_timeout: int = max(self.ddp_timeout, int(patience))
-        # transformers does not pass it on with `use_cpu`, and nobody does to the groups that DeepSpeed and FSDP make.
-        distributed_c10d.default_pg_timeout = timedelta(seconds=self.ddp_timeout)
-        # For None transformers would take the checkpoint's own; vLLM writes -1.
-        if self.top_k in (None, -1):
-            self.top_k: int = 0
-        self._check_kl()
-        self._check_prefetch()
-        if self.deepspeed:
-            require_extra("deepspeed", "deepspeed")
-        if "tensorboard" in (self.report_to or ()):
-            require_extra("tensorboard", "report_to: tensorboard")
-        several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-        if self.use_cpu and several and getattr(self, "ddp_backend", None) is None:
-            self.ddp_backend = "gloo"  # transformers would ask for it; there is no other choice
-        if self.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() in ("true", "1", "yes"):
-            break_abandoned_locks()  # DeepSpeed compiles in the next lines
-        self._check_batches()
-        if generations == 1:
-            self.num_generations = _One(1)
-        try:
-            super().__post_init__()
-        finally:
-            self.num_generations = generations
-        if not (self.bf16 or self.fp16) and self.mixed_precision != "no":
-            raise ValueError(
-                f"bf16 is false, but the configuration of accelerate has mixed_precision: {self.mixed_precision}. Set "
-                f"{self.mixed_precision}: true, or give a configuration of your own with mixed_precision: 'no'."
-            )
 
     def to_dict(self) -> dict[str, Any]:
         """As in transformers, and secrets within dictionaries (`model_init_kwargs`) are left out too."""
@@ -233,7 +238,8 @@ def plain_values(value: Any) -> Any:
         return plain_values(value.value)
     if value is None or isinstance(value, bool):
         return value
-    for kind in (int, float, str):  # numpy's are subclasses, which YAML does not know
+    # Numpy's are subclasses, which YAML does not know.
+    for kind in (int, float, str):
         if isinstance(value, kind):
             return kind(value)
     if hasattr(value, "to_dict") and not isinstance(value, type):
@@ -264,7 +270,8 @@ def _default(entry: dataclasses.Field[Any]) -> Any:
 
 def without_secrets(args: BasisConfig) -> BasisConfig:
     """A copy of the arguments that may be saved and pushed: no token in it."""
-    public, kept = copy.copy(args), redact(vars(args))
+    public = copy.copy(args)
+    kept = redact(vars(args))
     plain = {key: kept.get(key) for key, value in vars(args).items() if type(value) in (str, dict)}
     public.__dict__.update(plain)
     return public
@@ -282,7 +289,8 @@ def with_objective(args: BasisConfig, objective: str | AnyObjective | None) -> t
     defaults = {f.name: f.default for f in dataclasses.fields(GRPOConfig)}
     changed = copy.copy(args)
     for name in ("loss_type", "importance_sampling_level"):
-        current, own = getattr(args, name), isinstance(found, Objective)
+        current = getattr(args, name)
+        own = isinstance(found, Objective)
         value = defaults[name] if own else getattr(found, name)
         if current not in (defaults[name], value):
             means = "is not one of TRL's losses" if own else f"means {name}='{value}'"

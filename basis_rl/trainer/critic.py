@@ -149,7 +149,8 @@ class Critic:
             return {}
         for parameter in self.parameters:
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            if self.sharded:  # averaged over ranks in the backward pass
+            # Averaged over ranks in the backward pass.
+            if self.sharded:
                 parameter.grad = gradient * (self.accelerator.num_processes / count)
             else:
                 parameter.grad = reduce(gradient, reduction="sum") / count
@@ -185,7 +186,8 @@ class Critic:
         Raises:
             ValueError: there is none, or it is of another module.
         """
-        path, name = Path(folder) / NETWORK_FILE, type(self.baseline).__name__
+        path = Path(folder) / NETWORK_FILE
+        name = type(self.baseline).__name__
         if not path.is_file():
             raise ValueError(f"'{folder}' has no {NETWORK_FILE}, which {name} has learned. Start a new run.")
         content = torch.load(path, weights_only=True, map_location="cpu")
@@ -213,7 +215,8 @@ def _method_of(module: nn.Module, args: BasisConfig) -> Method | None:
 @contextmanager
 def _not_sharded() -> Iterator[None]:
     """Within it transformers loads models whole, though DeepSpeed's ZeRO-3 is configured."""
-    kept, deepspeed._hf_deepspeed_config_weak_ref = deepspeed._hf_deepspeed_config_weak_ref, None
+    kept = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed._hf_deepspeed_config_weak_ref = None
     try:
         yield
     finally:

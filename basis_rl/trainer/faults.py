@@ -43,7 +43,8 @@ class StopOnSignal(TrainerCallback):
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Within it the signals are caught, which the main thread can do; in another one nothing changes."""
-        self.asked, self.stopped = None, False
+        self.asked = None
+        self.stopped = False
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -83,7 +84,8 @@ class StopOnSignal(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if state.is_world_process_zero:  # one that an earlier run was too late to see
+        # One that an earlier run was too late to see.
+        if state.is_world_process_zero:
             (Path(str(args.output_dir)) / STOP_FILE).unlink(missing_ok=True)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -150,7 +152,8 @@ class FiniteGradients:
         return {"skipped": self.skipped, "in_a_row": self.in_a_row}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.skipped, self.in_a_row = int(state["skipped"]), int(state["in_a_row"])
+        self.skipped = int(state["skipped"])
+        self.in_a_row = int(state["in_a_row"])
 
 
 class GradientMonitor:

@@ -142,7 +142,8 @@ class Scorer:
 
     def _trimmed(self, inputs: dict[str, Any]) -> Any:
         columns = inputs["attention_mask"].any(dim=0).nonzero()[:, 0].tolist() or [0]
-        first, last = columns[0], columns[-1] + 1
+        first = columns[0]
+        last = columns[-1] + 1
         length = inputs["input_ids"].shape[1]
         rows = {name: value[:, first:last] if isinstance(value, Tensor) else value for name, value in inputs.items()}
         output = self._padded(rows)

@@ -59,7 +59,8 @@ from basis_rl.values.provenance import fingerprint, run_provenance
 
 _logger = logging.getLogger(__name__)
 _MOST_DIFFICULTIES = 20
-_LONGEST = 256  # prompts that are tokenized to find the longest: to tokenize all of them may take a minute
+# Prompts that are tokenized to find the longest: to tokenize all of them may take a minute.
+_LONGEST = 256
 # What a baseline may ask for: not the KL penalty, which the settings decide, nor what comes with another signal.
 _COLLECTED = frozenset(SIGNALS) - {"kl", "values", "reward_weights"}
 
@@ -121,7 +122,8 @@ class Plan:
     @property
     def sets(self) -> dict[str, Dataset]:
         """All rows whose prompts are what the model is given, by what a message calls them."""
-        if _given(self, "environment_factory", "rollout_func"):  # which make prompts of their own
+        # Which make prompts of their own.
+        if _given(self, "environment_factory", "rollout_func"):
             return {}
         found = {"train_dataset": self.first_rows}
         evaluated = self.eval_dataset
@@ -133,16 +135,19 @@ class Plan:
     def prompt_lengths(self, most: int | None = None) -> list[int]:
         """Lengths of the prompts in tokens; with `most` only of so many, those with the most characters."""
         texts = self.rendered if most is None else sorted(self.rendered, key=len)[-most:]
-        plain = self.tokenizer.chat_template is None  # a template writes special tokens itself
+        # A template writes special tokens itself.
+        plain = self.tokenizer.chat_template is None
         return [len(ids) for ids in self.tokenizer(texts, add_special_tokens=plain)["input_ids"]]
 
 
 def _reset_columns(factory: Callable[[], Any]) -> frozenset[str] | None:
     """The columns that an environment's ``reset`` names; None, for all, if it has nothing but ``**row``."""
     reset = getattr(factory if isinstance(factory, type) else factory(), "reset", None)
-    if reset is None:  # TRL refuses it
+    # TRL refuses it.
+    if reset is None:
         return frozenset()
-    parameters = list(inspect.signature(reset).parameters.values())[isinstance(factory, type) :]  # without `self`
+    # Without `self`.
+    parameters = list(inspect.signature(reset).parameters.values())[isinstance(factory, type) :]
     named = {p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)} - {"prompt"}
     return frozenset(named) if named or not parameters else None
 
@@ -258,7 +263,8 @@ def _described(baseline: Baseline) -> str:
 
 def _asked_for(args: BasisConfig) -> tuple[Baseline | None, str]:
     """The baseline that TRL's settings mean, None if they are the defaults; and which setting does."""
-    aggregation, scale = args.multi_objective_aggregation, args.scale_rewards
+    aggregation = args.multi_objective_aggregation
+    scale = args.scale_rewards
     if aggregation == "normalize_then_sum":
         return Gdpo(), f"multi_objective_aggregation='{aggregation}'"
     if aggregation != "sum_then_normalize":
@@ -346,7 +352,9 @@ def check_folder(plan: Plan) -> None:
 
 def check_baseline_needs(plan: Plan) -> None:
     """The trainer can supply what the baseline reads, and its groups are large enough."""
-    baseline, args, name = plan.baseline, plan.args, baseline_name(plan.baseline)
+    baseline = plan.baseline
+    args = plan.args
+    name = baseline_name(plan.baseline)
     collected = _COLLECTED | ({"values"} if isinstance(baseline, LearnedBaseline) else set())
     missing = sorted(baseline.requires - collected)
     if missing:
@@ -392,13 +400,16 @@ def objective_for_tokens(plan: Plan) -> Plan:
     Raises:
         ValueError: the baseline gives an advantage to each token, and the objective averages them away.
     """
-    baseline, args, name = plan.baseline, plan.args, baseline_name(plan.baseline)
+    baseline = plan.baseline
+    args = plan.args
+    name = baseline_name(plan.baseline)
     by_kl = baseline.token_level == "with_kl"
     if baseline.token_level == "never" or (by_kl and not (args.beta != 0 and args.kl_placement == "reward")):
         return plan
     found = for_token_advantages(plan.objective)
     if found != plan.objective:
-        was, now = objective_name(plan.objective), objective_name(found)
+        was = objective_name(plan.objective)
+        now = objective_name(found)
         _logger.warning(
             "objective '%s' is '%s' here, since baseline '%s' gives an advantage to each token.", was, now, name
         )
@@ -432,7 +443,8 @@ def check_sampler_needs(plan: Plan) -> None:
         ValueError: it cannot: a correction without known chances, refills where a group has one rollout, is divided
             between ranks, or is asked for ahead.
     """
-    sampler, args = plan.sampler, plan.args
+    sampler = plan.sampler
+    args = plan.args
     if sampler.in_dataset_order:
         return
     name = sampler_name(sampler)
@@ -481,7 +493,8 @@ OF_SETTINGS: tuple[Check, ...] = (
 
 def check_sampler_data(plan: Plan) -> None:
     """The prompt sampler can choose among the rows: they can be indexed, have prompts, and no images if it refills."""
-    sampler, dataset = plan.sampler, plan.train_dataset
+    sampler = plan.sampler
+    dataset = plan.train_dataset
     if sampler.in_dataset_order:
         return
     name = sampler_name(sampler)
@@ -585,7 +598,8 @@ def _shown(gold: Any) -> str:
 
 def check_size(plan: Plan) -> None:
     """There is at least one generation batch."""
-    args, dataset = plan.args, plan.first_rows
+    args = plan.args
+    dataset = plan.first_rows
     prompts = args.generation_batch_size // args.num_generations
     if dataset is not None and len(dataset) < prompts:
         raise ValueError(
@@ -598,7 +612,8 @@ def check_size(plan: Plan) -> None:
 
 def name_leftovers(plan: Plan) -> None:
     """Say which prompts are never trained on: those after the last whole batch, where every epoch has one order."""
-    args, dataset = plan.args, plan.train_dataset
+    args = plan.args
+    dataset = plan.train_dataset
     prompts = args.generation_batch_size // args.num_generations
     if args.shuffle_dataset or not plan.sampler.in_dataset_order or not isinstance(dataset, Dataset):
         return
@@ -682,7 +697,9 @@ DATA: tuple[Check, ...] = (
 
 def check_context(plan: Plan, config: Any) -> None:
     """The longest prompt and a completion fit into the model's context. Images are not counted."""
-    args, dataset, completion = plan.args, plan.first_rows, plan.args.max_completion_length
+    args = plan.args
+    dataset = plan.first_rows
+    completion = plan.args.max_completion_length
     contexts = [getattr(config.get_text_config(), "max_position_embeddings", None)]
     contexts += [args.vllm_max_model_length] if args.use_vllm else []
     context = min((length for length in contexts if length is not None), default=None)
@@ -720,7 +737,8 @@ def run_context(plan: Plan, config: Any) -> RunContext:
         given = plan.train_dataset["prompt"] if "prompt" in plan.train_dataset.column_names else [""] * len(ids)
         prompts = dict(zip(ids, map(fingerprint, plan.rendered), strict=True))
         texts = dict(zip(ids, map(problem_text, given), strict=True))
-    sampling, weights = sampling_of(plan.args), plan.args.reward_weights
+    sampling = sampling_of(plan.args)
+    weights = plan.args.reward_weights
     provenance = run_provenance(config, plan.tokenizer, plan.reward_funcs, sampling, weights)
     return RunContext(prompts=prompts, provenance=provenance, texts=texts, reward_range=reward_range_of(plan))
 
@@ -840,7 +858,8 @@ def as_dataset(rows: Any, what: str) -> Any:
     if isinstance(rows, dict):
         return {name: as_dataset(each, f"{what}['{name}']") for name, each in rows.items()}
     if isinstance(rows, Dataset) and rows.format["type"] not in (None, "custom"):
-        return rows.with_format(None)  # arrays and tensors are not the texts and lists that everybody reads
+        # Arrays and tensors are not the texts and lists that everybody reads.
+        return rows.with_format(None)
     if not isinstance(rows, Sequence):
         return rows
     if not rows or not all(isinstance(row, Mapping) for row in rows):

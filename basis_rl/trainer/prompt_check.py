@@ -137,7 +137,8 @@ def invalid_golds(checkers: Sequence[GoldChecker], golds: Sequence[Any]) -> list
     for checker in checkers:
         try:
             invalid.update(checker.check_golds(golds))
-        except (TypeError, AttributeError):  # it reads texts only
+        # It reads texts only.
+        except (TypeError, AttributeError):
             invalid.update(set(range(len(golds))) - set(texts))
             invalid.update(texts[index] for index in checker.check_golds([golds[index] for index in texts]))
     return sorted(invalid)

@@ -76,7 +76,8 @@ class Publisher:
     def finish(self) -> None:
         """Wait for the pushes, all ranks in short collectives, so that no timeout of the process group runs out."""
         if not self.asked:
-            return  # no collective without need: at a run's end the other ranks may be gone
+            # No collective without need: at a run's end the other ranks may be gone.
+            return
         while not on_main_process(lambda: self.hub.done(timeout=5.0)):
             pass
 
@@ -92,7 +93,8 @@ class Publisher:
         self.hub.token = token or self.hub.token
         self.hub.private = self.hub.private if private is None else private
         if PartialState().is_main_process and self.hub.repo_id is None:
-            with suppress(Exception):  # the push itself reports what is wrong
+            # The push itself reports what is wrong.
+            with suppress(Exception):
                 self.hub.prepare(self.hub.revision)
         return self.hub.repo_id
 
@@ -215,7 +217,8 @@ class Origin:
     @classmethod
     def of(cls, config: Any, args: BasisConfig, objective: str) -> Origin:
         """The origin of a run that has just loaded a model with this configuration."""
-        model, commit = str(getattr(config, "_name_or_path", "") or ""), getattr(config, "_commit_hash", None)
+        model = str(getattr(config, "_name_or_path", "") or "")
+        commit = getattr(config, "_commit_hash", None)
         return cls(model, objective, commit, args.push_to_hub, args.model_license)
 
     @property
@@ -250,10 +253,12 @@ class Origin:
                 data = ModelCard.load(Path(self.model) / "README.md").data
             else:
                 data = ModelCard.load(hf_hub_download(self.model, "README.md", local_files_only=not self.online)).data
-        except Exception:  # no card, no such model, no network, no front matter: the card then says so
+        # No card, no such model, no network, no front matter: the card then says so.
+        except Exception:
             return None
         link = data.license_link
-        if link and "://" not in link:  # a file of the base model's repository
+        # A file of the base model's repository.
+        if link and "://" not in link:
             link = None if is_local else f"https://huggingface.co/{self.model}/blob/main/{link}"
         return License(id=data.license, name=data.license_name, link=link) if data.license else None
 

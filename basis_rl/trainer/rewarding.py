@@ -76,7 +76,8 @@ class RewardGuard:
         Raises:
             RewardFailed: a function failed on some rank; the first failure is named, others are counted.
         """
-        mine, accelerator = self._failures, self.accelerator
+        mine = self._failures
+        accelerator = self.accelerator
         self._failures = []
         messages = [f"{message}, on rank {accelerator.process_index}" for message, _ in mine]
         if accelerator.num_processes > 1:
@@ -179,4 +180,5 @@ class UniformRewards:
         return {"in_a_row": self.in_a_row, "warned": self.warned}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.in_a_row, self.warned = int(state["in_a_row"]), bool(state["warned"])
+        self.in_a_row = int(state["in_a_row"])
+        self.warned = bool(state["warned"])

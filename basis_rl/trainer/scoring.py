@@ -263,7 +263,8 @@ class EvalScores:
 
         ``pass@k`` is there where all rewards are 0 or 1, and every problem has n. Empty where nothing was added.
         """
-        rewards, self.rewards = list(self.rewards.values()), {}
+        rewards = list(self.rewards.values())
+        self.rewards = {}
         if not rewards:
             return {}
         found = {f"avg@{num_rollouts}": sum(sum(each) / len(each) for each in rewards) / len(rewards)}
@@ -284,7 +285,8 @@ def of_set(metrics: dict[str, Any], name: str) -> dict[str, Any]:
 @contextmanager
 def random_numbers_kept(device: torch.device) -> Iterator[None]:
     """After it every generator of random numbers is where it was before."""
-    python, numpy = random.getstate(), np.random.get_state()
+    python = random.getstate()
+    numpy = np.random.get_state()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
     random.setstate(python)

@@ -40,7 +40,8 @@ def _failing(sampler: PromptSampler, number: int) -> Iterator[None]:
     """
     try:
         yield
-    except ValueError as error:  # of the contract: it tells what is wrong in words
+    # Of the contract: it tells what is wrong in words.
+    except ValueError as error:
         name = sampler_name(sampler)
         message = f"Prompt sampler '{name}' has no prompts for generation batch {number}: {error}"
         raise SelectionFailed(message) from error
@@ -111,7 +112,8 @@ def tried_belief(
             beside.text_prior.know(dict(zip(prompt_ids, texts, strict=True)))
     try:
         drawn(sampler, belief, prompt_ids, args.generation_batch_size // args.num_generations)
-    except SelectionFailed as error:  # nothing has been spent yet: a mistake in the settings
+    # Nothing has been spent yet: a mistake in the settings.
+    except SelectionFailed as error:
         raise ValueError(str(error)) from error
     return belief
 
@@ -213,7 +215,8 @@ class Selection:
             refill: 1, 2, ...
             refused: of each rank the groups, counted on that rank; as many rows are returned as for the longest.
         """
-        of_rank, most = self.size // len(refused), max(map(len, refused))
+        of_rank = self.size // len(refused)
+        most = max(map(len, refused))
         batch, tried = self._refilled.setdefault(number, (self._draws[number].rows.clone(), set()))
         tried |= set(batch.tolist())
         at = [rank * of_rank + group for rank, own in enumerate(refused) for group in own]
@@ -221,7 +224,8 @@ class Selection:
         found = self._draw(number, min(len(self.prompt_ids), most * len(refused) + len(tried)), refill).rows.tolist()
         found.sort(key=lambda row: (row in tried) + (row in kept))
         wanted = [rank * most + new for rank, own in enumerate(refused) for new in range(len(own))]
-        others = sorted(set(range(most * len(refused))) - set(wanted))  # of ranks that miss fewer: not trained on
+        # Of ranks that miss fewer: not trained on.
+        others = sorted(set(range(most * len(refused))) - set(wanted))
         rows = torch.empty(most * len(refused), dtype=torch.long)
         rows[wanted + others] = torch.tensor(found[: len(rows)])
         batch[at] = rows[wanted]
@@ -236,7 +240,8 @@ class Selection:
         if not self.sampler.correct:
             return None
         ratio = self._draws[number].ratio
-        assert ratio is not None  # checked when it was drawn
+        # Checked when it was drawn.
+        assert ratio is not None
         return ratio.clamp(*self.sampler.clip).repeat_interleave(self.num_generations)
 
     def chances(self, number: int) -> list[float | None]:
@@ -273,7 +278,8 @@ class Selection:
         if isinstance(learnt, RewardRange) and not learnt.known:
             return
         low, high = self.belief.reward_range
-        slack = 1e-6 * (high - low)  # rewards are float32
+        # Rewards are float32.
+        slack = 1e-6 * (high - low)
         outside = int(((batch.rewards < low - slack) | (batch.rewards > high + slack)).sum())
         if outside and not self._warned and self.sampler.needs_belief:
             self._warned = True
@@ -419,7 +425,8 @@ class Resampling:
                     rewards[at : at + size] = scores[fresh : fresh + size]
             for new, group in enumerate(refused[rank]):
                 for k in range(size):
-                    at, fresh = group * size + k, new * size + k
+                    at = group * size + k
+                    fresh = new * size + k
                     _replace(result, drawn, at, fresh, local)
                     prompts[at] = asked[fresh]
                     self.inputs[at] = rows[fresh]
@@ -436,10 +443,12 @@ class Resampling:
 
     def take_discarded(self, step: int, texts: bool) -> RolloutBatch | None:
         """The rollouts of the batch that are not trained on, once: rewards, groups and prompts, with `texts` theirs."""
-        discarded, self._discarded = self._discarded, []
+        discarded = self._discarded
+        self._discarded = []
         if not discarded:
             return None
-        size, chosen = self.selection.num_generations, self.selection
+        size = self.selection.num_generations
+        chosen = self.selection
         rows = [row for row, _ in discarded for _ in range(size)]
         return RolloutBatch(
             rewards=torch.cat([rewards for _, rewards in discarded]),
@@ -458,7 +467,8 @@ class Resampling:
 
     def take_rewards(self) -> Tensor | None:
         """``(N, F)`` rewards of the batch, once, if it has been rewarded already."""
-        rewards, self.rewards = self.rewards, None
+        rewards = self.rewards
+        self.rewards = None
         return rewards
 
 

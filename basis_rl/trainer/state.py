@@ -30,7 +30,8 @@ REFERENCE = "reference.pt"
 _RENDERED = 64
 _PROMPTS = "prompts as the model is given them"
 _CODE = "code of the reward"
-_GOLD = "solution"  # counts whatever the rewards say that they read
+# Counts whatever the rewards say that they read.
+_GOLD = "solution"
 # Where a run writes, what it is called and how it is watched: may differ without a word.
 _BESIDE = {
     "output_dir", "overwrite_output_dir", "allow_changed_settings", "resume_from_checkpoint", "run_name", "report_to",
@@ -117,7 +118,8 @@ class PendingBatches:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._waiting = []
-        for used_up, batch, *rest in state["waiting"]:  # before discarded rollouts were kept there were two entries
+        # Before discarded rollouts were kept there were two entries.
+        for used_up, batch, *rest in state["waiting"]:
             discarded = RolloutBatch(**rest[0]) if rest and rest[0] else None
             self.add(RolloutBatch(**batch), used_up, discarded)
 
@@ -258,7 +260,8 @@ def data_identity(dataset: Any, prompts: str | None, reads: Collection[str] | No
 
 
 def _columns(dataset: Dataset) -> dict[str, str]:
-    digests = {name: hashlib.sha256() for name in dataset.column_names if name not in IMAGES}  # which are large
+    # Which are large.
+    digests = {name: hashlib.sha256() for name in dataset.column_names if name not in IMAGES}
     for batch in dataset.with_format("arrow").iter(1000):
         for name, digest in digests.items():
             digest.update(written(batch[name].to_pylist()).encode(errors="surrogatepass"))

@@ -66,7 +66,8 @@ def _as_function(tool: Any) -> Callable[..., Any]:
 
         @functools.wraps(type(tool).__call__)
         def function(**arguments: Any) -> Pending:
-            signature.bind(**arguments)  # a TypeError is the model's to see
+            # A TypeError is the model's to see.
+            signature.bind(**arguments)
             return Pending(tool.start(**arguments))
 
         function.__name__ = name
@@ -164,7 +165,8 @@ def _reads_back(tokenizer: Any, response_template: dict[str, Any]) -> bool:
         whole: str = tokenizer.apply_chat_template([_QUESTION, turn], tokenize=False)
         start = len(before) if whole.startswith(before) else whole.rfind("So.")
         found = tokenizer.parse_response(whole[start:], response_template, prefix=before)
-    except (ValueError, TypeError, TemplateError):  # some take arguments as text only
+    # Some take arguments as text only.
+    except (ValueError, TypeError, TemplateError):
         return False
     return bool(found.get("tool_calls") == [_CALL])
 

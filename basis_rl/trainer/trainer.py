@@ -213,7 +213,8 @@ class BasisTrainer(GRPOTrainer):
 
     def _build_parts(self) -> None:
         """What `BasisTrainer` adds to TRL's trainer; each part is given what it needs."""
-        args, accelerator = self.args, self.accelerator
+        args = self.args
+        accelerator = self.accelerator
         self.origin = Origin.of(self.model.config, args, objective_name(self.objective))
         self.spending = Spending()
         self.was_finished = False
@@ -285,7 +286,8 @@ class BasisTrainer(GRPOTrainer):
             )
 
     def _build_scoring(self) -> None:
-        args, accelerator = self.args, self.accelerator
+        args = self.args
+        accelerator = self.accelerator
         self._guard = RewardGuard(accelerator)
         self.reward_funcs = self._functions
         self._rewards_per_func: Tensor | None = None
@@ -451,7 +453,8 @@ class BasisTrainer(GRPOTrainer):
             require_tokens(result[0], "vLLM" if self.use_vllm else "generate")
         if self._prefetch is not None and self.model.training:
             # The weights are on the server, and the next batch can be generated beside the training on this one.
-            every, step = self._generate_every, self.state.global_step
+            every = self._generate_every
+            step = self.state.global_step
             micro_batches = self.state.max_steps * self.args.gradient_accumulation_steps
             last = -(-micro_batches // every) - 1
             self._log_all(self._prefetch.after_generation(self._step // every, last, self.num_generations, step))
@@ -688,7 +691,8 @@ class BasisTrainer(GRPOTrainer):
     def _log_advantages(self, batch: RolloutBatch, values: Tensor, metrics: dict[str, float]) -> None:
         for key, value in metrics.items():
             self.log_metric(key, value)
-        if self.num_generations == 1:  # TRL's is always 1.0 then; `advantages/zero` is the true one
+        # TRL's is always 1.0 then; `advantages/zero` is the true one.
+        if self.num_generations == 1:
             self._metrics["train"].pop("frac_reward_zero_std", None)
         # It holds one generation batch: TRL's own are pushed out.
         self._logs["advantages"].extend(per_rollout(values, batch.action_mask))
@@ -831,16 +835,19 @@ class BasisTrainer(GRPOTrainer):
             stack.enter_context(self._server_held(run))
             stack.enter_context(self.stop_on_signal.listening())
             found = on_main_process(lambda: self._start(resume_from_checkpoint))
-            self.spending, self.was_finished = Spending(), False
+            self.spending = Spending()
+            self.was_finished = False
             try:
                 return super().train(resume_from_checkpoint=found, **kwargs)
-            except StopAsked:  # raised on every rank
+            # Raised on every rank.
+            except StopAsked:
                 return self._stopped_between_steps()
             except _FAILURES as error:
                 lost = not isinstance(error, NonFiniteGradients)
                 if lost:
                     self._save_last_step()
-                self.publisher.finish()  # together: launchers kill the others when the first one ends
+                # Together: launchers kill the others when the first one ends.
+                self.publisher.finish()
                 raise
             finally:
                 self.publisher.wait_for_own()
@@ -897,7 +904,8 @@ class BasisTrainer(GRPOTrainer):
         return lines
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        if self.state.global_step >= self.state.max_steps:  # transformers would look only after another step
+        # Transformers would look only after another step.
+        if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return
         super()._run_epoch(*args, **kwargs)
@@ -941,12 +949,15 @@ class BasisTrainer(GRPOTrainer):
         """As in transformers, with ``avg@k`` (k: ``num_generations_eval``) and ``pass@k`` of each set, and each set's
         metrics apart: ``eval_NAME_reward``. The training that follows is the same as without it: random numbers are put
         back."""
-        self._eval_scores, self._eval_name = EvalScores(), metric_key_prefix.removeprefix("eval").removeprefix("_")
+        self._eval_scores = EvalScores()
+        self._eval_name = metric_key_prefix.removeprefix("eval").removeprefix("_")
         logs = {name: of_kind(rows, self.args.generation_batch_size) for name, rows in self._logs.items()}
         table = Path(str(self.args.output_dir)) / "completions" / f"completions_{self.state.global_step:05d}.parquet"
         several = isinstance(
-            self.eval_dataset if eval_dataset is None else eval_dataset, dict
-        )  # each comes here itself
+            self.eval_dataset if eval_dataset is None else eval_dataset,
+            dict,
+            # Each comes here itself.
+        )
         mine = table if self.accelerator.is_main_process and self.log_completions and not several else None
         with (
             random_numbers_kept(self.accelerator.device),
@@ -963,9 +974,11 @@ class BasisTrainer(GRPOTrainer):
             named = of_set(metrics, self._eval_name)
             metrics.clear()
             metrics.update(named)
-        if self.was_finished and "train_runtime" in logs:  # of no step: the log has that of the run
+        # Of no step: the log has that of the run.
+        if self.was_finished and "train_runtime" in logs:
             return
-        logs.update(self.spending.metrics())  # in place, as TRL adds its own: `evaluate` returns them
+        # In place, as TRL adds its own: `evaluate` returns them.
+        logs.update(self.spending.metrics())
         mode = "train" if self.model.training else "eval"
         without_infinities(logs, self._metrics[mode])
         super().log(logs, start_time)
@@ -1011,7 +1024,8 @@ class BasisTrainer(GRPOTrainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         folder = Path(output_dir or str(self.args.output_dir))
-        of_checkpoint = _internal_call and folder.name.startswith(PREFIX_CHECKPOINT_DIR)  # which has a mark already
+        # Which has a mark already.
+        of_checkpoint = _internal_call and folder.name.startswith(PREFIX_CHECKPOINT_DIR)
         marks = self.args.should_save and not of_checkpoint
         with naming_a_full_disk(folder):
             if marks:
@@ -1098,7 +1112,8 @@ class BasisTrainer(GRPOTrainer):
         """Not from within transformers' saving, where the checkpoint is not complete yet."""
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        self.publisher.finish()  # transformers deletes checkpoints in there
+        # Transformers deletes checkpoints in there.
+        self.publisher.finish()
         # But not the last one beside the best: without it a resume would train its steps again.
         with attributes(self.args, save_total_limit=None):
             return super()._finalize_training(*args, **kwargs)
@@ -1123,7 +1138,8 @@ class BasisTrainer(GRPOTrainer):
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         self.save_model(_internal_call=True)
-        self.hub_model_id = self.publisher.set_repo(token, private)  # for the name that the card tells
+        # For the name that the card tells.
+        self.hub_model_id = self.publisher.set_repo(token, private)
         self.create_model_card(kwargs.pop("model_name", None), **kwargs)
         pushed: Future[CommitInfo | None] = Future()
         if self.is_world_process_zero():

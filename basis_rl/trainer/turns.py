@@ -89,7 +89,8 @@ class Turns:
         try:
             with reading_calls():
                 result = trl_loop(prompts, prompt_ids, *args)
-            while self.turn([]) is not None:  # the other ranks' rows
+            # The other ranks' rows.
+            while self.turn([]) is not None:
                 pass
         finally:
             self._longest = self._generate = None
@@ -107,12 +108,14 @@ class Turns:
         waiting = [row for theirs in open_rows for row in theirs]
         if not any(theirs for theirs, _ in everyone):
             return None
-        rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
+        rank = self.accelerator.process_index
+        ranks = self.accelerator.num_processes
         answers: list[tuple[list[int], list[float]]] = []
         if waiting:
             assert self._generate is not None
             share = -(-len(waiting) // ranks)
-            asked = waiting + [waiting[0]] * (share * ranks - len(waiting))  # all ranks ask for the same number
+            # All ranks ask for the same number.
+            asked = waiting + [waiting[0]] * (share * ranks - len(waiting))
             mine = asked[rank * share : (rank + 1) * share]
             with self.room(longest, max(longest - len(row) for row in asked)):
                 ids, log_probs = self._generate(mine, None, {}, 1)
@@ -164,7 +167,8 @@ def read_turn(tokenizer: Any, ids: list[int], *args: Any, **kwargs: Any) -> dict
         for call in message.get("tool_calls") or []:
             if not isinstance(call.get("function", {}).get("name"), str) or "type" not in call:
                 raise ValueError("no call")
-    except Exception:  # nesting too deep to parse, say
+    # Nesting too deep to parse, say.
+    except Exception:
         message = {"role": "assistant", "content": tokenizer.decode(ids, skip_special_tokens=True)}
     result: dict[str, Any] = _without_surrogates(message)
     return result

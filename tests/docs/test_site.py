@@ -13,6 +13,7 @@ import pytest
 
 from basis_rl.baselines import BASELINES
 from basis_rl.recipe.file import parser
+from basis_rl.recipe.sources import section_of
 from website.build import EXPORTING, MODULES, PAGES, ROOT, api_pages, linked, with_bars
 from website.tables import GENERATED, cell, filled, keys
 
@@ -81,7 +82,9 @@ def test_every_key_is_on_the_page_with_its_meaning():
     assert there["baseline"] == ("What is trained with what", "str", "`'grpo'`", there["baseline"][3])
     assert len({there[name][0] for name in ("baseline", "num_generations", "epsilon", "learning_rate")}) == 4
     page = GENERATED["keys"]()
-    assert all(f"\n| `{name}` | `" in page for name in there)
+    assert all(f"\n| `{(section_of(name) or ('', name))[1]}` | `" in page for name in there)
+    table = page.split("### The section `values`")[1].split("###")[0]
+    assert "| `num_rollouts` | `int` | `32` |" in table
 
 
 def test_generated_tables_are_all_used_and_baselines_are_all_explained():
