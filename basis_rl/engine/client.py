@@ -29,6 +29,7 @@ _CONNECT = 10.0
 _ATTEMPTS = 5
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 10.0
+# Sequences that are requested at a time from one server.
 _IN_FLIGHT = 1024
 _POLL = 0.2
 _Choice = tuple[list[int], bool]
@@ -65,7 +66,8 @@ class Session(requests.Session):
         # Servers are machines of the same network, so proxies of the environment do not apply.
         self.trust_env = False
         self.verify = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("SSL_CERT_FILE") or True
-        # A kept connection may be closed by the server just when the next request, which cannot be repeated, is sent.
+        # No keep-alive: the server may close a connection just when the next request is sent, which must not be
+        # repeated.
         self.headers["Connection"] = "close"
         if key := os.environ.get("VLLM_API_KEY"):
             self.headers["Authorization"] = f"Bearer {key}"
@@ -79,7 +81,8 @@ class Session(requests.Session):
         self.mount("https://", adapter)
 
     def request(self, *args: Any, **kwargs: Any) -> requests.Response:
-        """As in `requests`, but a failure raises `RequestRefused` or `RolloutError`; TRL explains 404 itself."""
+        """As in `requests`, but a failure raises `RequestRefused` or `RolloutError`. A 404 is returned: TRL has a
+        message for it."""
         kwargs["timeout"] = kwargs.get("timeout") or self.timeout
         try:
             with self.interrupting():
@@ -324,7 +327,7 @@ def sample_servers(
         seeds = [request_seed(seed, index) for index in range(len(prompts))]
     if seeds is not None and len(seeds) != len(prompts):
         raise ValueError(f"There are {len(seeds)} seeds for {len(prompts)} prompts.")
-    # vLLM refuses n > 1 of a greedy request.
+    # vLLM refuses n > 1 for a greedy request, whose completions would all be the same.
     copies = num_samples if sampling.temperature == 0 else 1
     body = _body(sampling, num_samples // copies, stop_token_ids)
 
@@ -346,7 +349,7 @@ def _clients(urls: Sequence[str], timeout: float, longest: int, new_tokens: int)
         try:
             limit = client.model().max_model_len
         except NoServer as error:
-            # It may come back; meanwhile the others do without it.
+            # It may come back; until then the other servers do its share.
             away.append(error)
             continue
         if limit is not None and longest + new_tokens > limit:
@@ -409,7 +412,7 @@ class _Dispatch:
         self.lost: set[str] = set()
         self.last_error: Exception | None = None
         self.stopping = threading.Event()
-        # Bounded: a caller that scores more slowly than the servers generate holds them up; memory does not fill.
+        # Bounded, so that results do not fill the memory if the caller scores more slowly than the servers generate.
         self.done: queue.Queue[tuple[int, list[_Choice]] | Exception] = queue.Queue(max(4, self.in_flight // 4))
 
     def results(self) -> Generator[tuple[int, list[_Choice]], None, None]:
@@ -457,7 +460,7 @@ class _Dispatch:
         try:
             while not self.stopping.is_set():
                 try:
-                    # A prompt that a dying server holds may still come back.
+                    # An empty queue is not the end: a server that fails gives its prompt back.
                     index = self.waiting.get(timeout=_POLL)
                 except queue.Empty:
                     continue
@@ -479,11 +482,12 @@ class _Dispatch:
         self.last_error = error
         self.failures[server.url] += 1
         self.failing_since.setdefault(server.url, time.monotonic())
-        # Idle workers of a dead server each try once, so a request that did not reach it does not count.
+        # All threads of a dead server try it at once, so a request that did not reach it does not count as an attempt.
         if not isinstance(error, NotConnected) and not self.stopping.is_set():
             self.attempts[index, server.url] += 1
             left = [each.url for each in self.servers if each.url not in self.lost]
-            # One sick server alone does not decide; if none is left, that is the message.
+            # A prompt must fail on every server that is left, so one faulty server does not end the run. If none is
+            # left, `_next` reports that.
             if left and all(self.attempts[index, url] >= _ATTEMPTS for url in left):
                 raise ServersLost(
                     f"The request of prompt {index} failed {_ATTEMPTS} times, most recently at {server.url}: {error}"

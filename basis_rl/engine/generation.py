@@ -35,12 +35,14 @@ from basis_rl.run.errors import RequestRefused, RolloutError, ServerLost, StopAs
 from basis_rl.run.seams import attributes
 
 _PROBE = "Let x be the sum of the first ten odd numbers. What is 3 x + 17, and why is 317 prime?"
-# Of each request, as TRL's client takes them; with `n`, `min_p` and `max_tokens`.
+# Settings of each request, by the names of TRL's client; `_request` adds `n`, `min_p` and `max_tokens`.
 _SETTINGS = (
     *("temperature", "top_p", "top_k", "repetition_penalty"),
     *("logprobs", "structured_outputs_regex", "generation_kwargs"),
 )
+# Requests in flight.
 _AT_A_TIME = 256
+# Seconds that a run may spend at its end to tell the server that it is free.
 _FAREWELL = 5.0
 _logger = logging.getLogger(__name__)
 Answer = dict[str, Any]
@@ -66,7 +68,7 @@ class GenerationRequest:
 
 @dataclass
 class Ahead:
-    """A request whose answer is not waited for yet.
+    """A request that was sent ahead of its use.
 
     Attributes:
         request: what was asked; only the same request may have the answer.
@@ -93,7 +95,7 @@ class Ahead:
         self.thread.start()
 
     def wait(self) -> float:
-        """Until the answer is there or has failed; seconds waited."""
+        """Wait until the answer is there or the request has failed; returns the seconds."""
         start = time.monotonic()
         if self.thread is not None:
             self.thread.join()
@@ -109,12 +111,14 @@ class UnknownMethod(WrongAnswer):
 
 
 class TrainingClient(VLLMClient):
-    """TRL's client, whose requests pass our own, with weights through a folder where there is no NCCL.
+    """TRL's client on top of ours: every request has a time limit, and where there is no NCCL the weights go through a
+    folder.
 
     Args:
         settings: how weights get to the server.
         base_url: of the server.
-        config: of the trained model's text; None: another model is not told from it.
+        config: the trained model's text configuration, by which a server with another model is refused; None: no such
+            check.
         kwargs: further arguments of TRL's client.
     """
 
@@ -128,7 +132,8 @@ class TrainingClient(VLLMClient):
         self.session: Session = self.server.session
         self.folder = settings.folder or default_folder(self.base_url)
         self.version = 0
-        # New with each start of the server; empty where it does not have our extension, which NCCL can do without.
+        # An id per worker, new with each start of the server. Empty if the server lacks our extension, which NCCL does
+        # not need.
         self.starts: list[str] = []
         self.run = uuid.uuid4().hex
         self.owner: dict[str, Any] = {"pid": os.getpid(), "host": socket.gethostname(), "folder": os.getcwd()}
@@ -142,7 +147,7 @@ class TrainingClient(VLLMClient):
         body = json or {}
         answer = self.server.ask(url.removeprefix(self.base_url), body)
         if url.endswith(("/v1/completions", "/inference/v1/generate")):
-            # TRL reads the answer as it comes.
+            # TRL uses an answer without checking it.
             return {"choices": checked_choices(self.base_url, body, answer, self.sizes["vocab_size"])}
         return answer
 
@@ -204,7 +209,7 @@ class TrainingClient(VLLMClient):
         """Tell the server's workers that weights of this run come next.
 
         Raises:
-            WrongAnswer: they have those of another run, whose process has not ended as far as can be seen from here.
+            WrongAnswer: they have those of another run, whose process still runs as far as this machine can tell.
             RolloutError: the server has been restarted.
         """
         if not self.starts:
@@ -216,11 +221,12 @@ class TrainingClient(VLLMClient):
         self._require(states, version)
 
     def release(self) -> None:
-        """Let another run have the server. Nothing happens where it is gone, or another run's already."""
+        """Free the server for other runs. A server that is gone, or that another run has by now, is left alone."""
         if self.starts:
             body = {"method": "basis_hold", "args": [self.run, None, self.version], "timeout": _FAREWELL}
             with suppress(RolloutError, RequestRefused):
-                # By another session: a signal to stop, which ends waits of this one, may be why the run ends.
+                # In a new session: the run may end because of a signal, and a signal interrupts every wait of this
+                # session.
                 Client(self.base_url, _FAREWELL).ask("/collective_rpc", body)
 
     def prove(self) -> None:
@@ -240,7 +246,7 @@ class TrainingClient(VLLMClient):
 
     def _require(self, states: list[Any], version: int) -> None:
         if [state["start"] for state in states] != self.starts:
-            # To the workers of an earlier server, NCCL would send without an end.
+            # NCCL would wait forever for the workers from before the restart.
             raise RolloutError("the vLLM server has been restarted")
         for state in states:
             owner = state["owner"]
@@ -258,7 +264,7 @@ class TrainingClient(VLLMClient):
         self.version += 1
         self.hold(self.version)
         if self.settings.transfer == "nccl":
-            # A server that is left alone in a collective never comes out of it, so no signal may end this one.
+            # If this side left the collective, the server would wait in it forever, so no signal may interrupt it.
             interrupting = self.session.interrupting
             self.session.interrupting = nullcontext
             try:
@@ -270,7 +276,7 @@ class TrainingClient(VLLMClient):
             write_weights(self.folder, named_params)
             loaded = self.rpc("basis_reload", str(self.folder), self.version)
         finally:
-            # Shared memory is memory.
+            # A folder in shared memory takes up memory until it is removed.
             shutil.rmtree(self.folder, ignore_errors=True)
         for done in loaded:
             if done["version"] != self.version:
@@ -299,13 +305,14 @@ class TrainingClient(VLLMClient):
     def complete(self, request: GenerationRequest) -> Answer:
         """The server's answer, as TRL's `generate` returns it, from any thread.
 
-        With `longest` each prompt is asked for with its own room: the server refuses what would not fit its context,
-        and would draw in vain what does not fit the completion.
+        With `longest` each prompt is a request of its own, with as many tokens as are left for it: the server refuses
+        requests that exceed its context, and would generate tokens beyond the limit in vain.
         """
         try:
             answer = self._complete(request)
         except RequestRefused as error:
-            # Another server in its place has another model, under another name.
+            # Another server at this address has a model of another name and refuses ours; `prove` then says what
+            # happened.
             self.prove()
             if "(HTTP 400)" in str(error):
                 raise RequestRefused(f"{error} Is a prompt too long for its --max-model-len?") from error
@@ -400,10 +407,10 @@ class Generation(VLLMGeneration):
 
     @contextmanager
     def held(self, run: str, folder: str) -> Iterator[None]:
-        """Within it the server is this run's.
+        """Within it the server belongs to this run.
 
         Args:
-            run: the same for each resume of a run, other than that of any other run.
+            run: an id that every resume of a run shares, and no other run has.
             folder: its output_dir, by which another run is told of it.
 
         Raises:
@@ -475,12 +482,13 @@ class Generation(VLLMGeneration):
         try:
             placed = list(map(self._place_features, features, prompts))
         except ValueError as error:
-            # There are not as many images as the prompt has places for.
+            # The prompt has places for another number of images.
             raise RequestRefused(str(error)) from error
         return GenerationRequest(prompts, settings, self.longest, placed)
 
     def ask_ahead(self, prompts: list[list[int]], num_generations: int, step: int) -> None:
-        """Ask the server for these ranks' completions and return; the same `generate` in training has the answer.
+        """Send the request for all ranks' completions and return; `generate` in training takes the answer if it asks
+        the same.
 
         Args:
             prompts: this rank's rows, as for `generate`.
@@ -493,14 +501,15 @@ class Generation(VLLMGeneration):
             self._ahead.send(self.vllm_client)
 
     def last_taken(self) -> tuple[int | None, float]:
-        """Of the last batch, on the main process: the step at which it was asked for ahead (None: it was not), and the
-        seconds that it was waited for."""
+        """For the last batch, on the main process: the optimizer step at which it was requested ahead of its use (None
+        if it was not), and the seconds spent waiting for it."""
         waited = self._waited
         self._waited = 0.0
         return self._taken, waited
 
     def ahead_state(self, wait: bool) -> dict[str, Any] | None:
-        """The request that is under way with its answer, for a checkpoint; None without one, and on other processes.
+        """The request that was sent ahead and its answer, for a checkpoint; None if there is none, and on all but the
+        main process.
 
         Args:
             wait: whether to wait for the answer if it has not arrived yet.
@@ -540,7 +549,8 @@ class Generation(VLLMGeneration):
         return ahead.answer
 
     def _persist(self, action: Callable[[], T]) -> T:
-        """Run `action`; if the server fails, wait for it, push the weights and repeat, until the time is over."""
+        """Run `action`; if the server fails, wait for it, push the weights and repeat, for at most `recovery_timeout`
+        seconds."""
         deadline = None
         while True:
             try:
@@ -557,7 +567,7 @@ class Generation(VLLMGeneration):
     def _wait_for_server(self, deadline: float, cause: RolloutError) -> None:
         if not self._by_main(partial(self._is_back, deadline)):
             late = f"did not come back within {self.settings.recovery_timeout:g} s"
-            gone = "was given up after several ends" if self.given_up() else late
+            gone = "was given up after several restarts" if self.given_up() else late
             raise ServerLost(
                 f"The vLLM server {gone} ({cause}). Start it again and resume with resume_from_checkpoint: auto."
             )
@@ -581,9 +591,10 @@ class Generation(VLLMGeneration):
         return False
 
     def _push(self) -> None:
-        # The request that is under way was promised the old weights.
+        # Finish the request that was sent ahead before its weights change.
         self._settle()
         if self._weight_metadata is None and self.settings.transfer == "nccl":
+            # The server must know names, types and shapes before NCCL sends anything.
             self._weight_metadata = [
                 (name, str(parameter.dtype).removeprefix("torch."), list(parameter.shape))
                 for name, parameter in self._iter_named_params()
@@ -598,7 +609,7 @@ class Generation(VLLMGeneration):
         return ((name, each) for name, each in super()._iter_named_params() if ".modules_to_save." not in name)
 
     def _sent(self, parameters: Iterator[tuple[str, Tensor]]) -> Tensor:
-        """Send the weights; the probe's log-probabilities under them."""
+        """Send the weights; returns the probe's log-probabilities under them."""
         try:
             self.vllm_client.update_named_params(self._weight_metadata, parameters)
         finally:
@@ -617,23 +628,23 @@ class Generation(VLLMGeneration):
             raise SyncError(
                 f"After the weights were sent, the vLLM engine's log-probabilities are {self.sync_error:.3g} off those "
                 f"of the trained model; the bound is {self.settings.tolerance:g} (vllm_sync_tolerance). It would "
-                "sample from another policy. Is it the same model, in the same precision, started with "
-                "`basis-rl serve`?"
+                "sample from another policy. Start the server with `basis-rl serve`, with the same model in the same "
+                "precision."
             )
 
     @torch.no_grad()
     def _trained_log_probs(self) -> Tensor:
         """``(L - 1,)`` of the probe, on every rank: a forward pass is collective where parameters are sharded.
 
-        By a fused head (at temperature 1), as all that training scores. ZeRO-3 remembers the order in which passes use
-        parameters, and fetches them ahead: after a pass by another way, in which the head is a module of its own, it
-        would fetch that of an untied head, wait for nobody to use it, and fail.
+        The pass uses the fused head (at temperature 1), like every pass that training scores. ZeRO-3 records the order
+        in which passes use parameters, and prefetches by it: after a pass that calls the head as a module, it would
+        prefetch the weight of an untied head for passes that never use it, and fail.
         """
         ids = torch.tensor([self.probe], device=self.accelerator.device)
         model = self.accelerator.unwrap_model(self.model)
         model = model.get_base_model() if is_peft_model(model) else model
         training = self.model.training
-        # Within it the model's forward is put back, which the head replaces.
+        # `add_fused_lm_head` replaces the model's forward; the context restores it.
         with attributes(model, forward=model.forward), self.accelerator.autocast():
             add_fused_lm_head(model, cast_lm_head_to_fp32=self.settings.fp32_head)
             found = self.model.eval()(
@@ -641,7 +652,7 @@ class Generation(VLLMGeneration):
             )
         self.model.train(training)
         for module in self.model.modules():
-            # Outer modules stay gathered after a pass without a backward.
+            # After a pass without a backward, FSDP2 leaves outer modules gathered.
             if isinstance(module, FSDPModule):
                 module.reshard()
         log_probs: Tensor = found.log_probs[0].float().cpu()
@@ -684,7 +695,7 @@ class Generation(VLLMGeneration):
 
 
 def _has_ended(owner: dict[str, Any]) -> bool:
-    """Whether it was a process of this machine and is none any more, or is this one, with an earlier trainer."""
+    """Whether the owner was a process of this machine that has ended, or is this process, with an earlier trainer."""
     if owner["host"] != socket.gethostname() or not Path("/proc/self").exists():
         return False
     return owner["pid"] == os.getpid() or not Path(f"/proc/{owner['pid']}").exists()

@@ -22,7 +22,7 @@ from transformers import (
 from basis_rl.engine.prefill import sharing
 from basis_rl.run.seams import attributes
 
-# Public fields of vLLM's `SamplingParams`, whose import takes half a minute.
+# Public fields of vLLM's `SamplingParams`, copied because to import vLLM takes half a minute.
 VLLM_SAMPLING = (
     "n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "watermarking", "top_p",
     "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "max_tokens", "min_tokens", "logprobs",
@@ -58,7 +58,8 @@ class Sampling:
     generation_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def generation_config(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
-        """Every setting stated: what is left out, `generate` takes from the checkpoint, penalties included."""
+        """The configuration, with every setting stated: `generate` fills in what is left out from the checkpoint,
+        penalties included."""
         ends = end_tokens(model.generation_config, tokenizer)
         greedy = self.temperature == 0
         settings: dict[str, Any] = {
@@ -89,7 +90,8 @@ def declared_ends(config: GenerationConfig | None) -> list[int]:
 
 
 class StopStrings(StopStringCriteria):
-    """Ends rows at strings, and keeps after how many tokens: what `generate` fills them up with is no output.
+    """Ends rows at strings, and records after how many tokens, because `generate` fills ended rows up with tokens that
+    are not output.
 
     Attributes:
         lengths: tokens of each row's completion up to the string; the largest integer where it does not occur.
@@ -111,15 +113,15 @@ class StopStrings(StopStringCriteria):
 
 @contextmanager
 def generating_by(model: Any, config: GenerationConfig, criteria: Sequence[Any], *, share: bool) -> Iterator[None]:
-    """Within it `model.generate` ends rows by `criteria`, too, takes nothing from the checkpoint's configuration, and
-    drops nothing out: the loss is of the policy without dropout.
+    """Within it `model.generate` also ends rows by `criteria`, ignores the checkpoint's configuration, and has no
+    dropout, since the loss is that of the policy without dropout.
 
     Args:
         model: a transformers or PEFT model.
         config: in place of the model's `generation_config`, from which `generate` fills in whatever is None.
         criteria: further stopping criteria.
-        share: whether equal prompts are computed once (`basis_rl.engine.prefill`). Ranks that hold parts of one model
-            have to call it equally often, and their prompts may differ.
+        share: whether equal prompts are computed once (`basis_rl.engine.prefill`). Not with a sharded model, which all
+            ranks must call equally often: how often this calls it depends on the prompts of each rank.
     """
     training = [module for module in model.modules() if module.training]
     parts = [model, model.get_base_model()] if hasattr(model, "get_base_model") else [model]
@@ -168,7 +170,7 @@ def sample(
     def stopped(input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         return torch.full((len(input_ids),), stop is not None and stop.is_set(), device=input_ids.device)
 
-    # Prompts of similar length together: less padding. The order of the results is the caller's business.
+    # Prompts of similar length together, for less padding. The caller gets the index with each result.
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     at_a_time = max(1, batch_size // num_samples)
     try:

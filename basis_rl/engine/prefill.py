@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 from basis_rl.functional.packing import LEAST_SAVED
 
-# What is handed to `generate` for a text; anything else (pictures) belongs to single rows.
+# Arguments of `generate` for texts. Any other, such as images, belongs to single rows, which cannot be merged then.
 TEXT = {"input_ids", "attention_mask", "generation_config", "stopping_criteria", "tokenizer"}
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 
@@ -21,9 +21,9 @@ def sharing(model: Any, generate: Callable[..., Tensor]) -> Callable[..., Tensor
     """`generate`, the method of a transformers or PEFT model, as a function that computes equal prompts once.
 
     The keys and values of the ``U`` different prompts among ``(B, P)``, without their last token, are copied to the
-    ``B`` rows, and generation goes on from there. Rows are padded on the left. Where the model has other layers than
-    attention, keeps no such cache, or too little is saved, it is `generate` as it is. The tokens are those of
-    `generate` up to rounding.
+    ``B`` rows, and generation continues from there. Rows are padded on the left. `generate` is called unchanged where
+    the model has layers other than attention or keeps no such cache, or where too little would be saved. The tokens are
+    those of `generate` up to rounding.
     """
 
     def generated(**given: Any) -> Tensor:
@@ -46,14 +46,14 @@ def _prefilled(model: Any, prompts: Tensor, index: Tensor) -> DynamicCache:
     ids, mask = prompts.unbind(-1)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     cache = DynamicCache(config=model.config)
-    # Of the last prompt token but one no logits are read.
+    # Nobody reads the logits of this pass; 1 computes as few as possible.
     model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1)
     cache.batch_select_indices(index)
     return cache
 
 
 def _keeps_prompts(model: Any) -> bool:
-    """Whether all that a model remembers of a prompt is keys and values per token."""
+    """Whether keys and values per token are all that a model remembers of a prompt."""
     plain = model.get_base_model() if hasattr(model, "get_base_model") else model
     learnt = any(config.is_prompt_learning for config in getattr(model, "peft_config", {}).values())
     text = plain.config.get_text_config()

@@ -33,14 +33,14 @@ _SHARED = "/dev/shm"
 _LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
-# A log's line without vLLM's `(EngineCore pid=1) ERROR 11-23 12:00:00 [core.py:1] ` before it.
+# What vLLM puts before a line of its log: `(EngineCore pid=1) ERROR 11-23 12:00:00 [core.py:1] `.
 _PREFIX = re.compile(r"^(\(\S+ pid=\d+\) )?(ERROR \S+ \S+ \[\S+\] )?")
 _ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*: |\S+: error: ")
-# In the access log.
+# In the access log, of a request that was answered.
 _ANSWERED = 'HTTP/1.1" 200'
 # These only say that another process has failed.
 _AFTERMATH = re.compile(r"\S*EngineDeadError|.*Engine core initialization failed|.*WorkerProc initialization failed")
-# Memory may be free the next time; these stay as they are.
+# Errors that a restart does not fix. A lack of memory is not among them: it may be free the next time.
 _CANNOT_CHANGE = re.compile(
     r"\S+: error: |\S*(Value|Validation|NotImplemented|Type|Attribute|Key|Import|ModuleNotFound)Error\b"
     r"|.*\b([Uu]nsupported|not supported)\b"
@@ -59,7 +59,7 @@ def has_answered(log: Path | None) -> bool:
 def failure_reason(log: Path | None) -> str | None:
     """Why a server ended, in vLLM's words: the first error after the last request that was answered.
 
-    Later errors are its echo in other processes; those before, of single requests, did not end it.
+    Later errors are its consequences in other processes; earlier ones belong to single requests.
     """
     if log is None or not log.is_file():
         return None
@@ -73,8 +73,8 @@ def failure_reason(log: Path | None) -> str | None:
 
 
 def can_change(reason: str | None) -> bool:
-    """Whether a server that ended for this reason may start the next time: a wrong argument or a model that the engine
-    does not support stays what it is."""
+    """Whether a restart may help after this reason. It does not after a wrong argument, or for a model that the engine
+    does not support."""
     return reason is None or "memory" in reason or not _CANNOT_CHANGE.match(reason)
 
 
@@ -115,7 +115,7 @@ class Server:
     Use as a context manager: ``with Server(ServerOptions("Qwen/Qwen3-4B")) as server: server.url``.
 
     Raises:
-        ServerError: vLLM is not installed, or the server ends before it has answered, or has not within the time.
+        ServerError: vLLM is not installed, or the server ended or ran out of time before its first answer.
     """
 
     def __init__(self, options: ServerOptions, start_timeout: float = 900.0) -> None:
@@ -135,7 +135,8 @@ class Server:
         self._seen: set[str] = set()
 
     def command(self) -> list[str]:
-        """The command line. Log-probabilities are those after temperature and filters, which training compares with."""
+        """The command line. The server reports log-probabilities after temperature and filters, since training compares
+        with those."""
         options = self.options
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", options.model]
         command += ["--host", options.host, "--port", str(self.port), "--dtype", options.dtype]
@@ -148,12 +149,13 @@ class Server:
         if options.revision is not None and not Path(options.model).is_dir():
             command += ["--revision", options.revision, "--tokenizer-revision", options.revision]
         if not torch.cuda.is_available():
-            # Compilation takes minutes and gains little there.
+            # On a CPU, compilation takes minutes and gains little.
             command += ["--enforce-eager"]
-            # A prompt cut in two ends the engine if its request has a seed: a CPU generator cannot be turned back.
+            # The CPU engine crashes when it cuts a prompt in two and the request has a seed: it cannot rewind a CPU
+            # generator.
             command += ["--no-enable-chunked-prefill"]
             if not any(word.split("=")[0] in _MEMORY_OPTIONS for word in options.extra):
-                # vLLM wants nearly all of the machine's memory free, of which the training needs some.
+                # By default vLLM wants nearly all of the machine's memory, but the training needs some of it.
                 gib = float(os.environ.get("VLLM_CPU_KVCACHE_SPACE", _CPU_CACHE_GIB))
                 command += ["--kv-cache-memory-bytes", str(int(gib * (1 << 30)))]
         return [*command, *options.extra]
@@ -168,7 +170,7 @@ class Server:
             own["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         if self.options.devices is not None:
             own["CUDA_VISIBLE_DEVICES"] = self.options.devices
-        # A server that a launched trainer starts is not one of its ranks.
+        # A server must not take itself for a rank of the launched trainer that starts it.
         launched = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
         kept = {key: value for key, value in os.environ.items() if key not in launched}
         kept = {key: value for key, value in kept.items() if not key.startswith(("TORCHELASTIC_", "ACCELERATE_"))}
@@ -180,7 +182,8 @@ class Server:
         return self.wait()
 
     def launch(self) -> None:
-        """Start it and do not wait. It ends with the calling thread, since Linux counts threads as parents."""
+        """Start it and do not wait. It ends with the calling thread: for Linux a thread is the parent, not its
+        process."""
         assert self.process is None, "started already"
         self._check_port()
         log = self.options.log
@@ -193,7 +196,7 @@ class Server:
                 stdout=output,
                 stderr=subprocess.STDOUT if log is not None else None,
                 start_new_session=True,
-                # SIGTERM when the thread that starts it ends, SIGKILL included.
+                # The kernel sends SIGTERM when the thread that started it ends, even if that is killed by SIGKILL.
                 preexec_fn=partial(kernel.die_with_parent, signal.SIGTERM) if kernel.LINUX else None,
             )
 
@@ -326,7 +329,8 @@ def free_port() -> int:
     with suppress(OSError):
         end = int(_LOCAL_PORTS.read_text().split()[0])
     below = range(_FIRST_PORT, end)
-    # Not the shared generator: runs of the same seed would take the same port, and draw other samples afterwards.
+    # A generator of its own: with the shared one, runs of one seed would take the same port, and would sample
+    # differently afterwards.
     for port in random.SystemRandom().sample(below, len(below)):
         with suppress(OSError):
             return _bound(port)

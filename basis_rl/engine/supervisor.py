@@ -64,7 +64,7 @@ def kept_alive(options: ServerOptions, restarts: int = 3, poll: float = 1.0) -> 
         yield server
     finally:
         ending.set()
-        # Interrupted while it starts.
+        # If this thread is interrupted while the server starts, the supervisor would wait for the start to end.
         if not started.is_set() and server.process is not None:
             server.process.terminate()
         thread.join()

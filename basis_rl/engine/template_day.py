@@ -1,8 +1,9 @@
-"""The day that chat templates write into prompts: that of the beginning of a run, a value table, or its build.
+"""The date that chat templates write into prompts: the first day of a run, or of the value table that it uses.
 
 Templates of Llama 3.2, Granite and gpt-oss ask `strftime_now` for today's date. After midnight the same prompts would
-be others, for a value function, for the log-probabilities of rollouts, and for the check that a resume is of this run.
-A run keeps its first day in its checkpoints, a value table in its provenance, and a run that uses the table takes it.
+read differently: to a value function, in the log-probabilities of rollouts, and in the check that a resume continues
+the same run. A run keeps its first day in its checkpoints, a value table in its provenance, and a run that uses the
+table takes it.
 """
 
 from __future__ import annotations

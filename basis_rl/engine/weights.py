@@ -18,7 +18,7 @@ _SHARD_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class SyncSettings:
-    """How weights get to the engine, and what counts as having got there.
+    """How weights get to the engine, and how exactly they must arrive.
 
     Attributes:
         transfer: ``nccl`` (TRL's) or ``folder``.
@@ -38,7 +38,7 @@ class SyncSettings:
 
 
 def write_weights(folder: Path, parameters: Iterable[tuple[str, Tensor]]) -> None:
-    """Write `parameters` as safetensors files, the folder whole or not there.
+    """Write `parameters` as safetensors files; the folder appears when it is complete.
 
     Tensors come one at a time and may be freed after their turn (gathered shards), so at most 2 GiB of copies are held.
     """
@@ -67,7 +67,7 @@ def write_weights(folder: Path, parameters: Iterable[tuple[str, Tensor]]) -> Non
 
 
 def sizes_of(config: Any) -> dict[str, Any]:
-    """By which two configurations of a text model are told apart."""
+    """The sizes by which two text models are told apart."""
     return {
         name: getattr(config, name, None) for name in ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
     }
@@ -79,6 +79,6 @@ def part_of(folder: Path) -> Path:
 
 
 def default_folder(url: str) -> Path:
-    """Shared memory of this machine, apart for each user and server."""
+    """A folder in this machine's shared memory, one for each user and server."""
     root = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(torch.hub.get_dir()).parent
     return root / f"basis-rl-{os.getuid()}" / url.split("//")[-1].replace(":", "-").replace("/", "-")

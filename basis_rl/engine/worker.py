@@ -24,7 +24,7 @@ class WeightSync:
     reload_weights: Any
 
     def basis_state(self, token: str = "") -> dict[str, Any]:
-        """What this worker is, and whose weights it has.
+        """What this worker is, and which run's weights it has.
 
         Args:
             token: path of a file that the trainer has just written.
@@ -39,7 +39,7 @@ class WeightSync:
         return {**self._basis_state, "model": model, "sees": Path(token).is_file()}
 
     def basis_hold(self, run: str, owner: dict[str, Any] | None, version: int, gone: str | None = None) -> Any:
-        """The weights of a run's `version` come next, unless those of another one are here that has an owner.
+        """Reserve this worker for weights of a run, unless another run that has an owner holds it.
 
         Args:
             run: which run asks.

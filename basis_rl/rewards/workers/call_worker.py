@@ -34,15 +34,16 @@ def load(target: str) -> Callable[..., Any]:
         module = importlib.import_module(where)
     function = getattr(module, name)
     if not callable(function):
-        raise TypeError(f"{target} is a {type(function).__name__}, no function")
+        raise TypeError(f"{target} is a {type(function).__name__}, not a function")
     return function
 
 
 def signature_and_version(function: Callable[..., Any]) -> dict[str, Any]:
-    """Its parameters, and a version: its own ``version``, or a hash of the file that it is written in."""
+    """The function's parameters, and its version: its attribute ``version``, or a hash of its source file."""
     parameters = list(inspect.signature(function).parameters.values())
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     try:
+        # The file of the function itself, not that of a decorator around it.
         source = Path(inspect.getsourcefile(inspect.unwrap(function)) or "").read_bytes()
     except (OSError, TypeError):
         source = b""
@@ -57,9 +58,10 @@ def signature_and_version(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def call(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What it returned, as JSON has it, or how it failed."""
+    """One call as JSON: the value that the function returned, or how it failed."""
     try:
         value = function(*args, **kwargs)
+        # Numbers of numpy and torch.
         value = value.item() if hasattr(value, "item") else value
         if value is not None and (not isinstance(value, (bool, int, float)) or not math.isfinite(value)):
             raise TypeError(f"it returned {str(value)[:100]!r}, not a finite number or None")
@@ -74,19 +76,19 @@ _loaded: dict[str, Any] = {}
 
 
 def start() -> None:
-    """Import the function; whatever that raises is kept for who asks."""
+    """Import the function; if that fails, every task is answered with the traceback."""
     target = sys.argv[1]
     if not target.startswith("/"):
         sys.path.insert(0, os.getcwd())
     try:
         _loaded["function"] = load(target)
     except BaseException:
-        # A module that ends the process says so by SystemExit.
+        # BaseException, because a module that calls sys.exit raises SystemExit.
         _loaded["error"] = traceback.format_exc()[-4000:]
 
 
 def answer(task: dict[str, Any]) -> dict[str, Any]:
-    """To one task."""
+    """The answer to one task."""
     if "error" in _loaded:
         return _loaded
     return signature_and_version(_loaded["function"]) if "describe" in task else call(_loaded["function"], **task)

@@ -16,20 +16,22 @@ from basis_rl.sandbox import Policy, python_paths
 
 OnError = Literal["raise", "unscored"]
 
-# Times the CPU time: nine of ten processor seconds may go to others.
+# Wall-clock limit of a call, as a multiple of its CPU time: on a loaded machine, other processes may get nine of ten
+# seconds.
 WALL_CLOCK = 10.0
+# Address space on top of the caller's limit: imports reserve far more of it than they use.
 _IMPORT_BYTES = 4 << 30
 _FOLDER_BYTES = 64 << 20
-# Numerical libraries start some when they are imported.
+# Threads of one worker: numerical libraries start some when they are imported.
 _THREADS = 16
 
 
 class FunctionError(RuntimeError):
-    """A function that scores rollouts raised, or returned no number: a bug of it. Holds its traceback."""
+    """The user's reward function raised, or returned something other than a number or None. Has the traceback."""
 
 
 def _ending(outcome: Outcome) -> Literal["ok", "timeout", "memory", "failed", "error"]:
-    """How a call ended; ``failed`` is not its own doing (`Outcome.failed`)."""
+    """How a call ended; ``failed`` is a failure of the infrastructure (`Outcome.failed`)."""
     if outcome.failed:
         return "failed"
     if outcome.status == "timeout":
@@ -49,8 +51,8 @@ class Calls:
         memory_bytes: address space that a worker may take beyond its imports.
         wall_timeout: seconds by the clock, for calls that sleep; default: ten times `timeout`.
         over_limit: value of a call that ran out of time or memory.
-        shut_in: take network, writing and what else this machine can (`basis_rl.sandbox`) from the workers: for
-            functions that run what a model wrote.
+        shut_in: run the workers in the sandbox (`basis_rl.sandbox`), without network and without writing, for functions
+            that execute what a model wrote.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Calls:
         self.target = target
         self.over_limit = over_limit
         worker = Path(__file__).with_name("call_worker.py")
+        # -P keeps the script's folder off sys.path, where its modules would shadow packages of the same name.
         command = [sys.executable, "-P", str(worker), target, str(timeout), str(int(memory_bytes))]
         policy = Policy(
             memory_bytes=int(memory_bytes) + _IMPORT_BYTES,
@@ -83,7 +86,7 @@ class Calls:
         self._failures = FailureMonitor(name=self._what)
 
     def describe(self) -> dict[str, Any]:
-        """What the worker says of the function.
+        """Parameters and version of the function, as a worker reports them.
 
         Raises:
             ValueError: it cannot be imported; with the traceback.
@@ -101,13 +104,14 @@ class Calls:
     ) -> Scores:
         """The scores of ``(args, kwargs)``, in order; None for a call that failed.
 
-        Logs ``reward/NAME/timeout``, ``.../memory``, ``.../infrastructure`` for ``failed``, and with `on_error`
-        ``.../error``, shares of the calls.
+        Logs shares of the calls: ``reward/NAME/timeout``, ``.../memory``, ``.../infrastructure`` (``failed``), and with
+        `on_error` also ``.../error``.
 
         Args:
             calls: arguments of each call.
             log_metric: as TRL hands it over.
-            on_error: ``unscored``: calls that raised have no score, unless all have. Otherwise the first one ends this.
+            on_error: ``unscored`` gives None to calls that raised, unless all of them did. Otherwise the first
+                exception is raised.
 
         Raises:
             FunctionError: see `on_error`.
@@ -135,14 +139,14 @@ class Calls:
 
 
 def trl_signature(columns: Sequence[str]) -> inspect.Signature:
-    """What a reward function takes that reads these columns: the trainer's checks look at it."""
+    """The signature of a reward function that reads these columns, which the trainer's checks inspect."""
     known = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("prompts", "completions")]
     read = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in dict.fromkeys(columns)]
     return inspect.Signature([*known, *read, inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)])
 
 
 def check_limits(reward: str, num_workers: Any, timeout: Any, memory_bytes: Any) -> None:
-    """Refuse limits that are none.
+    """Refuse limits that would not limit anything.
 
     Raises:
         ValueError: `num_workers` below 1, or no positive `timeout` or `memory_bytes`.

@@ -6,20 +6,22 @@ from collections import deque
 
 
 class RewardInfrastructureError(RuntimeError):
-    """Rewards cannot be trusted to come: not what the model wrote is to blame, but what scores it."""
+    """Too many rollouts could not be scored, for a reason that lies in the scoring and not in the rollouts."""
 
 
-# Share of the rollouts; rollouts that are looked back upon, in whole batches; fewer are judged as if they were so many.
+# Share of the recent rollouts that may fail.
 _LIMIT = 0.05
+# How many rollouts count as recent; since whole batches are kept, there may be more.
 _WINDOW = 1000
+# Fewer rollouts are judged as if they were this many, so that one failure in a small batch does not end a run.
 _MINIMUM = 100
 
 
 class FailureMonitor:
     """Ends a run in which more than 5 % of the recent rollouts could not be scored.
 
-    A rollout that is not scored has advantage 0; when there are many, training continues with a part of its data, and
-    not a random one. Raised when more than ``0.05 * max(n, 100)`` of the last n rollouts failed, n about 1,000: 6
+    A rollout without a score has advantage 0, so with many of them training would continue on a part of the data that
+    is not random. It raises when more than ``0.05 * max(n, 100)`` of the last n rollouts failed, n about 1,000: 6
     failures in a row, or 51 among 1,000, and never 1 of 10.
 
     Every rank counts its own rollouts, and raises by itself; the launcher ends the other ranks when one has died.
@@ -33,7 +35,7 @@ class FailureMonitor:
         self._batches: deque[tuple[int, int]] = deque()
 
     def record(self, scored: int, failed: int, why: str = "") -> None:
-        """Count a batch: `scored` rollouts that were scored, `failed` ones that should have been and were not.
+        """Count a batch: `scored` rollouts have a score, and the scoring of `failed` ones failed.
 
         Args:
             scored: rollouts.

@@ -21,6 +21,7 @@ from basis_rl.sandbox import Policy
 
 _STARTUP_SECONDS = 120.0
 _START_ATTEMPTS = 4
+# How often a task is tried in all if its worker dies: a kill from outside says less about the task.
 _ATTEMPTS = 2
 _ATTEMPTS_IF_KILLED = 5
 
@@ -31,14 +32,14 @@ Status = Literal["ok", "timeout", "crashed", "starved", "late", "over_budget"]
 class Outcome:
     """How one task ended; `value` is what the worker answered, empty unless `status` is ``ok``.
 
-    ``timeout`` is the task's own doing: it took more CPU time than a task may, or slept until its wall-clock limit.
-    For the others this is not so, or not known (`failed`):
+    ``timeout``: the task itself took more CPU time than a task may, or slept until its wall-clock limit. The next three
+    say nothing about the task (`failed`):
 
     - ``crashed``: the worker died on it, twice; or was killed from outside five times.
     - ``starved``: it reached its wall-clock limit twice, without the CPU time that is granted to it.
     - ``late``: the whole batch reached its deadline first.
 
-    ``over_budget``: the time that the caller granted to the batch was over first; neither task nor machine has failed.
+    ``over_budget``: the time that the caller granted to the whole batch ended first; nothing failed.
     """
 
     status: Status
@@ -51,7 +52,7 @@ class Outcome:
 
 
 def _close_all(workers: list[Worker], owner: int) -> None:
-    # A forked copy of the trainer ends: they are not its own.
+    # If a forked copy of the trainer ends, the workers still belong to the original.
     if os.getpid() != owner:
         return
     for worker in workers:
@@ -67,9 +68,10 @@ class WorkerPool:
     tried once more on a fresh one. Safe to call from any thread, one batch at a time. Workers are started by
     subprocess, never by a fork of this process, which may hold CUDA and many threads.
 
-    With `cpu_timeout`, a task that is too hard ends by its own CPU time, and the wall clock is only the net under it:
-    of a task that reaches it, the worker slept (``timeout``), or the machine is to blame, and it is tried once more.
-    n tasks take at most ``2 * ceil(n / size) * timeout`` seconds and 2 startups (120 s each at most), whatever they do.
+    With `cpu_timeout`, a hard task is ended by its CPU time, and the wall-clock limit is the fallback: if a task
+    reaches it because its worker slept, that is a ``timeout``; if not, the machine was busy, and the task is tried once
+    more. n tasks take at most ``2 * ceil(n / size) * timeout`` seconds and 2 startups (120 s each at most), whatever
+    they do.
 
     Args:
         command: how to start a worker; it speaks the protocol of `basis_rl.rewards.workers.serve_tasks`.
@@ -77,9 +79,9 @@ class WorkerPool:
         timeout: seconds for a task, wall clock.
         cpu_timeout: seconds of CPU time after which the worker ends itself by SIGPROF; None: it does not.
         policy: what a worker may do (`basis_rl.sandbox`), each in a temporary folder of its own, which is removed with
-            it. None: whatever this process may.
-        max_tasks: a worker is replaced after so many.
-        max_growth: and when it holds so many bytes more than at its start.
+            it. None: no sandbox.
+        max_tasks: a worker is replaced after this many tasks.
+        max_growth: a worker is replaced when its resident memory has grown by this many bytes.
 
     Raises:
         ValueError: no worker, or a limit that is not positive.
@@ -126,8 +128,8 @@ class WorkerPool:
 
         Args:
             tasks: objects that JSON can hold.
-            seconds: for the whole batch, wall clock, the start of workers included; what is not done then is
-                ``over_budget``. None: no limit of the caller's.
+            seconds: wall-clock seconds for the whole batch, including the start of workers; tasks that are not done
+                then are ``over_budget``. None: no such limit.
 
         Raises:
             RewardInfrastructureError: no worker can be started, several attempts in a row.
@@ -137,7 +139,7 @@ class WorkerPool:
             return _Batch(self, tasks, seconds).run()
 
     def start(self) -> None:
-        """Start the workers without waiting for them. What keeps one from starting is told by the next `run`."""
+        """Start the workers without waiting for them. If one cannot start, the next `run` reports it."""
         self._own_if_forked()
         with self._lock, suppress(OSError):
             while len(self._workers) < self.size:
@@ -153,6 +155,8 @@ class WorkerPool:
 
 
 class _Batch:
+    """One call of `WorkerPool.run`: the tasks that wait, and what became of each."""
+
     def __init__(
         self,
         pool: WorkerPool,
@@ -166,8 +170,10 @@ class _Batch:
         self.outcomes: dict[int, Outcome] = {}
         self.failed_starts = 0
         rounds = math.ceil(len(tasks) / pool.size)
+        # Twice, because each task may be tried a second time.
         longest = 2 * (rounds * pool.timeout + _STARTUP_SECONDS)
         granted = math.inf if seconds is None else seconds
+        # Whichever limit comes first decides whether unfinished tasks are the caller's wish or a failure.
         self.late: Status = "over_budget" if granted < longest else "late"
         self.deadline = time.monotonic() + min(granted, longest)
 
@@ -180,7 +186,7 @@ class _Batch:
                 self._fill()
                 self._wait()
         except BaseException:
-            # their sockets may hold half an answer to a task that nobody waits for
+            # Their sockets may hold half an answer to a task of this batch, which the next batch would read.
             self.pool._end()
             raise
         return [self.outcomes[i] for i in range(len(self.tasks))]
@@ -202,7 +208,7 @@ class _Batch:
                 worker.dispatch(index, self.tasks[index], self.pool.timeout)
 
     def _worn_out(self, worker: Worker) -> bool:
-        """Dead, old or fat."""
+        """Whether a worker has exited, or has passed `max_tasks` or `max_growth`."""
         ended = worker.ready and worker.process.poll() is not None
         growth = resident_bytes(worker.pid) - worker.bytes_at_start
         return ended or worker.tasks >= self.pool.max_tasks or growth > self.pool.max_growth
@@ -234,8 +240,8 @@ class _Batch:
             self.outcomes[worker.has_answered()] = Outcome("ok", answer)
 
     def _ends(self, worker: Worker, expired: bool) -> None:
-        """The worker has ended or broken the protocol, or else its time is over (`expired`)."""
-        # It has said all by then.
+        """Handle a worker that has exited, broken the protocol or, if `expired`, passed its deadline."""
+        # Unless it expired, its output has ended, so it is about to exit.
         code = None if expired else worker.return_code()
         if not worker.ready:
             self._start_failed(worker.last_words())
@@ -248,7 +254,8 @@ class _Batch:
             if code == -signal.SIGPROF and self.pool.cpu_timeout is not None:
                 self.outcomes[worker.task] = Outcome("timeout", {})
             else:
-                # Who is killed has not done it himself: memory has a limit of its own.
+                # SIGKILL comes from outside, such as the kernel's OOM killer: a task that takes too much memory gets a
+                # MemoryError from its own limit instead.
                 killed = code == -signal.SIGKILL
                 self._again(worker.task, "crashed", _ATTEMPTS_IF_KILLED if killed else _ATTEMPTS)
         self._remove(worker)
@@ -267,7 +274,7 @@ class _Batch:
             self.outcomes.setdefault(task, Outcome(self.late, {}))
 
     def _start_failed(self, last_words: str) -> None:
-        """One failure may be temporary; several in a row, without a worker that starts, are a fault."""
+        """Raise after several failed starts in a row without a success: a single one may be temporary."""
         self.failed_starts += 1
         if self.failed_starts >= _START_ATTEMPTS:
             raise RewardInfrastructureError(

@@ -18,14 +18,18 @@ from typing import Any, Literal
 
 from basis_rl.sandbox import Policy, environment, remove_folder, sandboxed
 
-# Sets are walked in the same order by every worker: a verdict must not depend on which of them gave it.
+# A fixed hash seed: every worker must walk sets in the same order, or a verdict would depend on the worker that gave
+# it.
 _FIXED = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
+# Bytes: a worker that sends more breaks the protocol, and could fill the trainer's memory.
 _LONGEST_ANSWER = 1 << 22
 # Struct ucred: process, user, group.
 _CREDENTIALS = struct.Struct("3i")
+# Seconds for a process to exit after it was asked to.
 PATIENCE = 5.0
-# Seconds in which a thread that runs is seen to: many times the kernel's tick.
+# Seconds between two looks at a thread: many of the kernel's ticks, in which a running thread's CPU time must have
+# grown.
 _LOOK = 0.1
 
 
@@ -52,7 +56,7 @@ class Worker:
         try:
             if hasattr(socket, "SO_PASSCRED"):
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            # A worker that does not read must not hold up the one who writes.
+            # Non-blocking: a worker that does not read must not block the trainer's write.
             self._socket.setblocking(False)
             command, env = self._shut_in(command)
             self.process = subprocess.Popen(
@@ -61,7 +65,7 @@ class Worker:
                 stdout=theirs.fileno(),
                 stderr=self.stderr,
                 env=env,
-                # Ctrl-C reaches the trainer, which ends the worker; the group can be killed.
+                # Ctrl-C then reaches only the trainer, which ends the worker with its whole process group.
                 start_new_session=True,
             )
         except BaseException:
@@ -70,13 +74,13 @@ class Worker:
         finally:
             theirs.close()
         self.fd = self._socket.fileno()
-        # Known when the worker is ready, where the system tells.
+        # Its first message has it, on systems that pass credentials with a message; else None.
         self.pid: int | None = None
         self.buffer = b""
         self.outbox = b""
         self.ended = False
         self.ready = False
-        # The one that it is at work on.
+        # The number of the task that it is working on.
         self.task: int | None = None
         self.tasks = 0
         self.began = time.monotonic()
@@ -113,13 +117,13 @@ class Worker:
             self.outbox = b""
 
     def read(self) -> dict[str, Any] | Literal["lost"] | None:
-        """The answer, None if there is more to come; ``"lost"`` if the process is gone or breaks the protocol."""
+        """The answer; None if it is not complete yet; ``"lost"`` if the process is gone or breaks the protocol."""
         chunk = self._receive()
         if chunk is None:
             return None
         self.ended = not chunk
         line, newline, more = (self.buffer + chunk).partition(b"\n")
-        # More than one answer would be taken for that to the next task.
+        # What follows the answer would be taken for the answer to the next task.
         if not chunk or more or len(line) > _LONGEST_ANSWER:
             return "lost"
         if not newline:
@@ -133,7 +137,7 @@ class Worker:
         return answer if isinstance(answer, dict) else "lost"
 
     def _receive(self) -> bytes | None:
-        """What is there; None if nothing is, empty at the end."""
+        """The bytes that have arrived; None if there are none yet, empty at end of file."""
         try:
             if self.ready:
                 return self._socket.recv(1 << 16)
@@ -143,7 +147,7 @@ class Worker:
         except ConnectionError:
             return b""
         for _, kind, data in messages:
-            # The kernel names the sender by the number that it has here, also out of a namespace.
+            # The kernel translates the sender's PID out of its namespace into ours.
             if kind == getattr(socket, "SCM_CREDENTIALS", None) and chunk:
                 self.pid = _CREDENTIALS.unpack(data[: _CREDENTIALS.size])[0] or None
         return chunk
@@ -171,10 +175,11 @@ class Worker:
         if not threads or not self._wanted:
             return None
         if any(state in "DTt" for state, _ in threads.values()):
-            # One waits for a disk or memory, or has been stopped: not of its own will.
+            # A thread that waits for disk or memory (D) or was stopped (T, t) does not sleep of its own accord.
             return False
         awake = {thread for thread, (state, _) in threads.items() if state == "R"}
-        # computes, or waits for a processor; the kernel counts a wait when it is over.
+        # It computes, or waits for a processor. The kernel accounts for such a wait only when it is over, so look a
+        # second time.
         if awake:
             time.sleep(_LOOK)
             before = threads
@@ -185,9 +190,9 @@ class Worker:
         return wanted < 0.5 * (time.monotonic() - self.began)
 
     def ask_to_end(self) -> None:
-        """The first half of `close`, for many at a time."""
-        # The launcher of a sandbox ends it, and takes in the dead; killed itself, it would leave them to the first
-        # process of the machine, which in a container may be the trainer, and takes in nobody.
+        """Send the signal that ends it, and do not wait, so that many workers can end at the same time."""
+        # In a sandbox, SIGTERM makes the launcher end and reap its processes. If the launcher were killed, PID 1 would
+        # inherit them, which in a container may be the trainer, and that reaps nobody.
         self._signal(signal.SIGKILL if self.policy is None else signal.SIGTERM)
 
     def _signal(self, number: int) -> None:
@@ -211,7 +216,7 @@ class Worker:
             remove_folder(self.folder)
 
     def return_code(self) -> int | None:
-        """Of a process whose output has ended; None if it is still alive."""
+        """The exit code, if its output has ended and it exits within `PATIENCE` seconds; else None."""
         if self.ended:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return self.process.wait(PATIENCE)
@@ -240,10 +245,10 @@ def _threads(pid: int | None) -> dict[str, tuple[str, float]]:
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             place = Path(f"/proc/{pid}/task/{thread}")
-            # Has ended meanwhile.
+            # A thread may end between the two reads.
             with contextlib.suppress(OSError, IndexError, ValueError):
                 state = (place / "stat").read_text().rpartition(")")[2].split()[0]
-                # After the state: what a thread waited before it fell asleep is in the account by then.
+                # Read after the state: if the thread sleeps, the account already holds all that it waited before.
                 computed, waited, _ = (place / "schedstat").read_text().split()
                 found[thread] = state, (int(computed) + int(waited)) / 1e9
     return found

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+# Wall-clock limit of a task, as a multiple of its CPU time: it ends a worker that sleeps after its trainer has died.
 _ASLEEP = 20.0
-"""The multiple of its CPU time that a task may take by the clock, if no other process is left to end it."""
 
 
 def serve_tasks(
@@ -38,11 +38,12 @@ def serve_tasks(
         answer: the answer to a task. What it raises is answered as ``{"error": ...}``.
         cpu_seconds: for one task, threads together; None: not limited here.
         memory_bytes: of address space, beyond what `start` has taken; None: not limited here.
-        start: what takes long and need not count for the first task, imports above all.
+        start: runs before the first task and outside its limits; slow imports above all.
     """
     asked = os.fdopen(os.dup(0))
     out = os.fdopen(os.dup(1), "w", buffering=1)
-    # What a library reads must not be the next task, and what it prints must not end up between the answers.
+    # A library that reads standard input must not get the next task, and one that prints must not write between
+    # answers.
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -78,7 +79,7 @@ def _limit_memory(beyond: int) -> None:
 
 
 def _clock(cpu_seconds: float | None) -> None:
-    """Start it, or stop it (None)."""
+    """Start the timers of a task; None stops them."""
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds or 0)
     # If the trainer dies while this process sleeps, and no sandbox ends it, nobody else does.
     signal.setitimer(signal.ITIMER_REAL, _ASLEEP * (cpu_seconds or 0))
