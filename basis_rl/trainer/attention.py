@@ -1,9 +1,9 @@
 """Attention for packed rows: a model's own attention function, segment by segment or in one call for all of them.
 
-A packed row says by its attention mask that it is one. The segments of `basis_rl.functional.packing` travel in the
-mask's place, as an int32 tensor ``(1, 1, S, 6)``, through every model that takes a mask of four dimensions as it is.
-The functions that transformers has by name, and those of the policy's modeling file for ``eager``, are wrapped once;
-any other mask goes through to what is wrapped, so that generation and every other model are as before.
+A packed row is recognised by its attention mask. The segments of `basis_rl.functional.packing` travel in the mask's
+place, as an int32 tensor ``(1, 1, S, 6)``, through every model that takes a mask of four dimensions as it is. The
+functions that transformers has by name, and those of the policy's modeling file for ``eager``, are wrapped once; calls
+with any other mask reach the original function, so generation and other models do not change.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def is_known(name: str) -> bool:
 
 
 def let_through_packed_rows(model: nn.Module) -> None:
-    """Wrap the attention function that `model` uses; calls without segments are those of before."""
+    """Wrap the attention function that `model` uses; calls without segments do not change."""
     name = attention_name(model)
     if name != "eager":
         original = ALL_ATTENTION_FUNCTIONS[name]
@@ -68,7 +68,7 @@ def _packed(original: Attention, name: str) -> Attention:
         if not packed:
             return original(module, query, key, value, attention_mask, *args, **kwargs)
         layout = Layout.of(attention_mask)
-        # Flash attention would look in them for rows that begin anew.
+        # From position ids, flash attention would infer boundaries of its own.
         kwargs.pop("position_ids", None)
         if name not in SEGMENT_BY_SEGMENT:
             return original(module, query, *layout.gathered(key, value), None, *args, **kwargs, **layout.bounds(key))
@@ -104,7 +104,7 @@ class Layout:
         return found
 
     def masks(self, window: int | None, additive: torch.dtype | None, device: torch.device) -> list[Tensor | None]:
-        """For each segment ``(1, 1, queries, keys)``; None where causal attention among neighbours says it all."""
+        """For each segment ``(1, 1, queries, keys)``; None where plain causal attention is right."""
         kind = (window, additive, device)
         if kind not in self._masks:
             spans = [query.stop - query.start for query in self.queries]

@@ -23,7 +23,7 @@ CISPO_BOUND = 5.0
 
 
 class _One(int):
-    """The integer 1, as `GRPOConfig` sees it: it refuses ``num_generations < 2``, which is the baseline's to decide."""
+    """A 1 that is not less than 2: `GRPOConfig` refuses ``num_generations < 2``, but here the baseline decides that."""
 
     def __lt__(self, other: Any) -> bool:
         return False
@@ -45,13 +45,13 @@ class BasisConfig(GRPOConfig):
     kl_placement: str = option("loss", "Where the KL penalty (its coefficient is beta) goes: 'loss' or 'reward'.")
     kl_estimator: str | None = option(
         None,
-        "k1, k2 or k3. The default is k3 in the loss (as in TRL: with use_bias_correction_kl, which is on, times the "
-        "ratio, so that its gradient on-policy is that of k2, except for the sequence ratios of gspo and luspo) and k1 "
-        "in the reward. There is no k1 loss.",
+        "k1, k2 or k3. The default is k3 in the loss and k1 in the reward; there is no k1 loss. As in TRL, k3 in the "
+        "loss is multiplied by the ratio (use_bias_correction_kl, on by default), so that its on-policy gradient is "
+        "that of k2, except for the sequence ratios of gspo and luspo.",
     )
     packing: str = option(
         "auto",
-        "auto scores rollouts without padding, and what prompts begin with in common once, where the model allows it; "
+        "auto scores rollouts without padding, and common beginnings of prompts only once, where the model allows it; "
         "none scores padded rows as TRL does.",
     )
     difficulty_column: str | None = option(
@@ -80,8 +80,8 @@ class BasisConfig(GRPOConfig):
     )
     max_tool_calling_iterations: int | None = option(
         10,
-        "With tools: how often the calls of a rollout are answered, which is its number of turns less one. null is "
-        "without limit, TRL's default.",
+        "With tools: how often the calls of a rollout are answered, which is its number of turns minus one. null means "
+        "no limit, TRL's default.",
     )
     filter_void_turns: bool = option(
         False, "With tools: no loss on rollouts with a turn that neither calls a tool nor boxes an answer."
@@ -102,7 +102,7 @@ class BasisConfig(GRPOConfig):
         "Starts a new run in a folder with the checkpoints of an earlier run, and moves them into a folder previous-N.",
     )
     allow_changed_settings: bool = option(
-        False, "Resumes although settings differ that give the order of the data or the state another meaning."
+        False, "Resumes even if settings differ that change the order of the data or the meaning of the state."
     )
     allow_truncated_sampling: bool = option(
         False, "Trains on rollouts drawn with top_p, top_k or min_p, although the loss scores the whole vocabulary."
@@ -125,12 +125,14 @@ class BasisConfig(GRPOConfig):
             raise ValueError(f"num_generations must be at least 1, got {generations}.")
         self._check_values()
         if self.use_vllm and self.vllm_mode == "server":
-            # While the first rank waits for the server, the others wait for it in a collective.
+            # While the first rank waits for the server, the others wait for it in a collective, which must not time
+            # out.
             patience = self.vllm_request_timeout + self.vllm_recovery_timeout + self.vllm_server_timeout + 300.0
             self.ddp_timeout: int = max(self.ddp_timeout, int(patience))
-        # transformers does not pass it on with `use_cpu`, and nobody does to the groups that DeepSpeed and FSDP make.
+        # transformers does not pass ddp_timeout on with `use_cpu`, and no library passes it to the groups of DeepSpeed
+        # and FSDP.
         distributed_c10d.default_pg_timeout = timedelta(seconds=self.ddp_timeout)
-        # For None transformers would take the checkpoint's own; vLLM writes -1.
+        # transformers would read None as the checkpoint's own value, and -1 is what vLLM calls no limit.
         if self.top_k in (None, -1):
             self.top_k: int = 0
         self._check_kl()
@@ -141,10 +143,11 @@ class BasisConfig(GRPOConfig):
             require_extra("tensorboard", "report_to: tensorboard")
         several = int(os.environ.get("WORLD_SIZE", "1")) > 1
         if self.use_cpu and several and getattr(self, "ddp_backend", None) is None:
-            # Transformers would ask for it; there is no other choice.
+            # transformers would ask for a backend, and this is the only one for CPUs.
             self.ddp_backend = "gloo"
         if self.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() in ("true", "1", "yes"):
-            # DeepSpeed compiles in the next lines.
+            # `super().__post_init__` makes DeepSpeed compile, which would wait for the lock of a process that was
+            # killed.
             break_abandoned_locks()
         self._check_batches()
         if generations == 1:
@@ -184,7 +187,7 @@ class BasisConfig(GRPOConfig):
             raise ValueError(f"vllm_weight_sync must be 'auto', 'nccl' or 'folder', got '{self.vllm_weight_sync}'.")
 
     def to_dict(self) -> dict[str, Any]:
-        """As in transformers, and secrets within dictionaries (`model_init_kwargs`) are left out too."""
+        """As in transformers, without secrets, also within dictionaries (`model_init_kwargs`)."""
         return {
             key: plain_values(redact(value)) if type(value) is dict else value
             for key, value in super().to_dict().items()
@@ -210,8 +213,8 @@ class BasisConfig(GRPOConfig):
             raise ValueError("async_prefetch needs a vLLM server beside the training: use_vllm, vllm_mode 'server'.")
         if not self.vllm_importance_sampling_correction:
             raise ValueError(
-                "async_prefetch trains on rollouts of the batch before's weights, which is right only with their "
-                "importance weights. Leave vllm_importance_sampling_correction on, or async_prefetch off."
+                "async_prefetch trains on rollouts that older weights sampled, which is right only with importance "
+                "weights. Leave vllm_importance_sampling_correction on, or async_prefetch off."
             )
 
     def _check_kl(self) -> None:
@@ -229,7 +232,7 @@ class BasisConfig(GRPOConfig):
 
 
 def plain_values(value: Any) -> Any:
-    """`value` in what JSON and YAML have: torch's dtypes by name, objects by their ``to_dict`` or their text."""
+    """`value` in types that JSON and YAML have: torch's dtypes by name, objects by their ``to_dict`` or their text."""
     if isinstance(value, dict):
         return {key if type(key) in (int, str) else str(key): plain_values(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple | set):
@@ -238,7 +241,7 @@ def plain_values(value: Any) -> Any:
         return plain_values(value.value)
     if value is None or isinstance(value, bool):
         return value
-    # Numpy's are subclasses, which YAML does not know.
+    # numpy's numbers and texts are subclasses, which YAML does not know.
     for kind in (int, float, str):
         if isinstance(value, kind):
             return kind(value)
@@ -300,10 +303,10 @@ def with_objective(args: BasisConfig, objective: str | AnyObjective | None) -> t
 
 
 def _with_clamp(args: BasisConfig) -> BasisConfig:
-    """For ``cispo`` the bound that TRL recommends where none is given: TRL falls back to `epsilon`, 0.2.
+    """Give ``cispo`` the bound that TRL recommends if there is none, where TRL itself would take `epsilon`, 0.2.
 
     Raises:
-        ValueError: a bound that no ratio near 1 is below, so that all importance weights would be this one number.
+        ValueError: a bound below 1, at which the importance weights of all ratios near 1 would be clipped.
     """
     if args.loss_type != "cispo":
         return args

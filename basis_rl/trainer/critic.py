@@ -29,13 +29,13 @@ class Critic:
     """Predicts with a `LearnedBaseline`'s module, and trains it.
 
     A module that reads tokens, and is thus a model of its own, sees packed rows where it and its backbone can
-    (`ValueModel`). It is sharded like the policy: by PyTorch's `fully_shard` where the policy is by ZeRO-3 or FSDP,
-    since accelerate prepares one DeepSpeed engine. Everything else is whole on every rank. Ranks start with the same
+    (`ValueModel`). Where ZeRO-3 or FSDP shards the policy, PyTorch's `fully_shard` shards such a module, since
+    accelerate prepares only one DeepSpeed engine. Any other module is whole on every rank. Ranks start with the same
     weights and take the same steps by the same gradients, summed over all.
 
-    Minibatch j of k takes the rows whose place in the global batch is j modulo k: the same rows for any number of
-    ranks, and rollouts of one prompt, which are neighbours, apart. k is the number of optimizer steps that the policy
-    takes in one pass over a generation batch.
+    Minibatch j of k takes the rows whose place in the global batch is j modulo k. So it has the same rows for any
+    number of ranks, and rollouts of one prompt, which are neighbours, are in different ones. k is the number of
+    optimizer steps that the policy takes in one pass over a generation batch.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Critic:
         self._kept: dict[int, dict[str, Tensor]] = {}
 
     def values(self, output: dict[str, Any], step: int, score: Callable[[dict[str, Any]], Tensor]) -> Tensor:
-        """``(B, T)`` predictions for this rank's rows; what they were made from is kept until it is learned from.
+        """``(B, T)`` predictions for this rank's rows; their inputs are kept until the module has learned from them.
 
         Args:
             output: the generation batch as TRL has it.
@@ -99,7 +99,8 @@ class Critic:
         return predicted.float()
 
     def _layout(self, ids: Tensor, mask: Tensor, tokens: int) -> dict[str, Any]:
-        """What a value model is told beside rows and mask, ``(B, L)``, of which the last `tokens` columns are asked."""
+        """What a value model is given besides rows and mask, ``(B, L)``; values are needed in the last `tokens`
+        columns."""
         if self.method is None:
             return {}
         if not self.method.packed:
@@ -114,7 +115,7 @@ class Critic:
         tokens = int(inputs.pop("tokens"))
         ranks = self.accelerator.num_processes
         parts, rest = divmod(self.args.steps_per_generation, self.args.gradient_accumulation_steps)
-        # As many rows of each part on every rank, or sharded ones would wait forever.
+        # A part must have as many rows on every rank, or the ranks of a sharded module would wait forever.
         parts = 1 if rest else parts
         mine = len(batch.rewards) // ranks
         first = self.accelerator.process_index * mine
@@ -149,7 +150,7 @@ class Critic:
             return {}
         for parameter in self.parameters:
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            # Averaged over ranks in the backward pass.
+            # The backward pass has averaged it over ranks already.
             if self.sharded:
                 parameter.grad = gradient * (self.accelerator.num_processes / count)
             else:
@@ -204,7 +205,7 @@ class Critic:
 
 
 def _method_of(module: nn.Module, args: BasisConfig) -> Method | None:
-    """How a value model's rows are laid out; None for a module that is not asked for it: a head, or a user's own."""
+    """How a value model's rows are laid out; None for a module that takes no layout: a head, or your own."""
     backbone: Any = getattr(module, "backbone", None)
     taken = inspect.signature(module.forward).parameters
     if backbone is None or not {"packing", "position_ids"} <= set(taken):

@@ -21,6 +21,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from basis_rl.run.errors import NonFiniteGradients, StopAsked
 
 STOP_FILE = "STOP"
+# Seconds within which a signal that comes again means the same request.
 _SAME_SIGNAL = 5.0
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
@@ -42,7 +43,7 @@ class StopOnSignal(TrainerCallback):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Within it the signals are caught, which the main thread can do; in another one nothing changes."""
+        """Within it the signals are caught. Only the main thread can do that; in any other one nothing changes."""
         self.asked = None
         self.stopped = False
         if threading.current_thread() is not threading.main_thread():
@@ -84,7 +85,7 @@ class StopOnSignal(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        # One that an earlier run was too late to see.
+        # This file asked an earlier run to stop, which had ended by then.
         if state.is_world_process_zero:
             (Path(str(args.output_dir)) / STOP_FILE).unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Why the first rollouts of a run teach nothing, as far as they show it: before hours are spent on more of them."""
+"""If the first rollouts of a run teach nothing, says what they show of the reason, before hours are spent on more."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def reads_boxes(functions: Sequence[Any]) -> bool:
 def explanation(
     rewards: Sequence[float], rollouts: Sequence[Rollout], ends: Collection[int], limit: int | None, *, boxes: bool
 ) -> str | None:
-    """What is known of the reason if all rewards are equal, with one rollout; None if they differ.
+    """If all rewards are equal, what the rollouts show of the reason, with one of them; None if they differ.
 
     Args:
         rewards: of all ranks; NaN where there is none.

@@ -1,4 +1,4 @@
-"""What is checked of the settings by which rollouts are drawn: the loss must be of the distribution that sampled."""
+"""Checks of the settings that draw rollouts: the loss must be of the distribution that sampled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from basis_rl.engine.local import VLLM_SAMPLING
 from basis_rl.names import did_you_mean
 from basis_rl.trainer.config import BasisConfig
 
-# Keys of `generation_kwargs` for which the run has a setting, which the loss, the logs and value tables go by.
+# Keys of `generation_kwargs` for which the run has a setting; loss, logs and value tables use the setting.
 _SETTINGS = {
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")},
     **dict.fromkeys(("max_new_tokens", "max_tokens", "max_length"), "max_completion_length"),
@@ -44,18 +44,18 @@ def generation_kwargs_of(args: BasisConfig) -> dict[str, Any]:
 
 
 def check_generation(args: BasisConfig) -> None:
-    """`generation_kwargs` are known to the engine, and say nothing else than the settings of the run.
+    """The engine knows all `generation_kwargs`, and none of them contradicts a setting of the run.
 
     Raises:
-        ValueError: they do, and how to say it.
+        ValueError: it does not, or one does.
     """
     known = VLLM_SAMPLING if args.use_vllm else _transformers_keys()
     given = generation_kwargs_of(args)
     if args.mask_truncated_completions and (given.get("stop_strings") or given.get("stop")):
         raise ValueError(
-            "mask_truncated_completions takes rollouts that end in no end token out of the loss, and so all that end "
-            "at a stop string of generation_kwargs. Leave one of them out, or name an end token (eos_token_id; with "
-            "vLLM stop_token_ids)."
+            "mask_truncated_completions leaves rollouts without an end token out of the loss, and so every one that "
+            "ends at a stop string of generation_kwargs. Leave one of them out, or name an end token (eos_token_id; "
+            "with vLLM stop_token_ids)."
         )
     for name, value in given.items():
         if name not in known:

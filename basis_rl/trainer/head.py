@@ -2,7 +2,7 @@
 
 Outside of Triton, TRL's own function projects every position, prompts and padding too, in tiles of 32,768 columns of
 which it makes about ten temporary copies. Here a tile has a few tokens and all columns, so that no product is rounded
-and then summed up over tiles of columns, in bf16 neither.
+to bf16 before it is summed over tiles of columns.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from trl.trainer.utils import maybe_gather_lm_head_ctx
 from basis_rl.run.seams import attributes
 
 TILE_BYTES = 48 * 2**20
-# Fewer rows would leave the products of matrices waiting for memory.
+# With fewer rows, memory bandwidth would limit the matrix products.
 LEAST_ROWS = 64
 # Rows of a tile that are turned into probabilities at once.
 BLOCK_ROWS = 16
 
 
 def compact_head(device: torch.device) -> AbstractContextManager[None]:
-    """Within it TRL's fused head scores labelled positions only, on a CPU by `CompactHead`; on a GPU it is so."""
+    """Within it TRL's fused head scores labelled positions only. On a CPU `CompactHead` does so, on a GPU TRL
+    itself."""
     if device.type != "cpu":
         return nullcontext()
     return attributes(trl_utils, _use_triton=lambda device: True, _ChunkedLogProbFunction=CompactHead)
@@ -104,7 +105,7 @@ class CompactHead(torch.autograd.Function):
 
 
 class _Projection:
-    """``hidden @ weight.T + bias``, a tile of rows after the other in the same memory."""
+    """``hidden @ weight.T + bias``, one tile of rows after another in the same memory."""
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         self.hidden = hidden.to(dtype)
@@ -126,7 +127,7 @@ class _Projection:
 
 
 def _wide(values: Tensor) -> Tensor:
-    """A copy in float32, or in float64 if they are."""
+    """A copy in float32, or in float64 if the values have that type."""
     return values.to(torch.float64 if values.dtype == torch.float64 else torch.float32, copy=True)
 
 

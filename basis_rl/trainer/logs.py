@@ -1,4 +1,5 @@
-"""What TRL logs, kept apart: training from evaluation, function from function, numbers from what is none."""
+"""Keeps apart what TRL's logs mix: training and evaluation, reward functions of one name, finite and infinite
+numbers."""
 
 from __future__ import annotations
 
@@ -24,13 +25,13 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 
 def of_kind(rows: Any, size: int) -> Any:
-    """An empty table of rollouts of the kind of `rows`, or of one for each column, that keeps the last `size`."""
+    """An empty log like `rows`, one deque or one for each column, that keeps the last `size` rollouts."""
     return deque(maxlen=size) if isinstance(rows, deque) else defaultdict(lambda: deque(maxlen=size))
 
 
 @contextmanager
 def set_aside(table: Path | None, name: str) -> Iterator[None]:
-    """What is written to `table` within it gets `name`, and what was there before stays; None: nothing is written."""
+    """A file that is written to `table` within it is called `name` afterwards, and the file from before is restored."""
     if table is None:
         yield
         return
@@ -71,7 +72,7 @@ def rollout_rows(
         ends: of each rollout the number of its tokens, and whether it was cut off.
     """
     size = len(baseline)
-    # A column that a reward function did not log of this batch.
+    # Without columns that a reward function did not log for this batch.
     extra = {name: values for name, values in logs["extra"].items() if len(values) == size}
     return [
         {

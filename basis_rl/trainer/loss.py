@@ -1,4 +1,4 @@
-"""The terms of the policy's loss that are not TRL's: an own objective, and KL by estimator and placement."""
+"""The terms of the policy's loss that are not TRL's: our own objectives, and KL by estimator and placement."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SILENT_LOSS_TYPE = "sapo"
 class PolicyLoss:
     """What is added to TRL's `_compute_loss` of a micro-batch of B rollouts.
 
-    An objective of TRL's is TRL's method, whose KL term alone is replaced where it is not to be k3 in the loss. For an
-    own objective that method gets advantages of 0 (`for_trl`): it scores the rollouts once, and gives entropy bonus,
+    TRL's method computes TRL's objectives, and only its KL term is replaced if that is not k3 in the loss. For any
+    other objective that method gets advantages of 0 (`for_trl`): it still scores the rollouts and gives entropy bonus,
     auxiliary loss and metrics.
 
     Args:
@@ -47,7 +47,7 @@ class PolicyLoss:
 
     @property
     def depends_on_micro_batch(self) -> bool:
-        """Whether the result is another one when rows are divided otherwise among the micro-batches of a step."""
+        """Whether the result depends on how the rows of a step are divided among its micro-batches."""
         bonus = self.args.entropy_coef != 0.0 or self.args.use_adaptive_entropy
         # What a user's own function does with its rows is not known.
         unknown = self.own is not None and self.own not in OBJECTIVES.values()

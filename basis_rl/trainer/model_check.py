@@ -1,4 +1,4 @@
-"""What is checked of the model itself, once it is loaded and before anything is generated."""
+"""Checks of the model itself, once it is loaded and before anything is generated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_trained(model: nn.Module) -> None:
     """Some parameter is trained.
 
     Raises:
-        ValueError: all are frozen, as those of an adapter are that was loaded to be used.
+        ValueError: all are frozen, as in an adapter that was loaded for inference.
     """
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(
@@ -28,7 +28,8 @@ def check_trained(model: nn.Module) -> None:
 
 
 def copy_reference(accelerator: Accelerator, model: nn.Module, reference: Any) -> None:
-    """Give the KL reference the weights of `model`, an object: TRL loads it from the path where that came from.
+    """Copy the weights of `model`, an object, into the KL reference, which TRL loads from the path that `model` came
+    from.
 
     Where the reference is sharded already, this is a warning.
     """

@@ -32,7 +32,7 @@ class Method:
         packed: as one row without padding; else padded rows, without the columns in which all have padding.
         shared: prefixes that rows share are computed once.
         trimmed: whether padding that all rows have is cut off where they are not packed.
-        positions: whether padded rows need their positions said, as with a table of positions.
+        positions: whether padded rows need explicit positions, as with learned position embeddings.
         reason: why rows are not packed; empty where they are or where the user has said so.
     """
 
@@ -59,6 +59,7 @@ def method_of(model: Any, args: BasisConfig) -> Method:
     reason = "its prompts are learnt (PEFT)" if prompts else _reason(plain, args, takes_positions)
     if reason:
         return Method(False, False, trimmed=True, positions=says_positions, reason=reason)
+    # Rows that share a prefix would share its dropout as well.
     return Method(True, not has_dropout(plain), trimmed=True, positions=True)
 
 
@@ -113,7 +114,7 @@ class Scorer:
     def __init__(self, model: Any, method: Method) -> None:
         self.model = model
         self.method = method
-        # From hidden states of the call that was made last to those before each token, (B, L - 1, H).
+        # Maps hidden states of the latest call to those before each token, (B, L - 1, H).
         self.before_tokens: Callable[[Tensor], Tensor] = _without_last
 
     def __call__(self, **inputs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A run's inputs made whole, and every check of them in one order.
+"""Completes the inputs of a run, and checks them in one order.
 
 `BasisTrainer`, ``train``, ``check``, ``values`` and ``sweep`` all come through here, so Python and the shell refuse the
 same mistakes with the same words. There are three stages, because each needs more than the one before: `plan_run`
@@ -59,7 +59,7 @@ from basis_rl.values.provenance import fingerprint, run_provenance
 
 _logger = logging.getLogger(__name__)
 _MOST_DIFFICULTIES = 20
-# Prompts that are tokenized to find the longest: to tokenize all of them may take a minute.
+# How many prompts are tokenized to find the longest: to tokenize all of them may take a minute.
 _LONGEST = 256
 # What a baseline may ask for: not the KL penalty, which the settings decide, nor what comes with another signal.
 _COLLECTED = frozenset(SIGNALS) - {"kl", "values", "reward_weights"}
@@ -121,8 +121,8 @@ class Plan:
 
     @property
     def sets(self) -> dict[str, Dataset]:
-        """All rows whose prompts are what the model is given, by what a message calls them."""
-        # Which make prompts of their own.
+        """The datasets whose prompts the model is given, by their names in messages."""
+        # These make prompts of their own.
         if _given(self, "environment_factory", "rollout_func"):
             return {}
         found = {"train_dataset": self.first_rows}
@@ -133,7 +133,7 @@ class Plan:
         return {name: rows for name, rows in found.items() if rows is not None and "prompt" in rows.column_names}
 
     def prompt_lengths(self, most: int | None = None) -> list[int]:
-        """Lengths of the prompts in tokens; with `most` only of so many, those with the most characters."""
+        """Lengths of the prompts in tokens; with `most`, only of that many prompts, those with the most characters."""
         texts = self.rendered if most is None else sorted(self.rendered, key=len)[-most:]
         # A template writes special tokens itself.
         plain = self.tokenizer.chat_template is None
@@ -178,7 +178,7 @@ def plan_run(
         reward_funcs=as_rewards(reward_funcs, args),
         kwargs={**kwargs, "tools": as_functions(kwargs.get("tools")) or None},
     )
-    # Before a prompt is rendered: a value table's rollouts began with the date of its first day.
+    # Before any prompt is rendered: a value table decides which date the chat template writes.
     days = [getattr(each, "template_day", None) for each in plan.baseline.parameters.values()]
     use_day(next(filter(None, days), template_day()))
     return _checked(plan, OF_SETTINGS)
@@ -233,7 +233,7 @@ def baseline_of_settings(plan: Plan) -> Plan:
 
     ``multi_objective_aggregation="normalize_then_sum"`` is ``gdpo``, ``scale_rewards="none"`` (or False) is
     ``dr_grpo``, and ``scale_rewards="batch"`` is ``grpo`` with ``over="batch"``. Beside another baseline that does not
-    scale (``rloo``), ``"none"`` says what is so already.
+    scale (``rloo``), ``"none"`` changes nothing.
 
     Raises:
         ValueError: they ask for another baseline than the one that was chosen.
@@ -295,12 +295,12 @@ def check_temperature(plan: Plan) -> None:
     if plan.args.temperature <= 0:
         raise ValueError(
             f"temperature is {plan.args.temperature:g}: all rollouts of a prompt would be the same, and the loss "
-            "divides by it. Take 1.0, or another one above 0."
+            "divides by it. Take 1.0, or another value above 0."
         )
 
 
 def check_kwargs(plan: Plan) -> None:
-    """`generation_kwargs` say nothing else than the settings."""
+    """`generation_kwargs` do not contradict the settings."""
     check_generation(plan.args)
 
 
@@ -395,7 +395,8 @@ def _given(plan: Plan, *names: str) -> list[str]:
 
 
 def objective_for_tokens(plan: Plan) -> Plan:
-    """The objective in the form that keeps apart what the baseline tells apart: ``gspo`` becomes ``gspo_token``.
+    """The objective in a form that keeps one advantage per token if the baseline gives it: ``gspo`` becomes
+    ``gspo_token``.
 
     Raises:
         ValueError: the baseline gives an advantage to each token, and the objective averages them away.
@@ -431,7 +432,7 @@ def check_token_advantages(whose: str, objective: AnyObjective, *, way_out: bool
     taking = ", ".join(key for key, each in OBJECTIVES.items() if each.token_advantages)
     raise ValueError(
         f"{whose} gives an advantage to each token, and objective '{objective_name(objective)}' would average them "
-        f"away: it treats a rollout as a whole. Take one of {taking}, or a baseline with one advantage a rollout"
+        f"away: it treats a rollout as a whole. Take one of {taking}, or a baseline with one advantage per rollout"
         f"{', or kl_placement loss' if way_out else ''}."
     )
 
@@ -440,8 +441,8 @@ def check_sampler_needs(plan: Plan) -> None:
     """The trainer can do what the prompt sampler needs, whatever the dataset is.
 
     Raises:
-        ValueError: it cannot: a correction without known chances, refills where a group has one rollout, is divided
-            between ranks, or is asked for ahead.
+        ValueError: it cannot: a correction without known chances, or refills of groups that have one rollout, are
+            divided between ranks, or are generated ahead.
     """
     sampler = plan.sampler
     args = plan.args
@@ -526,8 +527,8 @@ def check_columns(plan: Plan) -> None:
         )
     if taken := sorted(TAKEN & set(dataset.column_names)):
         raise ValueError(
-            f"The training dataset has the columns {taken}, by which names TRL hands reward functions something else. "
-            "Rename them."
+            f"The training dataset has the columns {taken}, but TRL hands reward functions something else under these "
+            "names. Rename them."
         )
     if "prompt" not in dataset.column_names and plan.kwargs.get("environment_factory") is None:
         raise ValueError(
@@ -570,7 +571,7 @@ def drop_invalid_golds(plan: Plan) -> Plan:
 
 
 def _valid_golds(dataset: Dataset, plan: Plan) -> Dataset:
-    """Reward functions that can tell are `GoldChecker`s. One rank asks, all are told."""
+    """The rows whose gold the reward functions that can tell (`GoldChecker`) accept. One rank checks for all."""
     checkers = [func for func in plan.reward_funcs if isinstance(func, GoldChecker)]
     if not checkers or "solution" not in dataset.column_names:
         return dataset
@@ -648,7 +649,7 @@ def check_rows(plan: Plan) -> None:
 def check_templates(plan: Plan, config: Any = None) -> None:
     """The tokenizer, if it is known yet, makes of the first prompts what the model was trained to read.
 
-    Reward functions that ask for it are told what that is.
+    Reward functions that ask for the rendered prompts are given them.
     """
     if plan.tokenizer is None:
         return
@@ -674,7 +675,7 @@ def check_prefetch(plan: Plan) -> None:
 
 
 def check_tool_data(plan: Plan) -> None:
-    """Prompts and chat template can do with tools."""
+    """Prompts and chat template work with tools."""
     check_tools(plan.tools, plan.tokenizer, plan.train_dataset, plan.args, plan.args.world_size)
 
 
@@ -773,7 +774,7 @@ def sampling_of(args: BasisConfig) -> Sampling:
 
 
 def as_config(args: BasisConfig | None, model: Any) -> BasisConfig:
-    """The settings; without any TRL's defaults, in a folder that is named after the model.
+    """The settings. If there are none: TRL's defaults, with a folder that is named after the model.
 
     Raises:
         ValueError: something else, such as TRL's `GRPOConfig` or a class.
@@ -858,7 +859,7 @@ def as_dataset(rows: Any, what: str) -> Any:
     if isinstance(rows, dict):
         return {name: as_dataset(each, f"{what}['{name}']") for name, each in rows.items()}
     if isinstance(rows, Dataset) and rows.format["type"] not in (None, "custom"):
-        # Arrays and tensors are not the texts and lists that everybody reads.
+        # Formats such as numpy and torch give arrays, where everybody expects texts and lists.
         return rows.with_format(None)
     if not isinstance(rows, Sequence):
         return rows

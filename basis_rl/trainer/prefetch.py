@@ -14,10 +14,10 @@ class Prefetch:
 
     The weights that sample batch k + 1 are those with which the training on k begins, so rollouts are one generation
     batch old, never more: the engine finishes what was asked ahead before it gets new weights. TRL's correction weighs
-    them by ``pi_theta / pi_rollout``, the first being the policy at the start of training on them, from
-    log-probabilities that the server gave with the tokens.
+    them by ``pi_theta / pi_rollout``: pi_theta is the policy when training on them starts, and the server reported the
+    log-probabilities of pi_rollout with the tokens.
 
-    The prompts of the next batch are read off the order of the dataset, or drawn by the run's prompt sampler. A batch
+    The prompts of the next batch follow from the order of the dataset, or the run's prompt sampler draws them. A batch
     that turns out to have other prompts, or whose request failed, is generated as without prefetch.
 
     Args:
@@ -69,8 +69,8 @@ class Prefetch:
         return metrics
 
     def state_dict(self, *, stopping: bool) -> dict[str, Any]:
-        """The next batch's rollouts, ``ahead``: their weights are gone when the run is resumed. None where there are
-        none, and on all but the main process.
+        """The next batch's rollouts, ``ahead``. A resumed run could not sample them again, since their weights are
+        gone. None if there are none, and on all but the main process.
 
         It waits for a request that is running, unless the run is `stopping`: then the next batch is generated again.
         """

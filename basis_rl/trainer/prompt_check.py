@@ -1,4 +1,4 @@
-"""What is checked of prompts and golds before anything is spent, of streams in their first rows."""
+"""Checks of prompts and golds before anything is spent; of a stream, its first rows are checked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from basis_rl.values.provenance import rendered_prompt
 def first_rows(dataset: Any, most: int) -> Dataset | None:
     """The rows of a dataset, of a stream the first `most`; None if it is neither, or a stream without rows."""
     if isinstance(dataset, IterableDataset):
-        # Pictures are not looked at, and would be encoded.
+        # Images are not checked, and `from_list` would encode them.
         rows = [{key: None if key in IMAGES else value for key, value in row.items()} for row in dataset.take(most)]
         return Dataset.from_list(rows) if rows else Dataset.from_dict({})
     return dataset if isinstance(dataset, Dataset) else None
@@ -67,7 +67,7 @@ def check_template(rows: Dataset, tokenizer: Any, template: Mapping[str, Any], w
     if inner is tokenizer and IMAGES & set(rows.column_names):
         raise ValueError(
             f"{what} has the column {sorted(IMAGES & set(rows.column_names))}, which TRL takes for pictures, but the "
-            "model has a tokenizer and no processor. Rename it, or take a model that sees."
+            "model has a tokenizer and no processor. Rename it, or take a model that reads images."
         )
     for index, prompt in enumerate(rows["prompt"]):
         if isinstance(prompt, str):
@@ -137,7 +137,7 @@ def invalid_golds(checkers: Sequence[GoldChecker], golds: Sequence[Any]) -> list
     for checker in checkers:
         try:
             invalid.update(checker.check_golds(golds))
-        # It reads texts only.
+        # This checker reads texts only, so any other gold is invalid.
         except (TypeError, AttributeError):
             invalid.update(set(range(len(golds))) - set(texts))
             invalid.update(texts[index] for index in checker.check_golds([golds[index] for index in texts]))

@@ -152,7 +152,8 @@ class Publisher:
         return future
 
     def catch_up(self) -> None:
-        """Of a resumed run, on the main process: push the checkpoints whose push was cut off with the process before.
+        """On the main process of a resumed run: push the checkpoints whose push ended when the process before was
+        killed.
 
         The training would delete them (``save_total_limit``). The manifest tells whether the Hub has a checkpoint.
         """
@@ -201,7 +202,7 @@ class Origin:
     `model` is the Hub id (with the `commit`) or folder that the training started from, `objective` the name of the
     policy objective. `online` tells whether the Hub may be asked for the base model's license, `license` is what the
     user has said. Without a `recipe` (YAML), the card shows the settings that are not at their defaults. `first` is the
-    `base` of the run's beginning, if it was resumed with another model that it does not need.
+    `base` that the run began with, if it was resumed with another one, which nothing needed.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""Reward functions are anybody's code: what they return is checked, what they raise is one message on every rank."""
+"""Reward functions are users' code: what they return is checked, and an exception becomes one message on every rank."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def scores_of(returned: Any, size: int) -> list[float]:
             shown = repr(value)[:100]
             raise _Wrong(f"returned {shown} for row {row}, which is neither a number nor None") from None
         if abs(score) > _LARGEST:
-            raise _Wrong(f"returned {score:g} for row {row}, which is infinite as the float32 that rewards are")
+            raise _Wrong(f"returned {score:g} for row {row}, which is infinite as float32, the type of rewards")
         scores.append(score)
     return scores
 

@@ -76,7 +76,7 @@ class ScoringPass(ABC):
 
 
 class EnergyRecorder(ScoringPass):
-    """Lets TRL's fused LM head return ``log sum_v pi(v)^2`` too, and keeps ``(B, T)`` energies of what passes by.
+    """Lets TRL's fused LM head also return ``log sum_v pi(v)^2``, and keeps the ``(B, T)`` energies of a scoring pass.
 
     The head computes it tile by tile, so no ``(B, T, V)`` tensor is ever made.
     """
@@ -113,7 +113,7 @@ class HiddenStates(ScoringPass):
             output = model(**inputs)
         finally:
             hook.remove()
-        # Another model, the reference, has passed the hook by.
+        # Nothing was seen if the reference was called: the hook is on the policy.
         self._chunks += [scorer.before_tokens(hidden) for hidden in seen]
         return output
 
@@ -172,7 +172,7 @@ class RolloutCorrection:
             log_probs: ``(B, T)`` of the loss's pass.
 
         Returns:
-            With the last micro-batch of a generation batch that batch as if it had been scored before, else None.
+            At the last micro-batch of a generation batch, that batch as if it had been scored before; else None.
         """
         first = inputs[0]
         is_new = "importance_sampling_ratio" not in first
@@ -197,8 +197,8 @@ class RolloutCorrection:
 def correction_metrics(accelerator: Accelerator, output: Output) -> dict[str, float]:
     """TRL's ``sampling/*`` metrics of a scored generation batch: differences of log-probabilities, and weights.
 
-    Where the engine tells no log-probability (NaN) the weight is 1 and there is no difference. All are NaN, not perfect
-    as in TRL, where it tells none on some rank.
+    Tokens without a log-probability of the engine (NaN) have weight 1 and no difference. If a rank has none at all,
+    every metric is NaN, where TRL's would show perfect agreement.
     """
     mask = (output["completion_mask"] * output.get("tool_mask", 1)).bool()
     difference = (output["old_per_token_logps"] - output["sampling_per_token_logps"]).abs()[mask]
@@ -216,7 +216,8 @@ def correction_metrics(accelerator: Accelerator, output: Output) -> dict[str, fl
 
 
 class RatioAlarm:
-    """Warns once when the mean weight of vLLM's rollouts leaves 0.5 to 2, as it does where the engine is another."""
+    """Warns once when the mean weight of vLLM's rollouts leaves 0.5 to 2, as it does if the engine has another
+    policy."""
 
     def __init__(self) -> None:
         self.warned = False
@@ -278,7 +279,7 @@ class EvalScores:
 
 
 def of_set(metrics: dict[str, Any], name: str) -> dict[str, Any]:
-    """The metrics of one of several evaluation sets under its name; TRL logs those of all under the same."""
+    """The metrics of one of several evaluation sets under its name; TRL logs all sets under the same names."""
     return {f"{name}_{key}": value for key, value in metrics.items()} if name else dict(metrics)
 
 

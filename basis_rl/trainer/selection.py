@@ -40,7 +40,7 @@ def _failing(sampler: PromptSampler, number: int) -> Iterator[None]:
     """
     try:
         yield
-    # Of the contract: it tells what is wrong in words.
+    # Checks of the contract raise it, with a text that says what is wrong.
     except ValueError as error:
         name = sampler_name(sampler)
         message = f"Prompt sampler '{name}' has no prompts for generation batch {number}: {error}"
@@ -89,7 +89,7 @@ def tried_belief(
     args: BasisConfig,
     reward_range: tuple[float, float] | None = None,
 ) -> ValueBelief:
-    """The belief by which a run's prompts are drawn, after a first draw with it that shows that the sampler can.
+    """The belief by which a run's prompts are drawn, after a first draw that shows that the sampler works with it.
 
     Raises:
         ValueError: a prompt is in the dataset twice, or the sampler fails.
@@ -163,7 +163,7 @@ class Selection:
         self.refills = 0
         self._draws: dict[int, Draw] = {}
         self._refilled: dict[int, tuple[Tensor, set[int]]] = {}
-        # Of the last refill the prompts of all ranks.
+        # The prompts of all ranks in the last refill.
         self.asked = torch.zeros(0, dtype=torch.long)
         self._warned = False
 
@@ -179,7 +179,7 @@ class Selection:
         return self._of_rank(self._draws[number].rows)
 
     def _of_rank(self, prompts: Tensor) -> list[dict[str, Any]]:
-        """Each prompt is read once; its rollouts have copies, as what is said later is added to a prompt in place."""
+        """Each prompt is read once. Its rollouts get copies, because TRL adds later turns to a prompt in place."""
         mine = prompts.repeat_interleave(self.num_generations).chunk(self.accelerator.num_processes)
         different, places = mine[self.accelerator.process_index].unique(return_inverse=True)
         columns = self.dataset[different.tolist()]
@@ -224,7 +224,7 @@ class Selection:
         found = self._draw(number, min(len(self.prompt_ids), most * len(refused) + len(tried)), refill).rows.tolist()
         found.sort(key=lambda row: (row in tried) + (row in kept))
         wanted = [rank * most + new for rank, own in enumerate(refused) for new in range(len(own))]
-        # Of ranks that miss fewer: not trained on.
+        # Places of ranks that replace fewer groups than the others: generated, but not trained on.
         others = sorted(set(range(most * len(refused))) - set(wanted))
         rows = torch.empty(most * len(refused), dtype=torch.long)
         rows[wanted + others] = torch.tensor(found[: len(rows)])
@@ -278,7 +278,7 @@ class Selection:
         if isinstance(learnt, RewardRange) and not learnt.known:
             return
         low, high = self.belief.reward_range
-        # Rewards are float32.
+        # Rewards are float32, so they may be a rounding error outside.
         slack = 1e-6 * (high - low)
         outside = int(((batch.rewards < low - slack) | (batch.rewards > high + slack)).sum())
         if outside and not self._warned and self.sampler.needs_belief:
@@ -357,13 +357,13 @@ _OF_ROLLOUTS = (0, 1, 2, 3, 4, 7)
 class Resampling:
     """Replaces groups that the sampler does not keep by other prompts' (DAPO), at most `max_refills` times.
 
-    TRL generates, scores the policy on what it has, and rewards it. Here a batch is rewarded as soon as it is
+    TRL generates a batch, scores it with the policy, and then rewards it. Here a batch is rewarded as soon as it is
     generated, and its refused groups are generated again, prompt by prompt in the same places, so that TRL continues
     with one batch as if it had been drawn at once; the rewards are handed to it when it asks (`take_rewards`). Groups
     are whole on each rank, and every rank draws as many as the one that misses most: generation is collective.
 
-    Groups that were rewarded and are not trained on are kept for the belief (`take_discarded`): of a prompt that is
-    right once in twenty times it would else see the mixed groups only.
+    Groups that were rewarded and are not trained on are kept for the belief (`take_discarded`): otherwise it would see
+    only the mixed groups of a prompt that is solved once in twenty times.
 
     Args:
         selection: draws, and keeps or refuses groups.
@@ -418,6 +418,7 @@ class Resampling:
             scores = self.score_unlogged(rows, asked, drawn[3], drawn[1])
             spare = [of * most + new for of, places in enumerate(refused) for new in range(len(places), most)]
             self._discard(self.selection.asked, scores, spare)
+            # Rewards are those of all ranks, so every rank puts in those of the others as well.
             for of_rank, places in enumerate(refused):
                 for new, group in enumerate(places):
                     at = of_rank * local + group * size
@@ -442,7 +443,8 @@ class Resampling:
         self._discarded += [(int(rows[group]), totals[group]) for group in groups]
 
     def take_discarded(self, step: int, texts: bool) -> RolloutBatch | None:
-        """The rollouts of the batch that are not trained on, once: rewards, groups and prompts, with `texts` theirs."""
+        """The rollouts of the batch that are not trained on: rewards, groups and prompts, with `texts` also their
+        texts."""
         discarded = self._discarded
         self._discarded = []
         if not discarded:

@@ -30,9 +30,9 @@ REFERENCE = "reference.pt"
 _RENDERED = 64
 _PROMPTS = "prompts as the model is given them"
 _CODE = "code of the reward"
-# Counts whatever the rewards say that they read.
+# The gold counts even if the rewards do not declare that they read it.
 _GOLD = "solution"
-# Where a run writes, what it is called and how it is watched: may differ without a word.
+# Not compared here: where a run writes, its name and its logs, which may differ; and what ``fixed`` has already.
 _BESIDE = {
     "output_dir", "overwrite_output_dir", "allow_changed_settings", "resume_from_checkpoint", "run_name", "report_to",
     "disable_tqdm", "push_to_hub", "vllm_server_base_url", "vllm_server_port", "vllm_server_host", "vllm_group_port",
@@ -89,7 +89,7 @@ def dataset_identity(prompt_ids: Sequence[str] | None) -> str | None:
 class PendingBatches:
     """Generation batches that the baseline has not learned from yet: the policy is still being updated on them.
 
-    With each of them the rollouts that were sampled for it and are not trained on, where there are any.
+    Each is kept with the rollouts that were sampled for it and then discarded, if there are any.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class PendingBatches:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._waiting = []
-        # Before discarded rollouts were kept there were two entries.
+        # Versions that did not keep discarded rollouts wrote two entries.
         for used_up, batch, *rest in state["waiting"]:
             discarded = RolloutBatch(**rest[0]) if rest and rest[0] else None
             self.add(RolloutBatch(**batch), used_up, discarded)
@@ -164,6 +164,7 @@ def resumed_step(state: Mapping[str, Any], *, ranks: int, generate_every: int) -
             "or from a checkpoint at the end of a generation batch."
         )
     if other:
+        # At the end of a generation batch: the same number of batches, in this run's micro-batches.
         return int(state["step"]) // int(state["generate_every"]) * generate_every
     return int(state["step"])
 
@@ -183,7 +184,7 @@ def load_parts(folder: str | Path, rank: int) -> dict[str, Any]:
     path = path if path.is_file() else _parts_file(folder, 0)
     if not path.is_file():
         return {}
-    # A checkpoint does not know "cpu:0", the device of a rank.
+    # torch cannot restore a tensor of the device "cpu:0", which is what accelerate calls a rank's CPU.
     states: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
     return states
 
@@ -203,7 +204,7 @@ def settings_of(
     base: Mapping[str, Any],
     tools: Sequence[Any] = (),
 ) -> dict[str, Any]:
-    """What decides a run, in JSON, without secrets. To be asked before training: parameters may be changed by it.
+    """What decides a run, as JSON without secrets. Call it before training, which may change parameters.
 
     Args:
         args: settings of the run.
@@ -251,7 +252,7 @@ def data_identity(dataset: Any, prompts: str | None, reads: Collection[str] | No
 
     Args:
         dataset: a stream's columns are not known, and images are not read.
-        prompts: the former.
+        prompts: the hash of the prompts.
         reads: the columns that decide about the rewards (`Plan.reads`); None for all.
     """
     columns = _columns(dataset) if isinstance(dataset, Dataset) else None
@@ -260,7 +261,7 @@ def data_identity(dataset: Any, prompts: str | None, reads: Collection[str] | No
 
 
 def _columns(dataset: Dataset) -> dict[str, str]:
-    # Which are large.
+    # Images are large.
     digests = {name: hashlib.sha256() for name in dataset.column_names if name not in IMAGES}
     for batch in dataset.with_format("arrow").iter(1000):
         for name, digest in digests.items():
@@ -282,7 +283,7 @@ def _rendered(dataset: Any, args: BasisConfig, tokenizer: Any, tools: Sequence[A
 
 
 def as_json(value: Any) -> Any:
-    """A parameter as JSON; what stands for much data, by a hash of it."""
+    """A parameter as JSON; an object with much data becomes a hash."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     digest = getattr(value, "digest", None)
@@ -341,7 +342,7 @@ def load_reference(folder: str | Path, reference: torch.nn.Module) -> None:
 
 
 def refuse_repeated_stream(folder: str | Path, dataset: Any) -> None:
-    """A stream that has begun anew before the checkpoint cannot be gone on with: its rows would be those of before.
+    """Refuse to resume a stream after its first epoch: it would begin with the rows of the first one again.
 
     Raises:
         ValueError: it has.
@@ -349,29 +350,30 @@ def refuse_repeated_stream(folder: str | Path, dataset: Any) -> None:
     epoch = json.loads((Path(folder) / "trainer_state.json").read_text()).get("epoch") or 0.0
     if epoch >= 1 and not isinstance(dataset, Dataset):
         raise ValueError(
-            f"'{folder}' is of epoch {int(epoch)} of a stream, where a resume would repeat rows of an epoch before. "
+            f"'{folder}' is of epoch {int(epoch)} of a stream, where a resume would repeat rows of an earlier epoch. "
             "Load the dataset without streaming, or resume an earlier checkpoint."
         )
 
 
 def compare_settings(folder: str | Path, now: Mapping[str, Any], allow: bool) -> list[str]:
-    """One line for each setting of a checkpoint that this run has otherwise; none where the checkpoint has no settings.
+    """One line for each setting in which this run differs from a checkpoint; none if that has no settings.
 
     A checkpoint of an older version is compared by what it has.
 
     Raises:
         ValueError: one of them changes the order of the data or the meaning of the state, and `allow` is not set; or
-            the rewards judge by other rows; or the checkpoint has prompt ids of another kind.
+            columns that the rewards read have other values; or the checkpoint has prompt ids of another kind.
     """
     before = saved_settings(folder)
     if not before:
         return []
     check_scheme(f"'{folder}'", before["data"].get("id_scheme"), folder)
+    # Older versions kept these two elsewhere, or not at all.
     late = {key: before["free"].get(key, now["fixed"][key]) for key in ("reward", _CODE)}
     fixed = {**late, **before["fixed"]}
     read, beside = _other_columns(before["data"], now["data"])
     if before["data"].get("dataset") != now["data"]["dataset"]:
-        # Other prompts, whatever they look like: `load_baseline` says so.
+        # The prompts are others, which `load_baseline` refuses with a message of its own: do not list it here as well.
         fixed[_PROMPTS] = now["fixed"][_PROMPTS]
         read = beside = set()
     if golds := sorted(read - {"prompt"}):
@@ -380,7 +382,7 @@ def compare_settings(folder: str | Path, now: Mapping[str, Any], allow: bool) ->
             "Resume with the same dataset, or start a new run from the checkpoint's model."
         )
     refused = differences(fixed, now["fixed"]) + [f"column {name} of the dataset: other values" for name in read]
-    # Another version has settings that this one has not.
+    # Another version may have settings that this one lacks, so compare what both have.
     known = before["free"].keys() & now["free"].keys()
     changed = differences(*({key: each["free"][key] for key in known} for each in (before, now)))
     changed += [f"column {name} of the dataset, which no reward names: other values" for name in sorted(beside)]
@@ -391,8 +393,8 @@ def compare_settings(folder: str | Path, now: Mapping[str, Any], allow: bool) ->
         (refused if now["base"]["role"] else changed).append(other)
     if refused and not allow:
         raise ValueError(
-            f"'{folder}' was saved under other settings, which give the order of the data or the state another "
-            f"meaning: {'; '.join(refused)}. Set them back, start a new run in another output_dir, or set "
+            f"'{folder}' was saved under other settings, which change the order of the data or the meaning of the "
+            f"state: {'; '.join(refused)}. Set them back, start a new run in another output_dir, or set "
             "allow_changed_settings to resume all the same."
         )
     return [*refused, *changed]
@@ -407,7 +409,7 @@ def _other_columns(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[s
     if None in (before["reads"], now["reads"]):
         return other, set()
     read = other & {"prompt", *before["reads"], *now["reads"]}
-    # Older versions left out the others.
+    # Older versions did not record columns that no reward reads.
     return read, (other - read) & there.keys() & here.keys()
 
 

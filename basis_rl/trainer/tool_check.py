@@ -1,4 +1,4 @@
-"""What is checked of tools before a model is loaded, and tools as TRL wants them."""
+"""Checks of tools before a model is loaded, and tools in the form that TRL expects."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from basis_rl.trainer.config import BasisConfig
 
 
 class Pending(str):
-    """A tool's answer that is still being worked on.
+    """The answer of a tool that is still running.
 
-    TRL makes a string (``str()``) of what a tool returns, and calls the next one; this one stays what it is.
+    TRL calls ``str()`` on what a tool returns and turns to the next call: this object is still itself afterwards.
     """
 
     answer: Future[ToolResult]
@@ -66,7 +66,7 @@ def _as_function(tool: Any) -> Callable[..., Any]:
 
         @functools.wraps(type(tool).__call__)
         def function(**arguments: Any) -> Pending:
-            # A TypeError is the model's to see.
+            # Wrong arguments raise a TypeError here, which TRL shows to the model.
             signature.bind(**arguments)
             return Pending(tool.start(**arguments))
 
@@ -85,7 +85,7 @@ def _as_function(tool: Any) -> Callable[..., Any]:
 
 
 def check_tools(tools: Sequence[Any], tokenizer: Any, dataset: Any, args: BasisConfig, ranks: int) -> None:
-    """Dataset and chat template can do with tools.
+    """Dataset and chat template work with tools.
 
     Args:
         tools: of the run.
@@ -99,7 +99,10 @@ def check_tools(tools: Sequence[Any], tokenizer: Any, dataset: Any, args: BasisC
     """
     if not tools:
         if args.filter_void_turns:
-            raise ValueError("filter_void_turns is about turns that call a tool or answer: it needs tools.")
+            raise ValueError(
+                "filter_void_turns needs tools: it leaves out rollouts with a turn that neither calls one nor answers. "
+                "Set tools, or leave filter_void_turns out."
+            )
         return
     if args.max_tool_calling_iterations is not None and args.max_tool_calling_iterations < 1:
         raise ValueError(
@@ -165,14 +168,14 @@ def _reads_back(tokenizer: Any, response_template: dict[str, Any]) -> bool:
         whole: str = tokenizer.apply_chat_template([_QUESTION, turn], tokenize=False)
         start = len(before) if whole.startswith(before) else whole.rfind("So.")
         found = tokenizer.parse_response(whole[start:], response_template, prefix=before)
-    # Some take arguments as text only.
+    # Some templates take the arguments of a call as text only.
     except (ValueError, TypeError, TemplateError):
         return False
     return bool(found.get("tool_calls") == [_CALL])
 
 
 def end_of_turn(tokenizer: Any) -> int | None:
-    """The special token with which the chat template ends the model's turns; None if it is none."""
+    """The special token with which the chat template ends the model's turns; None if it has none."""
     turn = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
     try:
         ids = tokenizer.apply_chat_template([_QUESTION, turn], return_dict=False)

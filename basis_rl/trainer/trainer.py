@@ -6,7 +6,7 @@ A step, in the order in which TRL calls the methods that stand here in the same 
 - generate: `_generate`, turn by turn (`_generate_single_turn`, `_tool_call_loop`);
 - score: `_calculate_rewards`; what one forward pass over the policy tells is kept on the way (`SIGNALS`);
 - estimate: `_advantages` gathers one `RolloutBatch` over all ranks and asks the baseline;
-- loss: `_compute_loss` of each micro-batch, with an own objective or KL term beside TRL's (`PolicyLoss`);
+- loss: `_compute_loss` of each micro-batch, with our own objective or KL term beside TRL's (`PolicyLoss`);
 - update: `_get_grad_norm` skips steps without finite gradients;
 - learn: `_learn`, once the policy has used up a generation batch, updates the baseline, the critic and the belief.
 """
@@ -204,7 +204,7 @@ class BasisTrainer(GRPOTrainer):
             warn_of_rounding(self.model, args.learning_rate)
         use_progress_lines(self, plot_training)
         if not checked:
-            # Before the baseline's belief is asked about the prompts.
+            # First the checks: `_build_parts` asks the baseline's belief about the prompts.
             known = {**plan.kwargs, "processing_class": self._tokenizer, "tools": self.tools}
             check_with_model(replace(plan, reward_funcs=self.reward_funcs, kwargs=known), self.model.config)
         self._build_parts()
@@ -228,7 +228,7 @@ class BasisTrainer(GRPOTrainer):
         self._build_generation()
         self._build_scoring()
         self._build_selection()
-        # Before training: weights and parameters are changed by it.
+        # Taken now, because training changes weights and parameters.
         self._base = self._base_now()
         self._settings = self._settings_now()
 
@@ -263,10 +263,11 @@ class BasisTrainer(GRPOTrainer):
         if args.use_vllm:
             self.eos_token_ids = [*self.eos_token_ids, *generation_kwargs_of(args).get("stop_token_ids", ())]
         else:
-            # Rollouts end where `generate` ends them; what TRL does not know of would be padding with a loss.
+            # TRL must know every token at which `generate` ends a rollout, or the padding after it would have a loss.
             self.eos_token_ids = declared_ends(self.generation_config)
             strings = self.generation_config.stop_strings or []
             self._stop_strings = [strings] if isinstance(strings, str) else list(strings)
+            # `StopStrings` takes their place, since TRL would take what `generate` puts after a string for output.
             self.generation_config.stop_strings = None
         self.turns = Turns(
             self.accelerator,
@@ -327,7 +328,8 @@ class BasisTrainer(GRPOTrainer):
             self._monitor = GradientMonitor(self.model, accelerator, fp16=args.fp16)
 
     def _loss_scores_rollouts(self) -> bool:
-        """Whether vLLM's correction can take log-probabilities from the loss's own pass, and nothing else wants them.
+        """Whether vLLM's correction can use the log-probabilities of the loss's own pass, and nothing else needs a pass
+        before.
 
         The policy that the loss scores must be the one that sampled, to the bit.
         """
@@ -340,7 +342,7 @@ class BasisTrainer(GRPOTrainer):
         return args.packing == "auto" and corrected and aligned and free
 
     def _order_window(self) -> int:
-        """Micro-batches among which rows may move: those of one optimizer step; 0 where the order has a meaning."""
+        """The number of micro-batches of an optimizer step, among which rows may move; 0 if their order matters."""
         args = self.args
         each = args.steps_per_generation, args.gradient_accumulation_steps
         whole = max(each) % min(each) == 0
@@ -384,11 +386,14 @@ class BasisTrainer(GRPOTrainer):
         if training and self.selection is not None:
             inputs = self.selection.rows(self._generation_batch)
             if self._resampling is not None:
+                # TRL does not hand the rows on to `_generate`, which resamples.
                 self._resampling.inputs = inputs
         with ExitStack() as recordings:
             for scoring in self._scoring if training else []:
                 recordings.enter_context(scoring.recording())
             if training and self._correction is not None:
+                # Without its own correction TRL makes no scoring pass; the loss's pass takes its place
+                # (`RolloutCorrection`).
                 recordings.enter_context(attributes(self, vllm_importance_sampling_correction=False))
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if not training:
@@ -418,7 +423,8 @@ class BasisTrainer(GRPOTrainer):
         return [row_id(row, self._reads) for row in rows]
 
     def rows(self, number: int) -> list[dict[str, Any]]:
-        """This rank's rows of the generation batch with that number, counted from the start of training."""
+        """This rank's rows of the generation batch with that number, counted from the start of training. In dataset
+        order, they are the rows that TRL's sampler will give."""
         if self.selection is not None:
             return self.selection.rows(number)
         size = self.args.generation_batch_size
@@ -452,10 +458,11 @@ class BasisTrainer(GRPOTrainer):
             result = self._sampled_turn(prompt_ids, images, fields, *args, **kwargs)
             require_tokens(result[0], "vLLM" if self.use_vllm else "generate")
         if self._prefetch is not None and self.model.training:
-            # The weights are on the server, and the next batch can be generated beside the training on this one.
+            # The server has this step's weights by now, so it can generate the next batch while this one is trained on.
             every = self._generate_every
             step = self.state.global_step
             micro_batches = self.state.max_steps * self.args.gradient_accumulation_steps
+            # Rounded up: the last generation batch may serve fewer micro-batches than the others.
             last = -(-micro_batches // every) - 1
             self._log_all(self._prefetch.after_generation(self._step // every, last, self.num_generations, step))
         return result
@@ -502,7 +509,7 @@ class BasisTrainer(GRPOTrainer):
         return attributes(self, generation_config=config)
 
     def _generate_unlogged(self, prompts: list[Any]) -> tuple[list[Any], list[list[int]], int]:
-        """One rollout of each prompt, all turns, without a trace in the logs.
+        """One rollout per prompt, with all turns; nothing of it is logged.
 
         Returns:
             The rollouts, their token ids, and how many tokens are the model's own.
@@ -522,7 +529,8 @@ class BasisTrainer(GRPOTrainer):
 
     @property
     def reward_funcs(self) -> list[Any]:
-        """As TRL calls them: what one of them raises waits until all ranks have met."""
+        """The reward functions as TRL calls them: an exception is raised on all ranks together, later
+        (`RewardGuard`)."""
         return self._guarded
 
     @reward_funcs.setter
@@ -539,7 +547,8 @@ class BasisTrainer(GRPOTrainer):
         rewards = self._scores(inputs, prompts, completions, *args) if known is None else known
         self._rewards_per_func = rewards
         for column in {*self._logs["extra"], *self._pending_extra_logs}:
-            # What a function has logged in some batches only, or not of each rollout, would stand beside others.
+            # A function may log in some batches only, or not for each rollout. One value per rollout keeps rows
+            # together.
             values = self._pending_extra_logs[column]
             values[:] = [*values, *[None] * len(prompts)][: len(prompts)]
         self._drawn = list(map(Rollout, prompts, completions, *args))
@@ -584,7 +593,7 @@ class BasisTrainer(GRPOTrainer):
         if "importance_sampling_ratio" in output:
             found = correction_metrics(self.accelerator, output)
             if self._correction is None:
-                # TRL has logged them already.
+                # TRL has logged its own values under these names; ours take their place.
                 for name in found:
                     self._metrics["train"][name].pop()
             self._log_all(found)
@@ -691,10 +700,10 @@ class BasisTrainer(GRPOTrainer):
     def _log_advantages(self, batch: RolloutBatch, values: Tensor, metrics: dict[str, float]) -> None:
         for key, value in metrics.items():
             self.log_metric(key, value)
-        # TRL's is always 1.0 then; `advantages/zero` is the true one.
+        # With one rollout per prompt TRL's share is always 1.0; `advantages/zero` has the true one.
         if self.num_generations == 1:
             self._metrics["train"].pop("frac_reward_zero_std", None)
-        # It holds one generation batch: TRL's own are pushed out.
+        # The log has room for one generation batch, so these push out the advantages that TRL logged.
         self._logs["advantages"].extend(per_rollout(values, batch.action_mask))
 
     def _keep_rollouts(
@@ -712,7 +721,7 @@ class BasisTrainer(GRPOTrainer):
         if self.accelerator.is_main_process:
             values = per_rollout(baseline, batch.action_mask)
             rows = rollout_rows(self._logs, batch, values, chances, ends)
-            # Of one prompt what the model has read, with the chat template.
+            # As an example, one prompt as the model read it, in the chat template.
             rows[0]["rendered"] = self._tokenizer.decode(output["prompt_ids"][0][output["prompt_mask"][0].bool()])
             self._kept_rollouts.add(rows)
 
@@ -730,6 +739,7 @@ class BasisTrainer(GRPOTrainer):
         with self.timer.measure("loss"), attributes(self, _in_loss=[inputs] if self.model.training else None):
             loss = super()._compute_loss(model, inputs) if alone else self._own_loss(model, inputs)
         self.timer.loss_ended(torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1))
+        # While a critic warms up, the policy's loss is 0 and everything else runs as usual.
         learned = self.baseline if isinstance(self.baseline, LearnedBaseline) and self.model.training else None
         return loss * 0.0 if learned and learned.policy_waits(self._generation_batch - 1) else loss
 
@@ -737,7 +747,7 @@ class BasisTrainer(GRPOTrainer):
         """TRL's loss without its KL term, and our terms, from one scoring pass."""
         self._scored = []
         try:
-            # What TRL makes of the reference log-probabilities depends on this number alone.
+            # With beta 0 TRL leaves out its own KL term; `terms` adds ours.
             given = self.policy_loss.for_trl(inputs)
             if self._in_loss is not None:
                 self._in_loss.append(given)
@@ -751,7 +761,7 @@ class BasisTrainer(GRPOTrainer):
             inputs, log_probs, entropy, lambda given: self._token_masks(given, inputs), accumulation
         )
         if "policy_loss" in metrics:
-            # In place of TRL's own entry, which is of advantages of 0.
+            # TRL's entry is the loss of advantages that are 0; ours takes its place.
             self._metrics["train" if self.model.training else "eval"]["policy_loss"].pop()
         self._log_all(metrics)
         return loss + terms
@@ -792,7 +802,8 @@ class BasisTrainer(GRPOTrainer):
     def _learn(self) -> None:
         """Let the baseline learn from the batches that are used up: the policy was updated on all of them.
 
-        What a sampler has discarded is told to beliefs alone, whose values would else be those of what it keeps.
+        Discarded rollouts update beliefs only: without them, a belief would know only the groups that the sampler
+        keeps.
         """
         self._log_all(self.timer.take())
         for batch, discarded in self._pending.due(self._step):
@@ -816,15 +827,15 @@ class BasisTrainer(GRPOTrainer):
         ``max_steps`` is loaded and nothing is trained; `was_finished` tells.
 
         Raises:
-            ValueError: no such checkpoint, or one of another run; another run is going on in ``output_dir``, or its
-                checkpoints lie there and neither ``resume_from_checkpoint`` nor ``overwrite_output_dir`` is given.
+            ValueError: no such checkpoint, or one of another run; another run is writing to ``output_dir``, or has left
+                checkpoints there and neither ``resume_from_checkpoint`` nor ``overwrite_output_dir`` is set.
             NonFiniteGradients: too many steps in a row without a finite gradient.
             ServerLost: the vLLM server failed and did not come back; a checkpoint has been written.
             RequestRefused: it refused a request or answered it wrongly; a checkpoint has been written.
             RewardFailed: a reward function raised or returned an invalid reward; a checkpoint has been written.
-            PeerLost: another rank is gone; nothing is saved, which takes all ranks.
+            PeerLost: another rank is gone; nothing is saved, since saving takes all ranks.
             SelectionFailed: the prompt sampler failed, or has no prompts for a batch; a checkpoint has been written.
-            DiskFull: something could not be written, or (`FolderLost`) ``output_dir`` is there no longer.
+            DiskFull: something could not be written, or (`FolderLost`) ``output_dir`` no longer exists.
         """
         end_with_launcher()
         place = str(self.args.output_dir)
@@ -846,7 +857,7 @@ class BasisTrainer(GRPOTrainer):
                 lost = not isinstance(error, NonFiniteGradients)
                 if lost:
                     self._save_last_step()
-                # Together: launchers kill the others when the first one ends.
+                # All ranks wait together: launchers kill the others when the first one ends.
                 self.publisher.finish()
                 raise
             finally:
@@ -867,7 +878,7 @@ class BasisTrainer(GRPOTrainer):
         self.vllm_generation.given_up = given_up
 
     def _start(self, asked: str | bool | None) -> str | None:
-        """The checkpoint to start from, with what is not of this run moved aside."""
+        """Find the checkpoint to start from, and move what belongs to another run aside."""
         output_dir = str(self.args.output_dir)
         found = checkpoint.resolve(asked, output_dir, self.args.overwrite_output_dir)
         for line in self.changed_settings(found):
@@ -884,10 +895,10 @@ class BasisTrainer(GRPOTrainer):
         return found
 
     def changed_settings(self, folder: str | None) -> list[str]:
-        """What this run has otherwise than the checkpoint `folder`, one line each.
+        """The settings in which this run differs from the checkpoint `folder`, one line each.
 
         Raises:
-            ValueError: something that gives the order of the data or the state another meaning.
+            ValueError: a difference that changes the order of the data or the meaning of the state.
         """
         if folder is None:
             return []
@@ -898,26 +909,27 @@ class BasisTrainer(GRPOTrainer):
         lines = compare_settings(folder, self._settings, self.args.allow_changed_settings)
         first = saved_settings(folder).get("base")
         if first and not self._base["role"]:
-            # All that it was needed for is in the checkpoint, so the run is still one of its first model.
+            # Nothing needs the base model any more, so the run keeps naming the one that it began with.
             self._settings["base"] = first
             self.origin.first = {key: first[key] for key in self.origin.base}
         return lines
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        # Transformers would look only after another step.
+        # transformers would look only after another step.
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return
         super()._run_epoch(*args, **kwargs)
 
     def _save_last_step(self) -> None:
-        """A checkpoint of the last whole optimizer step, if there is none, though a later generation has failed."""
+        """After a failed generation, save the optimizer step before it, unless that is done already."""
         last = Path(str(self.args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         saved = on_main_process(lambda: checkpoint.is_complete(last))
         if saved or self.args.save_strategy == "no" or self.state.global_step == 0:
             return
         if self._prefetch is not None:
             self._prefetch.drop()
+        # Back to the end of that step: the state has moved on since.
         self._step, self._generation_batch, self._buffered_inputs, self.spending.drawn = self._last_step
         self._pending.forget(self._generation_batch)
         if self._critic is not None:
@@ -947,8 +959,8 @@ class BasisTrainer(GRPOTrainer):
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """As in transformers, with ``avg@k`` (k: ``num_generations_eval``) and ``pass@k`` of each set, and each set's
-        metrics apart: ``eval_NAME_reward``. The training that follows is the same as without it: random numbers are put
-        back."""
+        metrics apart: ``eval_NAME_reward``. It does not change the training that follows: the random state is
+        restored."""
         self._eval_scores = EvalScores()
         self._eval_name = metric_key_prefix.removeprefix("eval").removeprefix("_")
         logs = {name: of_kind(rows, self.args.generation_batch_size) for name, rows in self._logs.items()}
@@ -956,7 +968,7 @@ class BasisTrainer(GRPOTrainer):
         several = isinstance(
             self.eval_dataset if eval_dataset is None else eval_dataset,
             dict,
-            # Each comes here itself.
+            # Of several sets, transformers evaluates each by a call of its own.
         )
         mine = table if self.accelerator.is_main_process and self.log_completions and not several else None
         with (
@@ -974,10 +986,10 @@ class BasisTrainer(GRPOTrainer):
             named = of_set(metrics, self._eval_name)
             metrics.clear()
             metrics.update(named)
-        # Of no step: the log has that of the run.
+        # The log has the totals of the run already, and these belong to no step.
         if self.was_finished and "train_runtime" in logs:
             return
-        # In place, as TRL adds its own: `evaluate` returns them.
+        # In place, as TRL adds its own, because `evaluate` returns this dictionary.
         logs.update(self.spending.metrics())
         mode = "train" if self.model.training else "eval"
         without_infinities(logs, self._metrics[mode])
@@ -986,7 +998,7 @@ class BasisTrainer(GRPOTrainer):
     # Checkpoints.
 
     def _parts(self) -> dict[str, Any]:
-        """What has state of its own on each rank, beside model, optimizer and baseline, by its name in a checkpoint."""
+        """The parts that have a state of their own on each rank, by their names in a checkpoint."""
         parts = {
             "unlearnt": self._pending,
             "spending": self.spending,
@@ -1024,7 +1036,7 @@ class BasisTrainer(GRPOTrainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         folder = Path(output_dir or str(self.args.output_dir))
-        # Which has a mark already.
+        # A checkpoint's folder has its mark already.
         of_checkpoint = _internal_call and folder.name.startswith(PREFIX_CHECKPOINT_DIR)
         marks = self.args.should_save and not of_checkpoint
         with naming_a_full_disk(folder):
@@ -1069,7 +1081,7 @@ class BasisTrainer(GRPOTrainer):
         self.accelerator.wait_for_everyone()
         written = {name for names in gathered(checkpoint.names_in(folder)) for name in names}
         if self.args.should_save:
-            # Removed while it was being written: the libraries make its folders anew.
+            # If output_dir was removed in the meantime, the libraries have made it anew, with a part of the checkpoint.
             check_place(str(self.args.output_dir))
         on_main_process(lambda: checkpoint.finish(folder, written))
         if self.args.should_save:
@@ -1099,7 +1111,7 @@ class BasisTrainer(GRPOTrainer):
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
         if self.args.should_save:
-            # The settings are pushed with the model.
+            # This file is pushed with the model.
             folder = Path(output_dir or str(self.args.output_dir))
             torch.save(without_secrets(self.args), folder / TRAINING_ARGS_NAME)
 
@@ -1109,12 +1121,12 @@ class BasisTrainer(GRPOTrainer):
         self.push_in_progress = None
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Not from within transformers' saving, where the checkpoint is not complete yet."""
+        """No-op: within transformers' saving the checkpoint is not complete yet. `_write_checkpoint` pushes it."""
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        # Transformers deletes checkpoints in there.
+        # transformers deletes checkpoints in there, so their pushes must have ended.
         self.publisher.finish()
-        # But not the last one beside the best: without it a resume would train its steps again.
+        # With a limit it may delete the last checkpoint and keep the best: a resume would train those steps again.
         with attributes(self.args, save_total_limit=None):
             return super()._finalize_training(*args, **kwargs)
 
@@ -1138,7 +1150,7 @@ class BasisTrainer(GRPOTrainer):
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         self.save_model(_internal_call=True)
-        # For the name that the card tells.
+        # The card shows the repository's name.
         self.hub_model_id = self.publisher.set_repo(token, private)
         self.create_model_card(kwargs.pop("model_name", None), **kwargs)
         pushed: Future[CommitInfo | None] = Future()
@@ -1203,8 +1215,9 @@ class BasisTrainer(GRPOTrainer):
         self.publisher.write_card(lambda: self.run_info(model_name, dataset_name, given), self.state.log_history)
 
 
-# Each optional signal of a batch with what computes it, in this order on every rank, from the trainer, the rows and
-# TRL's output: this rank's part where the shape is (N, T) (`basis_rl.types.SIGNALS`), else the whole.
+# What computes each optional signal of a batch, from the trainer, the rows and TRL's output. Some are collective, so
+# the order is the same on every rank. A signal of shape (N, T) (`basis_rl.types.SIGNALS`) is this rank's part, any
+# other one the whole.
 SIGNALS: dict[str, Callable[[BasisTrainer, list[dict[str, Any]], dict[str, Any]], Any]] = {
     "energies": lambda run, rows, output: run._energies and run._energies.take(output, run._old_log_probs),
     "rollout_weights": lambda run, rows, output: rollout_weights(output),

@@ -27,8 +27,8 @@ class Turns:
 
     TRL's loop over turns runs on each rank by itself, while generation is collective (vLLM server, ZeRO-3, FSDP): ranks
     whose rollouts end at different turns would wait for each other forever, or take each other's results. Here every
-    turn begins with all ranks telling what they have left; the rows of all are shared out evenly and generated
-    together; a rank that has finished helps the others until no rank has a row left.
+    turn begins with an exchange of the open rows of all ranks, which are divided evenly and generated together. A rank
+    that has finished helps the others until none has a row left.
 
     Args:
         accelerator: gathers.
@@ -89,7 +89,7 @@ class Turns:
         try:
             with reading_calls():
                 result = trl_loop(prompts, prompt_ids, *args)
-            # The other ranks' rows.
+            # Help the other ranks until none has a row left.
             while self.turn([]) is not None:
                 pass
         finally:
@@ -114,7 +114,7 @@ class Turns:
         if waiting:
             assert self._generate is not None
             share = -(-len(waiting) // ranks)
-            # All ranks ask for the same number.
+            # Generation is collective, so all ranks must ask for the same number.
             asked = waiting + [waiting[0]] * (share * ranks - len(waiting))
             mine = asked[rank * share : (rank + 1) * share]
             with self.room(longest, max(longest - len(row) for row in asked)):
@@ -167,7 +167,7 @@ def read_turn(tokenizer: Any, ids: list[int], *args: Any, **kwargs: Any) -> dict
         for call in message.get("tool_calls") or []:
             if not isinstance(call.get("function", {}).get("name"), str) or "type" not in call:
                 raise ValueError("no call")
-    # Nesting too deep to parse, say.
+    # Whatever the parser raises: a model may write calls that are nested too deeply for it.
     except Exception:
         message = {"role": "assistant", "content": tokenizer.decode(ids, skip_special_tokens=True)}
     result: dict[str, Any] = _without_surrogates(message)
@@ -184,7 +184,7 @@ def _without_surrogates(value: Any) -> Any:
 
 
 def harmless(text: str, special: Sequence[str]) -> str:
-    """The text of a tool, in which nothing is taken for an end of turn or another of the tokenizer's special tokens."""
+    """A tool's text, changed where the tokenizer would read a special token in it, such as an end of turn."""
     text = _SURROGATE.sub("\ufffd", text)
     for token in special:
         if len(token) > 1:
@@ -193,6 +193,6 @@ def harmless(text: str, special: Sequence[str]) -> str:
 
 
 def has_void_turn(messages: Sequence[dict[str, Any]]) -> bool:
-    r"""Some turn of the model neither calls a tool nor gives an answer (``\boxed{}``), or it had none at all."""
+    r"""Whether some turn of the model neither calls a tool nor gives an answer (``\boxed{}``), or it had no turn."""
     own = [message for message in messages if message["role"] == "assistant"]
     return not own or any(not turn.get("tool_calls") and last_boxed(turn.get("content") or "") is None for turn in own)

@@ -157,7 +157,7 @@ KL = {"beta": 0.1, "kl_placement": "reward"}
     [("otb", {}), ("isolated_energy", {}), ("ppo", {}), ("reinforce_pp", KL), ("reinforce_pp_baseline", KL)],
 )
 def test_advantages_of_tokens_are_refused_where_they_would_be_averaged_away(name, settings, tmp_path):
-    way_out = "kl_placement loss" if settings else "one advantage a rollout"
+    way_out = "kl_placement loss" if settings else "one advantage per rollout"
     with pytest.raises(ValueError, match=f"(?s)'{name}'.* an advantage to each token.*'luspo'.*{way_out}"):
         tiny_trainer(tmp_path, named(name), objective="luspo", **settings)
 
